@@ -1,0 +1,118 @@
+# Everything a developer does here, by name. `make` alone prints the table.
+#
+# The first target that needs Python makes a virtual environment in .venv from the hash-pinned lock,
+# and brings it up to date when the lock or pyproject.toml change. Nothing is installed elsewhere.
+# To use another interpreter: PYTHON=python3.12 make test
+
+PYTHON  ?= python3
+UV      ?= uv
+# Two, because the suite is held to ten minutes on two cores.
+WORKERS ?= 2
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+LOCK  := requirements/dev.lock
+# Named after the interpreter, so that asking for another one is noticed.
+READY := $(VENV)/.ready-$(notdir $(PYTHON))
+
+PYTEST := $(BIN)/python -m pytest --quiet --numprocesses $(WORKERS)
+QUICK  := -m 'not soak and not bench and not chaos'
+LONG   := -m 'not bench and not chaos'
+
+SHELL         := bash
+.SHELLFLAGS   := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+MAKEFLAGS     += --no-print-directory
+
+# $(call heading,text): one line above each stage, so that the red one is found at a glance.
+heading = @printf '\n== %s\n' '$(1)'
+# $(call later,target): a sentence and exit code 2. A target that pretends is worse than none.
+later   = @echo 'make $(1) arrives with a later release; see CHANGELOG.md.' >&2; exit 2
+
+.PHONY: help
+help: ## print this table
+	@printf 'usage: make TARGET\n\n'
+	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 13
+
+.PHONY: demo
+demo: $(READY) ## drive one workflow through the core and print its timeline
+	@$(BIN)/python examples/core_walkthrough.py
+
+.PHONY: serve
+serve: ## run the server (not there yet)
+	$(call later,serve)
+
+.PHONY: test
+test: check test-core test-rest ## all checks and all tests, under ten minutes on two cores
+	@printf '\nall checks passed\n'
+
+.PHONY: check
+check: $(READY) ## lint, format, types and import contracts, without the tests
+	$(call heading,ruff check)
+	@$(BIN)/ruff check .
+	$(call heading,ruff format)
+	@$(BIN)/ruff format --check .
+	$(call heading,mypy)
+	@$(BIN)/mypy
+	$(call heading,import contracts)
+	@$(BIN)/lint-imports --no-logo
+
+# Core's coverage counts its own tests only: a line that nothing but a test of the shell reaches is
+# not tested. And the shell's tests do not pay for a measurement that is not theirs.
+.PHONY: test-core
+test-core: $(READY)
+	$(call heading,tests of the core with branch coverage)
+	@$(PYTEST) tests/core $(QUICK) --cov --cov-report=term
+
+.PHONY: test-rest
+test-rest: $(READY)
+	$(call heading,tests of everything around the core)
+	@if [[ -n $$(find tests -name 'test_*.py' -not -path 'tests/core/*') ]]; then \
+	    $(PYTEST) tests --ignore=tests/core $(QUICK); \
+	else \
+	    echo 'none yet'; \
+	fi
+
+.PHONY: sim
+sim: ## run the services over seeded fault schedules (not there yet)
+	$(call later,sim)
+
+.PHONY: chaos
+chaos: ## cut, kill and overload real servers (not there yet)
+	$(call later,chaos)
+
+.PHONY: bench
+bench: $(READY) ## hold every ratio and time we claim to its promise
+	@$(BIN)/python -m bench
+
+.PHONY: soak
+soak: $(READY) ## all tests at full scale, then a mutation run over the core; takes long
+	$(call heading,all tests at full scale)
+	@STANCHION_TEST_SCALE=soak $(PYTEST) tests $(LONG)
+	$(call heading,mutation run over the decisions of the core)
+	@rm -rf mutants
+	@STANCHION_TEST_SCALE=mutation $(BIN)/mutmut run --max-children $(WORKERS)
+	@$(BIN)/mutmut results
+
+.PHONY: generate
+generate: $(READY) ## write the generated files anew
+	@$(BIN)/python scripts/generate_schema.py
+
+.PHONY: lock
+lock: ## write the lock anew; LOCK_FLAGS=--upgrade takes the newest versions (needs uv)
+	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
+	@$(UV) pip compile pyproject.toml --extra server --group dev --output-file $(LOCK) $(LOCK_FLAGS) \
+	    --universal --python-version 3.11 --generate-hashes --quiet \
+	    --no-header --no-annotate --no-emit-index-url --no-emit-find-links
+
+.PHONY: clean
+clean: ## remove everything that make made, the virtual environment too
+	@rm -rf $(VENV) mutants build dist reports htmlcov .coverage .coverage.* .hypothesis \
+	    .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): $(LOCK) pyproject.toml scripts/make-venv
+	@scripts/make-venv '$(PYTHON)' $(VENV) $(LOCK)
+	@rm -f $(VENV)/.ready-*
+	@touch $@
