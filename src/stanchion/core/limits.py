@@ -1,0 +1,54 @@
+"""Limits: how large anything may be. One place, so that the documentation can list them all.
+
+Every limit is checked where the data enters (a workflow file, a request, a worker's result), and
+once more where the core multiplies data (for-each, templates).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = [
+    "APPROVAL_MESSAGE_CHARS_MAX",
+    "ATTEMPTS_MAX",
+    "BACKOFF_MS_MAX",
+    "DELAY_S_MAX",
+    "ERROR_MESSAGE_CHARS_MAX",
+    "FOR_EACH_ITEMS_MAX",
+    "FOR_EACH_OUTPUT_BYTES_MAX",
+    "ID_CHARS_MAX",
+    "INPUT_BYTES_MAX",
+    "JSON_DEPTH_MAX",
+    "NEEDS_MAX",
+    "PLAN_STEPS_MAX",
+    "RESULT_BYTES_MAX",
+    "SUBWORKFLOW_DEPTH_MAX",
+    "TIMEOUT_S_MAX",
+    "TOPIC_CHARS_MAX",
+    "WORKFLOW_FILE_BYTES_MAX",
+    "WORKFLOW_STEPS_MAX",
+]
+
+WORKFLOW_FILE_BYTES_MAX: Final = 256 * 1024
+WORKFLOW_STEPS_MAX: Final = 200
+"""Steps in one workflow file."""
+PLAN_STEPS_MAX: Final = 500
+"""Steps of a run once every sub-workflow is unfolded."""
+SUBWORKFLOW_DEPTH_MAX: Final = 5
+NEEDS_MAX: Final = 100
+JSON_DEPTH_MAX: Final = 64
+ID_CHARS_MAX: Final = 64
+TOPIC_CHARS_MAX: Final = 128
+APPROVAL_MESSAGE_CHARS_MAX: Final = 2_000
+ERROR_MESSAGE_CHARS_MAX: Final = 2_000
+
+FOR_EACH_ITEMS_MAX: Final = 10_000
+FOR_EACH_OUTPUT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""All items' outputs together: they become one list that other steps may read."""
+INPUT_BYTES_MAX: Final = 256 * 1024
+RESULT_BYTES_MAX: Final = 256 * 1024
+
+ATTEMPTS_MAX: Final = 100
+BACKOFF_MS_MAX: Final = 24 * 60 * 60 * 1000
+DELAY_S_MAX: Final = 30 * 24 * 60 * 60
+TIMEOUT_S_MAX: Final = 30 * 24 * 60 * 60

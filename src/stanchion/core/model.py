@@ -1,0 +1,304 @@
+"""The model: what a run is, what its steps are, and the words for both.
+
+A run is one execution of a workflow for one tenant. It has steps; a for-each step has items; a step
+or an item that needs work done outside asks for a job. All of them are frozen values: nothing here
+changes in place, and nothing here knows where it is stored.
+
+Read ``workflow`` next (what should happen), then ``run`` (what does).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple, NewType, TypeAlias
+
+import msgspec
+
+# msgspec resolves annotations at run time, so these stay outside TYPE_CHECKING.
+from stanchion.core.json_value import JsonObject, JsonValue
+
+__all__ = [
+    "Failure",
+    "Instant",
+    "Item",
+    "ItemCounts",
+    "ItemKey",
+    "Job",
+    "JobId",
+    "OnChildren",
+    "OnDecision",
+    "OnDelay",
+    "OnItems",
+    "OnJob",
+    "OnReplay",
+    "OnRetry",
+    "Risk",
+    "Run",
+    "RunId",
+    "RunStatus",
+    "Stamp",
+    "Step",
+    "StepId",
+    "StepStatus",
+    "TenantId",
+    "Topic",
+    "Wait",
+    "WorkflowId",
+    "job_id",
+]
+
+Instant = NewType("Instant", int)
+"""Milliseconds since the Unix epoch, UTC."""
+
+TenantId = NewType("TenantId", str)
+WorkflowId = NewType("WorkflowId", str)
+RunId = NewType("RunId", str)
+StepId = NewType("StepId", str)
+"""A step's name in its file. Below a sub-workflow step it is namespaced: ``publish.render``."""
+Topic = NewType("Topic", str)
+JobId = NewType("JobId", str)
+"""``run:step@attempt``, for an item of a for-each ``run:step[item]@attempt``."""
+
+
+class Risk(StrEnum):
+    """How much a second writer would hurt. Declared from the mildest to the strictest."""
+
+    LOW = "low"
+    STANDARD = "standard"
+    HIGH = "high"
+    CRITICAL = "critical"
+
+    @property
+    def rank(self) -> int:
+        """The position on the scale: of several classes, the one with the highest rank rules."""
+        return _RISK_RANK[self]
+
+
+_RISK_RANK = {risk: rank for rank, risk in enumerate(Risk)}
+
+
+class RunStatus(StrEnum):
+    """Where a run stands. The last four are final: a finished run never changes again."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    WAITING = "waiting"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has ended. Its slot is held exactly while this is false."""
+        return self in _RUN_FINISHED
+
+
+_RUN_FINISHED = frozenset(
+    {RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMED_OUT}
+)
+
+
+class StepStatus(StrEnum):
+    """Where a step or an item stands. ``running`` works, ``waiting`` waits for a named thing."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    WAITING = "waiting"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    SKIPPED = "skipped"
+
+    @property
+    def is_active(self) -> bool:
+        """Begun and not ended."""
+        return self in _STEP_ACTIVE
+
+    @property
+    def is_finished(self) -> bool:
+        """Ended, in whichever way."""
+        return self in _STEP_FINISHED
+
+    @property
+    def satisfies_needs(self) -> bool:
+        """Whether a step that needs this one may begin."""
+        return self in _STEP_SATISFIES
+
+
+_STEP_ACTIVE = frozenset({StepStatus.RUNNING, StepStatus.WAITING})
+_STEP_SATISFIES = frozenset({StepStatus.SUCCEEDED, StepStatus.SKIPPED})
+_STEP_FINISHED = _STEP_SATISFIES | {
+    StepStatus.FAILED,
+    StepStatus.CANCELLED,
+    StepStatus.TIMED_OUT,
+}
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why something ended badly: a code for programs, a sentence for people."""
+
+    code: str
+    message: str
+    step: StepId | None = None
+
+
+# ── What an active step waits for ────────────────────────────────────────────────────────────────
+# Every active step names exactly one of these. An event that does not match it is late, repeated or
+# misdirected, and changes nothing: that one comparison makes handling idempotent.
+
+
+class OnJob(msgspec.Struct, frozen=True, tag="job"):
+    """A worker has the job, or will lease it."""
+
+    job_id: JobId
+
+
+class OnRetry(msgspec.Struct, frozen=True, tag="retry"):
+    """The last attempt failed; the next one starts at ``due``."""
+
+    due: Instant
+
+
+class OnReplay(msgspec.Struct, frozen=True, tag="replay"):
+    """The job is a dead letter; an operator's replay dispatches it again."""
+
+    job_id: JobId
+
+
+class OnDecision(msgspec.Struct, frozen=True, tag="decision"):
+    """A person approves or rejects."""
+
+
+class OnDelay(msgspec.Struct, frozen=True, tag="delay"):
+    """The time ``due``."""
+
+    due: Instant
+
+
+class OnItems(msgspec.Struct, frozen=True, tag="items"):
+    """The items of a for-each."""
+
+
+class OnChildren(msgspec.Struct, frozen=True, tag="children"):
+    """The steps of a sub-workflow."""
+
+
+Wait: TypeAlias = OnJob | OnRetry | OnReplay | OnDecision | OnDelay | OnItems | OnChildren
+
+
+class ItemCounts(msgspec.Struct, frozen=True):
+    """How a for-each stands, so that one item's result need not look at all the others."""
+
+    total: int
+    succeeded: int = 0
+    failed: int = 0
+    waiting: int = 0
+
+    @property
+    def unfinished(self) -> int:
+        """Items that have not ended."""
+        return self.total - self.succeeded - self.failed
+
+    @property
+    def running(self) -> int:
+        """Items whose job is out."""
+        return self.unfinished - self.waiting
+
+
+class Step(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One step of a run. A step that was never touched is ``Step()``: pending."""
+
+    status: StepStatus = StepStatus.PENDING
+    attempt: int = 0
+    dispatch: int = 0
+    """How often the current attempt was handed out on purpose: 1, and one more per replay."""
+    wait: Wait | None = None
+    output: JsonValue = None
+    error: Failure | None = None
+    started_at: Instant | None = None
+    finished_at: Instant | None = None
+    items: ItemCounts | None = None
+
+
+class Item(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One item of a for-each step, stored apart from the run."""
+
+    status: StepStatus = StepStatus.PENDING
+    attempt: int = 0
+    dispatch: int = 0
+    wait: Wait | None = None
+    output: JsonValue = None
+    error: Failure | None = None
+
+
+class ItemKey(NamedTuple):
+    """Names one item of one for-each step."""
+
+    step_id: StepId
+    item: int
+
+
+class Job(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Work for a worker: one attempt at one step or item."""
+
+    id: JobId
+    run_id: RunId
+    tenant: TenantId
+    step_id: StepId
+    topic: Topic
+    attempt: int
+    input: JsonValue
+    item: int | None = None
+    dispatch: int = 1
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """What a writer read. The nonce tells apart two histories that reached the same version."""
+
+    version: int
+    nonce: str
+
+
+class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One execution of one version of a workflow.
+
+    ``items`` holds only the items that the loader brought along: ``run.items_to_read`` says which
+    ones a decision will look at.
+    """
+
+    id: RunId
+    tenant: TenantId
+    workflow_id: WorkflowId
+    workflow_version: int
+    input: JsonObject
+    created_at: Instant
+    uses: dict[WorkflowId, int] = {}
+    """The sub-workflows it was linked with and their versions: a run keeps what it began with."""
+    risk: Risk = Risk.STANDARD
+    holds_slot: bool = True
+    """Whether the run counts against its tenant's cap while it is unfinished."""
+    rerun_of: RunId | None = None
+    status: RunStatus = RunStatus.PENDING
+    output: JsonValue = None
+    error: Failure | None = None
+    finished_at: Instant | None = None
+    steps: dict[StepId, Step] = {}
+    items: dict[ItemKey, Item] = {}
+    stamp: Stamp = Stamp(0, "")
+    fence: int = 0
+    """The highest fence that has written to this run."""
+
+    def step(self, step_id: StepId) -> Step:
+        """The step's state; a step that nothing has happened to is pending."""
+        return self.steps.get(step_id, _UNTOUCHED)
+
+
+_UNTOUCHED = Step()
+
+
+def job_id(run_id: RunId, step_id: StepId, item: int | None, attempt: int) -> JobId:
+    """Build the id under which an attempt is known to workers, messages and people."""
+    place = step_id if item is None else f"{step_id}[{item}]"
+    return JobId(f"{run_id}:{place}@{attempt}")

@@ -1,0 +1,127 @@
+"""Transitions: the change that a decision asks for.
+
+A transition is a delta. It holds the steps and items that changed, the effects that must become
+true in the same commit, and the lines for the run's timeline; never the whole run. Applying it to
+the run that it was decided on (``evolve``) gives the run as it is afterwards.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+from stanchion.core.events import Timer
+from stanchion.core.json_value import JsonValue
+from stanchion.core.model import (
+    Failure,
+    Instant,
+    Item,
+    ItemKey,
+    Job,
+    Run,
+    RunStatus,
+    Step,
+    StepId,
+)
+
+__all__ = [
+    "ClearTimer",
+    "DispatchJob",
+    "Effect",
+    "Ignored",
+    "SetTimer",
+    "StopRun",
+    "StopStep",
+    "TimelineEntry",
+    "Transition",
+    "evolve",
+]
+
+
+class DispatchJob(msgspec.Struct, frozen=True, tag="dispatch_job"):
+    """Put the job where workers find it."""
+
+    job: Job
+
+
+class SetTimer(msgspec.Struct, frozen=True, tag="set_timer"):
+    """Raise ``TimerFired(timer)`` once ``due`` has come."""
+
+    timer: Timer
+    due: Instant
+
+
+class ClearTimer(msgspec.Struct, frozen=True, tag="clear_timer"):
+    """Forget the timer."""
+
+    timer: Timer
+
+
+class StopStep(msgspec.Struct, frozen=True, tag="stop_step"):
+    """Revoke every open job of the step and of its items, and forget all their timers."""
+
+    step_id: StepId
+
+
+class StopRun(msgspec.Struct, frozen=True, tag="stop_run"):
+    """Revoke every open job of the run and forget all its timers."""
+
+
+Effect: TypeAlias = DispatchJob | SetTimer | ClearTimer | StopStep | StopRun
+
+
+class TimelineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of a run's history, for people."""
+
+    at: Instant
+    what: str
+    """``step_succeeded``, ``job_dispatched``, …: the noun that changed, and how."""
+    actor: str
+    step: StepId | None = None
+    item: int | None = None
+    attempt: int | None = None
+    detail: str | None = None
+
+
+class Ignored(StrEnum):
+    """Why an event changed nothing. None of these is an error of the sender's."""
+
+    RUN_FINISHED = "run_finished"
+    ALREADY_STARTED = "already_started"
+    NOT_WAITING_FOR_IT = "not_waiting_for_it"
+    UNKNOWN_STEP = "unknown_step"
+
+
+class Transition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one or several events change about a run."""
+
+    status: RunStatus
+    output: JsonValue = None
+    error: Failure | None = None
+    finished_at: Instant | None = None
+    steps: dict[StepId, Step] = {}
+    items: dict[ItemKey, Item] = {}
+    effects: tuple[Effect, ...] = ()
+    timeline: tuple[TimelineEntry, ...] = ()
+    ignored: tuple[Ignored | None, ...] = ()
+    """One entry for each event decided on, in order: why it changed nothing, or ``None``."""
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether there is nothing to commit: every event was late, repeated or misdirected."""
+        return None not in self.ignored
+
+
+def evolve(run: Run, transition: Transition) -> Run:
+    """The run after the transition. Its stamp and fence belong to the store and stay as read."""
+    return msgspec.structs.replace(
+        run,
+        status=transition.status,
+        output=transition.output,
+        error=transition.error,
+        finished_at=transition.finished_at,
+        steps=run.steps | transition.steps,
+        items=run.items | transition.items,
+    )

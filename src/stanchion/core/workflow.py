@@ -1,0 +1,100 @@
+"""Workflows: what should happen, as one file says it.
+
+These are the values a workflow file is parsed into (``workflow_file``) and a plan is made from
+(``plan``). They hold text where the file holds text: expressions are compiled by the plan.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.lease_policy import LeaseOverride
+from stanchion.core.model import Risk, StepId, Topic, WorkflowId
+from stanchion.core.retry import Backoff, Exponential
+
+__all__ = [
+    "RUN_TIMEOUT_S_DEFAULT",
+    "ApprovalSpec",
+    "DelaySpec",
+    "ForEachSpec",
+    "JobSpec",
+    "RetrySpec",
+    "StepSpec",
+    "SubworkflowSpec",
+    "Workflow",
+]
+
+RUN_TIMEOUT_S_DEFAULT: Final = 24 * 60 * 60.0
+
+
+class RetrySpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How often a job is attempted, and how long to wait in between."""
+
+    max_attempts: int = 1
+    backoff: Backoff = Exponential(base_ms=1_000, cap_ms=60_000)
+
+
+class _Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
+    needs: tuple[StepId, ...] = ()
+    when: str | None = None
+
+
+class JobSpec(_Spec, frozen=True, kw_only=True, tag="job"):
+    """Work for one worker."""
+
+    topic: Topic
+    input: JsonValue = {}
+    retry: RetrySpec = RetrySpec()
+    timeout_s: float | None = None
+    """From the step's first dispatch to its end, all attempts and waits included."""
+
+
+class ForEachSpec(_Spec, frozen=True, kw_only=True, tag="for_each"):
+    """The same work for every item of a list. Each item has attempts of its own."""
+
+    for_each: str
+    topic: Topic
+    input: JsonValue = {}
+    retry: RetrySpec = RetrySpec()
+    timeout_s: float | None = None
+
+
+class ApprovalSpec(_Spec, frozen=True, kw_only=True, tag="approval"):
+    """A person's decision."""
+
+    message: str | None = None
+    timeout_s: float | None = None
+
+
+class DelaySpec(_Spec, frozen=True, kw_only=True, tag="delay"):
+    """Nothing, for a while."""
+
+    delay_s: float
+
+
+class SubworkflowSpec(_Spec, frozen=True, kw_only=True, tag="subworkflow"):
+    """Another workflow of the same tenant, unfolded into steps of this run."""
+
+    workflow: WorkflowId
+    input: JsonValue = {}
+    timeout_s: float | None = None
+
+
+StepSpec: TypeAlias = JobSpec | ForEachSpec | ApprovalSpec | DelaySpec | SubworkflowSpec
+
+
+class Workflow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One workflow file, parsed and found good."""
+
+    id: WorkflowId
+    steps: dict[StepId, StepSpec]
+    risk: Risk = Risk.STANDARD
+    lock_policy: LeaseOverride | None = None
+    timeout_s: float | None = None
+    """Of a run: 24 hours unless given. Below another workflow: bounds the sub-workflow step."""
+    input_schema: JsonObject | None = None
+    output: JsonValue | msgspec.UnsetType = msgspec.UNSET
+    """A template; unset means the outputs of the steps nobody needs, by id."""

@@ -1,0 +1,1 @@
+"""The tests, from the pure core outward."""

@@ -1,0 +1,1 @@
+"""Tests of the pure core: tables for what is stated, properties for what must always hold."""
