@@ -1,0 +1,274 @@
+"""Leases: who may act on a name, and until when."""
+
+# A lease is a lock that ends by itself. The store that grants it counts down its term (the TTL) and
+# gives the name to the next one who asks; nobody tells the former holder. So a holder must know by
+# itself when to stop believing, and it must know too early rather than too late:
+#
+#     trusted until  =  sent_at(last success)  +  0.99 · ttl  −  margin
+#
+# ``sent_at``, because the store's countdown began somewhere between the moment the request left and
+# the moment the answer came. Only the former is safe: a slow answer must not stretch the term.
+# ``0.99``, because two clocks that differ by one per cent still have to agree on who holds it.
+# ``margin``, because to stop takes time as well: the verdict must reach the work, and a reading is
+# cut to whole milliseconds.
+#
+# Counting failures alone does not do. Three failures a third of the term apart are known when the
+# term is over and the third call has timed out as well: by then another may have been at work for
+# seconds. Hence two rules more. After a failure the next attempt comes sooner, so that three are
+# known while the lease is still good:
+#
+#     0        1/3        5/12        7/12        9/12               0.99
+#     ├─────────┼──────────┼───────────┼───────────┼───────────────────┤
+#     success   renew      1st         2nd         3rd failure known   trust ends
+#
+# (each call takes up to ttl/12, each pause after it up to ttl/12). And whatever the count says, the
+# deadline fences, and so does the store's own word that the lease is not ours.
+#
+# To be fenced means: the work is cancelled with a cause, and the lease is *not* released, since it
+# may be someone else's by now. It is final: no late answer makes a fenced holder a holder again.
+# Some work may go on without a trusted lease (``CONTINUE``), since a commit is accepted only from a
+# writer whose read is current: then a lost lease costs work, never truth. It keeps asking, for two
+# reasons. "Not yours" must fence it all the same; and a success proves that the store never let go,
+# since a term that had run out could not be renewed: trust returns.
+#
+# All of this is values and functions. Who sleeps, calls the store and cancels the work is
+# ``services/leasing``; the worker SDK does the same for job leases.
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar, Final, NewType, TypeAlias, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from stanchion.core.lease_policy import LeasePolicy, OnRenewalLost
+from stanchion.core.retry import Faults, fault_unless, out_of_range, within
+
+__all__ = [
+    "FAILURES_KNOWN_IN_TIME",
+    "JOB_TERMS",
+    "RUN_TERMS",
+    "Continuing",
+    "FenceCause",
+    "Fenced",
+    "Holding",
+    "LeaseLost",
+    "LeaseTerms",
+    "Moment",
+    "Trust",
+    "faults",
+    "granted",
+    "next_fence",
+    "not_owned",
+    "renewal_failed",
+    "renewed",
+    "terms_for",
+    "tick",
+]
+
+Moment = NewType("Moment", int)
+"""Milliseconds on a clock that never steps back and goes on counting while the machine sleeps."""
+
+FAILURES_KNOWN_IN_TIME: Final = 3
+"""So many consecutive failures are known before the lease can have expired, whatever the chance."""
+
+_TRUSTED_PERCENT: Final = 99
+_TTL_MS_MIN: Final = 100
+_TTL_MS_MAX: Final = 60 * 60 * 1_000
+_MARGIN_MS_MAX: Final = 500
+_RENEW_TIMEOUT_MS_MAX: Final = 2_000
+
+
+# ── Trust: what a holder knows, and what follows ─────────────────────────────────────────────────
+
+
+def granted(terms: LeaseTerms, policy: LeasePolicy, sent_at: Moment, at: Moment) -> Trust:
+    """The store granted what was asked for at ``sent_at``; its answer came in at ``at``."""
+    return tick(_holding(terms, policy, min(sent_at, at)), at)
+
+
+def renewed(trust: Trust, sent_at: Moment, at: Moment) -> Trust:
+    """The store renewed what was asked for at ``sent_at``; its answer came in at ``at``."""
+    current = tick(trust, at)
+    # No answer comes before its question: a caller who says so gains no time by it.
+    sent_at = min(sent_at, at)
+    # An answer to an older question (a repeat, or one overtaken by another) tells nothing new.
+    if isinstance(current, Fenced) or sent_at <= current.sent_at:
+        return current
+    holding = _holding(current.terms, current.policy, sent_at)
+    return holding if at < holding.trusted_until else current
+
+
+def renewal_failed(trust: Trust, at: Moment, sample: float) -> Trust:
+    """A renewal ended at ``at`` in an error or a time-out, so nobody knows what the store has."""
+    current = tick(trust, at)
+    if isinstance(current, Fenced):
+        return current
+    retry_at = Moment(at + within(*current.terms.retry_window_ms, sample))
+    current = replace(current, next_renewal_at=retry_at)
+    if isinstance(current, Continuing):
+        return current
+    current = replace(current, failures=current.failures + 1)
+    if current.failures >= current.policy.renewal_failures_max:
+        return _lost(current, FenceCause.RENEWAL_FAILURES)
+    return current
+
+
+def not_owned(trust: Trust) -> Fenced:
+    """The store says that the lease is another's, or nobody's. No policy outvotes that."""
+    return trust if isinstance(trust, Fenced) else Fenced(FenceCause.TAKEN)
+
+
+def tick(trust: Trust, now: Moment) -> Trust:
+    """What is true at ``now``. A holder asks before it acts, and wakes up at ``trusted_until``."""
+    if isinstance(trust, Holding) and now >= trust.trusted_until:
+        return _lost(trust, FenceCause.DEADLINE)
+    return trust
+
+
+def _holding(terms: LeaseTerms, policy: LeasePolicy, sent_at: Moment) -> Holding:
+    return Holding(terms, policy, sent_at, Moment(sent_at + terms.renew_every_ms))
+
+
+def _lost(holding: Holding, cause: FenceCause) -> Continuing | Fenced:
+    match holding.policy.on_renewal_lost:
+        case OnRenewalLost.FENCE:
+            return Fenced(cause)
+        case OnRenewalLost.CONTINUE:
+            return Continuing(
+                holding.terms, holding.policy, holding.sent_at, holding.next_renewal_at, cause
+            )
+        case _:
+            assert_never(holding.policy.on_renewal_lost)
+
+
+class FenceCause(StrEnum):
+    """Why a lease is no longer trusted. It travels with the cancellation, into log and metrics."""
+
+    RENEWAL_FAILURES = "renewal_failures"
+    DEADLINE = "deadline"
+    TAKEN = "taken"
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """The lease is ours until ``trusted_until``; ask for more at ``next_renewal_at``."""
+
+    terms: LeaseTerms
+    policy: LeasePolicy
+    sent_at: Moment
+    """When the last request that succeeded was sent."""
+    next_renewal_at: Moment
+    failures: int = 0
+    """Renewals that failed since then."""
+    may_release: ClassVar[bool] = True
+
+    @property
+    def trusted_until(self) -> Moment:
+        """The first moment at which the lease is not trusted any more."""
+        return Moment(self.sent_at + self.terms.trusted_ms)
+
+
+class Continuing(msgspec.Struct, frozen=True):
+    """The lease is not trusted, the work goes on, and its commit decides."""
+
+    terms: LeaseTerms
+    policy: LeasePolicy
+    sent_at: Moment
+    next_renewal_at: Moment
+    cause: FenceCause
+    may_release: ClassVar[bool] = False
+
+
+class Fenced(msgspec.Struct, frozen=True):
+    """The work is to stop. Nothing leads out of here."""
+
+    cause: FenceCause
+    may_release: ClassVar[bool] = False
+
+
+Trust: TypeAlias = Holding | Continuing | Fenced
+"""``may_release`` is for the end of the work: ``tick(trust, now).may_release``."""
+
+
+# ── Terms: how long everything takes ─────────────────────────────────────────────────────────────
+
+
+class LeaseTerms(msgspec.Struct, frozen=True):
+    """A lease's times, all derived from its term. Fractions are cut: too early is safe."""
+
+    ttl_ms: int
+    margin_ms: int
+
+    @property
+    def trusted_ms(self) -> int:
+        """How long after it was asked for a lease is trusted."""
+        return self.ttl_ms * _TRUSTED_PERCENT // 100 - self.margin_ms
+
+    @property
+    def renew_every_ms(self) -> int:
+        return self.ttl_ms // 3
+
+    @property
+    def renew_timeout_ms(self) -> int:
+        """How long one renewal may take. Longer, and it has failed."""
+        return min(_RENEW_TIMEOUT_MS_MAX, self.ttl_ms // 12)
+
+    @property
+    def retry_window_ms(self) -> tuple[int, int]:
+        """The shortest and the longest pause after a failed renewal."""
+        return self.ttl_ms // 24, self.ttl_ms // 12
+
+    def known_after_ms(self, failures: int) -> int:
+        """When so many consecutive failures are known at the latest, counted from the success."""
+        pauses_ms = (failures - 1) * self.retry_window_ms[1]
+        return self.renew_every_ms + failures * self.renew_timeout_ms + pauses_ms
+
+
+def terms_for(ttl_ms: int) -> LeaseTerms:
+    """The usual terms: a twentieth of the term to stop in, half a second at most."""
+    return LeaseTerms(ttl_ms, min(_MARGIN_MS_MAX, ttl_ms // 20))
+
+
+RUN_TERMS: Final = terms_for(30_000)
+JOB_TERMS: Final = terms_for(60_000)
+
+
+def faults(terms: LeaseTerms) -> Faults:
+    """Everything that is wrong with these terms; nothing, if they may be used."""
+    return (
+        *out_of_range("ttl_ms", terms.ttl_ms, _TTL_MS_MIN, _TTL_MS_MAX),
+        *out_of_range("margin_ms", terms.margin_ms, 1, terms.ttl_ms),
+    ) or fault_unless(
+        terms.known_after_ms(FAILURES_KNOWN_IN_TIME) < terms.trusted_ms,
+        "margin_ms",
+        f"leaves no time for {FAILURES_KNOWN_IN_TIME} failed renewals before trust ends",
+    )
+
+
+def next_fence(previous: int, floor: int, server_time_us: int) -> int:
+    """The fence of the next grant: above every one before it, also when the store forgot them.
+
+    ``floor`` is the highest fence that the caller has seen. The clock carries the order across a
+    failover that lost the last grants; the other two carry it across a clock that is behind.
+    """
+    return max(previous + 1, floor + 1, server_time_us)
+
+
+# ── To be told ───────────────────────────────────────────────────────────────────────────────────
+
+
+class LeaseLost(Exception):
+    """The work was stopped, because its lease can no longer be trusted."""
+
+    def __init__(self, name: str, cause: FenceCause) -> None:
+        super().__init__(f"the lease on '{name}' was lost: {_REASONS[cause]}")
+        self.name = name
+        self.cause = cause
+
+
+_REASONS: Final = {
+    FenceCause.RENEWAL_FAILURES: "too many renewals failed in a row",
+    FenceCause.DEADLINE: "it could not be renewed in time",
+    FenceCause.TAKEN: "the lock store says that it is not ours any more",
+}
