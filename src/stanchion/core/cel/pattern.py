@@ -1,0 +1,105 @@
+r"""Patterns: what a regular expression may cost.
+
+RE2 never runs wild on a pattern such as ``(a+)+$``. Its time is bounded by the length of the text
+times the size of the pattern, once written out: ``(.{900}x){900}`` is short and its program is not.
+So a pattern is weighed before it is used, and the work is taken from the budget.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from stanchion.core.cel import library
+from stanchion.core.cel.errors import ExpressionError, ExpressionFault
+
+if TYPE_CHECKING:
+    from stanchion.core.cel.budget import Budget
+
+__all__ = ["CHARS_MAX", "WEIGHT_MAX", "check_pattern", "matches", "weigh"]
+
+CHARS_MAX: Final = 1_000
+"""Of a pattern."""
+WEIGHT_MAX: Final = 10_000
+"""Of a pattern: about the number of instructions it is compiled to."""
+
+
+def matches(budget: Budget, text: str, pattern: str) -> bool:
+    """Whether the pattern is found anywhere in the text."""
+    weight = weigh(pattern)
+    if weight > WEIGHT_MAX:
+        raise ExpressionError(_TOO_LARGE)
+    # RE2 works on UTF-8: up to four bytes a character.
+    length = len(text) * (1 if text.isascii() else 4)
+    budget.work(_CALL_WORK + _COMPILE_WORK * weight + length * weight // _STEPS_A_UNIT)
+    try:
+        return library.search(text, pattern)
+    except ValueError as error:
+        raise ExpressionError(f"matches: {error}") from error
+
+
+def check_pattern(pattern: str, position: int | None) -> None:
+    """Refuse a pattern that stands in the expression itself and can never be used."""
+    if weigh(pattern) > WEIGHT_MAX:
+        raise ExpressionFault(_TOO_LARGE, position)
+    try:
+        library.search("", pattern)
+    except ValueError as error:
+        raise ExpressionFault(f"matches: {error}", position) from error
+
+
+_TOO_LARGE: Final = "matches: the pattern is too long, or is once its repetitions are written out"
+
+# Measured: a call 15 µs, an instruction 1 µs to compile, and 7 ns a byte of text in the worst case.
+_CALL_WORK: Final = 100
+_COMPILE_WORK: Final = 8
+_STEPS_A_UNIT: Final = 16
+
+
+def weigh(pattern: str) -> int:
+    """An upper estimate of the size of the program that the pattern becomes."""
+    # Quoting turns signs into letters, and would have to be followed here. Nobody needs it.
+    if len(pattern) > CHARS_MAX or r"\Q" in pattern:
+        return WEIGHT_MAX + 1
+    groups = [0]  # what each open group weighs so far
+    last = 0  # what a repetition would repeat
+    for token in _TOKEN.finditer(pattern):
+        match token.lastgroup:
+            case "open":
+                groups.append(0)
+            case "close" if len(groups) > 1:
+                last = groups.pop() + 1
+                groups[-1] += last
+            case "times":
+                copies = max(int(token["least"]), int(token["most"] or 0)) + 1
+                groups[-1] += last * (copies - 1)
+                last *= copies
+            case "sign":
+                groups[-1] += 1
+            case _:
+                last = _weigh_one(token[0])
+                groups[-1] += last
+    return (sum(groups) + 1) * (3 if _FOLDS.search(pattern) else 1)
+
+
+def _weigh_one(token: str) -> int:
+    """What matches one character: itself, any, or one of a class."""
+    unicode_classes = len(_UNICODE_CLASS.findall(token))
+    wide = not token.isascii() or _WIDE.search(token)
+    return 2 + len(token) // 2 + unicode_classes * 1_000 + (16 if wide else 0)
+
+
+_TOKEN = re.compile(
+    r"""
+      (?P<open> \( )
+    | (?P<close> \) )
+    | (?P<times> \{ (?P<least>\d+) (?: ,(?P<most>\d*) )? \} )
+    | (?P<sign> [*+?|^$] )
+    | \[ \^? \]? (?: \[:\^?\w+:\] | \\. | [^\]\\] )* \]
+    | \\? .
+    """,
+    re.VERBOSE | re.DOTALL | re.ASCII,
+)
+_UNICODE_CLASS = re.compile(r"\\[pP]")  # hundreds of ranges
+_WIDE = re.compile(r"^\.|^\[\^|\\[DSWCx]|\[:\^")  # every length that a character has in UTF-8
+_FOLDS = re.compile(r"\(\?[a-zA-Z]*i")  # a letter has up to three forms

@@ -1,0 +1,118 @@
+"""Syntax: an expression as the parser understood it, in plain values.
+
+``library`` makes these nodes and ``evaluation`` runs them. Operators are calls under the names that
+CEL gives them (``_+_``, ``_[_]``); a call on a value (``text.size()``) has that value as its first
+argument. Macros are one node, ``Loop``: the language has no other way to repeat anything.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeAlias, assert_never
+
+import msgspec
+
+__all__ = [
+    "Call",
+    "Constant",
+    "Has",
+    "ListOf",
+    "Loop",
+    "Macro",
+    "MapOf",
+    "Name",
+    "Node",
+    "Select",
+    "children",
+]
+
+
+class _Node(msgspec.Struct, frozen=True):
+    position: int | None
+
+
+class Constant(_Node, frozen=True):
+    """A literal."""
+
+    value: bool | int | float | str | None
+
+
+class Name(_Node, frozen=True):
+    """A root name, the variable of a macro, or the name of a type."""
+
+    name: str
+
+
+class Select(_Node, frozen=True):
+    """``operand.field``."""
+
+    operand: Node
+    field: str
+
+
+class Has(_Node, frozen=True):
+    """``has(operand.field)``."""
+
+    operand: Node
+    field: str
+
+
+class Call(_Node, frozen=True):
+    """A function or an operator."""
+
+    function: str
+    arguments: tuple[Node, ...]
+
+
+class ListOf(_Node, frozen=True):
+    """``[a, b]``."""
+
+    items: tuple[Node, ...]
+
+
+class MapOf(_Node, frozen=True):
+    """``{k: v}``."""
+
+    entries: tuple[tuple[Node, Node], ...]
+
+
+class Macro(Enum):
+    """What a loop makes of its rounds."""
+
+    ALL = "all"
+    EXISTS = "exists"
+    EXISTS_ONE = "exists_one"
+    COLLECT = "collect"
+    """``map`` and ``filter``: the list of ``value`` where ``condition`` holds."""
+
+
+class Loop(_Node, frozen=True):
+    """``over.macro(variable, condition, value)``."""
+
+    macro: Macro
+    variable: str
+    over: Node
+    condition: Node | None
+    value: Node | None
+
+
+Node: TypeAlias = Constant | Name | Select | Has | Call | ListOf | MapOf | Loop
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The nodes directly below."""
+    match node:
+        case Constant() | Name():
+            return ()
+        case Select(operand=operand) | Has(operand=operand):
+            return (operand,)
+        case Call(arguments=arguments):
+            return arguments
+        case ListOf(items=items):
+            return items
+        case MapOf(entries=entries):
+            return tuple(part for entry in entries for part in entry)
+        case Loop(over=over, condition=condition, value=value):
+            return tuple(part for part in (over, condition, value) if part is not None)
+        case _:
+            assert_never(node)

@@ -1,0 +1,105 @@
+"""Values: what an expression computes with.
+
+JSON, and the types of JSON, which in CEL are values too (``type(input.x) == string``). Only JSON
+leaves an expression.
+"""
+
+from __future__ import annotations
+
+import json
+from types import NoneType
+from typing import Final, TypeAlias
+
+import msgspec
+
+from stanchion.core.cel.errors import ExpressionError
+from stanchion.core.faults import quoted, shown
+from stanchion.core.json_value import JsonValue
+
+__all__ = ["KINDS", "Kind", "Value", "described", "fetch", "kind_of"]
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A type."""
+
+    name: str
+
+
+Value: TypeAlias = "JsonValue | Kind"
+
+KINDS: Final = {
+    name: Kind(name)
+    for name in ("null_type", "bool", "int", "double", "string", "list", "map", "type")
+}
+"""The types there are, by their names in CEL."""
+
+_KIND_NAMES: Final[dict[type, str]] = {
+    NoneType: "null_type",
+    bool: "bool",
+    int: "int",
+    float: "double",
+    str: "string",
+    list: "list",
+    dict: "map",
+    Kind: "type",
+}
+
+
+def kind_of(value: Value) -> str:
+    """The name of a value's type."""
+    exact = _KIND_NAMES.get(type(value))
+    if exact is not None:
+        return exact
+    # Members of a StrEnum are text, and so on.
+    for base, name in _KIND_NAMES.items():
+        if isinstance(value, base):
+            return name
+    raise ExpressionError(f"a {type(value).__name__} is not a JSON value")
+
+
+def described(value: Value) -> str:
+    """What a value is, for a sentence: ``a string``, ``an int``, ``null``."""
+    kind = kind_of(value)
+    if kind == "null_type":
+        return "null"
+    return f"an {kind}" if kind == "int" else f"a {kind}"
+
+
+def fetch(container: Value, key: Value, path: tuple[str | int, ...] = ()) -> Value:
+    """The member of a map or list under a key; ``path`` is where the container was found."""
+    place = shown(path) if path else "this"
+    if isinstance(container, dict):
+        if isinstance(key, str) and key in container:
+            return container[key]
+        raise ExpressionError(f"{place} has no key {_shown_key(key)}")
+    if not isinstance(container, list):
+        raise ExpressionError(f"{place} is {described(container)} and has no {_shown_key(key)}")
+    position = _whole(key)
+    if position is None:
+        raise ExpressionError(f"{place} is a list and has no {_shown_key(key)}")
+    if not 0 <= position < len(container):
+        raise ExpressionError(f"{place} has no item {position}: it has {len(container)} items")
+    return container[position]
+
+
+def _whole(key: Value) -> int | None:
+    """A position may be written as a double, if it is a whole number."""
+    match key:
+        case bool():
+            return None
+        case int() | float() if abs(key) < 2**63 and key == int(key):
+            return int(key)
+        case _:
+            return None
+
+
+def _shown_key(key: Value) -> str:
+    match key:
+        case str():
+            return quoted(key)
+        case int() if abs(key) >= 2**63:
+            return "such large number"  # Python may refuse to write it out
+        case None | bool() | int() | float():
+            return json.dumps(key)
+        case _:
+            return described(key)
