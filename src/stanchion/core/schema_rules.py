@@ -1,0 +1,255 @@
+"""Schema rules: what an input schema may say, so that checking an input is always quick.
+
+JSON Schema can say in a few lines what takes for ever to check: definitions that each refer to the
+next one twice double the work with every line, and one that refers to itself doubles it with every
+level of the input. So references stay within the schema and lead in no circle, the subschemas that
+are there once all are followed are counted, and patterns are such as match in linear time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from typing import Final, NamedTuple, NoReturn
+
+import jsonschema_rs
+import msgspec
+
+from stanchion.core.faults import Findings, Path, quoted
+from stanchion.core.graph import cycle
+from stanchion.core.json_value import JsonObject, JsonValue
+
+__all__ = [
+    "INPUT_SCHEMA_BYTES_MAX",
+    "INPUT_SCHEMA_PATTERN_BYTES_MAX",
+    "INPUT_SCHEMA_SUBSCHEMAS_MAX",
+    "PATTERN_OPTIONS",
+    "judge_rules",
+    "refuse_remote",
+]
+
+INPUT_SCHEMA_BYTES_MAX: Final = 64 * 1024
+INPUT_SCHEMA_SUBSCHEMAS_MAX: Final = 500
+"""Subschemas of a schema, each counted as often as references lead to it."""
+INPUT_SCHEMA_PATTERN_BYTES_MAX: Final = 64 * 1024
+"""Compiled size of all patterns, counted likewise: time grows with it for each character."""
+
+PATTERN_OPTIONS: Final = jsonschema_rs.RegexOptions(size_limit=INPUT_SCHEMA_PATTERN_BYTES_MAX)
+
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
+_MAPS: Final = ("dependencies", "dependentSchemas", "patternProperties", "properties")
+_SHELVES: Final = ("$defs", "definitions")
+"""Where schemas wait for a reference. The second is the older word, and still in use."""
+_SINGLES: Final = (
+    "additionalProperties",
+    "contains",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+
+
+def judge_rules(schema: JsonObject, path: Path, findings: Findings) -> int | None:
+    """How many subschemas checking an input may meet; ``None`` if the schema breaks a rule."""
+    before = len(findings.noted)
+    size = len(msgspec.json.encode(schema))
+    if size > INPUT_SCHEMA_BYTES_MAX:
+        findings.note(path, f"{size} bytes long; at most {INPUT_SCHEMA_BYTES_MAX} are allowed")
+    elif schema.get("$schema", _DIALECT) not in (_DIALECT, f"{_DIALECT}#"):
+        findings.note((*path, "$schema"), f'must be "{_DIALECT}" or absent')
+    else:
+        _judge_form(schema, path, findings)
+    if len(findings.noted) > before:
+        return None
+    walk = _Walk(schema, path, findings)
+    walk.follow()
+    if len(findings.noted) > before:
+        return None
+    weight = walk.weigh()
+    return weight if len(findings.noted) == before else None
+
+
+def refuse_remote(uri: str) -> NoReturn:
+    """Stand in for the network, wherever a schema would be fetched from there."""
+    raise ValueError(f"{uri} is outside the schema")
+
+
+@functools.cache
+def _meta() -> jsonschema_rs.Validator:
+    return jsonschema_rs.Draft202012Validator({"$ref": _DIALECT}, retriever=refuse_remote)
+
+
+def _judge_form(schema: JsonObject, path: Path, findings: Findings) -> None:
+    seen: set[tuple[Path, str]] = set()
+    for error in _meta().iter_errors(schema):
+        at: Path = (*path, *error.instance_path)
+        message = error.message
+        if at[-1:] == ("type",):
+            message = f"must be a type of JSON Schema or a list of them: {_TYPES}"
+        # The meta-schema is made of several, and each of them says the same.
+        if (at, message) not in seen:
+            seen.add((at, message))
+            findings.note(at, message[:_MESSAGE_CHARS_MAX])
+
+
+_TYPES: Final = "array, boolean, integer, null, number, object, string"
+_MESSAGE_CHARS_MAX: Final = 300
+
+
+class _Cost(NamedTuple):
+    subschemas: int
+    pattern_bytes: int
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Every subschema, by its path within the schema, and where each one leads."""
+
+    schema: JsonObject
+    prefix: Path
+    findings: Findings
+    leads: dict[Path, list[Path]] = field(default_factory=dict)
+    pattern_bytes: dict[Path, int] = field(default_factory=dict)
+
+    def follow(self) -> None:
+        """Visit every subschema, also those that only wait for a reference."""
+        waiting: list[Path] = [()]
+        while waiting:
+            place = waiting.pop()
+            node = _at(self.schema, place)
+            if not isinstance(node, dict) or place in self.leads:
+                continue  # `true` and `false` lead nowhere
+            self.leads[place] = [*_inner(node, place), *self._referred(node, place)]
+            self._judge_names(node, place)
+            self._judge_patterns(node, place)
+            shelved = [(*place, word, name) for word in _SHELVES for name in _members(node, word)]
+            waiting.extend(reversed([*self.leads[place], *shelved]))
+
+    def weigh(self) -> int:
+        """Add up what checking an input may cost. There must be no circle, and not too much."""
+        circle = cycle(self.leads)
+        if circle is not None:
+            closing = next(place for place in circle if "$ref" in self._node(place))
+            self._note((*closing, "$ref"), "leads back to itself; schemas must not be recursive")
+            return 0
+        costs: dict[Path, _Cost] = {}
+        for place in TopologicalSorter(self.leads).static_order():
+            inner = [costs[target] for target in self.leads.get(place, ())]
+            costs[place] = _Cost(
+                1 + sum(cost.subschemas for cost in inner),
+                self.pattern_bytes.get(place, 0) + sum(cost.pattern_bytes for cost in inner),
+            )
+        if costs[()].subschemas > INPUT_SCHEMA_SUBSCHEMAS_MAX:
+            most = INPUT_SCHEMA_SUBSCHEMAS_MAX
+            self._note((), f"more than {most} subschemas, once every $ref is followed")
+        if costs[()].pattern_bytes > INPUT_SCHEMA_PATTERN_BYTES_MAX:
+            self._note((), "the patterns are too large together; shorten their repetitions")
+        return costs[()].subschemas
+
+    def _referred(self, node: JsonObject, place: Path) -> Iterator[Path]:
+        reference = node.get("$ref")
+        if not isinstance(reference, str):
+            return
+        target = _target(self.schema, reference)
+        if not reference.startswith("#"):
+            wrong = f"{quoted(reference)} is outside the schema; refer to #/$defs/… within it"
+            self._note((*place, "$ref"), wrong)
+        elif target is None:
+            self._note((*place, "$ref"), f"{quoted(reference)} is no place in the schema")
+        else:
+            yield target
+
+    def _judge_names(self, node: JsonObject, place: Path) -> None:
+        if "$dynamicRef" in node:
+            self._note((*place, "$dynamicRef"), "not allowed; use $ref")
+        for word in ("$id", "$schema"):
+            if place and word in node:
+                self._note((*place, word), "allowed at the top of the schema only")
+
+    def _judge_patterns(self, node: JsonObject, place: Path) -> None:
+        patterns: dict[Path, str] = {
+            (*place, "patternProperties", pattern): pattern
+            for pattern in _members(node, "patternProperties")
+        }
+        if isinstance(node.get("pattern"), str):
+            patterns[(*place, "pattern")] = str(node["pattern"])
+        for at, pattern in patterns.items():
+            size = _pattern_size(pattern)
+            if size is None:
+                self._note(at, "not a pattern that can be matched in linear time, or too large")
+            else:
+                self.pattern_bytes[place] = self.pattern_bytes.get(place, 0) + size
+
+    def _node(self, place: Path) -> JsonObject:
+        node = _at(self.schema, place)
+        return node if isinstance(node, dict) else {}
+
+    def _note(self, place: Path, message: str) -> None:
+        self.findings.note((*self.prefix, *place), message)
+
+
+def _inner(node: JsonObject, place: Path) -> Iterator[Path]:
+    """The subschemas that are checked when this one is."""
+    for word in _SINGLES:
+        if word in node:
+            yield (*place, word)
+    for word in _LISTS:
+        listed = node.get(word)
+        if isinstance(listed, list):
+            yield from ((*place, word, position) for position in range(len(listed)))
+    for word in _MAPS:
+        yield from ((*place, word, name) for name in _members(node, word))
+
+
+def _members(node: JsonObject, word: str) -> Mapping[str, JsonValue]:
+    # A reference may lead to what is no schema, so even a known word may hold anything.
+    members = node.get(word)
+    return members if isinstance(members, dict) else {}
+
+
+def _at(schema: JsonObject, place: Path) -> JsonValue:
+    node: JsonValue = schema
+    for part in place:
+        node = node[part]  # type: ignore[index]  # places come from the schema
+    return node
+
+
+def _target(schema: JsonObject, reference: str) -> Path | None:
+    """Where a JSON pointer leads: ``#/$defs/name``. ``None`` if there is no schema."""
+    node: JsonValue = schema
+    place: list[str | int] = []
+    pointer = reference.removeprefix("#")
+    # A percent escape would be read by the validator, and must lead to the same place here.
+    if "%" in pointer or (pointer and not pointer.startswith("/")):
+        return None
+    for token in pointer.split("/")[1:]:
+        name = token.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict) and name in node:
+            node = node[name]
+            place.append(name)
+        elif isinstance(node, list) and name in map(str, range(len(node))):
+            node = node[int(name)]
+            place.append(int(name))
+        else:
+            return None
+    return tuple(place) if isinstance(node, dict | bool) else None
+
+
+def _pattern_size(pattern: str) -> int | None:
+    """The compiled size, rounded up; ``None`` if it does not compile within the limit."""
+    for size in (1_024, 4_096, 16_384, INPUT_SCHEMA_PATTERN_BYTES_MAX):
+        options = jsonschema_rs.RegexOptions(size_limit=size)
+        try:
+            jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=options)
+        except ValueError:
+            continue
+        return size
+    return None

@@ -1,0 +1,240 @@
+"""Shapes: what a value must look like, said once and used twice.
+
+A shape reads a plain value into a typed one, noting every fault with its path and going on; and it
+states itself as JSON Schema, for editors. So the published schema cannot say anything else than the
+parser does. (It may say less: what one place demands of another is not a matter of shape.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Generic, Protocol, TypeVar
+
+from stanchion.core.faults import Findings, Near, Path, kind_of, listed, quoted
+from stanchion.core.json_value import JsonObject, JsonValue
+
+__all__ = [
+    "UNFIT",
+    "AnyObject",
+    "Anything",
+    "Entries",
+    "Items",
+    "Real",
+    "Shape",
+    "Text",
+    "Unfit",
+    "Whole",
+    "Word",
+    "fit",
+    "unfit",
+]
+
+
+class Unfit(Enum):
+    """The answer for a value that does not fit; the findings say why."""
+
+    UNFIT = "unfit"
+
+
+UNFIT: Final = Unfit.UNFIT
+
+_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class Shape(Protocol[_T_co]):
+    """What a value must look like."""
+
+    def read(self, value: JsonValue, path: Path, findings: Findings) -> _T_co | Unfit:
+        """The value in its own type, or ``UNFIT`` with the reasons noted."""
+
+    def schema(self) -> JsonObject:
+        """The same in JSON Schema, 2020-12."""
+
+
+def fit(shape: Shape[_T], value: JsonValue, path: Path, findings: Findings) -> _T | Unfit:
+    """Read a value, unless its place is already known to be bad."""
+    return shape.read(value, path, findings) if findings.clean(path) else UNFIT
+
+
+def unfit(expected: str, value: JsonValue, path: Path, findings: Findings) -> Unfit:
+    """Note that a value is of another kind than expected."""
+    findings.note(path, f"must be {expected}, not {kind_of(value)}")
+    return UNFIT
+
+
+# ── Single values ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Any value at all."""
+
+    def read(self, value: JsonValue, path: Path, findings: Findings) -> JsonValue | Unfit:
+        del path, findings
+        return value
+
+    def schema(self) -> JsonObject:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class AnyObject:
+    """An object, whatever is in it."""
+
+    def read(self, value: JsonValue, path: Path, findings: Findings) -> JsonObject | Unfit:
+        return value if isinstance(value, dict) else unfit("an object", value, path, findings)
+
+    def schema(self) -> JsonObject:
+        return {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text of limited length, and of one pattern if there is one."""
+
+    chars_max: int
+    pattern: str = ""
+    rule: str = ""
+    """The pattern in words, after "must be"."""
+
+    def read(self, value: JsonValue, path: Path, findings: Findings) -> str | Unfit:
+        if not isinstance(value, str):
+            return unfit("text", value, path, findings)
+        if not 1 <= len(value) <= self.chars_max:
+            wrong = f"{len(value)} characters long; from 1 to {self.chars_max} are allowed"
+            findings.note(path, wrong)
+            return UNFIT
+        if self.pattern and not re.fullmatch(self.pattern, value):
+            findings.note(path, f"must be {self.rule}; {quoted(value)} is not")
+            return UNFIT
+        return value
+
+    def schema(self) -> JsonObject:
+        said: JsonObject = {"type": "string", "minLength": 1, "maxLength": self.chars_max}
+        return {**said, "pattern": f"^(?:{self.pattern})$"} if self.pattern else said
+
+
+@dataclass(frozen=True, slots=True)
+class Word(Generic[_T]):
+    """One word of a closed list, read as what it stands for."""
+
+    words: Mapping[str, _T]
+
+    def read(self, value: JsonValue, path: Path, findings: Findings) -> _T | Unfit:
+        allowed = listed([*self.words])
+        if not isinstance(value, str):
+            return unfit(allowed, value, path, findings)
+        if value not in self.words:
+            near = Near(value, self.words.keys())
+            findings.note(path, f"must be {allowed}; {quoted(value)} is not", near=near)
+            return UNFIT
+        return self.words[value]
+
+    def schema(self) -> JsonObject:
+        return {"enum": [*self.words]}
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An integer of a range. ``3.0`` is one, as in JSON Schema; ``true`` is not."""
+
+    low: int
+    high: int
+
+    def read(self, value: JsonValue, path: Path, findings: Findings) -> int | Unfit:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return unfit("an integer", value, path, findings)
+        if isinstance(value, float) and not value.is_integer():
+            findings.note(path, f"must be an integer; {value} is not")
+            return UNFIT
+        return int(value) if _ranged(value, self.low, self.high, path, findings) else UNFIT
+
+    def schema(self) -> JsonObject:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A number of a range."""
+
+    low: float
+    high: float
+
+    def read(self, value: JsonValue, path: Path, findings: Findings) -> float | Unfit:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return unfit("a number", value, path, findings)
+        return float(value) if _ranged(value, self.low, self.high, path, findings) else UNFIT
+
+    def schema(self) -> JsonObject:
+        return {"type": "number", "minimum": self.low, "maximum": self.high}
+
+
+def _ranged(number: float, low: float, high: float, path: Path, findings: Findings) -> bool:
+    # Written so that NaN, which compares false with everything, is outside.
+    if low <= number <= high:
+        return True
+    findings.note(path, f"must be from {low} to {high}; {number} is not")
+    return False
+
+
+# ── Many of one kind ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Items(Generic[_T]):
+    """A list of things of one shape."""
+
+    item: Shape[_T]
+    items_max: int
+
+    def read(self, value: JsonValue, path: Path, findings: Findings) -> tuple[_T, ...] | Unfit:
+        if not isinstance(value, list):
+            return unfit("a list", value, path, findings)
+        if len(value) > self.items_max:
+            findings.note(path, f"{len(value)} entries; at most {self.items_max} are allowed")
+            return UNFIT
+        read = [fit(self.item, item, (*path, n), findings) for n, item in enumerate(value)]
+        good = tuple(item for item in read if not isinstance(item, Unfit))
+        return good if len(good) == len(read) else UNFIT
+
+    def schema(self) -> JsonObject:
+        return {"type": "array", "items": self.item.schema(), "maxItems": self.items_max}
+
+
+@dataclass(frozen=True, slots=True)
+class Entries(Generic[_T]):
+    """An object whose keys are names: each leads to a thing of one shape."""
+
+    key: Text
+    value: Shape[_T]
+    noun: str
+    entries_max: int
+
+    def read(self, value: JsonValue, path: Path, findings: Findings) -> dict[str, _T] | Unfit:
+        if not isinstance(value, dict):
+            return unfit("an object", value, path, findings)
+        fits = 1 <= len(value) <= self.entries_max
+        if not fits:
+            findings.note(
+                path, f"has {len(value)} {self.noun}; from 1 to {self.entries_max} are allowed"
+            )
+        good: dict[str, _T] = {}
+        for name, entry in value.items():
+            read = fit(self.value, entry, (*path, name), findings)
+            named = fit(self.key, name, (*path, name), findings)
+            if not isinstance(read, Unfit) and not isinstance(named, Unfit):
+                good[name] = read
+        return good if fits and len(good) == len(value) else UNFIT
+
+    def schema(self) -> JsonObject:
+        return {
+            "type": "object",
+            "propertyNames": self.key.schema(),
+            "additionalProperties": self.value.schema(),
+            "minProperties": 1,
+            "maxProperties": self.entries_max,
+        }

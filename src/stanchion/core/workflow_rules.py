@@ -1,0 +1,193 @@
+"""The rules of a workflow file: what one place of it demands of another.
+
+Needs name steps that exist, once each, and never lead in a circle. An expression of a step reads
+the run's input and the steps it needs, directly or through others, and no other step: whether some
+other step has ended by then would depend on chance. The output may read every step.
+
+The rules look at the file's tree, sound or not. Whatever can be judged is judged, so that a file
+with a fault of shape still hears of its circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from stanchion.core.expression import ExpressionFault, compile_expression
+from stanchion.core.faults import Findings, Near, Path, named
+from stanchion.core.graph import ancestors, cycle
+from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.schema import judge_schema
+from stanchion.core.template import TemplateFaults, compile_template
+
+__all__ = ["judge_workflow"]
+
+_SCOPE: Final = frozenset({"input", "steps"})
+_ITEM_SCOPE: Final = _SCOPE | {"item", "index"}
+
+
+def judge_workflow(tree: JsonValue, findings: Findings) -> None:
+    """Note every breach of a rule in a workflow file."""
+    file = _object(tree)
+    steps = _object(file.get("steps"))
+    sight = _judge_needs(steps, findings)
+    for name, step in steps.items():
+        _judge_step(name, _object(step), sight, findings)
+    _judge_template(None, file, ("output",), _SCOPE, sight, findings)
+    schema = file.get("input_schema")
+    if isinstance(schema, dict) and findings.clean(("input_schema",)):
+        judge_schema(schema, ("input_schema",), findings)
+
+
+def _object(value: JsonValue) -> JsonObject:
+    return value if isinstance(value, dict) else {}
+
+
+# ── Needs ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Sight(NamedTuple):
+    """Which steps there are, and which of them each step may read."""
+
+    steps: JsonObject
+    before: Mapping[str, frozenset[str]]
+    """Without the steps whose needs are not known for sure: nothing can be held against those."""
+
+
+def _judge_needs(steps: JsonObject, findings: Findings) -> _Sight:
+    needs: dict[str, list[str]] = {}
+    unsure: set[str] = set()
+    for name, step in steps.items():
+        needs[name] = []
+        given = step.get("needs", []) if isinstance(step, dict) else None
+        if not isinstance(given, list) or not findings.clean(("steps", name, "needs")):
+            unsure.add(name)
+            continue
+        for position, need in enumerate(given):
+            at = ("steps", name, "needs", position)
+            if not isinstance(need, str) or not findings.clean(at):
+                unsure.add(name)
+            elif need == name:
+                findings.note(at, "a step cannot need itself")
+                unsure.add(name)
+            elif need not in steps:
+                findings.note(at, f"there is no step {named(need)}", near=Near(need, steps.keys()))
+                unsure.add(name)
+            elif need in needs[name]:
+                findings.note(at, f"repeated: {named(need)} is there already")
+            else:
+                needs[name].append(need)
+    unsure.update(_judge_circles(steps, needs, findings))
+    before = ancestors(needs)
+    sure = {name: seen for name, seen in before.items() if unsure.isdisjoint({name, *seen})}
+    return _Sight(steps, sure)
+
+
+def _judge_circles(steps: JsonObject, needs: dict[str, list[str]], findings: Findings) -> set[str]:
+    """Note the circles that share no step, and take the needs of their steps away."""
+    places = {name: place for place, name in enumerate(steps)}
+    circling: set[str] = set()
+    while (circle := cycle(needs)) is not None:
+        # From the step that comes first in the file, so that one circle has one name.
+        start = circle.index(min(circle, key=places.__getitem__))
+        first, second, *others = (*circle[start:], *circle[:start])
+        given = _object(steps[first])["needs"]
+        assert isinstance(given, list)
+        position = given.index(second)
+        left_out = ["…"] if len(others) > _CIRCLE_STEPS_MAX else []
+        names = " → ".join((first, second, *others[:_CIRCLE_STEPS_MAX], *left_out, first))
+        findings.note(("steps", first, "needs", position), f"needs lead in a circle: {names}")
+        circling.update(circle)
+        needs.update({name: [] for name in circle})
+    return circling
+
+
+_CIRCLE_STEPS_MAX: Final = 8
+"""Steps of a circle that are named, besides the first two."""
+
+
+# ── Expressions ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _judge_step(name: str, step: JsonObject, sight: _Sight, findings: Findings) -> None:
+    path = ("steps", name)
+    when = step.get("when")
+    if isinstance(when, str) and findings.clean((*path, "when")):
+        _judge_condition(name, when, (*path, "when"), sight, findings)
+    _judge_template(name, step, (*path, "for_each"), _SCOPE, sight, findings)
+    _judge_single(step.get("for_each"), (*path, "for_each"), findings)
+    names = _ITEM_SCOPE if "for_each" in step else _SCOPE
+    _judge_template(name, step, (*path, "input"), names, sight, findings)
+    if "workflow" in step:
+        _judge_single(step.get("input"), (*path, "input"), findings)
+
+
+def _judge_condition(name: str, when: str, at: Path, sight: _Sight, findings: Findings) -> None:
+    if when.lstrip().startswith("${"):
+        findings.note(at, "a condition is written bare, without ${…}")
+        return
+    try:
+        condition = compile_expression(when, names=_SCOPE, want_bool=True)
+    except ExpressionFault as fault:
+        findings.note(at, str(fault))
+    else:
+        _judge_references(name, condition.references, at, sight, findings)
+
+
+def _judge_single(value: JsonValue, at: Path, findings: Findings) -> None:
+    """The shape saw a ``${`` and a ``}`` around the text; they must belong to each other."""
+    if not isinstance(value, str) or not findings.clean(at):
+        return
+    try:
+        compile_expression(value[2:-1], names=_SCOPE)
+    except ExpressionFault:
+        findings.note(at, "must be exactly one expression: ${…}")
+
+
+def _judge_template(
+    name: str | None,
+    holder: JsonObject,
+    path: Path,
+    names: frozenset[str],
+    sight: _Sight,
+    findings: Findings,
+) -> None:
+    """Judge a member that may hold ``${…}`` anywhere, each text at its own place."""
+    if path[-1] not in holder or not findings.clean(path):
+        return
+    for at, text in _texts(holder[str(path[-1])], path):
+        try:
+            template = compile_template(text, names=names, path=at)
+        except TemplateFaults as faults:
+            for place, message in faults.faults:
+                findings.note(place, message)
+        else:
+            _judge_references(name, template.references, at, sight, findings)
+
+
+def _texts(value: JsonValue, path: Path) -> Iterator[tuple[Path, str]]:
+    waiting: list[tuple[Path, JsonValue]] = [(path, value)]
+    while waiting:
+        at, part = waiting.pop()
+        if isinstance(part, str):
+            yield at, part
+        elif isinstance(part, list):
+            waiting.extend(((*at, position), item) for position, item in enumerate(part))
+        elif isinstance(part, dict):
+            waiting.extend(((*at, key), member) for key, member in part.items())
+
+
+def _judge_references(
+    name: str | None, references: frozenset[str], at: Path, sight: _Sight, findings: Findings
+) -> None:
+    """Hold the steps that are read against those that may be; without a name, that is all."""
+    may_read = None if name is None else sight.before.get(name)
+    for reference in sorted(references):
+        if reference not in sight.steps:
+            wrong = f"there is no step {named(reference)}"
+            findings.note(at, wrong, near=Near(reference, sight.steps.keys()))
+        elif reference == name:
+            findings.note(at, "a step cannot read itself")
+        elif may_read is not None and reference not in may_read:
+            wrong = f"reads step {named(reference)}, which it does not need"
+            findings.note(at, f"{wrong}; add {named(reference)} to its needs")

@@ -1,0 +1,251 @@
+"""The shape of a workflow file: every member there is, its range, and what it becomes.
+
+Read from the bottom: ``WORKFLOW`` is the file, ``_STEP`` the kinds of step. What one place of the
+file demands of another (``needs``, expressions) is in ``workflow_rules``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from stanchion.core import retry
+from stanchion.core.expression import SOURCE_CHARS_MAX
+from stanchion.core.lease_policy import LeaseOverride, OnLockError, OnRenewalLost
+from stanchion.core.limits import (
+    APPROVAL_MESSAGE_CHARS_MAX,
+    ATTEMPTS_MAX,
+    BACKOFF_MS_MAX,
+    DELAY_S_MAX,
+    ID_CHARS_MAX,
+    NEEDS_MAX,
+    TIMEOUT_S_MAX,
+    TOPIC_CHARS_MAX,
+    WORKFLOW_STEPS_MAX,
+)
+from stanchion.core.model import Risk
+from stanchion.core.record import ByMember, Member, ObjectOr, Record, Tagged
+from stanchion.core.retry import FACTOR_MAX, Backoff, BoundedJitter, Exponential, Fixed
+from stanchion.core.shape import AnyObject, Anything, Entries, Items, Real, Text, Whole, Word
+from stanchion.core.workflow import (
+    ApprovalSpec,
+    DelaySpec,
+    ForEachSpec,
+    JobSpec,
+    RetrySpec,
+    StepSpec,
+    SubworkflowSpec,
+    Workflow,
+)
+
+__all__ = ["RENEWAL_FAILURES_MAX", "TIMEOUT_S_MIN", "WORKFLOW"]
+
+TIMEOUT_S_MIN: Final = 0.001
+"""One millisecond, the unit of all clocks here."""
+RENEWAL_FAILURES_MAX: Final = 100
+
+_Enum = TypeVar("_Enum", bound=StrEnum)
+
+
+def _word(words: type[_Enum]) -> Word[_Enum]:
+    return Word({word.value: word for word in words})
+
+
+# ── Single values ────────────────────────────────────────────────────────────────────────────────
+
+_ID: Final = Text(
+    ID_CHARS_MAX,
+    f"[A-Za-z][A-Za-z0-9_-]{{0,{ID_CHARS_MAX - 1}}}",
+    'an id: a letter, then letters, digits, "_" or "-"',
+)
+_TOPIC: Final = Text(
+    TOPIC_CHARS_MAX,
+    r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*",
+    'a topic: words of letters, digits, "_" or "-", with dots between them',
+)
+_MESSAGE: Final = Text(
+    APPROVAL_MESSAGE_CHARS_MAX,
+    r"[^\x00-\x08\x0b-\x1f\x7f-\x9f]+",
+    "text without control characters",
+)
+_HOLE_CHARS_MAX: Final = SOURCE_CHARS_MAX + len("${}")
+_HOLE: Final = r"\$\{[\s\S]+\}"
+_ITEMS: Final = Text(_HOLE_CHARS_MAX, _HOLE, "exactly one expression: ${…}")
+_WORKFLOW_INPUT: Final = ObjectOr(
+    Text(_HOLE_CHARS_MAX, _HOLE, "an object or exactly one expression: ${…}")
+)
+_MS: Final = Whole(0, BACKOFF_MS_MAX)
+_MS_FROM_1: Final = Whole(1, BACKOFF_MS_MAX)
+
+# ── Retries ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _together(policy: Backoff) -> Iterator[tuple[str, str]]:
+    # The ranges are in the shapes as well; what is left is what two members demand of each other.
+    return ((fault.path, fault.message) for fault in retry.faults(policy))
+
+
+_BACKOFF: Final[Tagged[Backoff]] = Tagged(
+    "kind",
+    {
+        "fixed": Record(
+            "a fixed backoff",
+            {"delay_ms": Member(_MS, "The wait before every further attempt.", required=True)},
+            Fixed,
+            _together,
+        ),
+        "jitter": Record(
+            "a jitter backoff",
+            {
+                "delay_ms": Member(_MS, "The middle of the wait.", required=True),
+                "jitter_ms": Member(_MS, "How far the wait may be off, up or down.", required=True),
+            },
+            BoundedJitter,
+            _together,
+        ),
+        "exponential": Record(
+            "an exponential backoff",
+            {
+                "base_ms": Member(_MS_FROM_1, "The longest first wait.", required=True),
+                "cap_ms": Member(_MS_FROM_1, "The longest wait of all.", required=True),
+                "factor": Member(Real(1, FACTOR_MAX), "How fast waits grow; 2 if not given."),
+                "jitter": Member(
+                    Word({"full": "full", "none": "none"}),
+                    "full, the default: a wait is anything up to the longest; none: the longest.",
+                ),
+            },
+            Exponential,
+            _together,
+        ),
+    },
+)
+_RETRY: Final = Record(
+    "retry",
+    {
+        "max_attempts": Member(
+            Whole(1, ATTEMPTS_MAX), "Attempts in all, the first included; 1 if not given."
+        ),
+        "backoff": Member(
+            _BACKOFF,
+            "How long to wait between attempts; exponential from 1 s to 60 s if not given.",
+        ),
+    },
+    RetrySpec,
+)
+
+# ── Steps ────────────────────────────────────────────────────────────────────────────────────────
+
+_COMMON: Final = {
+    "needs": Member(
+        Items(_ID, NEEDS_MAX), "The steps that must have succeeded or been skipped before."
+    ),
+    "when": Member(
+        Text(SOURCE_CHARS_MAX),
+        "A condition in CEL, without ${…}. If it is false, the step is skipped.",
+    ),
+}
+_TIMEOUT: Final = Member(
+    Real(TIMEOUT_S_MIN, TIMEOUT_S_MAX), "Seconds from the step's start to its end, all included."
+)
+_INPUT: Final = Member(Anything(), "What the worker gets; text in it may contain ${…}.")
+
+
+def _job(**members: Any) -> StepSpec:  # noqa: ANN401 - each was read by its shape
+    return ForEachSpec(**members) if "for_each" in members else JobSpec(**members)
+
+
+def _approval(approval: dict[str, Any], **members: Any) -> StepSpec:  # noqa: ANN401 - each was read by its shape
+    return ApprovalSpec(**approval, **members)
+
+
+_STEP: Final[ByMember[StepSpec]] = ByMember(
+    "a step",
+    {
+        "topic": Record(
+            "a job step",
+            {
+                "topic": Member(_TOPIC, "A job for the workers of this topic.", required=True),
+                "for_each": Member(_ITEMS, "A list, as one ${…}: one job for each of its items."),
+                "input": _INPUT,
+                "retry": Member(_RETRY, "What to do when an attempt fails."),
+                "timeout_s": _TIMEOUT,
+                **_COMMON,
+            },
+            _job,
+        ),
+        "approval": Record(
+            "an approval step",
+            {
+                "approval": Member(
+                    Record(
+                        "approval",
+                        {"message": Member(_MESSAGE, "What the person is asked.")},
+                        dict[str, Any],
+                    ),
+                    "A person approves or rejects.",
+                    required=True,
+                ),
+                "timeout_s": _TIMEOUT,
+                **_COMMON,
+            },
+            _approval,
+        ),
+        "delay_s": Record(
+            "a delay step",
+            {
+                "delay_s": Member(Real(0, DELAY_S_MAX), "Seconds to wait.", required=True),
+                **_COMMON,
+            },
+            DelaySpec,
+        ),
+        "workflow": Record(
+            "a sub-workflow step",
+            {
+                "workflow": Member(
+                    _ID, "Another workflow, run as steps of this run.", required=True
+                ),
+                "input": Member(_WORKFLOW_INPUT, "The input of that workflow; may contain ${…}."),
+                "timeout_s": _TIMEOUT,
+                **_COMMON,
+            },
+            SubworkflowSpec,
+        ),
+    },
+)
+
+# ── The file ─────────────────────────────────────────────────────────────────────────────────────
+
+_LOCK_POLICY: Final = Record(
+    "lock_policy",
+    {
+        "on_lock_error": Member(_word(OnLockError), "When the lock store cannot be asked."),
+        "on_renewal_lost": Member(_word(OnRenewalLost), "When a lease is no longer trusted."),
+        "renewal_failures_max": Member(
+            Whole(1, RENEWAL_FAILURES_MAX), "Failed renewals in a row that count as lost."
+        ),
+    },
+    LeaseOverride,
+)
+
+WORKFLOW: Final = Record(
+    "a workflow",
+    {
+        "id": Member(_ID, "The workflow's name.", required=True),
+        "risk": Member(_word(Risk), "How much a second writer would hurt; standard if absent."),
+        "lock_policy": Member(_LOCK_POLICY, "What this workflow wants different from its class."),
+        "timeout_s": Member(
+            Real(TIMEOUT_S_MIN, TIMEOUT_S_MAX), "Seconds a run may take; 24 hours if absent."
+        ),
+        "input_schema": Member(AnyObject(), "What the input must look like: JSON Schema 2020-12."),
+        "steps": Member(
+            Entries(_ID, _STEP, "steps", WORKFLOW_STEPS_MAX),
+            "The steps by their id.",
+            required=True,
+        ),
+        "output": Member(
+            Anything(), "What the run gives, with ${…}; if absent, what the last steps give."
+        ),
+    },
+    Workflow,
+)

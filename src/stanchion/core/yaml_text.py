@@ -1,0 +1,112 @@
+"""YAML text: the part of YAML that says what JSON can say, more pleasantly.
+
+Values are written as in YAML 1.2: ``yes``, ``on``, ``010``, ``0x1f`` and ``2026-01-31`` are text.
+What has no counterpart in JSON is a fault with a reason: anchors and aliases (a few lines of them
+unfold to gigabytes), tags, directives, several documents, infinity.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import yaml
+
+from stanchion.core.faults import quoted
+from stanchion.core.json_value import JsonValue
+from stanchion.core.tree import Scalar, Tree, Unreadable, number
+
+__all__ = ["read_yaml"]
+
+# The C parser if PyYAML was built with it. Its pure twin reads the same language, more slowly.
+_LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_FORBIDDEN = re.compile(
+    "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
+_DIRECTIVE = re.compile(r"(?:[ \t]*+(?:#[^\n]*+)?+\n)*+%")
+_NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_WORDS: Final[Mapping[str, JsonValue]] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_NO_ALIAS: Final = "YAML anchors and aliases are not allowed; write the value out"
+
+
+def read_yaml(text: str, tree: Tree, loader: Any = _LOADER) -> None:  # noqa: ANN401 - PyYAML's loaders share no type
+    """Grow the tree from YAML. Raises ``Unreadable`` when that cannot go on."""
+    forbidden = _FORBIDDEN.search(text)
+    if forbidden is not None:
+        line = text.count("\n", 0, forbidden.start()) + 1
+        code = f"U+{ord(forbidden[0]):04X}"
+        raise Unreadable(f"contains the character {code}, which YAML does not allow", line)
+    directive = _DIRECTIVE.match(text)
+    if directive is not None:
+        # Before parsing: the parser compares each directive with all the others.
+        line = text.count("\n", 0, directive.end()) + 1
+        raise Unreadable("YAML directives (lines that begin with %) are not allowed", line)
+    try:
+        for event in yaml.parse(text, Loader=loader):
+            _take(event, tree)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # The last two come of the pure parser: an escape such as "\U00110000" names no character.
+        raise _unreadable(error, text) from None
+    if not tree.nodes:
+        raise Unreadable("the file is empty")
+
+
+def _take(event: yaml.Event, tree: Tree) -> None:
+    assert event.start_mark is not None
+    line = event.start_mark.line + 1
+    match event:
+        case yaml.ScalarEvent():
+            tree.add(_scalar(event), line)
+        case yaml.AliasEvent():
+            alias = f"*{event.anchor}"
+            tree.add(Scalar(alias, alias, _NO_ALIAS), line)
+        case yaml.MappingStartEvent():
+            tree.begin({}, line, _flaw(event))
+        case yaml.SequenceStartEvent():
+            tree.begin([], line, _flaw(event))
+        case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+            tree.end()
+        case yaml.DocumentStartEvent() if tree.nodes:
+            raise Unreadable("more than one YAML document; a file is one workflow", line)
+        case _:
+            pass  # where stream and document begin and end
+
+
+def _scalar(event: yaml.ScalarEvent) -> Scalar:
+    word = event.value
+    flaw = _flaw(event)
+    plain = event.implicit[0] and not flaw
+    if plain and word in _WORDS:
+        return Scalar(_WORDS[word], word)
+    if plain and _NUMBER.fullmatch(word):
+        return number(word)
+    if plain and _NOT_FINITE.fullmatch(word):
+        return Scalar(0, word, "not a finite number")
+    return Scalar(word, word, flaw)
+
+
+def _flaw(event: yaml.ScalarEvent | yaml.CollectionStartEvent) -> str:
+    if event.anchor is not None:
+        return _NO_ALIAS
+    if event.tag is not None:
+        return f"YAML tags are not allowed, and {quoted(event.tag)} is one"
+    return ""
+
+
+def _unreadable(error: Exception, text: str) -> Unreadable:
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    if mark is None:
+        return Unreadable(f"not YAML: {error}")
+    # The parser knows more line breaks than this, so its row may not be there.
+    row = "".join(text.split("\n")[mark.line : mark.line + 1])
+    if row[mark.column : mark.column + 1] == "\t":
+        return Unreadable("a tab where YAML allows only spaces", mark.line + 1)
+    problem = str(getattr(error, "problem", ""))
+    return Unreadable(f"not YAML: column {mark.column + 1}: {problem}", mark.line + 1)
