@@ -1,0 +1,278 @@
+"""Drafts: a run while a decision is being made.
+
+A draft lays changes over the run that was read and never touches the run itself. The step kinds
+write into it; at the end it is turned into a transition. Looking at one step costs one look-up,
+whatever the size of the run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stanchion.core.events import Timer, TimerKind
+from stanchion.core.model import (
+    Failure,
+    Instant,
+    Item,
+    ItemKey,
+    Run,
+    RunStatus,
+    Step,
+    StepId,
+    StepStatus,
+)
+from stanchion.core.transition import (
+    ClearTimer,
+    Effect,
+    Ignored,
+    SetTimer,
+    StopRun,
+    StopStep,
+    TimelineEntry,
+    Transition,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stanchion.core.expression import Expression
+    from stanchion.core.json_value import JsonObject, JsonValue
+    from stanchion.core.plan import Plan, PlannedStep
+    from stanchion.core.template import Template
+
+__all__ = ["Draft"]
+
+
+class Draft:
+    """The working copy of one decision: reads fall through to the run, writes stay here."""
+
+    def __init__(self, plan: Plan, run: Run, now: Instant) -> None:
+        """Begin with nothing changed."""
+        self.plan = plan
+        self.run = run
+        self.now = now
+        self.actor = "system"
+        self.status = run.status
+        self.output: JsonValue = run.output
+        self.error: Failure | None = run.error
+        self.finished_at: Instant | None = run.finished_at
+        self.unsettled: deque[StepId] = deque()
+        """Steps that have just ended or come into reach: what follows is still to be worked out."""
+        self._steps: dict[StepId, Step] = {}
+        self._items: dict[ItemKey, Item] = {}
+        self._effects: list[Effect] = []
+        self._timeline: list[TimelineEntry] = []
+        self._inputs: dict[StepId | None, JsonObject] = {None: run.input}
+
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────────
+
+    def step(self, step_id: StepId) -> Step:
+        """The step as it is now."""
+        changed = self._steps.get(step_id)
+        return self.run.step(step_id) if changed is None else changed
+
+    def item(self, key: ItemKey) -> Item:
+        """The item as it is now. It must be among those that ``items_to_read`` named."""
+        changed = self._items.get(key)
+        return self.run.items[key] if changed is None else changed
+
+    def evaluate(self, step: PlannedStep, expression: Expression | Template) -> JsonValue:
+        """Work out an expression or a template of a step, in the scope of that step."""
+        return self.evaluate_in(step.parent, step.visible, expression)
+
+    def evaluate_in(
+        self,
+        parent: StepId | None,
+        visible: Mapping[str, StepId],
+        expression: Expression | Template,
+        **extra: JsonValue,
+    ) -> JsonValue:
+        """Work out an expression in the scope of a workflow (the run's, or a sub-workflow's)."""
+        scope: dict[str, JsonValue] = dict(extra)
+        if "input" in expression.uses:
+            scope["input"] = self.scope_input(parent)
+        if "steps" in expression.uses:
+            scope["steps"] = {
+                name: {"status": str(step.status), "output": step.output}
+                for name, step in (
+                    (name, self.step(visible[name]))
+                    for name in expression.references
+                    if name in visible
+                )
+            }
+        return expression.evaluate(scope)
+
+    def scope_input(self, parent: StepId | None) -> JsonObject:
+        """What ``input`` means below a sub-workflow step; for ``None``, the run's own input.
+
+        It is worked out again instead of stored: what it is made of can no longer change.
+        """
+        known = self._inputs.get(parent)
+        if known is None:
+            assert parent is not None
+            step = self.plan.steps[parent]
+            assert step.input is not None
+            rendered = self.evaluate(step, step.input)
+            assert isinstance(rendered, dict), "checked when the sub-workflow began"
+            known = self._inputs[parent] = rendered
+        return known
+
+    # ── Writing ──────────────────────────────────────────────────────────────────────────────────
+
+    def put(self, step_id: StepId, step: Step) -> None:
+        """Change a step."""
+        self._steps[step_id] = step
+
+    def put_item(self, key: ItemKey, item: Item) -> None:
+        """Change an item."""
+        self._items[key] = item
+
+    def then(self, *effects: Effect) -> None:
+        """Ask for effects."""
+        self._effects.extend(effects)
+
+    def note(
+        self,
+        what: str,
+        step_id: StepId | None = None,
+        *,
+        item: int | None = None,
+        attempt: int | None = None,
+        detail: str | None = None,
+    ) -> None:
+        """Write a line into the timeline."""
+        self._timeline.append(
+            TimelineEntry(
+                at=self.now,
+                what=what,
+                actor=self.actor,
+                step=step_id,
+                item=item,
+                attempt=attempt,
+                detail=detail,
+            )
+        )
+
+    def after(self, seconds: float) -> Instant:
+        """The instant so many seconds from now."""
+        return Instant(self.now + round(seconds * 1000))
+
+    def begin(self, step: PlannedStep, state: Step) -> None:
+        """Set a step going, and its time limit with it."""
+        self.put(step.id, msgspec.structs.replace(state, started_at=self.now))
+        if step.timeout_s is not None:
+            self.then(SetTimer(_timeout_of(step.id), self.after(step.timeout_s)))
+
+    def end(
+        self,
+        step: PlannedStep,
+        status: StepStatus,
+        *,
+        output: JsonValue = None,
+        error: Failure | None = None,
+    ) -> None:
+        """End a step that has no work out, begun or not."""
+        if self.step(step.id).status.is_active and step.timeout_s is not None:
+            self.then(ClearTimer(_timeout_of(step.id)))
+        self._end(step, status, output=output, error=error)
+
+    def abandon(self, step: PlannedStep, status: StepStatus, error: Failure) -> None:
+        """End a step that may have work out: revoke its jobs, forget its timers."""
+        self.then(StopStep(step.id))
+        self._end(step, status, error=error)
+
+    def _end(
+        self,
+        step: PlannedStep,
+        status: StepStatus,
+        *,
+        output: JsonValue = None,
+        error: Failure | None = None,
+    ) -> None:
+        self._close(step.id, status, output=output, error=error)
+        self._close_below(step, status)
+        self.note(f"step_{status}", step.id, detail=None if error is None else error.message)
+        self.unsettled.append(step.id)
+
+    def _close_below(self, step: PlannedStep, status: StepStatus) -> None:
+        """What is inside a step that ended otherwise than by its inside ends with it."""
+        inside = list(step.body.steps) if step.body is not None else []
+        while inside:
+            child = self.plan.steps[inside.pop()]
+            before = self.step(child.id).status
+            if not before.is_finished:
+                if before.is_active:
+                    self.then(StopStep(child.id))
+                self._close(child.id, _inside(status, before))
+            if child.body is not None:
+                inside.extend(child.body.steps)
+
+    def _close(
+        self,
+        step_id: StepId,
+        status: StepStatus,
+        *,
+        output: JsonValue = None,
+        error: Failure | None = None,
+    ) -> None:
+        self.put(
+            step_id,
+            msgspec.structs.replace(
+                self.step(step_id),
+                status=status,
+                wait=None,
+                output=output,
+                error=error,
+                finished_at=self.now,
+            ),
+        )
+
+    def finish(
+        self, status: RunStatus, *, output: JsonValue = None, error: Failure | None = None
+    ) -> None:
+        """End the run: nothing of it stays out, and nothing about it changes any more."""
+        for step_id in self.plan.steps:
+            before = self.step(step_id).status
+            if not before.is_finished:
+                self._close(step_id, _inside(StepStatus(status), before))
+        self.unsettled.clear()
+        self.status = status
+        self.output = output
+        self.error = error
+        self.finished_at = self.now
+        self.then(StopRun())
+        self.note(f"run_{status}", detail=None if error is None else error.message)
+
+    def transition(self, ignored: tuple[Ignored | None, ...]) -> Transition:
+        """What has changed, as a value."""
+        return Transition(
+            status=self.status,
+            output=self.output,
+            error=self.error,
+            finished_at=self.finished_at,
+            steps=self._steps,
+            items=self._items,
+            effects=tuple(self._effects),
+            timeline=tuple(self._timeline),
+            ignored=ignored,
+        )
+
+
+def _timeout_of(step_id: StepId) -> Timer:
+    return Timer(TimerKind.STEP_TIMEOUT, step_id)
+
+
+def _inside(around: StepStatus, before: StepStatus) -> StepStatus:
+    """How an unfinished step ends when that which it is part of ends.
+
+    Skipping skips all of it. Time that ran out did so for what was under way. Whatever else ends,
+    the steps in it that had not ended are cancelled.
+    """
+    if around is StepStatus.SKIPPED:
+        return StepStatus.SKIPPED
+    if around is StepStatus.TIMED_OUT and before.is_active:
+        return StepStatus.TIMED_OUT
+    return StepStatus.CANCELLED

@@ -1,0 +1,210 @@
+"""Invariants: what must hold of any run and any tenant, whatever happened.
+
+Each function returns the statements that do not hold, as sentences; an empty list is good. Tests
+call them after every transition, and the simulator after every step of its world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+from stanchion.core.events import Timer, TimerKind
+from stanchion.core.model import (
+    ItemKey,
+    JobId,
+    OnChildren,
+    OnDecision,
+    OnDelay,
+    OnItems,
+    OnJob,
+    OnReplay,
+    OnRetry,
+    Run,
+    RunStatus,
+    Step,
+    StepId,
+    StepStatus,
+)
+from stanchion.core.workflow import (
+    ApprovalSpec,
+    DelaySpec,
+    ForEachSpec,
+    JobSpec,
+    SubworkflowSpec,
+)
+
+if TYPE_CHECKING:
+    from stanchion.core.model import Item, Wait
+    from stanchion.core.plan import Plan, PlannedStep
+    from stanchion.core.transition import Transition
+
+__all__ = ["of_run", "of_slots", "of_transition", "of_work"]
+
+_WAITS: dict[type[object], tuple[type[object], ...]] = {
+    JobSpec: (OnJob, OnRetry, OnReplay),
+    ForEachSpec: (OnItems,),
+    ApprovalSpec: (OnDecision,),
+    DelaySpec: (OnDelay,),
+    SubworkflowSpec: (OnChildren,),
+}
+
+
+def of_run(plan: Plan, run: Run) -> list[str]:
+    """A run is in a state that the rules can lead to, and it ends or waits for something named."""
+    broken = [
+        f"step '{step_id}' is not in the plan" for step_id in run.steps if step_id not in plan.steps
+    ]
+    for step in plan.steps.values():
+        broken += [f"step '{step.id}': {fault}" for fault in _of_step(run, step)]
+    states = [run.step(step_id).status for step_id in plan.steps]
+    if run.status.is_finished:
+        broken += _of_finished(run, states)
+    elif run.status is not RunStatus.PENDING:
+        if not any(status.is_active for status in states):
+            broken.append("an unfinished run waits for nothing")
+        tops = [run.step(step_id).status for step_id in plan.body.steps]
+        if (run.status is RunStatus.RUNNING) != (StepStatus.RUNNING in tops):
+            broken.append(f"the run is {run.status}, its steps are {sorted(map(str, set(tops)))}")
+        if run.finished_at is not None or run.error is not None:
+            broken.append("an unfinished run has an end or an error")
+    return broken
+
+
+def of_transition(before: Run, transition: Transition, after: Run) -> list[str]:
+    """A change goes forward only: what has ended stays, attempts rise, and nothing is rewritten."""
+    broken: list[str] = []
+    if before.status.is_finished and (transition.steps or transition.effects or before != after):
+        broken.append("a finished run changed")
+    if transition.changes_nothing and (
+        transition.steps or transition.items or transition.effects or transition.timeline
+    ):
+        broken.append("an ignored event had an effect")
+    for step_id, now in transition.steps.items():
+        was = before.step(step_id)
+        if was.status.is_finished and was != now:
+            broken.append(f"step '{step_id}' changed after its end")
+        if now.attempt < was.attempt:
+            broken.append(f"step '{step_id}' lost an attempt")
+        if was == now:
+            broken.append(f"step '{step_id}' is in the delta without a change")
+    for key, item in transition.items.items():
+        known = before.items.get(key)
+        if known is not None and known.status.is_finished and known != item:
+            broken.append(f"item {key} changed after its end")
+    if after.status.is_finished and after.finished_at is None:
+        broken.append("an end without a time")
+    return broken
+
+
+def of_work(
+    plan: Plan,
+    run: Run,
+    items: Iterable[tuple[ItemKey, Item]],
+    *,
+    open_jobs: Collection[JobId],
+    timers: Collection[Timer],
+) -> list[str]:
+    """What steps wait for is really out there, and nothing else is."""
+    jobs: set[JobId] = set()
+    clocks: set[Timer] = set()
+    active = {step.id for step in plan.steps.values() if run.step(step.id).status.is_active}
+    for step_id in active:
+        step, state = plan.steps[step_id], run.step(step_id)
+        _expect(step_id, None, state.attempt, state.wait, jobs, clocks)
+        if step.timeout_s is not None:
+            clocks.add(Timer(TimerKind.STEP_TIMEOUT, step_id))
+    for key, item in items:
+        if key.step_id in active:
+            _expect(key.step_id, key.item, item.attempt, item.wait, jobs, clocks)
+    if run.status is not RunStatus.PENDING and not run.status.is_finished:
+        clocks.add(Timer(TimerKind.RUN_TIMEOUT))
+    return [
+        *(f"job '{job}' is waited for and not out" for job in sorted(jobs - set(open_jobs))),
+        *(f"job '{job}' is out and not waited for" for job in sorted(set(open_jobs) - jobs)),
+        *(f"timer '{timer.key}' is not set" for timer in clocks - set(timers)),
+        *(f"timer '{timer.key}' is set for nothing" for timer in set(timers) - clocks),
+    ]
+
+
+def of_slots(*, counted: int, runs: Iterable[Run]) -> list[str]:
+    """A tenant's slots in use are its unfinished runs: no more, no fewer."""
+    active = sum(run.holds_slot and not run.status.is_finished for run in runs)
+    return [] if counted == active else [f"{counted} slots are held for {active} unfinished runs"]
+
+
+def _expect(
+    step_id: StepId,
+    item: int | None,
+    attempt: int,
+    wait: Wait | None,
+    jobs: set[JobId],
+    timers: set[Timer],
+) -> None:
+    match wait:
+        case OnJob(job_id=job_id):
+            jobs.add(job_id)
+        case OnRetry():
+            timers.add(Timer(TimerKind.RETRY, step_id, item, attempt))
+        case OnDelay():
+            timers.add(Timer(TimerKind.DELAY, step_id))
+        case _:
+            pass
+
+
+def _of_step(run: Run, step: PlannedStep) -> Iterable[str]:
+    state = run.step(step.id)
+    if state.status.is_active:
+        if not isinstance(state.wait, _WAITS[type(step.spec)]):
+            yield f"is {state.status} and waits for {state.wait}"
+        if any(not run.step(need).status.satisfies_needs for need in step.needs):
+            yield "began before its needs were met"
+        if step.parent is not None and not run.step(step.parent).status.is_active:
+            yield "is active inside a step that is not"
+    elif state.wait is not None:
+        yield f"is {state.status} and still waits"
+    if state.status is StepStatus.PENDING and _could_begin(run, step):
+        yield "could begin and did not"
+    if state.status.is_finished and state.finished_at is None:
+        yield "ended without a time"
+    if (state.status is StepStatus.FAILED and state.error is None) or (
+        state.status is StepStatus.SUCCEEDED and state.error is not None
+    ):
+        yield f"is {state.status} with error {state.error}"
+    if isinstance(step.spec, JobSpec) and state.attempt > step.spec.retry.max_attempts:
+        yield f"is in attempt {state.attempt} of {step.spec.retry.max_attempts}"
+    yield from _of_items(run, step, state)
+
+
+def _of_items(run: Run, step: PlannedStep, state: Step) -> Iterable[str]:
+    if state.items is None:
+        return
+    counts = state.items
+    if min(counts.succeeded, counts.failed, counts.waiting, counts.running) < 0:
+        yield f"has impossible item counts {counts}"
+    if state.status.is_active and counts.unfinished == 0:
+        yield "has no item left to wait for"
+    assert isinstance(step.spec, ForEachSpec)
+    for key, item in run.items.items():
+        if key.step_id == step.id and item.attempt > step.spec.retry.max_attempts:
+            yield f"has item {key.item} in attempt {item.attempt}"
+
+
+def _could_begin(run: Run, step: PlannedStep) -> bool:
+    opened = (
+        run.status is not RunStatus.PENDING and not run.status.is_finished
+        if step.parent is None
+        else run.step(step.parent).status.is_active
+    )
+    return opened and all(run.step(need).status.is_finished for need in step.needs)
+
+
+def _of_finished(run: Run, states: list[StepStatus]) -> Iterable[str]:
+    if not all(status.is_finished for status in states):
+        yield "a finished run has unfinished steps"
+    if run.finished_at is None:
+        yield "a finished run has no end"
+    if (run.error is None) != (run.status is RunStatus.SUCCEEDED):
+        yield f"the run is {run.status} with error {run.error}"
+    if run.status is RunStatus.SUCCEEDED and not all(each.satisfies_needs for each in states):
+        yield "a succeeded run has a step that did not"

@@ -1,0 +1,230 @@
+"""Plans: a workflow made ready to run.
+
+Linking unfolds every sub-workflow into namespaced steps (``publish.render``), turns the needs into
+a graph that can be walked in both directions, and compiles every expression once. A plan is made
+when a run starts, from the newest version of each workflow; the run keeps those to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+import msgspec
+
+from stanchion.core import graph, limits
+from stanchion.core.expression import Expression, compile_expression
+from stanchion.core.lease_policy import LeaseOverride
+from stanchion.core.model import Risk, StepId, WorkflowId
+from stanchion.core.schema import InputSchema, compile_schema
+from stanchion.core.template import Template, compile_template
+from stanchion.core.workflow import (
+    RUN_TIMEOUT_S_DEFAULT,
+    ApprovalSpec,
+    DelaySpec,
+    ForEachSpec,
+    JobSpec,
+    StepSpec,
+    SubworkflowSpec,
+    Workflow,
+)
+
+__all__ = ["LinkFault", "Plan", "PlannedStep", "link", "subworkflows"]
+
+_SCOPE = frozenset({"input", "steps"})
+_ITEM_SCOPE = _SCOPE | {"item", "index"}
+
+
+class LinkFault(msgspec.Struct, frozen=True):
+    """Why a workflow cannot be made into a plan, and where."""
+
+    path: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PlannedStep:
+    """One step with everything about it worked out."""
+
+    id: StepId
+    spec: StepSpec
+    parent: StepId | None
+    needs: tuple[StepId, ...]
+    dependants: tuple[StepId, ...]
+    visible: Mapping[str, StepId]
+    """The steps its expressions may read, by their name in the file: those it builds on."""
+    condition: Expression | None = None
+    input: Template | None = None
+    items: Template | None = None
+    timeout_s: float | None = None
+    body: Body | None = None
+    """For a sub-workflow: what is inside."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Body:
+    """The inside of a workflow: its own steps, what they give together, what it accepts."""
+
+    steps: tuple[StepId, ...]
+    leaves: Mapping[str, StepId]
+    """The steps nobody needs, by their name in the file."""
+    visible: Mapping[str, StepId]
+    output: Template | None
+    schema: InputSchema | None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Plan:
+    """A whole run's worth of steps, in the order in which they are considered."""
+
+    workflow_id: WorkflowId
+    steps: Mapping[StepId, PlannedStep]
+    body: Body
+    risk: Risk
+    """The strictest class of all the workflows in it."""
+    lock_policy: LeaseOverride | None
+    timeout_s: float
+
+
+def link(workflow: Workflow, others: Mapping[WorkflowId, Workflow]) -> Plan | tuple[LinkFault, ...]:
+    """Make a plan, or say everything that stands in the way.
+
+    ``workflow`` and ``others`` are parsed files, so each is sound in itself; what can be wrong is
+    how they fit together: a name that is not there, a circle, too deep, too many.
+    """
+    linking = _Linking(others)
+    body = linking.unfold(workflow, parent=None, trail=(workflow.id,))
+    if len(linking.steps) > limits.PLAN_STEPS_MAX:
+        linking.fault(
+            "steps",
+            f"{len(linking.steps)} steps with all sub-workflows unfolded;"
+            f" at most {limits.PLAN_STEPS_MAX} are allowed",
+        )
+    if linking.faults:
+        return tuple(linking.faults)
+    return Plan(
+        workflow_id=workflow.id,
+        steps=linking.steps,
+        body=body,
+        risk=max(linking.risks, key=lambda risk: risk.rank),
+        lock_policy=workflow.lock_policy,
+        timeout_s=workflow.timeout_s or RUN_TIMEOUT_S_DEFAULT,
+    )
+
+
+def subworkflows(workflow: Workflow) -> frozenset[WorkflowId]:
+    """The workflows this one names itself. Those may name others in turn."""
+    return frozenset(
+        spec.workflow for spec in workflow.steps.values() if isinstance(spec, SubworkflowSpec)
+    )
+
+
+@dataclass(slots=True)
+class _Linking:
+    others: Mapping[WorkflowId, Workflow]
+    steps: dict[StepId, PlannedStep] = field(default_factory=dict)
+    risks: list[Risk] = field(default_factory=list)
+    faults: list[LinkFault] = field(default_factory=list)
+
+    def fault(self, path: str, message: str) -> None:
+        self.faults.append(LinkFault(path, message))
+
+    def unfold(
+        self, workflow: Workflow, *, parent: StepId | None, trail: tuple[WorkflowId, ...]
+    ) -> Body:
+        self.risks.append(workflow.risk)
+        ids = {local: _namespaced(parent, local) for local in workflow.steps}
+        needs = {local: spec.needs for local, spec in workflow.steps.items()}
+        before = graph.ancestors(needs)
+        after = graph.dependants(needs)
+        for local, spec in workflow.steps.items():
+            # Reserved first, so that a step stands before its sub-steps in the plan's order.
+            planned = _planned(
+                spec,
+                step_id=ids[local],
+                parent=parent,
+                needs=tuple(ids[need] for need in spec.needs),
+                dependants=tuple(ids[later] for later in after[local]),
+                visible={name: ids[name] for name in workflow.steps if name in before[local]},
+            )
+            self.steps[planned.id] = planned
+            if isinstance(spec, SubworkflowSpec):
+                self._unfold_below(planned, spec, trail)
+        return Body(
+            steps=tuple(ids.values()),
+            leaves={local: ids[local] for local in workflow.steps if not after[local]},
+            visible={str(local): step_id for local, step_id in ids.items()},
+            output=None
+            if workflow.output is msgspec.UNSET
+            else compile_template(workflow.output, names=_SCOPE),
+            schema=None if workflow.input_schema is None else compile_schema(workflow.input_schema),
+        )
+
+    def _unfold_below(
+        self, planned: PlannedStep, spec: SubworkflowSpec, trail: tuple[WorkflowId, ...]
+    ) -> None:
+        path = f"steps.{planned.id}.workflow"
+        child = self.others.get(spec.workflow)
+        if spec.workflow in trail:
+            circle = " → ".join((*trail[trail.index(spec.workflow) :], spec.workflow))
+            self.fault(path, f"workflows contain each other in a circle: {circle}")
+        elif child is None:
+            self.fault(path, f"there is no workflow '{spec.workflow}'")
+        elif len(trail) > limits.SUBWORKFLOW_DEPTH_MAX:
+            self.fault(
+                path,
+                f"sub-workflows are nested deeper than {limits.SUBWORKFLOW_DEPTH_MAX} levels",
+            )
+        elif len(self.steps) <= limits.PLAN_STEPS_MAX:
+            # Past the limit nothing more is unfolded: five levels of 200 steps would not end.
+            body = self.unfold(child, parent=planned.id, trail=(*trail, child.id))
+            timeout_s = spec.timeout_s or child.timeout_s
+            self.steps[planned.id] = replace(planned, body=body, timeout_s=timeout_s)
+
+
+def _namespaced(parent: StepId | None, local: str) -> StepId:
+    return StepId(local if parent is None else f"{parent}.{local}")
+
+
+def _planned(
+    spec: StepSpec,
+    *,
+    step_id: StepId,
+    parent: StepId | None,
+    needs: tuple[StepId, ...],
+    dependants: tuple[StepId, ...],
+    visible: Mapping[str, StepId],
+) -> PlannedStep:
+    template: Template | None = None
+    items: Template | None = None
+    timeout_s: float | None = None
+    match spec:
+        case JobSpec() | SubworkflowSpec():
+            template = compile_template(spec.input, names=_SCOPE)
+            timeout_s = spec.timeout_s
+        case ForEachSpec():
+            template = compile_template(spec.input, names=_ITEM_SCOPE)
+            items = compile_template(spec.for_each, names=_SCOPE)
+            timeout_s = spec.timeout_s
+        case ApprovalSpec():
+            timeout_s = spec.timeout_s
+        case DelaySpec():
+            pass
+        case _:
+            assert_never(spec)
+    condition = (
+        None if spec.when is None else compile_expression(spec.when, names=_SCOPE, want_bool=True)
+    )
+    return PlannedStep(
+        id=step_id,
+        spec=spec,
+        parent=parent,
+        needs=needs,
+        dependants=dependants,
+        visible=visible,
+        condition=condition,
+        input=template,
+        items=items,
+        timeout_s=timeout_s,
+    )

@@ -1,0 +1,257 @@
+"""Runs: what an event changes.
+
+``decide`` is the heart of Stanchion. It takes what is known (the plan, the run as read, an event,
+the time) and says what follows, as a value. It is deterministic: two replicas that read the same
+run and handle the same event want the same change, so it does not matter which one commits it.
+
+The rules, in full:
+
+* A step begins when every step it needs has succeeded or was skipped, and its ``when`` holds.
+  A ``when`` that does not hold skips the step; one that errs fails it.
+* A step that failed, timed out or was cancelled cancels every step that needs it, and so on down.
+  Steps that do not depend on it go on: what they give never depends on which event came first.
+* A sub-workflow step ends when everything inside has ended, a run when every step has. Either has
+  failed if anything in it failed or timed out; the failure of the first such step, in the order of
+  the file, is its error.
+* Cancelling a run, or running out of its time, ends every unfinished step at once.
+* An active step waits for one named thing. An event about anything else changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+
+from stanchion.core import steps
+from stanchion.core.draft import Draft
+from stanchion.core.events import (
+    Approved,
+    CancelRequested,
+    Event,
+    JobDied,
+    JobFailed,
+    JobReplayed,
+    JobSucceeded,
+    Rejected,
+    Started,
+    Timer,
+    TimerFired,
+    TimerKind,
+)
+from stanchion.core.expression import ExpressionError
+from stanchion.core.model import Failure, Instant, Run, RunStatus, Step, StepId, StepStatus
+from stanchion.core.transition import Ignored, SetTimer, Transition
+
+if TYPE_CHECKING:
+    from stanchion.core.json_value import JsonValue
+    from stanchion.core.plan import Body, Plan, PlannedStep
+
+__all__ = ["decide", "decide_all", "items_to_read"]
+
+_FAILING = frozenset({StepStatus.FAILED, StepStatus.TIMED_OUT})
+
+
+def decide(plan: Plan, run: Run, event: Event, now: Instant) -> Transition:
+    """What this event changes about the run."""
+    return decide_all(plan, run, (event,), now)
+
+
+def decide_all(plan: Plan, run: Run, events: Iterable[Event], now: Instant) -> Transition:
+    """What these events change about the run, one after the other, as one transition."""
+    draft = Draft(plan, run, now)
+    ignored = tuple(_apply(draft, event) for event in events)
+    if None in ignored and not draft.status.is_finished:
+        _show_status(draft)
+    return draft.transition(ignored)
+
+
+def items_to_read(run: Run, events: Iterable[Event]) -> Mapping[StepId, Sequence[int]]:
+    """Which items of which for-each steps a decision on these events will look at.
+
+    Usually those that the events name. When the events can be the last ones of a step, all of its
+    items: their outputs become the step's.
+    """
+    named: dict[StepId, set[int]] = {}
+    for event in events:
+        place = _item_of(event)
+        if place is not None:
+            named.setdefault(place[0], set()).add(place[1])
+    wanted: dict[StepId, Sequence[int]] = {}
+    for step_id, indexes in named.items():
+        counts = run.step(step_id).items
+        if counts is not None:
+            is_last = len(indexes) >= counts.unfinished
+            wanted[step_id] = range(counts.total) if is_last else sorted(indexes)
+    return wanted
+
+
+def _apply(draft: Draft, event: Event) -> Ignored | None:
+    if draft.status.is_finished:
+        return Ignored.RUN_FINISHED
+    draft.actor = event.actor
+    match event:
+        case Started():
+            ignored = _start(draft)
+        case CancelRequested():
+            reason = event.reason or f"cancelled by {event.actor}"
+            draft.finish(RunStatus.CANCELLED, error=Failure("cancelled", reason))
+            ignored = None
+        case TimerFired(timer=Timer(kind=TimerKind.RUN_TIMEOUT)):
+            message = f"not finished within {draft.plan.timeout_s:g} s"
+            draft.finish(RunStatus.TIMED_OUT, error=Failure("run_timeout", message))
+            ignored = None
+        case TimerFired(timer=timer):
+            ignored = _handle(draft, timer.step_id, event)
+        case JobSucceeded() | JobFailed() | JobDied() | JobReplayed() | Approved() | Rejected():
+            ignored = _handle(draft, event.step_id, event)
+        case _:
+            assert_never(event)
+    _settle(draft)
+    return ignored
+
+
+def _start(draft: Draft) -> Ignored | None:
+    if draft.status is not RunStatus.PENDING:
+        return Ignored.ALREADY_STARTED
+    draft.status = RunStatus.RUNNING
+    draft.note("run_started")
+    draft.then(SetTimer(Timer(TimerKind.RUN_TIMEOUT), draft.after(draft.plan.timeout_s)))
+    draft.unsettled.extend(draft.plan.body.steps)
+    return None
+
+
+def _handle(draft: Draft, step_id: StepId | None, event: Event) -> Ignored | None:
+    step = None if step_id is None else draft.plan.steps.get(step_id)
+    if step is None:
+        return Ignored.UNKNOWN_STEP
+    if not draft.step(step.id).status.is_active:
+        return Ignored.NOT_WAITING_FOR_IT
+    if isinstance(event, TimerFired) and event.timer.kind is TimerKind.STEP_TIMEOUT:
+        return _time_out(draft, step)
+    return steps.handle(draft, step, event)
+
+
+def _time_out(draft: Draft, step: PlannedStep) -> Ignored | None:
+    if step.timeout_s is None:
+        return Ignored.NOT_WAITING_FOR_IT
+    message = f"not finished within {step.timeout_s:g} s"
+    draft.abandon(step, StepStatus.TIMED_OUT, Failure("step_timeout", message, step.id))
+    return None
+
+
+# ── What follows from what has happened ──────────────────────────────────────────────────────────
+
+
+def _settle(draft: Draft) -> None:
+    """Begin all that can begin and end all that has ended, until nothing more follows."""
+    while draft.unsettled:
+        step = draft.plan.steps[draft.unsettled.popleft()]
+        if draft.step(step.id).status.is_finished:
+            draft.unsettled.extend(step.dependants)
+            _close_around(draft, step.parent)
+        else:
+            _consider(draft, step)
+
+
+def _consider(draft: Draft, step: PlannedStep) -> None:
+    """Begin, skip or cancel a pending step, if all that it needs has ended."""
+    if draft.step(step.id).status is not StepStatus.PENDING:
+        return
+    needed = [draft.step(need).status for need in step.needs]
+    if not all(status.is_finished for status in needed):
+        return
+    for need, status in zip(step.needs, needed, strict=True):
+        if not status.satisfies_needs:
+            error = Failure("upstream_failed", f"'{need}' has {_words(status)}", step.id)
+            draft.end(step, StepStatus.CANCELLED, error=error)
+            return
+    if step.condition is not None:
+        try:
+            holds = draft.evaluate(step, step.condition)
+        except ExpressionError as error:
+            failure = Failure("expression_error", f"when: {error}", step.id)
+            draft.end(step, StepStatus.FAILED, error=failure)
+            return
+        if not holds:
+            draft.end(step, StepStatus.SKIPPED)
+            return
+    steps.start(draft, step)
+
+
+def _close_around(draft: Draft, parent: StepId | None) -> None:
+    """End the sub-workflow step or the run whose last inner step has just ended."""
+    around = None if parent is None else draft.plan.steps[parent]
+    body = draft.plan.body if around is None else around.body
+    assert body is not None
+    if around is not None and not draft.step(around.id).status.is_active:
+        return
+    states = [draft.step(step_id) for step_id in body.steps]
+    if not all(state.status.is_finished for state in states):
+        return
+    outcome = _outcome(draft, parent, body, states)
+    if isinstance(outcome, Failure):
+        if around is None:
+            draft.finish(RunStatus.FAILED, error=outcome)
+        else:
+            draft.end(around, StepStatus.FAILED, error=outcome)
+    elif around is None:
+        draft.finish(RunStatus.SUCCEEDED, output=outcome.value)
+    else:
+        draft.end(around, StepStatus.SUCCEEDED, output=outcome.value)
+
+
+class _Given(msgspec.Struct, frozen=True):
+    value: JsonValue
+
+
+def _outcome(
+    draft: Draft, parent: StepId | None, body: Body, states: Sequence[Step]
+) -> _Given | Failure:
+    for state in states:
+        if state.status in _FAILING:
+            assert state.error is not None
+            return state.error
+    if body.output is None:
+        return _Given({name: draft.step(leaf).output for name, leaf in body.leaves.items()})
+    try:
+        return _Given(draft.evaluate_in(parent, body.visible, body.output))
+    except ExpressionError as error:
+        return Failure("expression_error", f"output: {error}", parent)
+
+
+def _show_status(draft: Draft) -> None:
+    """Say whether work is out or the run only waits; a sub-workflow step says it of its inside."""
+    moving: set[StepId | None] = set()
+    for step in reversed(tuple(draft.plan.steps.values())):
+        state = draft.step(step.id)
+        if not state.status.is_active:
+            continue
+        if step.body is not None:
+            status = StepStatus.RUNNING if step.id in moving else StepStatus.WAITING
+            if state.status is not status:
+                draft.put(step.id, msgspec.structs.replace(state, status=status))
+        else:
+            status = state.status
+        if status is StepStatus.RUNNING:
+            moving.add(step.parent)
+    draft.status = RunStatus.RUNNING if None in moving else RunStatus.WAITING
+
+
+def _item_of(event: Event) -> tuple[StepId, int] | None:
+    match event:
+        case JobSucceeded() | JobFailed() | JobDied() | JobReplayed() if event.item is not None:
+            return event.step_id, event.item
+        case TimerFired(timer=Timer(step_id=step_id, item=item)) if (
+            step_id is not None and item is not None
+        ):
+            return step_id, item
+        case _:
+            return None
+
+
+def _words(status: StepStatus) -> str:
+    return {StepStatus.CANCELLED: "been cancelled", StepStatus.TIMED_OUT: "timed out"}.get(
+        status, str(status)
+    )

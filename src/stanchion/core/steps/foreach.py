@@ -1,0 +1,176 @@
+"""For-each steps: the same work for every item of a list.
+
+Items live apart from their step. The step keeps counts, so one item's result costs the same whether
+ten or ten thousand others are out; only the last result looks at all items, to gather their outputs
+in the order of the list. Items of a step that ended early stay as they were.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stanchion.core import limits
+from stanchion.core.events import (
+    Event,
+    JobDied,
+    JobFailed,
+    JobReplayed,
+    JobSucceeded,
+    TimerFired,
+    TimerKind,
+)
+from stanchion.core.expression import ExpressionError
+from stanchion.core.model import (
+    Failure,
+    Item,
+    ItemCounts,
+    ItemKey,
+    OnItems,
+    Step,
+    StepStatus,
+)
+from stanchion.core.steps import attempt
+from stanchion.core.transition import Ignored
+
+if TYPE_CHECKING:
+    from stanchion.core.draft import Draft
+    from stanchion.core.json_value import JsonValue
+    from stanchion.core.plan import PlannedStep
+
+__all__ = ["handle", "start"]
+
+
+def start(draft: Draft, step: PlannedStep) -> None:
+    """Work out the list and send every item's first attempt out."""
+    try:
+        values = _values(draft, step)
+        works = [_work(draft, step, values, index) for index in range(len(values))]
+    except ExpressionError as error:
+        failure = Failure("expression_error", str(error), step.id)
+        draft.end(step, StepStatus.FAILED, error=failure)
+        return
+    draft.begin(
+        step,
+        Step(
+            status=StepStatus.RUNNING,
+            attempt=1,
+            wait=OnItems(),
+            items=ItemCounts(total=len(values)),
+        ),
+    )
+    draft.note("items_started", step.id, detail=f"{len(values)} items")
+    for index, work in enumerate(works):
+        item = attempt.dispatch(draft, step, index, Item(), work)
+        draft.put_item(ItemKey(step.id, index), item)
+    if not values:
+        draft.end(step, StepStatus.SUCCEEDED, output=[])
+
+
+def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
+    """Take one item's result."""
+    state = draft.step(step.id)
+    assert state.items is not None
+    index = _index(event)
+    if index is None or not 0 <= index < state.items.total:
+        return Ignored.NOT_WAITING_FOR_IT
+    key = ItemKey(step.id, index)
+    before = draft.item(key)
+    after = attempt.advance(
+        draft,
+        step,
+        index,
+        before,
+        event,
+        lambda: _work(draft, step, _values(draft, step), index),
+    )
+    if isinstance(after, Ignored):
+        return after
+    draft.put_item(key, after)
+    if after.status is StepStatus.SUCCEEDED:
+        draft.note("item_succeeded", step.id, item=index, attempt=after.attempt)
+    _count(draft, step, before.status, after.status)
+    return None
+
+
+def _count(draft: Draft, step: PlannedStep, before: StepStatus, after: StepStatus) -> None:
+    state = draft.step(step.id)
+    assert state.items is not None
+    counts = ItemCounts(
+        total=state.items.total,
+        succeeded=state.items.succeeded + (after is StepStatus.SUCCEEDED),
+        failed=state.items.failed + (after is StepStatus.FAILED),
+        waiting=state.items.waiting
+        + (after is StepStatus.WAITING)
+        - (before is StepStatus.WAITING),
+    )
+    status = StepStatus.RUNNING if counts.running else StepStatus.WAITING
+    draft.put(step.id, msgspec.structs.replace(state, status=status, items=counts))
+    if counts.unfinished == 0:
+        _gather(draft, step, counts)
+
+
+def _gather(draft: Draft, step: PlannedStep, counts: ItemCounts) -> None:
+    items = [draft.item(ItemKey(step.id, index)) for index in range(counts.total)]
+    if counts.failed:
+        first = next(index for index, item in enumerate(items) if item.status is StepStatus.FAILED)
+        error = items[first].error
+        assert error is not None
+        message = f"{counts.failed} of {counts.total} items failed; item {first}: {error.message}"
+        draft.end(step, StepStatus.FAILED, error=Failure("items_failed", message, step.id))
+        return
+    outputs = [item.output for item in items]
+    size = len(msgspec.json.encode(outputs))
+    if size > limits.FOR_EACH_OUTPUT_BYTES_MAX:
+        message = (
+            f"the items' outputs together are {size} bytes;"
+            f" at most {limits.FOR_EACH_OUTPUT_BYTES_MAX} are allowed"
+        )
+        draft.end(step, StepStatus.FAILED, error=Failure("output_too_large", message, step.id))
+        return
+    draft.end(step, StepStatus.SUCCEEDED, output=outputs)
+
+
+def _index(event: Event) -> int | None:
+    match event:
+        case JobSucceeded() | JobFailed() | JobDied() | JobReplayed():
+            return event.item
+        case TimerFired(timer=timer) if timer.kind is TimerKind.RETRY:
+            return timer.item
+        case _:
+            return None
+
+
+def _values(draft: Draft, step: PlannedStep) -> list[JsonValue]:
+    assert step.items is not None
+    values = draft.evaluate(step, step.items)
+    if not isinstance(values, list):
+        kind = type(values).__name__
+        reason = f"for_each: a list is needed, this is {_KINDS.get(kind, kind)}"
+        raise ExpressionError(reason)
+    if len(values) > limits.FOR_EACH_ITEMS_MAX:
+        reason = f"for_each: {len(values)} items; at most {limits.FOR_EACH_ITEMS_MAX} are allowed"
+        raise ExpressionError(reason)
+    return values
+
+
+_KINDS = {
+    "dict": "an object",
+    "str": "a string",
+    "NoneType": "null",
+    "bool": "a boolean",
+    "int": "a number",
+    "float": "a number",
+}
+
+
+def _work(draft: Draft, step: PlannedStep, values: list[JsonValue], index: int) -> JsonValue:
+    assert step.input is not None
+    try:
+        return draft.evaluate_in(
+            step.parent, step.visible, step.input, item=values[index], index=index
+        )
+    except ExpressionError as error:
+        reason = f"input of item {index}: {error}"
+        raise ExpressionError(reason) from error

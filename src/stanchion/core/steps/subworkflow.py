@@ -1,0 +1,48 @@
+"""Sub-workflow steps: another workflow inside this run.
+
+It has no run and no slot of its own. The step opens when its needs are met, its inside runs as
+namespaced steps, and it ends when its inside has ended (``run`` sees to that): failed if anything
+in it failed, else with the output that the inner workflow states.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stanchion.core.expression import ExpressionError
+from stanchion.core.model import Failure, OnChildren, Step, StepStatus
+
+if TYPE_CHECKING:
+    from stanchion.core.draft import Draft
+    from stanchion.core.plan import PlannedStep
+
+__all__ = ["start"]
+
+
+def start(draft: Draft, step: PlannedStep) -> None:
+    """Check the input against what the inner workflow accepts, and open its steps."""
+    assert step.body is not None
+    fault = _input_fault(draft, step)
+    if fault is not None:
+        draft.end(step, StepStatus.FAILED, error=fault)
+        return
+    draft.begin(step, Step(status=StepStatus.RUNNING, attempt=1, wait=OnChildren()))
+    draft.note("subworkflow_started", step.id)
+    draft.unsettled.extend(step.body.steps)
+
+
+def _input_fault(draft: Draft, step: PlannedStep) -> Failure | None:
+    assert step.input is not None
+    assert step.body is not None
+    try:
+        value = draft.evaluate(step, step.input)
+    except ExpressionError as error:
+        return Failure("expression_error", f"input: {error}", step.id)
+    if not isinstance(value, dict):
+        return Failure("invalid_input", "input: an object is needed", step.id)
+    if step.body.schema is not None:
+        faults = step.body.schema.faults(value)
+        if faults:
+            message = "; ".join(f"{fault.path}: {fault.message}" for fault in faults[:3])
+            return Failure("invalid_input", message, step.id)
+    return None

@@ -1,0 +1,775 @@
+"""The rules of a run, one sentence each."""
+
+from __future__ import annotations
+
+import pytest
+
+from stanchion.core.events import (
+    Approved,
+    CancelRequested,
+    JobSucceeded,
+    Started,
+    Timer,
+    TimerFired,
+    TimerKind,
+)
+from stanchion.core.model import (
+    Instant,
+    ItemCounts,
+    JobId,
+    OnDelay,
+    OnJob,
+    OnReplay,
+    OnRetry,
+    RunStatus,
+    StepId,
+    Topic,
+    WorkflowId,
+)
+from stanchion.core.retry import Fixed
+from stanchion.core.run import decide, items_to_read
+from stanchion.core.transition import (
+    ClearTimer,
+    DispatchJob,
+    Ignored,
+    SetTimer,
+    StopRun,
+    StopStep,
+)
+from stanchion.core.workflow import (
+    ApprovalSpec,
+    DelaySpec,
+    ForEachSpec,
+    JobSpec,
+    RetrySpec,
+    StepSpec,
+    SubworkflowSpec,
+    Workflow,
+)
+from tests.core.world import START, World, pending_run, planned
+
+A, B, C, D = (StepId(name) for name in "abcd")
+
+
+def job(*needs: StepId, **options: object) -> JobSpec:
+    return JobSpec(needs=needs, topic=Topic("work"), **options)  # type: ignore[arg-type]  # any field of JobSpec
+
+
+def workflow(name: str = "w", /, **steps: StepSpec) -> Workflow:
+    return Workflow(id=WorkflowId(name), steps={StepId(step): s for step, s in steps.items()})
+
+
+def started(flow: Workflow, *inside: Workflow, **run_input: object) -> World:
+    others = {each.id: each for each in inside}
+    return World.started(planned(flow, others), run_input)  # type: ignore[arg-type]  # JSON values
+
+
+# ── Beginning and ending ─────────────────────────────────────────────────────────────────────────
+
+
+def test_starting_dispatches_every_step_that_needs_nothing() -> None:
+    world = started(workflow(a=job(), b=job(), c=job(A)))
+    assert world.statuses() == {"a": "running", "b": "running", "c": "pending"}
+    assert list(world.jobs) == ["r1:a@1", "r1:b@1"]
+    assert world.run.status is RunStatus.RUNNING
+
+
+def test_starting_twice_is_ignored() -> None:
+    world = started(workflow(a=job()))
+    assert world.feed(Started()).ignored == (Ignored.ALREADY_STARTED,)
+
+
+def test_a_start_sets_the_run_timeout_which_is_a_day_unless_the_file_says_otherwise() -> None:
+    world = started(workflow(a=job()))
+    assert world.timers == {Timer(TimerKind.RUN_TIMEOUT): START + 24 * 60 * 60 * 1000}
+
+
+def test_a_step_begins_when_all_it_needs_has_succeeded() -> None:
+    world = started(workflow(a=job(), b=job(), c=job(A, B)))
+    world.succeed("a")
+    assert world.statuses()["c"] == "pending"
+    world.succeed("b")
+    assert world.statuses()["c"] == "running"
+
+
+def test_the_run_succeeds_with_the_outputs_of_the_steps_nobody_needs() -> None:
+    world = started(workflow(a=job(), b=job(A), c=job(A)))
+    world.succeed("a", 1)
+    world.succeed("b", 2)
+    transition = world.succeed("c", 3)
+    assert (world.run.status, world.run.output) == (RunStatus.SUCCEEDED, {"b": 2, "c": 3})
+    assert world.run.finished_at == world.now
+    assert transition.effects == (StopRun(),)
+
+
+def test_an_output_template_replaces_the_default() -> None:
+    flow = Workflow(
+        id=WorkflowId("w"), steps={A: job()}, output={"answer": "${steps.a.output.text}"}
+    )
+    world = started(flow)
+    world.succeed("a", {"text": "42"})
+    assert world.run.output == {"answer": "42"}
+
+
+def test_an_output_that_errs_fails_the_run() -> None:
+    world = started(Workflow(id=WorkflowId("w"), steps={A: job()}, output="${steps.a.output.text}"))
+    world.succeed("a", {})
+    assert world.run.status is RunStatus.FAILED
+    assert world.run.error is not None
+    assert (world.run.error.code, world.run.error.step) == ("expression_error", None)
+    assert world.run.error.message.startswith("output: ")
+
+
+def test_an_explicit_null_output_is_null() -> None:
+    world = started(Workflow(id=WorkflowId("w"), steps={A: job()}, output=None))
+    world.succeed("a", 1)
+    assert (world.run.status, world.run.output) == (RunStatus.SUCCEEDED, None)
+
+
+# ── Failure and its effect on others ─────────────────────────────────────────────────────────────
+
+
+def test_a_failed_step_cancels_what_needs_it_all_the_way_down() -> None:
+    world = started(workflow(a=job(), b=job(A), c=job(B)))
+    world.fail("a", "no luck")
+    assert world.statuses() == {"a": "failed", "b": "cancelled", "c": "cancelled"}
+    assert world.run.step(B).error is not None
+    assert world.run.step(B).error.message == "'a' has failed"  # type: ignore[union-attr]  # not None, above
+    assert world.run.step(C).error.message == "'b' has been cancelled"  # type: ignore[union-attr]  # likewise
+
+
+def test_steps_that_do_not_depend_on_a_failed_one_go_on() -> None:
+    world = started(workflow(a=job(), b=job(), c=job(B)))
+    world.fail("a")
+    assert world.run.status == "running"
+    world.succeed("b")
+    world.succeed("c")
+    assert world.statuses() == {"a": "failed", "b": "succeeded", "c": "succeeded"}
+    assert world.run.status == "failed"
+
+
+def test_a_failed_run_carries_the_error_of_the_first_failed_step_in_the_order_of_the_file() -> None:
+    world = started(workflow(a=job(), b=job()))
+    world.fail("b", "second")
+    world.fail("a", "first")
+    assert world.run.error is not None
+    assert (world.run.error.step, world.run.error.message) == ("a", "first")
+
+
+def test_a_step_waits_for_all_its_needs_before_it_is_cancelled() -> None:
+    world = started(workflow(a=job(), b=job(), c=job(B, A)))
+    world.fail("a")
+    assert world.statuses()["c"] == "pending"
+    world.fail("b")
+    assert world.run.step(C).error.message == "'b' has failed"  # type: ignore[union-attr]  # it was cancelled
+
+
+# ── Conditions ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_condition_that_does_not_hold_skips_the_step_and_satisfies_needs() -> None:
+    world = started(workflow(a=job(when="input.go"), b=job(A)), go=False)
+    assert world.statuses() == {"a": "skipped", "b": "running"}
+    assert [entry.what for entry in world.timeline if entry.step == A] == ["step_skipped"]
+
+
+def test_a_condition_that_holds_lets_the_step_begin() -> None:
+    assert started(workflow(a=job(when="input.go")), go=True).statuses() == {"a": "running"}
+
+
+def test_a_condition_that_errs_fails_the_step() -> None:
+    world = started(workflow(a=job(when="input.missing")))
+    error = world.run.step(A).error
+    assert error is not None
+    assert error.code == "expression_error"
+    assert error.message.startswith("when: ")
+    assert world.run.status is RunStatus.FAILED
+
+
+def test_a_run_whose_steps_are_all_skipped_succeeds_at_once() -> None:
+    world = started(workflow(a=job(when="false"), b=job(A, when="false")))
+    assert world.run.status is RunStatus.SUCCEEDED
+    assert world.run.output == {"b": None}
+
+
+def test_a_skipped_step_shows_as_such_to_conditions() -> None:
+    world = started(workflow(a=job(when="false"), b=job(A, when="steps.a.status == 'skipped'")))
+    assert world.statuses()["b"] == "running"
+
+
+# ── Jobs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_gets_its_rendered_input() -> None:
+    flow = workflow(a=job(), b=job(A, input={"of": "${steps.a.output}", "as": "${input.way}"}))
+    world = started(flow, way="fast")
+    world.succeed("a", [1, 2])
+    sent = world.job("b")
+    assert (sent.input, sent.topic, sent.tenant, sent.run_id, sent.attempt, sent.dispatch) == (
+        {"of": [1, 2], "as": "fast"},
+        "work",
+        "acme",
+        "r1",
+        1,
+        1,
+    )
+
+
+def test_an_input_that_errs_fails_the_step_without_a_job() -> None:
+    world = started(workflow(a=job(input="${input.missing}")))
+    assert world.statuses() == {"a": "failed"}
+    assert world.run.error.message.startswith("input: ")  # type: ignore[union-attr]  # it failed
+    assert not world.jobs
+
+
+def test_a_failed_attempt_is_tried_again_after_its_backoff() -> None:
+    world = started(workflow(a=job(retry=RetrySpec(max_attempts=2, backoff=Fixed(700)))))
+    world.fail("a", "flaky")
+    due = Instant(START + 700)
+    timer = Timer(TimerKind.RETRY, A, None, 1)
+    state = world.run.step(A)
+    assert (state.status, state.wait, state.attempt) == ("waiting", OnRetry(due), 1)
+    assert state.error is not None
+    assert state.error.step == A
+    assert world.timers[timer] == due
+    assert world.run.status is RunStatus.WAITING
+    world.fire(timer)
+    assert (world.run.step(A).attempt, list(world.jobs)) == (2, ["r1:a@2"])
+    world.succeed("a", "done")
+    assert (world.run.step(A).error, world.run.output) == (None, {"a": "done"})
+
+
+def test_the_last_allowed_attempt_fails_the_step() -> None:
+    world = started(workflow(a=job(retry=RetrySpec(max_attempts=2, backoff=Fixed(1)))))
+    world.fail("a", "one")
+    world.fire(Timer(TimerKind.RETRY, A, None, 1))
+    world.fail("a", "two")
+    assert (world.run.status, world.run.step(A).attempt) == (RunStatus.FAILED, 2)
+    assert world.run.error.message == "two"  # type: ignore[union-attr]  # it failed
+
+
+def test_a_final_failure_is_not_tried_again() -> None:
+    world = started(workflow(a=job(retry=RetrySpec(max_attempts=9))))
+    world.fail("a", final=True)
+    assert world.run.status is RunStatus.FAILED
+
+
+def test_the_timer_of_an_earlier_attempt_changes_nothing() -> None:
+    world = started(workflow(a=job(retry=RetrySpec(max_attempts=3, backoff=Fixed(5)))))
+    world.fail("a")
+    world.fire(Timer(TimerKind.RETRY, A, None, 1))
+    world.fail("a")
+    late = TimerFired(timer=Timer(TimerKind.RETRY, A, None, 1))
+    assert world.feed(late).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+
+
+def test_a_retry_timer_of_the_running_attempt_changes_nothing() -> None:
+    world = started(workflow(a=job(retry=RetrySpec(max_attempts=3))))
+    early = TimerFired(timer=Timer(TimerKind.RETRY, A, None, 1))
+    assert world.feed(early).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+
+
+def test_a_dead_job_leaves_the_run_waiting_until_it_is_replayed() -> None:
+    world = started(workflow(a=job(input={"n": 7})))
+    world.die("a")
+    assert world.run.step(A).wait == OnReplay(JobId("r1:a@1"))
+    assert world.run.status is RunStatus.WAITING
+    world.replay("a")
+    again = world.job("a")
+    assert (again.id, again.attempt, again.dispatch, again.input) == ("r1:a@1", 1, 2, {"n": 7})
+    world.succeed("a", "at last")
+    assert world.run.output == {"a": "at last"}
+
+
+def test_an_earlier_death_or_replay_changes_nothing_about_a_job_that_was_replayed() -> None:
+    world = started(workflow(a=job()))
+    world.die("a")
+    world.replay("a")
+    death, replay = world.history[-2:]
+    assert world.feed(death).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+    world.die("a")
+    assert world.feed(replay).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+    world.replay("a")
+    assert world.job("a").dispatch == 3
+
+
+def test_a_result_for_a_dead_job_changes_nothing() -> None:
+    world = started(workflow(a=job()))
+    late = JobSucceeded(job_id=JobId("r1:a@1"), step_id=A)
+    world.die("a")
+    assert world.feed(late).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+
+
+def test_an_event_for_a_step_that_is_not_there_is_ignored() -> None:
+    world = started(workflow(a=job()))
+    stray = JobSucceeded(job_id=JobId("r1:x@1"), step_id=StepId("x"))
+    assert world.feed(stray).ignored == (Ignored.UNKNOWN_STEP,)
+    lost = TimerFired(timer=Timer(TimerKind.DELAY))
+    assert world.feed(lost).ignored == (Ignored.UNKNOWN_STEP,)
+
+
+# ── Approvals and delays ─────────────────────────────────────────────────────────────────────────
+
+
+def test_an_approval_waits_for_a_person_and_says_who_it_was() -> None:
+    world = started(workflow(a=ApprovalSpec(), b=job(A, input="${steps.a.output.by}")))
+    assert (world.run.status, world.undecided()) == (RunStatus.WAITING, [A])
+    world.approve("a", "go ahead")
+    assert world.run.step(A).output == {"approved": True, "by": "alex", "comment": "go ahead"}
+    assert world.job("b").input == "alex"
+
+
+@pytest.mark.parametrize(
+    ("comment", "message"), [(None, "rejected by alex"), ("not yet", "rejected by alex: not yet")]
+)
+def test_a_rejection_fails_the_step(comment: str | None, message: str) -> None:
+    world = started(workflow(a=ApprovalSpec(), b=job(A)))
+    world.reject("a", comment)
+    assert world.statuses() == {"a": "failed", "b": "cancelled"}
+    error = world.run.error
+    assert error is not None
+    assert (error.code, error.message) == ("rejected", message)
+
+
+def test_the_second_decision_is_ignored() -> None:
+    world = started(workflow(a=ApprovalSpec(), b=job(A)))
+    world.approve("a")
+    assert world.reject("a").ignored == (Ignored.NOT_WAITING_FOR_IT,)
+    assert world.statuses()["b"] == "running"
+
+
+def test_an_approval_takes_no_result() -> None:
+    world = started(workflow(a=ApprovalSpec()))
+    stray = JobSucceeded(job_id=JobId("r1:a@1"), step_id=A)
+    assert world.feed(stray).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+
+
+def test_a_job_takes_no_decision() -> None:
+    world = started(workflow(a=job()))
+    assert world.feed(Approved(step_id=A)).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+
+
+def test_a_delay_ends_when_its_time_has_come() -> None:
+    world = started(workflow(a=DelaySpec(delay_s=2.5), b=job(A)))
+    due = Instant(START + 2_500)
+    assert world.run.step(A).wait == OnDelay(due)
+    assert world.timers[Timer(TimerKind.DELAY, A)] == due
+    assert world.feed(Approved(step_id=A)).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+    world.fire(Timer(TimerKind.DELAY, A))
+    assert world.statuses() == {"a": "succeeded", "b": "running"}
+
+
+# ── Time limits and cancelling ───────────────────────────────────────────────────────────────────
+
+
+def test_a_step_that_runs_out_of_time_times_out_and_its_job_is_revoked() -> None:
+    world = started(workflow(a=job(timeout_s=1.5), b=job(A)))
+    transition = world.fire(Timer(TimerKind.STEP_TIMEOUT, A))
+    assert world.now == START + 1_500
+    assert StopStep(A) in transition.effects
+    assert world.statuses() == {"a": "timed_out", "b": "cancelled"}
+    assert world.run.error is not None
+    assert world.run.error.message == "not finished within 1.5 s"
+    assert world.run.step(B).error.message == "'a' has timed out"  # type: ignore[union-attr]  # it was cancelled
+    assert world.run.status is RunStatus.FAILED
+
+
+def test_a_step_that_ends_in_time_clears_its_timer() -> None:
+    world = started(workflow(a=job(timeout_s=1.5), b=job(A)))
+    transition = world.succeed("a")
+    assert ClearTimer(Timer(TimerKind.STEP_TIMEOUT, A)) in transition.effects
+
+
+def test_a_time_limit_covers_all_attempts() -> None:
+    world = started(workflow(a=job(timeout_s=9, retry=RetrySpec(max_attempts=5))))
+    world.fail("a")
+    transition = world.fire(Timer(TimerKind.STEP_TIMEOUT, A))
+    assert transition.effects == (StopStep(A), StopRun())
+    assert world.statuses() == {"a": "timed_out"}
+
+
+def test_a_time_limit_that_a_step_does_not_have_cannot_run_out() -> None:
+    world = started(workflow(a=job()))
+    stray = TimerFired(timer=Timer(TimerKind.STEP_TIMEOUT, A))
+    assert world.feed(stray).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+
+
+def test_an_approval_can_run_out_of_time() -> None:
+    world = started(workflow(a=ApprovalSpec(timeout_s=60)))
+    world.fire(Timer(TimerKind.STEP_TIMEOUT, A))
+    assert world.statuses() == {"a": "timed_out"}
+
+
+def test_a_run_that_runs_out_of_time_ends_everything() -> None:
+    flow = Workflow(id=WorkflowId("w"), timeout_s=3, steps={A: job(), B: job(A), C: ApprovalSpec()})
+    world = started(flow)
+    transition = world.fire(Timer(TimerKind.RUN_TIMEOUT))
+    assert world.statuses() == {"a": "timed_out", "b": "cancelled", "c": "timed_out"}
+    assert (world.run.status, transition.effects) == (RunStatus.TIMED_OUT, (StopRun(),))
+    assert world.run.error.message == "not finished within 3 s"  # type: ignore[union-attr]  # it timed out
+    assert world.now == START + 3_000
+
+
+def test_a_cancelled_run_ends_everything_and_revokes_its_jobs() -> None:
+    world = started(workflow(a=job(), b=job(A), c=DelaySpec(delay_s=9)))
+    transition = world.feed(CancelRequested(actor="alex", reason="wrong input"))
+    assert world.statuses() == dict.fromkeys("abc", "cancelled")
+    assert (world.run.status, transition.effects) == (RunStatus.CANCELLED, (StopRun(),))
+    assert world.run.error.message == "wrong input"  # type: ignore[union-attr]  # it was cancelled
+
+
+def test_a_cancel_without_a_reason_says_who_it_was() -> None:
+    world = started(workflow(a=job()))
+    world.feed(CancelRequested(actor="alex"))
+    assert world.run.error.message == "cancelled by alex"  # type: ignore[union-attr]  # it was cancelled
+
+
+def test_a_finished_run_ignores_everything() -> None:
+    world = started(workflow(a=job()))
+    world.succeed("a")
+    assert world.feed(CancelRequested(actor="alex")).ignored == (Ignored.RUN_FINISHED,)
+
+
+# ── For-each ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def fan_out(**options: object) -> Workflow:
+    spec = ForEachSpec(
+        for_each="${input.list}",
+        topic=Topic("work"),
+        input={"value": "${item}", "at": "${index}"},
+        **options,  # type: ignore[arg-type]  # any field of ForEachSpec
+    )
+    return workflow(a=spec, b=job(A, input="${steps.a.output}"))
+
+
+def test_a_for_each_dispatches_a_job_per_item_and_gathers_outputs_in_the_order_of_the_list() -> (
+    None
+):
+    world = started(fan_out(), list=["x", "y", "z"])
+    assert list(world.jobs) == ["r1:a[0]@1", "r1:a[1]@1", "r1:a[2]@1"]
+    assert world.job("a", 1).input == {"value": "y", "at": 1}
+    for index in (2, 0, 1):
+        world.succeed("a", f"out {index}", item=index)
+    assert world.job("b").input == ["out 0", "out 1", "out 2"]
+    assert world.run.step(A).items == ItemCounts(total=3, succeeded=3)
+
+
+def test_an_empty_for_each_succeeds_with_an_empty_list() -> None:
+    world = started(fan_out(), list=[])
+    assert (world.run.step(A).status, world.job("b").input) == ("succeeded", [])
+
+
+def test_one_result_is_a_delta_of_one_item() -> None:
+    world = started(fan_out(), list=list(range(1_000)))
+    transition = world.succeed("a", "out", item=500)
+    assert [key.item for key in transition.items] == [500]
+    assert list(transition.steps) == [A]
+    assert not transition.effects
+    assert [entry.what for entry in transition.timeline] == ["item_succeeded"]
+
+
+def test_each_item_has_attempts_of_its_own() -> None:
+    world = started(fan_out(retry=RetrySpec(max_attempts=2, backoff=Fixed(5))), list=["x", "y"])
+    world.fail("a", item=0)
+    assert world.run.step(A).items == ItemCounts(total=2, waiting=1)
+    assert world.run.step(A).status == "running"
+    world.succeed("a", "out 1", item=1)
+    assert world.run.step(A).status == "waiting"
+    world.fire(Timer(TimerKind.RETRY, A, 0, 1))
+    assert world.run.step(A).items == ItemCounts(total=2, succeeded=1)
+    assert world.job("a", 0).input == {"value": "x", "at": 0}
+    world.succeed("a", "out 0", item=0)
+    assert world.job("b").input == ["out 0", "out 1"]
+
+
+def test_failed_items_fail_the_step_once_all_have_ended() -> None:
+    world = started(fan_out(), list=["x", "y", "z"])
+    world.fail("a", "late", item=2)
+    world.fail("a", "early", item=1)
+    assert world.run.step(A).status == "running"
+    world.succeed("a", item=0)
+    assert world.run.step(A).status == "failed"
+    error = world.run.error
+    assert error is not None
+    assert (error.code, error.message) == ("items_failed", "2 of 3 items failed; item 1: early")
+
+
+def test_a_dead_item_leaves_the_step_waiting_until_it_is_replayed() -> None:
+    world = started(fan_out(), list=["x"])
+    world.die("a", item=0)
+    assert (world.run.status, world.run.step(A).status) == (RunStatus.WAITING, "waiting")
+    world.replay("a", item=0)
+    assert (world.job("a", 0).dispatch, world.run.step(A).status) == (2, "running")
+
+
+def test_a_for_each_that_runs_out_of_time_revokes_all_its_items() -> None:
+    world = started(fan_out(timeout_s=5), list=["x", "y"])
+    world.succeed("a", item=0)
+    transition = world.fire(Timer(TimerKind.STEP_TIMEOUT, A))
+    assert StopStep(A) in transition.effects
+    assert not world.jobs
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("text", "for_each: a list is needed, this is a string"),
+        ({"a": 1}, "for_each: a list is needed, this is an object"),
+        (None, "for_each: a list is needed, this is null"),
+        (True, "for_each: a list is needed, this is a boolean"),
+        (7, "for_each: a list is needed, this is a number"),
+        (0.5, "for_each: a list is needed, this is a number"),
+        (list(range(10_001)), "for_each: 10001 items; at most 10000 are allowed"),
+    ],
+)
+def test_a_for_each_over_anything_but_a_list_of_allowed_length_fails(
+    value: object, reason: str
+) -> None:
+    world = started(fan_out(), list=value)
+    assert world.run.error is not None
+    assert (world.run.error.code, world.run.error.message) == ("expression_error", reason)
+    assert not world.jobs
+
+
+def test_ten_thousand_items_are_allowed() -> None:
+    assert len(started(fan_out(), list=list(range(10_000))).jobs) == 10_000
+
+
+def test_an_item_whose_input_errs_fails_the_step_before_anything_is_sent() -> None:
+    spec = ForEachSpec(for_each="${input.list}", topic=Topic("work"), input="${item.q}")
+    world = started(workflow(a=spec), list=[{"q": 1}, {}])
+    assert world.run.error is not None
+    assert world.run.error.message.startswith("input of item 1: ")
+    assert not world.jobs
+
+
+@pytest.mark.parametrize("index", [None, -1, 2])
+def test_a_result_for_an_item_that_is_not_there_is_ignored(index: int | None) -> None:
+    world = started(fan_out(), list=["x", "y"])
+    stray = JobSucceeded(job_id=JobId("r1:a[9]@1"), step_id=A, item=index)
+    assert world.feed(stray).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+
+
+def test_a_for_each_takes_no_decision() -> None:
+    world = started(fan_out(), list=["x"])
+    assert world.feed(Approved(step_id=A)).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+
+
+def test_outputs_that_are_too_large_together_fail_the_step() -> None:
+    world = started(fan_out(), list=list(range(5)))
+    for index in range(5):
+        world.succeed("a", "x" * 900_000, item=index)
+    assert world.run.error is not None
+    assert world.run.error.code == "output_too_large"
+    assert "at most 4194304 are allowed" in world.run.error.message
+
+
+def test_outputs_of_exactly_the_allowed_size_pass() -> None:
+    world = started(fan_out(), list=[0])
+    world.succeed("a", "x" * (4 * 1024 * 1024 - 4), item=0)
+    assert world.run.step(A).status == "succeeded"
+
+
+def test_only_what_the_events_name_is_read_until_they_can_be_the_last() -> None:
+    world = started(fan_out(), list=["x", "y", "z"])
+    events = [JobSucceeded(job_id=JobId(f"r1:a[{i}]@1"), step_id=A, item=i) for i in range(3)]
+    retry = TimerFired(timer=Timer(TimerKind.RETRY, A, 2, 1))
+    assert items_to_read(world.run, [events[1], events[1], Started()]) == {A: [1]}
+    assert items_to_read(world.run, [retry, events[0]]) == {A: [0, 2]}
+    assert items_to_read(world.run, events) == {A: range(3)}
+    assert items_to_read(world.run, [TimerFired(timer=Timer(TimerKind.RETRY, B, None, 1))]) == {}
+    assert items_to_read(pending_run(world.plan), events) == {}
+
+
+def test_several_events_make_one_transition() -> None:
+    world = started(fan_out(), list=["x", "y"])
+    jobs = [world.job("a", index) for index in range(2)]
+    events = [JobSucceeded(job_id=each.id, step_id=A, item=each.item, output=1) for each in jobs]
+    transition = world.feed(events[0], events[0], events[1])
+    assert transition.ignored == (None, Ignored.NOT_WAITING_FOR_IT, None)
+    assert isinstance(transition.effects[0], DispatchJob)
+    assert world.job("b").input == [1, 1]
+
+
+# ── Sub-workflows ────────────────────────────────────────────────────────────────────────────────
+
+
+def nested(**options: object) -> tuple[Workflow, Workflow]:
+    inner = Workflow(
+        id=WorkflowId("inner"),
+        steps={
+            StepId("x"): job(input="${input.n}"),
+            StepId("y"): job(StepId("x"), input="${steps.x.output}"),
+        },
+        output={"of": "${input.n}", "got": "${steps.y.output}"},
+    )
+    spec = SubworkflowSpec(
+        needs=(A,),
+        workflow=inner.id,
+        input={"n": "${steps.a.output}"},
+        **options,  # type: ignore[arg-type]  # any field of SubworkflowSpec
+    )
+    return workflow(a=job(), b=spec, c=job(B, input="${steps.b.output}")), inner
+
+
+def test_a_sub_workflow_runs_as_steps_of_the_same_run() -> None:
+    world = started(*nested())
+    world.succeed("a", 5)
+    assert world.statuses() == {
+        "a": "succeeded",
+        "b": "running",
+        "b.x": "running",
+        "b.y": "pending",
+        "c": "pending",
+    }
+    assert world.job("b.x").input == 5
+    assert world.job("b.x").id == "r1:b.x@1"
+    world.succeed("b.x", "from x")
+    assert world.job("b.y").input == "from x"
+    world.succeed("b.y", "from y")
+    assert world.job("c").input == {"of": 5, "got": "from y"}
+
+
+def test_a_failure_inside_fails_the_sub_workflow_step_and_cancels_what_needs_it() -> None:
+    world = started(*nested())
+    world.succeed("a", 5)
+    world.fail("b.x", "inside")
+    assert world.statuses() == {
+        "a": "succeeded",
+        "b": "failed",
+        "b.x": "failed",
+        "b.y": "cancelled",
+        "c": "cancelled",
+    }
+    assert world.run.error is not None
+    assert (world.run.error.step, world.run.error.message) == ("b.x", "inside")
+
+
+def test_a_skipped_sub_workflow_skips_its_inside() -> None:
+    world = started(*nested(when="false"))
+    world.succeed("a", 5)
+    assert world.statuses() == {
+        "a": "succeeded",
+        "b": "skipped",
+        "b.x": "skipped",
+        "b.y": "skipped",
+        "c": "running",
+    }
+
+
+def test_a_cancelled_sub_workflow_cancels_its_inside() -> None:
+    world = started(*nested())
+    world.fail("a")
+    assert world.statuses() == {"a": "failed"} | dict.fromkeys(
+        ("b", "b.x", "b.y", "c"), "cancelled"
+    )
+
+
+def test_a_sub_workflow_that_runs_out_of_time_stops_its_inside() -> None:
+    world = started(*nested(timeout_s=5))
+    world.succeed("a", 5)
+    transition = world.fire(Timer(TimerKind.STEP_TIMEOUT, B))
+    assert transition.effects[:2] == (StopStep(B), StopStep(StepId("b.x")))
+    assert world.statuses() == {
+        "a": "succeeded",
+        "b": "timed_out",
+        "b.x": "timed_out",
+        "b.y": "cancelled",
+        "c": "cancelled",
+    }
+
+
+def test_an_event_for_a_sub_workflow_step_itself_is_ignored() -> None:
+    world = started(*nested())
+    world.succeed("a", 5)
+    stray = JobSucceeded(job_id=JobId("r1:b@1"), step_id=B)
+    assert world.feed(stray).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+
+
+def test_a_sub_workflow_waits_while_everything_inside_waits() -> None:
+    inner = workflow("inner", x=ApprovalSpec())
+    world = started(workflow(a=SubworkflowSpec(workflow=inner.id)), inner)
+    assert (world.run.status, world.run.step(A).status) == (RunStatus.WAITING, "waiting")
+    world.approve("a.x")
+    assert world.run.status is RunStatus.SUCCEEDED
+
+
+def test_a_sub_workflow_input_must_be_an_object() -> None:
+    inner = workflow("inner", x=job())
+    world = started(workflow(a=SubworkflowSpec(workflow=inner.id, input="${input.n}")), inner, n=3)
+    assert world.run.error is not None
+    assert (world.run.error.code, world.run.error.message) == (
+        "invalid_input",
+        "input: an object is needed",
+    )
+    assert world.statuses() == {"a": "failed", "a.x": "cancelled"}
+
+
+def test_a_sub_workflow_input_that_errs_fails_the_step() -> None:
+    inner = workflow("inner", x=job())
+    world = started(workflow(a=SubworkflowSpec(workflow=inner.id, input="${input.n}")), inner)
+    assert world.run.error is not None
+    assert world.run.error.code == "expression_error"
+
+
+def test_a_sub_workflow_input_is_checked_against_its_schema() -> None:
+    inner = Workflow(
+        id=WorkflowId("inner"),
+        steps={StepId("x"): job()},
+        input_schema={"type": "object", "required": ["n"]},
+    )
+    flow = workflow(a=SubworkflowSpec(workflow=inner.id, input={"m": 1}))
+    world = started(flow, inner)
+    assert world.run.error is not None
+    assert world.run.error.code == "invalid_input"
+    good = workflow(a=SubworkflowSpec(workflow=inner.id, input={"n": 1}))
+    assert started(good, inner).statuses() == {"a": "running", "a.x": "running"}
+
+
+def test_an_inner_output_that_errs_fails_the_sub_workflow_step() -> None:
+    inner = Workflow(
+        id=WorkflowId("inner"), steps={StepId("x"): job()}, output="${steps.x.output.missing}"
+    )
+    world = started(workflow(a=SubworkflowSpec(workflow=inner.id)), inner)
+    world.succeed("a.x", {})
+    assert world.run.error is not None
+    assert (world.run.error.code, world.run.error.step) == ("expression_error", A)
+
+
+# ── The timeline ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_timeline_tells_the_story_with_its_actors() -> None:
+    flow = workflow(
+        a=job(retry=RetrySpec(max_attempts=2, backoff=Fixed(5))),
+        b=ApprovalSpec(needs=(A,)),
+        c=DelaySpec(needs=(B,), delay_s=1),
+    )
+    world = started(flow)
+    world.fail("a", "flaky")
+    world.fire(Timer(TimerKind.RETRY, A, None, 1))
+    world.succeed("a")
+    world.approve("b")
+    world.fire(Timer(TimerKind.DELAY, C))
+    assert [(entry.what, entry.step, entry.actor, entry.detail) for entry in world.timeline] == [
+        ("run_started", None, "caller", None),
+        ("job_dispatched", "a", "caller", None),
+        ("job_failed", "a", "worker-1", "flaky"),
+        ("job_dispatched", "a", "system", None),
+        ("step_succeeded", "a", "worker-1", None),
+        ("approval_requested", "b", "worker-1", None),
+        ("step_succeeded", "b", "alex", None),
+        ("delay_started", "c", "alex", "1 s"),
+        ("step_succeeded", "c", "system", None),
+        ("run_succeeded", None, "system", None),
+    ]
+
+
+def test_deciding_changes_nothing_about_the_run_that_was_read() -> None:
+    plan = planned(workflow(a=job()))
+    run = pending_run(plan)
+    transition = decide(plan, run, Started(), START)
+    assert run == pending_run(plan)
+    assert transition.steps[A].wait == OnJob(JobId("r1:a@1"))
+    assert isinstance(transition.effects[0], SetTimer)

@@ -1,0 +1,163 @@
+"""Properties of ``decide``: for any valid workflow and any order of events."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from random import Random
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stanchion.core.events import CancelRequested, Started
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import Run, WorkflowId
+from stanchion.core.run import decide
+from stanchion.core.workflow import ForEachSpec, JobSpec, Workflow
+from tests.core.strategies import INPUTS, drive, families, step_forward
+from tests.core.world import World, pending_run, planned
+
+Family = tuple[Workflow, dict[WorkflowId, Workflow]]
+SEEDS = st.integers(0, 2**32)
+
+
+@given(families(), INPUTS, SEEDS, SEEDS)
+def test_every_run_ends_or_waits_for_something_named(
+    family: Family, run_input: JsonObject, order: int, seed: int
+) -> None:
+    # The world checks the invariants after each event; what is left to say is that it came to rest
+    # only because the run had ended.
+    world = World(planned(*family), pending_run(planned(*family), run_input))
+    drive(world, order, seed, timeouts=True)
+    assert world.run.status.is_finished
+    assert not world.jobs
+    assert not world.timers
+
+
+@given(families(timeouts=False), INPUTS, SEEDS, SEEDS, SEEDS)
+def test_results_do_not_depend_on_the_order_of_events(
+    family: Family, run_input: JsonObject, one: int, other: int, seed: int
+) -> None:
+    plan = planned(*family)
+    ends: list[object] = []
+    for order in (one, other):
+        world = World(plan, pending_run(plan, run_input))
+        drive(world, order, seed)
+        steps = {
+            step_id: (step.status, step.attempt, step.output, step.error, step.items)
+            for step_id, step in sorted(world.run.steps.items())
+        }
+        ends.append((world.run.status, world.run.output, world.run.error, steps))
+    assert ends[0] == ends[1]
+
+
+@given(families(), INPUTS, SEEDS, SEEDS)
+def test_repeated_and_late_events_change_nothing(
+    family: Family, run_input: JsonObject, order: int, seed: int
+) -> None:
+    world = World.started(planned(*family), run_input)
+    chance = Random(order)
+    for _ in range(200):
+        before = world.run
+        for event in chance.sample(world.history, min(3, len(world.history))):
+            assert world.feed(event).changes_nothing
+        assert world.run == before
+        if not step_forward(world, chance, seed, timeouts=True):
+            break
+        # The same event once more, right behind itself.
+        assert world.feed(world.history[-1]).changes_nothing
+
+
+@given(families(), INPUTS, SEEDS, SEEDS, st.integers(0, 30))
+def test_a_finished_run_is_absorbing(
+    family: Family, run_input: JsonObject, order: int, seed: int, moves: int
+) -> None:
+    world = World.started(planned(*family), run_input)
+    chance = Random(order)
+    for _ in range(moves):
+        step_forward(world, chance, seed, timeouts=True)
+    world.feed(CancelRequested(actor="alex"))
+    finished = world.run
+    assert finished.status.is_finished
+    for event in (*world.history, CancelRequested(actor="sam"), Started()):
+        assert world.feed(event).changes_nothing
+    assert world.run == finished
+
+
+@given(families(), INPUTS, SEEDS, SEEDS)
+def test_attempts_never_exceed_what_the_workflow_allows(
+    family: Family, run_input: JsonObject, order: int, seed: int
+) -> None:
+    world = World(planned(*family), pending_run(planned(*family), run_input))
+    drive(world, order, seed, timeouts=True)
+    for entry in world.timeline:
+        if entry.what == "job_dispatched":
+            assert entry.step is not None
+            spec = world.plan.steps[entry.step].spec
+            assert isinstance(spec, JobSpec | ForEachSpec)
+            assert entry.attempt is not None
+            assert 1 <= entry.attempt <= spec.retry.max_attempts
+
+
+@given(families(), INPUTS, SEEDS, SEEDS, st.integers(0, 20))
+def test_deciding_twice_gives_the_same_transition_to_the_byte(
+    family: Family, run_input: JsonObject, order: int, seed: int, moves: int
+) -> None:
+    world = World.started(planned(*family), run_input)
+    chance = Random(order)
+    for _ in range(moves):
+        step_forward(world, chance, seed, timeouts=True)
+    event = CancelRequested(actor="alex")
+    # The second plan is linked anew: nothing hangs on which object is at hand.
+    twice = [decide(plan, world.run, event, world.now) for plan in (world.plan, planned(*family))]
+    assert msgspec.json.encode(twice[0]) == msgspec.json.encode(twice[1])
+
+
+@given(families(), INPUTS, SEEDS, SEEDS)
+@settings(max_examples=25)
+def test_a_run_survives_storage(
+    family: Family, run_input: JsonObject, order: int, seed: int
+) -> None:
+    world = World.started(planned(*family), run_input)
+    chance = Random(order)
+    while step_forward(world, chance, seed, timeouts=False):
+        stored = msgspec.json.encode(world.run)
+        assert msgspec.json.decode(stored, type=Run) == world.run
+
+
+_TRANSCRIPT = """
+import hashlib, sys
+from random import Random
+import msgspec
+from hypothesis import seed, settings, given, Phase
+from tests.core.strategies import INPUTS, drive, families
+from tests.core.world import World, pending_run, planned
+digest = hashlib.sha256()
+@settings(max_examples=40, derandomize=True, database=None, phases=[Phase.generate])
+@given(families(), INPUTS)
+def play(family, run_input):
+    plan = planned(*family)
+    world = World(plan, pending_run(plan, run_input))
+    drive(world, 7, 11, timeouts=True)
+    digest.update(msgspec.json.encode([world.run, world.timeline]))
+play()
+print(digest.hexdigest())
+"""
+
+
+def test_histories_are_the_same_in_processes_with_other_hash_seeds() -> None:
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", _TRANSCRIPT],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for hash_seed in ("1", "2", "3")
+    }
+    assert len(digests) == 1
+    assert len(digests.pop().strip()) == 64
