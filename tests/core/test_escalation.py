@@ -103,11 +103,18 @@ def test_a_threshold_that_floats_cannot_hold_is_compared_exactly(per_s: float) -
     assert above.level is ESCALATED
 
 
+def test_a_steady_rate_barely_above_the_threshold_escalates() -> None:
+    story = Story()  # 31 in five minutes is more than 0.1/s, and four minutes are just at it
+    for fallbacks in (6, 6, 7, 6, 6):
+        story.minutes(1, fallbacks=fallbacks, duplicates=1)
+    assert story.level is ESCALATED
+
+
 @pytest.mark.parametrize("calm", range(5))
 def test_one_calm_slice_in_the_window_is_enough_not_to_escalate(calm: int) -> None:
     story = Story()
     for minute in range(5):
-        story.minutes(1, fallbacks=6 if minute == calm else 100, duplicates=1)
+        story.minutes(1, fallbacks=5 if minute == calm else 100, duplicates=1)
     assert story.level is NORMAL
 
 

@@ -7,8 +7,8 @@ anyway: how often it went on without a lock (fallbacks), and how often two write
     NORMAL ──trip──▶ ESCALATED ──quiet for the dwell time, and probes succeed──▶ NORMAL
                          └─────one trip too many in a day──▶ LATCHED ──operator──▶ NORMAL
 
-* A trip takes both: fallbacks above the threshold all through the window, *and* more duplicates
-  than in the window before. An outage without collisions is what failing open is for.
+* A trip takes both: fallbacks above the threshold in the window, in no part of it below, *and*
+  more duplicates than in the window before. An outage without collisions is what failing open is for.
 * While escalated, the classes in ``closes`` fail closed. That silences the very counters that rose,
   so quiet alone proves nothing: the lock store has to be seen working as well.
 * Replicas tell each other what they see. The stricter view wins, and lapses when its author falls
@@ -289,9 +289,9 @@ def _counted(settings: Escalation, state: EscalationState, seen: Observation) ->
     )
 
 
-def _per_s(settings: Escalation, count: int) -> float:
+def _per_s(settings: Escalation, count: int, *, slices: int = 1) -> float:
     # One division, so that a count exactly at the threshold is found equal to it.
-    return count * 1_000 / settings.slice_ms
+    return count * 1_000 / (settings.slice_ms * slices)
 
 
 # ── Verdicts ─────────────────────────────────────────────────────────────────────────────────────
@@ -300,8 +300,13 @@ def _per_s(settings: Escalation, count: int) -> float:
 def _is_bet_lost(settings: Escalation, state: EscalationState) -> bool:
     complete = state.slices[:-1]
     window, before = complete[-_WINDOW_SLICES:], complete[:-_WINDOW_SLICES]
-    sustained = len(window) == _WINDOW_SLICES and all(
-        _per_s(settings, part.fallbacks) > settings.fallbacks_per_s for part in window
+    # The window as a whole is above the threshold, and no part of it below. To ask that every part
+    # is above would let a steady rate pass that is above by less than one fallback a slice.
+    sustained = (
+        len(window) == _WINDOW_SLICES
+        and all(_per_s(settings, part.fallbacks) >= settings.fallbacks_per_s for part in window)
+        and _per_s(settings, sum(part.fallbacks for part in window), slices=_WINDOW_SLICES)
+        > settings.fallbacks_per_s
     )
     rising = sum(part.duplicates for part in window) > sum(part.duplicates for part in before)
     return sustained and rising
