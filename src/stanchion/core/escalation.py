@@ -8,7 +8,8 @@ anyway: how often it went on without a lock (fallbacks), and how often two write
                          └─────one trip too many in a day──▶ LATCHED ──operator──▶ NORMAL
 
 * A trip takes both: fallbacks above the threshold in the window, in no part of it below, *and*
-  more duplicates than in the window before. An outage without collisions is what failing open is for.
+  more duplicates than in the window before. An outage without collisions is what failing open is
+  for.
 * While escalated, the classes in ``closes`` fail closed. That silences the very counters that rose,
   so quiet alone proves nothing: the lock store has to be seen working as well.
 * Replicas tell each other what they see. The stricter view wins, and lapses when its author falls
