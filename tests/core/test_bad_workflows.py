@@ -6,8 +6,8 @@ import jsonschema_rs
 import pytest
 
 from stanchion.core.faults import Findings
-from stanchion.core.source import read_source
 from stanchion.core.workflow_file import WorkflowFaults, parse_workflow, workflow_json_schema
+from stanchion.core.workflow_file.source import read_source
 from tests.core.bad_workflows import BAD, Bad
 
 SCHEMA = jsonschema_rs.Draft202012Validator(workflow_json_schema())

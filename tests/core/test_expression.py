@@ -394,7 +394,7 @@ scope = {"input": {key: {"n": len(key)} for key in sys.argv[1].split()}, "steps"
 for source in ("input.map(k, k)", "input.map(k, {k: input[k].n})", "input.filter(k, k > 'k2')",
                "input == {'a': {'n': 1}}", "input.exists_one(k, k)", "input.all(k, input[k].x)",
                "item + index", "steps.a.b", "unknown", "steps.a.output + input.a + item + index"):
-    budget = Budget()
+    budget = EvaluationBudget()
     try:
         found = compile_expression(source, names=names).evaluate(scope, budget)
     except (ExpressionError, ExpressionFault) as error:

@@ -19,8 +19,8 @@ from stanchion.core.expression import (
     SIZE_MAX,
     SOURCE_CHARS_MAX,
     WORK_MAX,
-    Budget,
     BudgetSpent,
+    EvaluationBudget,
     ExpressionError,
     ExpressionFault,
     compile_expression,
@@ -46,6 +46,14 @@ def spread(width: int, levels: int) -> JsonValue:
     value: JsonValue = 1
     for _ in range(levels):
         value = [value] * width
+    return value
+
+
+def spread_keys(levels: int) -> JsonValue:
+    """As large as ``2 ** levels``, at the cost of ``levels`` objects."""
+    value: JsonValue = 1
+    for _ in range(levels):
+        value = {"a": value, "b": value}
     return value
 
 
@@ -126,6 +134,11 @@ HOSTILE: Final[dict[str, Case]] = {
     "equality of wide values": (
         "input.a == input.b",
         lambda: {"a": spread(100, 8), "b": spread(100, 8)},
+        SPENT,
+    ),
+    "equality of wide maps": (
+        "input.a == input.b",
+        lambda: {"a": spread_keys(30), "b": spread_keys(30)},
         SPENT,
     ),
     "equality of deep values": (
@@ -219,9 +232,9 @@ HOSTILE: Final[dict[str, Case]] = {
 }
 
 
-def run(case: Case) -> tuple[type[Exception] | None, str, Budget]:
+def run(case: Case) -> tuple[type[Exception] | None, str, EvaluationBudget]:
     source, data, _ = case
-    budget = Budget()
+    budget = EvaluationBudget()
     try:
         compile_expression(source, names=NAMES).evaluate({"input": data()}, budget)
     except (ExpressionFault, ExpressionError) as error:
@@ -276,7 +289,7 @@ def test_what_a_workflow_really_does_fits_many_times_over() -> None:
         {"url": f"https://example.org/{n}", "score": n / 1000, "tags": ["a", "b"], "ok": n % 2 == 0}
         for n in range(1_000)
     ]
-    budget = Budget()
+    budget = EvaluationBudget()
     source = (
         "input.filter(f, f.ok && f.score > 0.5 && 'b' in f.tags)"
         ".map(f, {'url': f.url, 'label': f.url + ' (' + string(f.score) + ')'})"
@@ -290,20 +303,20 @@ def test_what_a_workflow_really_does_fits_many_times_over() -> None:
 def test_evaluations_that_share_a_budget_are_bounded_together() -> None:
     expression = compile_expression("input.map(x, x + 1)", names=NAMES)
 
-    def evaluate_often(budget: Budget) -> None:
+    def evaluate_often(budget: EvaluationBudget) -> None:
         for _ in range(1_000):
             expression.evaluate({"input": [1, 2, 3]}, budget)
 
     with pytest.raises(BudgetSpent, match="too much work"):
-        evaluate_often(Budget(work=10_000))
+        evaluate_often(EvaluationBudget(work=10_000))
     with pytest.raises(BudgetSpent, match="too large"):
-        evaluate_often(Budget(size=1_000))
-    evaluate_often(Budget(work=1_000_000, size=10_000))
+        evaluate_often(EvaluationBudget(size=1_000))
+    evaluate_often(EvaluationBudget(work=1_000_000, size=10_000))
 
 
 def test_a_spent_budget_stays_spent() -> None:
     expression = compile_expression("input == 1", names=NAMES)
-    budget = Budget(work=2)
+    budget = EvaluationBudget(work=2)
     for _ in range(2):
         with pytest.raises(BudgetSpent):
             expression.evaluate({"input": 1}, budget)
@@ -314,9 +327,9 @@ def test_a_loop_ends_in_the_round_that_it_cannot_pay() -> None:
     expression = compile_expression("input.map(x, x)", names=NAMES)
     scope: dict[str, JsonValue] = {"input": [1, 2, 3, 4]}
     enough = 3 + 4 * 2 + 2
-    assert expression.evaluate(scope, Budget(work=enough)) == [1, 2, 3, 4]
+    assert expression.evaluate(scope, EvaluationBudget(work=enough)) == [1, 2, 3, 4]
     with pytest.raises(BudgetSpent):
-        expression.evaluate(scope, Budget(work=enough - 1))
+        expression.evaluate(scope, EvaluationBudget(work=enough - 1))
 
 
 @pytest.mark.parametrize(
@@ -331,19 +344,19 @@ def test_a_loop_ends_in_the_round_that_it_cannot_pay() -> None:
     ],
 )
 def test_size_counts_values_and_characters(value: JsonValue, size: int) -> None:
-    budget = Budget()
+    budget = EvaluationBudget()
     assert budget.keep(value) == value
     assert SIZE_MAX - budget.size_left == size
-    assert Budget(size=size).keep(value) == value
+    assert EvaluationBudget(size=size).keep(value) == value
     with pytest.raises(BudgetSpent, match="too large"):
-        Budget(size=size - 1).keep(value)
+        EvaluationBudget(size=size - 1).keep(value)
 
 
 def test_a_result_may_be_64_levels_deep() -> None:
-    assert Budget().keep(nested(63)) == nested(63)
-    assert Budget().keep(nested(64)) == nested(64)
+    assert EvaluationBudget().keep(nested(63)) == nested(63)
+    assert EvaluationBudget().keep(nested(64)) == nested(64)
     with pytest.raises(BudgetSpent, match="nested more than 64 levels deep"):
-        Budget().keep(nested(65))
+        EvaluationBudget().keep(nested(65))
 
 
 # ── Patterns ─────────────────────────────────────────────────────────────────────────────────────
@@ -362,7 +375,7 @@ def test_a_result_may_be_64_levels_deep() -> None:
 )
 def test_usual_patterns_are_light_enough_for_a_page_of_text(usual: str) -> None:
     pattern.check_pattern(usual, None)
-    budget = Budget()
+    budget = EvaluationBudget()
     pattern.matches(budget, "lorem ipsum " * 80, usual)
     assert budget.work_left > 0
 

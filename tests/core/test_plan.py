@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from stanchion.core.faults import Fault
 from stanchion.core.lease_policy import LeaseOverride, OnRenewalLost
 from stanchion.core.model import Risk, StepId, Topic, WorkflowId
-from stanchion.core.plan import LinkFault, Plan, link, subworkflows
+from stanchion.core.plan import Plan, link, subworkflows
 from stanchion.core.workflow import DelaySpec, JobSpec, StepSpec, SubworkflowSpec, Workflow
 from tests.core.world import planned
 
@@ -27,7 +28,7 @@ def job(*needs: str) -> JobSpec:
     return JobSpec(topic=Topic("work"), needs=tuple(map(StepId, needs)))
 
 
-def linked(*flows: Workflow) -> Plan | tuple[LinkFault, ...]:
+def linked(*flows: Workflow) -> Plan | tuple[Fault, ...]:
     return link(flows[0], {each.id: each for each in flows[1:]})
 
 
@@ -85,17 +86,17 @@ def test_a_sub_workflow_is_bounded_by_its_step_or_else_by_its_own_file(
 def test_all_faults_are_reported_with_their_places() -> None:
     inner = flow("inner", x=sub("nowhere"), y=sub("outer"))
     assert linked(flow("outer", a=sub("inner"), b=sub("gone")), inner) == (
-        LinkFault("steps.a.x.workflow", "there is no workflow 'nowhere'"),
-        LinkFault(
+        Fault("steps.a.x.workflow", "there is no workflow 'nowhere'"),
+        Fault(
             "steps.a.y.workflow", "workflows contain each other in a circle: outer → inner → outer"
         ),
-        LinkFault("steps.b.workflow", "there is no workflow 'gone'"),
+        Fault("steps.b.workflow", "there is no workflow 'gone'"),
     )
 
 
 def test_a_workflow_cannot_contain_itself() -> None:
     assert linked(flow("w", a=sub("w"))) == (
-        LinkFault("steps.a.workflow", "workflows contain each other in a circle: w → w"),
+        Fault("steps.a.workflow", "workflows contain each other in a circle: w → w"),
     )
 
 
@@ -107,7 +108,7 @@ def test_five_levels_of_sub_workflows_are_allowed_and_six_are_not() -> None:
 
     assert isinstance(linked(*chain(5)), Plan)
     assert linked(*chain(6)) == (
-        LinkFault("steps.a.a.a.a.a.a.workflow", "sub-workflows are nested deeper than 5 levels"),
+        Fault("steps.a.a.a.a.a.a.workflow", "sub-workflows are nested deeper than 5 levels"),
     )
 
 

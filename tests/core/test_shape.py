@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from stanchion.core.faults import Findings
 from stanchion.core.json_value import JsonValue
-from stanchion.core.record import ByMember, Member, ObjectOr, Record, Tagged
-from stanchion.core.shape import (
+from stanchion.core.workflow_file.record import ByMember, Member, ObjectOr, Record, Tagged
+from stanchion.core.workflow_file.shape import (
     UNFIT,
     AnyObject,
     Anything,

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stanchion.core.faults import Fault, Findings
-from stanchion.core.json_text import read_json
 from stanchion.core.json_value import JsonValue
 from stanchion.core.limits import JSON_DEPTH_MAX, WORKFLOW_FILE_BYTES_MAX
-from stanchion.core.source import Format, Source, read_source
-from stanchion.core.tree import NODES_MAX, Tree, Unreadable
-from stanchion.core.yaml_text import read_yaml
+from stanchion.core.workflow_file.json_text import read_json
+from stanchion.core.workflow_file.source import Format, Source, read_source
+from stanchion.core.workflow_file.tree import NODES_MAX, Tree, Unreadable
+from stanchion.core.workflow_file.yaml_text import read_yaml
 
 LOADERS = [pytest.param(yaml.CSafeLoader, id="C"), pytest.param(yaml.SafeLoader, id="pure")]
 FORMATS = ["yaml", "json"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stanchion.core.expression import Budget, BudgetSpent, ExpressionError
+from stanchion.core.expression import BudgetSpent, EvaluationBudget, ExpressionError
 from stanchion.core.faults import Path
 from stanchion.core.json_value import JsonValue
 from stanchion.core.template import TemplateFaults, compile_template
@@ -213,13 +213,13 @@ def test_all_holes_together_are_bounded_in_work() -> None:
 def test_templates_that_share_a_budget_are_bounded_together() -> None:
     template = compile_template({"q": "${item}"}, names=NAMES)
 
-    def render_often(budget: Budget) -> None:
+    def render_often(budget: EvaluationBudget) -> None:
         for _ in range(100):
             template.render({"item": "x" * 20}, budget)
 
     with pytest.raises(BudgetSpent, match="too large"):
-        render_often(Budget(size=2_099))
-    render_often(Budget(size=2_100))
+        render_often(EvaluationBudget(size=2_099))
+    render_often(EvaluationBudget(size=2_100))
 
 
 def test_a_template_that_only_passes_data_on_may_pass_any_amount() -> None:

@@ -13,10 +13,15 @@ import pytest
 import yaml
 
 from scripts.generate_schema import SCHEMA_FILE, schema_text
-from stanchion.core import expression, faults, lease_policy, limits, retry, schema_rules, tree
+from stanchion.core import expression, faults, lease_policy, limits, retry, schema_rules
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonValue
-from stanchion.core.lease_policy import LeaseOverride, OnLockError, OnRenewalLost
+from stanchion.core.lease_policy import (
+    RENEWAL_FAILURES_MAX,
+    LeaseOverride,
+    OnLockError,
+    OnRenewalLost,
+)
 from stanchion.core.model import Risk, StepId, Topic, WorkflowId
 from stanchion.core.plan import Plan, link, subworkflows
 from stanchion.core.retry import Backoff, BoundedJitter, Exponential, Fixed
@@ -33,9 +38,10 @@ from stanchion.core.workflow_file import (
     Format,
     WorkflowFaults,
     parse_workflow,
+    tree,
     workflow_json_schema,
 )
-from stanchion.core.workflow_shape import RENEWAL_FAILURES_MAX, TIMEOUT_S_MIN
+from stanchion.core.workflow_file.members import TIMEOUT_S_MIN
 from tests.core.good_workflows import EVERY_MEMBER, GOOD, NULL_OUTPUT, RESEARCH, SMALLEST
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "workflow-file.md"

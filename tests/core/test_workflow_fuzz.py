@@ -19,9 +19,9 @@ import yaml
 from stanchion.core.faults import FAULTS_MAX, Findings
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.plan import link
-from stanchion.core.source import Format, read_source
 from stanchion.core.workflow import Workflow
 from stanchion.core.workflow_file import WorkflowFaults, parse_workflow, workflow_json_schema
+from stanchion.core.workflow_file.source import Format, read_source
 from tests.core.bad_workflows import BAD
 from tests.core.good_workflows import EVERY_MEMBER, NULL_OUTPUT, RESEARCH, SMALLEST
 

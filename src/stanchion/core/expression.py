@@ -8,7 +8,8 @@ value or raises ``ExpressionError``.
 - Equal data gives equal results, in any process, whatever the order of keys.
 - It reaches nothing but its scope, and takes from ``steps`` only what it names: ``references`` is
   the whole of what it can read there.
-- It ends soon and its value is not large, whatever the text and whatever the data: see ``Budget``.
+- It ends soon and its value is not large, whatever the text and whatever the data. What it may
+  spend is an ``EvaluationBudget``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, cast
 
-from stanchion.core.cel.budget import SIZE_MAX, WORK_MAX, Budget
+from stanchion.core.cel.budget import SIZE_MAX, WORK_MAX, EvaluationBudget
 from stanchion.core.cel.errors import BudgetSpent, ExpressionError, ExpressionFault
 from stanchion.core.cel.evaluation import Path, Program, build, follow, path_of
 from stanchion.core.cel.library import NESTING_MAX, parse
@@ -33,8 +34,8 @@ __all__ = [
     "SOURCE_CHARS_MAX",
     "STEP_FIELDS",
     "WORK_MAX",
-    "Budget",
     "BudgetSpent",
+    "EvaluationBudget",
     "Expression",
     "ExpressionError",
     "ExpressionFault",
@@ -72,7 +73,9 @@ class Expression:
         """Whether its value is always a part of its scope, so never larger than that."""
         return self._path is not None
 
-    def evaluate(self, scope: Mapping[str, JsonValue], budget: Budget | None = None) -> JsonValue:
+    def evaluate(
+        self, scope: Mapping[str, JsonValue], budget: EvaluationBudget | None = None
+    ) -> JsonValue:
         """The value for this data, or raise ExpressionError.
 
         Give several evaluations one budget to bound them together; else each has its own.
@@ -83,7 +86,7 @@ class Expression:
         if self._path is not None:
             value = cast("JsonValue", follow(scope[str(self._path[0])], self._path))
         else:
-            budget = Budget() if budget is None else budget
+            budget = EvaluationBudget() if budget is None else budget
             value = budget.keep(self._program.run(scope, budget))
         if self.want_bool and not isinstance(value, bool):
             raise ExpressionError(f"true or false is needed, this is {described(value)}")

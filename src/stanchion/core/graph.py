@@ -21,6 +21,9 @@ def ancestors(needs: Mapping[_Node, Sequence[_Node]]) -> dict[_Node, frozenset[_
         stack = [root]
         while stack:
             node = stack[-1]
+            if node in found:
+                stack.pop()  # reached by two ways, and done on the first
+                continue
             missing = [parent for parent in needs[node] if parent not in found]
             if missing:
                 stack.extend(missing)

@@ -22,6 +22,7 @@ from stanchion.core.retry import Faults, out_of_range
 __all__ = [
     "DEFAULT_POLICIES",
     "JOB_POLICY",
+    "RENEWAL_FAILURES_MAX",
     "AcquireDecision",
     "AcquireOutcome",
     "Acquired",
@@ -40,7 +41,7 @@ __all__ = [
     "policy_for",
 ]
 
-_RENEWAL_FAILURES_MAX: Final = 100
+RENEWAL_FAILURES_MAX: Final = 100
 
 
 class OnLockError(StrEnum):
@@ -105,7 +106,7 @@ def faults(policy: LeasePolicy | LeaseOverride) -> Faults:
     if policy.renewal_failures_max is None:
         return ()
     return out_of_range(
-        "renewal_failures_max", policy.renewal_failures_max, 1, _RENEWAL_FAILURES_MAX
+        "renewal_failures_max", policy.renewal_failures_max, 1, RENEWAL_FAILURES_MAX
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from stanchion.core import graph, limits
 from stanchion.core.expression import Expression, compile_expression
+from stanchion.core.faults import Fault
 from stanchion.core.lease_policy import LeaseOverride
 from stanchion.core.model import Risk, StepId, WorkflowId
 from stanchion.core.schema import InputSchema, compile_schema
@@ -30,17 +31,10 @@ from stanchion.core.workflow import (
     Workflow,
 )
 
-__all__ = ["LinkFault", "Plan", "PlannedStep", "link", "subworkflows"]
+__all__ = ["Body", "Plan", "PlannedStep", "link", "subworkflows"]
 
 _SCOPE = frozenset({"input", "steps"})
 _ITEM_SCOPE = _SCOPE | {"item", "index"}
-
-
-class LinkFault(msgspec.Struct, frozen=True):
-    """Why a workflow cannot be made into a plan, and where."""
-
-    path: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -87,7 +81,7 @@ class Plan:
     timeout_s: float
 
 
-def link(workflow: Workflow, others: Mapping[WorkflowId, Workflow]) -> Plan | tuple[LinkFault, ...]:
+def link(workflow: Workflow, others: Mapping[WorkflowId, Workflow]) -> Plan | tuple[Fault, ...]:
     """Make a plan, or say everything that stands in the way.
 
     ``workflow`` and ``others`` are parsed files, so each is sound in itself; what can be wrong is
@@ -125,10 +119,10 @@ class _Linking:
     others: Mapping[WorkflowId, Workflow]
     steps: dict[StepId, PlannedStep] = field(default_factory=dict)
     risks: list[Risk] = field(default_factory=list)
-    faults: list[LinkFault] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
 
     def fault(self, path: str, message: str) -> None:
-        self.faults.append(LinkFault(path, message))
+        self.faults.append(Fault(path, message))
 
     def unfold(
         self, workflow: Workflow, *, parent: StepId | None, trail: tuple[WorkflowId, ...]

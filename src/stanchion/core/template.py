@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from stanchion.core.cel.budget import Budget
+from stanchion.core.cel.budget import EvaluationBudget
 from stanchion.core.expression import (
     SOURCE_CHARS_MAX,
     Expression,
@@ -30,7 +30,7 @@ from stanchion.core.limits import JSON_DEPTH_MAX
 __all__ = ["Template", "TemplateFaults", "compile_template"]
 
 _Scope: TypeAlias = Mapping[str, JsonValue]
-_Render: TypeAlias = Callable[[_Scope, Budget], JsonValue]
+_Render: TypeAlias = Callable[[_Scope, EvaluationBudget], JsonValue]
 
 
 def compile_template(value: JsonValue, *, names: frozenset[str], path: Path = ()) -> Template:
@@ -68,14 +68,14 @@ class Template:
     # Follows from the source, and functions cannot be compared.
     _render: _Render | None = field(repr=False, compare=False)
 
-    def render(self, scope: _Scope, budget: Budget | None = None) -> JsonValue:
+    def render(self, scope: _Scope, budget: EvaluationBudget | None = None) -> JsonValue:
         """Fill the holes from this data, or raise ExpressionError.
 
         All holes share one budget. Give several templates one budget to bound them together.
         """
         if self._render is None:
             return self.source
-        return self._render(scope, Budget() if budget is None else budget)
+        return self._render(scope, EvaluationBudget() if budget is None else budget)
 
     evaluate = render
     """An expression and a template can be worked out alike."""
@@ -111,7 +111,7 @@ class _Compiler:
         if not changed:
             return None
 
-        def render(scope: _Scope, budget: Budget) -> JsonValue:
+        def render(scope: _Scope, budget: EvaluationBudget) -> JsonValue:
             made = items.copy()
             for at, render_one in changed:
                 made[at] = render_one(scope, budget)
@@ -125,7 +125,7 @@ class _Compiler:
         if not changed:
             return None
 
-        def render(scope: _Scope, budget: Budget) -> JsonValue:
+        def render(scope: _Scope, budget: EvaluationBudget) -> JsonValue:
             made = members.copy()
             for key, render_one in changed:
                 made[key] = render_one(scope, budget)
@@ -165,7 +165,7 @@ def _whole(hole: Expression) -> _Render:
 
 
 def _joined(parts: list[str | Expression]) -> _Render:
-    def render(scope: _Scope, budget: Budget) -> JsonValue:
+    def render(scope: _Scope, budget: EvaluationBudget) -> JsonValue:
         return "".join(
             part if isinstance(part, str) else _written(_whole(part)(scope, budget), budget)
             for part in parts
@@ -174,7 +174,7 @@ def _joined(parts: list[str | Expression]) -> _Render:
     return render
 
 
-def _written(value: JsonValue, budget: Budget) -> str:
+def _written(value: JsonValue, budget: EvaluationBudget) -> str:
     if isinstance(value, str):
         return value
     try:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from stanchion.core.faults import FAULTS_MAX, Fault
-from stanchion.core.source import Format
+from stanchion.core.workflow_file.source import Format
 
 __all__ = ["BAD", "Bad"]
 

@@ -11,7 +11,9 @@ Nothing outside this package needs more than ``stanchion.core.expression`` and
     library     text -> checked syntax, through the reference implementation; search with RE2
     syntax      what is handed on: the nodes of an expression
     evaluation  syntax -> functions that can be called
-    operations  what each operator and function does
+    operations  what each operator and function does, with conversion beside it
     pattern     what a regular expression may cost
     budget      how much work and size one evaluation has
+    value       what is computed with: JSON, and the types of JSON
+    errors      who has to mend what
 """

@@ -14,7 +14,7 @@ from stanchion.core.cel.value import Kind, Value
 from stanchion.core.json_value import JsonValue
 from stanchion.core.limits import JSON_DEPTH_MAX
 
-__all__ = ["SIZE_MAX", "WORK_MAX", "Budget"]
+__all__ = ["SIZE_MAX", "WORK_MAX", "EvaluationBudget"]
 
 WORK_MAX: Final = 250_000
 """Units of work in one evaluation, or in all holes of one template."""
@@ -24,7 +24,7 @@ character of text and keys. That is never more than the bytes of the same value 
 _SCALARS: Final = frozenset({type(None), bool, int, float})
 
 
-class Budget:
+class EvaluationBudget:
     """What is left. Evaluations that share a budget are bounded together."""
 
     __slots__ = ("size_left", "work_left")

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias, assert_never
 
 import msgspec
 
-from stanchion.core.cel.budget import Budget
+from stanchion.core.cel.budget import EvaluationBudget
 from stanchion.core.cel.errors import BudgetSpent, ExpressionError, ExpressionFault
 from stanchion.core.cel.operations import FUNCTIONS, elements, has
 from stanchion.core.cel.pattern import check_pattern
@@ -57,7 +57,7 @@ class Program(msgspec.Struct, frozen=True):
     weight: int
     """Work that one run takes in any case."""
 
-    def run(self, scope: Mapping[str, JsonValue], budget: Budget) -> Value:
+    def run(self, scope: Mapping[str, JsonValue], budget: EvaluationBudget) -> Value:
         """Evaluate. Every name in ``names`` must be in the scope."""
         budget.work(self.weight)
         value: Value = self.step(
@@ -192,7 +192,7 @@ def _truth(value: Value) -> bool:
 
 def _logic_step(left: _Step, right: _Step, *, stops: bool) -> _Step:
     def decide(frame: _Frame) -> bool:
-        budget: Budget = frame[0]
+        budget: EvaluationBudget = frame[0]
         error: ExpressionError | None = None
         for side in (left, right):
             try:
@@ -253,7 +253,7 @@ def _loop_step(node: Loop, slots: _Slots) -> _Step:
 
 def _quantifier_step(over: _Step, slot: int, condition: _Step, cost: int, *, stops: bool) -> _Step:
     def decide(frame: _Frame) -> bool:
-        budget: Budget = frame[0]
+        budget: EvaluationBudget = frame[0]
         error: ExpressionError | None = None
         for element in elements(budget, over(frame)):
             budget.work(cost)
@@ -275,7 +275,7 @@ def _quantifier_step(over: _Step, slot: int, condition: _Step, cost: int, *, sto
 
 def _exists_one_step(over: _Step, slot: int, condition: _Step, cost: int) -> _Step:
     def count(frame: _Frame) -> bool:
-        budget: Budget = frame[0]
+        budget: EvaluationBudget = frame[0]
         found = 0
         for element in elements(budget, over(frame)):
             budget.work(cost)
@@ -290,7 +290,7 @@ def _collect_step(
     over: _Step, slot: int, condition: _Step | None, value: _Step, cost: int
 ) -> _Step:
     def collect(frame: _Frame) -> Value:
-        budget: Budget = frame[0]
+        budget: EvaluationBudget = frame[0]
         made: list[Any] = []
         for element in elements(budget, over(frame)):
             budget.work(cost)

@@ -10,16 +10,23 @@ before it begins.
 
 from __future__ import annotations
 
-import math
 import operator
-import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from stanchion.core.cel import pattern
-from stanchion.core.cel.budget import Budget
+from stanchion.core.cel import conversion, pattern
+from stanchion.core.cel.budget import EvaluationBudget
 from stanchion.core.cel.errors import ExpressionError
-from stanchion.core.cel.value import KINDS, Value, described, fetch, kind_of
+from stanchion.core.cel.value import (
+    KINDS,
+    Value,
+    described,
+    fetch,
+    finite,
+    int64,
+    kind_of,
+    misfit,
+)
 from stanchion.core.faults import quoted
 
 __all__ = ["FUNCTIONS", "Function", "elements", "has"]
@@ -28,7 +35,7 @@ Function: TypeAlias = Callable[..., Value]
 """Takes the budget, then the arguments."""
 
 
-def elements(budget: Budget, value: Value) -> Sequence[Value]:
+def elements(budget: EvaluationBudget, value: Value) -> Sequence[Value]:
     """What a macro walks over: the items of a list, or the keys of a map.
 
     CEL leaves the order of keys open. Here they are sorted, so that equal maps give equal results.
@@ -48,38 +55,22 @@ def has(value: Value, field: str) -> bool:
     raise ExpressionError(f"has: this is {described(value)} and has no {quoted(field)}")
 
 
-def _misfit(function: str, *values: Value) -> NoReturn:
-    raise ExpressionError(f"'{function}' does not take ({', '.join(map(kind_of, values))})")
-
-
 # ── Numbers ──────────────────────────────────────────────────────────────────────────────────────
 
 
 _NUMBERS: Final = frozenset({int, float})
 
 
-def _int64(value: int) -> int:
-    if -(2**63) <= value < 2**63:
-        return value
-    raise ExpressionError("a whole number does not fit in 64 bits")
-
-
-def _finite(value: float) -> float:
-    if math.isfinite(value):
-        return value
-    raise ExpressionError("a number is too large for a double")
-
-
 def _arithmetic(
     sign: str, whole: Callable[[int, int], int], real: Callable[[float, float], float] | None
 ) -> Function:
-    def calculate(_: Budget, left: Value, right: Value) -> Value:
+    def calculate(_: EvaluationBudget, left: Value, right: Value) -> Value:
         # Exact types: a bool is an int to Python and not here.
         if type(left) is int and type(right) is int:
-            return _int64(whole(_int64(left), _int64(right)))
+            return int64(whole(int64(left), int64(right)))
         if real is not None and type(left) is float and type(right) is float:
-            return _finite(real(left, right))
-        _misfit(sign, left, right)
+            return finite(real(left, right))
+        raise misfit(sign, left, right)
 
     return calculate
 
@@ -89,7 +80,7 @@ def _quotient(left: int, right: int) -> int:
     if right == 0:
         raise ExpressionError("division by zero")
     quotient = abs(left) // abs(right)
-    return _int64(quotient if (left < 0) == (right < 0) else -quotient)
+    return int64(quotient if (left < 0) == (right < 0) else -quotient)
 
 
 def _remainder(left: int, right: int) -> int:
@@ -105,7 +96,7 @@ def _ratio(left: float, right: float) -> float:
 _add_numbers = _arithmetic("+", operator.add, operator.add)
 
 
-def _add(budget: Budget, left: Value, right: Value) -> Value:
+def _add(budget: EvaluationBudget, left: Value, right: Value) -> Value:
     if isinstance(left, str) and isinstance(right, str):
         budget.work((len(left) + len(right)) // 16)
         return left + right
@@ -115,18 +106,18 @@ def _add(budget: Budget, left: Value, right: Value) -> Value:
     return _add_numbers(budget, left, right)
 
 
-def _negate(_: Budget, value: Value) -> Value:
+def _negate(_: EvaluationBudget, value: Value) -> Value:
     if isinstance(value, float):
         return -value
     if type(value) is int:
-        return _int64(-_int64(value))
-    _misfit("-", value)
+        return int64(-int64(value))
+    raise misfit("-", value)
 
 
 # ── Comparing ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _equal(budget: Budget, left: Value, right: Value) -> bool:
+def _equal(budget: EvaluationBudget, left: Value, right: Value) -> bool:
     """Numbers by amount, lists and maps by content; values of different kinds are not equal."""
     if type(left) in _NUMBERS and type(right) in _NUMBERS:
         return left == right
@@ -156,12 +147,12 @@ def _equal(budget: Budget, left: Value, right: Value) -> bool:
     return True
 
 
-def _unequal(budget: Budget, left: Value, right: Value) -> bool:
+def _unequal(budget: EvaluationBudget, left: Value, right: Value) -> bool:
     return not _equal(budget, left, right)
 
 
 def _ordering(sign: str, compare: Callable[[Any, Any], bool]) -> Function:
-    def ordered(budget: Budget, left: Value, right: Value) -> bool:
+    def ordered(budget: EvaluationBudget, left: Value, right: Value) -> bool:
         if type(left) in _NUMBERS and type(right) in _NUMBERS:
             return compare(left, right)
         if isinstance(left, str) and isinstance(right, str):
@@ -169,12 +160,12 @@ def _ordering(sign: str, compare: Callable[[Any, Any], bool]) -> Function:
             return compare(left, right)
         if isinstance(left, bool) and isinstance(right, bool):
             return compare(left, right)
-        _misfit(sign, left, right)
+        raise misfit(sign, left, right)
 
     return ordered
 
 
-def _in(budget: Budget, needle: Value, container: Value) -> bool:
+def _in(budget: EvaluationBudget, needle: Value, container: Value) -> bool:
     if isinstance(container, list):
         budget.work(2 * len(container))
         return any(_equal(budget, needle, item) for item in container)
@@ -183,118 +174,59 @@ def _in(budget: Budget, needle: Value, container: Value) -> bool:
             return needle in container
         if isinstance(needle, bool | int | float):
             return False
-    _misfit("in", needle, container)
+    raise misfit("in", needle, container)
 
 
 # ── Looking in ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _index(_: Budget, container: Value, key: Value) -> Value:
+def _index(_: EvaluationBudget, container: Value, key: Value) -> Value:
     return fetch(container, key)
 
 
-def _size(_: Budget, value: Value) -> int:
+def _size(_: EvaluationBudget, value: Value) -> int:
     if isinstance(value, str | list | dict):
         return len(value)
-    _misfit("size", value)
+    raise misfit("size", value)
 
 
-def _type(_: Budget, value: Value) -> Value:
+def _type(_: EvaluationBudget, value: Value) -> Value:
     return KINDS[kind_of(value)]
 
 
-def _dyn(_: Budget, value: Value) -> Value:
+def _dyn(_: EvaluationBudget, value: Value) -> Value:
     return value
 
 
-def _not(_: Budget, value: Value) -> bool:
+def _not(_: EvaluationBudget, value: Value) -> bool:
     if isinstance(value, bool):
         return not value
-    _misfit("!", value)
+    raise misfit("!", value)
 
 
-def _on_text(name: str, decide: Callable[[Budget, str, str], bool]) -> Function:
-    def decided(budget: Budget, text: Value, part: Value) -> bool:
+def _on_text(name: str, decide: Callable[[EvaluationBudget, str, str], bool]) -> Function:
+    def decided(budget: EvaluationBudget, text: Value, part: Value) -> bool:
         if isinstance(text, str) and isinstance(part, str):
             return decide(budget, text, part)
-        _misfit(name, text, part)
+        raise misfit(name, text, part)
 
     return decided
 
 
-def _contains(budget: Budget, text: str, part: str) -> bool:
+def _contains(budget: EvaluationBudget, text: str, part: str) -> bool:
     # For a part of less than 100 characters the search may look at each of them at each place.
     budget.work(len(text) // 16 * (1 + min(len(part), 100) // 32))
     return part in text
 
 
-def _starts_with(budget: Budget, text: str, part: str) -> bool:
+def _starts_with(budget: EvaluationBudget, text: str, part: str) -> bool:
     budget.work(len(part) // 16)
     return text.startswith(part)
 
 
-def _ends_with(budget: Budget, text: str, part: str) -> bool:
+def _ends_with(budget: EvaluationBudget, text: str, part: str) -> bool:
     budget.work(len(part) // 16)
     return text.endswith(part)
-
-
-# ── Converting ───────────────────────────────────────────────────────────────────────────────────
-
-_INT_TEXT = re.compile(r"[+-]?[0-9]{1,19}")
-_DOUBLE_TEXT = re.compile(
-    r"[+-]?([0-9]{1,400}(\.[0-9]{0,400})?|\.[0-9]{1,400})([eE][+-]?[0-9]{1,4})?"
-)
-_BOOL_TEXTS: Final = {
-    **dict.fromkeys(("true", "True", "TRUE", "t", "1"), True),
-    **dict.fromkeys(("false", "False", "FALSE", "f", "0"), False),
-}
-
-
-def _to_int(_: Budget, value: Value) -> int:
-    if isinstance(value, float):
-        return _int64(math.trunc(value))
-    if isinstance(value, str):
-        if _INT_TEXT.fullmatch(value):
-            return _int64(int(value))
-        raise ExpressionError(f"int: {quoted(value)} is not a whole number")
-    if type(value) is int:
-        return _int64(value)
-    _misfit("int", value)
-
-
-def _to_double(_: Budget, value: Value) -> float:
-    if isinstance(value, float):
-        return value
-    if isinstance(value, str):
-        if _DOUBLE_TEXT.fullmatch(value):
-            return _finite(float(value))
-        raise ExpressionError(f"double: {quoted(value)} is not a number")
-    if type(value) is int:
-        return float(_int64(value))
-    _misfit("double", value)
-
-
-def _to_string(_: Budget, value: Value) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(_int64(value))
-    if isinstance(value, float):
-        return repr(value)
-    _misfit("string", value)
-
-
-def _to_bool(_: Budget, value: Value) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        known = _BOOL_TEXTS.get(value)
-        if known is not None:
-            return known
-        raise ExpressionError(f"bool: {quoted(value)} is neither true nor false")
-    _misfit("bool", value)
 
 
 FUNCTIONS: Final[dict[str, Function]] = {
@@ -318,10 +250,10 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "startsWith": _on_text("startsWith", _starts_with),
     "endsWith": _on_text("endsWith", _ends_with),
     "matches": _on_text("matches", pattern.matches),
-    "int": _to_int,
-    "double": _to_double,
-    "string": _to_string,
-    "bool": _to_bool,
+    "int": conversion.to_int,
+    "double": conversion.to_double,
+    "string": conversion.to_string,
+    "bool": conversion.to_bool,
     "type": _type,
     "dyn": _dyn,
 }

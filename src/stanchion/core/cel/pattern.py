@@ -14,7 +14,7 @@ from stanchion.core.cel import library
 from stanchion.core.cel.errors import ExpressionError, ExpressionFault
 
 if TYPE_CHECKING:
-    from stanchion.core.cel.budget import Budget
+    from stanchion.core.cel.budget import EvaluationBudget
 
 __all__ = ["CHARS_MAX", "WEIGHT_MAX", "check_pattern", "matches", "weigh"]
 
@@ -24,7 +24,7 @@ WEIGHT_MAX: Final = 10_000
 """Of a pattern: about the number of instructions it is compiled to."""
 
 
-def matches(budget: Budget, text: str, pattern: str) -> bool:
+def matches(budget: EvaluationBudget, text: str, pattern: str) -> bool:
     """Whether the pattern is found anywhere in the text."""
     weight = weigh(pattern)
     if weight > WEIGHT_MAX:

@@ -7,6 +7,7 @@ leaves an expression.
 from __future__ import annotations
 
 import json
+import math
 from types import NoneType
 from typing import Final, TypeAlias
 
@@ -16,7 +17,17 @@ from stanchion.core.cel.errors import ExpressionError
 from stanchion.core.faults import quoted, shown
 from stanchion.core.json_value import JsonValue
 
-__all__ = ["KINDS", "Kind", "Value", "described", "fetch", "kind_of"]
+__all__ = [
+    "KINDS",
+    "Kind",
+    "Value",
+    "described",
+    "fetch",
+    "finite",
+    "int64",
+    "kind_of",
+    "misfit",
+]
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -63,6 +74,25 @@ def described(value: Value) -> str:
     if kind == "null_type":
         return "null"
     return f"an {kind}" if kind == "int" else f"a {kind}"
+
+
+def misfit(function: str, *values: Value) -> ExpressionError:
+    """The function was not made for values of these kinds."""
+    return ExpressionError(f"'{function}' does not take ({', '.join(map(kind_of, values))})")
+
+
+def int64(value: int) -> int:
+    """The number, if it fits in 64 bits."""
+    if -(2**63) <= value < 2**63:
+        return value
+    raise ExpressionError("a whole number does not fit in 64 bits")
+
+
+def finite(value: float) -> float:
+    """The number, if it is one."""
+    if math.isfinite(value):
+        return value
+    raise ExpressionError("a number is too large for a double")
 
 
 def fetch(container: Value, key: Value, path: tuple[str | int, ...] = ()) -> Value:

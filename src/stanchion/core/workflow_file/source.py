@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 from stanchion.core.faults import Findings, Path
-from stanchion.core.json_text import read_json
 from stanchion.core.json_value import JsonValue
 from stanchion.core.limits import WORKFLOW_FILE_BYTES_MAX
-from stanchion.core.tree import Tree, Unreadable
-from stanchion.core.yaml_text import read_yaml
+from stanchion.core.workflow_file.json_text import read_json
+from stanchion.core.workflow_file.tree import Tree, Unreadable
+from stanchion.core.workflow_file.yaml_text import read_yaml
 
 __all__ = ["Format", "Source", "read_source"]
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from stanchion.core.faults import Findings, Near, Path, listed
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.shape import UNFIT, Shape, Text, Unfit, Word, fit, unfit
+from stanchion.core.workflow_file.shape import UNFIT, Shape, Text, Unfit, Word, fit, unfit
 
 __all__ = ["ByMember", "Member", "ObjectOr", "Record", "Tagged"]
 

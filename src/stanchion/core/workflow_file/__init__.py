@@ -1,7 +1,7 @@
 """Workflow files: YAML or JSON in, a workflow or everything that is wrong with it out.
 
-Three passes, each of which says all it can. ``source`` turns text into a tree, ``workflow_shape``
-says what each part of the tree must look like, ``workflow_rules`` what the parts demand of each
+Three passes, each of which says all it can. ``source`` turns text into a tree, ``members``
+says what each part of the tree must look like, ``rules`` what the parts demand of each
 other. Whatever the bytes, the answer is one of two values, and it comes soon.
 """
 
@@ -11,11 +11,11 @@ import msgspec
 
 from stanchion.core.faults import Fault, Findings, quoted
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.shape import Unfit, fit
-from stanchion.core.source import Format, read_source
 from stanchion.core.workflow import Workflow
-from stanchion.core.workflow_rules import judge_workflow
-from stanchion.core.workflow_shape import WORKFLOW
+from stanchion.core.workflow_file.members import WORKFLOW
+from stanchion.core.workflow_file.rules import judge_workflow
+from stanchion.core.workflow_file.shape import Unfit, fit
+from stanchion.core.workflow_file.source import Format, read_source
 
 __all__ = ["Format", "WorkflowFaults", "parse_workflow", "workflow_json_schema"]
 

@@ -1,7 +1,7 @@
 """The shape of a workflow file: every member there is, its range, and what it becomes.
 
 Read from the bottom: ``WORKFLOW`` is the file, ``_STEP`` the kinds of step. What one place of the
-file demands of another (``needs``, expressions) is in ``workflow_rules``.
+file demands of another (``needs``, expressions) is in ``rules``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from typing import Any, Final, TypeVar
 
 from stanchion.core import retry
 from stanchion.core.expression import SOURCE_CHARS_MAX
-from stanchion.core.lease_policy import LeaseOverride, OnLockError, OnRenewalLost
+from stanchion.core.lease_policy import (
+    RENEWAL_FAILURES_MAX,
+    LeaseOverride,
+    OnLockError,
+    OnRenewalLost,
+)
 from stanchion.core.limits import (
     APPROVAL_MESSAGE_CHARS_MAX,
     ATTEMPTS_MAX,
@@ -25,9 +30,7 @@ from stanchion.core.limits import (
     WORKFLOW_STEPS_MAX,
 )
 from stanchion.core.model import Risk
-from stanchion.core.record import ByMember, Member, ObjectOr, Record, Tagged
 from stanchion.core.retry import FACTOR_MAX, Backoff, BoundedJitter, Exponential, Fixed
-from stanchion.core.shape import AnyObject, Anything, Entries, Items, Real, Text, Whole, Word
 from stanchion.core.workflow import (
     ApprovalSpec,
     DelaySpec,
@@ -38,12 +41,22 @@ from stanchion.core.workflow import (
     SubworkflowSpec,
     Workflow,
 )
+from stanchion.core.workflow_file.record import ByMember, Member, ObjectOr, Record, Tagged
+from stanchion.core.workflow_file.shape import (
+    AnyObject,
+    Anything,
+    Entries,
+    Items,
+    Real,
+    Text,
+    Whole,
+    Word,
+)
 
-__all__ = ["RENEWAL_FAILURES_MAX", "TIMEOUT_S_MIN", "WORKFLOW"]
+__all__ = ["TIMEOUT_S_MIN", "WORKFLOW"]
 
 TIMEOUT_S_MIN: Final = 0.001
 """One millisecond, the unit of all clocks here."""
-RENEWAL_FAILURES_MAX: Final = 100
 
 _Enum = TypeVar("_Enum", bound=StrEnum)
 

@@ -15,7 +15,7 @@ import yaml
 
 from stanchion.core.faults import quoted
 from stanchion.core.json_value import JsonValue
-from stanchion.core.tree import Scalar, Tree, Unreadable, number
+from stanchion.core.workflow_file.tree import Scalar, Tree, Unreadable, number
 
 __all__ = ["read_yaml"]
 
