@@ -1,0 +1,1 @@
+"""Ports: what the services need from the world, stated as protocols. Adapters keep the promises."""
