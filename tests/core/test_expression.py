@@ -206,6 +206,7 @@ ERRORS: Final[list[tuple[str, JsonValue, str]]] = [
     ("size(input)", 1, "'size' does not take (int)"),
     ("input.contains('a')", 1, "'contains' does not take (int, string)"),
     ("input + 1", 2**63 - 1, "a whole number does not fit in 64 bits"),
+    ("input - 1", -(2**63), "a whole number does not fit in 64 bits"),
     ("input * input", 2**62, "a whole number does not fit in 64 bits"),
     ("-input", -(2**63), "a whole number does not fit in 64 bits"),
     ("input / -1", -(2**63), "a whole number does not fit in 64 bits"),

@@ -332,6 +332,16 @@ def test_a_loop_ends_in_the_round_that_it_cannot_pay() -> None:
         expression.evaluate(scope, EvaluationBudget(work=enough - 1))
 
 
+@pytest.mark.parametrize("source", ["input.all(x, x.y)", "input.map(x, x.y || true).size() == 100"])
+def test_an_error_that_does_not_matter_costs_more_than_a_value(source: str) -> None:
+    expression = compile_expression(source, names=NAMES)
+    good: dict[str, JsonValue] = {"input": [{"y": True}] * 100}
+    bad: dict[str, JsonValue] = {"input": [{}] * 99 + [{"y": False}]}
+    assert expression.evaluate(good, EvaluationBudget(work=1_000)) is True
+    with pytest.raises(BudgetSpent):
+        expression.evaluate(bad, EvaluationBudget(work=1_000))
+
+
 @pytest.mark.parametrize(
     ("value", "size"),
     [
@@ -350,6 +360,12 @@ def test_size_counts_values_and_characters(value: JsonValue, size: int) -> None:
     assert EvaluationBudget(size=size).keep(value) == value
     with pytest.raises(BudgetSpent, match="too large"):
         EvaluationBudget(size=size - 1).keep(value)
+
+
+def test_looking_at_a_result_is_work_too() -> None:
+    for shared in (spread(2, 12), spread_keys(12)):
+        with pytest.raises(BudgetSpent, match="too much work"):
+            EvaluationBudget(work=1_000).keep(shared)
 
 
 def test_a_result_may_be_64_levels_deep() -> None:
@@ -386,6 +402,7 @@ def test_usual_patterns_are_light_enough_for_a_page_of_text(usual: str) -> None:
         ("a{9}", "a{90}"),
         ("a{9}", "a{9,90}"),
         ("(ab){9}", "((ab){9}){9}"),
+        ("(a{9})", "(a{9})(b{9})"),
         ("[^a]{9}", "[^a]{90}"),
         ("x", "(?i)x"),
         ("[a-z]", r"[\pL]"),
@@ -399,6 +416,10 @@ def test_usual_patterns_are_light_enough_for_a_page_of_text(usual: str) -> None:
 )
 def test_what_repeats_more_weighs_more(shorter: str, longer: str) -> None:
     assert pattern.weigh(shorter) < pattern.weigh(longer)
+
+
+def test_groups_side_by_side_add_up() -> None:
+    assert pattern.weigh("(a{900})") < pattern.WEIGHT_MAX < pattern.weigh("(a{900})" * 20)
 
 
 def test_a_class_hides_no_repetition() -> None:

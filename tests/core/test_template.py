@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stanchion.core.expression import BudgetSpent, EvaluationBudget, ExpressionError
+from stanchion.core.expression import (
+    SOURCE_CHARS_MAX,
+    BudgetSpent,
+    EvaluationBudget,
+    ExpressionError,
+)
 from stanchion.core.faults import Path
 from stanchion.core.json_value import JsonValue
 from stanchion.core.template import TemplateFaults, compile_template
@@ -73,6 +78,11 @@ def test_a_template_renders_to_this(
 ) -> None:
     # As text: to Python, 1 and 1.0 and True are equal.
     assert json.dumps(rendered(template, given)) == json.dumps(expected)
+
+
+def test_a_hole_may_be_as_long_as_an_expression() -> None:
+    longest = "'" + "a" * (SOURCE_CHARS_MAX - 2) + "'"
+    assert rendered("${" + longest + "}") == "a" * (SOURCE_CHARS_MAX - 2)
 
 
 def test_a_template_without_holes_is_not_copied() -> None:
