@@ -544,6 +544,28 @@ def test_an_item_whose_input_errs_fails_the_step_before_anything_is_sent() -> No
     assert not world.jobs
 
 
+def test_all_items_share_what_their_expressions_may_cost() -> None:
+    spec = ForEachSpec(
+        for_each="${input.list}",
+        topic=Topic("work"),
+        input="${input.list.map(x, input.list.map(y, x + y))[0]}",
+    )
+    few = started(workflow(a=spec), list=list(range(5)))
+    assert few.statuses() == {"a": "running"}
+    many = started(workflow(a=spec), list=list(range(400)))
+    assert many.run.error is not None
+    assert many.run.error.code == "expression_error"
+    assert not many.jobs
+
+
+def test_ten_thousand_ordinary_expressions_are_not_too_much() -> None:
+    spec = ForEachSpec(
+        for_each="${input.list}", topic=Topic("work"), input={"q": "find ${string(item + 1)}"}
+    )
+    world = started(workflow(a=spec), list=list(range(10_000)))
+    assert world.job("a", 9_999).input == {"q": "find 10000"}
+
+
 @pytest.mark.parametrize("index", [None, -1, 2])
 def test_a_result_for_an_item_that_is_not_there_is_ignored(index: int | None) -> None:
     world = started(fan_out(), list=["x", "y"])

@@ -8,6 +8,7 @@ whatever the size of the run.
 from __future__ import annotations
 
 from collections import deque
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,7 +39,7 @@ from stanchion.core.transition import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from stanchion.core.expression import Expression
+    from stanchion.core.expression import EvaluationBudget, Expression
     from stanchion.core.json_value import JsonObject, JsonValue
     from stanchion.core.plan import Plan, PlannedStep
     from stanchion.core.template import Template
@@ -88,9 +89,13 @@ class Draft:
         parent: StepId | None,
         visible: Mapping[str, StepId],
         expression: Expression | Template,
-        **extra: JsonValue,
+        extra: Mapping[str, JsonValue] = MappingProxyType({}),
+        budget: EvaluationBudget | None = None,
     ) -> JsonValue:
-        """Work out an expression in the scope of a workflow (the run's, or a sub-workflow's)."""
+        """Work out an expression in the scope of a workflow (the run's, or a sub-workflow's).
+
+        ``extra`` are names beyond ``input`` and ``steps``; several evaluations may share a budget.
+        """
         scope: dict[str, JsonValue] = dict(extra)
         if "input" in expression.uses:
             scope["input"] = self.scope_input(parent)
@@ -103,7 +108,7 @@ class Draft:
                     if name in visible
                 )
             }
-        return expression.evaluate(scope)
+        return expression.evaluate(scope, budget)
 
     def scope_input(self, parent: StepId | None) -> JsonObject:
         """What ``input`` means below a sub-workflow step; for ``None``, the run's own input.

@@ -14,8 +14,10 @@ __all__ = [
     "BACKOFF_MS_MAX",
     "DELAY_S_MAX",
     "ERROR_MESSAGE_CHARS_MAX",
+    "FOR_EACH_INPUT_SIZE_MAX",
     "FOR_EACH_ITEMS_MAX",
     "FOR_EACH_OUTPUT_BYTES_MAX",
+    "FOR_EACH_WORK_PER_ITEM",
     "ID_CHARS_MAX",
     "INPUT_BYTES_MAX",
     "JSON_DEPTH_MAX",
@@ -45,6 +47,10 @@ ERROR_MESSAGE_CHARS_MAX: Final = 2_000
 FOR_EACH_ITEMS_MAX: Final = 10_000
 FOR_EACH_OUTPUT_BYTES_MAX: Final = 4 * 1024 * 1024
 """All items' outputs together: they become one list that other steps may read."""
+FOR_EACH_INPUT_SIZE_MAX: Final = 16 * 1024 * 1024
+"""All items' inputs together, as far as expressions make them: see ``cel.budget`` for the unit."""
+FOR_EACH_WORK_PER_ITEM: Final = 100
+"""What expressions in a for-each's input may work, times the items, if that is more than usual."""
 INPUT_BYTES_MAX: Final = 256 * 1024
 RESULT_BYTES_MAX: Final = 256 * 1024
 

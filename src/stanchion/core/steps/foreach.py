@@ -21,7 +21,7 @@ from stanchion.core.events import (
     TimerFired,
     TimerKind,
 )
-from stanchion.core.expression import ExpressionError
+from stanchion.core.expression import WORK_MAX, EvaluationBudget, ExpressionError
 from stanchion.core.model import (
     Failure,
     Item,
@@ -36,7 +36,7 @@ from stanchion.core.transition import Ignored
 
 if TYPE_CHECKING:
     from stanchion.core.draft import Draft
-    from stanchion.core.json_value import JsonValue
+    from stanchion.core.json_value import JsonObject, JsonValue
     from stanchion.core.plan import PlannedStep
 
 __all__ = ["handle", "start"]
@@ -46,7 +46,8 @@ def start(draft: Draft, step: PlannedStep) -> None:
     """Work out the list and send every item's first attempt out."""
     try:
         values = _values(draft, step)
-        works = [_work(draft, step, values, index) for index in range(len(values))]
+        budget = _budget(len(values))
+        works = [_work(draft, step, values, index, budget) for index in range(len(values))]
     except ExpressionError as error:
         failure = Failure("expression_error", str(error), step.id)
         draft.end(step, StepStatus.FAILED, error=failure)
@@ -165,12 +166,25 @@ _KINDS = {
 }
 
 
-def _work(draft: Draft, step: PlannedStep, values: list[JsonValue], index: int) -> JsonValue:
+def _budget(items: int) -> EvaluationBudget:
+    """One for all items: ten thousand hostile ones must not get ten thousand times as much."""
+    return EvaluationBudget(
+        work=max(WORK_MAX, items * limits.FOR_EACH_WORK_PER_ITEM),
+        size=limits.FOR_EACH_INPUT_SIZE_MAX,
+    )
+
+
+def _work(
+    draft: Draft,
+    step: PlannedStep,
+    values: list[JsonValue],
+    index: int,
+    budget: EvaluationBudget | None = None,
+) -> JsonValue:
     assert step.input is not None
+    extra: JsonObject = {"item": values[index], "index": index}
     try:
-        return draft.evaluate_in(
-            step.parent, step.visible, step.input, item=values[index], index=index
-        )
+        return draft.evaluate_in(step.parent, step.visible, step.input, extra, budget)
     except ExpressionError as error:
         reason = f"input of item {index}: {error}"
         raise ExpressionError(reason) from error
