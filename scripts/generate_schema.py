@@ -1,6 +1,6 @@
 """Write schema/workflow.schema.json, the published JSON Schema of workflow files.
 
-Run it after a change of ``stanchion.core.workflow_shape``; a test compares the two.
+Run it after a change of ``stanchion.core.workflow_file.members``; a test compares the two.
 """
 
 from __future__ import annotations

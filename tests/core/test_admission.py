@@ -165,7 +165,9 @@ def test_one_and_one_point_zero_are_the_same_number() -> None:
 
 def test_huge_numbers_have_prints_too() -> None:
     assert fingerprint(W, 1e300) != fingerprint(W, 1e301)
-    assert fingerprint(W, 2.0**53) == fingerprint(W, 2.0**53)
+    assert fingerprint(W, 2.0**53) == fingerprint(W, 2**53)
+    assert fingerprint(W, -(2.0**53)) == fingerprint(W, -(2**53))
+    assert fingerprint(W, 2.0**60) == fingerprint(W, 2.0**60)
 
 
 def test_the_workflow_is_part_of_the_print() -> None:

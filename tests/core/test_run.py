@@ -14,6 +14,7 @@ from stanchion.core.events import (
     TimerKind,
 )
 from stanchion.core.model import (
+    Failure,
     Instant,
     ItemCounts,
     JobId,
@@ -133,9 +134,8 @@ def test_a_failed_step_cancels_what_needs_it_all_the_way_down() -> None:
     world = started(workflow(a=job(), b=job(A), c=job(B)))
     world.fail("a", "no luck")
     assert world.statuses() == {"a": "failed", "b": "cancelled", "c": "cancelled"}
-    assert world.run.step(B).error is not None
-    assert world.run.step(B).error.message == "'a' has failed"  # type: ignore[union-attr]  # not None, above
-    assert world.run.step(C).error.message == "'b' has been cancelled"  # type: ignore[union-attr]  # likewise
+    assert world.run.step(B).error == Failure("upstream_failed", "'a' has failed", B)
+    assert world.run.step(C).error == Failure("upstream_failed", "'b' has been cancelled", C)
 
 
 def test_steps_that_do_not_depend_on_a_failed_one_go_on() -> None:
@@ -181,7 +181,7 @@ def test_a_condition_that_errs_fails_the_step() -> None:
     world = started(workflow(a=job(when="input.missing")))
     error = world.run.step(A).error
     assert error is not None
-    assert error.code == "expression_error"
+    assert (error.code, error.step) == ("expression_error", A)
     assert error.message.startswith("when: ")
     assert world.run.status is RunStatus.FAILED
 
@@ -218,7 +218,9 @@ def test_a_job_gets_its_rendered_input() -> None:
 def test_an_input_that_errs_fails_the_step_without_a_job() -> None:
     world = started(workflow(a=job(input="${input.missing}")))
     assert world.statuses() == {"a": "failed"}
-    assert world.run.error.message.startswith("input: ")  # type: ignore[union-attr]  # it failed
+    assert world.run.error is not None
+    assert (world.run.error.code, world.run.error.step) == ("expression_error", A)
+    assert world.run.error.message.startswith("input: ")
     assert not world.jobs
 
 
@@ -368,9 +370,8 @@ def test_a_step_that_runs_out_of_time_times_out_and_its_job_is_revoked() -> None
     assert world.now == START + 1_500
     assert StopStep(A) in transition.effects
     assert world.statuses() == {"a": "timed_out", "b": "cancelled"}
-    assert world.run.error is not None
-    assert world.run.error.message == "not finished within 1.5 s"
-    assert world.run.step(B).error.message == "'a' has timed out"  # type: ignore[union-attr]  # it was cancelled
+    assert world.run.error == Failure("step_timeout", "not finished within 1.5 s", A)
+    assert world.run.step(B).error == Failure("upstream_failed", "'a' has timed out", B)
     assert world.run.status is RunStatus.FAILED
 
 
@@ -406,7 +407,7 @@ def test_a_run_that_runs_out_of_time_ends_everything() -> None:
     transition = world.fire(Timer(TimerKind.RUN_TIMEOUT))
     assert world.statuses() == {"a": "timed_out", "b": "cancelled", "c": "timed_out"}
     assert (world.run.status, transition.effects) == (RunStatus.TIMED_OUT, (StopRun(),))
-    assert world.run.error.message == "not finished within 3 s"  # type: ignore[union-attr]  # it timed out
+    assert world.run.error == Failure("run_timeout", "not finished within 3 s")
     assert world.now == START + 3_000
 
 
@@ -415,13 +416,13 @@ def test_a_cancelled_run_ends_everything_and_revokes_its_jobs() -> None:
     transition = world.feed(CancelRequested(actor="alex", reason="wrong input"))
     assert world.statuses() == dict.fromkeys("abc", "cancelled")
     assert (world.run.status, transition.effects) == (RunStatus.CANCELLED, (StopRun(),))
-    assert world.run.error.message == "wrong input"  # type: ignore[union-attr]  # it was cancelled
+    assert world.run.error == Failure("cancelled", "wrong input")
 
 
 def test_a_cancel_without_a_reason_says_who_it_was() -> None:
     world = started(workflow(a=job()))
     world.feed(CancelRequested(actor="alex"))
-    assert world.run.error.message == "cancelled by alex"  # type: ignore[union-attr]  # it was cancelled
+    assert world.run.error == Failure("cancelled", "cancelled by alex")
 
 
 def test_a_finished_run_ignores_everything() -> None:
@@ -600,7 +601,8 @@ def test_only_what_the_events_name_is_read_until_they_can_be_the_last() -> None:
     assert items_to_read(world.run, [events[1], events[1], Started()]) == {A: [1]}
     assert items_to_read(world.run, [retry, events[0]]) == {A: [0, 2]}
     assert items_to_read(world.run, events) == {A: range(3)}
-    assert items_to_read(world.run, [TimerFired(timer=Timer(TimerKind.RETRY, B, None, 1))]) == {}
+    assert items_to_read(world.run, [TimerFired(timer=Timer(TimerKind.RETRY, A, None, 1))]) == {}
+    assert items_to_read(world.run, [TimerFired(timer=Timer(TimerKind.RETRY, None, 1, 1))]) == {}
     assert items_to_read(pending_run(world.plan), events) == {}
 
 

@@ -160,12 +160,12 @@ def fingerprint(workflow_id: WorkflowId, body: JsonValue) -> str:
 
 
 _EXACT = 2**53
-"""Below this, a whole number is the same number as a float and as an integer."""
+"""Up to this, every whole number is the same number as a float and as an integer."""
 
 
 def _plain(value: JsonValue) -> JsonValue:
     match value:
-        case float() if value.is_integer() and abs(value) < _EXACT:
+        case float() if value.is_integer() and abs(value) <= _EXACT:
             return int(value)
         case list():
             return [_plain(each) for each in value]
