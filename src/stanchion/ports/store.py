@@ -217,7 +217,10 @@ class Definitions(Protocol):
     """Workflows, by version."""
 
     async def put_workflow(self, tenant: TenantId, workflow: Workflow) -> int:
-        """Store a workflow; its version. The same workflow as the newest one keeps its version."""
+        """Store a workflow; its version. The same workflow as the newest one keeps its version.
+
+        The order of its steps is part of it: it decides which failure becomes a run's error.
+        """
 
     async def workflow(
         self, tenant: TenantId, workflow_id: WorkflowId, *, version: int | None = None

@@ -1,0 +1,183 @@
+"""Jobs in memory: handed out in turn, held for a while, and answered once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from stanchion.adapters.store.memory.shelf import JobFile, Shelved
+from stanchion.core.events import JobDied, JobFailed, JobSucceeded
+from stanchion.core.lease import next_fence
+from stanchion.core.model import Instant, Job, JobId, TenantId, Topic
+from stanchion.ports.records import (
+    Acceptance,
+    Accepted,
+    DeadLetter,
+    DeadLetterKind,
+    ExpiredJob,
+    JobLease,
+    JobState,
+    JobView,
+    LeasedJob,
+    Rejected,
+    RejectedCode,
+    Renewals,
+    Result,
+)
+
+__all__ = ["MemoryJobs"]
+
+
+class MemoryJobs(Shelved):
+    """See ``ports.store.Jobs``."""
+
+    async def lease_jobs(
+        self,
+        worker_id: str,
+        topics: Collection[Topic],
+        *,
+        max_jobs: int,
+        ttl_ms: int,
+        tenant: TenantId | None = None,
+    ) -> tuple[LeasedJob, ...]:
+        leased: list[LeasedJob] = []
+        while len(leased) < max_jobs:
+            job_id = self._shelf.ready.take(topics, tenant)
+            if job_id is None:
+                break
+            leased.append(self._lease(self._shelf.jobs[job_id], worker_id, ttl_ms))
+        return tuple(leased)
+
+    async def renew_jobs(self, leases: Sequence[JobLease], *, ttl_ms: int) -> Renewals:
+        renewed: list[JobId] = []
+        lost: list[JobId] = []
+        for lease in leases:
+            file = self._shelf.jobs.get(lease.job_id)
+            if file is not None and self._stands(file, lease.fence):
+                self._begin_term(file, ttl_ms)
+                renewed.append(lease.job_id)
+            else:
+                lost.append(lease.job_id)
+        return Renewals(tuple(renewed), tuple(lost))
+
+    async def accept(
+        self, results: Sequence[Result], *, row_due_in_ms: int = 0
+    ) -> tuple[Acceptance, ...]:
+        row_due = Instant(self._shelf.now() + row_due_in_ms)
+        return tuple(self._accept(result, row_due) for result in results)
+
+    async def job(self, job_id: JobId) -> JobView | None:
+        file = self._shelf.jobs.get(job_id)
+        if file is None:
+            return None
+        return JobView(
+            job=file.job,
+            state=file.state,
+            fence=file.fence,
+            deliveries=file.deliveries,
+            worker_id=file.worker_id,
+            expires_at=file.expires_at,
+        )
+
+    async def expire_jobs(self, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
+        expired = self._shelf.leases.take(self._shelf.now(), limit)
+        return tuple(self._expire(self._shelf.jobs[job_id], max_deliveries) for job_id in expired)
+
+    async def ready_topics(self) -> Mapping[Topic, int]:
+        return self._shelf.ready.counts()
+
+    def _lease(self, file: JobFile, worker_id: str, ttl_ms: int) -> LeasedJob:
+        file.state = JobState.LEASED
+        file.worker_id = worker_id
+        file.deliveries += 1
+        file.fence = next_fence(file.fence, 0, self._shelf.now_us())
+        expires_at = self._begin_term(file, ttl_ms)
+        return LeasedJob(file.job, file.fence, file.deliveries, expires_at)
+
+    def _begin_term(self, file: JobFile, ttl_ms: int) -> Instant:
+        expires_at = file.expires_at = Instant(self._shelf.now() + ttl_ms)
+        self._shelf.leases.put(file.job.id, expires_at)
+        return expires_at
+
+    def _stands(self, file: JobFile, fence: int) -> bool:
+        return (
+            file.state is JobState.LEASED
+            and file.fence == fence
+            and file.expires_at is not None
+            and self._shelf.now() < file.expires_at
+        )
+
+    def _accept(self, result: Result, row_due: Instant) -> Acceptance:
+        file = self._shelf.jobs.get(result.job_id)
+        if file is None:
+            return Rejected(result.job_id, RejectedCode.UNKNOWN_JOB)
+        job = file.job
+        if file.state is JobState.FINISHED:
+            if file.fence == result.fence:
+                return Accepted(job.id, job.run_id, repeated=True)
+            return Rejected(job.id, RejectedCode.ALREADY_FINISHED)
+        # A lease that has run out is good for its result until the expiry is noticed: nobody else
+        # has the job yet, and work that is done should not be done again.
+        if file.state is not JobState.LEASED or file.fence != result.fence:
+            return Rejected(job.id, RejectedCode.STALE_FENCE)
+        file.state = JobState.FINISHED
+        file.worker_id = result.worker_id
+        file.expires_at = None
+        self._shelf.leases.remove(job.id)
+        run = self._shelf.runs[job.run_id]
+        self._shelf.deliver(run, f"result:{job.id}#{result.fence}", _event(job, result), row_due)
+        return Accepted(job.id, job.run_id)
+
+    def _expire(self, file: JobFile, max_deliveries: int) -> ExpiredJob:
+        job = file.job
+        file.worker_id = file.expires_at = None
+        is_dead = file.deliveries >= max_deliveries
+        if is_dead:
+            file.state = JobState.DEAD
+            self._mourn(file)
+        else:
+            file.state = JobState.READY
+            self._shelf.ready.add(job)
+        return ExpiredJob(job.id, job.run_id, job.tenant, job.topic, file.deliveries, is_dead)
+
+    def _mourn(self, file: JobFile) -> None:
+        """Write the dead letter, and tell the run."""
+        job, now = file.job, self._shelf.now()
+        run = self._shelf.runs[job.run_id]
+        letter = DeadLetter(
+            id=f"job:{job.id}#{job.dispatch}",
+            kind=DeadLetterKind.JOB,
+            tenant=job.tenant,
+            run_id=job.run_id,
+            step_id=job.step_id,
+            cause=f"delivered {file.deliveries} times and never finished",
+            at=now,
+            job=job,
+        )
+        self._shelf.add_letter(run, letter)
+        died = JobDied(
+            job_id=job.id,
+            step_id=job.step_id,
+            item=job.item,
+            dispatch=job.dispatch,
+            deliveries=file.deliveries,
+        )
+        self._shelf.deliver(run, f"died:{job.id}#{job.dispatch}", died, now)
+
+
+def _event(job: Job, result: Result) -> JobSucceeded | JobFailed:
+    if result.error is None:
+        return JobSucceeded(
+            job_id=job.id,
+            step_id=job.step_id,
+            item=job.item,
+            output=result.output,
+            actor=result.worker_id,
+        )
+    return JobFailed(
+        job_id=job.id,
+        step_id=job.step_id,
+        item=job.item,
+        error=result.error,
+        final=result.final,
+        actor=result.worker_id,
+    )

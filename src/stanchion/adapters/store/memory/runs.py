@@ -1,0 +1,213 @@
+"""Runs in memory: the gate, the commit, the inbox, and what can be read about them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from msgspec.structs import replace
+
+from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.store.memory.effects import carry_out
+from stanchion.adapters.store.memory.shelf import Account, Key, RunFile, Shelved
+from stanchion.core.admission import Admitted, Facts, KeyRecord, Rate, Verdict, judge
+from stanchion.core.events import Event
+from stanchion.core.model import Instant, Item, ItemKey, Run, RunId, Stamp, StepId, TenantId
+from stanchion.core.transition import TimelineEntry, Transition, evolve
+from stanchion.ports.records import (
+    EVERY_RUN,
+    Admission,
+    Commit,
+    CommitAnswer,
+    Committed,
+    Conflict,
+    FeedEntry,
+    Gone,
+    InboxEntry,
+    Loaded,
+    Page,
+    PostAnswer,
+    RunFilter,
+    RunSummary,
+    StaleFence,
+    Tenant,
+)
+
+__all__ = ["MemoryRuns"]
+
+_DEFAULTS = Tenant()
+
+
+class MemoryRuns(Shelved):
+    """See ``ports.store.Runs``."""
+
+    async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+        facts = self._facts(admission, within_ms)
+        verdict = judge(facts)
+        if isinstance(verdict, Admitted) and not facts.exists:
+            self._begin(admission, facts)
+        return verdict
+
+    async def load(self, run_id: RunId) -> Loaded | None:
+        file = self._shelf.runs.get(run_id)
+        if file is None:
+            return None
+        return Loaded(file.run, tuple(InboxEntry(*each) for each in file.inbox.items()))
+
+    async def load_items(
+        self, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]
+    ) -> dict[ItemKey, Item]:
+        file = self._shelf.runs.get(run_id)
+        if file is None:
+            return {}
+        keys = (ItemKey(step_id, index) for step_id in wanted for index in wanted[step_id])
+        return {key: file.items[key] for key in keys if key in file.items}
+
+    async def commit(self, commit: Commit) -> CommitAnswer:
+        file = self._shelf.runs.get(commit.run_id)
+        if file is None:
+            return Gone()
+        if file.run.stamp.nonce == commit.nonce:
+            return Committed(file.run.stamp)
+        if commit.fence is not None and commit.fence < file.run.fence:
+            return StaleFence(file.run.fence)
+        if file.run.stamp != commit.read:
+            return Conflict()
+        stamp = Stamp(commit.read.version + 1, commit.nonce)
+        after = replace(evolve(file.run, commit.transition), stamp=stamp)
+        if commit.fence is not None:
+            after = replace(after, fence=commit.fence)
+        self._shelf.remove_entries(file, *commit.applied)
+        self._become(file, after, commit.transition)
+        return Committed(stamp)
+
+    async def post(self, run_id: RunId, event: Event, *, entry_id: str) -> PostAnswer:
+        file = self._shelf.runs.get(run_id)
+        if file is None:
+            return PostAnswer.UNKNOWN
+        if file.run.status.is_finished:
+            return PostAnswer.FINISHED
+        if not self._shelf.deliver(file, entry_id, event, self._shelf.now()):
+            return PostAnswer.REPEATED
+        return PostAnswer.POSTED
+
+    async def timeline(
+        self, run_id: RunId, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[TimelineEntry]:
+        start = 0 if cursor is None else read_cursor("timeline", cursor, tuple[int])[0]
+        file = self._shelf.runs.get(run_id)
+        if file is None:
+            return Page(())
+        end = start + limit
+        more = end < len(file.timeline)
+        return Page(
+            tuple(file.timeline[start:end]), write_cursor("timeline", end) if more else None
+        )
+
+    async def list_runs(
+        self,
+        tenant: TenantId,
+        *,
+        only: RunFilter = EVERY_RUN,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[RunSummary]:
+        runs = self._shelf.peek(tenant).runs
+        end = len(runs)
+        if cursor is not None:
+            created_at, run_id = read_cursor("runs", cursor, tuple[int, str])
+            end = bisect_left(runs, (Instant(created_at), RunId(run_id)))
+        found: list[RunSummary] = []
+        for index in reversed(range(end)):
+            run = self._shelf.runs[runs[index][1]].run
+            if only.status not in {None, run.status}:
+                continue
+            if only.workflow_id not in {None, run.workflow_id}:
+                continue
+            if len(found) == limit:
+                last = found[-1]
+                return Page(tuple(found), write_cursor("runs", last.created_at, last.id))
+            found.append(_summary(run))
+        return Page(tuple(found))
+
+    async def feed(
+        self, tenant: TenantId, *, after: str | None, limit: int = 100
+    ) -> tuple[FeedEntry, ...]:
+        position = 0 if after is None else read_cursor("feed", after, tuple[int])[0]
+        account = self._shelf.peek(tenant)
+        oldest = account.feed_length - len(account.feed)
+        start = max(0, position - oldest)
+        return tuple(islice(account.feed, start, start + limit))
+
+    async def feed_position(self, tenant: TenantId) -> str:
+        return write_cursor("feed", self._shelf.peek(tenant).feed_length)
+
+    async def active_runs(self, tenant: TenantId) -> int:
+        return self._shelf.peek(tenant).active
+
+    def _facts(self, admission: Admission, within_ms: int) -> Facts:
+        run = admission.run
+        account = self._shelf.peek(run.tenant)
+        config = account.config or _DEFAULTS
+        now = self._shelf.now()
+        rate = None
+        if admission.is_rate_limited and config.job_rate_per_s is not None:
+            rate = Rate(config.job_rate_per_s, account.rate_used_until_ms)
+        return Facts(
+            run_id=run.id,
+            now=now,
+            not_after=Instant(now + within_ms),
+            exists=run.id in self._shelf.runs,
+            key=_key_record(account, admission.key, now),
+            fingerprint=admission.fingerprint,
+            definition_is_current=all(
+                len(account.workflows.get(workflow_id, ())) == version
+                for workflow_id, version in admission.definitions.items()
+            ),
+            takes_slot=run.holds_slot,
+            limit=config.max_concurrent_runs,
+            active=account.active,
+            rate=rate,
+        )
+
+    def _begin(self, admission: Admission, facts: Facts) -> None:
+        run = admission.run
+        account = self._shelf.account(run.tenant)
+        file = self._shelf.runs[run.id] = RunFile(run, admission.key)
+        insort(account.runs, (run.created_at, run.id))
+        if run.holds_slot:
+            account.holders.add(run.id)
+            account.active += 1
+        if admission.key is not None:
+            account.keys[admission.key] = Key(KeyRecord(admission.fingerprint, run.id))
+        if facts.rate is not None:
+            account.rate_used_until_ms = facts.rate.after_one(facts.now)
+        self._become(file, run, admission.transition)
+
+    def _become(self, file: RunFile, after: Run, transition: Transition) -> None:
+        file.items.update(transition.items)
+        file.run = replace(after, items={})
+        carry_out(self._shelf, file, transition.effects)
+        self._shelf.record(file, transition.timeline)
+        if after.status.is_finished and not file.is_closed:
+            self._shelf.close_run(file)
+
+
+def _key_record(account: Account, key: str | None, now: Instant) -> KeyRecord | None:
+    found = None if key is None else account.keys.get(key)
+    if found is None or (found.expires_at is not None and found.expires_at <= now):
+        return None
+    return found.record
+
+
+def _summary(run: Run) -> RunSummary:
+    return RunSummary(
+        id=run.id,
+        workflow_id=run.workflow_id,
+        workflow_version=run.workflow_version,
+        status=run.status,
+        created_at=run.created_at,
+        finished_at=run.finished_at,
+        error=run.error,
+    )

@@ -1,0 +1,1 @@
+"""What an adapter promises beyond the contract, and the small parts that adapters share."""

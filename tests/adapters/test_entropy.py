@@ -1,0 +1,23 @@
+"""The operating system's chance, as far as chance can be tested."""
+
+from __future__ import annotations
+
+from stanchion.adapters.entropy import SystemEntropy
+from stanchion.ports.entropy import Entropy
+
+
+def test_a_unit_is_below_one_and_not_below_zero() -> None:
+    entropy: Entropy = SystemEntropy()
+    drawn = [entropy.unit() for _ in range(2_000)]
+    assert all(0 <= each < 1 for each in drawn)
+    # Off by this much in one of 10^100 runs.
+    assert min(drawn) < 0.2
+    assert max(drawn) > 0.8
+    assert len(set(drawn)) == 2_000
+
+
+def test_tokens_are_not_drawn_twice() -> None:
+    entropy = SystemEntropy()
+    drawn = {entropy.token() for _ in range(2_000)}
+    assert len(drawn) == 2_000
+    assert all(len(token) >= 32 for token in drawn)

@@ -1,0 +1,103 @@
+"""Tenants: what each may do."""
+
+from __future__ import annotations
+
+import pytest
+
+from stanchion.core.admission import Full
+from stanchion.core.model import TenantId
+from stanchion.ports.records import BadCursor, Tenant
+from stanchion.ports.store import Store
+from tests.contract.builders import (
+    ACME,
+    GLOBEX,
+    ONE_JOB,
+    WITHIN_MS,
+    accept,
+    admission,
+    advance,
+    lease,
+    start,
+)
+
+
+async def test_a_tenant_that_nobody_configured_has_the_defaults(store: Store) -> None:
+    assert await store.tenant(ACME) == Tenant(
+        max_concurrent_runs=10, job_rate_per_s=None, admission=None
+    )
+
+
+async def test_a_tenants_configuration_comes_back_as_it_was(store: Store) -> None:
+    config = Tenant(
+        max_concurrent_runs=3, job_rate_per_s=2.5, admission={"strategy": "lock", "n": [1, None]}
+    )
+    await store.put_tenant(ACME, config)
+    assert await store.tenant(ACME) == config
+    assert await store.tenant(GLOBEX) == Tenant()
+
+
+async def test_a_configuration_is_replaced_as_a_whole(store: Store) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=None, job_rate_per_s=2.5))
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=3))
+    assert await store.tenant(ACME) == Tenant(max_concurrent_runs=3, job_rate_per_s=None)
+
+
+async def test_no_cap_is_not_the_default_cap(store: Store) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
+    assert (await store.tenant(ACME)).max_concurrent_runs is None
+
+
+@pytest.mark.parametrize("name", ["a:b", "{x}", "ü€", "a b", "*", "a\\b'c\"d", "x" * 64, "%_"])
+async def test_a_tenant_with_odd_characters_is_a_tenant_like_any_other(
+    store: Store, name: str
+) -> None:
+    tenant = TenantId(name)
+    await store.put_tenant(tenant, Tenant(max_concurrent_runs=1))
+    run_id = await start(store, tenant=tenant, key="k")
+    other = admission(await store.now(), tenant=tenant)
+    assert await store.admit(other, within_ms=WITHIN_MS) == Full(1, 1)
+    (leased,) = await lease(store, tenant=tenant)
+    assert leased.job.tenant == tenant
+    await accept(store, leased)
+    (row,) = await store.take_outbox(limit=10, hold_ms=1_000)
+    assert row.tenant == tenant
+    await advance(store, ONE_JOB, run_id)
+    assert [each.id for each in (await store.list_runs(tenant)).items] == [run_id]
+    assert {entry.run_id for entry in await store.feed(tenant, after=None)} == {run_id}
+    assert [each for each, _ in (await store.list_tenants()).items] == [tenant]
+    assert await store.active_runs(tenant) == 0
+    assert await store.audit_slots(limit=1_000) == ()
+
+
+async def test_configured_tenants_are_listed_by_name(store: Store) -> None:
+    await start(store, tenant=TenantId("nobody-configured-me"))
+    for name in ("b", "ä", "a", "B"):
+        await store.put_tenant(TenantId(name), Tenant(max_concurrent_runs=len(name)))
+    page = await store.list_tenants()
+    assert page.items == tuple((TenantId(name), Tenant(1)) for name in ("B", "a", "b", "ä"))
+    assert page.cursor is None
+
+
+async def test_tenants_are_listed_in_pages(store: Store) -> None:
+    names = [TenantId(f"tenant-{number}") for number in range(7)]
+    for name in names:
+        await store.put_tenant(name, Tenant())
+    listed, cursor = [], None
+    for expected in (3, 3, 1):
+        page = await store.list_tenants(limit=3, cursor=cursor)
+        assert len(page.items) == expected
+        listed += [name for name, _ in page.items]
+        cursor = page.cursor
+    assert listed == names
+    assert cursor is None
+
+
+async def test_a_page_that_holds_all_tenants_is_the_last(store: Store) -> None:
+    for name in ("a", "b"):
+        await store.put_tenant(TenantId(name), Tenant())
+    assert (await store.list_tenants(limit=2)).cursor is None
+
+
+async def test_a_bad_cursor_is_said_to_be_bad(store: Store) -> None:
+    with pytest.raises(BadCursor):
+        await store.list_tenants(cursor="nonsense")
