@@ -1,0 +1,174 @@
+"""Locks in a SQLite file: for several processes of one machine, without a server.
+
+Every answer is one transaction, which waits for those of other processes, but not longer than the
+caller does. Terms are counted by the machine's clock, which all of them share.
+
+A grant is handed to the operating system and not forced to the disk. A process that is killed loses
+nothing. If the machine goes down, the last grants may be lost, and their holders with them; fences
+go on rising, since they follow the clock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from stanchion.adapters.lane import Lane
+from stanchion.adapters.sqlite.batch import write_together
+from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.sqlite.opening import open_for_writing, resolved
+from stanchion.adapters.sqlite.schema import read_schema
+from stanchion.adapters.sqlite.statements import read_statements
+from stanchion.core.lease import next_fence
+from stanchion.core.model import Instant
+from stanchion.ports.clock import Clock
+from stanchion.ports.locks import (
+    AcquireAnswer,
+    Granted,
+    Held,
+    LockView,
+    NotOwned,
+    Released,
+    Renewed,
+    TooLate,
+)
+
+__all__ = ["SqliteLocks"]
+
+_SQL = read_statements(__package__, "sqlite.sql")
+_SCHEMA: Final = read_schema(b"STLK", __package__, "sqlite_migrations")
+_Answer = TypeVar("_Answer")
+_TIMEOUT_S: Final = 2.0
+_QUEUE_MAX: Final = 10_000
+_MS_PER_S: Final = 1_000
+_US_PER_MS: Final = 1_000
+_LAST_LETTER: Final = "\U0010ffff"
+_FORGET_AFTER_MS: Final = 86_400_000
+"""Far longer than a clock is ever set back."""
+_FORGET_AT_ONCE: Final = 4
+"""More than one, so that a file that has grown large becomes small again."""
+
+
+class SqliteLocks:
+    """See ``ports.locks.Locks``. Made by ``open``."""
+
+    def __init__(self, lane: Lane[Database], clock: Clock, timeout_s: float) -> None:
+        self._lane = lane
+        self._clock = clock
+        self._timeout_s = timeout_s
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        clock: Clock,
+        timeout_s: float = _TIMEOUT_S,
+        queue_max: int = _QUEUE_MAX,
+    ) -> SqliteLocks:
+        """Open the file, made if it is not there. Any number of processes may have it open.
+
+        ``timeout_s``: how long a caller waits at most. ``queue_max``: how many may.
+        """
+        where = resolved(path)
+        busy_ms = round(timeout_s * _MS_PER_S)
+
+        def make() -> Database:
+            connection = open_for_writing(where, _SCHEMA, sync="NORMAL", busy_ms=busy_ms)
+            return Database(connection, where, clock)
+
+        lane = await Lane.open(
+            f"{where} (locks)",
+            make,
+            write_together,
+            lambda db: db.connection.close(),
+            queue_max=queue_max,
+        )
+        return cls(lane, clock, timeout_s)
+
+    async def acquire(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
+    ) -> AcquireAnswer:
+        not_after = Instant(self._clock.now() + within_ms)
+
+        def act(db: Database) -> AcquireAnswer:
+            if db.now() > not_after:
+                return TooLate()
+            return _acquire(db, name, token, ttl_ms, floor)
+
+        return await self._call(act, within_ms)
+
+    async def renew(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int
+    ) -> Renewed | NotOwned:
+        def act(db: Database) -> Renewed | NotOwned:
+            now = db.now()
+            stands = db.changed(
+                _SQL["renew"], name=name, token=token, now=now, expires_at=now + ttl_ms
+            )
+            return Renewed() if stands else NotOwned()
+
+        return await self._call(act, within_ms)
+
+    async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:
+        def act(db: Database) -> Released | NotOwned:
+            stood = db.changed(_SQL["release"], name=name, token=token, now=db.now())
+            return Released() if stood else NotOwned()
+
+        return await self._call(act, within_ms)
+
+    async def inspect(self, name: str) -> LockView | None:
+        def act(db: Database) -> LockView | None:
+            found = db.first(_SQL["read_lock"], name=name)
+            if found is None:
+                return None
+            _, fence, expires_at = found
+            left_ms = expires_at - db.now()
+            return LockView(name, fence, left_ms) if left_ms > 0 else None
+
+        return await self._call(act)
+
+    async def list(self, prefix: str = "", *, limit: int = 1000) -> Sequence[LockView]:
+        def act(db: Database) -> Sequence[LockView]:
+            now = db.now()
+            rows = db.every(
+                _SQL["list_locks"], first=prefix, last=prefix + _LAST_LETTER, now=now, limit=limit
+            )
+            return [LockView(name, fence, expires_at - now) for name, fence, expires_at in rows]
+
+        return await self._call(act)
+
+    async def force_release(self, name: str) -> bool:
+        return await self._call(
+            lambda db: bool(db.changed(_SQL["force_release"], name=name, now=db.now()))
+        )
+
+    async def ping(self) -> None:
+        await self._call(lambda db: db.first(_SQL["read_lock"], name=""))
+
+    async def close(self) -> None:
+        await self._lane.close()
+
+    async def _call(
+        self, act: Callable[[Database], _Answer], within_ms: int | None = None
+    ) -> _Answer:
+        wait_s = self._timeout_s if within_ms is None else within_ms / _MS_PER_S
+        return await self._lane.call(act, wait_s=min(wait_s, self._timeout_s))
+
+
+def _acquire(db: Database, name: str, token: str, ttl_ms: int, floor: int) -> AcquireAnswer:
+    now = db.now()
+    found = db.first(_SQL["read_lock"], name=name)
+    holder, fence, expires_at = ("", 0, 0) if found is None else found
+    is_held = expires_at > now
+    if is_held and holder != token:
+        return Held(expires_at - now)
+    # The present holder asks again because it lost the answer: it gets the same one, unless it has
+    # learned since that its fence is too low.
+    if not (is_held and fence > floor):
+        fence = next_fence(fence, floor, now * _US_PER_MS)
+    db.run(_SQL["grant"], name=name, token=token, fence=fence, expires_at=now + ttl_ms)
+    if found is None:
+        db.run(_SQL["forget"], before=now - _FORGET_AFTER_MS, limit=_FORGET_AT_ONCE)
+    return Granted(fence)

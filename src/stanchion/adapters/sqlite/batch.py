@@ -1,0 +1,75 @@
+"""Batches: many callers, one transaction.
+
+A commit waits for the disk, and the disk takes as long for one operation as for a hundred. So the
+writer takes all operations that wait, runs each in a savepoint of its own, and commits them
+together; then, and only then, their callers get their answers. An operation that fails takes back
+what it did, fails for its own caller, and leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import apsw
+
+from stanchion.adapters.lane import Call
+from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.sqlite.errors import translated
+
+__all__ = ["read_together", "write_together"]
+
+
+def write_together(database: Database, calls: Sequence[Call[Database]]) -> None:
+    """Serve calls that change something, in one durable step."""
+    connection = database.connection
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        for call in calls:
+            _write(database, call)
+        connection.execute("COMMIT")
+    except Exception as error:  # noqa: BLE001 - it belongs to every caller of the batch
+        # Nothing of the batch is true, also what went well: its answers were not given yet.
+        _end(database, "ROLLBACK")
+        for call in calls:
+            call.fail(translated(error, database.path))
+
+
+def _write(database: Database, call: Call[Database]) -> None:
+    connection = database.connection
+    # The transaction may have had to wait for another process's, and the caller not so long.
+    if not call.is_wanted:
+        return
+    connection.execute("SAVEPOINT call")
+    try:
+        call.answer(call.act(database))
+    except Exception as error:
+        # A full disk or a failing one makes SQLite take back the whole transaction.
+        if not connection.in_transaction:
+            raise
+        connection.execute("ROLLBACK TO call")
+        call.fail(translated(error, database.path))
+    connection.execute("RELEASE call")
+
+
+def read_together(database: Database, calls: Sequence[Call[Database]]) -> None:
+    """Serve calls that only look. All see the same state, with all that was acknowledged before."""
+    try:
+        database.connection.execute("BEGIN")
+        for call in calls:
+            try:
+                call.answer(call.act(database))
+            except Exception as error:  # noqa: BLE001 - it belongs to the one who asked
+                call.fail(translated(error, database.path))
+    except apsw.Error as error:
+        for call in calls:
+            call.fail(translated(error, database.path))
+    finally:
+        _end(database, "COMMIT")
+
+
+def _end(database: Database, statement: str) -> None:
+    """End the transaction, if there still is one. Nothing depends on how that goes."""
+    with suppress(apsw.Error):
+        if database.connection.in_transaction:
+            database.connection.execute(statement)

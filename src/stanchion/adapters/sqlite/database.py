@@ -1,0 +1,67 @@
+"""One connection to the store's file, and what every operation on it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import Any, TypeAlias
+
+import apsw
+
+from stanchion.core.model import Instant
+from stanchion.ports.clock import Clock
+
+__all__ = ["Database", "Row"]
+
+Row: TypeAlias = tuple[Any, ...]
+
+
+class Database:
+    """Runs statements. Parameters are given by name, as the statement has them.
+
+    It belongs to one thread at a time, and knows nothing of transactions: those are the writer's.
+    """
+
+    def __init__(self, connection: apsw.Connection, path: str, clock: Clock) -> None:
+        self.connection = connection
+        self.path = path
+        self._execute = connection.execute
+        self._clock = clock
+        self._tickets = count(1)
+
+    def now(self) -> Instant:
+        """The store's time."""
+        return self._clock.now()
+
+    def ticket(self) -> int:
+        """A number above all that were drawn before and are still in the file."""
+        return next(self._tickets)
+
+    def draw_tickets_above(self, highest: int) -> None:
+        """Begin above what a former process has drawn."""
+        self._tickets = count(highest + 1)
+
+    def first(self, statement: str, **values: object) -> Row | None:
+        """The first row, if there is one."""
+        row: Row | None = None
+        # To the end, also when one row was expected: a statement left half-way stays open.
+        for found in self._execute(statement, values):
+            row = found if row is None else row
+        return row
+
+    def every(self, statement: str, **values: object) -> list[Row]:
+        """All rows."""
+        return self._execute(statement, values).fetchall()
+
+    def run(self, statement: str, **values: object) -> None:
+        """Change something."""
+        self._execute(statement, values)
+
+    def changed(self, statement: str, **values: object) -> int:
+        """Change something; how many rows."""
+        self._execute(statement, values)
+        return self.connection.changes()
+
+    def run_each(self, statement: str, rows: Iterable[Mapping[str, object]]) -> None:
+        """Change something once for each row of values."""
+        self.connection.executemany(statement, rows)

@@ -1,0 +1,134 @@
+"""The file: one process at a time has it.
+
+The claim is a lock on a second file beside it, ``<path>.lock``, which is there while the store is
+open. The operating system lets go of the lock when the process ends, however it ends. What counts
+is the lock: a file that a killed process left behind is no claim.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.sqlite.errors import translated_sqlite_errors
+from stanchion.adapters.sqlite.opening import (
+    MEMORY,
+    check_place,
+    open_for_reading,
+    open_for_writing,
+)
+from stanchion.adapters.sqlite.schema import read_schema
+from stanchion.adapters.sqlite.statements import read_statements
+from stanchion.ports.clock import Clock
+from stanchion.ports.errors import BackendRefused
+
+__all__ = ["Claim", "open_reader", "open_writer", "shut"]
+
+_SQL = read_statements(__package__, "sql", "store.sql")
+_SCHEMA: Final = read_schema(b"STCN", __package__, "migrations")
+_BUSY_MS: Final = 2_000
+"""Nobody else writes, but a backup may hold the file for a moment."""
+
+
+class Claim:
+    """The right to use a file, held by this process alone."""
+
+    def __init__(self, path: str) -> None:
+        """Take it, or raise ``BackendRefused`` with the number of the process that has it."""
+        self._path = f"{path}.lock"
+        try:
+            self._lock = self._take()
+        except BlockingIOError as error:
+            raise BackendRefused(
+                f"{path}: in use by process {self._holder()}. One process serves a file: stop that"
+                " one, or give another path"
+            ) from error
+        except OSError as error:
+            raise BackendRefused(
+                f"{self._path}: cannot be written ({error.strerror}). Give a path in a directory"
+                " that is there and that this process may write to"
+            ) from error
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def let_go(self) -> None:
+        Path(self._path).unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _take(self) -> int:
+        while True:
+            lock = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_there(lock):
+                    return lock
+            except BaseException:
+                os.close(lock)
+                raise
+            # Its last holder removed it in between: this is a lock on a file without a name.
+            os.close(lock)
+
+    def _is_there(self, lock: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(lock), os.stat(self._path))  # noqa: PTH116 - a pair
+        except FileNotFoundError:
+            return False
+
+    def _holder(self) -> str:
+        try:
+            return Path(self._path).read_text("ascii").strip() or "unknown"
+        except (OSError, ValueError):
+            return "unknown"
+
+
+class _Claimed(Database):
+    """The database that writes, and the claim that goes with it."""
+
+    claim: Claim | None = None
+
+
+def open_writer(path: str, clock: Clock) -> Database:
+    """Claim the file, and open it for writing. See ``opening.open_for_writing``."""
+    check_place(path)
+    claim = None if path == MEMORY else Claim(path)
+    try:
+        connection = open_for_writing(path, _SCHEMA, sync="FULL", busy_ms=_BUSY_MS)
+    except BaseException:
+        if claim is not None:
+            claim.let_go()
+        raise
+    db = _Claimed(connection, path, clock)
+    db.claim = claim
+    try:
+        with translated_sqlite_errors(path):
+            found = db.first(_SQL["highest_ticket"])
+    except BaseException:
+        shut(db)
+        raise
+    assert found is not None
+    db.draw_tickets_above(found[0])
+    return db
+
+
+def open_reader(path: str, clock: Clock) -> Database:
+    """Open the file once more, for reading. It sees all that was acknowledged before it looks."""
+    return Database(open_for_reading(path, busy_ms=_BUSY_MS), path, clock)
+
+
+def shut(db: Database) -> None:
+    """Move what the log holds into the file itself, close it, and give up the claim."""
+    try:
+        # Held up by a backup, say. Nothing is lost: the log is read when the file is opened again.
+        with suppress(apsw.Error):
+            db.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        with translated_sqlite_errors(db.path):
+            db.connection.close()
+    finally:
+        if isinstance(db, _Claimed) and db.claim is not None:
+            db.claim.let_go()

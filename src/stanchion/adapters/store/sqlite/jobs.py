@@ -1,0 +1,152 @@
+"""Jobs: leases renewed, results accepted, leases that ran out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.sqlite.statements import read_statements
+from stanchion.adapters.store.sqlite import dead_letters, inbox, ready
+from stanchion.adapters.store.sqlite.codec import VALUE
+from stanchion.core.events import JobDied, JobFailed, JobSucceeded
+from stanchion.core.model import Instant, Job, JobId, StepId
+from stanchion.ports.records import (
+    Acceptance,
+    Accepted,
+    DeadLetter,
+    DeadLetterKind,
+    ExpiredJob,
+    JobLease,
+    JobState,
+    JobView,
+    Rejected,
+    RejectedCode,
+    Renewals,
+    Result,
+)
+
+__all__ = ["accept", "expire", "renew", "show"]
+
+_SQL = read_statements(__package__, "sql", "jobs.sql")
+
+
+def renew(db: Database, leases: Sequence[JobLease], ttl_ms: int) -> Renewals:
+    """See ``ports.store.Jobs.renew_jobs``."""
+    now = db.now()
+    renewed: list[JobId] = []
+    lost: list[JobId] = []
+    for lease in leases:
+        stands = db.changed(
+            _SQL["renew_job"],
+            job_id=lease.job_id,
+            fence=lease.fence,
+            now=now,
+            expires_at=now + ttl_ms,
+        )
+        (renewed if stands else lost).append(lease.job_id)
+    return Renewals(tuple(renewed), tuple(lost))
+
+
+def accept(db: Database, results: Sequence[Result], row_due_in_ms: int) -> tuple[Acceptance, ...]:
+    """See ``ports.store.Jobs.accept``."""
+    due = Instant(db.now() + row_due_in_ms)
+    return tuple(_accept(db, result, due) for result in results)
+
+
+def _accept(db: Database, result: Result, due: Instant) -> Acceptance:
+    found = db.first(_SQL["find_job"], job_id=result.job_id)
+    if found is None:
+        return Rejected(result.job_id, RejectedCode.UNKNOWN_JOB)
+    job, run, run_id, ended_at, step_id, item, state, fence = found
+    if state == JobState.FINISHED:
+        if fence == result.fence:
+            return Accepted(result.job_id, run_id, repeated=True)
+        return Rejected(result.job_id, RejectedCode.ALREADY_FINISHED)
+    # A lease that has run out is good for its result until the expiry is noticed: nobody else has
+    # the job yet, and work that is done should not be done again.
+    if state != JobState.LEASED or fence != result.fence or ended_at is not None:
+        return Rejected(result.job_id, RejectedCode.STALE_FENCE)
+    db.run(_SQL["finish_job"], job=job, worker_id=result.worker_id)
+    inbox.put(db, run, f"result:{result.job_id}#{fence}", _event(result, step_id, item), due)
+    return Accepted(result.job_id, run_id)
+
+
+def _event(result: Result, step_id: StepId, item: int | None) -> JobSucceeded | JobFailed:
+    if result.error is None:
+        return JobSucceeded(
+            actor=result.worker_id,
+            job_id=result.job_id,
+            step_id=step_id,
+            item=item,
+            output=result.output,
+        )
+    return JobFailed(
+        actor=result.worker_id,
+        job_id=result.job_id,
+        step_id=step_id,
+        item=item,
+        error=result.error,
+        final=result.final,
+    )
+
+
+def show(db: Database, job_id: JobId) -> JobView | None:
+    """See ``ports.store.Jobs.job``."""
+    found = db.first(_SQL["show_job"], job_id=job_id)
+    if found is None:
+        return None
+    id_, run_id, tenant, step_id, topic, attempt, item, dispatch, value, state, *rest = found
+    job = Job(
+        id=id_,
+        run_id=run_id,
+        tenant=tenant,
+        step_id=step_id,
+        topic=topic,
+        attempt=attempt,
+        input=VALUE.decode(value),
+        item=item,
+        dispatch=dispatch,
+    )
+    return JobView(job, JobState(state), *rest)
+
+
+def expire(db: Database, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
+    """See ``ports.store.Jobs.expire_jobs``."""
+    expired: list[ExpiredJob] = []
+    for row in db.every(_SQL["expired_jobs"], now=db.now(), limit=limit):
+        job, job_id, run, run_id, tenant, topic, deliveries = row
+        is_dead = deliveries >= max_deliveries
+        if is_dead:
+            _let_die(db, job, run, job_id)
+        else:
+            db.run(_SQL["offer_again"], job=job, ticket=db.ticket())
+            ready.enter(db, topic, tenant)
+        expired.append(ExpiredJob(job_id, run_id, tenant, topic, deliveries, is_dead))
+    return tuple(expired)
+
+
+def _let_die(db: Database, row: int, run: int, job_id: JobId) -> None:
+    """A job was handed out as often as is allowed: its run hears of it, and an operator may."""
+    view = show(db, job_id)
+    assert view is not None
+    job, now = view.job, db.now()
+    db.run(_SQL["let_die"], job=row)
+    letter = DeadLetter(
+        id=f"job:{job.id}#{job.dispatch}",
+        kind=DeadLetterKind.JOB,
+        tenant=job.tenant,
+        run_id=job.run_id,
+        step_id=job.step_id,
+        cause=f"delivered {view.deliveries} times, and no worker finished it",
+        at=now,
+        job=job,
+    )
+    dead_letters.add(db, run, letter)
+    event = JobDied(
+        job_id=job.id,
+        step_id=job.step_id,
+        item=job.item,
+        dispatch=job.dispatch,
+        deliveries=view.deliveries,
+    )
+    inbox.put(db, run, f"died:{job.id}#{job.dispatch}", event, now)

@@ -1,0 +1,100 @@
+"""Runs: loaded whole, changed by commits that take only what is current."""
+
+from __future__ import annotations
+
+from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.sqlite.statements import read_statements
+from stanchion.adapters.store.sqlite import effects, history, inbox
+from stanchion.adapters.store.sqlite.codec import FAILURE, ORIGIN, VALUE, encode_some
+from stanchion.adapters.store.sqlite.state import put_items, put_steps, read_steps
+from stanchion.core.model import Run, RunId, RunStatus, Stamp, TenantId
+from stanchion.ports.records import (
+    Commit,
+    CommitAnswer,
+    Committed,
+    Conflict,
+    Gone,
+    Loaded,
+    StaleFence,
+)
+
+__all__ = ["active_runs", "commit", "load"]
+
+_SQL = read_statements(__package__, "sql", "runs.sql")
+
+
+def load(db: Database, run_id: RunId) -> Loaded | None:
+    """See ``ports.store.Runs.load``."""
+    found = db.first(_SQL["load_run"], run_id=run_id)
+    if found is None:
+        return None
+    number, id_, tenant, workflow_id, workflow_version, created_at, *rest = found
+    holds_slot, status, finished_at, version, nonce, fence, error, output, body = rest
+    origin = ORIGIN.decode(body)
+    run = Run(
+        id=id_,
+        tenant=tenant,
+        workflow_id=workflow_id,
+        workflow_version=workflow_version,
+        input=origin.input,
+        created_at=created_at,
+        uses=origin.uses,
+        risk=origin.risk,
+        holds_slot=bool(holds_slot),
+        rerun_of=origin.rerun_of,
+        status=RunStatus(status),
+        output=None if output is None else VALUE.decode(output),
+        error=None if error is None else FAILURE.decode(error),
+        finished_at=finished_at,
+        steps=read_steps(db, number),
+        stamp=Stamp(version, nonce),
+        fence=fence,
+    )
+    return Loaded(run, inbox.read(db, number))
+
+
+def commit(db: Database, wanted: Commit) -> CommitAnswer:
+    """See ``ports.store.Runs.commit``."""
+    found = db.first(_SQL["read_stamp"], run_id=wanted.run_id)
+    if found is None:
+        return Gone()
+    run, tenant, holds_slot, ended_at, version, nonce, fence = found
+    if nonce == wanted.nonce:
+        return Committed(Stamp(version, nonce))
+    if wanted.fence is not None and wanted.fence < fence:
+        return StaleFence(fence)
+    if Stamp(version, nonce) != wanted.read:
+        return Conflict()
+    transition, now = wanted.transition, db.now()
+    stamp = Stamp(version + 1, wanted.nonce)
+    ends = transition.status.is_finished and ended_at is None
+    db.run(
+        _SQL["update_run"],
+        run=run,
+        status=transition.status,
+        finished_at=transition.finished_at,
+        ended_at=now if ends else ended_at,
+        version=stamp.version,
+        nonce=stamp.nonce,
+        fence=fence if wanted.fence is None else wanted.fence,
+        error=encode_some(transition.error),
+        output=encode_some(transition.output),
+    )
+    put_steps(db, run, transition.steps)
+    put_items(db, run, transition.items)
+    effects.carry_out(db, run, transition.effects)
+    history.write(db, tenant, run, transition.timeline)
+    if ends:
+        # Nothing can change any more, so nothing need be applied any more.
+        inbox.empty(db, run)
+        if holds_slot:
+            db.run(_SQL["free_slot"], tenant=tenant)
+    else:
+        inbox.drop(db, run, wanted.applied)
+    return Committed(stamp)
+
+
+def active_runs(db: Database, tenant: TenantId) -> int:
+    """See ``ports.store.Runs.active_runs``."""
+    found = db.first(_SQL["active_runs"], tenant=tenant)
+    return 0 if found is None else int(found[0])

@@ -1,0 +1,23 @@
+-- What was tried as often as is allowed.
+
+-- name: add_letter
+-- Keeps a letter. The same one again replaces itself.
+INSERT INTO dead_letters (id, tenant, run, body) VALUES (:id, :tenant, :run, :body)
+ON CONFLICT (id) DO UPDATE SET body = excluded.body
+
+-- name: take_letter
+-- Removes a letter. Answers (body, run).
+DELETE FROM dead_letters WHERE id = :id RETURNING body, run
+
+-- name: list_letters
+-- Answers (letter, body), oldest first.
+SELECT letter, body FROM dead_letters WHERE letter > :after ORDER BY letter LIMIT :limit
+
+-- name: list_letters_of_tenant
+-- As list_letters, of one tenant.
+SELECT letter, body FROM dead_letters
+WHERE tenant = :tenant AND letter > :after ORDER BY letter LIMIT :limit
+
+-- name: is_ended
+-- Answers (ended_at) of a run.
+SELECT ended_at FROM runs WHERE run = :run

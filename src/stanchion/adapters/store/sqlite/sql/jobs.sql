@@ -1,0 +1,46 @@
+-- Jobs and their leases, from the worker's side.
+
+-- name: renew_job
+-- Begins the term anew if the lease stands.
+UPDATE jobs SET expires_at = :expires_at
+WHERE (tail, head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
+    AND state = 'leased' AND fence = :fence AND expires_at > :now
+
+-- name: find_job
+-- Answers (job, run, run_id, ended_at, step_id, item, state, fence).
+SELECT jobs.job, runs.run, runs.id, runs.ended_at, jobs.step_id, jobs.item, jobs.state, jobs.fence
+FROM jobs JOIN runs ON runs.run = jobs.run
+WHERE (jobs.tail, jobs.head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
+
+-- name: finish_job
+-- The lease ends with its result.
+UPDATE jobs SET state = 'finished', worker_id = :worker_id, expires_at = NULL WHERE job = :job
+
+-- name: show_job
+-- Answers the job's columns in the order of JobView, and its input.
+SELECT
+    jobs.id, runs.id, jobs.tenant, jobs.step_id, jobs.topic, jobs.attempt, jobs.item,
+    jobs.dispatch, job_inputs.input, jobs.state, jobs.fence, jobs.deliveries, jobs.worker_id,
+    jobs.expires_at
+FROM jobs
+JOIN runs ON runs.run = jobs.run
+JOIN job_inputs ON job_inputs.job = jobs.job
+WHERE (jobs.tail, jobs.head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
+
+-- name: expired_jobs
+-- Answers (job, id, run, run_id, tenant, topic, deliveries) of leases that have run out, earliest
+-- first.
+SELECT
+    jobs.job, jobs.id, runs.run, runs.id, jobs.tenant, jobs.topic, jobs.deliveries
+FROM jobs JOIN runs ON runs.run = jobs.run
+WHERE jobs.state = 'leased' AND jobs.expires_at <= :now
+ORDER BY jobs.expires_at LIMIT :limit
+
+-- name: offer_again
+-- Puts a job whose lease ran out at the tail of its queue.
+UPDATE jobs SET state = 'ready', ticket = :ticket, worker_id = NULL, expires_at = NULL
+WHERE job = :job
+
+-- name: let_die
+-- The job was delivered as often as is allowed.
+UPDATE jobs SET state = 'dead', worker_id = NULL, expires_at = NULL WHERE job = :job

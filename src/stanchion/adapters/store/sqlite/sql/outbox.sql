@@ -1,0 +1,41 @@
+-- Timers that are due, and runs that must be advanced.
+
+-- name: due_timers
+-- Answers (run, run_id, ended_at, step_id, key, due, timer), earliest first.
+SELECT
+    timers.run, runs.id, runs.ended_at, timers.step_id, timers.key, timers.due, timers.timer
+FROM timers JOIN runs ON runs.run = timers.run
+WHERE timers.due <= :now ORDER BY timers.due LIMIT :limit
+
+-- name: remove_timer
+-- The timer has fired.
+DELETE FROM timers WHERE run = :run AND step_id = :step_id AND key = :key
+
+-- name: due_rows
+-- Answers (run, run_id, tenant, number), earliest first.
+SELECT outbox.run, runs.id, runs.tenant, outbox.number
+FROM outbox JOIN runs ON runs.run = outbox.run
+WHERE outbox.due <= :now ORDER BY outbox.due, outbox.turn LIMIT :limit
+
+-- name: hold_row
+-- Not due again until then, unless it is confirmed.
+UPDATE outbox SET due = :due, turn = :turn WHERE run = :run
+
+-- name: defer_row
+-- Nothing, if the row is another one by now.
+UPDATE outbox SET due = :due, turn = :turn
+WHERE run = (
+    SELECT run FROM runs WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
+) AND number = :number AND due IS NOT NULL
+
+-- name: confirm_row
+-- Nothing, if the row is another one by now or the inbox is not empty.
+UPDATE outbox SET due = NULL
+WHERE run = (
+    SELECT run FROM runs WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
+) AND number = :number AND due IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = outbox.run)
+
+-- name: count_rows
+-- Answers (count): how many rows are due at some time.
+SELECT count(*) FROM outbox WHERE due IS NOT NULL

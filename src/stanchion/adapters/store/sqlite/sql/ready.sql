@@ -1,0 +1,57 @@
+-- The ready index: queues of jobs by topic and tenant, and for each topic a ring of tenants.
+
+-- name: enter_queue
+-- One job more. A queue that was empty is a new row, at the tail of its ring.
+INSERT INTO queues (topic, tenant, turn, served, ready) VALUES (:topic, :tenant, :turn, :turn, 1)
+ON CONFLICT (topic, tenant) DO UPDATE SET ready = ready + 1
+
+-- name: leave_queue
+-- So many jobs fewer. Answers (ready): how many are left.
+UPDATE queues SET ready = ready - :count WHERE topic = :topic AND tenant = :tenant
+RETURNING ready
+
+-- name: remove_queue
+-- The last job has left.
+DELETE FROM queues WHERE topic = :topic AND tenant = :tenant
+
+-- name: head_of_ring
+-- Answers (turn, served, topic, tenant): whose turn it is for a topic.
+SELECT turn, served, topic, tenant FROM queues
+WHERE topic = :topic ORDER BY turn, served LIMIT 1
+
+-- name: queue_of_tenant
+-- As head_of_ring, with one tenant to choose from.
+SELECT turn, served, topic, tenant FROM queues WHERE topic = :topic AND tenant = :tenant
+
+-- name: serve_queue
+-- Sends a queue to the tail of its ring, one job fewer in it. Answers (ready): how many are left.
+UPDATE queues SET turn = :turn, served = :turn, ready = ready - 1
+WHERE topic = :topic AND tenant = :tenant
+RETURNING ready
+
+-- name: move_queues
+-- Sends a tenant's queues for these topics, a JSON array, to the tail of their rings.
+UPDATE queues SET turn = :turn
+WHERE topic IN (SELECT value FROM json_each(:topics)) AND tenant = :tenant
+
+-- name: oldest_ready_job
+-- Answers (job, id, run_id, step_id, item, attempt, dispatch, fence, deliveries, input).
+SELECT
+    jobs.job, jobs.id, runs.id, jobs.step_id, jobs.item, jobs.attempt, jobs.dispatch, jobs.fence,
+    jobs.deliveries, job_inputs.input
+FROM jobs
+JOIN runs ON runs.run = jobs.run
+JOIN job_inputs ON job_inputs.job = jobs.job
+WHERE jobs.state = 'ready' AND jobs.topic = :topic AND jobs.tenant = :tenant
+ORDER BY jobs.ticket LIMIT 1
+
+-- name: lease_job
+-- Hands a job to a worker.
+UPDATE jobs SET
+    state = 'leased', ticket = NULL, fence = :fence, deliveries = :deliveries,
+    worker_id = :worker_id, expires_at = :expires_at
+WHERE job = :job
+
+-- name: count_ready
+-- Answers (topic, ready).
+SELECT topic, sum(ready) FROM queues GROUP BY topic

@@ -1,0 +1,23 @@
+-- Steps and items: one row each, so that a commit writes those that changed and no others.
+
+-- name: put_step
+-- Writes a step as it is now.
+INSERT INTO steps (run, step_id, state) VALUES (:run, :step_id, :state)
+ON CONFLICT (run, step_id) DO UPDATE SET state = excluded.state
+
+-- name: put_item
+-- Writes an item as it is now.
+INSERT INTO items (run, step_id, item, state) VALUES (:run, :step_id, :item, :state)
+ON CONFLICT (run, step_id, item) DO UPDATE SET state = excluded.state
+
+-- name: read_steps
+-- Answers (step_id, state).
+SELECT step_id, state FROM steps WHERE run = :run
+
+-- name: read_items
+-- Answers (item, state) of those named by :items, a JSON array.
+SELECT item, state FROM items
+WHERE run = (
+    SELECT run FROM runs WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
+) AND step_id = :step_id
+    AND item IN (SELECT value FROM json_each(:items))

@@ -1,0 +1,58 @@
+"""A run's steps and items, each in a row of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.sqlite.statements import read_statements
+from stanchion.adapters.store.sqlite.codec import ITEM, STEP, encode
+from stanchion.core.model import Item, ItemKey, RunId, Step, StepId
+
+__all__ = ["put_items", "put_steps", "read_items", "read_steps"]
+
+_SQL = read_statements(__package__, "sql", "state.sql")
+
+
+def put_steps(db: Database, run: int, steps: Mapping[StepId, Step]) -> None:
+    """Write the steps that changed."""
+    db.run_each(
+        _SQL["put_step"],
+        ({"run": run, "step_id": id_, "state": encode(step)} for id_, step in steps.items()),
+    )
+
+
+def put_items(db: Database, run: int, items: Mapping[ItemKey, Item]) -> None:
+    """Write the items that changed."""
+    db.run_each(
+        _SQL["put_item"],
+        (
+            {"run": run, "step_id": step_id, "item": index, "state": encode(item)}
+            for (step_id, index), item in items.items()
+        ),
+    )
+
+
+def read_steps(db: Database, run: int) -> dict[StepId, Step]:
+    """All steps that something has happened to."""
+    return {
+        StepId(step_id): STEP.decode(state)
+        for step_id, state in db.every(_SQL["read_steps"], run=run)
+    }
+
+
+def read_items(
+    db: Database, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]
+) -> dict[ItemKey, Item]:
+    """See ``ports.store.Runs.load_items``."""
+    found: dict[ItemKey, Item] = {}
+    for step_id, indexes in wanted.items():
+        # As text: SQLite takes a BLOB for its own binary form of JSON.
+        rows = db.every(
+            _SQL["read_items"],
+            run_id=run_id,
+            step_id=step_id,
+            items=encode(list(indexes)).decode(),
+        )
+        found |= {ItemKey(step_id, index): ITEM.decode(state) for index, state in rows}
+    return found

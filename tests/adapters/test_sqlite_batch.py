@@ -1,0 +1,157 @@
+"""Batches: one transaction for many callers, and each of them only answers for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import apsw
+import pytest
+
+from stanchion.adapters.lane import Call
+from stanchion.adapters.manual_clock import ManualClock
+from stanchion.adapters.sqlite.batch import read_together, write_together
+from stanchion.adapters.sqlite.database import Database
+from stanchion.ports.errors import BackendCorrupt, BackendError, BackendUnavailable
+
+_PUT = "INSERT INTO lines (line) VALUES (:line)"
+
+
+@pytest.fixture
+async def db(tmp_path: Path) -> AsyncIterator[Database]:
+    connection = apsw.Connection(str(tmp_path / "lines.db"))
+    connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    connection.execute("CREATE TABLE lines (line INTEGER UNIQUE) STRICT")
+    yield Database(connection, "lines.db", ManualClock())
+    connection.close()
+
+
+async def test_all_that_went_well_is_true_after_one_commit(db: Database) -> None:
+    commits = _count_commits(db)
+    answers = await _write(db, _put(1), _put(2), _put(3))
+    assert answers == [1, 2, 3]
+    assert _lines(db) == [1, 2, 3]
+    assert commits == [1]
+
+
+async def test_an_operation_that_fails_takes_back_only_what_it_did(db: Database) -> None:
+    def half(db: Database) -> None:
+        db.run(_PUT, line=10)
+        db.run(_PUT, line=1)  # there already
+
+    first, failed, last = await _write(db, _put(1), half, _put(3))
+    assert (first, last) == (1, 3)
+    assert isinstance(failed, BackendError)
+    assert "UNIQUE" in str(failed)
+    assert _lines(db) == [1, 3]
+
+
+async def test_an_operation_with_a_fault_of_its_own_fails_alone(db: Database) -> None:
+    def divide(db: Database) -> float:
+        db.run(_PUT, line=10)
+        return 1 / 0
+
+    failed, last = await _write(db, divide, _put(3))
+    assert isinstance(failed, ZeroDivisionError)
+    assert last == 3
+    assert _lines(db) == [3]
+
+
+async def test_an_operation_whose_caller_left_does_nothing(db: Database) -> None:
+    gone = Call(_put(1), asyncio.get_running_loop())
+    gone.is_wanted = False
+    staying = Call(_put(2), asyncio.get_running_loop())
+    write_together(db, [gone, staying])
+    assert _lines(db) == [2]
+
+
+async def test_a_full_disk_fails_the_whole_batch_and_changes_nothing(db: Database) -> None:
+    def fill(db: Database) -> None:
+        db.run("CREATE TABLE pile (stuff BLOB)")
+        db.run("INSERT INTO pile VALUES (zeroblob(1000000))")
+
+    pages = db.connection.execute("PRAGMA page_count").get
+    db.connection.execute(f"PRAGMA max_page_count = {pages + 2}").fetchall()
+    answers = await _write(db, _put(1), fill)
+    assert isinstance(answers[1], BackendUnavailable)
+    assert "the disk is full" in str(answers[1])
+    # SQLite may take back the operation alone or the whole batch; an answer says which.
+    assert _lines(db) == ([1] if answers[0] == 1 else [])
+    db.connection.execute(f"PRAGMA max_page_count = {pages + 1000}").fetchall()
+    assert await _write(db, _put(2)) == [2]
+
+
+async def test_a_commit_that_fails_fails_everybody_and_changes_nothing(db: Database) -> None:
+    db.connection.set_commit_hook(lambda: True)
+    answers = await _write(db, _put(1), _put(2))
+    assert all(isinstance(answer, BackendError) for answer in answers)
+    db.connection.set_commit_hook(None)
+    assert _lines(db) == []
+    assert await _write(db, _put(3)) == [3]
+    assert _lines(db) == [3]
+
+
+async def test_a_transaction_that_sqlite_took_back_takes_all_answers_back(db: Database) -> None:
+    """As it does when the disk fails half-way: what went well before did not happen either."""
+
+    def lose(db: Database) -> None:
+        db.connection.execute("ROLLBACK")
+        raise apsw.IOError("disk I/O error")
+
+    answers = await _write(db, _put(1), lose, _put(3))
+    assert [type(answer) for answer in answers] == [BackendUnavailable] * 3
+    assert _lines(db) == []
+
+
+async def test_readers_of_a_batch_fail_each_for_itself(db: Database) -> None:
+    await _write(db, _put(1))
+
+    def damaged(_: Database) -> None:
+        raise apsw.CorruptError("database disk image is malformed")
+
+    loop = asyncio.get_running_loop()
+    calls: list[Call[Database]] = [Call(damaged, loop), Call(_lines, loop)]
+    read_together(db, calls)
+    failed, lines = await _answers(calls)
+    assert isinstance(failed, BackendCorrupt)
+    assert lines == [1]
+    assert not db.connection.in_transaction
+
+
+async def _write(db: Database, *acts: Callable[[Database], object]) -> list[object]:
+    calls = [Call(act, asyncio.get_running_loop()) for act in acts]
+    write_together(db, calls)
+    assert not db.connection.in_transaction
+    return await _answers(calls)
+
+
+async def _answers(calls: Sequence[Call[Database]]) -> list[object]:
+    for call in calls:
+        call.settle()
+    futures = [call.future for call in calls]
+    answers: list[object] = await asyncio.gather(*futures, return_exceptions=True)
+    return answers
+
+
+def _put(line: int) -> Callable[[Database], int]:
+    def put(db: Database) -> int:
+        db.run(_PUT, line=line)
+        return line
+
+    return put
+
+
+def _lines(db: Database) -> list[int]:
+    return [line for (line,) in db.every("SELECT line FROM lines ORDER BY line")]
+
+
+def _count_commits(db: Database) -> list[int]:
+    commits = [0]
+
+    def count() -> bool:
+        commits[0] += 1
+        return False
+
+    db.connection.set_commit_hook(count)
+    return commits

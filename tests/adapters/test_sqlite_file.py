@@ -1,0 +1,247 @@
+"""The file: whoever cannot have it, or should not, is told why and what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import apsw
+import pytest
+
+from stanchion.adapters.locks.sqlite import SqliteLocks
+from stanchion.adapters.manual_clock import ManualClock
+from stanchion.adapters.sqlite.schema import Schema, bring_up_to_date, check_ours
+from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.ports.errors import BackendCorrupt, BackendRefused
+from stanchion.ports.records import Document
+from tests.contract.builders import ACME, start
+
+_ROOT = Path(__file__).parents[2]
+
+
+async def test_a_second_opener_is_refused_and_told_who_has_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = await _open(path)
+    with pytest.raises(BackendRefused, match=rf"{path}: in use by process {os.getpid()}\. "):
+        await _open(path)
+    await store.ping()
+    await store.close()
+
+
+async def test_the_same_file_under_another_name_is_the_same_file(tmp_path: Path) -> None:
+    store = await _open(tmp_path / "store.db")
+    (tmp_path / "link.db").symlink_to(tmp_path / "store.db")
+    with pytest.raises(BackendRefused, match="in use by process"):
+        await _open(tmp_path / "link.db")
+    await store.close()
+
+
+async def test_another_process_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = await _open(path)
+    answer = _try_in_another_process(path)
+    await store.close()
+    assert f"BackendRefused: {path}: in use by process {os.getpid()}." in answer
+    assert _try_in_another_process(path) == ""
+
+
+async def test_what_a_killed_process_left_behind_is_no_claim(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    lock = tmp_path / "store.db.lock"
+    lock.write_text("1\n")
+    store = await _open(path)
+    await store.close()
+    assert not lock.exists()
+
+
+async def test_a_closed_store_leaves_one_file_and_no_threads(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    store = await _open(tmp_path / "store.db")
+    await store.put_document("a", "b", 1, read=0)
+    await store.close()
+    assert _names(tmp_path) == ["store.db"]
+    assert not set(threading.enumerate()) - before
+
+
+async def test_a_file_written_by_a_newer_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    await (await _open(path)).close()
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute("PRAGMA user_version = 7").fetchall()
+    with pytest.raises(BackendRefused, match=r"newer Stanchion \(schema 7, .* Upgrade Stanchion"):
+        await _open(path)
+    assert _names(tmp_path) == ["store.db"]
+
+
+async def test_another_programs_database_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.db"
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+    before = path.read_bytes()
+    with pytest.raises(BackendRefused, match=r"not for this\. Give another path"):
+        await _open(path)
+    assert path.read_bytes() == before
+    assert _names(tmp_path) == ["theirs.db"]
+
+
+async def test_a_store_is_no_place_for_locks_and_the_other_way_round(tmp_path: Path) -> None:
+    await (await _open(tmp_path / "store.db")).close()
+    locks = await SqliteLocks.open(tmp_path / "locks.db", clock=ManualClock())
+    await locks.close()
+    with pytest.raises(BackendRefused, match="not for this"):
+        await SqliteLocks.open(tmp_path / "store.db", clock=ManualClock())
+    with pytest.raises(BackendRefused, match="not for this"):
+        await _open(tmp_path / "locks.db")
+
+
+@pytest.mark.parametrize("content", [b"x", b"not a database\n" * 400])
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(BackendRefused, match="not a SQLite database"):
+        await _open(path)
+    assert path.read_bytes() == content
+
+
+async def test_a_library_that_could_damage_the_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.40.1")
+    with pytest.raises(BackendRefused, match=r"SQLite 3\.40\.1 can damage .* Install apsw"):
+        await _open(tmp_path / "store.db")
+    assert _names(tmp_path) == []
+
+
+async def test_a_name_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.db"
+    loop.symlink_to(loop)
+    with pytest.raises(BackendRefused):
+        await _open(loop)
+
+
+async def test_an_empty_file_is_a_new_store(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.touch()
+    store = await _open(path)
+    await start(store)
+    await store.close()
+
+
+async def test_a_directory_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    with pytest.raises(BackendRefused, match=r"a directory\. Give the path of a file"):
+        await _open(place)
+    assert _names(tmp_path) == ["place"]
+
+
+async def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BackendRefused, match="not a regular file"):
+        await _open(tmp_path / "pipe")
+
+
+async def test_a_place_where_nothing_can_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BackendRefused, match="cannot be opened"):
+        await _open(tmp_path / "file" / "store.db")
+    with pytest.raises(BackendRefused, match=r"cannot be written .*Give a path in a directory"):
+        await _open(tmp_path / "missing" / "store.db")
+
+
+async def test_damage_is_told_as_damage(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = await _open(path)
+    run_id = await start(store)
+    await store.close()
+    page_bytes = 4096
+    damaged = bytearray(path.read_bytes())
+    damaged[page_bytes:] = b"\x55" * (len(damaged) - page_bytes)
+    path.write_bytes(damaged)
+    with pytest.raises((BackendCorrupt, BackendRefused), match="damaged"):
+        await _load_and_close(path, run_id)
+
+
+async def test_a_stored_value_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = await _open(path)
+    run_id = await start(store)
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute("UPDATE steps SET state = cast('{' AS BLOB)")
+    with pytest.raises(BackendCorrupt, match="a stored value cannot be read"):
+        await store.load(run_id)
+    assert await store.active_runs(ACME) == 1
+    await store.close()
+
+
+async def test_migrations_run_all_or_not_at_all() -> None:
+    mark = 0x41414141
+    with closing(apsw.Connection(":memory:")) as connection:
+        bring_up_to_date(connection, "f", Schema(mark, ("CREATE TABLE one (a)",)))
+        broken = Schema(mark, ("CREATE TABLE one (a)", "CREATE TABLE two (a)", "CREATE nonsense"))
+        with pytest.raises(apsw.SQLError):
+            bring_up_to_date(connection, "f", broken)
+        assert _tables(connection) == ["one"]
+        assert connection.execute("PRAGMA user_version").get == 1
+        mended = Schema(mark, ("CREATE TABLE one (a)", "CREATE TABLE two (a)"))
+        bring_up_to_date(connection, "f", mended)
+        bring_up_to_date(connection, "f", mended)
+        assert _tables(connection) == ["one", "two"]
+        check_ours(connection, "f", mended)
+        with pytest.raises(BackendRefused, match=r"schema 2, this one knows 1"):
+            check_ours(connection, "f", Schema(mark, ("CREATE TABLE one (a)",)))
+
+
+async def test_a_store_in_memory_needs_no_file() -> None:
+    first, second = await _open(":memory:"), await _open(":memory:")
+    await first.put_document("a", "b", 1, read=0)
+    assert await first.document("a", "b") == Document(1, 1)
+    assert await second.document("a", "b") is None
+    await first.close()
+    await second.close()
+
+
+async def _open(path: Path | str) -> SqliteStore:
+    return await SqliteStore.open(path, clock=ManualClock(), timeout_s=10.0)
+
+
+async def _load_and_close(path: Path, run_id: str) -> None:
+    store = await _open(path)
+    try:
+        await store.load(run_id)  # type: ignore[arg-type]  # an id is a string
+    finally:
+        await store.close()
+
+
+def _try_in_another_process(path: Path) -> str:
+    """Open and close the store over there; the last line of what it complains about."""
+    script = (
+        "import asyncio, sys\n"
+        "from stanchion.adapters.clock import SystemClock\n"
+        "from stanchion.adapters.store.sqlite import SqliteStore\n"
+        "async def main():\n"
+        "    await (await SqliteStore.open(sys.argv[1], clock=SystemClock())).close()\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        cwd=_ROOT,
+    )
+    return done.stderr.strip().rpartition("\n")[2]
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(each.name for each in directory.iterdir())
+
+
+def _tables(connection: apsw.Connection) -> list[str]:
+    found = connection.execute("SELECT name FROM sqlite_schema ORDER BY name").fetchall()
+    return [str(name) for (name,) in found]

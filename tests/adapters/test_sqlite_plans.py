@@ -1,0 +1,232 @@
+"""Plans: no verb looks at rows that it is not about, however many there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+
+import apsw
+import pytest
+
+from stanchion.adapters.locks import sqlite as locks_module
+from stanchion.adapters.manual_clock import ManualClock
+from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.sqlite.schema import read_schema
+from stanchion.adapters.sqlite.statements import read_statements
+from stanchion.adapters.store.sqlite import (
+    admission as gate,
+)
+from stanchion.adapters.store.sqlite import (
+    definitions,
+    history,
+    inbox,
+    jobs,
+    listing,
+    outbox,
+    ready,
+    retention,
+    runs,
+)
+from stanchion.adapters.store.sqlite.file import open_writer
+from stanchion.core.events import CancelRequested
+from stanchion.core.model import Instant, RunId, RunStatus, TenantId
+from stanchion.core.run import decide
+from stanchion.ports.records import (
+    Admission,
+    CommitAnswer,
+    JobLease,
+    LeasedJob,
+    Result,
+    RunFilter,
+    Tenant,
+)
+from tests.contract.builders import ONE_JOB, TOPIC, admission, commit_of
+
+_STORE = "stanchion.adapters.store.sqlite"
+_LOCKS = "stanchion.adapters.locks"
+
+_MAY_SCAN = {
+    "count_ready": "one row per topic and tenant with ready jobs: what waits, not what is kept",
+    "count_rows": "one entry per run that is to be advanced: what waits, not what is kept",
+    "highest_ticket": "once, when the store is opened, over what is waiting",
+    "look": "the first row of a table, and no more",
+}
+
+
+def _statements() -> Iterator[tuple[str, str, str]]:
+    for script in files(_STORE).joinpath("sql").iterdir():
+        for name, statement in read_statements(_STORE, "sql", script.name).items():
+            yield _STORE, name, statement
+    for name, statement in read_statements(_LOCKS, "sqlite.sql").items():
+        yield _LOCKS, name, statement
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "statement"), [pytest.param(*each, id=each[1]) for each in _statements()]
+)
+def test_no_statement_scans_a_table_or_sorts(package: str, name: str, statement: str) -> None:
+    if name in _MAY_SCAN:
+        return
+    connection = _empty(package)
+    values = dict.fromkeys(re.findall(r":(\w+)", statement), 1)
+    plan = connection.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall()
+    connection.close()
+    steps = [str(step) for *_, step in plan]
+    assert [step for step in steps if _is_costly(step)] == []
+
+
+def test_the_statements_that_may_scan_exist() -> None:
+    assert set(_MAY_SCAN) <= {name for _, name, _ in _statements()}
+
+
+def test_every_statement_says_what_it_is_for() -> None:
+    scripts = [*files(_STORE).joinpath("sql").iterdir(), files(_LOCKS).joinpath("sqlite.sql")]
+    silent = [
+        name
+        for script in scripts
+        for name, after in re.findall(
+            r"^-- name: (\w+)\n(.*)", script.read_text("utf-8"), re.MULTILINE
+        )
+        if not after.startswith("-- ")
+    ]
+    assert silent == []
+
+
+def test_a_statement_is_planned_once_whatever_its_parameters() -> None:
+    connection = _empty(_STORE)
+    assert connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, -1) == 1
+    connection.close()
+
+
+def _is_costly(step: str) -> bool:
+    """Whether a step reads a whole table or index, or sorts what it has read."""
+    if step.startswith("SCAN"):
+        # A row of constants; an array that the caller gave.
+        return not step.startswith(("SCAN CONSTANT ROW", "SCAN json_each"))
+    is_whole = step.startswith("SEARCH") and "(" not in step
+    return is_whole or "TEMP B-TREE" in step or "AUTOMATIC" in step
+
+
+def _empty(package: str) -> apsw.Connection:
+    if package == _STORE:
+        return open_writer(":memory:", ManualClock()).connection
+    connection = apsw.Connection(":memory:")
+    for script in read_schema(b"test", _LOCKS, "sqlite_migrations").migrations:
+        connection.execute(script).fetchall()
+    assert locks_module.__package__ == _LOCKS
+    return connection
+
+
+# ── The same number of steps of SQLite's machine, with few runs and with many ────────────────────
+
+_FEW, _MANY = 60, 400
+_TENANTS = [TenantId(f"tenant-{number}") for number in range(3)]
+_APART = TenantId("apart")
+"""Has two runs, however many there are."""
+_AHEAD = Instant(10**15)
+
+_Verb = Callable[["_World"], object]
+_VERBS: dict[str, _Verb] = {
+    "admit": lambda world: gate.admit(world.db, world.fresh(), _AHEAD, 1_000),
+    "load": lambda world: runs.load(world.db, world.run_id),
+    "lease": lambda world: ready.lease(world.db, "w", [TOPIC], max_jobs=2, ttl_ms=50, tenant=None),
+    "renew": lambda world: jobs.renew(
+        world.db, [JobLease(world.leased.job.id, world.leased.fence)], 50
+    ),
+    "accept": lambda world: jobs.accept(world.db, [world.result()], 0),
+    "commit": lambda world: world.cancel(),
+    "post": lambda world: inbox.post(world.db, world.run_id, CancelRequested(), "e"),
+    "list": lambda world: listing.list_runs(world.db, _TENANTS[0], RunFilter(), None, 5),
+    "list by status": lambda world: listing.list_runs(
+        world.db, _TENANTS[0], RunFilter(status=RunStatus.RUNNING), None, 5
+    ),
+    "list by workflow": lambda world: listing.list_runs(
+        world.db, _TENANTS[0], RunFilter(workflow_id=ONE_JOB.workflow_id), None, 5
+    ),
+    "timeline": lambda world: history.timeline(world.db, world.run_id, None, 5),
+    "feed": lambda world: history.feed(world.db, _TENANTS[0], world.near_the_end, 5),
+    "job": lambda world: jobs.show(world.db, world.leased.job.id),
+    "expire": lambda world: jobs.expire(world.later().db, 5, 5),
+    "fire timers": lambda world: outbox.fire_timers(world.later().db, 5),
+    "take outbox": lambda world: outbox.take(world.db, 5, 50),
+    "audit": lambda world: retention.audit(world.db, "", 1),
+    "purge": lambda world: retention.purge(world.db, _AHEAD, 2),
+}
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+def test_a_verb_takes_as_many_steps_among_many_runs_as_among_few(verb: str) -> None:
+    few, many = (_steps(_VERBS[verb], count) for count in (_FEW, _MANY))
+    # Not quite the same: a look-up may step over a row more or less at the edge of a page.
+    assert many <= few * 1.1 + 10, f"{few} steps among {_FEW} runs, {many} among {_MANY}"
+
+
+def _steps(verb: _Verb, count: int) -> int:
+    world = _World(count)
+    verb(world)  # so that statements are prepared, and rings have turned
+    with _counted(world.db.connection) as steps:
+        assert verb(world), "there was nothing to do"
+    world.db.connection.close()
+    return sum(steps)
+
+
+@contextmanager
+def _counted(connection: apsw.Connection) -> Iterator[list[int]]:
+    steps: list[int] = []
+
+    def note(event: dict[str, dict[str, int]]) -> None:
+        status = event["stmt_status"]
+        steps.append(status["SQLITE_STMTSTATUS_VM_STEP"])
+
+    connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, note)
+    yield steps
+    connection.trace_v2(0, None)
+
+
+class _World:
+    """A store with runs in every state, spread over a few tenants."""
+
+    def __init__(self, count: int) -> None:
+        self.clock = ManualClock()
+        self.db: Database = open_writer(":memory:", self.clock)
+        for tenant in _TENANTS:
+            definitions.put_tenant(self.db, tenant, Tenant(max_concurrent_runs=None))
+        for _ in range(2):
+            gate.admit(self.db, self.fresh(_APART), _AHEAD, 1_000)
+        self.ids = [self._start(number) for number in range(count)]
+        for run_id in self.ids[count // 3 : count // 2]:
+            inbox.post(self.db, run_id, CancelRequested(), "first")
+        self._unfinished = iter(self.ids[1:])
+        for _ in range(count // 4):
+            self.cancel()
+        held = ready.lease(self.db, "w", [TOPIC], max_jobs=count // 4, ttl_ms=1_000, tenant=None)
+        self._held = iter(held)
+        self.leased: LeasedJob = held[-1]
+        self.run_id: RunId = self.leased.job.run_id
+        self.near_the_end: str = history.feed(self.db, _TENANTS[0], None, 10_000)[-6].position
+
+    def _start(self, number: int) -> RunId:
+        wanted = self.fresh(_TENANTS[number % len(_TENANTS)])
+        gate.admit(self.db, wanted, _AHEAD, 1_000)
+        self.clock.advance(1)
+        return wanted.run.id
+
+    def fresh(self, tenant: TenantId = _TENANTS[0]) -> Admission:
+        return admission(self.clock.now(), tenant=tenant)
+
+    def result(self) -> Result:
+        leased = next(self._held)
+        return Result(job_id=leased.job.id, fence=leased.fence, worker_id="w")
+
+    def later(self) -> _World:
+        """The next day: leases have run out, and timers are due."""
+        self.clock.advance(86_400_000)
+        return self
+
+    def cancel(self) -> CommitAnswer:
+        found = runs.load(self.db, next(self._unfinished))
+        assert found is not None
+        transition = decide(ONE_JOB, found.run, CancelRequested(), self.clock.now())
+        return runs.commit(self.db, commit_of(found, transition))

@@ -1,0 +1,229 @@
+"""The store under pressure: slow disks, impatient callers, many of them, and a sudden end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import apsw
+import pytest
+
+from stanchion.adapters.manual_clock import ManualClock
+from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.core.admission import Admitted, TooLate
+from stanchion.core.model import TenantId
+from stanchion.ports.errors import BackendTimeout, BackendUnavailable
+from stanchion.ports.records import Document, Tenant
+from tests.contract.builders import (
+    ACME,
+    GLOBEX,
+    SIDE_BY_SIDE,
+    TOPIC,
+    WITHIN_MS,
+    admission,
+    lease,
+    start,
+)
+
+_BOTH = ("left", "right")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def store(tmp_path: Path, clock: ManualClock) -> AsyncIterator[SqliteStore]:
+    store = await SqliteStore.open(tmp_path / "store.db", clock=clock, timeout_s=10.0)
+    yield store
+    await store.close()
+
+
+# ── Deadlines ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_admission_that_waited_too_long_never_happens(store: SqliteStore) -> None:
+    late = admission(await store.now())
+    with _stuck(store), pytest.raises(BackendTimeout):
+        await store.admit(late, within_ms=30)
+    await store.put_document("after", "it", 1, read=0)
+    assert await store.load(late.run.id) is None
+    assert await store.active_runs(ACME) == 0
+
+
+async def test_an_admission_that_is_executed_after_its_time_does_nothing(
+    store: SqliteStore, clock: ManualClock
+) -> None:
+    late = admission(await store.now())
+    with _stuck(store):
+        answer = asyncio.ensure_future(store.admit(late, within_ms=WITHIN_MS))
+        await asyncio.sleep(0)
+        clock.advance(WITHIN_MS + 1)
+    assert await answer == TooLate()
+    assert await store.load(late.run.id) is None
+
+
+async def test_reading_goes_on_while_writing_is_held_up(store: SqliteStore) -> None:
+    run_id = await start(store)
+    with _stuck(store):
+        assert await store.load(run_id) is not None
+        assert await store.active_runs(ACME) == 1
+
+
+async def test_every_call_ends_within_its_bound(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "other.db", clock=ManualClock(), timeout_s=0.05)
+    with _stuck(store), pytest.raises(BackendTimeout, match=r"no answer within 0\.05 s"):
+        await store.put_tenant(ACME, Tenant())
+    await store.close()
+
+
+async def test_a_queue_that_is_too_long_turns_callers_away(tmp_path: Path) -> None:
+    store = await SqliteStore.open(
+        tmp_path / "other.db", clock=ManualClock(), timeout_s=10.0, queue_max=3
+    )
+    with _stuck(store):
+        calls = [
+            asyncio.ensure_future(store.put_document("d", str(number), number, read=0))
+            for number in range(50)
+        ]
+        await asyncio.sleep(0)
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    served = [each for each in answers if isinstance(each, Document)]
+    refused = [each for each in answers if isinstance(each, BackendUnavailable)]
+    # Some may have gone through to the thread before the queue filled up.
+    assert 3 <= len(served) < 50
+    assert len(served) + len(refused) == 50
+    assert len((await store.list_documents("d")).items) == len(served)
+    await store.close()
+
+
+async def test_callers_who_are_cancelled_leave_the_others_alone(store: SqliteStore) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
+    wanted = [admission(await store.now()) for _ in range(40)]
+    with _stuck(store):
+        calls = [asyncio.ensure_future(store.admit(each, within_ms=WITHIN_MS)) for each in wanted]
+        await asyncio.sleep(0)
+        for call in calls[::2]:
+            call.cancel()
+        await asyncio.wait(calls[::2])
+    assert await asyncio.gather(*calls[1::2]) == [Admitted(each.run.id) for each in wanted[1::2]]
+    for each in wanted[1::2]:
+        assert await store.load(each.run.id) is not None
+    assert await store.active_runs(ACME) == len((await store.list_runs(ACME)).items)
+
+
+async def test_a_full_disk_is_told_and_gone_when_there_is_room(store: SqliteStore) -> None:
+    await store.put_document("small", "one", 1, read=0)
+    await _limit_pages(store, 10)
+    with pytest.raises(BackendUnavailable, match="the disk is full"):
+        await store.put_document("large", "one", "x" * 1_000_000, read=0)
+    assert await store.document("large", "one") is None
+    assert await store.document("small", "one") == Document(1, 1)
+    await _limit_pages(store, 100_000)
+    assert await store.put_document("large", "one", "x" * 1_000_000, read=0) is not None
+
+
+# ── Closing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_was_asked_before_closing_is_done(tmp_path: Path) -> None:
+    path, clock = tmp_path / "other.db", ManualClock()
+    store = await SqliteStore.open(path, clock=clock)
+    calls = [
+        asyncio.ensure_future(store.put_document("d", f"{number:03}", number, read=0))
+        for number in range(200)
+    ]
+    await asyncio.sleep(0)
+    await store.close()
+    assert all(await asyncio.gather(*calls))
+    with pytest.raises(BackendUnavailable, match="closed"):
+        await store.put_document("d", "late", 0, read=0)
+    with pytest.raises(BackendUnavailable, match="closed"):
+        await store.document("d", "000")
+    again = await SqliteStore.open(path, clock=clock)
+    assert len((await again.list_documents("d", limit=1_000)).items) == 200
+    await again.close()
+
+
+def test_a_program_that_ends_without_closing_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+
+    async def write_and_leave() -> SqliteStore:
+        store = await SqliteStore.open(path, clock=ManualClock())
+        await store.put_document("a", "b", 1, read=0)
+        waiting = asyncio.ensure_future(store.put_document("a", "c", 1, read=0))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        return store
+
+    async def close(store: SqliteStore) -> None:
+        assert await store.document("a", "b") == Document(1, 1)
+        await store.close()
+
+    asyncio.run(close(asyncio.run(write_and_leave())))
+
+
+# ── Turns ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_tenant_with_several_topics_gets_no_more_turns_than_another(
+    store: SqliteStore,
+) -> None:
+    for _ in range(3):
+        await start(store, SIDE_BY_SIDE, tenant=ACME)
+    for _ in range(3):
+        await start(store, SIDE_BY_SIDE, tenant=GLOBEX)
+    await lease(store, "right", max_jobs=3, tenant=GLOBEX)
+    turns = [(each.job.tenant, each.job.topic) for each in await lease(store, *_BOTH, max_jobs=9)]
+    assert turns == [
+        (ACME, "left"),
+        (GLOBEX, "left"),
+        (ACME, "right"),
+        (GLOBEX, "left"),
+        (ACME, "left"),
+        (GLOBEX, "left"),
+        (ACME, "right"),
+        (ACME, "left"),
+        (ACME, "right"),
+    ]
+
+
+async def test_the_rings_go_on_after_a_restart(tmp_path: Path) -> None:
+    path, clock = tmp_path / "other.db", ManualClock()
+    tenants = [TenantId(f"tenant-{number}") for number in range(4)]
+    store = await SqliteStore.open(path, clock=clock)
+    for tenant in tenants:
+        for _ in range(2):
+            await start(store, tenant=tenant)
+    served = [each.job.tenant for each in await lease(store, max_jobs=2)]
+    await store.close()
+    store = await SqliteStore.open(path, clock=clock)
+    served += [each.job.tenant for each in await lease(store, max_jobs=6)]
+    assert served == tenants * 2
+    assert await store.ready_topics() == {}
+    await start(store, tenant=tenants[0])
+    assert await store.ready_topics() == {TOPIC: 1}
+    await store.close()
+
+
+@contextmanager
+def _stuck(store: SqliteStore) -> Iterator[None]:
+    """The file, locked for writing by another program."""
+    with closing(apsw.Connection(store.path)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+async def _limit_pages(store: SqliteStore, more: int) -> None:
+    """Give the file room for so many pages more: to SQLite, the rest of the disk is full."""
+
+    def limit(connection: apsw.Connection) -> None:
+        pages = connection.execute("PRAGMA page_count").get
+        connection.execute(f"PRAGMA max_page_count = {pages + more}").fetchall()
+
+    writer = store._writer  # noqa: SLF001 - the limit belongs to the connection that writes
+    await writer.call(lambda db: limit(db.connection), wait_s=10.0)
