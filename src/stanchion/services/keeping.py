@@ -1,0 +1,205 @@
+"""Keeping a lease: renew it while the body runs, stop the body when it is lost, give it back.
+
+What each answer of the lock store means is said by ``core.lease``. This is the part that waits,
+calls and cancels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Final, assert_never
+
+import msgspec
+
+from stanchion.core import lease as rules
+from stanchion.core.lease import (
+    Continuing,
+    FenceCause,
+    Fenced,
+    Holding,
+    LeaseLost,
+    LeaseTerms,
+    Trust,
+)
+from stanchion.core.lease_policy import LeasePolicy
+from stanchion.core.model import Risk
+from stanchion.ports.clock import Clock
+from stanchion.ports.entropy import Entropy
+from stanchion.ports.errors import BackendError, sentence
+from stanchion.ports.locks import Locks, NotOwned, Renewed
+from stanchion.services import lease_events as told
+from stanchion.services.lease import Lease
+from stanchion.services.lease_events import LeaseHook
+from stanchion.services.lock_health import LockHealth
+
+__all__ = ["About", "Keeper", "Keeping"]
+
+RELEASE_MAX_S: Final = 1.0
+RELEASE_TRIES: Final = 2
+
+# Timers of the event loop stand still while a machine is suspended. A keeper that looks at the
+# clock every second notices the lost time within a second of waking up.
+SLICE_S: Final = 1.0
+
+
+class About(msgspec.Struct, frozen=True):
+    """One hold: what is held, how much it matters, and under which token."""
+
+    name: str
+    risk: Risk
+    policy: LeasePolicy
+    token: str
+
+
+class Keeper:
+    """Talks to the lock store about leases that were granted."""
+
+    def __init__(
+        self,
+        locks: Locks,
+        health: LockHealth,
+        clock: Clock,
+        entropy: Entropy,
+        terms: LeaseTerms,
+        tell: LeaseHook,
+    ) -> None:
+        self._locks = locks
+        self._health = health
+        self._clock = clock
+        self._entropy = entropy
+        self._terms = terms
+        self._tell = tell
+
+    async def keep(self, lease: Lease, about: About) -> FenceCause:
+        """Renew until the rules say that the holder must stop; then say why."""
+        while True:
+            before = lease.trust
+            assert before is not None
+            now = self._clock.moment()
+            trust = rules.tick(before, now)
+            if not isinstance(trust, Fenced) and now >= trust.next_renewal_at:
+                trust = await self._renew(about, trust)
+            lease.trust = trust
+            if isinstance(trust, Fenced):
+                self._tell(told.Abandoned(name=about.name, risk=about.risk, cause=trust.cause))
+                return trust.cause
+            if isinstance(trust, Continuing) and isinstance(before, Holding):
+                self._tell(told.TrustLost(name=about.name, risk=about.risk, cause=trust.cause))
+            await self._clock.sleep(self._pause_s(trust))
+
+    async def release(self, lease: Lease, about: About, *, held_ms: int) -> None:
+        """Give the lease back, if it may be given back: one retry, then it expires by itself."""
+        assert lease.trust is not None
+        if not rules.tick(lease.trust, self._clock.moment()).may_release:
+            return
+        error = self._health.error
+        if error is None:
+            error = await self._try_release(about)
+        else:
+            # Nobody waits for a store that is known to be away; it is tidied up when it is back.
+            self._health.orphaned(about.name, about.token)
+        if error is None:
+            self._tell(told.Released(name=about.name, risk=about.risk, held_ms=held_ms))
+        else:
+            self._tell(told.ReleaseFailed(name=about.name, risk=about.risk, error=error))
+
+    async def _try_release(self, about: About) -> str | None:
+        error = ""
+        for _ in range(RELEASE_TRIES):
+            try:
+                async with asyncio.timeout(RELEASE_MAX_S):
+                    answer = await self._locks.release(
+                        about.name, about.token, within_ms=round(RELEASE_MAX_S * 1000)
+                    )
+            except (BackendError, TimeoutError) as failure:
+                error = sentence(failure)
+            else:
+                return "it was no longer ours" if isinstance(answer, NotOwned) else None
+        return error
+
+    def _pause_s(self, trust: Holding | Continuing) -> float:
+        wake = trust.next_renewal_at
+        if isinstance(trust, Holding):
+            wake = min(wake, trust.trusted_until)
+        return min(SLICE_S, max(0, wake - self._clock.moment()) / 1000)
+
+    async def _renew(self, about: About, trust: Holding | Continuing) -> Trust:
+        sent_at = self._clock.moment()
+        patience_ms = self._terms.renew_timeout_ms
+        if isinstance(trust, Holding):
+            # A call that is under way must not carry the holder past its deadline.
+            patience_ms = max(1, min(patience_ms, trust.trusted_until - sent_at))
+        try:
+            async with asyncio.timeout(patience_ms / 1000):
+                answer = await self._locks.renew(
+                    about.name, about.token, ttl_ms=self._terms.ttl_ms, within_ms=patience_ms
+                )
+        except (BackendError, TimeoutError) as error:
+            self._health.failed(sentence(error))
+            failures = trust.failures + 1 if isinstance(trust, Holding) else None
+            self._tell(
+                told.RenewFailed(
+                    name=about.name, risk=about.risk, failures=failures, error=sentence(error)
+                )
+            )
+            return rules.renewal_failed(trust, self._clock.moment(), self._entropy.unit())
+        match answer:
+            case Renewed():
+                return rules.renewed(trust, sent_at, self._clock.moment())
+            case NotOwned():
+                return rules.not_owned(trust)
+            case _:
+                assert_never(answer)
+
+
+class Keeping:
+    """An ``async with`` around the body: keeps the lease, and cancels the body when it is lost.
+
+    Like ``asyncio.timeout``, it must tell its own cancellation from anybody else's: its own becomes
+    ``LeaseLost``, another's goes on its way.
+    """
+
+    def __init__(self, keeper: Keeper, lease: Lease, about: About, clock: Clock) -> None:
+        self._keeper = keeper
+        self._lease = lease
+        self._about = about
+        self._clock = clock
+        self._cause: FenceCause | None = None
+
+    async def __aenter__(self) -> None:
+        body = asyncio.current_task()
+        assert body is not None
+        self._body = body
+        self._cancelling_before = body.cancelling()
+        self._began = self._clock.moment()
+        self._task = asyncio.create_task(self._watch(), name=f"keep {self._about.name}")
+
+    async def _watch(self) -> None:
+        self._cause = await self._keeper.keep(self._lease, self._about)
+        self._body.cancel(f"lease lost: {self._cause}")
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._task.cancel()
+        if self._cause is None:
+            held_ms = self._clock.moment() - self._began
+            release = self._keeper.release(self._lease, self._about, held_ms=held_ms)
+            # Shielded: a caller that is cancelled once more must not leave the lease behind.
+            await asyncio.shield(asyncio.create_task(release))
+            return
+        is_ours = self._body.uncancel() <= self._cancelling_before
+        if not isinstance(error, asyncio.CancelledError):
+            # The body ended before the cancellation reached it. It is taken here, or it would hit
+            # whatever is awaited next.
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if not is_ours:
+                    raise
+        if error is None or (is_ours and isinstance(error, asyncio.CancelledError)):
+            raise LeaseLost(self._about.name, self._cause) from error

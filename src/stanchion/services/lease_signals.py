@@ -1,0 +1,134 @@
+"""Lease signals: what leasing tells becomes metrics and log lines.
+
+What is logged is counted: every line has a metric beside it, and the page for lock incidents
+(``docs/how-to/lock-incidents.md``) has a row for each pair.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final, assert_never
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from stanchion.core.model import Risk
+from stanchion.services import lease_events as told
+from stanchion.services.lease_events import LeaseEvent
+from stanchion.services.log import log_event
+
+__all__ = ["RunLeaseSignals"]
+
+# A wait is a round trip to the lock store, a hold is a few of them and one commit.
+_WAIT_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
+_HELD_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 10, 30)
+
+
+class RunLeaseSignals:
+    """The hook for run leases. Children are bound once: a label look-up costs more than a count."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._fallbacks = _by_risk(
+            registry,
+            "stanchion_workflow_lock_fallback",
+            "Runs handled under the local mutex alone, because the lock store failed.",
+        )
+        self._refusals = _by_risk(
+            registry,
+            "stanchion_run_lock_refused",
+            "Runs put off, because the lock store failed and policy fails closed.",
+        )
+        self._abandoned = _by_risk(
+            registry,
+            "stanchion_workflow_run_lock_abandoned",
+            "Holders of a run lease that were fenced: their work was cancelled.",
+        )
+        self._untrusted = _by_risk(
+            registry,
+            "stanchion_run_lock_untrusted",
+            "Holders of a run lease that went on without trusting it.",
+        )
+        self._renew_errors = _by_risk(
+            registry,
+            "stanchion_lease_renew_errors",
+            "Renewals that ended in an error or a time-out.",
+            kind="run",
+        )
+        self._release_errors = _by_risk(
+            registry,
+            "stanchion_lease_release_errors",
+            "Leases that could not be given back and were left to expire.",
+            kind="run",
+        )
+        self._contended = Counter(
+            "stanchion_run_lock_contended",
+            "Holds that were skipped because another had the run.",
+            registry=registry,
+        )
+        self._wait = Histogram(
+            "stanchion_run_lock_wait_seconds",
+            "Time from asking for a run lease to its grant.",
+            buckets=_WAIT_BUCKETS_S,
+            registry=registry,
+        )
+        self._held = Histogram(
+            "stanchion_run_lock_held_seconds",
+            "Time for which run leases were held.",
+            buckets=_HELD_BUCKETS_S,
+            registry=registry,
+        )
+
+    def __call__(self, event: LeaseEvent) -> None:
+        """Count it, and log what somebody may have to look at."""
+        match event:
+            case told.Acquired():
+                self._wait.observe(event.waited_ms / 1000)
+            case told.Contended():
+                self._contended.inc()
+            case told.Released():
+                self._held.observe(event.held_ms / 1000)
+            case told.Fallback():
+                self._fallbacks[event.risk].inc()
+                _log(logging.ERROR, "run_lock_fallback", event, error=event.error, race="possible")
+            case told.Refused():
+                self._refusals[event.risk].inc()
+                escalated = "yes" if event.escalated else "no"
+                _log(
+                    logging.ERROR,
+                    "run_lock_refused",
+                    event,
+                    error=event.error,
+                    escalated=escalated,
+                )
+            case told.RenewFailed():
+                self._renew_errors[event.risk].inc()
+                failures = "untrusted" if event.failures is None else str(event.failures)
+                _log(
+                    logging.WARNING,
+                    "run_lock_renew_failed",
+                    event,
+                    error=event.error,
+                    failures=failures,
+                )
+            case told.TrustLost():
+                self._untrusted[event.risk].inc()
+                _log(logging.WARNING, "run_lock_untrusted", event, cause=event.cause)
+            case told.Abandoned():
+                self._abandoned[event.risk].inc()
+                _log(logging.ERROR, "run_lock_abandoned", event, cause=event.cause)
+            case told.ReleaseFailed():
+                self._release_errors[event.risk].inc()
+                _log(logging.WARNING, "lock_release_failed", event, error=event.error)
+            case _:
+                assert_never(event)
+
+
+def _log(level: int, name: str, event: LeaseEvent, **fields: str) -> None:
+    log_event(level, name, lease=event.name, risk=str(event.risk), **fields)
+
+
+def _by_risk(
+    registry: CollectorRegistry, name: str, text: str, **fixed: str
+) -> Mapping[Risk, Counter]:
+    counter = Counter(name, text, [*fixed, "risk"], registry=registry)
+    return {risk: counter.labels(**fixed, risk=str(risk)) for risk in Risk}

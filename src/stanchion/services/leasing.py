@@ -1,0 +1,190 @@
+"""Leasing: work that happens only while a name is held.
+
+    async with leasing.hold("run/3f…", risk=run.risk, policy=policy) as outcome:
+        match outcome:
+            case Lease():      ...   # ours: work, and write with outcome.fence
+            case Contended():  ...   # another's: skip
+            case Refused():    ...   # the lock store is away, and policy says wait
+
+A hold takes two locks, in this order: a mutex in this process, then the lease. While the body runs
+the lease is renewed in the background (``keeping``). When the rules say that the holder must stop,
+the body is cancelled; once it has unwound, ``hold`` raises ``LeaseLost`` with the cause. An error
+of the body's own passes through untouched, whatever else happened.
+
+Nothing here decides: what an answer means is said by ``core.lease``. Nothing here waits without a
+bound: every call to the lock store has a deadline, and ``LockHealth`` sees to it that only one
+caller pays for a store that is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeAlias, assert_never
+
+import msgspec
+
+from stanchion.core import lease, lease_policy
+from stanchion.core.lease import LeaseTerms
+from stanchion.core.lease_policy import LeasePolicy
+from stanchion.core.model import Risk
+from stanchion.ports.clock import Clock
+from stanchion.ports.entropy import Entropy
+from stanchion.ports.errors import BackendError, sentence
+from stanchion.ports.locks import Granted, Held, Locks, TooLate
+from stanchion.services import lease_events as told
+from stanchion.services.keeping import About, Keeper, Keeping
+from stanchion.services.lease import Lease
+from stanchion.services.lease_events import LeaseHook
+from stanchion.services.lock_health import LockHealth
+
+__all__ = ["Contended", "Lease", "Leasing", "Outcome", "Refused"]
+
+
+class Contended(msgspec.Struct, frozen=True):
+    """Another has the name, in this process or elsewhere."""
+
+    expires_in_ms: int | None = None
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The lock store could not be asked, and policy says not to go on without it."""
+
+    error: str
+
+
+Outcome: TypeAlias = Lease | Contended | Refused
+
+
+class Leasing:
+    """Holds leases of one kind, all with the same terms."""
+
+    def __init__(
+        self,
+        locks: Locks | None,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        terms: LeaseTerms = lease.RUN_TERMS,
+        tell: LeaseHook = lambda _: None,
+    ) -> None:
+        self._clock = clock
+        self._entropy = entropy
+        self._terms = terms
+        self._tell = tell
+        self._mutexes: dict[str, asyncio.Lock] = {}
+        self._remote = None if locks is None else _Remote(locks, clock, entropy, terms, tell)
+
+    @asynccontextmanager
+    async def hold(
+        self,
+        name: str,
+        *,
+        risk: Risk,
+        policy: LeasePolicy,
+        escalated: bool = False,
+        floor: int = 0,
+        token: str | None = None,
+    ) -> AsyncIterator[Outcome]:
+        """Hold ``name`` for the body, or say why not. The lease's fence is above ``floor``.
+
+        ``policy`` and ``escalated`` are read by the caller, who knows how old its settings are.
+        ``token`` is for a caller that waits in line under it; it is used for one hold only.
+        """
+        mutex = self._mutexes.setdefault(name, asyncio.Lock())
+        if mutex.locked():
+            self._tell(told.Contended(name=name, risk=risk, expires_in_ms=None))
+            yield Contended()
+            return
+        async with mutex:
+            try:
+                if self._remote is None:
+                    yield Lease(name, self._clock)
+                    return
+                about = About(name, risk, policy, token or self._entropy.token())
+                outcome = await self._remote.acquire(about, floor=floor, escalated=escalated)
+                if isinstance(outcome, Lease) and not outcome.is_degraded:
+                    async with Keeping(self._remote.keeper, outcome, about, self._clock):
+                        yield outcome
+                else:
+                    yield outcome
+            finally:
+                # Nobody waits for it: whoever found it locked has been told so and left.
+                del self._mutexes[name]
+
+    async def close(self) -> None:
+        """Stop probing. Holds must have ended before."""
+        if self._remote is not None:
+            await self._remote.health.close()
+
+
+class _Remote:
+    """The half of a hold that asks the lock store."""
+
+    def __init__(
+        self, locks: Locks, clock: Clock, entropy: Entropy, terms: LeaseTerms, tell: LeaseHook
+    ) -> None:
+        self._locks = locks
+        self._clock = clock
+        self._terms = terms
+        self._tell = tell
+        self.health = LockHealth(locks, clock)
+        self.keeper = Keeper(locks, self.health, clock, entropy, terms, tell)
+
+    async def acquire(self, about: About, *, floor: int, escalated: bool) -> Outcome:
+        """Ask for the name, and do what policy says about the answer."""
+        name, risk = about.name, about.risk
+        sent_at = self._clock.moment()
+        answer = await self._ask(about, floor)
+        at = self._clock.moment()
+        decision = lease_policy.on_acquire(answer, about.policy, escalated=escalated)
+        match decision:
+            case lease_policy.Hold(fence):
+                trust = lease.granted(self._terms, about.policy, sent_at, at)
+                waited_ms = at - sent_at
+                self._tell(told.Acquired(name=name, risk=risk, fence=fence, waited_ms=waited_ms))
+                return Lease(name, self._clock, fence=fence, trust=trust)
+            case lease_policy.Skip(expires_in_ms):
+                self._tell(told.Contended(name=name, risk=risk, expires_in_ms=expires_in_ms))
+                return Contended(expires_in_ms)
+            case lease_policy.GoLocal(error):
+                self._tell(told.Fallback(name=name, risk=risk, error=error))
+                return Lease(name, self._clock, is_degraded=True)
+            case lease_policy.Refuse(error, was_open):
+                self._tell(told.Refused(name=name, risk=risk, error=error, escalated=was_open))
+                return Refused(error)
+            case _:
+                assert_never(decision)
+
+    async def _ask(self, about: About, floor: int) -> lease_policy.AcquireOutcome:
+        if self.health.error is not None:
+            return lease_policy.Unavailable(self.health.error)
+        patience_ms = self._terms.renew_timeout_ms
+        try:
+            async with asyncio.timeout(patience_ms / 1000):
+                answer = await self._locks.acquire(
+                    about.name,
+                    about.token,
+                    ttl_ms=self._terms.ttl_ms,
+                    within_ms=patience_ms,
+                    floor=floor,
+                )
+        except asyncio.CancelledError:
+            # The caller has left. Whether the name was granted, nobody will ever know.
+            self.health.orphaned(about.name, about.token)
+            raise
+        except (BackendError, TimeoutError) as error:
+            # The reply may be what was lost: then the name is taken, by a token that nobody uses.
+            self.health.orphaned(about.name, about.token)
+            self.health.failed(sentence(error))
+            return lease_policy.Unavailable(sentence(error))
+        match answer:
+            case Granted(fence):
+                return lease_policy.Acquired(fence)
+            case Held(expires_in_ms):
+                return lease_policy.Contended(expires_in_ms)
+            case TooLate():
+                return lease_policy.Unavailable("the lock store answered too late")
+            case _:
+                assert_never(answer)

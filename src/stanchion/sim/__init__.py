@@ -1,0 +1,1 @@
+"""The simulator: the real services, over simulated ports, in virtual time."""

@@ -1,0 +1,208 @@
+"""Replicas escalate together, and what must outlive a process is in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from stanchion.adapters.store.memory import MemoryStore
+from stanchion.core.escalation import Announcement, Escalation, Level, Order
+from stanchion.core.model import Risk
+from stanchion.ports.errors import BackendUnavailable
+from stanchion.services.escalating import Escalating
+from stanchion.services.log import LOGGER
+from stanchion.sim import loop
+from tests.services.virtual import in_virtual_time
+
+SETTINGS = Escalation(window_s=50, dwell_s=60)
+
+
+class Fleet:
+    """Replicas that share a store and hear each other."""
+
+    def __init__(self) -> None:
+        self.clock = loop.LoopClock()
+        self.store = MemoryStore(self.clock)
+        self.replicas: list[Escalating] = []
+        self.registries: list[CollectorRegistry] = []
+        self.can_hear = True
+
+    def add(self) -> Escalating:
+        registry = CollectorRegistry()
+        replica = Escalating(
+            f"replica-{len(self.replicas)}",
+            settings=lambda: SETTINGS,
+            documents=self.store,
+            clock=self.clock,
+            announce=self._announce,
+            registry=registry,
+        )
+        self.replicas.append(replica)
+        self.registries.append(registry)
+        return replica
+
+    async def _announce(self, said: Announcement) -> None:
+        for replica in self.replicas if self.can_hear else []:
+            replica.hear(said)
+
+    async def seconds(self, count: int, **per_second: int) -> None:
+        """Let time pass, in which the first replica counts so much every second."""
+        for _ in range(count):
+            self.replicas[0].count(**per_second)
+            for replica in self.replicas:
+                await replica.look()
+            await asyncio.sleep(1)
+
+    def levels(self) -> list[str]:
+        return [replica.level.name.lower() for replica in self.replicas]
+
+    async def trip(self) -> None:
+        await self.seconds(70, fallbacks=1, duplicates=1, probes_failed=1)
+
+
+virtual = in_virtual_time(Fleet)
+
+
+@virtual
+async def test_fallbacks_and_duplicates_close_the_classes(fleet: Fleet) -> None:
+    replica = fleet.add()
+    await fleet.seconds(60, fallbacks=1)
+    assert not replica.closes(Risk.HIGH)
+    await fleet.trip()
+    assert replica.level is Level.ESCALATED
+    assert [risk for risk in Risk if replica.closes(risk)] == [Risk.STANDARD, Risk.HIGH]
+    assert fleet.registries[0].get_sample_value("stanchion_escalation_level") == 1
+
+
+@virtual
+async def test_the_stricter_view_wins_and_lapses_with_its_author(fleet: Fleet) -> None:
+    fleet.add()
+    fleet.add()
+    await fleet.trip()
+    assert fleet.levels() == ["escalated", "escalated"]
+    fleet.can_hear = False
+    await fleet.seconds(29, fallbacks=1, probes_failed=1)
+    assert fleet.levels() == ["escalated", "escalated"]
+    await fleet.seconds(3, fallbacks=1, probes_failed=1)
+    assert fleet.levels() == ["escalated", "normal"]
+
+
+@virtual
+async def test_quiet_and_good_probes_lead_back(fleet: Fleet) -> None:
+    fleet.add()
+    await fleet.trip()
+    await fleet.seconds(90)
+    assert fleet.levels() == ["escalated"]  # quiet, but nobody has seen the lock store work
+    await fleet.seconds(5, probes_ok=1)
+    assert fleet.levels() == ["normal"]
+
+
+@virtual
+async def test_the_latch_outlives_the_process_until_an_operator_clears_it(fleet: Fleet) -> None:
+    replica = fleet.add()
+    for _ in range(3):
+        await fleet.trip()
+        await fleet.seconds(90, probes_ok=1)
+    assert replica.level == Level.LATCHED
+    fresh = fleet.add()
+    await fresh.look()
+    assert fresh.level == Level.LATCHED
+    await fresh.order(Order.CLEAR, actor="alex")
+    await fleet.seconds(2)
+    assert [replica.level, fresh.level] == [Level.NORMAL] * 2
+    later = fleet.add()
+    await later.look()
+    assert later.level == Level.NORMAL
+
+
+@virtual
+async def test_an_old_clear_does_not_undo_a_newer_latch(fleet: Fleet) -> None:
+    replica = fleet.add()
+    await replica.look()
+    await replica.order(Order.CLEAR, actor="alex")
+    for _ in range(3):
+        await fleet.trip()
+        await fleet.seconds(90, probes_ok=1)
+    assert replica.level is Level.LATCHED
+    fresh = fleet.add()
+    await fresh.look()
+    await replica.look()
+    assert (replica.level, fresh.level) == (Level.LATCHED, Level.LATCHED)
+
+
+@pytest.mark.parametrize(
+    ("order", "level"), [(Order.FORCE_CLOSED, Level.ESCALATED), (Order.FORCE_OPEN, Level.NORMAL)]
+)
+@virtual
+async def test_an_operators_order_holds_on_every_replica_also_on_later_ones(
+    fleet: Fleet, order: Order, level: Level
+) -> None:
+    one, two = fleet.add(), fleet.add()
+    if order is Order.FORCE_OPEN:
+        await fleet.trip()
+    await one.order(order, actor="alex")
+    await two.look()
+    three = fleet.add()
+    await three.look()
+    assert [one.level, two.level, three.level] == [level] * 3
+
+
+@virtual
+async def test_while_the_store_is_away_the_last_word_holds(fleet: Fleet) -> None:
+    class Away(MemoryStore):
+        async def document(self, kind: str, name: str) -> None:
+            raise BackendUnavailable(f"no {kind}/{name}")
+
+    replica = fleet.add()
+    await replica.order(Order.FORCE_CLOSED, actor="alex")
+    replica._documents = Away(fleet.clock)  # noqa: SLF001 - the port goes away under the service
+    await fleet.seconds(5)
+    assert replica.level is Level.ESCALATED
+
+
+class Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@virtual
+async def test_a_change_is_logged_once(fleet: Fleet) -> None:
+    replica, lines = fleet.add(), Lines()
+    LOGGER.addHandler(lines)
+    try:
+        await replica.order(Order.FORCE_CLOSED, actor="alex")
+        await fleet.seconds(3)
+    finally:
+        LOGGER.removeHandler(lines)
+    assert [line.getMessage() for line in lines.records] == ["escalation_changed"]
+    assert vars(lines.records[0])["fields"] == {
+        "before": "normal",
+        "now": "escalated",
+        "closes": ["high", "standard"],
+    }
+
+
+@virtual
+async def test_it_looks_by_itself_until_it_is_cancelled(fleet: Fleet) -> None:
+    replica = fleet.add()
+    task = asyncio.create_task(replica.run())
+    await fleet.store.put_document(
+        "escalation",
+        "order",
+        {"order": "force_closed", "actor": "alex", "at": 0, "number": 1},
+        read=None,
+    )
+    await asyncio.sleep(2.5)
+    assert replica.level is Level.ESCALATED
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
