@@ -79,8 +79,9 @@ sim: ## run the services over seeded fault schedules (not there yet)
 	$(call later,sim)
 
 .PHONY: chaos
-chaos: ## cut, kill and overload real servers (not there yet)
-	$(call later,chaos)
+chaos: $(READY) ## cut, stop and kill real servers, for many rounds; takes long
+	$(call heading,chaos on real processes)
+	@$(BIN)/python -m pytest --quiet tests -m chaos
 
 .PHONY: bench
 bench: $(READY) ## hold every ratio and time we claim to its promise
