@@ -22,8 +22,8 @@ from stanchion.core.events import (
     TimerFired,
     TimerKind,
 )
-from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Failure, Instant, Item, ItemKey, Job, Run, RunId, TenantId
+from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.model import Failure, Instant, Item, ItemKey, Job, Run, RunId, StepId, TenantId
 from stanchion.core.plan import Plan, link
 from stanchion.core.run import decide, items_to_read
 from stanchion.core.transition import (
@@ -39,6 +39,7 @@ from stanchion.core.workflow import Workflow
 from stanchion.core.workflow_file import parse_workflow
 
 HERE = Path(__file__).parent
+INPUT: JsonObject = {"question": "What holds a rope?", "review": True}
 EPOCH = Instant(1_767_225_600_000)  # 2026-01-01 00:00 UTC; the core has no clock of its own
 
 
@@ -47,8 +48,11 @@ def main() -> int:
     research, report = read("research.yaml"), read("publish-report.yaml")
     plan = link(research, {report.id: report})
     if not isinstance(plan, Plan):
-        print(*plan, sep="\n")  # every fault, with its place
-        return 1
+        sys.exit("\n".join(str(fault) for fault in plan.faults))
+    assert plan.body.schema is not None
+    faults = plan.body.schema.faults(INPUT)  # decide takes the input for good
+    if faults:
+        sys.exit("\n".join(str(fault) for fault in faults))
     print(f"workflow {research.id}: risk {plan.risk}, {len(plan.steps)} steps with", end=" ")
     print(f"{report.id} unfolded: {', '.join(plan.steps)}\n")
 
@@ -65,7 +69,8 @@ def main() -> int:
 def read(name: str) -> Workflow:
     """Parse a workflow file that lies beside this one."""
     parsed = parse_workflow((HERE / name).read_bytes(), format="yaml")
-    assert isinstance(parsed, Workflow), parsed
+    if not isinstance(parsed, Workflow):
+        sys.exit("\n".join(f"{name}: {fault}" for fault in parsed.faults))
     return parsed
 
 
@@ -80,7 +85,7 @@ def story(world: World) -> Iterator[Event]:
     yield world.due(TimerKind.RETRY)
     yield world.done("search", {"hits": 5}, item=1)
     yield world.due(TimerKind.DELAY)
-    yield Approved(step_id=world.plan.steps["review"].id, actor="alex", comment="looks right")  # type: ignore[index]  # a step's id is a string
+    yield Approved(step_id=StepId("review"), actor="alex", comment="looks right")
     yield world.done("publish.write", {"text": "8 hits in 2 searches"})
     yield world.done("publish.check", {"ok": True})
 
@@ -97,7 +102,7 @@ class World:
             tenant=TenantId("acme"),
             workflow_id=plan.workflow_id,
             workflow_version=1,
-            input={"question": "What holds a rope?", "review": True},
+            input=INPUT,
             created_at=EPOCH,
             risk=plan.risk,
         )
@@ -124,7 +129,10 @@ class World:
                     self.timers[timer] = due
                 case ClearTimer(timer=timer):
                     self.timers.pop(timer, None)
-                case StopStep() | StopRun():
+                case StopStep(step_id=step_id):
+                    self.jobs = {i: job for i, job in self.jobs.items() if job.step_id != step_id}
+                    self.timers = {t: d for t, d in self.timers.items() if t.step_id != step_id}
+                case StopRun():
                     self.jobs.clear()
                     self.timers.clear()
 
@@ -142,7 +150,8 @@ class World:
 
     def due(self, kind: TimerKind) -> TimerFired:
         """Time passes until the next timer of a kind is due."""
-        timer = next(timer for timer in self.timers if timer.kind is kind)
+        timers = [timer for timer in self.timers if timer.kind is kind]
+        timer = min(timers, key=lambda timer: self.timers[timer])
         self.now = self.timers.pop(timer)
         return TimerFired(timer=timer)
 

@@ -281,14 +281,26 @@ FAULTS: Final[list[tuple[str, str, int | None]]] = [
     ("", "an expression is needed, this is empty", None),
     (" \n", "an expression is needed, this is empty", None),
     ("input.", "syntax error: no viable alternative at input '.'", 7),
-    ("1 +", "syntax error: mismatched input the end", 4),
-    ("input[0", "syntax error: missing ']' at the end", 8),
+    ("1 +", "the expression ends too early", 4),
+    ("input[0", "the expression ends too early", 8),
     ("'abc", "syntax error: token recognition error at: ''abc'", 1),
-    ("inptu.a", UNKNOWN.format("inptu"), 6),
+    ("inptu.a", "unknown name or function 'inptu'; did you mean 'input'?", 1),
+    (
+        "steps.web-search.output",
+        """unknown name or function 'search'; an id with a dash is written steps["web-search"]""",
+        11,
+    ),
+    ("input.a = 3", "syntax error: token recognition error at: '= '; to compare is ==", 9),
+    (
+        "input.a and input.b",
+        "syntax error: mismatched input 'and'; and, or, not are &&, ||, !",
+        9,
+    ),
+    ("input.a and 'x = y'", "syntax error: mismatched input 'and'; and, or, not are &&, ||, !", 9),
     ("input.a +\n  nme", UNKNOWN.format("nme"), 13),
     ("'😀' + x", UNKNOWN.format("x"), 7),
-    ("now()", UNKNOWN.format("now"), 4),
-    ("input.f()", UNKNOWN.format("f"), 8),
+    ("now()", UNKNOWN.format("now"), 1),
+    ("input.f()", UNKNOWN.format("f"), 7),
     ("1 == 'a'", "'==' does not take (int, string)", 3),
     ("index + 'a'", "'+' does not take (int, string)", 7),
     ("true ? 1 : 'a'", "'?:' does not take (bool, int, string)", 6),
@@ -346,7 +358,9 @@ def test_a_condition_that_can_never_be_true_or_false_is_refused(source: str, kin
 
 
 def test_names_that_are_not_offered_are_unknown() -> None:
-    with pytest.raises(ExpressionFault, match="'item'; names here: input, steps"):
+    with pytest.raises(
+        ExpressionFault, match="'item'; it is known only in the input of a for-each"
+    ):
         compile_expression("item", names=NAMES)
 
 

@@ -187,3 +187,16 @@ def test_words_are_listed(words: list[str], text: str) -> None:
 )
 def test_every_value_has_a_word_for_its_kind(value: JsonValue, kind: str) -> None:
     assert kind_of(value) == kind
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (Fault("steps.a", "bad", 4), "line 4: steps.a: bad"),
+        (Fault("steps.a", "bad"), "steps.a: bad"),
+        (Fault("", "bad", 4), "line 4: bad"),
+        (Fault("", "bad"), "bad"),
+    ],
+)
+def test_a_fault_reads_as_a_line(fault: Fault, text: str) -> None:
+    assert str(fault) == text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stanchion.core.faults import Fault
+from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.lease_policy import LeaseOverride, OnRenewalLost
 from stanchion.core.model import Risk, StepId, Topic, WorkflowId
 from stanchion.core.plan import Plan, link, subworkflows
@@ -29,7 +29,8 @@ def job(*needs: str) -> JobSpec:
 
 
 def linked(*flows: Workflow) -> Plan | tuple[Fault, ...]:
-    return link(flows[0], {each.id: each for each in flows[1:]})
+    answer = link(flows[0], {each.id: each for each in flows[1:]})
+    return answer.faults if isinstance(answer, WorkflowFaults) else answer
 
 
 def test_inner_steps_are_namespaced_and_stand_behind_the_step_that_holds_them() -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "Findings",
     "Near",
     "Path",
+    "WorkflowFaults",
     "kind_of",
     "listed",
     "named",
@@ -46,6 +47,18 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str
     line: int | None = None
     """In the text the document was read from, the first being 1."""
+
+    def __str__(self) -> str:
+        place = ": ".join(
+            part for part in (f"line {self.line}" if self.line else "", self.path) if part
+        )
+        return f"{place}: {self.message}" if place else self.message
+
+
+class WorkflowFaults(msgspec.Struct, frozen=True):
+    """Why something is not a workflow, or not one that can run. There is at least one reason."""
+
+    faults: tuple[Fault, ...]
 
 
 class Near(msgspec.Struct, frozen=True):

@@ -1,4 +1,7 @@
-"""Limits: how large anything may be. One place, so that the documentation can list them all.
+"""Limits: how large the things of the domain may be.
+
+Limits of a notation or an engine stand with it (``expression``, ``schema_rules``,
+``workflow_file``). The reference of workflow files lists all of them, and a test compares.
 
 Every limit is checked where the data enters (a workflow file, a request, a worker's result), and
 once more where the core multiplies data (for-each, templates).

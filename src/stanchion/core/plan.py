@@ -15,7 +15,7 @@ import msgspec
 
 from stanchion.core import graph, limits
 from stanchion.core.expression import Expression, compile_expression
-from stanchion.core.faults import Fault
+from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.lease_policy import LeaseOverride
 from stanchion.core.model import Risk, StepId, WorkflowId
 from stanchion.core.schema import InputSchema, compile_schema
@@ -81,7 +81,7 @@ class Plan:
     timeout_s: float
 
 
-def link(workflow: Workflow, others: Mapping[WorkflowId, Workflow]) -> Plan | tuple[Fault, ...]:
+def link(workflow: Workflow, others: Mapping[WorkflowId, Workflow]) -> Plan | WorkflowFaults:
     """Make a plan, or say everything that stands in the way.
 
     ``workflow`` and ``others`` are parsed files, so each is sound in itself; what can be wrong is
@@ -96,7 +96,7 @@ def link(workflow: Workflow, others: Mapping[WorkflowId, Workflow]) -> Plan | tu
             f" at most {limits.PLAN_STEPS_MAX} are allowed",
         )
     if linking.faults:
-        return tuple(linking.faults)
+        return WorkflowFaults(tuple(linking.faults))
     return Plan(
         workflow_id=workflow.id,
         steps=linking.steps,

@@ -147,7 +147,11 @@ class _Compiler:
                     except ExpressionFault as fault:
                         self.faults.append((path, f"in {quoted('${' + source + '}')}: {fault}"))
                 case _Unclosed(source=source):
-                    reason = f"no closing brace within {SOURCE_CHARS_MAX} characters"
+                    reason = (
+                        "the closing } is missing"
+                        if len(source) <= SOURCE_CHARS_MAX
+                        else f"no closing brace within {SOURCE_CHARS_MAX} characters"
+                    )
                     self.faults.append((path, f"in {quoted(source)}: {reason}"))
         self.expressions += (part for part in parts if isinstance(part, Expression))
         match parts:

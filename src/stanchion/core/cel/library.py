@@ -10,6 +10,7 @@ encoding. Its fields are numbered in a public standard, so a reader of forty lin
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import struct
@@ -118,18 +119,45 @@ def _fault(error: str, source: str, names: frozenset[str]) -> ExpressionFault:
     before = source.split("\n")[: line - 1]
     position = sum(len(part) + 1 for part in before) + column
     if unknown := _UNKNOWN.match(message):
-        known = ", ".join(sorted(names))
         # Of ``nme.field`` it is the name that is unknown.
         name = unknown[1].lstrip(".").split(".")[0]
-        message = f"unknown name or function '{name}'; names here: {known}"
+        message = f"unknown name or function '{name}'; {_hint(name, source, names)}"
+        # The library points at the dot or the bracket behind the name.
+        begin = source.rfind(name, 0, position - 1 + len(name))
+        position = position if begin < 0 else begin + 1
     elif misfit := _MISFIT.match(message):
         message = f"'{re.sub('[_@]', '', misfit[1])}' does not take {misfit[2]}"
     else:
-        message = message.split(" expecting ")[0].replace("'<EOF>'", "the end")
-        message = message[:1].lower() + message[1:]
+        message = _syntax(message.split(" expecting ")[0], source)
     return ExpressionFault(message[:_MESSAGE_CHARS_MAX], position)
 
 
+def _hint(name: str, source: str, names: frozenset[str]) -> str:
+    dashed = next((id_ for id_ in _DASHED.findall(source) if name in id_.split("-")), None)
+    if dashed is not None:
+        return f'an id with a dash is written steps["{dashed}"]'
+    if name in {"item", "index"}:
+        return "it is known only in the input of a for-each"
+    near = difflib.get_close_matches(name, sorted(names), n=1)
+    return f"did you mean '{near[0]}'?" if near else f"names here: {', '.join(sorted(names))}"
+
+
+def _syntax(message: str, source: str) -> str:
+    if "<EOF>" in message:
+        return "the expression ends too early"
+    bare = _STRING.sub("''", source)
+    message = message[:1].lower() + message[1:]
+    if _ASSIGNMENT.search(bare):
+        return f"{message.strip()}; to compare is =="
+    if _WORDS.search(bare):
+        return f"{message.strip()}; and, or, not are &&, ||, !"
+    return message
+
+
+_DASHED = re.compile(r"\bsteps\.([A-Za-z]\w*(?:-\w+)+)")
+_STRING = re.compile(r"""'[^']*'|"[^"]*\"""")
+_ASSIGNMENT = re.compile(r"(?<![=!<>])=(?!=)")
+_WORDS = re.compile(r"\b(?:and|or|not)\b")
 _MESSAGE_CHARS_MAX: Final = 300
 _COMPLAINT = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
 _UNKNOWN = re.compile(r"undeclared reference to '(.*?)'")

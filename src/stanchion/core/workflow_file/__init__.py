@@ -7,9 +7,7 @@ other. Whatever the bytes, the answer is one of two values, and it comes soon.
 
 from __future__ import annotations
 
-import msgspec
-
-from stanchion.core.faults import Fault, Findings, quoted
+from stanchion.core.faults import Findings, WorkflowFaults, quoted
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.workflow import Workflow
 from stanchion.core.workflow_file.members import WORKFLOW
@@ -18,12 +16,6 @@ from stanchion.core.workflow_file.shape import Unfit, fit
 from stanchion.core.workflow_file.source import Format, read_source
 
 __all__ = ["Format", "WorkflowFaults", "parse_workflow", "workflow_json_schema"]
-
-
-class WorkflowFaults(msgspec.Struct, frozen=True):
-    """Why a file is not a workflow, in the order of the file. There is at least one reason."""
-
-    faults: tuple[Fault, ...]
 
 
 def parse_workflow(

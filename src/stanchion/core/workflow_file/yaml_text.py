@@ -109,4 +109,5 @@ def _unreadable(error: Exception, text: str) -> Unreadable:
     if row[mark.column : mark.column + 1] == "\t":
         return Unreadable("a tab where YAML allows only spaces", mark.line + 1)
     problem = str(getattr(error, "problem", ""))
-    return Unreadable(f"not YAML: column {mark.column + 1}: {problem}", mark.line + 1)
+    hint = "; a text with ${…} in it is put in quotes" if "${" in row else ""
+    return Unreadable(f"not YAML: column {mark.column + 1}: {problem}{hint}", mark.line + 1)
