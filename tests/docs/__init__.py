@@ -1,0 +1,1 @@
+"""Tests of what is written for people: links lead somewhere, examples run."""
