@@ -20,6 +20,8 @@ class Fault(StrEnum):
     """What can happen to a call."""
 
     NONE = "none"
+    BUG = "bug"
+    """An exception that no adapter should raise."""
     ERROR = "error"
     """Refused before anything was done."""
     HANG = "hang"
@@ -101,6 +103,8 @@ class FaultyLocks:
         match fault:
             case Fault.NONE:
                 return await really()
+            case Fault.BUG:
+                raise ValueError("a bug in the adapter")
             case Fault.ERROR:
                 raise BackendUnavailable("connection refused")
             case Fault.HANG:

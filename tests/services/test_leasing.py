@@ -64,7 +64,7 @@ def policy(on_lock_error: str, on_renewal_lost: str, failures: int = 3) -> Lease
 
 # ── Acquiring ────────────────────────────────────────────────────────────────────────────────────
 
-ACQUIRE_FAULTS = [Fault.ERROR, Fault.HANG, Fault.LOST_REPLY, Fault.LATE]
+ACQUIRE_FAULTS = [Fault.ERROR, Fault.HANG, Fault.LOST_REPLY, Fault.LATE, Fault.BUG]
 
 
 @pytest.mark.parametrize("risk", ALL)
@@ -294,7 +294,7 @@ async def test_renewal_stops_when_the_work_is_cancelled_and_the_lease_is_given_b
     assert bench.names() == ["Acquired", "Released"]
 
 
-@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.HANG, Fault.LOST_REPLY])
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.HANG, Fault.LOST_REPLY, Fault.BUG])
 @virtual
 async def test_repeated_renewal_failures_fence_the_work_before_the_lease_can_expire(
     bench: Bench, fault: Fault
@@ -487,7 +487,7 @@ async def test_a_failed_release_is_tried_once_more(bench: Bench, risk: Risk) -> 
     assert await bench.locks.inspect(NAME) is None
 
 
-@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.HANG])
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.HANG, Fault.BUG])
 @pytest.mark.parametrize("risk", ALL)
 @virtual
 async def test_after_two_failures_the_lease_is_left_to_expire_and_the_work_stays_done(
@@ -533,3 +533,70 @@ async def test_while_the_store_is_away_a_release_waits_for_nobody(bench: Bench) 
     bench.locks.always(Fault.NONE, "ping")
     await asyncio.sleep(2)
     assert await bench.locks.inspect(NAME) is None
+
+
+# ── What must not decide who holds what ──────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("verb", ["ping", "release"])
+@virtual
+async def test_a_bug_in_an_adapter_does_not_refuse_for_ever(bench: Bench, verb: str) -> None:
+    bench.locks.script("acquire", Fault.LOST_REPLY)
+    bench.locks.script(verb, Fault.BUG)
+    await bench.outcome(Risk.HIGH)
+    await asyncio.sleep(35)
+    assert isinstance(await bench.outcome(Risk.HIGH), Lease)
+
+
+@virtual
+async def test_a_lease_that_cannot_be_tidied_up_keeps_nobody_out(bench: Bench) -> None:
+    bench.locks.script("acquire", Fault.LOST_REPLY)
+    bench.locks.always(Fault.ERROR, "release")
+    await bench.outcome(Risk.HIGH)
+    await asyncio.sleep(2)
+    async with bench.leasing.hold(
+        "run/another", risk=Risk.HIGH, policy=DEFAULT_POLICIES[Risk.HIGH]
+    ) as lease:
+        assert isinstance(lease, Lease)
+
+
+@virtual
+async def test_a_hook_that_fails_changes_nothing(bench: Bench) -> None:
+    def broken(event: LeaseEvent) -> None:
+        bench.told.append(event)
+        raise ValueError("no metrics today")
+
+    leasing = Leasing(bench.locks, clock=bench.clock, entropy=SeededEntropy(9), tell=broken)
+    bench.leasing = leasing
+    bench.locks.always(Fault.ERROR, "renew")
+    body = Body(bench, policy("fail_closed", "fence"))
+    with pytest.raises(LeaseLost):
+        await body.work(1_000)
+    assert body.stopped_at is not None
+    assert body.stopped_at < 29_700
+    assert bench.names()[-1] == "Abandoned"
+
+
+@virtual
+async def test_a_body_that_never_lets_the_keeper_run_learns_of_it_in_the_end(bench: Bench) -> None:
+    async def body() -> None:
+        async with bench.leasing.hold(NAME, risk=Risk.HIGH, policy=DEFAULT_POLICIES[Risk.HIGH]):
+            bench.clock.jump_ms += 60_000  # a minute of work without a single await
+
+    with pytest.raises(LeaseLost) as lost:
+        await body()
+    assert lost.value.cause is FenceCause.DEADLINE
+    assert bench.names() == ["Acquired", "Abandoned"]
+    assert bench.locks.calls["release"] == 0
+
+
+@virtual
+async def test_an_error_of_such_a_body_is_still_its_own(bench: Bench) -> None:
+    async def body() -> None:
+        async with bench.leasing.hold(NAME, risk=Risk.HIGH, policy=DEFAULT_POLICIES[Risk.HIGH]):
+            bench.clock.jump_ms += 60_000
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        await body()
+    assert bench.names() == ["Acquired", "Abandoned"]

@@ -26,7 +26,7 @@ from stanchion.core.lease_policy import LeasePolicy
 from stanchion.core.model import Risk
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
-from stanchion.ports.errors import BackendError, sentence
+from stanchion.ports.errors import sentence
 from stanchion.ports.locks import Locks, NotOwned, Renewed
 from stanchion.services import lease_events as told
 from stanchion.services.lease import Lease
@@ -72,7 +72,11 @@ class Keeper:
         self._tell = tell
 
     async def keep(self, lease: Lease, about: About) -> FenceCause:
-        """Renew until the rules say that the holder must stop; then say why."""
+        """Renew until the rules say that the holder must stop; then say why.
+
+        Whatever a lock adapter raises counts as a failed renewal: a keeper that died of it would
+        leave the holder believing.
+        """
         while True:
             before = lease.trust
             assert before is not None
@@ -82,16 +86,19 @@ class Keeper:
                 trust = await self._renew(about, trust)
             lease.trust = trust
             if isinstance(trust, Fenced):
-                self._tell(told.Abandoned(name=about.name, risk=about.risk, cause=trust.cause))
                 return trust.cause
             if isinstance(trust, Continuing) and isinstance(before, Holding):
                 self._tell(told.TrustLost(name=about.name, risk=about.risk, cause=trust.cause))
             await self._clock.sleep(self._pause_s(trust))
 
+    def abandoned(self, about: About, cause: FenceCause) -> None:
+        """Tell that the holder was fenced."""
+        self._tell(told.Abandoned(name=about.name, risk=about.risk, cause=cause))
+
     async def release(self, lease: Lease, about: About, *, held_ms: int) -> None:
         """Give the lease back, if it may be given back: one retry, then it expires by itself."""
         assert lease.trust is not None
-        if not rules.tick(lease.trust, self._clock.moment()).may_release:
+        if not lease.trust.may_release:
             return
         error = self._health.error
         if error is None:
@@ -112,7 +119,7 @@ class Keeper:
                     answer = await self._locks.release(
                         about.name, about.token, within_ms=round(RELEASE_MAX_S * 1000)
                     )
-            except (BackendError, TimeoutError) as failure:
+            except Exception as failure:  # noqa: BLE001 - the body's outcome must not depend on it
                 error = sentence(failure)
             else:
                 return "it was no longer ours" if isinstance(answer, NotOwned) else None
@@ -135,7 +142,7 @@ class Keeper:
                 answer = await self._locks.renew(
                     about.name, about.token, ttl_ms=self._terms.ttl_ms, within_ms=patience_ms
                 )
-        except (BackendError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - see keep
             self._health.failed(sentence(error))
             failures = trust.failures + 1 if isinstance(trust, Holding) else None
             self._tell(
@@ -176,8 +183,14 @@ class Keeping:
         self._task = asyncio.create_task(self._watch(), name=f"keep {self._about.name}")
 
     async def _watch(self) -> None:
-        self._cause = await self._keeper.keep(self._lease, self._about)
-        self._body.cancel(f"lease lost: {self._cause}")
+        try:
+            cause = await self._keeper.keep(self._lease, self._about)
+        except Exception:  # noqa: BLE001 - nobody renews any more: the holder must not go on
+            cause = FenceCause.DEADLINE
+        # First the fence, then the news of it.
+        self._cause = cause
+        self._body.cancel(f"lease lost: {cause}")
+        self._keeper.abandoned(self._about, cause)
 
     async def __aexit__(
         self,
@@ -186,6 +199,9 @@ class Keeping:
         trace: TracebackType | None,
     ) -> None:
         self._task.cancel()
+        if self._cause is None and self._is_too_late():
+            self._end_late(error)
+            return
         if self._cause is None:
             held_ms = self._clock.moment() - self._began
             release = self._keeper.release(self._lease, self._about, held_ms=held_ms)
@@ -203,3 +219,14 @@ class Keeping:
                     raise
         if error is None or (is_ours and isinstance(error, asyncio.CancelledError)):
             raise LeaseLost(self._about.name, self._cause) from error
+
+    def _is_too_late(self) -> bool:
+        """Whether the body kept the loop busy past the deadline, so that the keeper never ran."""
+        assert self._lease.trust is not None
+        self._lease.trust = rules.tick(self._lease.trust, self._clock.moment())
+        return isinstance(self._lease.trust, Fenced)
+
+    def _end_late(self, error: BaseException | None) -> None:
+        self._keeper.abandoned(self._about, FenceCause.DEADLINE)
+        if error is None:
+            raise LeaseLost(self._about.name, FenceCause.DEADLINE)

@@ -31,12 +31,12 @@ from stanchion.core.lease_policy import LeasePolicy
 from stanchion.core.model import Risk
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
-from stanchion.ports.errors import BackendError, sentence
+from stanchion.ports.errors import sentence
 from stanchion.ports.locks import Granted, Held, Locks, TooLate
 from stanchion.services import lease_events as told
 from stanchion.services.keeping import About, Keeper, Keeping
 from stanchion.services.lease import Lease
-from stanchion.services.lease_events import LeaseHook
+from stanchion.services.lease_events import LeaseHook, guarded
 from stanchion.services.lock_health import LockHealth
 
 __all__ = ["Contended", "Lease", "Leasing", "Outcome", "Refused"]
@@ -72,9 +72,9 @@ class Leasing:
         self._clock = clock
         self._entropy = entropy
         self._terms = terms
-        self._tell = tell
+        self._tell = guarded(tell)
         self._mutexes: dict[str, asyncio.Lock] = {}
-        self._remote = None if locks is None else _Remote(locks, clock, entropy, terms, tell)
+        self._remote = None if locks is None else _Remote(locks, clock, entropy, terms, self._tell)
 
     @asynccontextmanager
     async def hold(
@@ -174,7 +174,7 @@ class _Remote:
             # The caller has left. Whether the name was granted, nobody will ever know.
             self.health.orphaned(about.name, about.token)
             raise
-        except (BackendError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, nobody knows what the store has
             # The reply may be what was lost: then the name is taken, by a token that nobody uses.
             self.health.orphaned(about.name, about.token)
             self.health.failed(sentence(error))

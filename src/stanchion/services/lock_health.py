@@ -8,10 +8,11 @@ refusal is still a failure of its own to whoever it meets, and is counted as one
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 from stanchion.ports.clock import Clock
-from stanchion.ports.errors import BackendError, sentence
+from stanchion.ports.errors import sentence
 from stanchion.ports.locks import Locks
 
 __all__ = ["LockHealth"]
@@ -59,20 +60,24 @@ class LockHealth:
     async def _recover(self) -> None:
         """Probe until the store answers, and let go of what was left behind."""
         while self.error is not None or self._orphans:
-            if self.error is not None:
-                await self._clock.sleep(PROBE_EVERY_S)
-            try:
-                async with asyncio.timeout(CALL_MAX_S):
-                    await self._locks.ping()
-                await self._release_orphans()
-            except (BackendError, TimeoutError) as error:
-                self.error = sentence(error)
+            if self.error is None:
+                await self._release_orphan()
             else:
-                self.error = None
+                await self._clock.sleep(PROBE_EVERY_S)
+                await self._probe()
 
-    async def _release_orphans(self) -> None:
-        while self._orphans:
-            name, token = next(iter(self._orphans.items()))
+    async def _probe(self) -> None:
+        try:
+            async with asyncio.timeout(CALL_MAX_S):
+                await self._locks.ping()
+        except Exception as error:  # noqa: BLE001 - a probe that died would refuse for ever
+            self.error = sentence(error)
+        else:
+            self.error = None
+
+    async def _release_orphan(self) -> None:
+        """One try: a lease that cannot be let go expires, and says nothing about health."""
+        name, token = self._orphans.popitem()
+        with suppress(Exception):
             async with asyncio.timeout(CALL_MAX_S):
                 await self._locks.release(name, token, within_ms=round(CALL_MAX_S * 1000))
-            self._orphans.pop(name)

@@ -52,12 +52,15 @@ class LoopClock:
         self._start = start
         self.step_ms = 0
         """How far the time of day was set forward, or back."""
+        self.jump_ms = 0
+        """Time that passed without the loop: work that never awaits, a machine that was asleep."""
 
     def now(self) -> Instant:
         return Instant(self._start + self.moment() + self.step_ms)
 
     def moment(self) -> Moment:
-        return Moment(int((self._loop.time() - self._began_s) * self._rate * 1000))
+        passed_ms = (self._loop.time() - self._began_s) * self._rate * 1000
+        return Moment(int(passed_ms) + self.jump_ms)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds / self._rate)
