@@ -13,7 +13,12 @@ from stanchion.adapters.lane import Call
 from stanchion.adapters.manual_clock import ManualClock
 from stanchion.adapters.sqlite.batch import read_together, write_together
 from stanchion.adapters.sqlite.database import Database
-from stanchion.ports.errors import BackendCorrupt, BackendError, BackendUnavailable
+from stanchion.ports.errors import (
+    BackendCorrupt,
+    BackendError,
+    BackendTimeout,
+    BackendUnavailable,
+)
 
 _PUT = "INSERT INTO lines (line) VALUES (:line)"
 
@@ -117,6 +122,27 @@ async def test_readers_of_a_batch_fail_each_for_itself(db: Database) -> None:
     assert isinstance(failed, BackendCorrupt)
     assert lines == [1]
     assert not db.connection.in_transaction
+
+
+async def test_what_a_caller_asked_for_that_left_meanwhile_does_not_become_true(
+    db: Database,
+) -> None:
+    def leave(db: Database) -> int:
+        if early.is_wanted:
+            early.time_out("no answer in time")
+        db.run(_PUT, line=2)
+        return 2
+
+    loop = asyncio.get_running_loop()
+    early: Call[Database] = Call(_put(1), loop)
+    twice: Call[Database] = Call(_put(1), loop)
+    calls = [early, Call(leave, loop), twice]
+    write_together(db, calls)
+    answers = await _answers(calls)
+    assert isinstance(answers[0], BackendTimeout)
+    # The third failed beside the first and, done again without it, went well.
+    assert answers[1:] == [2, 1]
+    assert _lines(db) == [1, 2]
 
 
 async def _write(db: Database, *acts: Callable[[Database], object]) -> list[object]:

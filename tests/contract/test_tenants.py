@@ -101,3 +101,15 @@ async def test_a_page_that_holds_all_tenants_is_the_last(store: Store) -> None:
 async def test_a_bad_cursor_is_said_to_be_bad(store: Store) -> None:
     with pytest.raises(BadCursor):
         await store.list_tenants(cursor="nonsense")
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf"), 1e-9])
+def test_a_rate_that_means_nothing_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="job_rate_per_s must be from"):
+        Tenant(job_rate_per_s=rate)
+
+
+@pytest.mark.parametrize("cap", [-1, 2**31])
+def test_a_cap_that_means_nothing_is_refused(cap: int) -> None:
+    with pytest.raises(ValueError, match="max_concurrent_runs must be from"):
+        Tenant(max_concurrent_runs=cap)

@@ -113,6 +113,18 @@ def test_the_burst_is_a_second_of_the_rate_and_at_least_one(per_s: float, burst:
     assert admitted == burst
 
 
+def test_a_clock_that_was_set_back_does_not_shut_a_tenant_out() -> None:
+    rate = Rate(per_s=2, used_until_ms=NOW + 3_600_000)
+    assert rate.spent_until(NOW) <= NOW
+    assert rate.after_one(NOW) == NOW + 500
+
+
+def test_a_burst_that_is_used_up_is_not_taken_for_a_clock_that_was_set_back() -> None:
+    rate = Rate(per_s=2, used_until_ms=NOW + 1_000)
+    assert rate.spent_until(NOW) > NOW
+    assert rate.after_one(NOW) == NOW + 1_500
+
+
 @given(st.floats(0.1, 500), st.lists(st.integers(0, 2_000), min_size=1, max_size=200))
 def test_no_window_sees_more_than_rate_and_burst(per_s: float, gaps: list[int]) -> None:
     rate, now, admitted = Rate(per_s), int(NOW), []

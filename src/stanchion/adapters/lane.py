@@ -53,6 +53,11 @@ class Call(Generic[_Thing]):
         """Say that nothing came of it. What was said before no longer counts."""
         self._error = error
 
+    def forget(self) -> None:
+        """What was said no longer counts: it will be done again."""
+        self._answer = None
+        self._error = None
+
     def settle(self) -> None:
         """Hand the answer over. On the caller's thread."""
         if self.future.done():

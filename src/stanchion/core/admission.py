@@ -138,16 +138,27 @@ class Rate(msgspec.Struct, frozen=True):
         """What one admission uses."""
         return 1000 / self.per_s
 
+    @property
+    def burst_ms(self) -> float:
+        """How far it may run ahead."""
+        return self.cost_ms * max(1.0, self.per_s)
+
     def spent_until(self, now: Instant) -> float:
         """Up to when one admission more would use the rate, less the burst it may run ahead.
 
         The admission is within the rate if that is not in the future.
         """
-        return self.after_one(now) - self.cost_ms * max(1.0, self.per_s)
+        return self.after_one(now) - self.burst_ms
 
     def after_one(self, now: Instant) -> float:
-        """The new ``used_until_ms`` once one more is admitted."""
-        return max(self.used_until_ms, float(now)) + self.cost_ms
+        """The new ``used_until_ms`` once one more is admitted.
+
+        What was used never lies further ahead than the burst is long, unless the clock was set
+        back. Then it is forgotten: a tenant must not wait until the clock has caught up.
+        """
+        is_of_another_time = self.used_until_ms > now + self.burst_ms + 1
+        used_until_ms = float(now) if is_of_another_time else max(self.used_until_ms, float(now))
+        return used_until_ms + self.cost_ms
 
 
 def fingerprint(workflow_id: WorkflowId, body: JsonValue) -> str:

@@ -27,7 +27,10 @@ from stanchion.core.transition import TimelineEntry, Transition
 from stanchion.core.workflow import Workflow
 
 __all__ = [
+    "CAP_MAX",
     "EVERY_RUN",
+    "RATE_MAX",
+    "RATE_MIN",
     "Acceptance",
     "Accepted",
     "Admission",
@@ -338,12 +341,27 @@ class StoredWorkflow(msgspec.Struct, frozen=True):
     created_at: Instant
 
 
+CAP_MAX: Final = 2**31 - 1
+RATE_MIN: Final = 0.001
+RATE_MAX: Final = 1_000_000
+
+
 class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a tenant may do. A tenant that nobody configured has these defaults."""
 
     max_concurrent_runs: int | None = 10
+    """``None``: no cap."""
     job_rate_per_s: float | None = None
+    """``None``: no limit."""
     admission: JsonObject | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no store could act on in the same way."""
+        if self.max_concurrent_runs is not None and not 0 <= self.max_concurrent_runs <= CAP_MAX:
+            raise ValueError(f"max_concurrent_runs must be from 0 to {CAP_MAX}")
+        # Written so that NaN, which compares false with everything, is refused as well.
+        if self.job_rate_per_s is not None and not RATE_MIN <= self.job_rate_per_s <= RATE_MAX:
+            raise ValueError(f"job_rate_per_s must be from {RATE_MIN} to {RATE_MAX}")
 
 
 class Document(msgspec.Struct, frozen=True):

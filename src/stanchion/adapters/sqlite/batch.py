@@ -4,6 +4,10 @@ A commit waits for the disk, and the disk takes as long for one operation as for
 writer takes all operations that wait, runs each in a savepoint of its own, and commits them
 together; then, and only then, their callers get their answers. An operation that fails takes back
 what it did, fails for its own caller, and leaves the others as they are.
+
+A caller that left while the batch was being worked on has been told that there was no answer in
+time. What it asked for must then not become true: the batch is taken back and done again without
+it. That ends, since everybody who waits leaves sooner or later.
 """
 
 from __future__ import annotations
@@ -24,9 +28,14 @@ def write_together(database: Database, calls: Sequence[Call[Database]]) -> None:
     """Serve calls that change something, in one durable step."""
     connection = database.connection
     try:
-        connection.execute("BEGIN IMMEDIATE")
-        for call in calls:
-            _write(database, call)
+        while True:
+            connection.execute("BEGIN IMMEDIATE")
+            served = [call for call in calls if _write(database, call)]
+            if all(call.is_wanted for call in served):
+                break
+            connection.execute("ROLLBACK")
+            for call in served:
+                call.forget()
         connection.execute("COMMIT")
     except Exception as error:  # noqa: BLE001 - it belongs to every caller of the batch
         # Nothing of the batch is true, also what went well: its answers were not given yet.
@@ -35,11 +44,12 @@ def write_together(database: Database, calls: Sequence[Call[Database]]) -> None:
             call.fail(translated(error, database.path))
 
 
-def _write(database: Database, call: Call[Database]) -> None:
+def _write(database: Database, call: Call[Database]) -> bool:
+    """Do what the call asks for; ``False`` if nobody waits for it any more."""
     connection = database.connection
     # The transaction may have had to wait for another process's, and the caller not so long.
     if not call.is_wanted:
-        return
+        return False
     connection.execute("SAVEPOINT call")
     try:
         call.answer(call.act(database))
@@ -50,6 +60,7 @@ def _write(database: Database, call: Call[Database]) -> None:
         connection.execute("ROLLBACK TO call")
         call.fail(translated(error, database.path))
     connection.execute("RELEASE call")
+    return True
 
 
 def read_together(database: Database, calls: Sequence[Call[Database]]) -> None:
