@@ -1,0 +1,5 @@
+"""Locks in Redis, Valkey or a cluster of either. See ``locks``."""
+
+from stanchion.adapters.locks.redis.locks import RedisLocks
+
+__all__ = ["RedisLocks"]

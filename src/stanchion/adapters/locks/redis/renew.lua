@@ -1,0 +1,11 @@
+-- renew: begin the term anew, if the token still has the name.
+-- KEYS   held ends
+-- ARGV   1 name  2 token  3 term in ms
+-- ANSWER 1; 0 if it has not
+-- USES   time
+local ends = tonumber(redis.call('ZSCORE', key.ends, ARGV[1]) or '0')
+if now >= ends or cmsgpack.unpack(redis.call('HGET', key.held, ARGV[1]))[1] ~= ARGV[2] then
+  return 0
+end
+redis.call('ZADD', key.ends, whole(now + tonumber(ARGV[3])), ARGV[1])
+return 1

@@ -1,0 +1,170 @@
+"""Connections: one pipeline at a time, answers matched by their order.
+
+A connection sends a batch of calls and is busy until the last answer is in. The order of answers is
+the order of calls, and nothing else tells them apart; so a connection that has failed to answer in
+time is cut, and never used again. A caller that leaves does not disturb the others: the answer to
+its call is read and dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias, cast
+
+import hiredis
+
+from stanchion.adapters.redis.address import Address
+from stanchion.adapters.redis.errors import ConnectionLost
+from stanchion.ports.errors import BackendError, BackendTimeout
+
+__all__ = ["Call", "Connection", "Reply", "Sent"]
+
+Reply: TypeAlias = Any
+"""What a server answers: bytes, int, None, a list of these, or a ``hiredis.ReplyError``."""
+
+_MORE: Final = object()
+"""The parser's word for an answer that is not complete yet."""
+
+
+class Sent(Protocol):
+    """Something that was sent, and will get so many answers."""
+
+    packed: bytes
+    replies: int
+
+    def settle(self, reply: Reply) -> None:
+        """The last of its answers has come."""
+
+    def fail(self, error: BackendError) -> None:
+        """There will be no answer."""
+
+
+class Call:
+    """A caller's request. Its future ends with the answer, or with a ``BackendError``."""
+
+    __slots__ = ("future", "packed", "replies", "timer")
+
+    def __init__(self, packed: bytes, replies: int, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.packed = packed
+        self.replies = replies
+        """More than one if other commands go ahead of it: only the last answer counts."""
+        self.future: asyncio.Future[Reply] = loop.create_future()
+        self.timer = loop.call_at(deadline, self._time_out)
+
+    def settle(self, reply: Reply) -> None:
+        self.timer.cancel()
+        if not self.future.done():
+            self.future.set_result(reply)
+
+    def fail(self, error: BackendError) -> None:
+        self.timer.cancel()
+        if not self.future.done():
+            # An error of its own for everybody: each collects the places it passes through.
+            self.future.set_exception(type(error)(*error.args))
+
+    def _time_out(self) -> None:
+        self.fail(BackendTimeout("no answer in time"))
+
+
+class Connection(asyncio.Protocol):
+    """One connection. Idle until ``send``, and idle again when ``on_idle`` is called."""
+
+    def __init__(self, name: str, on_lost: Callable[[Connection], None]) -> None:
+        self._name = name
+        self._on_lost = on_lost
+        self.on_idle: Callable[[Connection], None] = _heedless
+        """Set by whoever wants to know, once the connection is fit for use."""
+        self._reader = hiredis.Reader(notEnoughData=_MORE)
+        self._waiting: deque[Sent] = deque()
+        self._replies_due = 0
+        """How many answers the first of those waiting still gets."""
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        address: Address,
+        tls: ssl.SSLContext | None,
+        on_lost: Callable[[Connection], None],
+    ) -> Connection:
+        """Connect. Raises ``OSError``."""
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: cls(str(address), on_lost), address.host, address.port, ssl=tls
+        )
+        return connection
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and self._transport is not None
+
+    def send(self, batch: Sequence[Sent], *, within_s: float) -> None:
+        """Send a batch. Without its last answer after ``within_s``, the connection is cut."""
+        assert self.is_idle, "one pipeline at a time"
+        assert self._transport is not None
+        self._waiting.extend(batch)
+        self._replies_due = batch[0].replies
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(within_s, self._give_up, within_s)
+        self._transport.write(b"".join([each.packed for each in batch]))
+
+    def cut(self, error: BackendError) -> None:
+        """End the connection now; whoever waits gets the error."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._end(error)
+
+    # ── What the event loop calls ────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not checked: uvloop's transports are asyncio's by what they do, not by descent.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not _MORE:
+                self._take(reply)
+        except hiredis.ProtocolError as error:
+            self.cut(ConnectionLost(f"{self._name} does not speak Redis: {error}"))
+            return
+        if not self._waiting and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.on_idle(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = exc or "it hung up"
+        self._end(ConnectionLost(f"the connection to {self._name} broke: {reason}"))
+
+    def _take(self, reply: Reply) -> None:
+        if not self._waiting:
+            raise hiredis.ProtocolError("an answer to nothing")
+        self._replies_due -= 1
+        if self._replies_due == 0:
+            self._waiting.popleft().settle(reply)
+            if self._waiting:
+                self._replies_due = self._waiting[0].replies
+
+    def _give_up(self, within_s: float) -> None:
+        self.cut(BackendTimeout(f"{self._name} did not answer within {within_s:g} s"))
+
+    def _end(self, error: BackendError) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, deque()
+        for each in waiting:
+            each.fail(error)
+        if self._transport is not None:
+            self._transport = None
+            self._on_lost(self)
+
+
+def _heedless(_: Connection) -> None:
+    """Nobody wants to know."""

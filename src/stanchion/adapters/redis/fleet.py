@@ -1,0 +1,211 @@
+"""The fleet: requests to whichever server has the keys, and what to do when it is another one.
+
+A server that no longer has a slot says where it went (MOVED, ASK), and one that does not know a
+script says so (NOSCRIPT): neither has done anything. So a request is tried again a few times while
+its deadline has not come, but only if it cannot have been executed, or may be executed twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import hiredis
+import msgspec
+
+from stanchion.adapters.redis.address import Target
+from stanchion.adapters.redis.connection import Reply
+from stanchion.adapters.redis.errors import Code, ConnectionLost, code_of, translate
+from stanchion.adapters.redis.gather import Node, pack
+from stanchion.adapters.redis.scripts import Script
+from stanchion.adapters.redis.topology import Topology, forget
+from stanchion.core.model import Instant
+from stanchion.core.retry import BoundedJitter, backoff_ms
+from stanchion.ports.entropy import Entropy
+from stanchion.ports.errors import BackendError, BackendTimeout, BackendUnavailable
+
+__all__ = ["Fleet", "Request"]
+
+_TRIES_MAX: Final = 6
+_PAUSE: Final = BoundedJitter(delay_ms=15, jitter_ms=10)
+"""Between tries, when a server is moving keys."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A command, and where it has to go."""
+
+    slot: int
+    packed: bytes
+    script: Script | None = None
+    is_repeatable: bool = True
+    """Whether it may be sent again when nobody knows if it was executed."""
+
+
+_Begun: TypeAlias = asyncio.Future[Reply] | BackendUnavailable
+
+
+class Fleet:
+    """All servers behind one URL."""
+
+    def __init__(self, target: Target, *, timeout_s: float, entropy: Entropy) -> None:
+        self.topology = Topology(target, timeout_s=timeout_s, entropy=entropy)
+        self.timeout_s = timeout_s
+        self._entropy = entropy
+
+    def deadline(self, within_s: float | None = None) -> float:
+        """The moment, on the event loop's clock, by which a call that begins now has to end."""
+        patience_s = self.timeout_s if within_s is None else min(within_s, self.timeout_s)
+        return asyncio.get_running_loop().time() + patience_s
+
+    async def ask(self, request: Request, *, deadline: float) -> Reply:
+        """Send one request; its answer. Raises ``BackendError``."""
+        return await self._finish(request, self._begin(request, deadline), deadline)
+
+    async def ask_all(self, requests: Sequence[Request], *, deadline: float) -> list[Reply]:
+        """Send requests side by side; their answers, in order. Raises the first error."""
+        begun = [self._begin(request, deadline) for request in requests]
+        try:
+            return [
+                await self._finish(request, each, deadline)
+                for request, each in zip(requests, begun, strict=True)
+            ]
+        finally:
+            _forget_all(begun)
+
+    async def ask_some(
+        self, requests: Sequence[Request], *, deadline: float
+    ) -> list[Reply | BackendError]:
+        """The same with errors in place of answers: one silent server does not stop the others.
+
+        Raises the first error if nobody answered.
+        """
+        begun = [self._begin(request, deadline) for request in requests]
+        outcomes: list[Reply | BackendError] = []
+        try:
+            for request, each in zip(requests, begun, strict=True):
+                try:
+                    outcomes.append(await self._finish(request, each, deadline))
+                except BackendError as error:
+                    outcomes.append(error)
+        finally:
+            _forget_all(begun)
+        if outcomes and all(isinstance(outcome, BackendError) for outcome in outcomes):
+            raise outcomes[0]
+        return outcomes
+
+    async def server_time(self, slot: int, at: float, *, deadline: float) -> Instant:
+        """What the clock of the server with this slot shows at a local moment, or a little less."""
+        if not self.topology.node_of(slot).clock.is_known:
+            await self.read_clock(slot, deadline=deadline)
+        return self.topology.node_of(slot).clock.instant(at)
+
+    async def read_clock(self, slot: int, *, deadline: float) -> Instant:
+        """Look at the clock of the server with this slot."""
+        try:
+            return await self.topology.node_of(slot).read_clock(deadline=deadline)
+        except BackendUnavailable as error:
+            is_lost = isinstance(error, ConnectionLost)
+            if not is_lost and not await self.topology.has_moved(slot, deadline):
+                raise
+            return await self.topology.node_of(slot).read_clock(deadline=deadline)
+
+    async def ping(self) -> None:
+        """Every server that has slots answers; raises for the first that does not."""
+        deadline = self.deadline()
+        try:
+            await self._ping(deadline)
+        except BackendUnavailable:
+            await self.topology.find(deadline)
+            await self._ping(deadline)
+
+    async def close(self) -> None:
+        """Let go of all connections. Safe to call twice."""
+        await self.topology.close()
+
+    async def _ping(self, deadline: float) -> None:
+        for node in self.topology.primaries():
+            reply = await node.ask(pack("PING"), deadline=deadline)
+            if isinstance(reply, hiredis.ReplyError):
+                raise translate(reply, str(node.address))
+
+    # ── One request ──────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, request: Request, deadline: float) -> _Begun:
+        try:
+            return self.topology.node_of(request.slot).ask(request.packed, deadline=deadline)
+        except BackendUnavailable as error:
+            return error
+
+    async def _finish(self, request: Request, begun: _Begun, deadline: float) -> Reply:
+        try:
+            reply = begun if isinstance(begun, BackendUnavailable) else await begun
+        except BackendUnavailable as error:
+            reply = error
+        if isinstance(reply, Exception):
+            return await self._again(request, reply, deadline)
+        return reply
+
+    async def _again(self, request: Request, why: Exception, deadline: float) -> Reply:
+        """Try again as long as the reason allows it, a few times at most."""
+        tries = 0
+        while tries < _TRIES_MAX:
+            # A server that is moving the keys will have moved them: only the deadline ends that.
+            tries += code_of(why) != Code.TRY_AGAIN
+            node, ahead = await self._way_out(request, why, deadline)
+            packed = b"".join([*ahead, request.packed])
+            try:
+                reply = await node.ask(packed, deadline=deadline, replies=len(ahead) + 1)
+            except BackendUnavailable as error:
+                why = error
+                continue
+            if not isinstance(reply, hiredis.ReplyError):
+                return reply
+            why = reply
+        raise why if isinstance(why, BackendError) else self._translated(request, why)
+
+    async def _way_out(
+        self, request: Request, why: Exception, deadline: float
+    ) -> tuple[Node, list[bytes]]:
+        """Whom to ask next, and what to say ahead of the request; raises if there is no use."""
+        topology, slot = self.topology, request.slot
+        if isinstance(why, ConnectionLost) and request.is_repeatable:
+            return topology.node_of(slot), []
+        if isinstance(why, BackendError):
+            # Nobody knows whether a request that timed out was executed: that is for its caller.
+            was_sent = isinstance(why, BackendTimeout)
+            if was_sent or not await topology.has_moved(slot, deadline):
+                raise why
+            return topology.node_of(slot), []
+        code, *rest = str(why).split()
+        script = [] if request.script is None else [request.script.load()]
+        match code:
+            case Code.NO_SCRIPT if script:
+                return topology.node_of(slot), script
+            case Code.MOVED:
+                return await topology.move(slot, topology.named(slot, rest[-1]), deadline), []
+            case Code.ASK:
+                # The script goes along: a server that is being given a slot may not know it yet.
+                return topology.node_at(topology.named(slot, rest[-1])), [*script, pack("ASKING")]
+            case Code.TRY_AGAIN:
+                await self._pause(deadline)
+                return topology.node_of(slot), []
+            case Code.READ_ONLY if await topology.has_moved(slot, deadline):
+                return topology.node_of(slot), []
+            case _:
+                raise self._translated(request, why) from None
+
+    async def _pause(self, deadline: float) -> None:
+        pause_s = backoff_ms(_PAUSE, 1, self._entropy.unit()) / 1000
+        if asyncio.get_running_loop().time() + pause_s >= deadline:
+            raise BackendTimeout("no answer in time")
+        await asyncio.sleep(pause_s)
+
+    def _translated(self, request: Request, why: Exception) -> BackendError:
+        return translate(why, str(self.topology.node_of(request.slot).address))
+
+
+def _forget_all(begun: Sequence[_Begun]) -> None:
+    for each in begun:
+        if isinstance(each, asyncio.Future):
+            forget(each)

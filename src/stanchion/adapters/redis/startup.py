@@ -1,0 +1,111 @@
+"""Start-up: whether these servers may be trusted with data, and with how much of it.
+
+Refused: a server that may throw our keys away when memory runs short, one that is too old for the
+scripts, one that cannot be written to, and data that another format wrote. Warned about: data that
+would not survive a restart, and whatever could not be checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+import hiredis
+
+from stanchion.adapters.redis.address import Kind
+from stanchion.adapters.redis.connection import Reply
+from stanchion.adapters.redis.errors import translate
+from stanchion.adapters.redis.fleet import Fleet, Request
+from stanchion.adapters.redis.gather import Node, pack
+from stanchion.adapters.redis.topology import slot_of
+from stanchion.ports.errors import BackendRefused
+
+__all__ = ["claim_format", "examine"]
+
+_OLDEST: Final = (6, 2)
+_SETTINGS: Final = ("maxmemory-policy", "appendonly", "save")
+
+
+async def examine(fleet: Fleet) -> tuple[str, ...]:
+    """Look at every server. Raises ``BackendRefused``; answers with warnings."""
+    deadline = fleet.deadline()
+    await fleet.topology.find(deadline)
+    found = await asyncio.gather(
+        *(
+            _examine(node, fleet.topology.target.kind, deadline)
+            for node in fleet.topology.primaries()
+        )
+    )
+    return tuple(f"{address}: {warning}" for address, some in found for warning in some)
+
+
+async def claim_format(fleet: Fleet, key: str, tag: str, wanted: str) -> None:
+    """Write down the format of what is stored at the first start; refuse another one later."""
+    deadline, slot = fleet.deadline(), slot_of(tag)
+    await fleet.ask(Request(slot, pack("SET", key, wanted, "NX")), deadline=deadline)
+    found = await fleet.ask(Request(slot, pack("GET", key)), deadline=deadline)
+    if found != wanted.encode():
+        raise BackendRefused(
+            f"the data under {key!r} are of another format ({found!r}, this is {wanted!r}): "
+            "use the version of Stanchion that wrote them, or another namespace"
+        )
+
+
+async def _examine(node: Node, kind: Kind, deadline: float) -> tuple[str, list[str]]:
+    who = str(node.address)
+    asked = [pack("INFO"), *(pack("CONFIG", "GET", name) for name in _SETTINGS)]
+    said, *settings = await asyncio.gather(*(node.ask(each, deadline=deadline) for each in asked))
+    info = _info(said, who)
+    config = {
+        name: None if isinstance(reply, hiredis.ReplyError) or not reply else reply[1].decode()
+        for name, reply in zip(_SETTINGS, settings, strict=True)
+    }
+    _refuse_unfit(info, kind, who)
+    warnings: list[str] = []
+    policy = config["maxmemory-policy"] or info.get("maxmemory_policy")
+    if policy is None:
+        warnings.append("CONFIG and INFO are forbidden: make sure maxmemory-policy is noeviction")
+    elif policy != "noeviction":
+        raise BackendRefused(
+            f"{who} would throw data away when memory runs short (maxmemory-policy is {policy}): "
+            "run CONFIG SET maxmemory-policy noeviction, and write it into the server's "
+            "configuration"
+        )
+    warnings += _durability(info, config)
+    return who, warnings
+
+
+def _refuse_unfit(info: Mapping[str, str], kind: Kind, who: str) -> None:
+    version = info.get("redis_version", "")
+    if version and tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        raise BackendRefused(f"{who} is Redis {version}: 6.2 or newer is needed")
+    if info.get("role", "master") != "master":
+        raise BackendRefused(f"{who} is a replica: give the address of its primary")
+    if info.get("cluster_enabled") == "1" and kind is not Kind.CLUSTER:
+        raise BackendRefused(f"{who} is part of a cluster: use redis+cluster://{who}")
+
+
+def _durability(info: Mapping[str, str], config: Mapping[str, str | None]) -> list[str]:
+    appends = config["appendonly"] == "yes" or info.get("aof_enabled") == "1"
+    if appends:
+        return []
+    if config["save"] is None:
+        warning = (
+            "CONFIG is forbidden and INFO shows no append-only file: whether anything survives a "
+            "restart is the provider's word"
+        )
+    elif config["save"]:
+        warning = "only snapshots are written: a crash loses everything since the last one"
+    else:
+        warning = "persistence is off: a restart loses everything"
+    return [f"{warning} (see docs/how-to/redis-durability.md)"]
+
+
+def _info(reply: Reply, who: str) -> dict[str, str]:
+    if isinstance(reply, hiredis.ReplyError):
+        if str(reply).startswith("NOPERM"):
+            return {}
+        raise translate(reply, who)
+    lines = (line.partition(":") for line in reply.decode().splitlines())
+    return {name: value for name, colon, value in lines if colon}

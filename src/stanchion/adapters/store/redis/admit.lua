@@ -1,0 +1,93 @@
+-- admit: let a run begin, or say why not. Writes all of it or nothing.
+-- KEYS   run items out jobs inbox timeline
+-- KEYS   ready ring turns counters open deadlines timers outbox rows
+-- KEYS   active unfinished known finished keys aging configs rates
+-- KEYS   runs feed versions
+-- ARGV   1  what is asked, a MessagePack map: see part run, and
+--             not_after                 in this server's milliseconds
+--             key, fingerprint          the idempotency key with its tenant, or false
+--             definitions               workflow id, version, …
+--             takes_slot, is_limited    whether it counts against the cap, against the job rate
+--             limit, rate               of a tenant that nobody configured; false for none
+--             created                   the run's place among its tenant's runs
+--             version, fence, nonce     its stamp
+-- ANSWER {'admitted'} {'too_late'} {'mismatch'} {'replayed', run} {'stale_definition'}
+--        {'full', limit, active} {'throttled'}
+-- USES   time text ready jobs retired effects run
+local ask = cmsgpack.unpack(ARGV[1])
+
+-- The questions and their order are those of core.admission.judge. Keep them so.
+if redis.call('EXISTS', key.run) == 1 then
+  return {'admitted'}
+end
+if now > ask.not_after then
+  return {'too_late'}
+end
+if ask.key then
+  local packed = redis.call('HGET', key.keys, ask.key)
+  if packed then
+    local known = cmsgpack.unpack(packed)
+    local forgotten_at = tonumber(known[1])
+    -- Nothing while the run is unfinished: only then the key begins to age.
+    if forgotten_at == 0 or now < forgotten_at then
+      if known[2] ~= ask.fingerprint then
+        return {'mismatch'}
+      end
+      return {'replayed', known[3]}
+    end
+  end
+end
+for i = 1, #ask.definitions, 2 do
+  local version = redis.call('HGET', key.versions, ask.definitions[i]) or '0'
+  if tonumber(version) ~= ask.definitions[i + 1] then
+    return {'stale_definition'}
+  end
+end
+local limit, rate = ask.limit, ask.rate
+local config = redis.call('HGET', key.configs, ask.tenant)
+if config then
+  config = cmsgpack.unpack(config)
+  limit, rate = config[1], config[2]
+end
+if ask.takes_slot and limit then
+  local active = tonumber(redis.call('HGET', key.active, ask.tenant) or '0')
+  if active >= limit then
+    return {'full', limit, active}
+  end
+end
+if ask.is_limited and rate then
+  -- core.admission.Rate, term by term: one admission uses 1/rate seconds.
+  local cost = 1000 / rate
+  local burst = cost * math.max(1, rate)
+  local used_until = tonumber(redis.call('HGET', key.rates, ask.tenant) or '0')
+  if used_until > now + burst + 1 then
+    used_until = 0 -- of another time: the clock was set back
+  end
+  local after_one = math.max(used_until, now) + cost
+  if after_one - burst > now then
+    return {'throttled'}
+  end
+  redis.call('HSET', key.rates, ask.tenant, string.format('%.17g', after_one))
+end
+
+if ask.takes_slot then
+  redis.call('ZADD', key.unfinished, 0, sized(ask.tenant) .. ask.run)
+  if redis.call('HINCRBY', key.active, ask.tenant, 1) == 1 then
+    redis.call('ZADD', key.known, 0, ask.tenant)
+  end
+end
+if ask.key then
+  redis.call('HSET', key.keys, ask.key, cmsgpack.pack({'0', ask.fingerprint, ask.run}))
+  redis.call('ZREM', key.aging, ask.key)
+end
+redis.call('ZADD', key.runs, 0, ask.created)
+become(ask, stamped(ask.version, ask.fence, ask.nonce), true)
+
+if ask.key then
+  -- Keys that nobody may know any more go, a few at a time: what comes in pays for what goes out.
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', key.aging, 0, whole(now), 'LIMIT', 0, 2)) do
+    redis.call('HDEL', key.keys, name)
+    redis.call('ZREM', key.aging, name)
+  end
+end
+return {'admitted'}

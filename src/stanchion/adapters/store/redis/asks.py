@@ -1,0 +1,214 @@
+"""Asks: what the scripts are given, made from what the store is asked for.
+
+An admission or a commit is one MessagePack map, because MessagePack keeps whole numbers whole and
+costs Lua little. The payloads in it are JSON texts. As texts, because MessagePack in Lua knows no
+bytes; and ``false`` stands for nothing, because a list in Lua has no place for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, TypeAlias, TypeVar, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from stanchion.adapters.store.redis.codec import About, End
+from stanchion.adapters.store.redis.definition_codec import Config
+from stanchion.adapters.store.redis.keys import sized
+from stanchion.core.events import JobFailed, JobSucceeded, TimerFired
+from stanchion.core.model import (
+    Instant,
+    Item,
+    ItemKey,
+    Run,
+    RunId,
+    RunStatus,
+    Stamp,
+    Step,
+    StepId,
+    TenantId,
+)
+from stanchion.core.transition import (
+    ClearTimer,
+    DispatchJob,
+    Effect,
+    SetTimer,
+    StopRun,
+    StopStep,
+    Transition,
+)
+from stanchion.ports.records import Admission, Commit, Result, Tenant
+
+__all__ = [
+    "ask_for_admission",
+    "ask_for_commit",
+    "created_place",
+    "event_of",
+    "item_field",
+    "json",
+    "pack_tenant",
+]
+
+_T = TypeVar("_T")
+_Ask: TypeAlias = dict[str, object]
+
+_encode = msgspec.json.Encoder().encode
+_pack = msgspec.msgpack.Encoder().encode
+_UNSTAMPED: Final = Stamp(0, "")
+_DEFAULTS: Final = Tenant()
+
+
+def ask_for_admission(admission: Admission, *, not_after: Instant, key_ttl_ms: int) -> bytes:
+    """What ``admit.lua`` is given."""
+    run = admission.run
+    place = created_place(run.created_at, run.id)
+    key = None if admission.key is None else sized(run.tenant) + admission.key
+    # The run is stored as the admission has it: its first transition says only what changed.
+    ask = _ask(run.id, run.tenant, admission.transition, key_ttl_ms)
+    ask["fields"] = [
+        *("base", _base(run), "whose", place + run.tenant),
+        *("about", json(About(run.workflow_id, run.workflow_version, run.created_at))),
+        *(() if key is None else ("key", key)),
+        *_changing(run),
+        *_steps(run.steps),
+    ]
+    ask["version"], ask["fence"], ask["nonce"] = run.stamp.version, run.fence, run.stamp.nonce
+    ask["items"] = [*_items(run.items), *_items(admission.transition.items)]
+    ask["is_finished"] = run.status.is_finished
+    ask["finished_at"] = _or_false(run.finished_at)
+    ask["not_after"] = not_after
+    ask["key"] = _or_false(key)
+    ask["fingerprint"] = admission.fingerprint
+    ask["definitions"] = [word for pair in admission.definitions.items() for word in pair]
+    ask["takes_slot"] = run.holds_slot
+    ask["is_limited"] = admission.is_rate_limited
+    ask["limit"] = _or_false(_DEFAULTS.max_concurrent_runs)
+    ask["rate"] = _or_false(_DEFAULTS.job_rate_per_s)
+    ask["created"] = place
+    return _pack(ask)
+
+
+def ask_for_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> bytes:
+    """What ``commit.lua`` is given."""
+    transition = commit.transition
+    ask = _ask(commit.run_id, tenant, transition, key_ttl_ms)
+    ask["fields"] = [*_changing(transition), *_steps(transition.steps)]
+    ask["dropped"] = _dropped(transition)
+    ask["items"] = _items(transition.items)
+    ask["is_finished"] = transition.status.is_finished
+    ask["finished_at"] = _or_false(transition.finished_at)
+    ask["read_version"] = commit.read.version
+    ask["read_nonce"] = commit.read.nonce
+    ask["nonce"] = commit.nonce
+    ask["fence"] = _or_false(commit.fence)
+    ask["applied"] = commit.applied
+    return _pack(ask)
+
+
+def event_of(result: Result) -> JobSucceeded | JobFailed:
+    """The event that a result becomes. The job knows its step and item, the worker does not."""
+    nowhere = StepId("")
+    if result.error is None:
+        return JobSucceeded(
+            job_id=result.job_id, step_id=nowhere, output=result.output, actor=result.worker_id
+        )
+    return JobFailed(
+        job_id=result.job_id,
+        step_id=nowhere,
+        error=result.error,
+        final=result.final,
+        actor=result.worker_id,
+    )
+
+
+def pack_tenant(config: Tenant) -> bytes:
+    """A tenant's configuration, for ``put_tenant.lua``."""
+    limit, rate = _or_false(config.max_concurrent_runs), _or_false(config.job_rate_per_s)
+    return _pack(Config(limit, rate, json(config)))
+
+
+def json(value: object) -> str:
+    """A value as JSON text."""
+    return "null" if value is None else _encode(value).decode()
+
+
+def item_field(step_id: StepId, index: int) -> str:
+    """The field of an item."""
+    return f"{index}:{step_id}"
+
+
+def created_place(created_at: Instant, run_id: str) -> str:
+    """A run's place among its tenant's runs: the order of texts is the order of creation."""
+    return f"{created_at:016d}{run_id}"
+
+
+def _base(run: Run) -> str:
+    """The run as it will always be. What changes has fields of its own."""
+    return json(
+        replace(
+            run,
+            status=RunStatus.PENDING,
+            output=None,
+            error=None,
+            finished_at=None,
+            steps={},
+            items={},
+            stamp=_UNSTAMPED,
+            fence=0,
+        )
+    )
+
+
+def _ask(run_id: RunId, tenant: TenantId, transition: Transition, key_ttl_ms: int) -> _Ask:
+    return {
+        "run": run_id,
+        "tenant": tenant,
+        "effects": [_effect(effect) for effect in transition.effects],
+        "timeline": [json(entry) for entry in transition.timeline],
+        "key_ttl": key_ttl_ms,
+        "dropped": (),
+    }
+
+
+def _changing(what: Run | Transition) -> Iterator[str]:
+    """The fields that every commit writes. Most runs have no output and no end yet."""
+    yield from ("status", what.status)
+    if what.output is not None:
+        yield from ("output", json(what.output))
+    if what.finished_at is not None or what.error is not None:
+        yield from ("end", json(End(what.finished_at, what.error)))
+
+
+def _dropped(transition: Transition) -> list[str]:
+    """The fields that a commit removes, if they are there."""
+    written = {*_changing(transition)}
+    return [name for name in ("output", "end") if name not in written]
+
+
+def _steps(steps: Mapping[StepId, Step]) -> list[str]:
+    return [word for step_id in steps for word in (f"s:{step_id}", json(steps[step_id]))]
+
+
+def _items(items: Mapping[ItemKey, Item]) -> list[str]:
+    return [word for key in items for word in (item_field(*key), json(items[key]))]
+
+
+def _effect(effect: Effect) -> tuple[object, ...]:
+    match effect:
+        case DispatchJob(job):
+            return ("dispatch", job.id, job.step_id, _or_false(job.item), job.topic, json(job))
+        case SetTimer(timer, due):
+            return ("set", timer.key, due, timer.step_id or "", json(TimerFired(timer=timer)))
+        case ClearTimer(timer):
+            return ("clear", timer.key)
+        case StopStep(step_id):
+            return ("stop_step", step_id)
+        case StopRun():
+            return ("stop_run",)
+        case _:
+            assert_never(effect)
+
+
+def _or_false(value: _T | None) -> _T | bool:
+    return False if value is None else value

@@ -1,0 +1,14 @@
+-- bury: move an inbox entry that cannot be applied to the dead letters.
+-- KEYS   run inbox buried outbox rows counters letters dead dead_of
+-- ARGV   1 run id  2 tenant  3 entry id  4 the entry as it was read  5 letter id  6 letter
+-- ANSWER the time of death; nil if the entry is not there, or another
+-- USES   time text inbox letters
+-- A failure counted meanwhile makes no other entry of it: number and event are what it is.
+local packed = redis.call('HGET', key.inbox, ARGV[3])
+if not packed or cmsgpack.unpack(packed)[1] ~= cmsgpack.unpack(ARGV[4])[1] then
+  return nil
+end
+redis.call('HDEL', key.inbox, ARGV[3])
+settle_row(ARGV[1])
+bury(ARGV[2], ARGV[5], ARGV[6])
+return now

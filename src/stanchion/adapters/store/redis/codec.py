@@ -1,0 +1,280 @@
+"""How runs, jobs and events are read back from Redis.
+
+What the scripts compare is flat: fields of hashes, MessagePack lists of numbers and words. All else
+is JSON that the scripts pass on as text and never open. What cannot be read back is
+``BackendCorrupt``. How it is written: ``asks`` and the scripts themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from stanchion.core.events import Event, JobFailed, JobSucceeded
+from stanchion.core.model import (
+    Failure,
+    Instant,
+    Item,
+    Job,
+    Run,
+    RunId,
+    RunStatus,
+    Stamp,
+    Step,
+    StepId,
+    WorkflowId,
+)
+from stanchion.core.transition import TimelineEntry
+from stanchion.ports.errors import BackendCorrupt
+from stanchion.ports.records import (
+    DeadLetter,
+    InboxEntry,
+    JobState,
+    JobView,
+    Loaded,
+    RunSummary,
+)
+
+__all__ = [
+    "SUMMARY_FIELDS",
+    "About",
+    "End",
+    "checked",
+    "read_item",
+    "read_job",
+    "read_letter",
+    "read_lines",
+    "read_loaded",
+    "read_number_and_event",
+    "read_open_job",
+    "read_retired_job",
+    "read_summary",
+    "read_timeline_entry",
+]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def checked(read: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Whatever goes wrong in reading means that what is stored is not what was written."""
+
+    @wraps(read)
+    def reading(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return read(*args, **kwargs)
+        except (msgspec.MsgspecError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise BackendCorrupt(f"what is stored cannot be read: {error}") from error
+
+    return reading
+
+
+# ── Runs ─────────────────────────────────────────────────────────────────────────────────────────
+
+SUMMARY_FIELDS: Final = ("about", "status", "end")
+"""The fields of a run's hash that a list shows."""
+
+
+class About(msgspec.Struct, frozen=True, array_like=True):
+    """What a list shows of a run and never changes."""
+
+    workflow_id: WorkflowId
+    workflow_version: int
+    created_at: Instant
+
+
+class End(msgspec.Struct, frozen=True, array_like=True):
+    """How a run ended."""
+
+    finished_at: Instant | None = None
+    error: Failure | None = None
+
+
+_run_decoder = msgspec.json.Decoder(Run)
+_step_decoder = msgspec.json.Decoder(Step)
+_item_decoder = msgspec.json.Decoder(Item)
+_json_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_end_decoder = msgspec.json.Decoder(End)
+_about_decoder = msgspec.json.Decoder(About)
+
+
+@checked
+def read_loaded(fields: Sequence[bytes], entries: Sequence[bytes]) -> Loaded | None:
+    """What ``load.lua`` found."""
+    if not fields:
+        return None
+    found = dict(zip(fields[::2], fields[1::2], strict=True))
+    version, fence, nonce = found[b"stamp"].decode().split(" ", 2)
+    end = _read_end(found.get(b"end"))
+    run = replace(
+        _run_decoder.decode(found[b"base"]),
+        status=RunStatus(found[b"status"].decode()),
+        output=_json_decoder.decode(found.get(b"output", b"null")),
+        error=end.error,
+        finished_at=end.finished_at,
+        steps={
+            StepId(name[2:].decode()): _step_decoder.decode(value)
+            for name, value in found.items()
+            if name.startswith(b"s:")
+        },
+        stamp=Stamp(int(version), nonce),
+        fence=int(fence),
+    )
+    inbox = sorted(
+        (*read_number_and_event(packed), entry_id.decode())
+        for entry_id, packed in zip(entries[::2], entries[1::2], strict=True)
+    )
+    return Loaded(run, tuple(InboxEntry(entry_id, event) for _, event, entry_id in inbox))
+
+
+@checked
+def read_summary(run_id: RunId, values: Sequence[bytes | None]) -> RunSummary | None:
+    """A run in a list, from ``SUMMARY_FIELDS``; ``None`` if it is gone."""
+    packed_about, status, packed_end = values
+    if packed_about is None or status is None:
+        return None
+    about, end = _about_decoder.decode(packed_about), _read_end(packed_end)
+    return RunSummary(
+        id=run_id,
+        workflow_id=about.workflow_id,
+        workflow_version=about.workflow_version,
+        status=RunStatus(status.decode()),
+        created_at=about.created_at,
+        finished_at=end.finished_at,
+        error=end.error,
+    )
+
+
+def _read_end(packed: bytes | None) -> End:
+    return End() if packed is None else _end_decoder.decode(packed)
+
+
+@checked
+def read_item(packed: bytes) -> Item:
+    """An item of a for-each step."""
+    return _item_decoder.decode(packed)
+
+
+# ── Events ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    """An inbox entry, as the scripts write it."""
+
+    number: int
+    failures: int
+    step: StepId | bool
+    item: int | bool
+    event: str
+
+
+_entry_decoder = msgspec.msgpack.Decoder(_Entry)
+_event_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_line_decoder = msgspec.json.Decoder(TimelineEntry)
+_lines_decoder = msgspec.json.Decoder(tuple[TimelineEntry, ...])
+
+
+@checked
+def read_number_and_event(packed: bytes) -> tuple[int, Event]:
+    """An inbox entry: its place in the order of arrival, and its event."""
+    entry = _entry_decoder.decode(packed)
+    event = _event_decoder.decode(entry.event)
+    if isinstance(event, JobSucceeded | JobFailed) and isinstance(entry.step, str):
+        item = None if isinstance(entry.item, bool) else entry.item
+        event = replace(event, step_id=entry.step, item=item)
+    return entry.number, event
+
+
+@checked
+def read_timeline_entry(packed: bytes) -> TimelineEntry:
+    """One line of a timeline."""
+    return _line_decoder.decode(packed)
+
+
+@checked
+def read_lines(packed: bytes) -> tuple[TimelineEntry, ...]:
+    """The lines of one feed entry."""
+    return _lines_decoder.decode(packed)
+
+
+# ── Jobs and dead letters ────────────────────────────────────────────────────────────────────────
+
+
+class _Open(msgspec.Struct, frozen=True, array_like=True):
+    """An open job's state, as ``part_jobs.lua`` writes it."""
+
+    state: JobState
+    deliveries: int
+    fence: int
+    number: int
+    expires: int
+    worker: str
+
+
+class _Retired(msgspec.Struct, frozen=True, array_like=True):
+    """A job that is not open any more, likewise."""
+
+    state: JobState
+    deliveries: int
+    fence: int
+    worker: str
+    work: str
+
+
+class _Letter(msgspec.Struct, frozen=True, array_like=True):
+    """A dead letter, as ``part_letters.lua`` writes it."""
+
+    place: str
+    at: Instant
+    letter: str
+
+
+_open_decoder = msgspec.msgpack.Decoder(_Open)
+_retired_decoder = msgspec.msgpack.Decoder(_Retired)
+_letter_frame_decoder = msgspec.msgpack.Decoder(_Letter)
+_job_decoder = msgspec.json.Decoder(Job)
+_letter_decoder = msgspec.json.Decoder(DeadLetter)
+
+
+@checked
+def read_job(work: bytes | str) -> Job:
+    """What a worker gets."""
+    return _job_decoder.decode(work)
+
+
+@checked
+def read_open_job(packed: bytes, work: bytes) -> JobView:
+    """A job that is ready or leased: its state, and what the worker gets."""
+    job = _open_decoder.decode(packed)
+    return JobView(
+        job=_job_decoder.decode(work),
+        state=job.state,
+        fence=job.fence,
+        deliveries=job.deliveries,
+        worker_id=job.worker or None,
+        expires_at=Instant(job.expires) if job.expires else None,
+    )
+
+
+@checked
+def read_retired_job(packed: bytes) -> JobView:
+    """A job that is not open any more."""
+    job = _retired_decoder.decode(packed)
+    return JobView(
+        job=_job_decoder.decode(job.work),
+        state=job.state,
+        fence=job.fence,
+        deliveries=job.deliveries,
+        worker_id=job.worker or None,
+    )
+
+
+@checked
+def read_letter(packed: bytes) -> DeadLetter:
+    """A dead letter, with the time of death."""
+    frame = _letter_frame_decoder.decode(packed)
+    return replace(_letter_decoder.decode(frame.letter), at=frame.at)

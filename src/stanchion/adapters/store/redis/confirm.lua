@@ -1,0 +1,8 @@
+-- confirm: remove an outbox row, if nothing is in the inbox and the row is the one that was taken.
+-- KEYS   inbox outbox rows
+-- ARGV   1 run id  2 number and tenant
+-- ANSWER nothing
+if redis.call('HGET', key.rows, ARGV[1]) == ARGV[2] and redis.call('EXISTS', key.inbox) == 0 then
+  redis.call('ZREM', key.outbox, ARGV[1])
+  redis.call('HDEL', key.rows, ARGV[1])
+end

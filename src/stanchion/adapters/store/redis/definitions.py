@@ -1,0 +1,169 @@
+"""Definitions in Redis: workflows by version, tenants, and documents."""
+
+from __future__ import annotations
+
+from stanchion.adapters.redis.fleet import Request
+from stanchion.adapters.redis.gather import pack
+from stanchion.adapters.store.redis import asks, definition_codec
+from stanchion.adapters.store.redis.names import page_of_names
+from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded
+from stanchion.core.json_value import JsonValue
+from stanchion.core.model import TenantId, WorkflowId
+from stanchion.core.run_id import shard_of_tenant
+from stanchion.core.workflow import Workflow
+from stanchion.ports.records import Document, Page, StoredWorkflow, Tenant
+
+__all__ = ["RedisDefinitions", "RedisDocuments", "RedisTenants"]
+
+
+class RedisDefinitions(Sharded):
+    """See ``ports.store.Definitions``."""
+
+    async def put_workflow(self, tenant: TenantId, workflow: Workflow) -> int:
+        words = (workflow.id, asks.json(workflow))
+        shard = shard_of_tenant(tenant)
+        step = self._shards.step("put_workflow", shard, *words, tenant=tenant)
+        version: int = await self._shards.ask(step)
+        return version
+
+    async def workflow(
+        self, tenant: TenantId, workflow_id: WorkflowId, *, version: int | None = None
+    ) -> StoredWorkflow | None:
+        found = await self._versions(
+            tenant, [(workflow_id, version)], self._shards.fleet.deadline()
+        )
+        return found[0]
+
+    async def list_workflows(
+        self, tenant: TenantId, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[StoredWorkflow]:
+        deadline = self._shards.fleet.deadline()
+        slot = self._shards.keys.slots[shard_of_tenant(tenant)]
+        index = (slot, self._shards.keys.of_tenant(tenant, "names"))
+        names, onward = await page_of_names(
+            self._shards, "workflows", [index], cursor, limit, deadline
+        )
+        found = await self._versions(tenant, [(WorkflowId(name), None) for name in names], deadline)
+        return Page(tuple(each for each in found if each is not None), onward)
+
+    async def _versions(
+        self,
+        tenant: TenantId,
+        wanted: list[tuple[WorkflowId, int | None]],
+        deadline: float,
+    ) -> list[StoredWorkflow | None]:
+        replies = await self._shards.ask_all(
+            [
+                self._shards.step(
+                    "workflow",
+                    shard_of_tenant(tenant),
+                    workflow_id,
+                    "" if version is None else version,
+                    tenant=tenant,
+                )
+                for workflow_id, version in wanted
+            ],
+            deadline,
+        )
+        return [
+            None if reply is None else definition_codec.read_workflow(reply[1], int(reply[0]))
+            for reply in replies
+        ]
+
+
+class RedisTenants(Sharded):
+    """See ``ports.store.Tenants``."""
+
+    async def put_tenant(self, tenant: TenantId, config: Tenant) -> None:
+        shard = shard_of_tenant(tenant)
+        step = self._shards.step("put_tenant", shard, tenant, asks.pack_tenant(config))
+        await self._shards.ask(step)
+
+    async def tenant(self, tenant: TenantId) -> Tenant:
+        packed = await self._shards.ask(self._config(tenant))
+        return Tenant() if packed is None else definition_codec.read_tenant(packed)
+
+    async def list_tenants(
+        self, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[tuple[TenantId, Tenant]]:
+        deadline = self._shards.fleet.deadline()
+        keys = self._shards.keys
+        indexes = [(keys.slots[shard], keys.of_shard(shard, "configured")) for shard in ALL_SHARDS]
+        names, onward = await page_of_names(
+            self._shards, "tenants", indexes, cursor, limit, deadline
+        )
+        tenants = [TenantId(name) for name in names]
+        replies = await self._shards.ask_all([self._config(each) for each in tenants], deadline)
+        return Page(
+            tuple(
+                (tenant, definition_codec.read_tenant(packed))
+                for tenant, packed in zip(tenants, replies, strict=True)
+            ),
+            onward,
+        )
+
+    def _config(self, tenant: TenantId) -> Request:
+        shard = shard_of_tenant(tenant)
+        configs = self._shards.keys.of_shard(shard, "configs")
+        return self._shards.command(shard, "HGET", configs, tenant)
+
+
+class RedisDocuments(Sharded):
+    """See ``ports.store.Documents``."""
+
+    async def document(self, kind: str, name: str) -> Document | None:
+        return (await self._documents(kind, [name], self._shards.fleet.deadline()))[0]
+
+    async def put_document(
+        self, kind: str, name: str, value: JsonValue, *, read: int | None
+    ) -> Document | None:
+        keys = self._shards.keys
+        # Not again after a lost answer: the second time, the first would look like somebody else.
+        step = self._shards.step_at(
+            "put_document",
+            keys.common_slot,
+            keys.documents(kind),
+            *(name, asks.json(value), "" if read is None else read),
+            is_repeatable=False,
+        )
+        revision = await self._shards.ask(step)
+        return None if revision is None else Document(value, revision)
+
+    async def list_documents(
+        self, kind: str, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[tuple[str, Document]]:
+        deadline = self._shards.fleet.deadline()
+        keys = self._shards.keys
+        index = (keys.common_slot, keys.documents(kind)[1])
+        names, onward = await page_of_names(
+            self._shards, "documents", [index], cursor, limit, deadline
+        )
+        found = await self._documents(kind, names, deadline)
+        # One may have been deleted since its name was read.
+        return Page(
+            tuple(
+                (name, document)
+                for name, document in zip(names, found, strict=True)
+                if document is not None
+            ),
+            onward,
+        )
+
+    async def delete_document(self, kind: str, name: str) -> bool:
+        keys = self._shards.keys
+        step = self._shards.step_at(
+            "delete_document", keys.common_slot, keys.documents(kind), name, is_repeatable=False
+        )
+        return bool(await self._shards.ask(step))
+
+    async def _documents(
+        self, kind: str, names: list[str], deadline: float
+    ) -> list[Document | None]:
+        keys = self._shards.keys
+        documents, _ = keys.documents(kind)
+        replies = await self._shards.ask_all(
+            [Request(keys.common_slot, pack("HGET", documents, name)) for name in names], deadline
+        )
+        return [
+            None if reply is None else definition_codec.read_document(reply) for reply in replies
+        ]

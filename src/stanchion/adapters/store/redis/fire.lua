@@ -1,0 +1,14 @@
+-- fire: turn a timer that is due into an inbox entry.
+-- KEYS   run inbox out outbox rows timers
+-- ARGV   1 run id  2 timer  3 the time at which it was due
+-- ANSWER 1; 0 if it was cleared or set anew meanwhile
+-- USES   time inbox
+local run_id, timer, due = ARGV[1], ARGV[2], ARGV[3]
+local packed = redis.call('HGET', key.out, 't:' .. timer)
+if not packed or redis.call('ZSCORE', key.timers, run_id .. timer) ~= due then
+  return 0
+end
+redis.call('ZREM', key.timers, run_id .. timer)
+redis.call('HDEL', key.out, 't:' .. timer)
+put(run_id, 'timer:' .. timer .. '#' .. due, cmsgpack.unpack(packed)[2], now)
+return 1

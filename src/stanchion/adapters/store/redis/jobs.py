@@ -1,0 +1,216 @@
+"""Jobs in Redis: held for a while, and answered once. How they are handed out: ``leasing``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from stanchion.adapters.redis.connection import Reply
+from stanchion.adapters.redis.fleet import Request
+from stanchion.adapters.store.redis import asks, codec
+from stanchion.adapters.store.redis.due import Due, act_on_due
+from stanchion.adapters.store.redis.keys import run_of_job
+from stanchion.adapters.store.redis.leasing import RedisLeasing
+from stanchion.adapters.store.redis.shards import ALL_SHARDS
+from stanchion.core.events import JobDied
+from stanchion.core.model import Instant, JobId, RunId, Topic
+from stanchion.core.run_id import shard_of_run
+from stanchion.ports.records import (
+    Acceptance,
+    Accepted,
+    DeadLetter,
+    DeadLetterKind,
+    ExpiredJob,
+    JobLease,
+    JobView,
+    Rejected,
+    RejectedCode,
+    Renewals,
+    Result,
+)
+
+__all__ = ["RedisJobs"]
+
+
+class RedisJobs(RedisLeasing):
+    """See ``ports.store.Jobs``."""
+
+    async def renew_jobs(self, leases: Sequence[JobLease], *, ttl_ms: int) -> Renewals:
+        by_shard: dict[int, list[JobLease]] = {}
+        for lease in leases:
+            run_id = run_of_job(lease.job_id)
+            shard = None if run_id is None else shard_of_run(run_id)
+            if shard is not None:
+                by_shard.setdefault(shard, []).append(lease)
+        replies = await self._shards.ask_all(
+            [
+                self._shards.step(
+                    "renew",
+                    shard,
+                    ttl_ms,
+                    *(word for lease in some for word in (lease.job_id, lease.fence)),
+                )
+                for shard, some in by_shard.items()
+            ]
+        )
+        stands = {
+            lease
+            for some, reply in zip(by_shard.values(), replies, strict=True)
+            for lease, answer in zip(some, reply, strict=True)
+            if answer
+        }
+        return Renewals(
+            tuple(lease.job_id for lease in leases if lease in stands),
+            tuple(lease.job_id for lease in leases if lease not in stands),
+        )
+
+    async def accept(
+        self, results: Sequence[Result], *, row_due_in_ms: int = 0
+    ) -> tuple[Acceptance, ...]:
+        by_run: dict[RunId, list[Result]] = {}
+        for result in results:
+            run_id = run_of_job(result.job_id)
+            if run_id is not None:
+                by_run.setdefault(run_id, []).append(result)
+        replies = await self._shards.ask_all(
+            [self._acceptance(run_id, some, row_due_in_ms) for run_id, some in by_run.items()]
+        )
+        answers = {run_id: iter(reply) for run_id, reply in zip(by_run, replies, strict=True)}
+        return tuple(_acceptance(result.job_id, answers) for result in results)
+
+    async def job(self, job_id: JobId) -> JobView | None:
+        run_id = run_of_job(job_id)
+        shard = None if run_id is None else shard_of_run(run_id)
+        if run_id is None or shard is None:
+            return None
+        match await self._shards.ask(self._shards.step("job", shard, job_id, run_id=run_id)):
+            case [state, work]:
+                return codec.read_open_job(state, work)
+            case [retired]:
+                return codec.read_retired_job(retired)
+            case _:
+                return None
+
+    async def expire_jobs(self, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
+        deadline = self._shards.fleet.deadline()
+
+        async def expire(due: Sequence[Due]) -> list[ExpiredJob]:
+            return await self._expire(due, max_deliveries, deadline)
+
+        return await act_on_due(self._shards, "deadlines", expire, limit, deadline)
+
+    async def ready_topics(self) -> Mapping[Topic, int]:
+        deadline = self._shards.fleet.deadline()
+        keys = self._shards.keys
+        queues = await self._shards.ask_each(
+            lambda shard: self._shards.command(shard, "HKEYS", keys.of_shard(shard, "turns")),
+            deadline,
+        )
+        topics = [tuple({_topic_of(queue) for queue in some}) for some in queues]
+        shards = [shard for shard in ALL_SHARDS if topics[shard]]
+        replies = await self._shards.ask_each(
+            lambda shard: self._shards.step("ready", shard, *topics[shard]), deadline, shards=shards
+        )
+        counts: dict[Topic, int] = {}
+        for shard, reply in zip(shards, replies, strict=True):
+            for topic, jobs in zip(topics[shard], reply[1::2], strict=True):
+                if jobs:
+                    counts[topic] = counts.get(topic, 0) + jobs
+        return counts
+
+    # ── Expiry ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _expire(
+        self, due: Sequence[Due], max_deliveries: int, deadline: float
+    ) -> list[ExpiredJob]:
+        found = await self._shards.ask_all(
+            [
+                self._shards.step("job", each.shard, each.name, run_id=_run_of(JobId(each.name)))
+                for each in due
+            ],
+            deadline,
+        )
+        # Two words are an open job: others have been answered or revoked since.
+        views = [codec.read_open_job(*reply) for reply in found if len(reply) == 2]  # noqa: PLR2004
+        done = await self._shards.ask_all(
+            [self._expiry(view, max_deliveries) for view in views], deadline
+        )
+        return [
+            ExpiredJob(
+                job_id=view.job.id,
+                run_id=view.job.run_id,
+                tenant=view.job.tenant,
+                topic=view.job.topic,
+                deliveries=view.deliveries,
+                is_dead=view.deliveries >= max_deliveries,
+            )
+            for view, is_done in zip(views, done, strict=True)
+            if is_done
+        ]
+
+    # ── Steps ────────────────────────────────────────────────────────────────────────────────────
+
+    def _acceptance(self, run_id: RunId, results: Sequence[Result], row_due_in_ms: int) -> Request:
+        shard = shard_of_run(run_id)
+        assert shard is not None
+        words: list[str | int] = []
+        for result in results:
+            event = asks.json(asks.event_of(result))
+            words += [result.job_id, result.fence, result.worker_id, event]
+        return self._shards.step("accept", shard, run_id, row_due_in_ms, *words, run_id=run_id)
+
+    def _expiry(self, view: JobView, max_deliveries: int) -> Request:
+        job, last_words = view.job, []
+        if view.deliveries >= max_deliveries:
+            letter = DeadLetter(
+                id=f"job:{job.id}#{job.dispatch}",
+                kind=DeadLetterKind.JOB,
+                tenant=job.tenant,
+                run_id=job.run_id,
+                step_id=job.step_id,
+                cause=f"delivered {view.deliveries} times and never finished",
+                at=Instant(0),  # The server's clock will tell.
+                job=job,
+            )
+            died = JobDied(
+                job_id=job.id,
+                step_id=job.step_id,
+                item=job.item,
+                dispatch=job.dispatch,
+                deliveries=view.deliveries,
+            )
+            entry_id = f"died:{job.id}#{job.dispatch}"
+            last_words = [letter.id, asks.json(letter), entry_id, asks.json(died)]
+        shard = shard_of_run(job.run_id)
+        assert shard is not None
+        return self._shards.step(
+            "expire",
+            shard,
+            *(job.run_id, job.tenant, job.id, view.fence),
+            *last_words,
+            run_id=job.run_id,
+        )
+
+
+def _acceptance(job_id: JobId, answers: Mapping[RunId, Reply]) -> Acceptance:
+    run_id = run_of_job(job_id)
+    if run_id is None:
+        return Rejected(job_id, RejectedCode.UNKNOWN_JOB)
+    match next(answers[run_id]):
+        case b"accepted":
+            return Accepted(job_id, run_id)
+        case b"repeated":
+            return Accepted(job_id, run_id, repeated=True)
+        case code:
+            return Rejected(job_id, RejectedCode(code.decode()))
+
+
+def _run_of(job_id: JobId) -> RunId:
+    run_id = run_of_job(job_id)
+    assert run_id is not None, "it has been stored"
+    return run_id
+
+
+def _topic_of(queue: bytes) -> Topic:
+    """The topic of a queue's name: length, colon, topic, and the same of the tenant."""
+    length, _, rest = queue.partition(b":")
+    return Topic(rest[: int(length)].decode())

@@ -1,0 +1,144 @@
+-- part effects: what a transition asks for, made true.
+--   uses time text ready jobs retired
+--   keys ready ring turns counters open deadlines timers out jobs
+--   carry_out(run_id, tenant, effects, is_new)   in their order; a new run has no jobs yet.
+--     Each effect is one of
+--     {'dispatch', job_id, step, item|false, topic, work}
+--     {'set', timer, due, step|'', event}      {'clear', timer}
+--     {'stop_step', step}                      {'stop_run'}
+-- What a run has out is in its hash ``out``: ``j:<job>`` with the job's step, and ``t:<timer>``.
+-- A for-each sends out thousands of jobs at once, so jobs are written by the batch.
+
+-- Of these jobs, those that may go out, with the last fence of each: what nobody knows yet, and
+-- what is dead and was sent out again by an operator.
+local function sendable(jobs)
+  local answer = {}
+  for first = 1, #jobs, 1000 do
+    local last = math.min(first + 999, #jobs)
+    local open, past = {}, {}
+    for i = first, last do
+      open[#open + 1] = 'j:' .. jobs[i][2]
+      past[#past + 1] = jobs[i][2]
+    end
+    open = redis.call('HMGET', key.out, unpack(open))
+    past = redis.call('HMGET', key.jobs, unpack(past))
+    for i = first, last do
+      local packed = past[i - first + 1]
+      local state, fence = unpack_retired(packed)
+      if not open[i - first + 1] and (not packed or state == 'dead') then
+        jobs[i].fence = fence
+        answer[#answer + 1] = jobs[i]
+        if packed then
+          redis.call('HDEL', key.jobs, jobs[i][2])
+        end
+      end
+    end
+  end
+  return answer
+end
+
+-- ``out`` gets what is to be written into the run's hash of that name.
+local function dispatch(tenant, jobs, is_new, out)
+  if not is_new then
+    jobs = sendable(jobs)
+  end
+  if #jobs == 0 then
+    return
+  end
+  local ready, open, topics = {}, {}, {}
+  local number = numbers(#jobs)
+  for i, effect in ipairs(jobs) do
+    local job_id, step, item, topic, work = unpack(effect, 2)
+    local job = {
+      state = 'ready', deliveries = 0, fence = effect.fence or 0, number = number + i,
+      expires = 0, worker = '', topic = topic, step = step, item = item,
+    }
+    local at = 2 * i
+    ready[at - 1], ready[at] = 0, queued(job_id, job.number, topic, tenant)
+    out[#out + 1] = 'j:' .. job_id
+    out[#out + 1] = step
+    open[2 * at - 3], open[2 * at - 2] = 's:' .. job_id, pack_job(job)
+    open[2 * at - 1], open[2 * at] = 'w:' .. job_id, work
+    topics[topic] = true
+  end
+  many('ZADD', key.ready, ready)
+  many('HSET', key.open, open)
+  for topic in pairs(topics) do
+    join(topic, tenant)
+  end
+end
+
+local function set(run_id, effects, out)
+  local timers = {}
+  for _, effect in ipairs(effects) do
+    out[#out + 1] = 't:' .. effect[2]
+    out[#out + 1] = cmsgpack.pack({effect[4], effect[5]})
+    timers[#timers + 1] = whole(effect[3])
+    timers[#timers + 1] = run_id .. effect[2]
+  end
+  many('ZADD', key.timers, timers)
+end
+
+-- Revoke and clear everything of one step, or of the whole run.
+local function stop(run_id, tenant, only_step)
+  local out = redis.call('HGETALL', key.out)
+  local gone, timers, deadlines, ready, open, past = {}, {}, {}, {}, {}, {}
+  for i = 1, #out, 2 do
+    local is_timer, name = string.sub(out[i], 1, 1) == 't', string.sub(out[i], 3)
+    local step = is_timer and cmsgpack.unpack(out[i + 1])[1] or out[i + 1]
+    if not only_step or step == only_step then
+      gone[#gone + 1] = out[i]
+      if is_timer then
+        timers[#timers + 1] = run_id .. name
+      else
+        local job, work = read_job(name)
+        if job.state == 'ready' then
+          ready[#ready + 1] = queued(name, job.number, job.topic, tenant)
+        else
+          deadlines[#deadlines + 1] = name
+        end
+        open[#open + 1] = 's:' .. name
+        open[#open + 1] = 'w:' .. name
+        past[#past + 1] = name
+        past[#past + 1] = pack_retired(job, work, 'revoked', '')
+      end
+    end
+  end
+  many('HDEL', key.out, gone)
+  many('ZREM', key.timers, timers)
+  many('ZREM', key.ready, ready)
+  many('ZREM', key.deadlines, deadlines)
+  many('HDEL', key.open, open)
+  many('HSET', key.jobs, past)
+end
+
+local function carry_out(run_id, tenant, effects, is_new)
+  local jobs, timers = {}, {}
+
+  local function flush()
+    local out = {}
+    set(run_id, timers, out)
+    dispatch(tenant, jobs, is_new, out)
+    many('HSET', key.out, out)
+    jobs, timers = {}, {}
+  end
+
+  for _, effect in ipairs(effects) do
+    local kind = effect[1]
+    if kind == 'dispatch' then
+      jobs[#jobs + 1] = effect
+    elseif kind == 'set' then
+      timers[#timers + 1] = effect
+    else
+      -- What came before is cleared or stopped as well; what follows is not.
+      flush()
+      if kind == 'clear' then
+        redis.call('HDEL', key.out, 't:' .. effect[2])
+        redis.call('ZREM', key.timers, run_id .. effect[2])
+      else
+        stop(run_id, tenant, kind == 'stop_step' and effect[2] or nil)
+      end
+    end
+  end
+  flush()
+end

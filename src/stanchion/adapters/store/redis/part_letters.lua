@@ -1,0 +1,27 @@
+-- part letters: what was tried as often as is allowed.
+--   uses time text; keys counters letters dead dead_of buried
+--   bury(tenant, letter_id, letter)     lay a letter by, after all others
+--   exhume(tenant, letter_id)           take it out; false if it is not there
+-- A letter is stored behind its place in the order of death and the time of it. One that is laid by
+-- again under the same id takes the later place.
+local function exhume(tenant, letter_id)
+  local packed = redis.call('HGET', key.letters, letter_id)
+  if not packed then
+    return false
+  end
+  local place = cmsgpack.unpack(packed)[1]
+  redis.call('HDEL', key.letters, letter_id)
+  redis.call('ZREM', key.dead, place .. letter_id)
+  redis.call('ZREM', key.dead_of, sized(tenant) .. place .. letter_id)
+  redis.call('SREM', key.buried, letter_id)
+  return true
+end
+
+local function bury(tenant, letter_id, letter)
+  exhume(tenant, letter_id)
+  local place = padded(now_us) .. padded(redis.call('HINCRBY', key.counters, 'letter', 1))
+  redis.call('HSET', key.letters, letter_id, cmsgpack.pack({place, now, letter}))
+  redis.call('ZADD', key.dead, 0, place .. letter_id)
+  redis.call('ZADD', key.dead_of, 0, sized(tenant) .. place .. letter_id)
+  redis.call('SADD', key.buried, letter_id)
+end

@@ -1,0 +1,270 @@
+"""Runs in Redis: the gate, the commit, the inbox, and what can be read about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.redis.connection import Reply
+from stanchion.adapters.redis.fleet import Request
+from stanchion.adapters.redis.patience import ask_in_time
+from stanchion.adapters.store.redis import asks, codec
+from stanchion.adapters.store.redis.shards import Sharded
+from stanchion.core.admission import (
+    Admitted,
+    Full,
+    Mismatch,
+    Replayed,
+    StaleDefinition,
+    Throttled,
+    TooLate,
+    Verdict,
+)
+from stanchion.core.events import Event
+from stanchion.core.model import Instant, Item, ItemKey, RunId, Stamp, StepId, TenantId
+from stanchion.core.run_id import shard_of_run, shard_of_tenant
+from stanchion.core.transition import TimelineEntry
+from stanchion.ports.errors import BackendCorrupt
+from stanchion.ports.records import (
+    EVERY_RUN,
+    Admission,
+    BadCursor,
+    Commit,
+    CommitAnswer,
+    Committed,
+    Conflict,
+    FeedEntry,
+    Gone,
+    Loaded,
+    Page,
+    PostAnswer,
+    RunFilter,
+    RunSummary,
+    StaleFence,
+)
+
+__all__ = ["RedisRuns"]
+
+
+_CHUNK: Final = 1_000
+"""How many items or runs are asked for in one command."""
+_STREAM_ID: Final = re.compile(r"\d{1,20}-\d{1,20}")
+
+
+class RedisRuns(Sharded):
+    """See ``ports.store.Runs``."""
+
+    async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+        run = admission.run
+        shard = shard_of_tenant(run.tenant)
+        assert shard == shard_of_run(run.id), "an id begins with its tenant's shard"
+
+        def make(not_after: Instant) -> Request:
+            asked = asks.ask_for_admission(
+                admission, not_after=not_after, key_ttl_ms=self._shards.key_ttl_ms
+            )
+            return self._shards.step("admit", shard, asked, run_id=run.id, tenant=run.tenant)
+
+        slot = self._shards.keys.slots[shard]
+        reply = await ask_in_time(self._shards.fleet, slot, within_ms, make)
+        verdict = _verdict(run.id, reply)
+        if isinstance(verdict, Admitted):
+            self._shards.remember(run.id, run.tenant)
+            self._shards.expect_jobs(shard, admission.transition.effects)
+        return verdict
+
+    async def load(self, run_id: RunId) -> Loaded | None:
+        shard = shard_of_run(run_id)
+        if shard is None:
+            return None
+        fields, entries = await self._shards.ask(self._shards.step("load", shard, run_id=run_id))
+        loaded = codec.read_loaded(fields, entries)
+        if loaded is not None:
+            self._shards.remember(run_id, loaded.run.tenant)
+        return loaded
+
+    async def load_items(
+        self, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]
+    ) -> dict[ItemKey, Item]:
+        shard = shard_of_run(run_id)
+        keys = [ItemKey(step_id, index) for step_id, some in wanted.items() for index in some]
+        if shard is None or not keys:
+            return {}
+        items = self._shards.keys.of_run(run_id, "items")
+        chunks = [keys[start : start + _CHUNK] for start in range(0, len(keys), _CHUNK)]
+        replies = await self._shards.ask_all(
+            [
+                self._shards.command(
+                    shard, "HMGET", items, *(asks.item_field(*key) for key in chunk)
+                )
+                for chunk in chunks
+            ]
+        )
+        found = (value for reply in replies for value in reply)
+        return {
+            key: codec.read_item(value)
+            for key, value in zip(keys, found, strict=True)
+            if value is not None
+        }
+
+    async def commit(self, commit: Commit) -> CommitAnswer:
+        deadline = self._shards.fleet.deadline()
+        shard = shard_of_run(commit.run_id)
+        tenant = await self._shards.owner_of(commit.run_id, deadline)
+        if shard is None or tenant is None:
+            return Gone()
+        asked = asks.ask_for_commit(commit, tenant, key_ttl_ms=self._shards.key_ttl_ms)
+        step = self._shards.step("commit", shard, asked, run_id=commit.run_id, tenant=tenant)
+        match await self._shards.ask(step, deadline):
+            case [b"gone"]:
+                return Gone()
+            case [b"committed", version]:
+                self._shards.expect_jobs(shard, commit.transition.effects)
+                return Committed(Stamp(int(version), commit.nonce))
+            case [b"stale_fence", highest]:
+                return StaleFence(int(highest))
+            case [b"conflict"]:
+                return Conflict()
+            case other:
+                raise BackendCorrupt(f"commit answered {other!r}")
+
+    async def post(self, run_id: RunId, event: Event, *, entry_id: str) -> PostAnswer:
+        shard = shard_of_run(run_id)
+        if shard is None:
+            return PostAnswer.UNKNOWN
+        step = self._shards.step("post", shard, run_id, entry_id, asks.json(event), run_id=run_id)
+        return PostAnswer((await self._shards.ask(step)).decode())
+
+    async def timeline(
+        self, run_id: RunId, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[TimelineEntry]:
+        start = 0 if cursor is None else read_cursor("timeline", cursor, tuple[int])[0]
+        shard = shard_of_run(run_id)
+        if shard is None:
+            return Page(())
+        timeline = self._shards.keys.of_run(run_id, "timeline")
+        # One more than asked for tells whether there is more.
+        command = self._shards.command(shard, "LRANGE", timeline, start, start + limit)
+        found = await self._shards.ask(command)
+        entries = tuple(codec.read_timeline_entry(line) for line in found[:limit])
+        more = len(found) > limit
+        return Page(entries, write_cursor("timeline", start + limit) if more else None)
+
+    async def list_runs(
+        self,
+        tenant: TenantId,
+        *,
+        only: RunFilter = EVERY_RUN,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[RunSummary]:
+        deadline = self._shards.fleet.deadline()
+        before = "+"
+        if cursor is not None:
+            created_at, run_id = read_cursor("runs", cursor, tuple[int, str])
+            before = "(" + asks.created_place(Instant(created_at), run_id)
+        # With a filter a page may be short: one look at a bounded number of runs, not a search.
+        looked_at = limit if only == EVERY_RUN else max(limit, _CHUNK)
+        shard, runs = shard_of_tenant(tenant), self._shards.keys.of_tenant(tenant, "runs")
+        places = await self._shards.ask(
+            self._shards.command(
+                shard, "ZREVRANGEBYLEX", runs, before, "-", "LIMIT", 0, looked_at + 1
+            ),
+            deadline,
+        )
+        found = await self._summaries(shard, places[:looked_at], deadline)
+        fitting = [each for each in found if _fits(each, only)]
+        if len(fitting) > limit:
+            last = fitting[limit - 1]
+            return Page(tuple(fitting[:limit]), write_cursor("runs", last.created_at, last.id))
+        if len(places) > looked_at:
+            place = places[looked_at - 1].decode()
+            return Page(tuple(fitting), write_cursor("runs", int(place[:16]), place[16:]))
+        return Page(tuple(fitting))
+
+    async def feed(
+        self, tenant: TenantId, *, after: str | None, limit: int = 100
+    ) -> tuple[FeedEntry, ...]:
+        start = "-" if after is None else f"({_stream_id(after)}"
+        feed = self._shards.keys.of_tenant(tenant, "feed")
+        found = await self._shards.ask(
+            self._shards.command(
+                shard_of_tenant(tenant), "XRANGE", feed, start, "+", "COUNT", limit
+            )
+        )
+        return tuple(
+            FeedEntry(
+                write_cursor("feed", position.decode()),
+                RunId(run_id.decode()),
+                codec.read_lines(lines),
+            )
+            for position, (_, run_id, _, lines) in found
+        )
+
+    async def feed_position(self, tenant: TenantId) -> str:
+        feed = self._shards.keys.of_tenant(tenant, "feed")
+        newest = await self._shards.ask(
+            self._shards.command(shard_of_tenant(tenant), "XREVRANGE", feed, "+", "-", "COUNT", 1)
+        )
+        return write_cursor("feed", newest[0][0].decode() if newest else "0-0")
+
+    async def active_runs(self, tenant: TenantId) -> int:
+        shard = shard_of_tenant(tenant)
+        active = self._shards.keys.of_shard(shard, "active")
+        return int(await self._shards.ask(self._shards.command(shard, "HGET", active, tenant)) or 0)
+
+    async def _summaries(
+        self, shard: int, places: Sequence[bytes], deadline: float
+    ) -> list[RunSummary]:
+        run_ids = [RunId(place[16:].decode()) for place in places]
+        replies = await self._shards.ask_all(
+            [
+                self._shards.command(
+                    shard, "HMGET", self._shards.keys.of_run(run_id, "run"), *codec.SUMMARY_FIELDS
+                )
+                for run_id in run_ids
+            ],
+            deadline,
+        )
+        found = (
+            codec.read_summary(run_id, values)
+            for run_id, values in zip(run_ids, replies, strict=True)
+        )
+        # One may have been purged since its place was read.
+        return [summary for summary in found if summary is not None]
+
+
+def _verdict(run_id: RunId, reply: Reply) -> Verdict:
+    match reply:
+        case [b"admitted"]:
+            return Admitted(run_id)
+        case [b"replayed", other]:
+            return Replayed(RunId(other.decode()))
+        case [b"full", limit, active]:
+            return Full(limit, active)
+        case [b"mismatch"]:
+            return Mismatch()
+        case [b"stale_definition"]:
+            return StaleDefinition()
+        case [b"throttled"]:
+            return Throttled()
+        case [b"too_late"]:
+            return TooLate()
+        case other:
+            raise BackendCorrupt(f"admit answered {other!r}")
+
+
+def _fits(summary: RunSummary, only: RunFilter) -> bool:
+    return only.status in {None, summary.status} and only.workflow_id in {
+        None,
+        summary.workflow_id,
+    }
+
+
+def _stream_id(position: str) -> str:
+    stream_id = read_cursor("feed", position, tuple[str])[0]
+    if _STREAM_ID.fullmatch(stream_id) is None:
+        raise BadCursor(position)
+    return stream_id

@@ -1,0 +1,149 @@
+"""Shards: where a tenant's things are, and how to ask for them.
+
+A call goes to one shard, or to all 64 of them side by side. Everything that one verb asks has to be
+answered before the same deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cache
+from typing import Final
+
+from stanchion.adapters.redis.connection import Reply
+from stanchion.adapters.redis.fleet import Fleet, Request
+from stanchion.adapters.redis.gather import pack
+from stanchion.adapters.redis.scripts import Script
+from stanchion.adapters.store.redis.keys import PLACE_CHARS, Keys
+from stanchion.adapters.store.redis.rounds import Rounds
+from stanchion.core.model import RunId, TenantId
+from stanchion.core.run_id import SHARDS, shard_of_run
+from stanchion.core.transition import DispatchJob, Effect
+from stanchion.ports.errors import BackendError
+
+__all__ = ["ALL_SHARDS", "Sharded", "Shards"]
+
+ALL_SHARDS: Final = range(SHARDS)
+_OWNERS_MAX: Final = 50_000
+_EVERYWHERE_MAX: Final = 100
+
+
+class Shards:
+    """The servers, as the parts of the store see them."""
+
+    def __init__(self, fleet: Fleet, keys: Keys, rounds: Rounds, key_ttl_ms: int) -> None:
+        self.fleet = fleet
+        self.keys = keys
+        self.rounds = rounds
+        self.key_ttl_ms = key_ttl_ms
+        self._owners: dict[RunId, TenantId] = {}
+        self._everywhere: dict[Hashable, list[Request]] = {}
+
+    def step(
+        self,
+        name: str,
+        shard: int,
+        *arguments: str | bytes | int,
+        run_id: str = "",
+        tenant: str = "",
+        is_repeatable: bool = True,
+    ) -> Request:
+        """A script to be run in one shard."""
+        script = _script(name)
+        keys = self.keys.all_of(script.key_names, shard, run_id=run_id, tenant=tenant)
+        packed = script.call(keys, arguments)
+        return Request(self.keys.slots[shard], packed, script, is_repeatable)
+
+    def step_at(
+        self,
+        name: str,
+        slot: int,
+        keys: Sequence[str],
+        *arguments: str | bytes | int,
+        is_repeatable: bool = True,
+    ) -> Request:
+        """A script to be run on keys that the caller names."""
+        script = _script(name)
+        return Request(slot, script.call(keys, arguments), script, is_repeatable)
+
+    def command(self, shard: int, *words: str | bytes | int) -> Request:
+        """A plain command to one shard."""
+        return Request(self.keys.slots[shard], pack(*words))
+
+    async def ask(self, request: Request, deadline: float | None = None) -> Reply:
+        """The answer to a request."""
+        return await self.fleet.ask(request, deadline=deadline or self.fleet.deadline())
+
+    async def ask_all(
+        self, requests: Sequence[Request], deadline: float | None = None
+    ) -> list[Reply]:
+        """The answers to several requests that go out side by side."""
+        return await self.fleet.ask_all(requests, deadline=deadline or self.fleet.deadline())
+
+    async def ask_some(
+        self, requests: Sequence[Request], deadline: float
+    ) -> list[Reply | BackendError]:
+        """The same, with errors in place of answers: one silent server does not stop the others.
+
+        Raises the first error if nobody answered.
+        """
+        return await self.fleet.ask_some(requests, deadline=deadline)
+
+    async def ask_each(
+        self,
+        make: Callable[[int], Request],
+        deadline: float | None = None,
+        *,
+        shards: Iterable[int] = ALL_SHARDS,
+    ) -> list[Reply]:
+        """The answers of many shards to the same request, in the order of the shards."""
+        return await self.ask_all([make(shard) for shard in shards], deadline)
+
+    def everywhere(self, what: Hashable, make: Callable[[int], Request]) -> list[Request]:
+        """A request for every shard. What is asked again and again is made once."""
+        known = self._everywhere.get(what)
+        if known is None:
+            if len(self._everywhere) >= _EVERYWHERE_MAX:
+                self._everywhere.clear()
+            known = self._everywhere[what] = [make(shard) for shard in ALL_SHARDS]
+        return known
+
+    def remember(self, run_id: RunId, tenant: TenantId) -> None:
+        """Whose run it is never changes, so it may be known without asking."""
+        if len(self._owners) >= _OWNERS_MAX:
+            self._owners.clear()
+        self._owners[run_id] = tenant
+
+    def expect_jobs(self, shard: int, effects: Iterable[Effect]) -> None:
+        """These effects have come true: whoever leases jobs here need not look for them."""
+        for effect in effects:
+            if isinstance(effect, DispatchJob):
+                self.rounds.hint(shard, effect.job.topic)
+
+    async def owner_of(self, run_id: RunId, deadline: float | None = None) -> TenantId | None:
+        """Whose run it is; ``None`` if there is no such run."""
+        known = self._owners.get(run_id)
+        if known is not None:
+            return known
+        shard = shard_of_run(run_id)
+        if shard is None:
+            return None
+        run = self.keys.of_run(run_id, "run")
+        found = await self.ask(self.command(shard, "HGET", run, "whose"), deadline)
+        if found is None:
+            return None
+        tenant = TenantId(found.decode()[PLACE_CHARS:])
+        self.remember(run_id, tenant)
+        return tenant
+
+
+class Sharded:
+    """A part of the store: verbs over the same shards."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+
+@cache
+def _script(name: str) -> Script:
+    return Script.read(__package__, name)

@@ -1,0 +1,84 @@
+"""The store in Redis: Redis 6.2 or newer, Valkey, and clusters of either.
+
+Every verb that changes something is one Lua script over keys of one shard, so it happens entirely
+or not at all. How durable it is then, is a matter of the server's settings:
+``docs/how-to/redis-durability.md``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from stanchion.adapters.entropy import SystemEntropy
+from stanchion.adapters.redis.address import read_url
+from stanchion.adapters.redis.fleet import Fleet
+from stanchion.adapters.redis.startup import claim_format, examine
+from stanchion.adapters.store.redis.definitions import (
+    RedisDefinitions,
+    RedisDocuments,
+    RedisTenants,
+)
+from stanchion.adapters.store.redis.housekeeping import RedisHousekeeping
+from stanchion.adapters.store.redis.jobs import RedisJobs
+from stanchion.adapters.store.redis.keys import COMMON_TAG, Keys
+from stanchion.adapters.store.redis.letters import RedisLetters
+from stanchion.adapters.store.redis.outbox import RedisOutbox
+from stanchion.adapters.store.redis.rounds import Rounds
+from stanchion.adapters.store.redis.runs import RedisRuns
+from stanchion.adapters.store.redis.shards import Shards
+from stanchion.core.run_id import SHARDS
+from stanchion.ports.entropy import Entropy
+
+__all__ = ["RedisStore"]
+
+_DAY_MS: Final = 86_400_000
+_FORMAT: Final = f"1 with {SHARDS} shards"
+_log = logging.getLogger(__name__)
+
+
+class RedisStore(
+    RedisRuns,
+    RedisJobs,
+    RedisOutbox,
+    RedisDefinitions,
+    RedisTenants,
+    RedisDocuments,
+    RedisLetters,
+    RedisHousekeeping,
+):
+    """See ``ports.store.Store``. Open it with ``RedisStore.open``."""
+
+    def __init__(self, shards: Shards, warnings: tuple[str, ...]) -> None:
+        super().__init__(shards)
+        self.warnings = warnings
+        """What an operator should know about the servers' settings."""
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        namespace: str = "stanchion",
+        key_ttl_ms: int = _DAY_MS,
+        timeout_s: float = 2.0,
+        entropy: Entropy | None = None,
+    ) -> RedisStore:
+        """Connect and look at the servers. Raises ``BackendError``.
+
+        ``key_ttl_ms``: how long a key is known after its run ended. ``timeout_s``: how long a call
+        may take.
+        """
+        chance = entropy or SystemEntropy()
+        keys = Keys(namespace)
+        fleet = Fleet(read_url(url), timeout_s=timeout_s, entropy=chance)
+        try:
+            warnings = await examine(fleet)
+            await claim_format(fleet, keys.format, COMMON_TAG, _FORMAT)
+        except BaseException:
+            await fleet.close()
+            raise
+        for warning in warnings:
+            _log.warning("store_settings: %s", warning)
+        rounds = Rounds(first_shard=int(chance.unit() * SHARDS))
+        return cls(Shards(fleet, keys, rounds, key_ttl_ms), warnings)

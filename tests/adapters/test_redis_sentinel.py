@@ -1,0 +1,117 @@
+"""Sentinels: they know who the primary is, also when it is another one than before."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from stanchion.adapters.store.redis import RedisStore
+from stanchion.core.model import RunId
+from stanchion.ports.errors import BackendUnavailable
+from stanchion.ports.records import Tenant
+from tests.contract.builders import ACME, start
+from tests.servers import Server, running_server, valkey_binary
+
+_SERVICE = "main"
+_SOON_S = 20.0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def _sentinel(primary: Server, directory: Path) -> Iterator[Server]:
+    port = _free_port()
+    config = directory / "sentinel.conf"
+    config.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {directory}\n"
+        f"sentinel monitor {_SERVICE} 127.0.0.1 {primary.port} 1\n"
+        f"sentinel down-after-milliseconds {_SERVICE} 300\n"
+        f"sentinel failover-timeout {_SERVICE} 2000\n"
+    )
+    process = subprocess.Popen(
+        [valkey_binary(), config, "--sentinel"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    server = Server(process, port)
+    try:
+        _until(lambda: _replicas_known(server) == 1)
+        yield server
+    finally:
+        server.stop()
+
+
+def _replicas_known(sentinel: Server) -> int:
+    with sentinel.client() as client:
+        try:
+            return len(client.sentinel_slaves(_SERVICE))
+        except redis.RedisError:
+            return 0
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + _SOON_S
+    while not holds():
+        assert time.monotonic() < until, "it never came to that"
+        time.sleep(0.02)
+
+
+async def test_the_new_primary_is_found_after_a_failover(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        primary = stack.enter_context(running_server(None, "--repl-diskless-sync-delay", "0"))
+        replica = stack.enter_context(
+            running_server(None, "--replicaof", f"127.0.0.1 {primary.port}")
+        )
+        sentinel = stack.enter_context(_sentinel(primary, tmp_path))
+        store = await RedisStore.open(
+            f"redis+sentinel://127.0.0.1:1,{sentinel.address}/{_SERVICE}", timeout_s=5.0
+        )
+        await store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
+        run_id = await start(store)
+        with primary.client() as client:
+            client.set("marker", "1")  # WAIT is about what this very connection wrote.
+            assert client.wait(1, 5_000) == 1
+        primary.kill()
+        with pytest.raises(BackendUnavailable):
+            await start(store)
+        with pytest.raises(BackendUnavailable):
+            await store.ping()
+        await _started(store)
+        await store.ping()
+        with replica.client() as client:
+            assert client.role()[0] == "master"
+        assert await store.load(run_id) is not None
+        assert await store.active_runs(ACME) == 2
+        await store.close()
+
+
+async def _started(store: RedisStore) -> RunId:
+    """A run that begins once the failover is over: bad news is allowed until then."""
+    async with asyncio.timeout(_SOON_S):
+        while True:
+            try:
+                return await start(store)
+            except BackendUnavailable:
+                await asyncio.sleep(0.05)
+
+
+async def test_a_service_that_no_sentinel_knows_is_unavailable(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        primary = stack.enter_context(running_server())
+        stack.enter_context(running_server(None, "--replicaof", f"127.0.0.1 {primary.port}"))
+        sentinel = stack.enter_context(_sentinel(primary, tmp_path))
+        with pytest.raises(BackendUnavailable, match="knows no primary for 'other'"):
+            await RedisStore.open(f"redis+sentinel://{sentinel.address}/other", timeout_s=5.0)

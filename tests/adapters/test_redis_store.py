@@ -1,0 +1,348 @@
+"""What only the Redis store can get wrong: numbers in Lua, large steps, keys and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from stanchion.adapters.store.redis import RedisStore
+from stanchion.adapters.store.redis.keys import OF_RUN, OF_SHARD, OF_TENANT
+from stanchion.core.admission import Admitted
+from stanchion.core.events import CancelRequested
+from stanchion.core.model import Instant, Job, RunId, Stamp, StepId, TenantId, job_id
+from stanchion.core.transition import DispatchJob, StopRun
+from stanchion.ports.errors import BackendCorrupt, BackendUnavailable
+from stanchion.ports.records import (
+    Committed,
+    JobLease,
+    JobState,
+    RejectedCode,
+    StaleFence,
+    Tenant,
+)
+from tests.contract.builders import (
+    ACME,
+    FOR_EACH,
+    ONE_JOB,
+    TOPIC,
+    WITHIN_MS,
+    accept,
+    admission,
+    advance,
+    cancel,
+    commit_of,
+    lease,
+    lease_one,
+    loaded,
+    nothing,
+    result_of,
+    start,
+    workflow,
+)
+from tests.servers import Server, running_server
+
+_NAMESPACE = "store"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def store(server: Server) -> AsyncIterator[RedisStore]:
+    with server.client() as client:
+        client.flushall()
+    store = await RedisStore.open(server.url, namespace=_NAMESPACE, timeout_s=10.0)
+    yield store
+    await store.close()
+
+
+def _keys(server: Server) -> list[str]:
+    with server.client() as client:
+        return sorted(client.keys("*"))
+
+
+def _commands(server: Server, name: str) -> int:
+    with server.client() as client:
+        return int(client.info("commandstats")[f"cmdstat_{name}"]["calls"])
+
+
+# ── Numbers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_fence_is_the_servers_microseconds_to_the_last_digit(store: RedisStore) -> None:
+    await start(store)
+    before_us = await store.now() * 1000
+    leased = await lease_one(store)
+    after_us = (await store.now() + 1) * 1000
+    assert before_us <= leased.fence <= after_us
+    view = await store.job(leased.job.id)
+    assert view is not None
+    assert view.fence == leased.fence
+
+
+@pytest.mark.parametrize("off_by", [-1, 1])
+async def test_a_fence_that_is_off_by_one_microsecond_is_another_fence(
+    store: RedisStore, off_by: int
+) -> None:
+    await start(store)
+    leased = await lease_one(store)
+    near = replace(leased, fence=leased.fence + off_by)
+    renewals = await store.renew_jobs([JobLease(near.job.id, near.fence)], ttl_ms=60_000)
+    assert renewals.lost == (leased.job.id,)
+    (answer,) = await store.accept([result_of(near)])
+    assert getattr(answer, "code", None) is RejectedCode.STALE_FENCE
+    await accept(store, leased)
+
+
+@pytest.mark.parametrize("fence", [1_786_000_000_000_001, 9_007_199_254_740_991])
+async def test_a_runs_fence_is_kept_to_the_last_digit(store: RedisStore, fence: int) -> None:
+    run_id = await start(store)
+    found = await loaded(store, run_id)
+    answer = await store.commit(commit_of(found, nothing(found), fence=fence))
+    assert isinstance(answer, Committed)
+    found = await loaded(store, run_id)
+    assert found.run.fence == fence
+    late = await store.commit(commit_of(found, nothing(found), fence=fence - 1))
+    assert late == StaleFence(fence)
+
+
+async def test_versions_count_on_where_lua_would_write_exponents(
+    server: Server, store: RedisStore
+) -> None:
+    run_id = await start(store)
+    version = 123_456_789_012_345_678 // 100
+    (key,) = [key for key in _keys(server) if key.endswith(f":run:{run_id}")]
+    with server.client() as client:
+        client.hset(key, "stamp", f"{version} 0 nonce")
+    found = await loaded(store, run_id)
+    assert found.run.stamp.version == version
+    commit = commit_of(found, nothing(found))
+    assert await store.commit(commit) == Committed(Stamp(version + 1, commit.nonce))
+    assert (await loaded(store, run_id)).run.stamp.version == version + 1
+
+
+# ── Large steps ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("count", [1_000, 10_000])
+async def test_a_step_of_thousands_of_jobs_is_still_one_step(store: RedisStore, count: int) -> None:
+    run_id = await start(store, FOR_EACH, run_input={"items": list(range(count))})
+    assert await store.ready_topics() == {TOPIC: count}
+    first = await store.lease_jobs("worker", [TOPIC], max_jobs=1_000, ttl_ms=60_000)
+    assert [leased.job.item for leased in first] == list(range(1_000))
+    await store.accept([result_of(leased) for leased in first])
+    assert isinstance(await advance(store, FOR_EACH, run_id), Committed)
+    if count > 1_000:
+        await cancel(store, run_id, FOR_EACH)
+    assert (await loaded(store, run_id)).run.status.is_finished
+    assert await store.ready_topics() == {}
+    view = await store.job(first[-1].job.id)
+    assert view is not None
+    assert view.state is JobState.FINISHED
+
+
+async def test_thousands_of_jobs_dispatched_by_a_commit_are_one_step_too(
+    store: RedisStore,
+) -> None:
+    run_id = await start(store)
+    found = await loaded(store, run_id)
+    wanted = replace(nothing(found), effects=_jobs(run_id, 3_000))
+    answer = await store.commit(commit_of(found, wanted))
+    assert isinstance(answer, Committed)
+    assert await store.ready_topics() == {TOPIC: 3_001}
+    # Asked for a second time they are known already: none of them is ready twice.
+    found = await loaded(store, run_id)
+    assert isinstance(await store.commit(commit_of(found, wanted)), Committed)
+    assert await store.ready_topics() == {TOPIC: 3_001}
+    found = await loaded(store, run_id)
+    stop = replace(nothing(found), effects=(StopRun(),))
+    assert isinstance(await store.commit(commit_of(found, stop)), Committed)
+    assert await store.ready_topics() == {}
+    assert await lease(store, TOPIC, max_jobs=10) == ()
+
+
+# ── Keys ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_every_key_has_a_shard_or_the_common_tag_and_a_name_from_the_list(
+    server: Server, store: RedisStore
+) -> None:
+    await _use(store)
+    names = OF_SHARD | OF_TENANT | OF_RUN
+    shape = re.compile(rf"{_NAMESPACE}:\{{([0-3][0-9a-f]|common)\}}:(\w+)(:.+)?")
+    for key in _keys(server):
+        found = shape.fullmatch(key)
+        assert found is not None, key
+        tag, name, whose = found.groups()
+        if tag == "common":
+            assert name in {"format", "documents", "document_names"}
+        else:
+            assert name in names
+            assert (whose is None) == (name in OF_SHARD), key
+
+
+async def test_a_purged_run_leaves_nothing_behind(server: Server, store: RedisStore) -> None:
+    run_id = await _use(store)
+    assert any(run_id in key for key in _keys(server))
+    await cancel(store, run_id)
+    assert await store.purge(finished_before=Instant(await store.now() + 1), limit=100) >= 1
+    with server.client() as client:
+        for key in _keys(server):
+            assert run_id not in key
+            if client.type(key) == "hash":
+                assert not [each for each in client.hkeys(key) if run_id in each], key
+            elif client.type(key) == "zset":
+                assert not [each for each in client.zrange(key, 0, -1) if run_id in each], key
+
+
+async def test_finished_work_leaves_the_indexes_empty(server: Server, store: RedisStore) -> None:
+    for _ in range(5):
+        run_id = await start(store)
+        await accept(store, await lease_one(store))
+        await advance(store, ONE_JOB, run_id)
+    assert await lease(store, TOPIC) == ()
+    left = {key.rsplit(":", 1)[-1] for key in _keys(server)}
+    assert not left & {"ready", "ring", "turns", "open", "deadlines", "timers", "outbox", "rows"}
+    assert not any(":inbox:" in key or ":out:" in key for key in _keys(server))
+
+
+async def test_a_key_that_nobody_may_know_any_more_is_forgotten(
+    server: Server, store: RedisStore
+) -> None:
+    brief = await RedisStore.open(server.url, namespace=_NAMESPACE, key_ttl_ms=1, timeout_s=10.0)
+    run_id = await start(brief, key="key")
+    await cancel(brief, run_id)
+    await _pass_ms(brief, 3)
+    await brief.purge(finished_before=Instant(0), limit=1)
+    assert not any(key.endswith((":keys", ":aging")) for key in _keys(server))
+    await brief.close()
+    assert await store.load(run_id) is not None
+
+
+async def test_what_cannot_be_read_is_corrupt_and_says_so(
+    server: Server, store: RedisStore
+) -> None:
+    run_id = await start(store)
+    (key,) = [key for key in _keys(server) if key.endswith(f":run:{run_id}")]
+    with server.client() as client:
+        client.hset(key, "status", "dancing")
+        with pytest.raises(BackendCorrupt):
+            await store.load(run_id)
+        client.delete(key)
+        client.set(key, "a string")
+    with pytest.raises(BackendCorrupt):
+        await store.load(run_id)
+
+
+async def test_a_full_server_refuses_what_needs_memory_and_lets_finished_runs_be_removed(
+    server: Server, store: RedisStore
+) -> None:
+    finished = await start(store)
+    await cancel(store, finished)
+    wanted = admission(await store.now())
+    with server.client() as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] // 2)
+        try:
+            with pytest.raises(BackendUnavailable, match="no memory left"):
+                await store.admit(wanted, within_ms=WITHIN_MS)
+            assert await store.load(wanted.run.id) is None
+            assert await store.active_runs(ACME) == 0
+            now = await store.now()
+            assert await store.purge(finished_before=Instant(now + 1), limit=10) == 1
+        finally:
+            client.config_set("maxmemory", 0)
+    assert await store.admit(wanted, within_ms=WITHIN_MS) == Admitted(wanted.run.id)
+
+
+# ── Fairness across shards ───────────────────────────────────────────────────────────────────────
+
+
+async def test_tenants_of_all_shards_take_turns(store: RedisStore) -> None:
+    tenants = [TenantId(f"tenant-{number}") for number in range(40)]
+    for tenant in tenants:
+        await start(store, FOR_EACH, tenant=tenant, run_input={"items": [1, 2, 3]})
+    for _ in range(3):
+        served = [(await lease_one(store)).job.tenant for _ in tenants]
+        assert sorted(served) == sorted(tenants)
+
+
+async def test_a_job_of_another_replica_waits_for_one_round(
+    server: Server, store: RedisStore
+) -> None:
+    other = await RedisStore.open(server.url, namespace=_NAMESPACE, timeout_s=10.0)
+    await start(store, FOR_EACH, run_input={"items": list(range(500))})
+    assert len(await lease(store, TOPIC, max_jobs=10)) == 10
+    late = TenantId("late")
+    await start(other, tenant=late)
+    await _pass_ms(store, 6)  # A look at the shards is good for five milliseconds.
+    served = [leased.job.tenant for leased in await lease(store, TOPIC, max_jobs=2)]
+    assert sorted(served) == [ACME, late]
+    await other.close()
+
+
+@pytest.mark.parametrize("by_commit", [False, True])
+async def test_what_this_replica_sends_out_is_leased_without_a_look_at_the_shards(
+    server: Server, store: RedisStore, by_commit: bool
+) -> None:
+    run_id = await start(store)
+    await lease_one(store)
+    assert await lease(store, TOPIC) == ()
+    looks = _commands(server, "zcard")
+    if by_commit:
+        found = await loaded(store, run_id)
+        await store.commit(commit_of(found, replace(nothing(found), effects=_jobs(run_id, 1))))
+    else:
+        await start(store, tenant=TenantId("another"))
+    await lease_one(store)
+    assert _commands(server, "zcard") == looks
+
+
+async def test_several_workers_at_once_share_all_jobs_and_no_job_twice(store: RedisStore) -> None:
+    for number in range(12):
+        tenant = TenantId(f"tenant-{number}")
+        await start(store, FOR_EACH, tenant=tenant, run_input={"items": list(range(25))})
+    answers = await asyncio.gather(
+        *(store.lease_jobs(f"w{n}", [TOPIC], max_jobs=30, ttl_ms=60_000) for n in range(20))
+    )
+    jobs = [leased.job.id for answer in answers for leased in answer]
+    assert len(jobs) == len(set(jobs)) == 300
+
+
+# ── Builders ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _use(store: RedisStore) -> RunId:
+    """Leave a trace in as many keys as can be; a run with an inbox, a timer and a dead letter."""
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=None, job_rate_per_s=1000.0))
+    await store.put_document("kind", "name", 1, read=None)
+    await store.put_workflow(ACME, workflow("flow"))
+    run_id = await start(store, key="key")
+    await lease(store, TOPIC, ttl_ms=1)
+    await _pass_ms(store, 3)
+    await store.expire_jobs(limit=10, max_deliveries=1)
+    await store.post(run_id, CancelRequested(), entry_id="a")
+    await store.post(run_id, CancelRequested(), entry_id="b")
+    assert await store.bury(run_id, "a", cause="a test") is not None
+    return run_id
+
+
+async def _pass_ms(store: RedisStore, by_ms: int) -> None:
+    """Come back when the server's clock shows at least so much more."""
+    until = await store.now() + by_ms
+    while (left_ms := until - await store.now()) > 0:  # noqa: ASYNC110 - a server has no events
+        await asyncio.sleep(left_ms / 1000)
+
+
+def _jobs(run_id: RunId, count: int) -> tuple[DispatchJob, ...]:
+    step = StepId("many")
+    return tuple(
+        DispatchJob(Job(job_id(run_id, step, item, 1), run_id, ACME, step, TOPIC, 1, item, item))
+        for item in range(count)
+    )
