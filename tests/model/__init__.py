@@ -1,0 +1,1 @@
+"""The stateful model: every store answers as the memory store does, however many ask at once."""
