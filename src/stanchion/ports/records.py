@@ -342,7 +342,7 @@ class StoredWorkflow(msgspec.Struct, frozen=True):
 
 
 CAP_MAX: Final = 2**31 - 1
-RATE_MIN: Final = 0.001
+RATE_MIN: Final = 0.000_001
 RATE_MAX: Final = 1_000_000
 
 
@@ -361,7 +361,7 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError(f"max_concurrent_runs must be from 0 to {CAP_MAX}")
         # Written so that NaN, which compares false with everything, is refused as well.
         if self.job_rate_per_s is not None and not RATE_MIN <= self.job_rate_per_s <= RATE_MAX:
-            raise ValueError(f"job_rate_per_s must be from {RATE_MIN} to {RATE_MAX}")
+            raise ValueError(f"job_rate_per_s must be from {RATE_MIN:f} to {RATE_MAX}")
 
 
 class Document(msgspec.Struct, frozen=True):
