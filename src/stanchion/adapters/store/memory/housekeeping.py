@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.letters import event_letter_id, reborn, step_of
 from stanchion.adapters.store.memory.shelf import RunFile, Shelved
-from stanchion.core.events import CancelRequested, Event, JobReplayed, Started, TimerFired
-from stanchion.core.model import Instant, RunId, StepId, TenantId
+from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page
 
 __all__ = ["MemoryHousekeeping"]
@@ -23,11 +23,11 @@ class MemoryHousekeeping(Shelved):
         event = file.inbox[entry_id]
         self._shelf.remove_entries(file, entry_id)
         letter = DeadLetter(
-            id=f"event:{run_id}:{entry_id}",
+            id=event_letter_id(run_id, entry_id),
             kind=DeadLetterKind.EVENT,
             tenant=file.run.tenant,
             run_id=run_id,
-            step_id=_step_of(event),
+            step_id=step_of(event),
             cause=cause,
             at=self._shelf.now(),
             event=event,
@@ -65,7 +65,7 @@ class MemoryHousekeeping(Shelved):
         file = self._shelf.runs[letter.run_id]
         self._shelf.remove_letter(file, letter_id)
         if not file.run.status.is_finished:
-            self._shelf.deliver(file, *_reborn(letter, actor), self._shelf.now())
+            self._shelf.deliver(file, *reborn(letter, actor), self._shelf.now())
         return letter
 
     async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:
@@ -110,32 +110,3 @@ class MemoryHousekeeping(Shelved):
         key = None if file.key is None else account.keys.get(file.key)
         if file.key is not None and key is not None and key.record.run_id == run.id:
             del account.keys[file.key]
-
-
-def _reborn(letter: DeadLetter, actor: str) -> tuple[str, Event]:
-    """What a dead letter puts into its run's inbox when it is replayed."""
-    match letter.kind:
-        case DeadLetterKind.JOB:
-            job = letter.job
-            assert job is not None
-            replayed = JobReplayed(
-                job_id=job.id,
-                step_id=job.step_id,
-                item=job.item,
-                dispatch=job.dispatch,
-                actor=actor,
-            )
-            return f"replayed:{job.id}#{job.dispatch}", replayed
-        case DeadLetterKind.EVENT:
-            assert letter.event is not None
-            return letter.id.removeprefix(f"event:{letter.run_id}:"), letter.event
-
-
-def _step_of(event: Event) -> StepId | None:
-    match event:
-        case Started() | CancelRequested():
-            return None
-        case TimerFired(timer=timer):
-            return timer.step_id
-        case _:
-            return event.step_id

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from stanchion.adapters.letters import death_of, letter_of
 from stanchion.adapters.store.memory.shelf import JobFile, Shelved
-from stanchion.core.events import JobDied, JobFailed, JobSucceeded
+from stanchion.core.events import JobFailed, JobSucceeded
 from stanchion.core.lease import next_fence
 from stanchion.core.model import Instant, Job, JobId, TenantId, Topic
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
-    DeadLetter,
-    DeadLetterKind,
     ExpiredJob,
     JobLease,
     JobState,
@@ -143,25 +142,8 @@ class MemoryJobs(Shelved):
         """Write the dead letter, and tell the run."""
         job, now = file.job, self._shelf.now()
         run = self._shelf.runs[job.run_id]
-        letter = DeadLetter(
-            id=f"job:{job.id}#{job.dispatch}",
-            kind=DeadLetterKind.JOB,
-            tenant=job.tenant,
-            run_id=job.run_id,
-            step_id=job.step_id,
-            cause=f"delivered {file.deliveries} times and never finished",
-            at=now,
-            job=job,
-        )
-        self._shelf.add_letter(run, letter)
-        died = JobDied(
-            job_id=job.id,
-            step_id=job.step_id,
-            item=job.item,
-            dispatch=job.dispatch,
-            deliveries=file.deliveries,
-        )
-        self._shelf.deliver(run, f"died:{job.id}#{job.dispatch}", died, now)
+        self._shelf.add_letter(run, letter_of(job, file.deliveries, now))
+        self._shelf.deliver(run, *death_of(job, file.deliveries), now)
 
 
 def _event(job: Job, result: Result) -> JobSucceeded | JobFailed:

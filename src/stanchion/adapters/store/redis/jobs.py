@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from stanchion.adapters.letters import death_of, letter_of
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.redis.fleet import Request
 from stanchion.adapters.store.redis import asks, codec
@@ -11,14 +12,11 @@ from stanchion.adapters.store.redis.due import Due, act_on_due
 from stanchion.adapters.store.redis.keys import run_of_job
 from stanchion.adapters.store.redis.leasing import RedisLeasing
 from stanchion.adapters.store.redis.shards import ALL_SHARDS
-from stanchion.core.events import JobDied
 from stanchion.core.model import Instant, JobId, RunId, Topic
 from stanchion.core.run_id import shard_of_run
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
-    DeadLetter,
-    DeadLetterKind,
     ExpiredJob,
     JobLease,
     JobView,
@@ -161,24 +159,9 @@ class RedisJobs(RedisLeasing):
     def _expiry(self, view: JobView, max_deliveries: int) -> Request:
         job, last_words = view.job, []
         if view.deliveries >= max_deliveries:
-            letter = DeadLetter(
-                id=f"job:{job.id}#{job.dispatch}",
-                kind=DeadLetterKind.JOB,
-                tenant=job.tenant,
-                run_id=job.run_id,
-                step_id=job.step_id,
-                cause=f"delivered {view.deliveries} times and never finished",
-                at=Instant(0),  # The server's clock will tell.
-                job=job,
-            )
-            died = JobDied(
-                job_id=job.id,
-                step_id=job.step_id,
-                item=job.item,
-                dispatch=job.dispatch,
-                deliveries=view.deliveries,
-            )
-            entry_id = f"died:{job.id}#{job.dispatch}"
+            # The server's clock will tell the time.
+            letter = letter_of(job, view.deliveries, Instant(0))
+            entry_id, died = death_of(job, view.deliveries)
             last_words = [letter.id, asks.json(letter), entry_id, asks.json(died)]
         shard = shard_of_run(job.run_id)
         assert shard is not None

@@ -7,11 +7,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.letters import event_letter_id, reborn, step_of
 from stanchion.adapters.store.redis import asks, codec
 from stanchion.adapters.store.redis.keys import sized
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded
-from stanchion.core.events import CancelRequested, Event, JobReplayed, Started, TimerFired
-from stanchion.core.model import Instant, RunId, StepId, TenantId
+from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.core.run_id import shard_of_run, shard_of_tenant
 from stanchion.ports.records import DeadLetter, DeadLetterKind, Page
 
@@ -38,11 +38,11 @@ class RedisLetters(Sharded):
             return None
         _, event = codec.read_number_and_event(packed)
         letter = DeadLetter(
-            id=f"event:{run_id}:{entry_id}",
+            id=event_letter_id(run_id, entry_id),
             kind=DeadLetterKind.EVENT,
             tenant=tenant,
             run_id=run_id,
-            step_id=_step_of(event),
+            step_id=step_of(event),
             cause=cause,
             at=Instant(0),  # The server's clock will tell.
             event=event,
@@ -116,36 +116,7 @@ class RedisLetters(Sharded):
         if packed is None:
             return None
         letter = codec.read_letter(packed)
-        entry_id, event = _reborn(letter, actor)
+        entry_id, event = reborn(letter, actor)
         words = (run_id, letter.tenant, letter_id, entry_id, asks.json(event))
         step = self._shards.step("replay", shard, *words, run_id=run_id, is_repeatable=False)
         return letter if await self._shards.ask(step, deadline) else None
-
-
-def _reborn(letter: DeadLetter, actor: str) -> tuple[str, Event]:
-    """What a dead letter puts into its run's inbox when it is replayed."""
-    match letter.kind:
-        case DeadLetterKind.JOB:
-            job = letter.job
-            assert job is not None
-            replayed = JobReplayed(
-                job_id=job.id,
-                step_id=job.step_id,
-                item=job.item,
-                dispatch=job.dispatch,
-                actor=actor,
-            )
-            return f"replayed:{job.id}#{job.dispatch}", replayed
-        case DeadLetterKind.EVENT:
-            assert letter.event is not None
-            return letter.id.removeprefix(f"event:{letter.run_id}:"), letter.event
-
-
-def _step_of(event: Event) -> StepId | None:
-    match event:
-        case Started() | CancelRequested():
-            return None
-        case TimerFired(timer=timer):
-            return timer.step_id
-        case _:
-            return event.step_id

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, assert_never
+from typing import Final
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.letters import event_letter_id, reborn, step_of
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.statements import read_statements
 from stanchion.adapters.store.sqlite import inbox
 from stanchion.adapters.store.sqlite.codec import DEAD_LETTER, EVENT, encode
-from stanchion.core.events import CancelRequested, Event, JobReplayed, Started, TimerFired
-from stanchion.core.model import RunId, StepId, TenantId
+from stanchion.core.model import RunId, TenantId
 from stanchion.ports.records import DeadLetter, DeadLetterKind, Page
 
 __all__ = ["add", "bury", "list_letters", "replay"]
@@ -33,11 +33,11 @@ def bury(db: Database, run_id: RunId, entry_id: str, cause: str) -> DeadLetter |
     tenant, run, body = found
     event = EVENT.decode(body)
     letter = DeadLetter(
-        id=_event_letter_id(run_id, entry_id),
+        id=event_letter_id(run_id, entry_id),
         kind=DeadLetterKind.EVENT,
         tenant=tenant,
         run_id=run_id,
-        step_id=_step_of(event),
+        step_id=step_of(event),
         cause=cause,
         at=db.now(),
         event=event,
@@ -70,40 +70,5 @@ def replay(db: Database, letter_id: str, actor: str) -> DeadLetter | None:
     ended = db.first(_SQL["is_ended"], run=run)
     # A run that has ended hears nothing any more; its letter is taken out all the same.
     if ended is not None and ended[0] is None:
-        inbox.put(db, run, *_reborn(letter, actor), db.now())
+        inbox.put(db, run, *reborn(letter, actor), db.now())
     return letter
-
-
-def _reborn(letter: DeadLetter, actor: str) -> tuple[str, Event]:
-    """The inbox entry that a letter becomes when it is replayed."""
-    match letter.kind:
-        case DeadLetterKind.JOB:
-            job = letter.job
-            assert job is not None
-            event = JobReplayed(
-                actor=actor,
-                job_id=job.id,
-                step_id=job.step_id,
-                item=job.item,
-                dispatch=job.dispatch,
-            )
-            return f"replayed:{job.id}#{job.dispatch}", event
-        case DeadLetterKind.EVENT:
-            assert letter.event is not None
-            return letter.id.removeprefix(_event_letter_id(letter.run_id, "")), letter.event
-        case _:
-            assert_never(letter.kind)
-
-
-def _event_letter_id(run_id: RunId, entry_id: str) -> str:
-    return f"event:{run_id}:{entry_id}"
-
-
-def _step_of(event: Event) -> StepId | None:
-    match event:
-        case Started() | CancelRequested():
-            return None
-        case TimerFired(timer=timer):
-            return timer.step_id
-        case _:
-            return event.step_id

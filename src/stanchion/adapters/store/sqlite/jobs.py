@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stanchion.adapters.letters import death_of, letter_of
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.statements import read_statements
 from stanchion.adapters.store.sqlite import dead_letters, inbox, ready
 from stanchion.adapters.store.sqlite.codec import VALUE
-from stanchion.core.events import JobDied, JobFailed, JobSucceeded
+from stanchion.core.events import JobFailed, JobSucceeded
 from stanchion.core.model import Instant, Job, JobId, StepId
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
-    DeadLetter,
-    DeadLetterKind,
     ExpiredJob,
     JobLease,
     JobState,
@@ -131,22 +130,5 @@ def _let_die(db: Database, row: int, run: int, job_id: JobId) -> None:
     assert view is not None
     job, now = view.job, db.now()
     db.run(_SQL["let_die"], job=row)
-    letter = DeadLetter(
-        id=f"job:{job.id}#{job.dispatch}",
-        kind=DeadLetterKind.JOB,
-        tenant=job.tenant,
-        run_id=job.run_id,
-        step_id=job.step_id,
-        cause=f"delivered {view.deliveries} times, and no worker finished it",
-        at=now,
-        job=job,
-    )
-    dead_letters.add(db, run, letter)
-    event = JobDied(
-        job_id=job.id,
-        step_id=job.step_id,
-        item=job.item,
-        dispatch=job.dispatch,
-        deliveries=view.deliveries,
-    )
-    inbox.put(db, run, f"died:{job.id}#{job.dispatch}", event, now)
+    dead_letters.add(db, run, letter_of(job, view.deliveries, now))
+    inbox.put(db, run, *death_of(job, view.deliveries), now)
