@@ -2,7 +2,9 @@
 
 Two stores of the same kind are open at once, a small and a large one. The verbs are timed in turns,
 a batch on the one and then a batch on the other, so that whatever disturbs the machine disturbs
-both. Each run is a whole one: admitted, leased, finished and committed.
+both. A batch waits for the disk, and the disk is sometimes slow: of many batches the faster quarter
+is compared, since noise only ever adds. Each run is a whole one: admitted, leased, finished and
+committed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 
 from bench.row import Row
 from stanchion.adapters.clock import SystemClock
@@ -29,7 +31,7 @@ from tests.servers import running_server
 __all__ = ["rows"]
 
 SMALL, LARGE = 1_000, 200_000
-BATCH, ROUNDS = 100, 15
+BATCH, ROUNDS = 100, 40
 TENANTS = [TenantId(f"tenant-{number}") for number in range(50)]
 PROMISE = 1.3
 
@@ -85,7 +87,7 @@ async def _growth(name: str, opened: AbstractAsyncContextManager[tuple[Store, St
                     times[verb][which].append(seconds)
     rows = []
     for verb, (small, large) in times.items():
-        ratio = median(large) / median(small)
+        ratio = quantiles(large)[0] / quantiles(small)[0]
         label = f"{name}: {verb} with {LARGE:,} runs against {SMALL:,}"
         rows.append(Row(label, ratio, "×", f"≤ {PROMISE}", ratio <= PROMISE))
     return rows

@@ -34,7 +34,6 @@ CREATE TABLE runs (
 CREATE UNIQUE INDEX runs_by_id ON runs (tail, head);
 CREATE INDEX runs_by_age ON runs (tenant, created_at, id);
 CREATE INDEX runs_by_status ON runs (tenant, status, created_at, id);
-CREATE INDEX runs_by_workflow ON runs (tenant, workflow_id, created_at, id);
 CREATE INDEX runs_by_end ON runs (coalesce(finished_at, ended_at)) WHERE ended_at IS NOT NULL;
 
 -- What never changes about a run: its input may be large, and is written once.

@@ -12,10 +12,3 @@ ORDER BY created_at DESC, id DESC LIMIT :limit
 SELECT id, workflow_id, workflow_version, status, created_at, finished_at, error FROM runs
 WHERE tenant = :tenant AND status = :status AND (created_at, id) < (:created_at, :run_id)
 ORDER BY created_at DESC, id DESC LIMIT :limit
-
--- name: list_runs_by_workflow
--- Those of one workflow.
-SELECT id, workflow_id, workflow_version, status, created_at, finished_at, error FROM runs
-WHERE tenant = :tenant AND workflow_id = :workflow_id
-    AND (created_at, id) < (:created_at, :run_id)
-ORDER BY created_at DESC, id DESC LIMIT :limit
