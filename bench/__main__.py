@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import core, stores
+from bench import core, leases, stores
 from bench.row import table
 
 REPORT = Path("reports/bench.json")
@@ -15,7 +15,7 @@ REPORT = Path("reports/bench.json")
 
 def main() -> int:
     """Measure everything."""
-    rows = [*core.rows(), *stores.rows()]
+    rows = [*core.rows(), *leases.rows(), *stores.rows()]
     print(table(rows))
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_bytes(msgspec.json.format(msgspec.json.encode(rows)))

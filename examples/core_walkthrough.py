@@ -85,7 +85,7 @@ def story(world: World) -> Iterator[Event]:
     yield world.due(TimerKind.RETRY)
     yield world.done("search", {"hits": 5}, item=1)
     yield world.due(TimerKind.DELAY)
-    yield Approved(step_id=StepId("review"), actor="alex", comment="looks right")
+    yield Approved(step_id=StepId("review"), actor="reviewer", comment="looks right")
     yield world.done("publish.write", {"text": "8 hits in 2 searches"})
     yield world.done("publish.check", {"ok": True})
 

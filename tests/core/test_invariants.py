@@ -171,7 +171,7 @@ def test_a_change_that_goes_back_is_noticed(
 
 def test_a_true_transition_is_fine() -> None:
     run = World.started(plan(), {"list": [1]}).run
-    transition = decide(plan(), run, CancelRequested(actor="alex"), START)
+    transition = decide(plan(), run, CancelRequested(actor="reviewer"), START)
     assert invariants.of_transition(run, transition, evolve(run, transition)) == []
 
 

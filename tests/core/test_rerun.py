@@ -106,7 +106,7 @@ def nested() -> World:
     world = World.started(planned(flow, {inner.id: inner}))
     for step in ("a", "b.x", "b.y", "b.z", "c.x", "c.z"):
         world.succeed(step, step.upper())
-    world.feed(CancelRequested(actor="alex"))
+    world.feed(CancelRequested(actor="reviewer"))
     return world
 
 

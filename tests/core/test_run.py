@@ -317,12 +317,13 @@ def test_an_approval_waits_for_a_person_and_says_who_it_was() -> None:
     world = started(workflow(a=ApprovalSpec(), b=job(A, input="${steps.a.output.by}")))
     assert (world.run.status, world.undecided()) == (RunStatus.WAITING, [A])
     world.approve("a", "go ahead")
-    assert world.run.step(A).output == {"approved": True, "by": "alex", "comment": "go ahead"}
-    assert world.job("b").input == "alex"
+    assert world.run.step(A).output == {"approved": True, "by": "reviewer", "comment": "go ahead"}
+    assert world.job("b").input == "reviewer"
 
 
 @pytest.mark.parametrize(
-    ("comment", "message"), [(None, "rejected by alex"), ("not yet", "rejected by alex: not yet")]
+    ("comment", "message"),
+    [(None, "rejected by reviewer"), ("not yet", "rejected by reviewer: not yet")],
 )
 def test_a_rejection_fails_the_step(comment: str | None, message: str) -> None:
     world = started(workflow(a=ApprovalSpec(), b=job(A)))
@@ -413,7 +414,7 @@ def test_a_run_that_runs_out_of_time_ends_everything() -> None:
 
 def test_a_cancelled_run_ends_everything_and_revokes_its_jobs() -> None:
     world = started(workflow(a=job(), b=job(A), c=DelaySpec(delay_s=9)))
-    transition = world.feed(CancelRequested(actor="alex", reason="wrong input"))
+    transition = world.feed(CancelRequested(actor="reviewer", reason="wrong input"))
     assert world.statuses() == dict.fromkeys("abc", "cancelled")
     assert (world.run.status, transition.effects) == (RunStatus.CANCELLED, (StopRun(),))
     assert world.run.error == Failure("cancelled", "wrong input")
@@ -421,14 +422,14 @@ def test_a_cancelled_run_ends_everything_and_revokes_its_jobs() -> None:
 
 def test_a_cancel_without_a_reason_says_who_it_was() -> None:
     world = started(workflow(a=job()))
-    world.feed(CancelRequested(actor="alex"))
-    assert world.run.error == Failure("cancelled", "cancelled by alex")
+    world.feed(CancelRequested(actor="reviewer"))
+    assert world.run.error == Failure("cancelled", "cancelled by reviewer")
 
 
 def test_a_finished_run_ignores_everything() -> None:
     world = started(workflow(a=job()))
     world.succeed("a")
-    assert world.feed(CancelRequested(actor="alex")).ignored == (Ignored.RUN_FINISHED,)
+    assert world.feed(CancelRequested(actor="reviewer")).ignored == (Ignored.RUN_FINISHED,)
 
 
 # ── For-each ─────────────────────────────────────────────────────────────────────────────────────
@@ -783,8 +784,8 @@ def test_the_timeline_tells_the_story_with_its_actors() -> None:
         ("job_dispatched", "a", "system", None),
         ("step_succeeded", "a", "worker-1", None),
         ("approval_requested", "b", "worker-1", None),
-        ("step_succeeded", "b", "alex", None),
-        ("delay_started", "c", "alex", "1 s"),
+        ("step_succeeded", "b", "reviewer", None),
+        ("delay_started", "c", "reviewer", "1 s"),
         ("step_succeeded", "c", "system", None),
         ("run_succeeded", None, "system", None),
     ]

@@ -78,10 +78,10 @@ def test_a_finished_run_is_absorbing(
     chance = Random(order)
     for _ in range(moves):
         step_forward(world, chance, seed, timeouts=True)
-    world.feed(CancelRequested(actor="alex"))
+    world.feed(CancelRequested(actor="reviewer"))
     finished = world.run
     assert finished.status.is_finished
-    for event in (*world.history, CancelRequested(actor="sam"), Started()):
+    for event in (*world.history, CancelRequested(actor="operator"), Started()):
         assert world.feed(event).changes_nothing
     assert world.run == finished
 
@@ -109,7 +109,7 @@ def test_deciding_twice_gives_the_same_transition_to_the_byte(
     chance = Random(order)
     for _ in range(moves):
         step_forward(world, chance, seed, timeouts=True)
-    event = CancelRequested(actor="alex")
+    event = CancelRequested(actor="reviewer")
     # The second plan is linked anew: nothing hangs on which object is at hand.
     twice = [decide(plan, world.run, event, world.now) for plan in (world.plan, planned(*family))]
     assert msgspec.json.encode(twice[0]) == msgspec.json.encode(twice[1])

@@ -155,11 +155,11 @@ class World:
 
     def approve(self, step: str, comment: str | None = None) -> Transition:
         """A person approves."""
-        return self.feed(Approved(step_id=StepId(step), actor="alex", comment=comment))
+        return self.feed(Approved(step_id=StepId(step), actor="reviewer", comment=comment))
 
     def reject(self, step: str, comment: str | None = None) -> Transition:
         """A person rejects."""
-        return self.feed(Rejected(step_id=StepId(step), actor="alex", comment=comment))
+        return self.feed(Rejected(step_id=StepId(step), actor="reviewer", comment=comment))
 
     def undecided(self) -> list[StepId]:
         """The approvals that somebody could decide now."""

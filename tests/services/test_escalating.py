@@ -110,7 +110,7 @@ async def test_the_latch_outlives_the_process_until_an_operator_clears_it(fleet:
     fresh = fleet.add()
     await fresh.look()
     assert fresh.level == Level.LATCHED
-    await fresh.order(Order.CLEAR, actor="alex")
+    await fresh.order(Order.CLEAR, actor="reviewer")
     await fleet.seconds(2)
     assert [replica.level, fresh.level] == [Level.NORMAL] * 2
     later = fleet.add()
@@ -122,7 +122,7 @@ async def test_the_latch_outlives_the_process_until_an_operator_clears_it(fleet:
 async def test_an_old_clear_does_not_undo_a_newer_latch(fleet: Fleet) -> None:
     replica = fleet.add()
     await replica.look()
-    await replica.order(Order.CLEAR, actor="alex")
+    await replica.order(Order.CLEAR, actor="reviewer")
     for _ in range(3):
         await fleet.trip()
         await fleet.seconds(90, probes_ok=1)
@@ -143,7 +143,7 @@ async def test_an_operators_order_holds_on_every_replica_also_on_later_ones(
     one, two = fleet.add(), fleet.add()
     if order is Order.FORCE_OPEN:
         await fleet.trip()
-    await one.order(order, actor="alex")
+    await one.order(order, actor="reviewer")
     await two.look()
     three = fleet.add()
     await three.look()
@@ -157,7 +157,7 @@ async def test_while_the_store_is_away_the_last_word_holds(fleet: Fleet) -> None
             raise BackendUnavailable(f"no {kind}/{name}")
 
     replica = fleet.add()
-    await replica.order(Order.FORCE_CLOSED, actor="alex")
+    await replica.order(Order.FORCE_CLOSED, actor="reviewer")
     replica._documents = Away(fleet.clock)  # noqa: SLF001 - the port goes away under the service
     await fleet.seconds(5)
     assert replica.level is Level.ESCALATED
@@ -179,7 +179,7 @@ async def test_a_change_is_logged_once(fleet: Fleet) -> None:
     replica, lines = fleet.add(), Lines()
     LOGGER.addHandler(lines)
     try:
-        await replica.order(Order.FORCE_CLOSED, actor="alex")
+        await replica.order(Order.FORCE_CLOSED, actor="reviewer")
         await fleet.seconds(3)
     finally:
         LOGGER.removeHandler(lines)
@@ -198,7 +198,7 @@ async def test_it_looks_by_itself_until_it_is_cancelled(fleet: Fleet) -> None:
     await fleet.store.put_document(
         "escalation",
         "order",
-        {"order": "force_closed", "actor": "alex", "at": 0, "number": 1},
+        {"order": "force_closed", "actor": "reviewer", "at": 0, "number": 1},
         read=None,
     )
     await asyncio.sleep(2.5)

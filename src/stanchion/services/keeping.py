@@ -70,6 +70,7 @@ class Keeper:
         self._entropy = entropy
         self._terms = terms
         self._tell = tell
+        self._releases: set[asyncio.Task[None]] = set()
 
     async def keep(self, lease: Lease, about: About) -> FenceCause:
         """Renew until the rules say that the holder must stop; then say why.
@@ -110,6 +111,14 @@ class Keeper:
             self._tell(told.Released(name=about.name, risk=about.risk, held_ms=held_ms))
         else:
             self._tell(told.ReleaseFailed(name=about.name, risk=about.risk, error=error))
+
+    def release_later(self, lease: Lease, about: About, *, held_ms: int) -> None:
+        """Give the lease back in a task of its own: whoever held it has no more time."""
+        release = self.release(lease, about, held_ms=held_ms)
+        task = asyncio.create_task(release, name=f"release {about.name}")
+        # The loop alone would not keep it alive.
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
 
     async def _try_release(self, about: About) -> str | None:
         error = ""
@@ -204,9 +213,7 @@ class Keeping:
             return
         if self._cause is None:
             held_ms = self._clock.moment() - self._began
-            release = self._keeper.release(self._lease, self._about, held_ms=held_ms)
-            # Shielded: a caller that is cancelled once more must not leave the lease behind.
-            await asyncio.shield(asyncio.create_task(release))
+            await self._release(held_ms)
             return
         is_ours = self._body.uncancel() <= self._cancelling_before
         if not isinstance(error, asyncio.CancelledError):
@@ -219,6 +226,15 @@ class Keeping:
                     raise
         if error is None or (is_ours and isinstance(error, asyncio.CancelledError)):
             raise LeaseLost(self._about.name, self._cause) from error
+
+    async def _release(self, held_ms: int) -> None:
+        try:
+            await self._keeper.release(self._lease, self._about, held_ms=held_ms)
+        except asyncio.CancelledError:
+            # A caller that is cancelled once more must not leave the lease behind. Only then a task
+            # is made for it: it costs as much as the rest of a hold.
+            self._keeper.release_later(self._lease, self._about, held_ms=held_ms)
+            raise
 
     def _is_too_late(self) -> bool:
         """Whether the body kept the loop busy past the deadline, so that the keeper never ran."""

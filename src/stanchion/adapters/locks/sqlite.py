@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from stanchion.adapters.lane import Lane
 from stanchion.adapters.sqlite.batch import write_together
@@ -34,7 +34,7 @@ from stanchion.ports.locks import (
     TooLate,
 )
 
-__all__ = ["SqliteLocks"]
+__all__ = ["SqliteLocks", "take"]
 
 _SQL = read_statements(__package__, "sqlite.sql")
 _SCHEMA: Final = read_schema(b"STLK", __package__, "sqlite_migrations")
@@ -66,7 +66,7 @@ class SqliteLocks:
         clock: Clock,
         timeout_s: float = _TIMEOUT_S,
         queue_max: int = _QUEUE_MAX,
-    ) -> SqliteLocks:
+    ) -> Self:
         """Open the file, made if it is not there. Any number of processes may have it open.
 
         ``timeout_s``: how long a caller waits at most. ``queue_max``: how many may.
@@ -95,7 +95,7 @@ class SqliteLocks:
         def act(db: Database) -> AcquireAnswer:
             if db.now() > not_after:
                 return TooLate()
-            return _acquire(db, name, token, ttl_ms, floor)
+            return take(db, name, token, ttl_ms, floor)
 
         return await self._call(act, within_ms)
 
@@ -157,7 +157,8 @@ class SqliteLocks:
         return await self._lane.call(act, wait_s=min(wait_s, self._timeout_s))
 
 
-def _acquire(db: Database, name: str, token: str, ttl_ms: int, floor: int) -> AcquireAnswer:
+def take(db: Database, name: str, token: str, ttl_ms: int, floor: int) -> AcquireAnswer:
+    """Take a name that is free, or that the token has already. Inside a transaction."""
     now = db.now()
     found = db.first(_SQL["read_lock"], name=name)
     holder, fence, expires_at = ("", 0, 0) if found is None else found

@@ -17,7 +17,7 @@ import logging
 import zlib
 from collections.abc import Sequence
 from functools import cache
-from typing import Final
+from typing import Final, Self
 
 from stanchion.adapters.entropy import SystemEntropy
 from stanchion.adapters.redis.address import checked_namespace, read_url
@@ -41,7 +41,7 @@ from stanchion.ports.locks import (
     TooLate,
 )
 
-__all__ = ["RedisLocks"]
+__all__ = ["RedisLocks", "slots"]
 
 _SHARDS: Final = 64
 _FORMAT: Final = f"1 with {_SHARDS} shards"
@@ -68,7 +68,7 @@ class RedisLocks:
         namespace: str = "stanchion",
         timeout_s: float = 2.0,
         entropy: Entropy | None = None,
-    ) -> RedisLocks:
+    ) -> Self:
         """Connect and look at the servers. Raises ``BackendError``."""
         fleet = Fleet(read_url(url), timeout_s=timeout_s, entropy=entropy or SystemEntropy())
         format_key = f"{checked_namespace(namespace)}:locks:{{{_FORMAT_TAG}}}:format"
@@ -91,7 +91,7 @@ class RedisLocks:
         def make(not_after: Instant) -> Request:
             return self._step("acquire", _shard(name), name, token, ttl_ms, not_after, floor)
 
-        slot = _slots()[_shard(name)]
+        slot = slots()[_shard(name)]
         match await ask_in_time(self._fleet, slot, within_ms, make):
             case [b"granted", fence]:
                 return Granted(int(fence))
@@ -143,10 +143,14 @@ class RedisLocks:
 
     def _step(self, name: str, shard: int, *words: str | int) -> Request:
         script = _script(name)
-        root = f"{self._namespace}:locks:{{{shard:02x}}}:"
+        root = self._root(shard)
         packed = script.call([root + key for key in script.key_names], words)
         # A release that is asked again after a lost answer would say that the name is not ours.
-        return Request(_slots()[shard], packed, script, is_repeatable=name != "release")
+        return Request(slots()[shard], packed, script, is_repeatable=name != "release")
+
+    def _root(self, shard: int) -> str:
+        """How all keys of a shard begin."""
+        return f"{self._namespace}:locks:{{{shard:02x}}}:"
 
 
 def _shard(name: str) -> int:
@@ -154,7 +158,8 @@ def _shard(name: str) -> int:
 
 
 @cache
-def _slots() -> tuple[int, ...]:
+def slots() -> tuple[int, ...]:
+    """The slot of every shard."""
     return tuple(slot_of(f"{shard:02x}") for shard in range(_SHARDS))
 
 

@@ -1,0 +1,181 @@
+"""Bells: one subscription, for everybody who waits here.
+
+Redis tells subscribers what is published and forgets it. So a bell may be missed: while there is no
+connection, or in the moment before there is one. Those who wait know that, and look now and then;
+the bell only spares them the wait. Hence nothing here raises: without a connection it is silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import hiredis
+
+from stanchion.adapters.redis.fleet import Fleet
+from stanchion.adapters.redis.gather import Greeting, pack
+from stanchion.ports.errors import BackendError
+
+__all__ = ["Bells"]
+
+_CONNECT_S_MAX: Final = 2.0
+_REST_S: Final = 0.5
+"""How long nobody tries again after a connection failed."""
+_SILENT_S_MAX: Final = 1.0
+"""How long a server may take to answer a ping."""
+_MORE: Final = object()
+_PING: Final = pack("PING")
+
+
+class Bells:
+    """The bells of those who wait, by token."""
+
+    def __init__(self, fleet: Fleet, slot: int, channel: str) -> None:
+        self._fleet = fleet
+        self._slot = slot
+        self._channel = channel
+        self._bells: dict[str, asyncio.Event] = {}
+        self._connecting: asyncio.Task[None] | None = None
+        self._ear: _Ear | None = None
+        self._rest_until = 0.0
+        self._is_closed = False
+
+    async def expect(self, token: str, *, at_most_s: float) -> None:
+        """From now on a bell for this token is heard; or silence, if there is no connection."""
+        self._bells.setdefault(token, asyncio.Event())
+        connecting = self._connect()
+        if connecting is not None:
+            await asyncio.wait({connecting}, timeout=at_most_s)
+
+    async def wait(self, token: str, *, at_most_s: float) -> bool:
+        """Whether it rang."""
+        bell = self._bells[token]
+        try:
+            async with asyncio.timeout(at_most_s):
+                await bell.wait()
+        except TimeoutError:
+            if self._ear is not None:
+                self._ear.check()
+            return False
+        bell.clear()
+        return True
+
+    def forget(self, token: str) -> None:
+        """Nobody waits under this token any more."""
+        self._bells.pop(token, None)
+
+    async def close(self) -> None:
+        """Hang up. Safe to call twice."""
+        self._is_closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._connecting
+        if self._ear is not None:
+            self._ear.cut()
+            # An aborted transport tells the loop, and is gone one turn later.
+            await asyncio.sleep(0)
+
+    def _connect(self) -> asyncio.Task[None] | None:
+        """What to wait for before a bell can be heard; nothing, if it can, or cannot for now."""
+        if self._ear is not None or self._is_closed:
+            return None
+        if self._connecting is None or self._connecting.done():
+            if asyncio.get_running_loop().time() < self._rest_until:
+                return None
+            self._connecting = asyncio.create_task(self._listen(), name="bells")
+        return self._connecting
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        target = self._fleet.topology.target
+        greeting = Greeting(target.username, target.password, target.database)
+        tls = ssl.create_default_context() if target.has_tls else None
+        try:
+            address = self._fleet.topology.node_of(self._slot).address
+            async with asyncio.timeout(_CONNECT_S_MAX):
+                _, ear = await loop.create_connection(
+                    lambda: _Ear(self._heard, self._lost), address.host, address.port, ssl=tls
+                )
+                self._ear = ear
+                ear.send(*greeting.commands(), pack("SUBSCRIBE", self._channel))
+                await ear.subscribed.wait()
+        except (BackendError, OSError, TimeoutError):
+            self._rest_until = loop.time() + _REST_S
+            if self._ear is not None:
+                self._ear.cut()
+
+    def _heard(self, token: str) -> None:
+        bell = self._bells.get(token)
+        if bell is not None:
+            bell.set()
+
+    def _lost(self, ear: _Ear) -> None:
+        if self._ear is ear:
+            self._ear = None
+            self._rest_until = asyncio.get_running_loop().time() + _REST_S
+
+
+class _Ear(asyncio.Protocol):
+    """A connection that has subscribed."""
+
+    def __init__(self, heard: Callable[[str], None], lost: Callable[[_Ear], None]) -> None:
+        self._heard = heard
+        self._lost = lost
+        self._reader = hiredis.Reader(notEnoughData=_MORE)
+        self._transport: asyncio.Transport | None = None
+        self._pinged_at: float | None = None
+        self.subscribed = asyncio.Event()
+        """Nothing is left to wait for: it has subscribed, or is gone."""
+
+    def send(self, *commands: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(b"".join(commands))
+
+    def cut(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def check(self) -> None:
+        """Ask for a sign of life; hang up if the last one that was asked for did not come."""
+        now = asyncio.get_running_loop().time()
+        if self._pinged_at is None:
+            self._pinged_at = now
+            self.send(_PING)
+        elif now > self._pinged_at + _SILENT_S_MAX:
+            self.cut()
+
+    # ── What the event loop calls ────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._pinged_at = None
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not _MORE:
+                self._take(reply)
+        except hiredis.ProtocolError:
+            self.cut()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - silence is enough
+        self._transport = None
+        self._lost(self)
+        self.subscribed.set()
+
+    def _take(self, reply: object) -> None:
+        match reply:
+            case [b"message", _, bytes(token)]:
+                self._heard(token.decode())
+            case [b"subscribe", *_]:
+                self.subscribed.set()
+            case hiredis.ReplyError():
+                # It will not let us in, or not listen: as if it were not there.
+                self.cut()
+            case _:
+                """The answer to a greeting or a ping."""

@@ -1,0 +1,165 @@
+"""Leases: your own code runs only while it holds a name, and can prove it to whatever it writes to.
+
+    leases = Leases("redis://127.0.0.1:6379")
+    async with leases.hold("invoice:42", wait_s=10) as lease:
+        await db.execute("UPDATE … WHERE fence <= ?", lease.fence)
+
+The body is cancelled when the lease can no longer be trusted, before it can be another's; then the
+``async with`` raises ``LeaseLost``. That needs a body that can be stopped. Against one that cannot,
+and against pauses that nobody sees coming, stands the fence: a number that is higher with every
+grant, to be compared where the write happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Final, Literal, Self, TypeAlias, get_args
+
+from stanchion.adapters.clock import SystemClock
+from stanchion.adapters.entropy import SystemEntropy
+from stanchion.core import lease as rules
+from stanchion.core import lease_policy
+from stanchion.core import retry as rhythms
+from stanchion.core.lease import LeaseTerms, terms_for
+from stanchion.core.lease_policy import DEFAULT_POLICIES, LeasePolicy
+from stanchion.core.model import Risk
+from stanchion.core.retry import Backoff, Faults
+from stanchion.leases.errors import LeaseUnavailable
+from stanchion.leases.holder import Holder, Wish
+from stanchion.leases.opening import store_at
+from stanchion.leases.waiting import DEFAULT_RETRY, Order
+from stanchion.ports.errors import BackendRefused
+from stanchion.services.lease import Lease
+from stanchion.services.lease_events import LeaseHook
+
+__all__ = ["Leases", "RiskName"]
+
+RiskName: TypeAlias = Literal["low", "standard", "high", "critical"]
+
+_ORDERS: Final = get_args(Order)
+_NAME_LENGTH_MAX: Final = 512
+_WAIT_S_MAX: Final = 86_400.0
+
+
+class Leases:
+    """Leases in one store, all with the same term. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        ttl_s: float = 30.0,
+        namespace: str = "leases",
+        retry: Backoff = DEFAULT_RETRY,
+        on_event: LeaseHook = lambda _: None,
+    ) -> None:
+        """Say where leases are kept; nothing is opened yet. Raises ``ValueError``.
+
+        ``retry`` is the rhythm of those who wait by ``order="jitter"``. ``on_event`` is told what
+        happens to every lease, for metrics and logs.
+        """
+        clock = SystemClock()
+        _check("retry", rhythms.faults(retry))
+        self._store = store_at(url, namespace=namespace, clock=clock)
+        self._holder = Holder(
+            self._store,
+            clock=clock,
+            entropy=SystemEntropy(),
+            terms=_terms(ttl_s),
+            retry=retry,
+            tell=on_event,
+            prepare=self._prepare,
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+
+    def hold(
+        self,
+        name: str,
+        *,
+        risk: Risk | RiskName = "high",
+        policy: LeasePolicy | None = None,
+        wait_s: float = 0.0,
+        order: Order = "fifo",
+        floor: int = 0,
+    ) -> AbstractAsyncContextManager[Lease]:
+        """Hold ``name`` for the body. The lease's fence is above ``floor``.
+
+        ``risk`` says what a failure of the lock store means, ``policy`` says it in detail; by
+        default the body does not run without a lease, and does not go on without one. ``wait_s`` is
+        how long to wait while another has the name: in line (``fifo``), or asking again now and
+        then (``jitter``).
+
+        Raises ``LeaseBusy`` or ``LeaseUnavailable`` instead of running the body, and ``LeaseLost``
+        after stopping it. What the body raises passes through untouched.
+        """
+        wish = _wish(name, Risk(risk), policy, wait_s, order, floor)
+        return self._holder.hold(wish)
+
+    async def close(self) -> None:
+        """Let go of connections and files. Holds must have ended before. Safe to call twice."""
+        self._is_closed = True
+        await self._holder.close()
+        await self._store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _prepare(self, name: str) -> None:
+        """See that the store can be asked, or that policy may say what it means if it cannot."""
+        running = asyncio.get_running_loop()
+        self._loop = self._loop or running
+        if self._loop is not running:
+            raise RuntimeError("these Leases belong to another event loop: make one for each")
+        if self._is_closed:
+            raise RuntimeError("these Leases are closed")
+        if not self._store.was_tried:
+            try:
+                await self._store.open()
+            except BackendRefused as error:
+                raise LeaseUnavailable(name, str(error)) from error
+
+
+def _wish(
+    name: str,
+    risk: Risk,
+    policy: LeasePolicy | None,
+    wait_s: float,
+    order: Order,
+    floor: int,
+) -> Wish:
+    if not 0 < len(name) <= _NAME_LENGTH_MAX:
+        raise ValueError(f"a name has 1 to {_NAME_LENGTH_MAX} characters, not {len(name)}")
+    if not 0 <= wait_s <= _WAIT_S_MAX:
+        raise ValueError(f"wait_s is from 0 to {_WAIT_S_MAX:.0f}, not {wait_s}")
+    if order not in _ORDERS:
+        raise ValueError(f"order is one of {', '.join(_ORDERS)}, not {order!r}")
+    if policy is None:
+        policy = DEFAULT_POLICIES[risk]
+    else:
+        _check("policy", lease_policy.faults(policy))
+    return Wish(name=name, risk=risk, policy=policy, wait_s=wait_s, order=order, floor=floor)
+
+
+def _terms(ttl_s: float) -> LeaseTerms:
+    if not math.isfinite(ttl_s):
+        raise ValueError(f"ttl_s is a number of seconds, not {ttl_s}")
+    terms = terms_for(round(ttl_s * 1000))
+    _check("ttl_s", rules.faults(terms))
+    return terms
+
+
+def _check(what: str, faults: Faults) -> None:
+    if faults:
+        raise ValueError(f"{what}: " + "; ".join(f"{each.path}: {each.message}" for each in faults))

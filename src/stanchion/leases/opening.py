@@ -1,0 +1,167 @@
+"""Opening: which store a URL means, and how it is opened when somebody first needs it.
+
+    memory:                     this object's own, for tests
+    sqlite:PATH                 a file, for the processes of one machine
+    redis://…  redis+cluster://…  redis+sentinel://…  (rediss… with TLS)
+
+A wrong URL is refused at once. A store that is away is not: what that means is policy, and it may
+be back a moment later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeAlias
+
+from stanchion.ports.clock import Clock
+from stanchion.ports.errors import BackendError, BackendRefused
+from stanchion.ports.locks import AcquireAnswer, LockView, NotOwned, Released, Renewed
+from stanchion.ports.turns import Place, Turns
+
+__all__ = ["StoreOnDemand", "store_at"]
+
+_FORMS: Final = "memory:, sqlite:PATH, redis://host:port or redis+cluster://host:port,…"
+_Open: TypeAlias = Callable[[], Awaitable[Turns]]
+
+
+def store_at(url: str, *, namespace: str, clock: Clock) -> StoreOnDemand:
+    """The store that the URL means, not opened yet. Raises ``ValueError``, without the password."""
+    if not namespace or "/" in namespace:
+        raise ValueError(f"not a namespace: {namespace!r} (not empty, no slash)")
+    kind, _, path = url.partition(":")
+    try:
+        if url == "memory:":
+            return StoreOnDemand(_memory(clock))
+        if kind == "sqlite" and path and path != ":memory:":
+            # A file has no namespaces of its own: they are part of the names.
+            return StoreOnDemand(_sqlite(path, clock), prefix=f"{namespace}/")
+        if kind.partition("+")[0] in {"redis", "rediss"}:
+            return StoreOnDemand(_redis(url, namespace))
+    except BackendRefused as error:
+        raise ValueError(str(error)) from None
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"leases on {kind} need the package '{error.name}': pip install 'stanchion[server]'",
+            name=error.name,
+        ) from error
+    raise ValueError(f"not the URL of a lease store: it should look like {_FORMS}")
+
+
+class StoreOnDemand:
+    """See ``ports.turns.Turns``. Opens its store when first asked, and again if that failed."""
+
+    def __init__(self, make: _Open, *, prefix: str = "") -> None:
+        self._make = make
+        self._prefix = prefix
+        self._opening = asyncio.Lock()
+        self._opened: Turns | None = None
+        self.was_tried = False
+        """Whether somebody has opened it, or found out that it is away."""
+
+    async def open(self) -> None:
+        """Open it with time enough to connect. Raises ``BackendRefused``.
+
+        A call has less time than that. If the store is away, the next call says so, and after that
+        opening it is the business of whoever probes.
+        """
+        try:
+            await self._store()
+        except BackendRefused:
+            raise
+        except BackendError:
+            """What that means is policy."""
+        self.was_tried = True
+
+    async def acquire(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
+    ) -> AcquireAnswer:
+        store = self._opened or await self._store()
+        return await store.acquire(
+            self._prefix + name, token, ttl_ms=ttl_ms, within_ms=within_ms, floor=floor
+        )
+
+    async def renew(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int
+    ) -> Renewed | NotOwned:
+        store = self._opened or await self._store()
+        return await store.renew(self._prefix + name, token, ttl_ms=ttl_ms, within_ms=within_ms)
+
+    async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:
+        store = self._opened or await self._store()
+        return await store.release(self._prefix + name, token, within_ms=within_ms)
+
+    async def join(self, name: str, token: str, *, ticket_ms: int, within_ms: int) -> Place:
+        store = self._opened or await self._store()
+        return await store.join(
+            self._prefix + name, token, ticket_ms=ticket_ms, within_ms=within_ms
+        )
+
+    async def bell(self, name: str, token: str, *, at_most_ms: int) -> bool:
+        store = self._opened or await self._store()
+        return await store.bell(self._prefix + name, token, at_most_ms=at_most_ms)
+
+    async def leave(self, name: str, token: str, *, within_ms: int) -> None:
+        store = self._opened or await self._store()
+        await store.leave(self._prefix + name, token, within_ms=within_ms)
+
+    async def inspect(self, name: str) -> LockView | None:
+        store = self._opened or await self._store()
+        view = await store.inspect(self._prefix + name)
+        return None if view is None else self._shown(view)
+
+    async def list(self, prefix: str = "", *, limit: int = 1000) -> Sequence[LockView]:
+        store = self._opened or await self._store()
+        views = await store.list(self._prefix + prefix, limit=limit)
+        return [self._shown(view) for view in views]
+
+    async def force_release(self, name: str) -> bool:
+        store = self._opened or await self._store()
+        return await store.force_release(self._prefix + name)
+
+    async def ping(self) -> None:
+        store = self._opened or await self._store()
+        await store.ping()
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+
+    async def _store(self) -> Turns:
+        async with self._opening:
+            if self._opened is None:
+                self._opened = await self._make()
+        return self._opened
+
+    def _shown(self, view: LockView) -> LockView:
+        return LockView(view.name.removeprefix(self._prefix), view.fence, view.expires_in_ms)
+
+
+# Each kind imports what it needs, and only when it is asked for.
+
+
+def _memory(clock: Clock) -> _Open:
+    from stanchion.adapters.locks.memory_turns import MemoryTurns  # noqa: PLC0415 - see above
+
+    async def make() -> Turns:
+        return MemoryTurns(clock)
+
+    return make
+
+
+def _sqlite(path: str, clock: Clock) -> _Open:
+    from stanchion.adapters.locks.sqlite_turns import SqliteTurns  # noqa: PLC0415 - see above
+
+    return lambda: SqliteTurns.open(path, clock=clock)
+
+
+def _redis(url: str, namespace: str) -> _Open:
+    from stanchion.adapters.locks.redis.turns import RedisTurns  # noqa: PLC0415 - see above
+    from stanchion.adapters.redis.address import (  # noqa: PLC0415 - see above
+        checked_namespace,
+        read_url,
+    )
+
+    read_url(url)
+    checked_namespace(namespace)
+    return lambda: RedisTurns.open(url, namespace=namespace)

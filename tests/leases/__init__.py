@@ -1,0 +1,1 @@
+"""Leases as a public API: over memory, SQLite and real servers, in one process and in several."""
