@@ -8,8 +8,14 @@ from itertools import count
 
 import pytest
 
-from stanchion.core.lease import FenceCause, LeaseLost
-from stanchion.core.lease_policy import DEFAULT_POLICIES, LeasePolicy, OnLockError, OnRenewalLost
+from stanchion.core.lease import JOB_TERMS, FenceCause, LeaseLost
+from stanchion.core.lease_policy import (
+    DEFAULT_POLICIES,
+    JOB_POLICY,
+    LeasePolicy,
+    OnLockError,
+    OnRenewalLost,
+)
 from stanchion.core.model import Risk
 from stanchion.services import lease_events as told
 from stanchion.services.lease_events import LeaseEvent
@@ -326,6 +332,24 @@ async def test_critical_work_is_fenced_by_the_first_failure(bench: Bench) -> Non
     with pytest.raises(LeaseLost):
         await Body(bench, DEFAULT_POLICIES[Risk.CRITICAL], Risk.CRITICAL).work(1_000)
     assert bench.locks.calls["renew"] == 1
+
+
+@virtual
+async def test_a_job_lease_makes_exactly_three_attempts_and_releases_nothing(bench: Bench) -> None:
+    bench.leasing = Leasing(
+        bench.locks,
+        clock=bench.clock,
+        entropy=SeededEntropy(7),
+        terms=JOB_TERMS,
+        tell=bench.told.append,
+    )
+    bench.locks.always(Fault.ERROR, "renew")
+    body = Body(bench, JOB_POLICY)
+    with pytest.raises(LeaseLost):
+        await body.work(1_000)
+    assert (bench.locks.calls["renew"], bench.locks.calls["release"]) == (3, 0)
+    assert body.stopped_at is not None
+    assert body.stopped_at < 60_000
 
 
 @virtual
