@@ -102,3 +102,13 @@ def test_what_nobody_here_asked_for_is_not_remembered() -> None:
     rounds = Rounds(0)
     rounds.hint(3, _B)
     assert rounds.take([_B], 1) == {}
+
+
+def test_after_a_look_that_found_nothing_a_hint_is_enough_however_old_the_look() -> None:
+    rounds = Rounds(first_shard=0)
+    rounds.learn(_A, {3: Waiting(1, 1)}, at=0.0)
+    assert rounds.take([_A], 1) == {3: {_A: 1}}
+    rounds.learn(_A, {}, at=0.0)
+    rounds.hint(3, _A)
+    assert rounds.knows([_A], 1, at=3_600.0)
+    assert rounds.take([_A], 1) == {3: {_A: 1}}

@@ -115,6 +115,8 @@ class _Round:
             if shard in self._waiting
         )
         self.turns_left = sum(turns for _, turns in self._turns)
+        if not self._waiting:
+            self._seen.clear()  # nobody waits: whoever comes next begins a new round
         self._join([shard for shard in self._in_order() if shard not in self._seen])
 
     def hint(self, shard: int) -> None:
