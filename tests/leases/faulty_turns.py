@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.adapters.locks.memory_turns import MemoryTurns
 from stanchion.ports.clock import Clock
@@ -20,11 +22,19 @@ class FaultyTurns(FaultyLocks):
         """The same, without the faults."""
         self.real = self.calm
 
+        self._delay_s = 0.0
+
+    def deliver_joins_late(self) -> None:
+        """From now on a ticket takes a while to arrive, whether or not anybody waits for it."""
+        self._delay_s = 0.5
+
     async def join(self, name: str, token: str, *, ticket_ms: int, within_ms: int) -> Place:
+        async def arrive() -> Place:
+            await asyncio.sleep(self._delay_s)
+            return await self.calm.join(name, token, ticket_ms=ticket_ms, within_ms=within_ms)
+
         return await self._call(
-            "join",
-            lambda: self.calm.join(name, token, ticket_ms=ticket_ms, within_ms=within_ms),
-            late=Place(0, 0),
+            "join", lambda: asyncio.shield(asyncio.create_task(arrive())), late=Place(0, 0)
         )
 
     async def bell(self, name: str, token: str, *, at_most_ms: int) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from stanchion.core.lease import FenceCause, LeaseLost, terms_for
 from stanchion.core.lease_policy import DEFAULT_POLICIES
 from stanchion.core.model import Risk
-from stanchion.core.retry import BoundedJitter, Fixed
+from stanchion.core.retry import Backoff, BoundedJitter, Exponential, Fixed
 from stanchion.leases.errors import LeaseBusy, LeaseUnavailable
 from stanchion.leases.holder import Holder, Wish
 from stanchion.leases.waiting import DEFAULT_RETRY, LOOK_EVERY_MS, TICKET_MS
@@ -41,7 +41,7 @@ class Bench:
         self._seeds = count()
         self.holder = self.another()
 
-    def another(self, retry: BoundedJitter | Fixed = DEFAULT_RETRY) -> Holder:
+    def another(self, retry: Backoff = DEFAULT_RETRY) -> Holder:
         return Holder(
             self.turns,
             clock=self.clock,
@@ -113,6 +113,8 @@ async def test_a_name_that_another_process_has_is_busy_at_once(bench: Bench) -> 
     assert (busy.value.name, busy.value.expires_in_ms, busy.value.waited_s) == (NAME, 5_000, 0)
     assert bench.names() == ["Contended"]
     assert bench.turns.calls["join"] == 0
+    await bench.turns.calm.release(NAME, "another's", within_ms=10)
+    await bench.visit("a", bench.holder, wait_s=0)
 
 
 @virtual
@@ -138,6 +140,8 @@ async def test_a_lock_error_is_unavailable_at_once_however_patient_the_caller(
     assert unavailable.value.reason == "connection refused"
     assert bench.clock.moment() == 0
     assert bench.names() == ["Refused"]
+    await asyncio.sleep(2)
+    await bench.visit("a", bench.holder, wait_s=0)
 
 
 @pytest.mark.parametrize("risk", [Risk.LOW, Risk.STANDARD])
@@ -216,6 +220,7 @@ async def test_those_of_several_processes_go_in_order_and_without_a_pause(bench:
     fences = [lease.fence or 0 for lease in leases]
     assert fences == sorted(set(fences))
     assert await bench.turns.waiting(NAME) == 0
+    assert bench.turns.calls["leave"] == 0
 
 
 @virtual
@@ -260,12 +265,27 @@ async def test_whoever_is_cancelled_while_waiting_leaves_no_ticket(
     with pytest.raises(asyncio.CancelledError):
         await waiter
     assert await bench.turns.waiting(NAME) == 0
+    await bench.turns.calm.release(NAME, "another's", within_ms=10)
+    await bench.visit("b", bench.holder, wait_s=0)
 
 
 @virtual
 async def test_whoever_is_cancelled_while_joining_leaves_no_ticket(bench: Bench) -> None:
     await bench.turns.calm.acquire(NAME, "another's", ttl_ms=TTL_MS, within_ms=10)
     bench.turns.script("join", Fault.SLOW)
+    waiter = asyncio.create_task(bench.visit("a", bench.holder, wait_s=60))
+    await asyncio.sleep(0.1)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    await asyncio.sleep(1)
+    assert await bench.turns.waiting(NAME) == 0
+
+
+@virtual
+async def test_a_ticket_that_is_under_way_is_given_back_after_it_arrived(bench: Bench) -> None:
+    await bench.turns.calm.acquire(NAME, "another's", ttl_ms=TTL_MS, within_ms=10)
+    bench.turns.deliver_joins_late()
     waiter = asyncio.create_task(bench.visit("a", bench.holder, wait_s=60))
     await asyncio.sleep(0.1)
     waiter.cancel()
@@ -377,6 +397,16 @@ async def test_a_moment_without_the_line_is_no_reason_to_give_up(bench: Bench) -
 
 
 @virtual
+async def test_without_a_line_waiting_is_no_busy_loop(bench: Bench) -> None:
+    await bench.turns.calm.acquire(NAME, "another's", ttl_ms=TTL_MS, within_ms=10)
+    bench.turns.always(Fault.ERROR, "join")
+    with pytest.raises(LeaseBusy) as busy:
+        await bench.visit("a", bench.holder, wait_s=3)
+    assert busy.value.waited_s == 3
+    assert 3_000 / 150 <= bench.turns.calls["acquire"] <= 3_000 / 50 + 2
+
+
+@virtual
 async def test_whoever_goes_on_without_the_store_is_out_of_the_line_in_a_moment(
     bench: Bench,
 ) -> None:
@@ -404,6 +434,17 @@ async def test_pauses_stay_in_their_bounds(bench: Bench) -> None:
     assert busy.value.waited_s == 20
     assert 20_000 / 700 <= bench.turns.calls["acquire"] <= 20_000 / 300 + 2
     assert bench.turns.calls["join"] == 0
+
+
+@virtual
+async def test_pauses_may_grow(bench: Bench) -> None:
+    await bench.turns.calm.acquire(NAME, "another's", ttl_ms=60_000, within_ms=10)
+    growing = Exponential(base_ms=100, cap_ms=60_000, jitter="none")
+    with pytest.raises(LeaseBusy):
+        async with bench.another(growing).hold(wish(wait_s=6, order="jitter")):
+            raise AssertionError("not ours")
+    # After 0, 100, 300, 700, 1,500, 3,100 and, at last, 6,000 ms.
+    assert bench.turns.calls["acquire"] == 7
 
 
 @virtual

@@ -14,9 +14,11 @@ import pytest
 
 import stanchion
 from stanchion import leases as package
+from stanchion.adapters.clock import SystemClock
 from stanchion.core.retry import BoundedJitter
 from stanchion.leases import events
 from stanchion.leases.leases import RiskName
+from stanchion.leases.opening import store_at
 from stanchion.leases.threads import HoldOptions, LeasesOptions
 from tests.leases.lines import until_waiting
 from tests.servers import Cluster, Server, running_server
@@ -131,6 +133,36 @@ async def test_the_first_call_finds_the_store_away_and_a_later_one_finds_it_back
             async with asyncio.timeout(30):
                 while await _fence(leases, NAME, risk="low") is None:  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.1)
+
+
+async def test_a_store_that_hangs_from_the_start_costs_one_bounded_wait_and_then_nothing() -> None:
+    loop = asyncio.get_running_loop()
+    with running_server() as server:
+        server.pause()
+        async with stanchion.Leases(server.url) as leases:
+            began = loop.time()
+            fences = await asyncio.gather(
+                *(_fence(leases, f"invoice:{number}", risk="low") for number in range(5))
+            )
+            assert fences == [None] * 5
+            assert loop.time() - began < 3
+            for number in range(5):
+                began = loop.time()
+                assert await _fence(leases, f"invoice:{number}", risk="low") is None
+                assert loop.time() - began < 0.5
+        server.resume()
+
+
+async def test_an_operator_sees_names_as_their_owners_gave_them(url: str, namespace: str) -> None:
+    store = store_at(url, namespace=namespace, clock=SystemClock())
+    async with stanchion.Leases(url, namespace=namespace) as leases, leases.hold(NAME) as lease:
+        seen = await store.inspect(NAME)
+        assert seen is not None
+        assert (seen.name, seen.fence) == (NAME, lease.fence)
+        assert [view.name for view in await store.list("invoice")] == [NAME]
+        assert await store.list("another") == []
+    assert await store.inspect(NAME) is None
+    await store.close()
 
 
 async def test_a_store_that_must_not_be_used_is_unavailable_in_every_class() -> None:

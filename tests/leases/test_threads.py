@@ -15,7 +15,7 @@ import stanchion
 from stanchion.adapters.clock import SystemClock
 from stanchion.leases import events
 from stanchion.leases.opening import store_at
-from tests.leases.lines import until_waiting
+from tests.leases.lines import until_waiting, waiting
 
 NAME = "invoice:42"
 _SOON_S = 20.0
@@ -167,21 +167,21 @@ def test_renewals_go_on_while_the_body_computes(file: str) -> None:
 
 async def test_whoever_is_interrupted_while_waiting_leaves_no_ticket(file: str) -> None:
     program = f"""
-import sys, stanchion
+import os, stanchion
 leases = stanchion.SyncLeases({file!r})
 try:
     with leases.hold({NAME!r}, wait_s=60):
         raise AssertionError("not ours")
 except KeyboardInterrupt:
-    leases.close()
-    print("interrupted")
+    print("interrupted", flush=True)
+    os._exit(0)     # nothing is tidied up any more
 """
     async with stanchion.Leases(file) as here, here.hold(NAME):
         process = _start(program)
         await until_waiting(file, "leases", NAME, 1)
         process.send_signal(2)
         assert process.communicate(timeout=_SOON_S)[0] == "interrupted\n"
-        await until_waiting(file, "leases", NAME, 0)
+        assert await waiting(file, "leases", NAME) == 0
 
 
 def _start(program: str) -> subprocess.Popen[str]:

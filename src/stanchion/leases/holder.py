@@ -7,7 +7,6 @@ its time is over.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -29,12 +28,10 @@ from stanchion.ports.entropy import Entropy
 from stanchion.ports.turns import Turns
 from stanchion.services import lease_events as told
 from stanchion.services.lease import Lease
-from stanchion.services.lease_events import LeaseEvent, LeaseHook
+from stanchion.services.lease_events import LeaseEvent, LeaseHook, guarded
 from stanchion.services.leasing import Contended, Leasing, Outcome, Refused
 
 __all__ = ["Hold", "Holder", "Wish"]
-
-_log = logging.getLogger("stanchion")
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +69,7 @@ class Holder:
         self.asked_at: dict[str, Moment] = {}
         """When whoever is inside a door came to it."""
         self.prepare = prepare
-        self._tell = tell
+        self.tell = guarded(tell)
 
     def hold(self, wish: Wish) -> Hold:
         """Hold the name for a body. Raises ``LeaseNotGranted`` instead of running it."""
@@ -82,13 +79,6 @@ class Holder:
         """Stop working in the background. Holds must have ended before."""
         await self.leasing.close()
 
-    def say(self, event: LeaseEvent) -> None:
-        """Tell whoever counts. They must not be able to lose a lease: this may be its renewal."""
-        try:
-            self._tell(event)
-        except Exception:  # noqa: BLE001 - it is the caller's code
-            _log.exception("lease_hook_failed")
-
     def _retell(self, event: LeaseEvent) -> None:
         """What leasing tells about one question, as a fact about the whole wish."""
         match event:
@@ -96,9 +86,9 @@ class Holder:
                 """Told once, when the caller gives up."""
             case told.Acquired():
                 waited_ms = self.clock.moment() - self.asked_at[event.name]
-                self.say(replace(event, waited_ms=waited_ms))
+                self.tell(replace(event, waited_ms=waited_ms))
             case _:
-                self.say(event)
+                self.tell(event)
 
 
 class Hold(AbstractAsyncContextManager[Lease]):
@@ -184,6 +174,6 @@ class Hold(AbstractAsyncContextManager[Lease]):
 
     def _busy(self, asked_at: Moment, expires_in_ms: int | None) -> LeaseBusy:
         holder, wish = self._holder, self._wish
-        holder.say(told.Contended(name=wish.name, risk=wish.risk, expires_in_ms=expires_in_ms))
+        holder.tell(told.Contended(name=wish.name, risk=wish.risk, expires_in_ms=expires_in_ms))
         waited_s = (holder.clock.moment() - asked_at) / 1000
         return LeaseBusy(wish.name, waited_s=waited_s, expires_in_ms=expires_in_ms)

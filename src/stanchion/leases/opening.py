@@ -56,22 +56,27 @@ class StoreOnDemand:
         self._prefix = prefix
         self._opening = asyncio.Lock()
         self._opened: Turns | None = None
+        self._error: BackendError | None = None
+        """What came of opening it, until somebody has been told."""
         self.was_tried = False
         """Whether somebody has opened it, or found out that it is away."""
 
     async def open(self) -> None:
-        """Open it with time enough to connect. Raises ``BackendRefused``.
+        """Open it, once, with time enough to connect. Raises ``BackendRefused``.
 
-        A call has less time than that. If the store is away, the next call says so, and after that
-        opening it is the business of whoever probes.
+        A call has less time than that. If the store is away, the next call says so at once, and
+        after that opening it is the business of whoever probes.
         """
-        try:
-            await self._store()
-        except BackendRefused:
-            raise
-        except BackendError:
-            """What that means is policy."""
-        self.was_tried = True
+        async with self._opening:
+            if self.was_tried:
+                return
+            try:
+                self._opened = await self._make()
+            except BackendRefused:
+                raise
+            except BackendError as error:
+                self._error = error
+            self.was_tried = True
 
     async def acquire(
         self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
@@ -128,6 +133,9 @@ class StoreOnDemand:
             await self._opened.close()
 
     async def _store(self) -> Turns:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         async with self._opening:
             if self._opened is None:
                 self._opened = await self._make()
