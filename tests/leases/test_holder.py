@@ -9,13 +9,14 @@ from typing import Literal
 
 import pytest
 
-from stanchion.core.lease import FenceCause, LeaseLost, terms_for
+from stanchion.core.lease import FenceCause, LeaseLost, Moment, terms_for
 from stanchion.core.lease_policy import DEFAULT_POLICIES
 from stanchion.core.model import Risk
 from stanchion.core.retry import Backoff, BoundedJitter, Exponential, Fixed
 from stanchion.leases.errors import LeaseBusy, LeaseUnavailable
 from stanchion.leases.holder import Holder, Wish
 from stanchion.leases.waiting import DEFAULT_RETRY, LOOK_EVERY_MS, TICKET_MS
+from stanchion.ports.locks import AcquireAnswer
 from stanchion.services import lease_events as told
 from stanchion.services.lease import Lease
 from stanchion.services.lease_events import LeaseEvent
@@ -29,11 +30,20 @@ NAME = "invoice:42"
 TTL_MS = 30_000
 
 
+class SuspendedClock(loop.LoopClock):
+    """A clock that counts while the machine sleeps, when nothing else does."""
+
+    slept_ms = 0
+
+    def moment(self) -> Moment:
+        return Moment(super().moment() + self.slept_ms)
+
+
 class Bench:
     """One store and as many processes' worth of holders as a test wants."""
 
     def __init__(self) -> None:
-        self.clock = loop.LoopClock()
+        self.clock = SuspendedClock()
         self.turns = FaultyTurns(self.clock)
         self.told: list[LeaseEvent] = []
         self.entered: list[tuple[str, int]] = []
@@ -179,6 +189,25 @@ async def test_a_lost_lease_stops_the_body_and_says_why(bench: Bench) -> None:
     assert seen == [lost.value.cause] == [FenceCause.TAKEN]
     assert bench.turns.calls["release"] == 0
     assert bench.names() == ["Acquired", "Abandoned"]
+
+
+@virtual
+async def test_a_lease_that_was_granted_too_late_stops_the_body_at_once(bench: Bench) -> None:
+    class Sleepy(FaultyTurns):
+        async def acquire(
+            self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
+        ) -> AcquireAnswer:
+            answer = await super().acquire(
+                name, token, ttl_ms=ttl_ms, within_ms=within_ms, floor=floor
+            )
+            bench.clock.slept_ms += TTL_MS  # The machine was suspended when the answer came in.
+            return answer
+
+    bench.turns = Sleepy(bench.clock)
+    with pytest.raises(LeaseLost) as lost:
+        await bench.visit("a", bench.another(), wait_s=0, stay_s=1)
+    assert lost.value.cause is FenceCause.DEADLINE
+    assert asyncio.get_running_loop().time() < 0.01
 
 
 @virtual

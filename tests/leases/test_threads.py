@@ -91,6 +91,14 @@ def test_what_the_body_raises_passes_through_and_the_lease_is_given_back(
         """Free again."""
 
 
+def test_a_hold_is_entered_once(leases: stanchion.SyncLeases) -> None:
+    hold = leases.hold(NAME)
+    with hold:
+        """Once."""
+    with pytest.raises(RuntimeError, match="once"), hold:
+        raise AssertionError("without a lease")
+
+
 async def _take_away(file: str) -> None:
     store = store_at(file, namespace="leases", clock=SystemClock())
     assert await store.force_release(NAME)

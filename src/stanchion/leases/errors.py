@@ -28,7 +28,7 @@ class LeaseBusy(LeaseNotGranted):
         super().__init__(name, f"another has it (waited for {waited_s:.1f} s)")
         self.waited_s = waited_s
         self.expires_in_ms = expires_in_ms
-        """When the other's term ends if it is not renewed; ``None`` if it is in this process."""
+        """When it may be free, if nobody renews; ``None`` if it is held in this process."""
 
 
 class LeaseUnavailable(LeaseNotGranted):

@@ -56,7 +56,7 @@ class Holder:
         entropy: Entropy,
         terms: LeaseTerms,
         retry: Backoff,
-        tell: LeaseHook,
+        tell: LeaseHook | None,
         prepare: Callable[[str], Awaitable[None]],
     ) -> None:
         """``prepare`` is awaited before every hold; what it raises, the hold raises."""
@@ -64,12 +64,18 @@ class Holder:
         self.clock = clock
         self.entropy = entropy
         self.retry = retry
-        self.leasing = Leasing(store, clock=clock, entropy=entropy, terms=terms, tell=self._retell)
+        self.leasing = Leasing(
+            store,
+            clock=clock,
+            entropy=entropy,
+            terms=terms,
+            tell=_silently if tell is None else self._retell,
+        )
         self.doors = Doors()
         self.asked_at: dict[str, Moment] = {}
         """When whoever is inside a door came to it."""
         self.prepare = prepare
-        self.tell = guarded(tell)
+        self.tell = _silently if tell is None else guarded(tell)
 
     def hold(self, wish: Wish) -> Hold:
         """Hold the name for a body. Raises ``LeaseNotGranted`` instead of running it."""
@@ -89,6 +95,10 @@ class Holder:
                 self.tell(replace(event, waited_ms=waited_ms))
             case _:
                 self.tell(event)
+
+
+def _silently(_: LeaseEvent) -> None:
+    """Nobody counts."""
 
 
 class Hold(AbstractAsyncContextManager[Lease]):

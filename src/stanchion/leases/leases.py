@@ -54,7 +54,7 @@ class Leases:
         ttl_s: float = 30.0,
         namespace: str = "leases",
         retry: Backoff = DEFAULT_RETRY,
-        on_event: LeaseHook = lambda _: None,
+        on_event: LeaseHook | None = None,
     ) -> None:
         """Say where leases are kept; nothing is opened yet. Raises ``ValueError``.
 

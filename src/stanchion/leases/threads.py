@@ -46,7 +46,7 @@ class LeasesOptions(TypedDict, total=False):
     ttl_s: float
     namespace: str
     retry: Backoff
-    on_event: LeaseHook
+    on_event: LeaseHook | None
 
 
 class HoldOptions(TypedDict, total=False):
@@ -155,8 +155,11 @@ class _Hold(AbstractContextManager[Lease]):
         self._granted: Future[Lease] = Future()
         self._body_ended = asyncio.Event()
         self._ended = threading.Event()
+        self._kept: Future[None] | None = None
 
     def __enter__(self) -> Lease:
+        if self._kept is not None:
+            raise RuntimeError("a hold is entered once: ask for another")
         self._kept = self._engine.begin(self._keep())
         self._kept.add_done_callback(lambda _: self._granted.cancel())
         try:
@@ -176,6 +179,7 @@ class _Hold(AbstractContextManager[Lease]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        assert self._kept is not None
         self._engine.call(self._body_ended.set)
         try:
             self._kept.result(_END_S_MAX)

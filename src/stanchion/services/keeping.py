@@ -70,6 +70,8 @@ class Keeper:
         self._entropy = entropy
         self._terms = terms
         self._tell = tell
+        self.idle_ms = min(round(SLICE_S * 1000), terms.renew_every_ms) // 2
+        """For so long after a grant that came in time there is nothing to do."""
         self._releases: set[asyncio.Task[None]] = set()
 
     async def keep(self, lease: Lease, about: About) -> FenceCause:
@@ -189,7 +191,24 @@ class Keeping:
         self._body = body
         self._cancelling_before = body.cancelling()
         self._began = self._clock.moment()
+        self._task: asyncio.Task[None] | None = None
+        self._starting: asyncio.TimerHandle | None = None
+        trust, idle_ms = self._lease.trust, self._keeper.idle_ms
+        if isinstance(trust, Holding) and self._began + idle_ms < trust.next_renewal_at:
+            # Most holds are over before there is anything to keep: they do not pay for a task.
+            loop = asyncio.get_running_loop()
+            self._starting = loop.call_later(idle_ms / 1000, self._start)
+        else:
+            self._start()
+
+    def _start(self) -> None:
         self._task = asyncio.create_task(self._watch(), name=f"keep {self._about.name}")
+
+    def _stop(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     async def _watch(self) -> None:
         try:
@@ -207,7 +226,7 @@ class Keeping:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._task.cancel()
+        self._stop()
         if self._cause is None and self._is_too_late():
             self._end_late(error)
             return

@@ -47,14 +47,16 @@ class SqliteTurns(SqliteLocks):
         not_after = Instant(self._clock.now() + within_ms)
 
         def act(db: Database) -> AcquireAnswer:
-            if db.now() > not_after:
+            now = db.now()
+            if now > not_after:
                 return TooLate()
-            first = db.first(_SQL["first_in_line"], name=name, now=db.now())
+            first = db.first(_SQL["first_in_line"], name=name, now=now)
             if first is None:
                 return take(db, name, token, ttl_ms, floor)
             first_token, ticket_ends_at = first
-            if first_token != token and _is_free(db, name):
-                return Held(ticket_ends_at - db.now())
+            is_free = db.first(_SQL["holder"], name=name, now=now) is None
+            if first_token != token and is_free:
+                return Held(ticket_ends_at - now)
             answer = take(db, name, token, ttl_ms, floor)
             if isinstance(answer, Granted):
                 db.run(_SQL["leave"], name=name, token=token)
@@ -82,7 +84,7 @@ class SqliteTurns(SqliteLocks):
             try:
                 window = await self._look_out()
                 place = await window.call(
-                    lambda db: _place(db, name, token), wait_s=self._timeout_s
+                    lambda db: _place(db, name, token), wait_s=min(left_s, self._timeout_s)
                 )
             except BackendError:
                 continue
@@ -119,10 +121,6 @@ def _pause_s(ahead: int) -> float:
     delay_ms = min(_LOOK_MS_MAX, _LOOK_MS * (1 + ahead))
     rhythm = BoundedJitter(delay_ms, delay_ms // 2)
     return backoff_ms(rhythm, 1, _ENTROPY.unit()) / 1000
-
-
-def _is_free(db: Database, name: str) -> bool:
-    return db.first(_SQL["holder"], name=name, now=db.now()) is None
 
 
 def _place(db: Database, name: str, token: str) -> Place | None:

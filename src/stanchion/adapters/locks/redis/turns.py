@@ -42,7 +42,8 @@ class RedisTurns(RedisLocks):
         return answer
 
     async def join(self, name: str, token: str, *, ticket_ms: int, within_ms: int) -> Place:
-        await self._bells.expect(token, at_most_s=within_ms / 1000)
+        # A bell is worth a part of the wait, and no more: without one, whoever waits looks.
+        await self._bells.expect(token, at_most_s=within_ms / 4000)
         reply = await self._ask("join", name, token, self._channel, ticket_ms, within_ms=within_ms)
         match reply:
             case [int(ahead), int(look_again_in_ms)]:
