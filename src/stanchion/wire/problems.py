@@ -1,0 +1,66 @@
+"""Problems: how a request that was not fulfilled is answered (RFC 9457)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from stanchion.core.retry import RetryClass
+
+__all__ = ["PROBLEM_TYPE", "Code", "FieldError", "Problem"]
+
+PROBLEM_TYPE = "application/problem+json"
+
+
+class Code(StrEnum):
+    """Every ``code`` that an answer may carry. A program branches on these, never on a text."""
+
+    MALFORMED_JSON = "malformed_json"
+    INVALID_REQUEST = "invalid_request"
+    INVALID_WORKFLOW = "invalid_workflow"
+    INVALID_INPUT = "invalid_input"
+    IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    CONFLICT = "conflict"
+    BODY_TOO_LARGE = "body_too_large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    HEADERS_TOO_LARGE = "headers_too_large"
+    REQUEST_TIMEOUT = "request_timeout"
+    MAX_CONCURRENT_RUNS_REACHED = "max_concurrent_runs_reached"
+    JOB_THROTTLED = "job_throttled"
+    GATE_UNAVAILABLE = "gate_unavailable"
+    GATE_BUSY = "gate_busy"
+    LIMIT_CHECK_FAILED = "limit_check_failed"
+    OVERLOADED = "overloaded"
+    DRAINING = "draining"
+    STORE_UNAVAILABLE = "store_unavailable"
+    LOCKS_UNAVAILABLE = "locks_unavailable"
+    INTERNAL = "internal"
+
+
+class FieldError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One fault of a request, and its place."""
+
+    path: str
+    message: str
+    line: int | None = None
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request was not fulfilled, and whether and when to ask again."""
+
+    status: int
+    code: str
+    title: str
+    detail: str
+    type: str = "about:blank"
+    retry_class: RetryClass | None = None
+    retry_after_ms: int | None = None
+    request_id: str = ""
+    errors: tuple[FieldError, ...] | msgspec.UnsetType = msgspec.UNSET
+    limit: int | msgspec.UnsetType = msgspec.UNSET
+    active: int | msgspec.UnsetType = msgspec.UNSET

@@ -1,0 +1,219 @@
+"""Workflows, runs and single jobs, as callers see them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.model import Failure, Risk, RunStatus, StepStatus
+
+__all__ = [
+    "ApplyAnswer",
+    "CancelRun",
+    "Change",
+    "DecideStep",
+    "JobAnswer",
+    "JobList",
+    "RerunRun",
+    "RunList",
+    "RunRow",
+    "RunView",
+    "StartAnswer",
+    "StartRun",
+    "StepView",
+    "SubmitAnswer",
+    "SubmitJob",
+    "TimelineAnswer",
+    "TimelineLine",
+    "WorkflowList",
+    "WorkflowRow",
+    "WorkflowView",
+]
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class StartRun(_Request, frozen=True, kw_only=True):
+    """Start a run."""
+
+    input: JsonObject = {}
+
+
+class RerunRun(_Request, frozen=True, kw_only=True):
+    """Do a finished run again, from the beginning or from a step."""
+
+    from_step: str | None = None
+
+
+class CancelRun(_Request, frozen=True, kw_only=True):
+    """End a run now."""
+
+    reason: str | None = None
+
+
+class DecideStep(_Request, frozen=True, kw_only=True):
+    """Approve or reject."""
+
+    comment: str | None = None
+
+
+class SubmitJob(_Request, frozen=True, kw_only=True):
+    """One job, without a workflow."""
+
+    topic: str
+    input: JsonValue = {}
+
+
+class StartAnswer(msgspec.Struct, frozen=True):
+    """The run that was started, or that the same key started before."""
+
+    run_id: str
+    status: RunStatus
+
+
+class SubmitAnswer(msgspec.Struct, frozen=True):
+    """The job that was submitted, or that the same key submitted before."""
+
+    job_id: str
+    run_id: str
+    status: RunStatus
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A cancel, approval or rejection: carried out, or recorded because the run was busy."""
+
+    run_id: str
+    status: RunStatus
+    applied: bool
+
+
+class StepView(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a run."""
+
+    status: StepStatus
+    attempt: int
+    output: JsonValue
+    error: Failure | None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    items_total: int | None = None
+    items_succeeded: int | None = None
+    items_failed: int | None = None
+    waiting_for: str | None = None
+    """``job``, ``retry``, ``replay``, ``decision``, ``delay``, ``items`` or ``children``."""
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    run_id: str
+    workflow_id: str
+    workflow_version: int
+    tenant: str
+    status: RunStatus
+    risk: Risk
+    input: JsonObject
+    output: JsonValue
+    error: Failure | None
+    steps: dict[str, StepView]
+    created_at: datetime
+    finished_at: datetime | None
+    rerun_of: str | None = None
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One run in a list."""
+
+    run_id: str
+    workflow_id: str
+    workflow_version: int
+    status: RunStatus
+    created_at: datetime
+    finished_at: datetime | None
+    error: Failure | None
+
+
+class RunList(msgspec.Struct, frozen=True):
+    """A page of runs, newest first."""
+
+    runs: tuple[RunRow, ...]
+    cursor: str | None = None
+
+
+class TimelineLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a run's history."""
+
+    at: datetime
+    what: str
+    actor: str
+    step: str | None = None
+    item: int | None = None
+    attempt: int | None = None
+    detail: str | None = None
+
+
+class TimelineAnswer(msgspec.Struct, frozen=True):
+    """A page of a run's history, oldest first."""
+
+    run_id: str
+    entries: tuple[TimelineLine, ...]
+    cursor: str | None = None
+
+
+class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One job, of a workflow's step or submitted alone."""
+
+    job_id: str
+    run_id: str
+    step_id: str
+    topic: str
+    status: str
+    """``ready``, ``leased``, ``finished``, ``revoked`` or ``dead``."""
+    run_status: RunStatus
+    attempt: int
+    deliveries: int
+    output: JsonValue
+    error: Failure | None
+
+
+class JobList(msgspec.Struct, frozen=True):
+    """How many jobs are ready, by topic."""
+
+    ready: dict[str, int]
+
+
+class ApplyAnswer(msgspec.Struct, frozen=True):
+    """The version that the workflow has now."""
+
+    id: str
+    version: int
+
+
+class WorkflowRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One workflow in a list."""
+
+    id: str
+    version: int
+    risk: Risk
+    created_at: datetime
+
+
+class WorkflowList(msgspec.Struct, frozen=True):
+    """A page of workflows, by id."""
+
+    workflows: tuple[WorkflowRow, ...]
+    cursor: str | None = None
+
+
+class WorkflowView(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a workflow."""
+
+    id: str
+    version: int
+    risk: Risk
+    created_at: datetime
+    definition: JsonObject
