@@ -17,17 +17,45 @@ from stanchion.services import lease_events as told
 from stanchion.services.lease_events import LeaseEvent
 from stanchion.services.log import log_event
 
-__all__ = ["RunLeaseSignals"]
+__all__ = ["LeaseErrors", "RunLeaseSignals"]
 
 # A wait is a round trip to the lock store, a hold is a few of them and one commit.
 _WAIT_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 _HELD_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 10, 30)
 
 
+class LeaseErrors:
+    """Calls about a lease that failed, whatever kind of lease it was. One for each registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._renew = Counter(
+            "stanchion_lease_renew_errors",
+            "Renewals that ended in an error or a time-out.",
+            ["kind", "risk"],
+            registry=registry,
+        )
+        self._release = Counter(
+            "stanchion_lease_release_errors",
+            "Leases that could not be given back and were left to expire.",
+            ["kind", "risk"],
+            registry=registry,
+        )
+
+    def renew_of(self, kind: str) -> Mapping[Risk, Counter]:
+        """Failed renewals of one kind of lease, by risk class."""
+        return {risk: self._renew.labels(kind=kind, risk=str(risk)) for risk in Risk}
+
+    def release_of(self, kind: str) -> Mapping[Risk, Counter]:
+        """Failed releases of one kind of lease, by risk class."""
+        return {risk: self._release.labels(kind=kind, risk=str(risk)) for risk in Risk}
+
+
 class RunLeaseSignals:
     """The hook for run leases. Children are bound once: a label look-up costs more than a count."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.errors = LeaseErrors(registry)
+        """For whoever else has leases in the same registry."""
         self._fallbacks = _by_risk(
             registry,
             "stanchion_workflow_lock_fallback",
@@ -48,18 +76,8 @@ class RunLeaseSignals:
             "stanchion_run_lock_untrusted",
             "Holders of a run lease that went on without trusting it.",
         )
-        self._renew_errors = _by_risk(
-            registry,
-            "stanchion_lease_renew_errors",
-            "Renewals that ended in an error or a time-out.",
-            kind="run",
-        )
-        self._release_errors = _by_risk(
-            registry,
-            "stanchion_lease_release_errors",
-            "Leases that could not be given back and were left to expire.",
-            kind="run",
-        )
+        self._renew_errors = self.errors.renew_of("run")
+        self._release_errors = self.errors.release_of("run")
         self._contended = Counter(
             "stanchion_run_lock_contended",
             "Holds that were skipped because another had the run.",
@@ -127,8 +145,6 @@ def _log(level: int, name: str, event: LeaseEvent, **fields: str) -> None:
     log_event(level, name, lease=event.name, risk=str(event.risk), **fields)
 
 
-def _by_risk(
-    registry: CollectorRegistry, name: str, text: str, **fixed: str
-) -> Mapping[Risk, Counter]:
-    counter = Counter(name, text, [*fixed, "risk"], registry=registry)
-    return {risk: counter.labels(**fixed, risk=str(risk)) for risk in Risk}
+def _by_risk(registry: CollectorRegistry, name: str, text: str) -> Mapping[Risk, Counter]:
+    counter = Counter(name, text, ["risk"], registry=registry)
+    return {risk: counter.labels(risk=str(risk)) for risk in Risk}

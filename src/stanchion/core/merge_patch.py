@@ -1,0 +1,52 @@
+"""JSON merge patches (RFC 7396): a document with some of its members changed.
+
+A member of the patch replaces the document's; ``null`` removes it; an object goes on inside.
+"""
+
+from __future__ import annotations
+
+from stanchion.core.faults import Findings, Near, Path
+from stanchion.core.json_value import JsonObject, JsonValue
+
+__all__ = ["changed_paths", "merged", "note_strangers"]
+
+
+def merged(document: JsonValue, patch: JsonValue) -> JsonValue:
+    """The document after the patch. Neither is changed."""
+    if not isinstance(patch, dict):
+        return patch
+    result: JsonObject = dict(document) if isinstance(document, dict) else {}
+    for name, given in patch.items():
+        if given is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), given)
+    return result
+
+
+def note_strangers(document: JsonValue, patch: JsonValue, findings: Findings) -> None:
+    """Note every member that the patch removes and the document does not have.
+
+    To the RFC that is nothing; to whoever mistyped a name it is a reset that did not happen.
+    """
+    _note_strangers(document, patch, (), findings)
+
+
+def _note_strangers(document: JsonValue, patch: JsonValue, path: Path, findings: Findings) -> None:
+    if not isinstance(document, dict) or not isinstance(patch, dict):
+        return
+    for name, given in patch.items():
+        if name in document:
+            _note_strangers(document[name], given, (*path, name), findings)
+        elif given is None:
+            findings.note((*path, name), "is not there to be removed", near=Near(name, document))
+
+
+def changed_paths(before: JsonValue, after: JsonValue) -> tuple[Path, ...]:
+    """Where two documents differ: the smallest places that cover all differences."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return () if before == after else ((),)
+    names = [*before, *(name for name in after if name not in before)]
+    return tuple(
+        (name, *rest) for name in names for rest in changed_paths(before.get(name), after.get(name))
+    )

@@ -1,0 +1,221 @@
+"""Settings in force: one document in the store, the same on every replica within two seconds.
+
+Whoever needs a setting reads ``current``, which is in memory: asking costs nothing, and works while
+the store is away. The values that were last read hold until others can be read. A change is in
+force on the replica that wrote it when ``patch`` returns; the others hear a bell, and look once a
+second in case they did not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from stanchion.core.faults import Fault, shown
+from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.merge_patch import changed_paths
+from stanchion.core.model import Instant
+from stanchion.core.settings import DEFAULTS, Settings
+from stanchion.core.settings_document import patched, read_settings, settings_document
+from stanchion.ports.bus import Bell
+from stanchion.ports.clock import Clock
+from stanchion.ports.errors import BackendError, BackendTimeout, BackendUnavailable, sentence
+from stanchion.ports.records import Document
+from stanchion.ports.store import Documents
+from stanchion.services.log import log_event
+
+__all__ = ["Bells", "SettingsKeeper"]
+
+POLL_S: Final = 1.0
+LOOK_MAX_S: Final = 0.9
+"""A look that hangs is given up before the next one is due, so that recovery is seen in time."""
+TRIES_MAX: Final = 10
+"""Races lost in a row before an operator is told that others are at it."""
+
+_KIND: Final = "settings"
+_NAME: Final = "current"
+
+
+class Bells(Protocol):
+    """The part of the bus that rings."""
+
+    def ring(self, bell: Bell, note: str = "") -> None: ...
+
+    def listen(self, bell: Bell, hear: Callable[[str], None]) -> Callable[[], None]: ...
+
+
+class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is in the store: the document, and who wrote it."""
+
+    settings: JsonValue
+    actor: str
+    at: Instant
+
+
+class SettingsKeeper:
+    """One replica's view of the settings, and its way to change them for all."""
+
+    def __init__(
+        self,
+        documents: Documents,
+        *,
+        clock: Clock,
+        bells: Bells,
+        registry: CollectorRegistry,
+        run_lease_ttl_ms: int = 30_000,
+    ) -> None:
+        self._documents = documents
+        self._clock = clock
+        self._bells = bells
+        self._run_lease_ttl_ms = run_lease_ttl_ms
+        self._current = DEFAULTS
+        self._taken: Document | None = None
+        self._takes = 0
+        """How often a document was taken in: a look that began before the last one is too old."""
+        self._is_away = False
+        self._changes = Counter(
+            "stanchion_settings_changes",
+            "Changes of the settings that came into force here.",
+            registry=registry,
+        )
+        self._invalid = Counter(
+            "stanchion_settings_invalid",
+            "Stored settings that could not be read; the last good ones hold.",
+            registry=registry,
+        )
+        self._stale = Gauge(
+            "stanchion_settings_stale",
+            "1 while the store cannot be asked and the last settings hold.",
+            registry=registry,
+        )
+
+    @property
+    def current(self) -> Settings:
+        """The settings in force here."""
+        return self._current
+
+    def document(self) -> JsonObject:
+        """All of them, as everybody sees them."""
+        return settings_document(self._current)
+
+    async def patch(self, merge_patch: JsonValue, *, actor: str) -> Settings | tuple[Fault, ...]:
+        """Change the settings by a JSON merge patch, or say what is wrong with it.
+
+        Raises ``BackendError``. A time-out may hide a success; the same patch again does no harm.
+        """
+        for _ in range(TRIES_MAX):
+            stored = await self._documents.document(_KIND, _NAME)
+            base = self._read(stored)
+            # What cannot be read is mended by writing the last good values, patched, over it.
+            wanted = patched(
+                base if isinstance(base, Settings) else self._current,
+                merge_patch,
+                run_lease_ttl_ms=self._run_lease_ttl_ms,
+            )
+            if not isinstance(wanted, Settings):
+                return wanted
+            if stored is not None and wanted == base:
+                self._take(stored)
+                return wanted
+            written = await self._write(wanted, actor, 0 if stored is None else stored.revision)
+            if written is not None:
+                self._take(written)
+                self._bells.ring(Bell.SETTINGS)
+                return wanted
+        raise BackendUnavailable(f"others changed the settings {TRIES_MAX} times in a row")
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        rung = asyncio.Event()
+        stop = self._bells.listen(Bell.SETTINGS, lambda _note: rung.set())
+        try:
+            while True:
+                rung.clear()
+                await self.look()
+                try:
+                    async with asyncio.timeout(POLL_S):
+                        await rung.wait()
+                except TimeoutError:
+                    """Nobody rang."""
+        finally:
+            stop()
+
+    async def look(self) -> None:
+        """Take the stored settings, if there are others than those in force."""
+        takes = self._takes
+        try:
+            stored = await self._ask()
+        except BackendError as error:
+            self._away(sentence(error))
+            return
+        self._away(None)
+        # A patch that ended meanwhile knows better than an answer that was under way.
+        if takes == self._takes:
+            self._take(stored)
+
+    async def _ask(self) -> Document | None:
+        try:
+            async with asyncio.timeout(LOOK_MAX_S):
+                return await self._documents.document(_KIND, _NAME)
+        except TimeoutError:
+            raise BackendTimeout(f"no answer within {LOOK_MAX_S} s") from None
+
+    async def _write(self, settings: Settings, actor: str, read: int) -> Document | None:
+        written = _Written(settings_document(settings), actor, self._clock.now())
+        value = msgspec.to_builtins(written)
+        return await self._documents.put_document(_KIND, _NAME, value, read=read)
+
+    def _read(self, stored: Document | None) -> Settings | tuple[Fault, ...]:
+        if stored is None:
+            return DEFAULTS
+        try:
+            written = msgspec.convert(stored.value, _Written)
+        except msgspec.ValidationError as error:
+            return (Fault("", str(error)),)
+        return read_settings(written.settings, run_lease_ttl_ms=self._run_lease_ttl_ms)
+
+    def _take(self, stored: Document | None) -> None:
+        """Make it the current one. What does not read leaves everything as it is."""
+        # Not "a higher revision": a store that lost its last writes may give a number out again.
+        if stored == self._taken:
+            return
+        self._taken = stored
+        self._takes += 1
+        revision = 0 if stored is None else stored.revision
+        settings = self._read(stored)
+        if not isinstance(settings, Settings):
+            self._invalid.inc()
+            log_event(
+                logging.ERROR,
+                "settings_invalid",
+                revision=revision,
+                faults=[str(fault) for fault in settings],
+            )
+            return
+        before, self._current = self._current, settings
+        places = changed_paths(settings_document(before), settings_document(settings))
+        if places:
+            self._changes.inc()
+            actor = "nobody" if stored is None else msgspec.convert(stored.value, _Written).actor
+            log_event(
+                logging.INFO,
+                "settings_changed",
+                actor=actor,
+                revision=revision,
+                changed=[shown(place) for place in places],
+            )
+
+    def _away(self, error: str | None) -> None:
+        if (error is not None) is self._is_away:
+            return
+        self._is_away = error is not None
+        self._stale.set(self._is_away)
+        if error is None:
+            log_event(logging.INFO, "settings_readable")
+        else:
+            log_event(logging.WARNING, "settings_unreadable", error=error)
