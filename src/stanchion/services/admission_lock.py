@@ -1,0 +1,219 @@
+"""The admission lock: callers of one tenant, one after the other.
+
+It paces, and decides nothing: whoever holds it asks the store the same question as everybody else.
+So it never has to be renewed, and an expired one does no harm. It never fails open either: a caller
+who cannot have it is not let through.
+
+Busy and broken are different answers. A lock that another has is asked for again and again, at the
+tenant's rhythm, until the caller's time is over. A lock store that errs is not asked a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final, Protocol, TypeAlias, assert_never
+
+import msgspec
+
+from stanchion.core.lease import Moment
+from stanchion.core.model import Risk, TenantId
+from stanchion.core.retry import backoff_ms
+from stanchion.core.settings import AdmissionSettings
+from stanchion.ports.clock import Clock
+from stanchion.ports.entropy import Entropy
+from stanchion.ports.errors import sentence
+from stanchion.ports.locks import Granted, Held, Locks, NotOwned, TooLate
+from stanchion.services.admission_signals import AdmissionSignals
+from stanchion.services.lock_health import LockHealth
+
+__all__ = ["AdmissionLock", "Broken", "Busy", "Outcome", "SharedLock", "SoleLock", "Taken"]
+
+CALL_MS_MIN: Final = 250
+"""For a try that begins when the time is nearly over: less would take a slow answer for none."""
+CALL_MS_MAX: Final = 2_000
+RELEASE_MAX_S: Final = 1.0
+RELEASE_TRIES: Final = 2
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """The gate is the caller's, for as long as the body lasts."""
+
+
+class Busy(msgspec.Struct, frozen=True):
+    """Others had it for all the time that the caller could wait."""
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """The lock store could not be asked."""
+
+    error: str
+
+
+Outcome: TypeAlias = Taken | Busy | Broken
+
+
+class AdmissionLock(Protocol):
+    """One lock for each tenant."""
+
+    def hold(
+        self, tenant: TenantId, how: AdmissionSettings, *, risk: Risk, until: Moment
+    ) -> AbstractAsyncContextManager[Outcome]:
+        """Hold the tenant's lock for the body, or say why not. Tries begin before ``until``."""
+
+    async def close(self) -> None:
+        """Give back what is still to be given back."""
+
+
+class SharedLock:
+    """Shared by all replicas, through the lock store."""
+
+    def __init__(
+        self, locks: Locks, *, clock: Clock, entropy: Entropy, signals: AdmissionSignals
+    ) -> None:
+        self._locks = locks
+        self._clock = clock
+        self._entropy = entropy
+        self._signals = signals
+        self._health = LockHealth(locks, clock)
+        self._releases: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def hold(
+        self, tenant: TenantId, how: AdmissionSettings, *, risk: Risk, until: Moment
+    ) -> AsyncIterator[Outcome]:
+        # Everything that says who has which lock is built here.
+        name = f"admission/{tenant}"
+        token = self._entropy.token()
+        outcome = await self._take(name, token, how, until)
+        try:
+            yield outcome
+        finally:
+            if isinstance(outcome, Taken):
+                self._release_soon(name, token, risk)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._releases, return_exceptions=True)
+        await self._health.close()
+
+    async def _take(self, name: str, token: str, how: AdmissionSettings, until: Moment) -> Outcome:
+        tries = 0
+        while True:
+            outcome = await self._try(name, token, how, until)
+            left_ms = until - self._clock.moment()
+            if not isinstance(outcome, Busy) or left_ms <= 0:
+                return outcome
+            tries += 1
+            # Chance may say nothing at all; asking without a pause would be a busy loop.
+            pause_ms = max(1, backoff_ms(how.lock_retry, tries, self._entropy.unit()))
+            await self._clock.sleep(min(left_ms, pause_ms) / 1000)
+
+    async def _try(self, name: str, token: str, how: AdmissionSettings, until: Moment) -> Outcome:
+        if self._health.error is not None:
+            # It was logged when it was found out; each refusal is still counted as one.
+            return Broken(self._health.error)
+        within_ms = min(CALL_MS_MAX, max(CALL_MS_MIN, until - self._clock.moment()))
+        try:
+            async with asyncio.timeout(within_ms / 1000):
+                answer = await self._locks.acquire(
+                    name, token, ttl_ms=how.lock_ttl_ms, within_ms=within_ms
+                )
+        except asyncio.CancelledError:
+            # The caller has left, and the lock may be on its way to it.
+            self._release_soon(name, token, None)
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it was, nobody knows what the store has
+            # The reply may be what was lost: then the lock is taken, and nobody would use it.
+            self._health.orphaned(name, token)
+            self._health.failed(sentence(error))
+            self._signals.lock_failed(name, sentence(error))
+            return Broken(sentence(error))
+        match answer:
+            case Granted():
+                return Taken()
+            case Held():
+                return Busy()
+            case TooLate():
+                self._signals.lock_failed(name, _TOO_LATE)
+                return Broken(_TOO_LATE)
+            case _:
+                assert_never(answer)
+
+    def _release_soon(self, name: str, token: str, risk: Risk | None) -> None:
+        """Give it back in a task of its own: neither the answer nor a cancelled caller waits.
+
+        Without ``risk`` nobody knows whether it was taken, so a failure means nothing.
+        """
+        task = asyncio.create_task(self._release(name, token, risk), name=f"release {name}")
+        # The loop alone would not keep it alive.
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release(self, name: str, token: str, risk: Risk | None) -> None:
+        error: str | None = None
+        try:
+            async with asyncio.timeout(RELEASE_MAX_S):
+                error = await self._try_release(name, token)
+        except TimeoutError:
+            error = f"no answer within {RELEASE_MAX_S:g} s"
+        if error is not None and risk is not None:
+            self._signals.release_failed(name, risk, error)
+
+    async def _try_release(self, name: str, token: str) -> str | None:
+        error = ""
+        for _ in range(RELEASE_TRIES):
+            try:
+                answer = await self._locks.release(
+                    name, token, within_ms=round(RELEASE_MAX_S * 1000)
+                )
+            except Exception as failure:  # noqa: BLE001 - what was decided stays so; the lock expires
+                error = sentence(failure)
+            else:
+                return "it was no longer ours" if isinstance(answer, NotOwned) else None
+        return error
+
+
+_TOO_LATE: Final = "the lock store answered too late"
+
+
+class SoleLock:
+    """For a deployment without a lock store: within this process, first come, first served."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._mutexes: dict[TenantId, asyncio.Lock] = {}
+        self._callers: Counter[TenantId] = Counter()
+
+    @asynccontextmanager
+    async def hold(
+        self,
+        tenant: TenantId,
+        how: AdmissionSettings,  # noqa: ARG002 - who is next is known, so nobody has to ask again
+        *,
+        risk: Risk,  # noqa: ARG002 - nothing can fail
+        until: Moment,
+    ) -> AsyncIterator[Outcome]:
+        mutex = self._mutexes.setdefault(tenant, asyncio.Lock())
+        self._callers[tenant] += 1
+        is_taken = False
+        try:
+            is_taken = await self._take(mutex, until)
+            yield Taken() if is_taken else Busy()
+        finally:
+            if is_taken:
+                mutex.release()
+            self._callers[tenant] -= 1
+            if not self._callers[tenant]:
+                del self._callers[tenant], self._mutexes[tenant]
+
+    async def close(self) -> None:
+        """There is nothing to give back."""
+
+    async def _take(self, mutex: asyncio.Lock, until: Moment) -> bool:
+        try:
+            async with asyncio.timeout(max(0, until - self._clock.moment()) / 1000):
+                return await mutex.acquire()
+        except TimeoutError:
+            return False

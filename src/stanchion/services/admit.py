@@ -1,0 +1,268 @@
+"""Admit: a run that is ready to begin comes to the store, and its caller gets an answer in time.
+
+The store's one step decides. Under the strategy ``lock`` the callers of a tenant come to it one
+after the other; what they are told there is the same, so a cap holds whatever each replica believes
+the strategy to be. An answer comes within the wait budget and half a second, also if nobody answers
+us. A caller who leaves takes nothing along: a lock is given back, a run that was made is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias, TypeVar, assert_never
+
+from stanchion.core import admission as judged
+from stanchion.core.admission import Verdict
+from stanchion.core.lease import Moment
+from stanchion.core.model import Risk, Run, RunId, RunStatus, TenantId, WorkflowId
+from stanchion.core.plan import Plan
+from stanchion.core.settings import AdmissionSettings, Settings, Strategy
+from stanchion.core.settings_document import effective_admission
+from stanchion.core.transition import DispatchJob
+from stanchion.ports.bus import Bell
+from stanchion.ports.errors import BackendError, sentence
+from stanchion.ports.records import Admission
+from stanchion.services import admission_lock
+from stanchion.services.admission_lock import SharedLock, SoleLock
+from stanchion.services.admission_signals import AdmissionSignals, Endpoint
+from stanchion.services.gate_answers import (
+    GateCode,
+    GateFailed,
+    JobThrottled,
+    KeyMismatch,
+    Passed,
+    Started,
+    TenantFull,
+)
+from stanchion.services.pacing import Backend, Pacing
+from stanchion.services.parts import Parts
+
+__all__ = ["Admitter", "Call", "Ready"]
+
+ANSWER_MS: Final = 400
+"""On top of the wait budget. What is left of the half second is for the way to the caller."""
+STORE_MS_MAX: Final = 2_000
+"""One question to the store, however long the budget is."""
+STATUS_MS_MAX: Final = 500
+TRIES_MAX: Final = 5
+"""Workflows that change between reading and admitting, in a row."""
+
+_Answer = TypeVar("_Answer")
+_Refusal = TypeVar("_Refusal")
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One caller, from its question to its answer."""
+
+    tenant: TenantId
+    workflow_id: WorkflowId
+    endpoint: Endpoint
+    key: str | None
+    exists: bool = False
+    """The workflow is known to be one: it may have a label of its own."""
+    is_locked: bool = False
+    """The tenant's lock is held for this caller."""
+    lock_until: Moment = field(init=False)
+    ends_at: Moment = field(init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A run that is ready to begin: its first transition is decided."""
+
+    admission: Admission
+    plan: Plan
+
+
+Again: TypeAlias = Callable[[], Coroutine[Any, Any, "Ready | _Refusal"]]
+"""Reads the workflow anew and decides again, or finds out that it cannot run any more."""
+
+
+class Admitter:
+    """Asks the store for runs, and turns its word into answers."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        settings: Callable[[], Settings],
+        pacing: Pacing,
+        signals: AdmissionSignals,
+        on_admitted: Callable[[Run, Plan], None],
+    ) -> None:
+        self._parts = parts
+        self._settings = settings
+        self._pacing = pacing
+        self._signals = signals
+        self._on_admitted = on_admitted
+        self._lock: admission_lock.AdmissionLock = (
+            SoleLock(parts.clock)
+            if parts.locks is None
+            else SharedLock(parts.locks, clock=parts.clock, entropy=parts.entropy, signals=signals)
+        )
+
+    async def close(self) -> None:
+        """Give back locks that are still to be given back."""
+        await self._lock.close()
+
+    async def in_time(
+        self, call: Call, answering: Coroutine[Any, Any, _Answer]
+    ) -> _Answer | GateFailed:
+        """Answer within the budget, come what may; count it, and how long it took."""
+        loop = asyncio.get_running_loop()
+        began_s, now = loop.time(), self._parts.clock.moment()
+        wait_ms = self._settings().admission.lock_wait_ms
+        call.lock_until = Moment(now + wait_ms)
+        call.ends_at = Moment(now + wait_ms + ANSWER_MS)
+        answer: _Answer | GateFailed
+        try:
+            async with asyncio.timeout_at(began_s + (wait_ms + ANSWER_MS) / 1000):
+                answer = await answering
+        except TimeoutError:
+            answer = self._store_failed(call, "no answer within the wait budget")
+        except BackendError as error:
+            answer = self._store_failed(call, sentence(error))
+        self._signals.waited(call.tenant, call.endpoint, loop.time() - began_s)
+        outcome = _outcome(answer)
+        if outcome is not None:
+            self._signals.decided(call.tenant, call.workflow_id, outcome, exists=call.exists)
+        return answer
+
+    async def admit(
+        self, call: Call, ready: Ready, again: Again[_Refusal] | None = None
+    ) -> Passed | _Refusal:
+        """Bring a run to the store: through the tenant's lock, if that is the strategy.
+
+        ``again`` is for what is bound to the newest versions, which may just have changed.
+        """
+        async with await self._gate(call, ready) as held:
+            match held:
+                case admission_lock.Taken():
+                    return await self._decided(call, ready, again)
+                case admission_lock.Busy():
+                    error = "others had the tenant's lock for all of the wait budget"
+                    return GateFailed(GateCode.GATE_BUSY, error, self._pacing.busy())
+                case admission_lock.Broken(error):
+                    retry_after_ms = self._pacing.away(Backend.LOCKS)
+                    return GateFailed(GateCode.GATE_UNAVAILABLE, error, retry_after_ms)
+                case _:
+                    assert_never(held)
+
+    async def ask(self, call: Call, admission: Admission) -> Verdict:
+        """Ask the store, for as long as there is time."""
+        left_ms = call.ends_at - self._parts.clock.moment()
+        within_ms = max(1, min(STORE_MS_MAX, left_ms))
+        verdict = await self._parts.store.admit(admission, within_ms=within_ms)
+        self._pacing.answered(Backend.STORE)
+        return verdict
+
+    async def replayed(self, call: Call, run_id: RunId, told_before: RunStatus) -> Started:
+        """The run that the same key made before, as it is now.
+
+        If that cannot be read, what its first caller was told is repeated: the run is there, and
+        its id is what a caller who tries again has to know.
+        """
+        left_ms = call.ends_at - self._parts.clock.moment()
+        try:
+            async with asyncio.timeout(max(0, min(STATUS_MS_MAX, left_ms // 2)) / 1000):
+                loaded = await self._parts.store.load(run_id)
+        except (BackendError, TimeoutError):
+            loaded = None
+        return Started(run_id, told_before if loaded is None else loaded.run.status, replayed=True)
+
+    async def _gate(
+        self, call: Call, ready: Ready
+    ) -> AbstractAsyncContextManager[admission_lock.Outcome]:
+        """What stands before the store for this tenant now."""
+        run = ready.admission.run
+        if not run.holds_slot:
+            # There is no cap to be checked, so there is nothing for a lock to pace.
+            return nullcontext(admission_lock.Taken())
+        tenant = await self._parts.store.tenant(call.tenant)
+        how = effective_admission(self._settings(), tenant.admission)
+        match how.strategy:
+            case Strategy.ATOMIC:
+                return nullcontext(admission_lock.Taken())
+            case Strategy.LOCK:
+                return self._locked(call, how, run.risk)
+            case _:
+                assert_never(how.strategy)
+
+    @asynccontextmanager
+    async def _locked(
+        self, call: Call, how: AdmissionSettings, risk: Risk
+    ) -> AsyncIterator[admission_lock.Outcome]:
+        async with self._lock.hold(call.tenant, how, risk=risk, until=call.lock_until) as held:
+            if not isinstance(held, admission_lock.Broken):
+                self._pacing.answered(Backend.LOCKS)
+            call.is_locked = isinstance(held, admission_lock.Taken)
+            yield held
+
+    async def _decided(
+        self, call: Call, ready: Ready, again: Again[_Refusal] | None
+    ) -> Passed | _Refusal:
+        for _ in range(TRIES_MAX):
+            verdict = await self.ask(call, ready.admission)
+            if not isinstance(verdict, judged.StaleDefinition) or again is None:
+                return await self._answer(call, ready, verdict)
+            fresh = await again()
+            if not isinstance(fresh, Ready):
+                return fresh
+            ready = fresh
+        return self._store_failed(call, "the workflow changed each time it was read")
+
+    async def _answer(self, call: Call, ready: Ready, verdict: Verdict) -> Passed:
+        run = ready.admission.run
+        match verdict:
+            case judged.Admitted():
+                self._tell(ready)
+                return Started(run.id, run.status, replayed=False)
+            case judged.Replayed(run_id):
+                return await self.replayed(call, run_id, run.status)
+            case judged.Full(limit, active):
+                return TenantFull(limit, active, self._pacing.full(call.tenant))
+            case judged.Mismatch():
+                return KeyMismatch()
+            case judged.Throttled():
+                return JobThrottled()
+            case judged.TooLate() | judged.StaleDefinition():
+                return self._store_failed(call, "the store came to it too late")
+            case _:
+                assert_never(verdict)
+
+    def _tell(self, ready: Ready) -> None:
+        """Wake whoever may wait for what has just begun."""
+        run, transition, bus = ready.admission.run, ready.admission.transition, self._parts.bus
+        self._on_admitted(run, ready.plan)
+        dispatched = (each for each in transition.effects if isinstance(each, DispatchJob))
+        for topic in {effect.job.topic for effect in dispatched}:
+            bus.ring(Bell.READY, topic)
+        bus.ring(Bell.CHANGED, run.tenant)
+        if run.status.is_finished:
+            bus.ring(Bell.FINISHED, run.id)
+            self._parts.signals.finished(run, run.status)
+
+    def _store_failed(self, call: Call, error: str) -> GateFailed:
+        code = GateCode.LIMIT_CHECK_FAILED if call.is_locked else GateCode.GATE_UNAVAILABLE
+        return GateFailed(code, error, self._pacing.away(Backend.STORE))
+
+
+def _outcome(answer: object) -> str | None:
+    """The word under which an answer is counted; ``None`` if the gate had nothing to decide."""
+    match answer:
+        case Started(replayed=replayed):
+            return "replayed" if replayed else "admitted"
+        case TenantFull():
+            return "full"
+        case KeyMismatch():
+            return "mismatch"
+        case JobThrottled():
+            return "throttled"
+        case GateFailed(code=code):
+            return str(code)
+        case _:
+            return None

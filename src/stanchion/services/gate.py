@@ -1,0 +1,263 @@
+"""The gate: everything that makes a run comes through here.
+
+    what should run?  →  decide how it begins  →  [the tenant's lock]  →  store.admit  →  answer
+
+A start takes the newest versions of its workflow, a rerun those of the run it repeats, a single job
+a workflow made for it. From there on all of them go the same way (``admit``). The gate raises no
+``BackendError``: a backend that is away is one of its answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Final
+
+from msgspec.structs import replace
+
+from stanchion.core import admission as judged
+from stanchion.core.admission import fingerprint
+from stanchion.core.events import Started as StartRequested
+from stanchion.core.faults import WorkflowFaults
+from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.model import Run, RunId, RunStatus, Stamp, StepId, TenantId, Topic, WorkflowId
+from stanchion.core.plan import Plan
+from stanchion.core.rerun import RerunRefused, rerun
+from stanchion.core.run import decide
+from stanchion.core.run_id import make_run_id
+from stanchion.core.settings import Settings
+from stanchion.core.transition import Transition, evolve
+from stanchion.ports.records import Admission
+from stanchion.services.admission_signals import AdmissionSignals, Endpoint
+from stanchion.services.admit import Admitter, Call, Ready
+from stanchion.services.gate_answers import (
+    GateCode,
+    GateFailed,
+    InvalidInput,
+    JobThrottled,
+    KeyMismatch,
+    RerunAnswer,
+    StartAnswer,
+    Started,
+    SubmitAnswer,
+    TenantFull,
+    UnknownRun,
+)
+from stanchion.services.pacing import Pacing
+from stanchion.services.parts import Parts
+from stanchion.services.plans import Linked, Plans, UnknownWorkflow
+
+__all__ = [
+    "Gate",
+    "GateCode",
+    "GateFailed",
+    "InvalidInput",
+    "JobThrottled",
+    "KeyMismatch",
+    "Started",
+    "TenantFull",
+    "UnknownRun",
+]
+
+_NO_VERSION: Final = -1
+"""What no workflow's newest version is: a request that names it is told of its key, or nothing."""
+_UNKNOWN: Final = WorkflowId("")
+"""Until the run that is to be done again was read."""
+
+
+class Gate:
+    """Makes runs, or says why not."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        plans: Plans,
+        settings: Callable[[], Settings],
+        pacing: Pacing,
+        signals: AdmissionSignals,
+        on_admitted: Callable[[Run, Plan], None] = lambda _run, _plan: None,
+    ) -> None:
+        self._parts = parts
+        self._plans = plans
+        self._admitter = Admitter(
+            parts, settings=settings, pacing=pacing, signals=signals, on_admitted=on_admitted
+        )
+
+    async def start(
+        self,
+        tenant: TenantId,
+        workflow_id: WorkflowId,
+        input: JsonObject,  # noqa: A002 - the word of the API
+        *,
+        key: str | None,
+        actor: str,
+    ) -> StartAnswer:
+        """Start a run of the newest version of a workflow."""
+        call = Call(tenant=tenant, workflow_id=workflow_id, endpoint=Endpoint.START, key=key)
+        return await self._admitter.in_time(call, self._start(call, input, actor))
+
+    async def rerun(
+        self,
+        tenant: TenantId,
+        run_id: RunId,
+        *,
+        from_step: StepId | None,
+        key: str | None,
+        actor: str,
+    ) -> RerunAnswer:
+        """Do a finished run again, from the beginning or from a step."""
+        call = Call(tenant=tenant, workflow_id=_UNKNOWN, endpoint=Endpoint.RERUN, key=key)
+        return await self._admitter.in_time(call, self._rerun(call, run_id, from_step, actor))
+
+    async def submit(
+        self,
+        tenant: TenantId,
+        topic: Topic,
+        input: JsonValue,  # noqa: A002 - the word of the API
+        *,
+        key: str | None,
+        actor: str,
+    ) -> SubmitAnswer:
+        """Submit a job on its own: a run of one step, limited by rate and not by slots."""
+        linked = self._plans.of_job(topic)
+        call = Call(
+            tenant=tenant,
+            workflow_id=linked.plan.workflow_id,
+            endpoint=Endpoint.SUBMIT,
+            key=key,
+            exists=True,
+        )
+        pending = self._pending(tenant, linked, {"input": input}, holds_slot=False)
+        asked = fingerprint(call.workflow_id, {"input": input})
+        ready = self._ready(call, linked.plan, pending, asked=asked, actor=actor)
+        answer = await self._admitter.in_time(call, self._admitter.admit(call, ready))
+        # Only a run that takes a slot can meet a full tenant.
+        assert not isinstance(answer, TenantFull)
+        return answer
+
+    async def close(self) -> None:
+        """Give back locks that are still to be given back."""
+        await self._admitter.close()
+
+    # ── Starts ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _start(self, call: Call, given: JsonObject, actor: str) -> StartAnswer:
+        drafted = await self._drafted(call, given, actor, refresh=False)
+        if not isinstance(drafted, Ready):
+            return drafted
+        return await self._admitter.admit(
+            call, drafted, lambda: self._drafted(call, given, actor, refresh=True)
+        )
+
+    async def _drafted(
+        self, call: Call, given: JsonObject, actor: str, *, refresh: bool
+    ) -> Ready | StartAnswer:
+        linked = await self._plans.newest(call.tenant, call.workflow_id, refresh=refresh)
+        if isinstance(linked, UnknownWorkflow):
+            return linked
+        call.exists = True
+        asked = fingerprint(call.workflow_id, {"input": given})
+        if isinstance(linked, WorkflowFaults):
+            return await self._known(call, given, asked) or linked
+        schema = linked.plan.body.schema
+        faults = () if schema is None else schema.faults(given)
+        if faults:
+            return await self._known(call, given, asked) or InvalidInput(faults)
+        pending = self._pending(call.tenant, linked, given)
+        ready = self._ready(call, linked.plan, pending, asked=asked, actor=actor)
+        return Ready(replace(ready.admission, definitions=linked.definitions), ready.plan)
+
+    async def _known(
+        self, call: Call, given: JsonObject, asked: str
+    ) -> Started | KeyMismatch | None:
+        """What became of the key before the workflow changed so that it refuses the request.
+
+        A request that was fulfilled once is replayed, whatever the workflow says today.
+        """
+        if call.key is None:
+            return None
+        nothing = Admission(
+            run=Run(
+                id=self._new_id(call.tenant),
+                tenant=call.tenant,
+                workflow_id=call.workflow_id,
+                workflow_version=_NO_VERSION,
+                input=given,
+                created_at=self._parts.clock.now(),
+            ),
+            transition=Transition(status=RunStatus.PENDING),
+            key=call.key,
+            fingerprint=asked,
+            definitions={call.workflow_id: _NO_VERSION},
+        )
+        verdict = await self._admitter.ask(call, nothing)
+        match verdict:
+            case judged.Replayed(run_id):
+                return await self._admitter.replayed(call, run_id, RunStatus.RUNNING)
+            case judged.Mismatch():
+                return KeyMismatch()
+            case _:
+                return None
+
+    # ── Reruns ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _rerun(
+        self, call: Call, run_id: RunId, from_step: StepId | None, actor: str
+    ) -> RerunAnswer:
+        found = await self._parts.store.load(run_id)
+        if found is None or found.run.tenant != call.tenant:
+            return UnknownRun(run_id)
+        old = found.run
+        call.workflow_id, call.exists = old.workflow_id, True
+        plan = await self._plans.of_run(old)
+        pending = rerun(
+            plan,
+            old,
+            run_id=self._new_id(call.tenant),
+            now=self._parts.clock.now(),
+            from_step=from_step,
+        )
+        if isinstance(pending, RerunRefused):
+            return pending
+        asked = fingerprint(WorkflowId(f"rerun/{run_id}"), {"from_step": from_step})
+        ready = self._ready(call, plan, pending, asked=asked, actor=actor)
+        return await self._admitter.admit(call, ready)
+
+    # ── Runs that are ready to begin ────────────────────────────────────────────────────────────
+
+    def _pending(
+        self, tenant: TenantId, linked: Linked, given: JsonObject, *, holds_slot: bool = True
+    ) -> Run:
+        own = linked.plan.workflow_id
+        return Run(
+            id=self._new_id(tenant),
+            tenant=tenant,
+            workflow_id=own,
+            workflow_version=linked.version,
+            uses={each: version for each, version in linked.definitions.items() if each != own},
+            input=given,
+            created_at=self._parts.clock.now(),
+            risk=linked.plan.risk,
+            holds_slot=holds_slot,
+        )
+
+    def _ready(self, call: Call, plan: Plan, pending: Run, *, asked: str, actor: str) -> Ready:
+        began = StartRequested(actor=actor)
+        transition = decide(plan, pending, began, pending.created_at)
+        stamp = Stamp(1, self._parts.entropy.token())
+        admission = Admission(
+            run=replace(evolve(pending, transition), stamp=stamp),
+            transition=transition,
+            key=call.key,
+            fingerprint=asked,
+            # What takes no slot is limited by rate, also when it is done again.
+            is_rate_limited=not pending.holds_slot,
+        )
+        return Ready(admission, plan)
+
+    def _new_id(self, tenant: TenantId) -> RunId:
+        # Nothing is promised about how a token is written: its digest has chance in every bit.
+        token = self._parts.entropy.token().encode()
+        chance = int.from_bytes(hashlib.blake2b(token, digest_size=8).digest(), "big")
+        return make_run_id(tenant, self._parts.clock.now(), chance)

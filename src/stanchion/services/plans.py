@@ -1,0 +1,179 @@
+"""Plans: the workflows of a run, linked and ready.
+
+A version of a workflow never changes, so a plan made from versions is kept and shared by all runs
+that began with them. Which version is the newest does change: what is remembered here may be old,
+and the store says so when somebody starts a run with it (``StaleDefinition``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeAlias, TypeVar
+
+import msgspec
+
+from stanchion.core.faults import WorkflowFaults
+from stanchion.core.model import Run, StepId, TenantId, Topic, WorkflowId
+from stanchion.core.plan import Plan, link, subworkflows
+from stanchion.core.workflow import JobSpec, Workflow
+from stanchion.ports.store import Definitions
+
+__all__ = ["JOB_STEP", "Linked", "Linker", "Plans", "UnknownWorkflow", "link_here", "link_off_loop"]
+
+KEPT_MAX: Final = 2_000
+DEFINITIONS_MAX: Final = 500
+"""Workflows that one plan may reach; more cannot fit into its steps."""
+
+JOB_STEP: Final = StepId("job")
+_JOB_PREFIX: Final = "job/"
+"""No workflow of a tenant's can have such an id: a slash is not allowed in them."""
+
+Linker: TypeAlias = Callable[
+    [Workflow, Mapping[WorkflowId, Workflow]], Awaitable[Plan | WorkflowFaults]
+]
+
+
+class Linked(msgspec.Struct, frozen=True):
+    """A plan, and the versions it was made from."""
+
+    plan: Plan
+    version: int
+    definitions: dict[WorkflowId, int]
+    """The workflow's own and those of all it contains."""
+
+
+class UnknownWorkflow(msgspec.Struct, frozen=True):
+    """The tenant has no such workflow."""
+
+    workflow_id: WorkflowId
+
+
+class DefinitionMissing(RuntimeError):
+    """A run was linked with something that the store does not have any more."""
+
+
+async def link_here(
+    workflow: Workflow, others: Mapping[WorkflowId, Workflow]
+) -> Plan | WorkflowFaults:
+    """Link on the spot."""
+    return link(workflow, others)
+
+
+async def link_off_loop(
+    workflow: Workflow, others: Mapping[WorkflowId, Workflow]
+) -> Plan | WorkflowFaults:
+    """Link in a thread: a large file of expressions takes longer than others should wait."""
+    return await asyncio.to_thread(link, workflow, others)
+
+
+class Plans:
+    """Links workflows, and remembers."""
+
+    def __init__(self, definitions: Definitions, *, linker: Linker = link_here) -> None:
+        self._definitions = definitions
+        self._link = linker
+        self._newest: OrderedDict[tuple[TenantId, WorkflowId], Linked] = OrderedDict()
+        self._by_version: OrderedDict[object, Plan] = OrderedDict()
+        self._jobs: OrderedDict[Topic, Linked] = OrderedDict()
+
+    async def newest(
+        self, tenant: TenantId, workflow_id: WorkflowId, *, refresh: bool = False
+    ) -> Linked | UnknownWorkflow | WorkflowFaults:
+        """The plan of the newest versions, as far as is known; ``refresh`` asks the store."""
+        key = (tenant, workflow_id)
+        known = self._newest.get(key)
+        if known is not None and not refresh:
+            self._newest.move_to_end(key)
+            return known
+        found = await self._gather(tenant, workflow_id, {})
+        if workflow_id not in found:
+            self._newest.pop(key, None)
+            return UnknownWorkflow(workflow_id)
+        definitions = {each: version for each, (_, version) in found.items()}
+        plan = await self._plan(tenant, workflow_id, definitions, found)
+        if isinstance(plan, WorkflowFaults):
+            return plan
+        linked = Linked(plan, definitions[workflow_id], definitions)
+        _keep(self._newest, key, linked)
+        return linked
+
+    async def of_run(self, run: Run) -> Plan:
+        """The plan that the run began with."""
+        if run.workflow_id.startswith(_JOB_PREFIX):
+            return self.of_job(Topic(run.workflow_id.removeprefix(_JOB_PREFIX))).plan
+        versions = {**run.uses, run.workflow_id: run.workflow_version}
+        known = self._by_version.get(_version_key(run.tenant, run.workflow_id, versions))
+        if known is not None:
+            return known
+        found = await self._gather(run.tenant, run.workflow_id, versions)
+        plan = await self._plan(run.tenant, run.workflow_id, versions, found)
+        if isinstance(plan, WorkflowFaults):
+            raise DefinitionMissing(f"run '{run.id}' cannot be linked any more: {plan.faults[0]}")
+        return plan
+
+    def of_job(self, topic: Topic) -> Linked:
+        """The plan of a job that was submitted alone: one step, no slot."""
+        known = self._jobs.get(topic)
+        if known is None:
+            spec = JobSpec(topic=topic, input="${input.input}")
+            workflow = Workflow(id=WorkflowId(_JOB_PREFIX + topic), steps={JOB_STEP: spec})
+            plan = link(workflow, {})
+            assert isinstance(plan, Plan)
+            known = Linked(plan, 1, {})
+            _keep(self._jobs, topic, known)
+        return known
+
+    async def _plan(
+        self,
+        tenant: TenantId,
+        workflow_id: WorkflowId,
+        versions: Mapping[WorkflowId, int],
+        found: Mapping[WorkflowId, tuple[Workflow, int]],
+    ) -> Plan | WorkflowFaults:
+        key = _version_key(tenant, workflow_id, versions)
+        known = self._by_version.get(key)
+        if known is not None:
+            return known
+        if workflow_id not in found:
+            raise DefinitionMissing(f"workflow '{workflow_id}' is not in the store any more")
+        workflow, _ = found[workflow_id]
+        plan = await self._link(workflow, {each: other for each, (other, _) in found.items()})
+        if isinstance(plan, Plan):
+            _keep(self._by_version, key, plan)
+        return plan
+
+    async def _gather(
+        self, tenant: TenantId, workflow_id: WorkflowId, versions: Mapping[WorkflowId, int]
+    ) -> dict[WorkflowId, tuple[Workflow, int]]:
+        """The workflow and all it contains: these versions, the newest where none is given."""
+        found: dict[WorkflowId, tuple[Workflow, int]] = {}
+        asked: set[WorkflowId] = set()
+        wanted = {workflow_id}
+        while wanted and len(found) < DEFINITIONS_MAX:
+            named: set[WorkflowId] = set()
+            asked |= wanted
+            for each in sorted(wanted):
+                stored = await self._definitions.workflow(tenant, each, version=versions.get(each))
+                if stored is not None:
+                    found[each] = (stored.workflow, stored.version)
+                    named |= subworkflows(stored.workflow)
+            wanted = named - asked
+        return found
+
+
+def _version_key(
+    tenant: TenantId, workflow_id: WorkflowId, versions: Mapping[WorkflowId, int]
+) -> object:
+    return tenant, workflow_id, frozenset(versions.items())
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+def _keep(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:
+    kept[key] = value
+    if len(kept) > KEPT_MAX:
+        kept.popitem(last=False)
