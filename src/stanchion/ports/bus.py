@@ -10,7 +10,10 @@ The store is the queue, the bus is the bell. The bus carries two things:
 * **Bells**: something has changed that somebody may wait for. They may be lost, repeated or late:
   behind each of them is a poll.
 
-At most one call per run is pending: publishing another changes nothing.
+At most one call per run is pending: publishing another changes nothing. A call is pending from its
+publication until ``Ack`` or ``Dead``, also while it is being handled and while it waits for its
+retry. So a handler answers ``Ack`` only when it has seen the inbox empty: nobody else was told of
+what came in meanwhile. What comes in after that look is still in the outbox, and due again.
 """
 
 from __future__ import annotations
@@ -74,7 +77,9 @@ class Bus(Protocol):
     async def consume(self, handle: Handler, *, at_once_max: int) -> None:
         """Hand calls to ``handle``, so many at a time, until cancelled.
 
-        Goes on through outages. A handler that raises is taken as ``Retry`` after one second.
+        Goes on through outages. A handler that raises is taken as ``Retry`` after one second. When
+        cancelled, it cancels the handlers, and what they did not answer goes to whoever consumes
+        next.
         """
 
     def ring(self, bell: Bell, note: str = "") -> None:

@@ -1,0 +1,1 @@
+"""Buses: how replicas call each other."""

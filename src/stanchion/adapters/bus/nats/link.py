@@ -1,0 +1,257 @@
+"""The link: one connection to NATS at a time, and another one whenever it breaks, for ever.
+
+The client library can reconnect by itself. It is not asked to: it gives up on some errors for good
+(a server that refuses a login once), keeps what was published meanwhile in a buffer, where it
+grows old, and does not look whether the stream is still there. Here a broken connection is thrown
+away with everything in it, and a new one begins like the first: connect, *greet* (check the stream,
+subscribe), and only then be used. Whoever has the link waits for it, or is told at once that there
+is no connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, TypeAlias
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from stanchion.adapters.bus.nats.errors import translated
+from stanchion.core.retry import Exponential, backoff_ms
+from stanchion.ports.clock import Clock
+from stanchion.ports.entropy import Entropy
+from stanchion.ports.errors import BackendError, BackendRefused, BackendUnavailable, sentence
+
+__all__ = ["Greet", "Link"]
+
+_log: Final = logging.getLogger("stanchion")
+
+Greet: TypeAlias = Callable[[Client], Awaitable[None]]
+
+_MS_PER_S: Final = 1_000
+_REST: Final = Exponential(base_ms=200, cap_ms=2_000)
+"""Between two tries to connect, with full jitter: replicas that lost a server together do not all
+come back in the same moment."""
+_PING_EVERY_S: Final = 1
+_PINGS_OPEN_MAX: Final = 2
+"""A server that stands still is noticed within three seconds."""
+_LOOK_EVERY_S: Final = 1.0
+_HANG_UP_S_MAX: Final = 1.0
+
+
+class Link:
+    """See above. Made by ``open``."""
+
+    def __init__(
+        self, url: str, greet: Greet, *, clock: Clock, entropy: Entropy, timeout_s: float
+    ) -> None:
+        self._servers = [part.strip() for part in url.split(",")]
+        self._greet = greet
+        self._clock = clock
+        self._entropy = entropy
+        self._timeout_s = timeout_s
+        self._client: Client | None = None
+        self._up = asyncio.Event()
+        self._broken = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+        self._asking: dict[asyncio.Timeout, None] = {}
+        """How long each open request is still waited for."""
+        self._watchers: dict[Callable[[], None], None] = {}
+        self._trouble: Exception | None = None
+        """What the library last complained about."""
+        self.who = f"NATS at {', '.join(_host(server) for server in self._servers)}"
+
+    async def open(self) -> None:
+        """Connect, once. Raises ``BackendError`` within the timeout."""
+        self._take(await self._connect())
+        self._keeping = asyncio.create_task(self._keep(), name="nats-link")
+
+    @property
+    def is_up(self) -> bool:
+        return self._client is not None and self._client.is_connected
+
+    def now(self) -> Client:
+        """The connection. Raises ``BackendUnavailable`` if there is none at this moment."""
+        if self._client is None or not self._client.is_connected:
+            raise BackendUnavailable(f"{self.who} is not connected")
+        return self._client
+
+    async def wait(self) -> Client:
+        """The connection, as soon as there is one."""
+        while True:
+            await self._up.wait()
+            with suppress(BackendUnavailable):
+                return self.now()
+            # It broke, and whoever keeps the link has not noticed yet.
+            self._up.clear()
+            self._broken.set()
+
+    def is_with(self, client: Client) -> bool:
+        """Whether this is still the connection."""
+        return self._client is client and client.is_connected
+
+    async def request(self, subject: str, payload: bytes) -> Msg:
+        """Ask, and wait for the answer. Raises ``BackendError``."""
+        client = self.now()
+        with translated(self.who):
+            async with asyncio.timeout(self._timeout_s) as patience:
+                self._asking[patience] = None
+                try:
+                    return await client.request(subject, payload, timeout=self._timeout_s)
+                except nats.errors.NoRespondersError:
+                    # The stream is gone. A new connection begins with looking for it.
+                    self.cut(client, f"nobody takes {subject}")
+                    raise
+                finally:
+                    del self._asking[patience]
+
+    def cut(self, client: Client, why: str) -> None:
+        """This connection is of no use (its stream is gone, say): begin with another one."""
+        if self._client is client:
+            self._trouble = BackendUnavailable(why)
+            self._broken.set()
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Have ``changed`` called when a connection is gone or there; call the answer to stop."""
+        self._watchers[changed] = None
+
+        def unwatch() -> None:
+            self._watchers.pop(changed, None)
+
+        return unwatch
+
+    async def close(self) -> None:
+        """Hang up. Safe to call twice."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+        client, self._client = self._client, None
+        self._up.clear()
+        if client is not None:
+            await self._hang_up(client)
+
+    async def _keep(self) -> None:
+        while True:
+            await self._until_broken()
+            lost, self._client = self._client, None
+            self._up.clear()
+            assert lost is not None
+            _say(logging.WARNING, "bus_lost", server=self.who, error=_text(self._trouble))
+            self._tell()
+            self._give_up_asking()
+            await self._hang_up(lost)
+            began = self._clock.moment()
+            self._take(await self._connect_for_ever())
+            _say(
+                logging.INFO,
+                "bus_regained",
+                server=self.who,
+                after_ms=self._clock.moment() - began,
+            )
+
+    async def _until_broken(self) -> None:
+        # The library does not tell of every way in which a connection ends: so look as well.
+        while self._client is not None and not self._client.is_closed:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await self._broken.wait()
+                return
+
+    async def _connect_for_ever(self) -> Client:
+        attempt, said = 0, ""
+        while True:
+            attempt += 1
+            rest_ms = backoff_ms(_REST, attempt, self._entropy.unit())
+            await self._clock.sleep(rest_ms / _MS_PER_S)
+            try:
+                return await self._connect()
+            except BackendError as error:
+                is_refusal = isinstance(error, BackendRefused)
+                if is_refusal and said != str(error):
+                    said = str(error)
+                    _say(logging.ERROR, "bus_refused", server=self.who, error=said)
+
+    async def _connect(self) -> Client:
+        client = Client()
+        try:
+            with translated(self.who):
+                async with asyncio.timeout(self._timeout_s):
+                    await self._dial(client)
+                    await self._greet(client)
+        except BaseException:
+            await self._hang_up(client)
+            raise
+        return client
+
+    async def _dial(self, client: Client) -> None:
+        async def complained(error: Exception) -> None:
+            self._trouble = error
+            is_loss = isinstance(error, (OSError, nats.errors.UnexpectedEOF))
+            if client.is_connected and not is_loss:
+                _say(logging.WARNING, "bus_trouble", server=self.who, error=_text(error))
+
+        async def closed() -> None:
+            if self._client is client:
+                self._broken.set()
+
+        try:
+            await client.connect(
+                self._servers,
+                name="stanchion",
+                error_cb=complained,
+                closed_cb=closed,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=math.ceil(self._timeout_s),
+                ping_interval=_PING_EVERY_S,
+                max_outstanding_pings=_PINGS_OPEN_MAX,
+                flush_timeout=self._timeout_s,
+                # Bells of our own are heard without going round.
+                no_echo=True,
+            )
+        except nats.errors.NoServersError:
+            # It has tried each of them; what the last one said is worth more than "none is left".
+            raise self._trouble or BackendUnavailable("no server is left to try") from None
+
+    def _take(self, client: Client) -> None:
+        self._client = client
+        self._broken.clear()
+        self._up.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        for changed in list(self._watchers):
+            changed()
+
+    def _give_up_asking(self) -> None:
+        """No answer will come on a connection that is gone: let nobody wait for one."""
+        now = asyncio.get_running_loop().time()
+        for patience in self._asking:
+            if not patience.expired():
+                patience.reschedule(now)
+
+    async def _hang_up(self, client: Client) -> None:
+        # With the server gone, or standing still, closing may fail or take for ever.
+        with suppress(Exception):
+            async with asyncio.timeout(_HANG_UP_S_MAX):
+                await client.close()
+
+
+def _host(server: str) -> str:
+    """The address without what is secret in it."""
+    return urlsplit(server if "://" in server else f"nats://{server}").netloc.rpartition("@")[2]
+
+
+def _text(error: Exception | None) -> str:
+    return "" if error is None else sentence(error)
+
+
+def _say(level: int, name: str, **fields: str | int) -> None:
+    _log.log(level, name, extra={"fields": fields})

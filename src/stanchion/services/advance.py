@@ -1,0 +1,382 @@
+"""Advance: the one path on which a run changes after it was admitted.
+
+    hold the run's lease → load run and inbox → decide on all of it → commit → ring the bells
+
+Results, timers, approvals, cancels and the reconciler all put an event into the inbox and come this
+way. Whoever comes while the run is being advanced in this process joins: the one who is at it looks
+into the inbox once more before it lets go, so many events of one run cost one hold.
+
+Nothing is lost on any way out. The event stays in the inbox, and its outbox row in the store, until
+the commit that applies it; so an answer other than ``Advanced`` means "later", never "gone".
+
+Three kinds of failure are kept apart. *Busy*: another has the run. *PutOff*: a backend is away, or
+policy says to wait for the lock store. *Broken*: our own handling failed, and that alone spends the
+entry's poison budget; when it is spent the entry is buried, with its cause, and can be replayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final, TypeAlias, assert_never
+
+import msgspec
+
+from stanchion.core.lease import LeaseLost
+from stanchion.core.lease_policy import LeaseOverride
+from stanchion.core.model import Risk, Run, RunId, RunStatus
+from stanchion.core.plan import Plan
+from stanchion.core.run import decide_all, items_to_read
+from stanchion.core.transition import DispatchJob, Transition
+from stanchion.ports.bus import Bell
+from stanchion.ports.errors import BackendError, sentence
+from stanchion.ports.records import (
+    Commit,
+    Committed,
+    Conflict,
+    Gone,
+    InboxEntry,
+    Loaded,
+    StaleFence,
+)
+from stanchion.services.leasing import Contended, Lease, Leasing, Refused
+from stanchion.services.log import log_event
+from stanchion.services.parts import Parts, Rules
+from stanchion.services.plans import Plans
+
+__all__ = ["Advanced", "Advancer", "Broken", "Buried", "Busy", "Missing", "Outcome", "PutOff"]
+
+TRIES_MAX: Final = 20
+"""Conflicts and stale fences in a row before the run is left to whoever else is at it."""
+LOOKS_MAX: Final = 200
+"""Looks into one inbox in one hold: then others may have the run."""
+EVENTS_MAX: Final = 500
+"""Events decided on in one commit."""
+TURNS_MAX: Final = 2_000
+"""Runs advanced at once. What comes on top waits for its outbox row to become due."""
+CLASSES_KEPT: Final = 50_000
+
+
+class Advanced(msgspec.Struct, frozen=True):
+    """The inbox is empty, or the run has ended."""
+
+    status: RunStatus
+
+
+class Busy(msgspec.Struct, frozen=True):
+    """Another replica has the run."""
+
+
+class PutOff(msgspec.Struct, frozen=True):
+    """A backend is away, or policy says to wait for it."""
+
+    error: str
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """Handling failed through a fault of our own."""
+
+    error: str
+    failures: int
+
+
+class Buried(msgspec.Struct, frozen=True):
+    """An entry was tried as often as is allowed and lies with the dead letters."""
+
+    cause: str
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """There is no such run."""
+
+
+Outcome: TypeAlias = Advanced | Busy | PutOff | Broken | Buried | Missing
+
+
+class _Turn(msgspec.Struct):
+    task: asyncio.Task[Outcome] | None = None
+    again: bool = False
+    """Somebody came after the inbox was last read."""
+
+
+class _Class(msgspec.Struct, frozen=True):
+    risk: Risk
+    override: LeaseOverride | None
+
+
+class Advancer:
+    """Advances runs of this replica's."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        plans: Plans,
+        leasing: Leasing,
+        rules: Rules,
+        poison_failures_max: int = 5,
+    ) -> None:
+        self._store = parts.store
+        self._bus = parts.bus
+        self._clock = parts.clock
+        self._entropy = parts.entropy
+        self._signals = parts.signals
+        self._plans = plans
+        self._leasing = leasing
+        self._rules = rules
+        self._poison_failures_max = poison_failures_max
+        self._turns: dict[RunId, _Turn] = {}
+        self._classes: OrderedDict[RunId, _Class] = OrderedDict()
+
+    async def advance(self, run_id: RunId) -> Outcome:
+        """Apply what lies in the run's inbox, or say why not now."""
+        return await asyncio.shield(self._join(run_id))
+
+    def nudge(self, run_id: RunId) -> None:
+        """Begin to advance the run, without waiting for it."""
+        if run_id in self._turns or len(self._turns) < TURNS_MAX:
+            _ = self._join(run_id)
+
+    def remember(self, run: Run, plan: Plan) -> None:
+        """Note a run's class, so that its first hold need not look it up."""
+        self._classes[run.id] = _Class(run.risk, plan.lock_policy)
+        if len(self._classes) > CLASSES_KEPT:
+            self._classes.popitem(last=False)
+
+    async def settle(self) -> None:
+        """Wait for what has begun to end."""
+        while self._turns:
+            tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Break off what is still at it. Nothing is lost: rows become due again."""
+        for turn in self._turns.values():
+            if turn.task is not None:
+                turn.task.cancel()
+        await self.settle()
+
+    def _join(self, run_id: RunId) -> asyncio.Task[Outcome]:
+        turn = self._turns.get(run_id)
+        if turn is not None:
+            assert turn.task is not None
+            turn.again = True
+            return turn.task
+        turn = self._turns[run_id] = _Turn()
+        turn.task = asyncio.create_task(self._take_turn(run_id, turn), name=f"advance {run_id}")
+        return turn.task
+
+    async def _take_turn(self, run_id: RunId, turn: _Turn) -> Outcome:
+        try:
+            while True:
+                turn.again = False
+                outcome = await self._guarded(run_id, turn)
+                # No wait between this look and the end of the turn, so nobody can slip through.
+                if not (turn.again and isinstance(outcome, Advanced)):
+                    return outcome
+        finally:
+            del self._turns[run_id]
+
+    async def _guarded(self, run_id: RunId, turn: _Turn) -> Outcome:
+        """Advance under the lease; what went wrong becomes an outcome."""
+        floor = 0
+        try:
+            for _ in range(TRIES_MAX):
+                outcome = await self._under_lease(run_id, turn, floor)
+                if not isinstance(outcome, StaleFence):
+                    return outcome
+                floor = outcome.highest
+        except LeaseLost as error:
+            return PutOff(sentence(error))
+        except BackendError as error:
+            return PutOff(sentence(error))
+        except Exception as error:  # noqa: BLE001 - the turn must end in an outcome, also after a bug
+            log_event(logging.ERROR, "advance_failed", run=run_id, error=repr(error))
+            return Broken(repr(error), 1)
+        return Busy()
+
+    async def _under_lease(self, run_id: RunId, turn: _Turn, floor: int) -> Outcome | StaleFence:
+        known = await self._class_of(run_id)
+        if known is None:
+            return Missing()
+        async with self._leasing.hold(
+            f"run/{run_id}",
+            risk=known.risk,
+            policy=self._rules.lease_policy(known.risk, known.override),
+            escalated=self._rules.closes(known.risk),
+            floor=floor,
+        ) as held:
+            match held:
+                case Lease():
+                    return await self._empty_inbox(run_id, turn, held)
+                case Contended():
+                    return Busy()
+                case Refused(error):
+                    return PutOff(error)
+                case _:
+                    assert_never(held)
+
+    async def _class_of(self, run_id: RunId) -> _Class | None:
+        known = self._classes.get(run_id)
+        if known is None:
+            loaded = await self._store.load(run_id)
+            if loaded is None:
+                return None
+            plan = await self._plan_of(loaded)
+            known = _Class(loaded.run.risk, None if plan is None else plan.lock_policy)
+            if plan is not None:
+                self.remember(loaded.run, plan)
+        return known
+
+    async def _empty_inbox(self, run_id: RunId, turn: _Turn, lease: Lease) -> Outcome | StaleFence:
+        conflicts = 0
+        for _ in range(LOOKS_MAX):
+            turn.again = False
+            loaded = await self._store.load(run_id)
+            if loaded is None:
+                return Missing()
+            if not loaded.inbox:
+                return Advanced(loaded.run.status)
+            answer = await self._apply(loaded, lease)
+            match answer:
+                case Committed():
+                    conflicts = 0
+                case Conflict():
+                    self._signals.conflict()
+                    conflicts += 1
+                    if conflicts == TRIES_MAX:
+                        return Busy()
+                    continue
+                case Gone():
+                    return Missing()
+                case StaleFence() | Broken() | Buried():
+                    return answer
+                case Advanced():
+                    if not turn.again:
+                        return answer
+                case _:
+                    assert_never(answer)
+        return Busy()
+
+    async def _apply(
+        self, loaded: Loaded, lease: Lease, *, at_most: int = EVENTS_MAX
+    ) -> Committed | Conflict | StaleFence | Gone | Broken | Buried | Advanced:
+        """Decide on what lies in the inbox and commit it. ``Advanced``: nothing is left."""
+        entries = loaded.inbox[:at_most]
+        try:
+            plan = await self._plans.of_run(loaded.run)
+            run = await self._with_items(loaded.run, entries)
+            transition = decide_all(
+                plan, run, (entry.event for entry in entries), self._clock.now()
+            )
+        except BackendError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one bad entry must not stop a run for ever
+            return await self._sift(loaded, lease, error)
+        try:
+            return await self._commit(loaded, transition, entries, lease)
+        except BackendError:
+            raise
+        except Exception as error:  # noqa: BLE001 - likewise
+            # Which of several the store cannot take, only each of them alone can show.
+            if len(entries) > 1:
+                return await self._apply(loaded, lease, at_most=1)
+            return await self._count_against(loaded.run.id, entries[0], error)
+
+    async def _commit(
+        self,
+        loaded: Loaded,
+        transition: Transition,
+        entries: Sequence[InboxEntry],
+        lease: Lease,
+    ) -> Committed | Conflict | StaleFence | Gone | Advanced:
+        answer = await self._store.commit(
+            Commit(
+                run_id=loaded.run.id,
+                transition=transition,
+                read=loaded.run.stamp,
+                nonce=self._entropy.token(),
+                fence=lease.fence,
+                applied=tuple(entry.id for entry in entries),
+            )
+        )
+        if not isinstance(answer, Committed):
+            return answer
+        self._tell(loaded.run, transition)
+        if transition.status.is_finished:
+            self._classes.pop(loaded.run.id, None)
+            return Advanced(transition.status)
+        # More may have come in since; the turn says so if it came through this process.
+        return Advanced(transition.status) if len(entries) == len(loaded.inbox) else answer
+
+    async def _sift(
+        self, loaded: Loaded, lease: Lease, error: Exception
+    ) -> Committed | Conflict | StaleFence | Gone | Broken | Buried | Advanced:
+        """Find the entry that cannot be applied, apply those before it, and count against it."""
+        good: list[InboxEntry] = []
+        transition: Transition | None = None
+        bad = loaded.inbox[0]
+        try:
+            plan = await self._plans.of_run(loaded.run)
+            for bad in loaded.inbox[:EVENTS_MAX]:
+                run = await self._with_items(loaded.run, (*good, bad))
+                events = (entry.event for entry in (*good, bad))
+                transition = decide_all(plan, run, events, self._clock.now())
+                good.append(bad)
+        except BackendError:
+            raise
+        except Exception as found:  # noqa: BLE001 - this is the one we look for
+            error = found
+        if transition is not None:
+            return await self._commit(loaded, transition, good, lease)
+        return await self._count_against(loaded.run.id, bad, error)
+
+    async def _count_against(
+        self, run_id: RunId, entry: InboxEntry, error: Exception
+    ) -> Broken | Buried:
+        cause = f"{type(error).__name__}: {error}"[:1000]
+        failures = await self._store.count_failure(run_id, entry.id)
+        log_event(
+            logging.ERROR,
+            "inbox_entry_failed",
+            run=run_id,
+            entry=entry.id,
+            failures=failures,
+            error=cause,
+        )
+        if failures < self._poison_failures_max:
+            return Broken(cause, failures)
+        await self._store.bury(run_id, entry.id, cause=cause)
+        self._signals.buried()
+        return Buried(cause)
+
+    async def _with_items(self, run: Run, entries: Sequence[InboxEntry]) -> Run:
+        wanted = items_to_read(run, [entry.event for entry in entries])
+        if not wanted:
+            return run
+        items = await self._store.load_items(run.id, wanted)
+        return msgspec.structs.replace(run, items=items)
+
+    async def _plan_of(self, loaded: Loaded) -> Plan | None:
+        """The run's plan; ``None`` if it cannot be had, which the inbox's entries will pay for."""
+        try:
+            return await self._plans.of_run(loaded.run)
+        except BackendError:
+            raise
+        except Exception as error:  # noqa: BLE001 - counted where an entry is applied
+            log_event(logging.ERROR, "plan_failed", run=loaded.run.id, error=repr(error))
+            return None
+
+    def _tell(self, run: Run, transition: Transition) -> None:
+        topics = {
+            effect.job.topic for effect in transition.effects if isinstance(effect, DispatchJob)
+        }
+        for topic in topics:
+            self._bus.ring(Bell.READY, topic)
+        if transition.timeline:
+            self._bus.ring(Bell.CHANGED, run.tenant)
+        if transition.status.is_finished:
+            self._bus.ring(Bell.FINISHED, run.id)
+            self._signals.finished(run, transition.status)

@@ -1,0 +1,271 @@
+"""Engine: one replica's services, put together and kept going.
+
+It is given its connections and never asks what is behind them: the server, the simulator and the
+tests make an engine in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from stanchion.core import lease
+from stanchion.core.escalation import Announcement
+from stanchion.core.lease_policy import LeaseOverride, LeasePolicy, policy_for
+from stanchion.core.model import Instant, Risk, Run
+from stanchion.core.retry import Backoff, BoundedJitter, Fixed
+from stanchion.ports.bus import Bell, Bus
+from stanchion.ports.clock import Clock
+from stanchion.ports.entropy import Entropy
+from stanchion.ports.locks import Locks
+from stanchion.ports.store import Store
+from stanchion.services import lease_events as told
+from stanchion.services.admission_signals import AdmissionSignals
+from stanchion.services.advance import Advancer
+from stanchion.services.engine_signals import EngineSignals
+from stanchion.services.escalating import Escalating
+from stanchion.services.gate import Gate
+from stanchion.services.inbox import Inbox
+from stanchion.services.labels import TenantLabels
+from stanchion.services.lease_events import LeaseEvent
+from stanchion.services.lease_signals import RunLeaseSignals
+from stanchion.services.leasing import Leasing
+from stanchion.services.log import log_event
+from stanchion.services.outbox import AT_ONCE_MAX, Calls, Relay
+from stanchion.services.pacing import Pacing
+from stanchion.services.parts import Parts
+from stanchion.services.plans import Linker, Plans, link_here
+from stanchion.services.reconciler import Reconciler
+from stanchion.services.scheduler import Scheduler
+from stanchion.services.services import Services
+from stanchion.services.settings import SettingsKeeper
+from stanchion.services.watching import Watching
+
+__all__ = ["DEFAULT_TERMS", "Engine", "Terms", "Wires"]
+
+SETTLE_S: Final = 5.0
+RESTART_S: Final = 1.0
+"""A loop that failed through a bug begins again after this."""
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What a deployment is started with and does not change while it runs."""
+
+    run_lease_ttl_ms: int = 30_000
+    job_lease_ttl_ms: int = 60_000
+    max_deliveries: int = 5
+    poison_failures_max: int = 5
+    retention_ms: int = 30 * 24 * 60 * 60 * 1000
+
+
+DEFAULT_TERMS: Final = Terms()
+Loop: TypeAlias = Callable[[], Coroutine[None, None, None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wires:
+    """A replica's connections to the world."""
+
+    store: Store
+    locks: Locks | None
+    bus: Bus
+    clock: Clock
+    entropy: Entropy
+
+
+class _Rules:
+    """The settings in force, as the engine's services ask for them."""
+
+    def __init__(self, settings: SettingsKeeper, escalating: Escalating) -> None:
+        self._settings = settings
+        self._escalating = escalating
+
+    def lease_policy(self, risk: Risk, override: LeaseOverride | None) -> LeasePolicy:
+        return policy_for(risk, self._settings.current.policies, override)
+
+    def closes(self, risk: Risk) -> bool:
+        return self._escalating.closes(risk)
+
+    def lock_busy(self) -> Backoff:
+        return self._settings.current.lock_busy.retry
+
+    def backend_error(self) -> Backoff:
+        """The longer delay, with the same spread."""
+        busy = self._settings.current.lock_busy
+        delay_ms = busy.backend_error_delay_ms
+        if isinstance(busy.retry, Fixed):
+            return Fixed(delay_ms=delay_ms)
+        return BoundedJitter(delay_ms=delay_ms, jitter_ms=min(busy.retry.jitter_ms, delay_ms))
+
+
+class Engine:
+    """All services of one replica. ``run`` keeps them going until it is cancelled."""
+
+    def __init__(
+        self,
+        replica: str,
+        wires: Wires,
+        *,
+        terms: Terms = DEFAULT_TERMS,
+        linker: Linker = link_here,
+    ) -> None:
+        registry = CollectorRegistry()
+        store, bus, clock = wires.store, wires.bus, wires.clock
+        settings = SettingsKeeper(
+            store,
+            clock=clock,
+            bells=bus,
+            registry=registry,
+            run_lease_ttl_ms=terms.run_lease_ttl_ms,
+        )
+        self._escalating = Escalating(
+            replica,
+            settings=lambda: settings.current.escalation,
+            documents=store,
+            clock=clock,
+            announce=self._announce,
+            registry=registry,
+        )
+        labels = TenantLabels()
+        self._pacing = Pacing(clock=clock, entropy=wires.entropy)
+        self._bus = bus
+        self._lease_signals = RunLeaseSignals(registry)
+        self._leasing = Leasing(
+            wires.locks,
+            clock=clock,
+            entropy=wires.entropy,
+            terms=lease.terms_for(terms.run_lease_ttl_ms),
+            tell=self._lease_told,
+        )
+        parts = Parts(
+            store=store,
+            locks=wires.locks,
+            bus=bus,
+            clock=clock,
+            entropy=wires.entropy,
+            signals=EngineSignals(
+                registry,
+                clock,
+                labels=labels,
+                on_duplicate=self._duplicate,
+                on_finished=self._finished,
+            ),
+        )
+        rules = _Rules(settings, self._escalating)
+        plans = Plans(store, linker=linker)
+        self._advancer = Advancer(
+            parts,
+            plans=plans,
+            leasing=self._leasing,
+            rules=rules,
+            poison_failures_max=terms.poison_failures_max,
+        )
+        self._calls = Calls(parts, advancer=self._advancer, rules=rules)
+        self._relay = Relay(parts, calls=self._calls)
+        self._reconciler = Reconciler(
+            parts,
+            advancer=self._advancer,
+            escalating=self._escalating,
+            max_deliveries=terms.max_deliveries,
+            retention_ms=terms.retention_ms,
+        )
+        self._clock = clock
+        self._stop_hearing = bus.listen(Bell.ESCALATION, self._hear)
+        self.services = Services(
+            store=store,
+            locks=wires.locks,
+            bus=bus,
+            clock=clock,
+            entropy=wires.entropy,
+            plans=plans,
+            gate=Gate(
+                parts,
+                plans=plans,
+                settings=lambda: settings.current,
+                pacing=self._pacing,
+                signals=AdmissionSignals(
+                    registry, labels=labels, errors=self._lease_signals.errors
+                ),
+                on_admitted=self._advancer.remember,
+            ),
+            inbox=Inbox(parts, plans=plans, advancer=self._advancer, rules=rules),
+            scheduler=Scheduler(parts, ttl_ms=terms.job_lease_ttl_ms),
+            watching=Watching(parts),
+            settings=settings,
+            escalating=self._escalating,
+            registry=registry,
+        )
+
+    async def run(self) -> None:
+        """Keep everything going until cancelled."""
+        async with asyncio.TaskGroup() as loops:
+            for name, loop in self._loops().items():
+                loops.create_task(self._endless(name, loop), name=name)
+
+    def drain(self) -> None:
+        """End every long wait of a caller's or a worker's now."""
+        self.services.scheduler.drain()
+        self.services.watching.drain()
+
+    async def close(self) -> None:
+        """Finish what has begun, as far as it can be, and let go of leases."""
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await self._advancer.settle()
+        except TimeoutError:
+            await self._advancer.close()
+        self._stop_hearing()
+        await self.services.gate.close()
+        self.services.scheduler.close()
+        self.services.watching.close()
+        await self._leasing.close()
+
+    def _loops(self) -> dict[str, Loop]:
+        services = self.services
+        return {
+            "settings": services.settings.run,
+            "escalation": self._escalating.run,
+            "relay": self._relay.run,
+            "calls": lambda: self._bus.consume(self._calls.handle, at_once_max=AT_ONCE_MAX),
+            "ready": services.scheduler.run,
+            "reconcile": self._reconciler.run,
+        }
+
+    async def _endless(self, name: str, loop: Loop) -> None:
+        """Begin a loop again that ended through a bug: one fault must not stop a replica's half."""
+        while True:
+            try:
+                await loop()
+            except Exception as error:  # noqa: BLE001 - see above
+                log_event(logging.ERROR, "loop_failed", loop=name, error=repr(error))
+            await self._clock.sleep(RESTART_S)
+
+    # ── What the parts tell each other ──────────────────────────────────────────────────────────
+
+    def _lease_told(self, event: LeaseEvent) -> None:
+        self._lease_signals(event)
+        if isinstance(event, told.Fallback):
+            self._escalating.count(fallbacks=1)
+
+    def _duplicate(self) -> None:
+        self._escalating.count(duplicates=1)
+
+    def _finished(self, run: Run, at: Instant) -> None:
+        if run.holds_slot:
+            self._pacing.finished(run.tenant, at)
+
+    async def _announce(self, said: Announcement) -> None:
+        self._bus.ring(Bell.ESCALATION, msgspec.json.encode(said).decode())
+
+    def _hear(self, note: str) -> None:
+        try:
+            said = msgspec.json.decode(note, type=Announcement)
+        except msgspec.MsgspecError:
+            return  # Not from a replica of this version.
+        self._escalating.hear(said)

@@ -1,0 +1,218 @@
+"""Inbox: what comes from outside for a run that exists.
+
+A result, a cancel or a decision is made durable first, in the run's inbox, and then applied: at
+once on this replica if nobody else has the run, otherwise by whoever has it or comes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+import msgspec
+
+from stanchion.core.events import Approved, CancelRequested, Event, Rejected
+from stanchion.core.model import OnDecision, RunId, RunStatus, Step, StepId, StepStatus
+from stanchion.core.retry import backoff_ms
+from stanchion.core.workflow import ApprovalSpec
+from stanchion.ports.bus import Bell
+from stanchion.ports.records import (
+    Acceptance,
+    Accepted,
+    DeadLetter,
+    Loaded,
+    PostAnswer,
+    RejectedCode,
+    Result,
+)
+from stanchion.services.advance import Advanced, Advancer
+from stanchion.services.parts import Parts, Rules
+from stanchion.services.plans import Plans
+
+__all__ = ["Changed", "Conflicting", "Inbox", "Unknown"]
+
+_COMPLETED: Final = frozenset({RejectedCode.ALREADY_FINISHED, RejectedCode.STALE_FENCE})
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """It is so, or will be: not applied means recorded, because the run was busy."""
+
+    run_id: RunId
+    status: RunStatus
+    applied: bool
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """There is no such thing."""
+
+    what: str
+
+
+class Conflicting(msgspec.Struct, frozen=True):
+    """It was decided otherwise, or cannot be decided now."""
+
+    message: str
+
+
+class Inbox:
+    """Takes what is for a run, and sees to it that it is applied."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        plans: Plans,
+        advancer: Advancer,
+        rules: Rules,
+    ) -> None:
+        self._store = parts.store
+        self._bus = parts.bus
+        self._entropy = parts.entropy
+        self._signals = parts.signals
+        self._plans = plans
+        self._advancer = advancer
+        self._rules = rules
+
+    async def results(self, results: Sequence[Result]) -> tuple[Acceptance, ...]:
+        """Take workers' results. They are durable when this returns; runs advance afterwards."""
+        # If the run is busy now, its row is due when a busy run would be tried again.
+        row_due_in_ms = backoff_ms(self._rules.lock_busy(), 1, self._entropy.unit())
+        answers = await self._store.accept(results, row_due_in_ms=row_due_in_ms)
+        for answer in answers:
+            if isinstance(answer, Accepted):
+                if answer.repeated:
+                    self._signals.duplicate_completion()
+                else:
+                    self._advancer.nudge(answer.run_id)
+            else:
+                self._signals.rejected(answer.code)
+                if answer.code in _COMPLETED:
+                    self._signals.duplicate_completion()
+        return answers
+
+    async def cancel(
+        self, run_id: RunId, *, reason: str | None, actor: str
+    ) -> Changed | Unknown | Conflicting:
+        """End a run now. A run that was cancelled stays so; one that ended otherwise conflicts."""
+        event = CancelRequested(actor=actor, reason=reason)
+        posted = await self._store.post(run_id, event, entry_id="cancel")
+        match posted:
+            case PostAnswer.UNKNOWN:
+                return Unknown(f"run '{run_id}'")
+            case PostAnswer.FINISHED:
+                changed = await self._as_it_is(run_id)
+            case PostAnswer.POSTED | PostAnswer.REPEATED:
+                changed = await self._apply(run_id)
+            case _:
+                assert_never(posted)
+        if isinstance(changed, Changed) and changed.status.is_finished:
+            # What lay in the inbox before it may have ended the run otherwise.
+            return _ended(run_id, changed.status)
+        return changed
+
+    async def decide(
+        self,
+        run_id: RunId,
+        step_id: StepId,
+        *,
+        approve: bool,
+        comment: str | None,
+        actor: str,
+    ) -> Changed | Unknown | Conflicting:
+        """Approve or reject a step. The first decision counts; the same again is no conflict."""
+        loaded = await self._store.load(run_id)
+        if loaded is None:
+            return Unknown(f"run '{run_id}'")
+        plan = await self._plans.of_run(loaded.run)
+        planned = plan.steps.get(step_id)
+        if planned is None:
+            return Unknown(f"step '{step_id}' of run '{run_id}'")
+        if not isinstance(planned.spec, ApprovalSpec):
+            return Conflicting(f"step '{step_id}' is not an approval")
+        state = loaded.run.step(step_id)
+        if state.status.is_finished:
+            return _decided(loaded, step_id, state, approve=approve)
+        if not isinstance(state.wait, OnDecision):
+            return Conflicting(f"step '{step_id}' does not wait for a decision yet")
+        decision: Approved | Rejected = (
+            Approved(step_id=step_id, comment=comment, actor=actor)
+            if approve
+            else Rejected(step_id=step_id, comment=comment, actor=actor)
+        )
+        return await self._post_decision(loaded, decision)
+
+    async def _post_decision(
+        self, loaded: Loaded, event: Approved | Rejected
+    ) -> Changed | Unknown | Conflicting:
+        run_id, step_id = loaded.run.id, event.step_id
+        entry_id = f"decision:{step_id}"
+        approve = isinstance(event, Approved)
+        posted = await self._store.post(run_id, event, entry_id=entry_id)
+        if posted is PostAnswer.REPEATED:
+            # Somebody's decision lies there, not applied yet.
+            found = await self._store.load(run_id)
+            lies = None if found is None else _entry(found, entry_id)
+            if lies is not None and isinstance(lies, Approved) is not approve:
+                return Conflicting(_otherwise(step_id, approved=not approve))
+        elif posted is PostAnswer.UNKNOWN:
+            return Unknown(f"run '{run_id}'")
+        changed = await self._apply(run_id)
+        if not isinstance(changed, Changed) or not changed.applied:
+            return changed
+        # Two may have found it waiting: the one whose decision was not taken is told so.
+        after = await self._store.load(run_id)
+        if after is None:
+            return Unknown(f"run '{run_id}'")
+        return _decided(after, step_id, after.run.step(step_id), approve=approve)
+
+    async def replay(self, letter_id: str, *, actor: str) -> DeadLetter | None:
+        """Put a dead letter back to work, once."""
+        letter = await self._store.replay_dead_letter(letter_id, actor=actor)
+        if letter is not None:
+            await self._advancer.advance(letter.run_id)
+            if letter.job is not None:
+                self._bus.ring(Bell.READY, letter.job.topic)
+        return letter
+
+    async def _apply(self, run_id: RunId) -> Changed | Unknown:
+        outcome = await self._advancer.advance(run_id)
+        if isinstance(outcome, Advanced):
+            return Changed(run_id, outcome.status, applied=True)
+        return await self._as_it_is(run_id)
+
+    async def _as_it_is(self, run_id: RunId) -> Changed | Unknown:
+        loaded = await self._store.load(run_id)
+        if loaded is None:
+            return Unknown(f"run '{run_id}'")
+        return Changed(run_id, loaded.run.status, applied=not loaded.inbox)
+
+
+def _ended(run_id: RunId, status: RunStatus) -> Changed | Conflicting:
+    """What a cancel means for a run that has ended."""
+    if status is RunStatus.CANCELLED:
+        return Changed(run_id, status, applied=True)
+    return Conflicting(f"run '{run_id}' has ended: {status}")
+
+
+def _decided(
+    loaded: Loaded, step_id: StepId, state: Step, *, approve: bool
+) -> Changed | Conflicting:
+    """What a decision means for a step that may have ended already."""
+    run = loaded.run
+    if not state.status.is_finished:
+        return Changed(run.id, run.status, applied=False)
+    was_approved = state.status is StepStatus.SUCCEEDED
+    was_rejected = state.error is not None and state.error.code == "rejected"
+    if was_approved if approve else was_rejected:
+        return Changed(run.id, run.status, applied=True)
+    if was_approved or was_rejected:
+        return Conflicting(_otherwise(step_id, approved=was_approved))
+    return Conflicting(f"step '{step_id}' has ended without a decision: {state.status}")
+
+
+def _otherwise(step_id: StepId, *, approved: bool) -> str:
+    return f"step '{step_id}' was {'approved' if approved else 'rejected'} before"
+
+
+def _entry(loaded: Loaded, entry_id: str) -> Event | None:
+    return next((entry.event for entry in loaded.inbox if entry.id == entry_id), None)

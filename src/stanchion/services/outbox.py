@@ -1,0 +1,158 @@
+"""Outbox: who must be advanced travels from the store over the bus, and back until it is done.
+
+The relay takes rows that are due and publishes them; whoever the bus hands a call to advances the
+run and answers with a disposition. A row stays in the store until the commit that empties the run's
+inbox, so a message that is lost, a replica that dies and a bus that is away all cost time, never
+the event: the row becomes due again.
+
+While the bus is away the relay handles the rows itself: runs finish without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from stanchion.core.retry import Backoff, Exponential, backoff_ms
+from stanchion.ports.bus import Ack, Dead, Disposition, Retry
+from stanchion.ports.errors import BackendError, sentence
+from stanchion.ports.records import OutboxRow
+from stanchion.ports.store import Outbox
+from stanchion.services.advance import (
+    Advanced,
+    Advancer,
+    Broken,
+    Buried,
+    Busy,
+    Missing,
+    PutOff,
+)
+from stanchion.services.log import log_event
+from stanchion.services.parts import Parts, Rules
+
+__all__ = ["Calls", "Relay"]
+
+ROWS_MAX: Final = 500
+TIMERS_MAX: Final = 500
+HOLD_MS: Final = 5_000
+"""A row that was published and not done with comes again after this long."""
+POLL_S: Final = 0.2
+AT_ONCE_MAX: Final = 64
+BUS_AWAY_S: Final = 1.0
+"""For so long after the bus failed, rows are handled here without asking it."""
+_BROKEN: Final = Exponential(base_ms=200, cap_ms=10_000, jitter="full")
+
+
+class Calls:
+    """Handles calls to advance a run."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        advancer: Advancer,
+        rules: Rules,
+    ) -> None:
+        self._outbox: Outbox = parts.store
+        self._entropy = parts.entropy
+        self._signals = parts.signals
+        self._advancer = advancer
+        self._rules = rules
+
+    async def handle(self, row: OutboxRow) -> Disposition:
+        """Advance the run, and say what becomes of the call."""
+        outcome = await self._advancer.advance(row.run_id)
+        match outcome:
+            case Advanced() | Missing():
+                return await self._confirm(row)
+            case Busy():
+                self._signals.lock_busy()
+                return Retry(self._delay_ms(self._rules.lock_busy()))
+            case PutOff():
+                self._signals.put_off()
+                return Retry(self._delay_ms(self._rules.backend_error()))
+            case Broken(_, failures):
+                return Retry(1 + backoff_ms(_BROKEN, failures, self._entropy.unit()))
+            case Buried(cause):
+                return Dead(cause)
+            case _:
+                assert_never(outcome)
+
+    async def _confirm(self, row: OutboxRow) -> Disposition:
+        try:
+            await self._outbox.confirm_outbox([row])
+        except BackendError:
+            # The commit has taken the row along in nearly every case; a row that is left comes
+            # again and finds an empty inbox.
+            self._signals.put_off()
+        return Ack()
+
+    def _delay_ms(self, policy: Backoff) -> int:
+        return backoff_ms(policy, 1, self._entropy.unit())
+
+
+class Relay:
+    """Takes due timers and rows from the store to the bus."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        calls: Calls,
+    ) -> None:
+        self._outbox: Outbox = parts.store
+        self._bus = parts.bus
+        self._clock = parts.clock
+        self._signals = parts.signals
+        self._calls = calls
+        self._bus_away_until = 0
+        self._here: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Relay, again and again, until cancelled."""
+        try:
+            while True:
+                try:
+                    more = await self.relay()
+                except BackendError as error:
+                    log_event(logging.WARNING, "relay_failed", error=sentence(error))
+                    more = False
+                if not more:
+                    await self._clock.sleep(POLL_S)
+        finally:
+            for task in self._here:
+                task.cancel()
+
+    async def relay(self) -> bool:
+        """Take what is due now; whether there may be more."""
+        fired = await self._outbox.fire_timers(limit=TIMERS_MAX)
+        room = ROWS_MAX - len(self._here)
+        rows = await self._outbox.take_outbox(limit=room, hold_ms=HOLD_MS) if room > 0 else ()
+        if rows:
+            await self._publish(rows)
+        return len(fired) == TIMERS_MAX or len(rows) == room > 0
+
+    async def _publish(self, rows: Sequence[OutboxRow]) -> None:
+        if self._clock.moment() >= self._bus_away_until:
+            try:
+                new = await self._bus.publish(rows)
+            except BackendError as error:
+                log_event(logging.WARNING, "bus_away", error=sentence(error))
+                self._bus_away_until = self._clock.moment() + round(BUS_AWAY_S * 1000)
+            else:
+                self._signals.duplicate_publishes(len(rows) - new)
+                return
+        for row in rows:
+            task = asyncio.create_task(self._handle_here(row), name=f"call {row.run_id}")
+            self._here.add(task)
+            task.add_done_callback(self._here.discard)
+
+    async def _handle_here(self, row: OutboxRow) -> None:
+        disposition = await self._calls.handle(row)
+        if isinstance(disposition, Retry):
+            try:
+                await self._outbox.defer_outbox(row, delay_ms=disposition.delay_ms)
+            except BackendError:
+                return  # It is held for a while, and due by itself after that.

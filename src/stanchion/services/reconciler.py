@@ -1,0 +1,149 @@
+"""Reconciler: finds what nobody is looking after, and hands it to those who do.
+
+Everything is found by an index of the store, never by looking at all there is. What is overdue is
+put back where the usual path takes it up, so any number of replicas may reconcile at once.
+
+| stuck | found by | handed to |
+|---|---|---|
+| a worker died | job leases in the order of their end | workers, or the dead letters |
+| a bell was lost | ready jobs by topic (``scheduler``) | workers that wait |
+| a timer is due | timers in the order of their time (``outbox``) | the inbox |
+| an event was not applied | outbox rows in the order of their time (``outbox``) | advance |
+| a slot has leaked | audit of tenants in turn | repaired, counted |
+| a run is older than it is kept for | finished runs in the order of their end | removed |
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from stanchion.core.escalation import Level
+from stanchion.core.model import Instant
+from stanchion.core.retry import within
+from stanchion.ports.bus import Bell
+from stanchion.ports.errors import BackendError, sentence
+from stanchion.services.advance import Advancer
+from stanchion.services.escalating import Escalating
+from stanchion.services.log import log_event
+from stanchion.services.parts import Parts
+
+__all__ = ["Reconciler"]
+
+EVERY_MS: Final = 1_000
+JOBS_MAX: Final = 500
+AUDIT_MAX: Final = 50
+PURGE_MAX: Final = 200
+_AUDIT_EVERY: Final = 5
+_PURGE_EVERY: Final = 10
+_PURGES_MAX: Final = 100
+
+
+class Reconciler:
+    """One replica's share of tidying up."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        advancer: Advancer,
+        escalating: Escalating,
+        max_deliveries: int,
+        retention_ms: int,
+    ) -> None:
+        self._store = parts.store
+        self._locks = parts.locks
+        self._bus = parts.bus
+        self._clock = parts.clock
+        self._entropy = parts.entropy
+        self._signals = parts.signals
+        self._advancer = advancer
+        self._escalating = escalating
+        self._max_deliveries = max_deliveries
+        self._retention_ms = retention_ms
+        self._round = 0
+
+    async def run(self) -> None:
+        """Reconcile, again and again, until cancelled."""
+        while True:
+            try:
+                await self.reconcile()
+            except BackendError as error:
+                log_event(logging.WARNING, "reconcile_failed", error=sentence(error))
+            # Replicas that started together drift apart.
+            pause_ms = within(EVERY_MS // 2, EVERY_MS, self._entropy.unit())
+            await self._clock.sleep(pause_ms / 1000)
+
+    async def reconcile(self) -> None:
+        """One round."""
+        self._round += 1
+        self._signals.close_bucket()
+        while await self.expire_jobs() == JOBS_MAX:
+            """There are more."""
+        if self._round % _AUDIT_EVERY == 0:
+            await self.audit()
+        if self._round % _PURGE_EVERY == 0:
+            await self.purge()
+        await self._probe_locks()
+        await self._gauge()
+
+    async def expire_jobs(self) -> int:
+        """End job leases that ran out; how many."""
+        expired = await self._store.expire_jobs(limit=JOBS_MAX, max_deliveries=self._max_deliveries)
+        for job in expired:
+            self._signals.job_lease_expired()
+            if job.is_dead:
+                self._signals.buried()
+                log_event(
+                    logging.ERROR,
+                    "job_died",
+                    job=job.job_id,
+                    tenant=job.tenant,
+                    deliveries=job.deliveries,
+                )
+                self._advancer.nudge(job.run_id)
+        for topic in {job.topic for job in expired if not job.is_dead}:
+            self._bus.ring(Bell.READY, topic)
+        return len(expired)
+
+    async def audit(self) -> None:
+        """Compare slots with runs, for the next tenants in turn."""
+        for drift in await self._store.audit_slots(limit=AUDIT_MAX):
+            self._signals.drifted(1)
+            log_event(
+                logging.ERROR,
+                "slot_drift",
+                tenant=drift.tenant,
+                counted=drift.counted,
+                actual=drift.actual,
+            )
+
+    async def purge(self) -> None:
+        """Remove what has been kept long enough, in batches that hold nobody up for long."""
+        before = Instant(await self._store.now() - self._retention_ms)
+        for _ in range(_PURGES_MAX):
+            removed = await self._store.purge(finished_before=before, limit=PURGE_MAX)
+            self._signals.purged(removed)
+            if removed < PURGE_MAX:
+                break
+
+    async def _probe_locks(self) -> None:
+        """While classes are closed nobody falls back, so somebody has to ask whether locks work."""
+        if self._locks is None or self._escalating.level is Level.NORMAL:
+            return
+        try:
+            await self._locks.ping()
+        except BackendError:
+            self._escalating.count(probes_failed=1)
+        else:
+            self._escalating.count(probes_ok=1)
+
+    async def _gauge(self) -> None:
+        try:
+            pending = await self._bus.pending()
+        except BackendError:
+            return  # The last figure stays: the bus is away, what is pending there is still.
+        self._signals.waiting(pending=pending, rows=await self._store.outbox_size())
+        if self._round % _AUDIT_EVERY == 0:
+            for tenant in self._signals.tenants():
+                self._signals.active(tenant, await self._store.active_runs(tenant))
