@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Risk
+from stanchion.wire.identifiers import Comment, LockName, TenantOrAll
 
 __all__ = [
     "CreateKey",
@@ -24,6 +26,7 @@ __all__ = [
     "LeaseList",
     "LeaseRow",
     "ReplayAnswer",
+    "ReplayLetter",
     "Role",
     "SetEscalation",
     "TenantConfig",
@@ -52,9 +55,10 @@ class Role(StrEnum):
 class TenantConfig(_Request, frozen=True, kw_only=True):
     """What a tenant may do."""
 
-    max_concurrent_runs: int | None = 10
-    job_rate_per_s: float | None = None
+    max_concurrent_runs: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = 10
+    job_rate_per_s: Annotated[float, Meta(ge=0.000_001, le=1_000_000)] | None = None
     admission: JsonObject | None = None
+    """``strategy`` and ``lock_retry``, instead of what the settings say."""
 
 
 class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +80,8 @@ class TenantList(msgspec.Struct, frozen=True):
 class HoldLease(_Request, frozen=True, kw_only=True):
     """Hold a lock by hand, for a while."""
 
-    name: str
-    ttl_s: float
+    name: LockName
+    ttl_s: Annotated[float, Meta(ge=0.1, le=3600)]
 
 
 class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,12 +128,16 @@ class ReplayAnswer(msgspec.Struct, frozen=True):
     replayed: bool
 
 
+class ReplayLetter(_Request, frozen=True, kw_only=True):
+    """Put a dead letter back to work. There is nothing to say about it."""
+
+
 class CreateKey(_Request, frozen=True, kw_only=True):
     """Make an API key. ``*`` as a worker's tenant means all of them."""
 
     role: Role
-    tenant: str
-    note: str | None = None
+    tenant: TenantOrAll
+    note: Comment | None = None
 
 
 class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):

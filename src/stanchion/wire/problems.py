@@ -29,6 +29,8 @@ class Code(StrEnum):
     BODY_TOO_LARGE = "body_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     HEADERS_TOO_LARGE = "headers_too_large"
+    URI_TOO_LONG = "uri_too_long"
+    MALFORMED_REQUEST = "malformed_request"
     REQUEST_TIMEOUT = "request_timeout"
     MAX_CONCURRENT_RUNS_REACHED = "max_concurrent_runs_reached"
     JOB_THROTTLED = "job_throttled"

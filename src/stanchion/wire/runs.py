@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Failure, Risk, RunStatus, StepStatus
+from stanchion.wire.identifiers import Comment, StepName, TopicName
 
 __all__ = [
     "ApplyAnswer",
     "CancelRun",
     "Change",
     "DecideStep",
+    "FeedLine",
     "JobAnswer",
     "JobList",
     "RerunRun",
@@ -27,6 +30,7 @@ __all__ = [
     "SubmitJob",
     "TimelineAnswer",
     "TimelineLine",
+    "WaitingFor",
     "WorkflowList",
     "WorkflowRow",
     "WorkflowView",
@@ -46,25 +50,25 @@ class StartRun(_Request, frozen=True, kw_only=True):
 class RerunRun(_Request, frozen=True, kw_only=True):
     """Do a finished run again, from the beginning or from a step."""
 
-    from_step: str | None = None
+    from_step: StepName | None = None
 
 
 class CancelRun(_Request, frozen=True, kw_only=True):
     """End a run now."""
 
-    reason: str | None = None
+    reason: Comment | None = None
 
 
 class DecideStep(_Request, frozen=True, kw_only=True):
     """Approve or reject."""
 
-    comment: str | None = None
+    comment: Comment | None = None
 
 
 class SubmitJob(_Request, frozen=True, kw_only=True):
     """One job, without a workflow."""
 
-    topic: str
+    topic: TopicName
     input: JsonValue = {}
 
 
@@ -91,6 +95,9 @@ class Change(msgspec.Struct, frozen=True):
     applied: bool
 
 
+WaitingFor: TypeAlias = Literal["job", "retry", "replay", "decision", "delay", "items", "children"]
+
+
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a run."""
 
@@ -103,8 +110,7 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     items_total: int | None = None
     items_succeeded: int | None = None
     items_failed: int | None = None
-    waiting_for: str | None = None
-    """``job``, ``retry``, ``replay``, ``decision``, ``delay``, ``items`` or ``children``."""
+    waiting_for: WaitingFor | None = None
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +170,12 @@ class TimelineAnswer(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
+class FeedLine(TimelineLine, frozen=True, kw_only=True):
+    """The data of one server-sent event: a line of some run's history."""
+
+    run_id: str
+
+
 class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One job, of a workflow's step or submitted alone."""
 
@@ -171,8 +183,7 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     step_id: str
     topic: str
-    status: str
-    """``ready``, ``leased``, ``finished``, ``revoked`` or ``dead``."""
+    status: Literal["ready", "leased", "finished", "revoked", "dead"]
     run_status: RunStatus
     attempt: int
     deliveries: int

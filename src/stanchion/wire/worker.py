@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from stanchion.core.json_value import JsonValue
+from stanchion.wire.identifiers import (
+    ErrorCode,
+    Fence,
+    JobName,
+    Limit,
+    TopicName,
+    WaitS,
+    WorkerName,
+)
 
 __all__ = [
     "JobError",
@@ -30,10 +40,10 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class LeaseRequest(_Request, frozen=True, kw_only=True):
     """Ask for work, and wait for it if there is none."""
 
-    worker_id: str
-    topics: tuple[str, ...]
-    max_jobs: int = 1
-    wait_s: float = 0
+    worker_id: WorkerName
+    topics: Annotated[tuple[TopicName, ...], Meta(min_length=1, max_length=1000)]
+    max_jobs: Limit = 1
+    wait_s: WaitS = 0
 
 
 class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,18 +75,20 @@ class LeaseAnswer(msgspec.Struct, frozen=True):
     """
 
 
-class LeaseRef(_Request, frozen=True, kw_only=True):
+class LeaseRef(_Request, frozen=True, kw_only=True, omit_defaults=True):
     """Names a lease."""
 
-    job_id: str
-    fence: int
+    job_id: JobName
+    fence: Fence
+    progress: JsonValue = None
+    """How far the work is, if its handler said so."""
 
 
 class RenewRequest(_Request, frozen=True, kw_only=True):
     """Go on with these."""
 
-    worker_id: str
-    leases: tuple[LeaseRef, ...]
+    worker_id: WorkerName
+    leases: Annotated[tuple[LeaseRef, ...], Meta(max_length=1000)]
 
 
 class RenewAnswer(msgspec.Struct, frozen=True):
@@ -90,7 +102,8 @@ class JobError(_Request, frozen=True, kw_only=True):
     """Why a job failed."""
 
     message: str
-    code: str = "job_failed"
+    """What is longer than a message may be is cut."""
+    code: ErrorCode = "job_failed"
     retryable: bool = True
     """``False``: another attempt would not mend it."""
 
@@ -98,8 +111,8 @@ class JobError(_Request, frozen=True, kw_only=True):
 class JobResult(_Request, frozen=True, kw_only=True):
     """What became of one job."""
 
-    job_id: str
-    fence: int
+    job_id: JobName
+    fence: Fence
     status: Literal["succeeded", "failed"]
     output: JsonValue = None
     error: JobError | str | None = None
@@ -108,8 +121,8 @@ class JobResult(_Request, frozen=True, kw_only=True):
 class ResultsRequest(_Request, frozen=True, kw_only=True):
     """What became of several."""
 
-    worker_id: str
-    results: tuple[JobResult, ...]
+    worker_id: WorkerName
+    results: Annotated[tuple[JobResult, ...], Meta(max_length=1000)]
 
 
 class RejectedResult(msgspec.Struct, frozen=True):

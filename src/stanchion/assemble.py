@@ -1,0 +1,143 @@
+"""Assemble: one server from its configuration. The only place that chooses adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from stanchion.adapters.bus.local import LocalBus
+from stanchion.adapters.bus.nats import NatsBus
+from stanchion.adapters.clock import SystemClock
+from stanchion.adapters.entropy import SystemEntropy
+from stanchion.adapters.locks.memory import MemoryLocks
+from stanchion.adapters.locks.redis import RedisLocks
+from stanchion.adapters.store.memory import MemoryStore
+from stanchion.adapters.store.redis import RedisStore
+from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.config import Config, is_loopback
+from stanchion.gateway import GatewayOptions, make_app
+from stanchion.gateway.server import serve
+from stanchion.ports.bus import Bus
+from stanchion.ports.clock import Clock
+from stanchion.ports.entropy import Entropy
+from stanchion.ports.errors import BackendError, BackendRefused, sentence
+from stanchion.ports.locks import Locks
+from stanchion.ports.store import Store
+from stanchion.services.engine import Engine, Terms, Wires
+from stanchion.services.keys import Keys
+from stanchion.services.log import LOGGER, log_event
+from stanchion.services.plans import link_off_loop
+
+__all__ = ["run_server"]
+
+START_S_MAX: Final = 20.0
+
+
+async def run_server(config: Config, *, on_ready: Callable[[str], None]) -> int:
+    """Open everything, serve until told to stop, close everything; the exit code."""
+    try:
+        async with AsyncExitStack() as opened:
+            async with asyncio.timeout(START_S_MAX):
+                wires = await _wires(config, opened)
+                await _refuse_strangers(config, wires)
+            await _serve(config, wires, on_ready)
+    except BackendError as error:
+        LOGGER.error("server_refused: %s", sentence(error))
+        return 1
+    except TimeoutError:
+        LOGGER.error("server_refused: not connected within %.0f s", START_S_MAX)
+        return 1
+    except OSError as error:
+        LOGGER.error("server_refused: %s", sentence(error))
+        return 1
+    return 0
+
+
+async def _serve(config: Config, wires: Wires, on_ready: Callable[[str], None]) -> None:
+    engine = Engine(wires.entropy.token()[:12], wires, terms=_terms(config), linker=link_off_loop)
+    app = make_app(engine.services, GatewayOptions(admin_key=config.admin_key))
+    async with _going(engine):
+        await serve(
+            app, host=config.host, port=config.port, drain_s=config.drain_s, on_ready=on_ready
+        )
+
+
+@asynccontextmanager
+async def _going(engine: Engine) -> AsyncIterator[None]:
+    """The engine's loops, while the server serves; then what they have begun is finished."""
+    await engine.services.settings.look()
+    loops = asyncio.create_task(engine.run(), name="engine")
+    try:
+        yield
+    finally:
+        engine.drain()
+        loops.cancel()
+        with suppress(asyncio.CancelledError):
+            await loops
+        await engine.close()
+
+
+def _terms(config: Config) -> Terms:
+    return Terms(
+        run_lease_ttl_ms=round(config.run_lease_ttl_s * 1000),
+        job_lease_ttl_ms=round(config.job_lease_ttl_s * 1000),
+        max_deliveries=config.max_deliveries,
+        poison_failures_max=config.poison_failures_max,
+        retention_ms=round(config.retention_s * 1000),
+    )
+
+
+async def _wires(config: Config, opened: AsyncExitStack) -> Wires:
+    clock, entropy = SystemClock(), SystemEntropy()
+    store = await _store(config, clock)
+    opened.push_async_callback(store.close)
+    locks = await _locks(config, clock, entropy)
+    opened.push_async_callback(locks.close)
+    bus = await _bus(config, store, clock, entropy)
+    opened.push_async_callback(bus.close)
+    return Wires(store=store, locks=locks, bus=bus, clock=clock, entropy=entropy)
+
+
+async def _store(config: Config, clock: Clock) -> Store:
+    url, key_ttl_ms = config.store_url, round(config.idempotency_ttl_s * 1000)
+    if url == "memory:":
+        log_event(logging.WARNING, "store_in_memory", note="everything is lost when it stops")
+        return MemoryStore(clock, key_ttl_ms)
+    if url.startswith("sqlite:"):
+        path = Path(url.removeprefix("sqlite:"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return await SqliteStore.open(path, clock=clock, key_ttl_ms=key_ttl_ms)
+    return await RedisStore.open(url, namespace=config.namespace, key_ttl_ms=key_ttl_ms)
+
+
+async def _locks(config: Config, clock: Clock, entropy: Entropy) -> Locks:
+    url = config.locks_url
+    if url == "memory:":
+        return MemoryLocks(clock)
+    return await RedisLocks.open(url, namespace=config.namespace, entropy=entropy)
+
+
+async def _bus(config: Config, store: Store, clock: Clock, entropy: Entropy) -> Bus:
+    url = config.bus_url
+    if url == "local:":
+        return LocalBus(store, clock)
+    return await NatsBus.open(url, namespace=config.namespace, clock=clock, entropy=entropy)
+
+
+async def _refuse_strangers(config: Config, wires: Wires) -> None:
+    """Without keys everybody who reaches the server may do everything: so only this machine may."""
+    keys = Keys(
+        documents=wires.store,
+        clock=wires.clock,
+        entropy=wires.entropy,
+        admin_key=config.admin_key,
+    )
+    if not is_loopback(config.host) and not await keys.configured():
+        raise BackendRefused(
+            f"host '{config.host}' can be reached by others, and there are no API keys:"
+            " set STANCHION_ADMIN_KEY, or listen on 127.0.0.1"
+        )

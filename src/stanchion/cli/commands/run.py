@@ -1,0 +1,154 @@
+"""``stanchion run``: start runs, watch them, decide about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from stanchion.cli.endings import Exit
+from stanchion.cli.http import Answer, path_to
+from stanchion.cli.runs import change_lines, run_lines, run_rows, timeline_lines
+from stanchion.cli.session import Session, json_of, limit_and_cursor, list_of, talks
+
+__all__ = ["command"]
+
+_STATUSES = ("pending", "running", "waiting", "succeeded", "failed", "cancelled", "timed_out")
+
+_key = click.option(
+    "--idempotency-key",
+    "key",
+    metavar="KEY",
+    help="The same key and request give the same run, however often they are sent.",
+)
+_watch = click.option("--watch", is_flag=True, help="Stay until the run has ended.")
+
+
+@click.group("run")
+def command() -> None:
+    """Start runs, watch them, decide about them."""
+
+
+@command.command("start")
+@click.argument("workflow_id", metavar="WORKFLOW")
+@click.option(
+    "--input",
+    "given",
+    metavar="JSON|@FILE",
+    default="{}",
+    show_default=True,
+    help="What the run is given; @- reads standard input.",
+)
+@_key
+@_watch
+@talks
+def start(session: Session, workflow_id: str, given: str, key: str | None, *, watch: bool) -> int:
+    """Start a run."""
+    body = {"input": json_of(given, "--input")}
+    answer = session.create(path_to("workflows", workflow_id, "runs"), body, key)
+    return _started(session, answer, watch=watch)
+
+
+@command.command("rerun")
+@click.argument("run_id", metavar="RUN")
+@click.option("--from-step", metavar="STEP", help="Keep what came before this step.")
+@_key
+@_watch
+@talks
+def rerun(
+    session: Session, run_id: str, from_step: str | None, key: str | None, *, watch: bool
+) -> int:
+    """Do a finished run again, as a new run."""
+    answer = session.create(path_to("runs", run_id, "rerun"), {"from_step": from_step}, key)
+    return _started(session, answer, watch=watch)
+
+
+@command.command("list")
+@click.option("--status", type=click.Choice(_STATUSES), help="Only runs in this state.")
+@click.option("--workflow", "workflow_id", metavar="ID", help="Only runs of this workflow.")
+@limit_and_cursor
+@talks
+def list_runs(
+    session: Session,
+    status: str | None,
+    workflow_id: str | None,
+    limit: int,
+    cursor: str | None,
+) -> None:
+    """List runs, newest first."""
+    page = session.get(
+        path_to("runs"), status=status, workflow_id=workflow_id, limit=limit, cursor=cursor
+    )
+    list_of(session, page, run_rows, "runs")
+
+
+@command.command("show")
+@click.argument("run_id", metavar="RUN")
+@click.option("--timeline", is_flag=True, help="Show its history instead.")
+@limit_and_cursor
+@talks
+def show(session: Session, run_id: str, limit: int, cursor: str | None, *, timeline: bool) -> None:
+    """Show a run and its steps. --limit and --cursor are for --timeline."""
+    if timeline:
+        path = path_to("runs", run_id, "timeline")
+        list_of(session, session.get(path, limit=limit, cursor=cursor), timeline_lines, "entries")
+    else:
+        session.show(session.get(path_to("runs", run_id)), run_lines)
+
+
+@command.command("watch")
+@click.argument("run_id", metavar="RUN")
+@talks
+def watch_run(session: Session, run_id: str) -> int:
+    """Stay until a run has ended. Ends with 0 only if it succeeded."""
+    return _watched(session, run_id)
+
+
+@command.command("cancel")
+@click.argument("run_id", metavar="RUN")
+@click.option("--reason", metavar="TEXT", help="Why; it is kept in the timeline.")
+@talks
+def cancel(session: Session, run_id: str, reason: str | None) -> None:
+    """End a run now."""
+    _change(session, path_to("runs", run_id, "cancel"), {"reason": reason})
+
+
+@command.command("approve")
+@click.argument("run_id", metavar="RUN")
+@click.argument("step_id", metavar="STEP")
+@click.option("--comment", metavar="TEXT", help="Kept in the timeline.")
+@talks
+def approve(session: Session, run_id: str, step_id: str, comment: str | None) -> None:
+    """Approve a step that waits for it."""
+    _change(session, path_to("runs", run_id, "steps", step_id, "approve"), {"comment": comment})
+
+
+@command.command("reject")
+@click.argument("run_id", metavar="RUN")
+@click.argument("step_id", metavar="STEP")
+@click.option("--comment", metavar="TEXT", help="Kept in the timeline.")
+@talks
+def reject(session: Session, run_id: str, step_id: str, comment: str | None) -> None:
+    """Reject a step that waits for approval."""
+    _change(session, path_to("runs", run_id, "steps", step_id, "reject"), {"comment": comment})
+
+
+def _started(session: Session, answer: Answer, *, watch: bool) -> int:
+    document: dict[str, Any] = answer.document
+    if watch:
+        session.note(f"run {document['run_id']}")
+        return _watched(session, document["run_id"])
+    session.show(document, lambda run: [f"{run['run_id']}  {run['status']}"])
+    return Exit.OK
+
+
+def _watched(session: Session, run_id: str) -> int:
+    from stanchion.cli.watching import watch  # noqa: PLC0415 - others do not pay for live tables
+
+    run = watch(session, run_id)
+    session.show(run, run_lines)
+    return Exit.OK if run["status"] == "succeeded" else Exit.FAILED
+
+
+def _change(session: Session, path: str, body: dict[str, str | None]) -> None:
+    session.show(session.send("POST", path, body).document, change_lines)

@@ -1,0 +1,126 @@
+"""``stanchion workflow``: what should happen."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stanchion.cli.endings import Ending, Exit
+from stanchion.cli.http import Content, path_to
+from stanchion.cli.session import Session, limit_and_cursor, list_of, talks
+from stanchion.cli.text import cell, clock, lines_of, pairs, table
+
+__all__ = ["command"]
+
+
+@click.group("workflow")
+def command() -> None:
+    """Say what should happen: apply, list, show."""
+
+
+@command.command("apply")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("--id", "workflow_id", metavar="ID", help="Its id, if the file does not say it.")
+@talks
+def apply(session: Session, files: tuple[str, ...], workflow_id: str | None) -> None:
+    """Make each FILE the newest version of its workflow; - reads standard input.
+
+    YAML, or JSON if the name ends in .json. Apply a workflow before those that contain it. With
+    -o json there is one document a file.
+    """
+    if workflow_id is not None and len(files) > 1:
+        raise click.UsageError("--id goes with one file")
+    for file in files:
+        text = _read(file)
+        is_json = file.endswith(".json")
+        name = workflow_id or _id_of(text, file, is_json=is_json)
+        kind = "application/json" if is_json else "application/yaml"
+        try:
+            answer = session.send("PUT", path_to("workflows", name), Content(text, kind))
+        except Ending as ending:
+            ending.message = f"{file}: {ending.message}"
+            raise
+        session.show(
+            answer.document,
+            lambda applied: [f"workflow {cell(applied['id'])} is at version {applied['version']}"],
+        )
+
+
+@command.command("list")
+@limit_and_cursor
+@talks
+def list_workflows(session: Session, limit: int, cursor: str | None) -> None:
+    """List workflows."""
+    page = session.get(path_to("workflows"), limit=limit, cursor=cursor)
+    list_of(session, page, _rows, "workflows")
+
+
+@command.command("show")
+@click.argument("workflow_id", metavar="ID")
+@click.option("--version", type=int, metavar="N", help="An earlier version.")
+@talks
+def show(session: Session, workflow_id: str, version: int | None) -> None:
+    """Show a workflow."""
+    session.show(session.get(path_to("workflows", workflow_id), version=version), _whole)
+
+
+def _read(file: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise Ending(f"{file}: {error.strerror}", Exit.USAGE) from error
+
+
+# A key of a block mapping's first level is at the start of its line, and nothing else can be there.
+# So the id is found without a YAML parser, which a command line alone does not need.
+_YAML_ID = re.compile(rb"""^id:[ \t]+(["']?)([^"'#\r\n]+?)\1[ \t]*(?:#.*)?\r?$""", re.MULTILINE)
+
+
+def _id_of(text: bytes, file: str, *, is_json: bool) -> str:
+    """What the file calls itself. Whether it is a workflow is for the server to say."""
+    name = _json_id(text, file) if is_json else _YAML_ID.search(text)
+    if isinstance(name, re.Match):
+        name = name[2].decode(errors="replace")
+    if isinstance(name, str) and name:
+        return name
+    raise Ending(
+        f"{file} does not say its id", Exit.USAGE, fix="add 'id: NAME' to it, or give --id NAME"
+    )
+
+
+def _json_id(text: bytes, file: str) -> object:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Ending(f"{file} is not JSON: {error}", Exit.FAILED) from error
+    return document.get("id") if isinstance(document, dict) else None
+
+
+def _rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["workflows"]:
+        yield from table(
+            ("ID", "VERSION", "RISK", "CREATED"),
+            (
+                (cell(row["id"]), cell(row["version"]), row["risk"], clock(row["created_at"]))
+                for row in page["workflows"]
+            ),
+        )
+
+
+def _whole(workflow: dict[str, Any]) -> Iterator[str]:
+    yield from pairs(
+        [
+            ("workflow", cell(workflow["id"])),
+            ("version", cell(workflow["version"])),
+            ("risk", cell(workflow["risk"])),
+            ("created", clock(workflow["created_at"])),
+        ]
+    )
+    yield ""
+    yield from lines_of(workflow["definition"])

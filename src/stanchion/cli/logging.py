@@ -1,0 +1,86 @@
+"""Log lines: one JSON object each for programs, or one readable line each for people.
+
+    {"ts": "2026-11-15T19:00:00.123Z", "level": "WARN", "event": "lock_release_failed", …fields}
+
+An event's name is its message (see ``services.log``) and its fields travel beside it. Lines of
+other libraries have their text as ``event`` and their name as ``logger``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TextIO
+
+from stanchion.cli.text import cell, printable
+
+__all__ = ["JsonLines", "TextLines", "log_to"]
+
+_LEVELS = {"WARNING": "WARN"}
+_OURS = "stanchion"
+
+
+def log_to(stream: TextIO, *, level: str, format: str) -> None:  # noqa: A002 - the option's name
+    """Send every log line of this process there. ``auto``: text on a terminal, else JSON."""
+    is_text = stream.isatty() if format == "auto" else format == "text"
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(TextLines() if is_text else JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # Others say at "info" what nobody asked for; ours is one line an event.
+    root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
+    logging.getLogger(_OURS).setLevel(level.upper())
+    logging.captureWarnings(capture=True)
+
+
+class JsonLines(logging.Formatter):
+    """One object a line. A field never hides what the line itself says."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "ts": _time(record),
+            "level": _LEVELS.get(record.levelname, record.levelname),
+            "event": record.getMessage(),
+        }
+        if not _is_ours(record):
+            line["logger"] = record.name
+        for name, value in _fields(record).items():
+            line[name if name not in line else f"{name}_"] = value
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class TextLines(logging.Formatter):
+    """``19:00:00.123 WARN  lock_release_failed  lease=run/7 error="nobody answers"``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = _LEVELS.get(record.levelname, record.levelname)
+        event = printable(record.getMessage())
+        name = "" if _is_ours(record) else f"{record.name}: "
+        fields = "".join(f" {key}={_value(value)}" for key, value in _fields(record).items())
+        text = f"{_time(record)[11:23]} {level:5} {name}{event}{' ' if fields else ''}{fields}"
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return text
+
+
+def _time(record: logging.LogRecord) -> str:
+    at = datetime.fromtimestamp(record.created, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.name == _OURS or record.name.startswith(_OURS + ".")
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, Mapping) else {}
+
+
+def _value(value: object) -> str:
+    text = cell(value) if isinstance(value, str | int | float | None) else printable(str(value))
+    return f'"{text}"' if " " in text else text

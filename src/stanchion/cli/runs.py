@@ -1,0 +1,113 @@
+"""Runs, as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stanchion.cli.text import cell, clock, lines_of, pairs, table
+
+__all__ = ["change_lines", "run_lines", "run_rows", "step_cells", "timeline_lines"]
+
+
+def run_rows(page: dict[str, Any]) -> Iterator[str]:
+    """A list of runs."""
+    if page["runs"]:
+        yield from table(
+            ("RUN", "WORKFLOW", "STATUS", "CREATED", "FINISHED", "ERROR"),
+            (
+                (
+                    cell(row["run_id"]),
+                    f"{cell(row['workflow_id'])}@{row['workflow_version']}",
+                    cell(row["status"]),
+                    clock(row["created_at"]),
+                    clock(row["finished_at"]),
+                    _failure(row["error"]),
+                )
+                for row in page["runs"]
+            ),
+        )
+
+
+def run_lines(run: dict[str, Any]) -> Iterator[str]:
+    """One run with its steps and its output."""
+    yield from pairs(
+        [
+            ("run", cell(run["run_id"])),
+            ("workflow", f"{cell(run['workflow_id'])}@{run['workflow_version']}"),
+            ("tenant", cell(run["tenant"])),
+            ("status", cell(run["status"])),
+            ("risk", cell(run["risk"])),
+            ("created", clock(run["created_at"])),
+            ("finished", clock(run["finished_at"])),
+            ("rerun of", cell(run.get("rerun_of"))),
+            ("error", _failure(run["error"])),
+        ]
+    )
+    if run["steps"]:
+        yield ""
+        yield from table(
+            ("STEP", "STATUS", "ATTEMPT", "ITEMS", "WAITS FOR", "ERROR"),
+            (step_cells(name, step) for name, step in run["steps"].items()),
+        )
+    if run["output"] is not None:
+        yield ""
+        yield "output"
+        yield from (f"  {line}" for line in lines_of(run["output"]))
+
+
+def step_cells(name: str, step: dict[str, Any]) -> tuple[str, ...]:
+    """One step: name, status, attempt, items, what it waits for, error."""
+    return (
+        cell(name),
+        cell(step["status"]),
+        cell(step["attempt"] or None),
+        _items(step),
+        cell(step.get("waiting_for")),
+        _failure(step["error"]),
+    )
+
+
+def timeline_lines(answer: dict[str, Any]) -> Iterator[str]:
+    """A run's history."""
+    if answer["entries"]:
+        yield from table(
+            ("AT", "WHAT", "STEP", "ATTEMPT", "ACTOR", "DETAIL"),
+            (
+                (
+                    clock(line["at"]),
+                    cell(line["what"]),
+                    _place(line),
+                    cell(line.get("attempt")),
+                    cell(line["actor"]),
+                    cell(line.get("detail")),
+                )
+                for line in answer["entries"]
+            ),
+        )
+
+
+def change_lines(change: dict[str, Any]) -> Iterator[str]:
+    """What became of a cancel or a decision."""
+    how = "" if change["applied"] else "  (recorded: the run was busy, it follows at once)"
+    yield f"{cell(change['run_id'])}  {cell(change['status'])}{how}"
+
+
+def _place(line: dict[str, Any]) -> str:
+    step, item = line.get("step"), line.get("item")
+    return cell(step) if item is None else f"{cell(step)}[{item}]"
+
+
+def _items(step: dict[str, Any]) -> str:
+    total = step.get("items_total")
+    if total is None:
+        return "-"
+    failed = step.get("items_failed")
+    return f"{step.get('items_succeeded') or 0}/{total}" + (f" ({failed} failed)" if failed else "")
+
+
+def _failure(error: dict[str, Any] | None) -> str:
+    if error is None:
+        return "-"
+    at = f"{cell(error['step'])}: " if error.get("step") else ""
+    return f"{at}{cell(error['message'])} ({cell(error['code'])})"

@@ -1,0 +1,187 @@
+"""Sessions: what every command that talks to a server is given."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import click
+
+from stanchion.cli.endings import Ending, Exit
+from stanchion.cli.http import Answer, Server
+
+__all__ = ["URL", "Session", "json_of", "limit_and_cursor", "list_of", "talks", "where"]
+
+URL: Final = "http://127.0.0.1:8420"
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A server to ask, and how to show what it says."""
+
+    server: Server
+    is_json: bool
+
+    def get(self, path: str, *, wait_s: float = 0, **query: object) -> Any:  # noqa: ANN401 - any JSON
+        """Ask for a document."""
+        return self.server.ask("GET", path, query=query, wait_s=wait_s).document
+
+    def send(
+        self, method: str, path: str, body: object = None, *, key: str | None = None
+    ) -> Answer:
+        """Change something."""
+        return self.server.ask(method, path, body=body, key=key)
+
+    def create(self, path: str, body: object, key: str | None) -> Answer:
+        """Begin something, under a key of ours if there is none.
+
+        Then a lost answer need not mean a second run: who asks again names the key.
+        """
+        sent = key or os.urandom(16).hex()
+        try:
+            answer = self.send("POST", path, body, key=sent)
+        except Ending as ending:
+            if ending.may_have_happened and key is None:
+                again = "it may have begun all the same: to ask again without a second one, add"
+                fix = f"{again} --idempotency-key {sent}"
+                ending.fix = f"{ending.fix}; {fix}" if ending.fix else fix
+                ending.problem = (ending.problem or {}) | {"idempotency_key": sent}
+            raise
+        if answer.is_replay:
+            self.note("this key was used for the same request before: here is the same run")
+        return answer
+
+    def show(self, document: object, lines: Callable[[Any], Iterable[str]]) -> None:
+        """Print a document: as it is to a program, in ``lines`` to a person."""
+        if self.is_json:
+            click.echo(json.dumps(document, indent=2))
+        else:
+            for line in lines(document):
+                click.echo(line)
+
+    def note(self, text: str) -> None:
+        """A remark that is not the answer. A program does not need it."""
+        if not self.is_json:
+            click.echo(text, err=True)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a person looks at a terminal that can be redrawn."""
+        return not self.is_json and sys.stdout.isatty()
+
+
+def talks(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
+    """Give a command the options that every one has, and a session made of them."""
+
+    @functools.wraps(function)
+    def command(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        given: dict[str, Any] = kwargs
+        server = Server(
+            url=given.pop("url"), api_key=given.pop("api_key"), tenant=given.pop("tenant")
+        )
+        session = Session(server, is_json=given.pop("output") == "json")
+        try:
+            return function(session, *args, **kwargs)
+        except Ending as ending:
+            ending.is_json = session.is_json
+            raise
+
+    for decorate in (
+        click.option(
+            "-o",
+            "--output",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            show_default=True,
+            help="For a person or for a program.",
+        ),
+        click.option(
+            "--tenant",
+            metavar="NAME",
+            envvar="STANCHION_TENANT",
+            show_envvar=True,
+            help="Act for this tenant, where the key does not say which.",
+        ),
+        where,
+    ):
+        command = decorate(command)
+    return command
+
+
+def where(function: _F) -> _F:
+    """The options that say which server, and as whom."""
+    for decorate in (
+        click.option(
+            "--api-key",
+            metavar="KEY",
+            envvar="STANCHION_API_KEY",
+            show_envvar=True,
+            help="Other users of this machine can read a flag: prefer the variable.",
+        ),
+        click.option(
+            "--url",
+            metavar="URL",
+            envvar="STANCHION_URL",
+            show_envvar=True,
+            default=URL,
+            show_default=True,
+            help="The server.",
+        ),
+    ):
+        function = decorate(function)
+    return function
+
+
+def limit_and_cursor(function: _F) -> _F:
+    """The options of a list."""
+    for decorate in (
+        click.option("--cursor", metavar="CURSOR", help="Go on where the last page ended."),
+        click.option(
+            "--limit",
+            type=click.IntRange(1, 1000),
+            default=50,
+            show_default=True,
+            help="How many at most.",
+        ),
+    ):
+        function = decorate(function)
+    return function
+
+
+def list_of(
+    session: Session, page: dict[str, Any], lines: Callable[[Any], Iterable[str]], what: str
+) -> None:
+    """Show a page, and say that it is empty or not the last."""
+    session.show(page, lines)
+    if not any(isinstance(value, list) and value for value in page.values()):
+        session.note(f"no {what}")
+    if page.get("cursor"):
+        session.note(f"there are more: add --cursor {page['cursor']}")
+
+
+def json_of(text: str, flag: str) -> Any:  # noqa: ANN401 - any JSON value
+    """A JSON value given as text, as ``@file``, or as ``@-`` for standard input."""
+    try:
+        if text == "@-":
+            return json.loads(sys.stdin.read())
+        if text.startswith("@"):
+            with open(text[1:], encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
+                return json.loads(file.read())
+        return json.loads(text)
+    except OSError as error:
+        raise Ending(f"{flag}: {text[1:]}: {error.strerror}", Exit.USAGE) from error
+    except ValueError as error:
+        raise Ending(
+            f"{flag} is not JSON: {error}",
+            Exit.USAGE,
+            fix=f"""write {flag} '{{"name": "value"}}', or {flag} @file.json""",
+        ) from error

@@ -1,0 +1,27 @@
+"""Configuration: what one server is told at its start, and who told it.
+
+    flags  >  environment (STANCHION_…)  >  a TOML file  >  defaults
+
+``load`` gives a whole ``Config`` or every fault with its place: the flag, the variable, or the line
+of the file. A key that nobody knows is a fault: a setting that was written down and ignored is
+worse than none. What can change while a server runs is not here, it is in the settings.
+
+Nothing else of a server reads the environment, and this opens nothing but the file.
+"""
+
+from __future__ import annotations
+
+from stanchion.config.addresses import is_loopback, without_password
+from stanchion.config.options import OPTIONS, PREFIX, Config, Option
+from stanchion.config.reading import config_file, load
+
+__all__ = [
+    "OPTIONS",
+    "PREFIX",
+    "Config",
+    "Option",
+    "config_file",
+    "is_loopback",
+    "load",
+    "without_password",
+]

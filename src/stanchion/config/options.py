@@ -1,0 +1,224 @@
+"""Options: everything a server can be told, each in one place.
+
+The command line, the environment, the file and the reference page are all made from ``OPTIONS``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from stanchion.config.addresses import is_redis, without_password
+
+__all__ = ["OPTIONS", "PREFIX", "Config", "Option"]
+
+PREFIX: Final = "STANCHION_"
+_DAY_S: Final = 86_400.0
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """One server's configuration. Its text never shows a key or a password."""
+
+    host: str = "127.0.0.1"
+    port: int = 8420
+    store: str | None = None
+    locks: str | None = None
+    bus: str | None = None
+    data_dir: str = "."
+    namespace: str = "stanchion"
+    run_lease_ttl_s: float = 30.0
+    job_lease_ttl_s: float = 60.0
+    admin_key: str | None = None
+    idempotency_ttl_s: float = _DAY_S
+    retention_s: float = 30 * _DAY_S
+    max_deliveries: int = 5
+    poison_failures_max: int = 5
+    drain_s: float = 8.0
+    log_level: str = "info"
+    log_format: str = "auto"
+
+    @property
+    def store_url(self) -> str:
+        """Where everything is kept: by default a file in the data directory."""
+        return self.store or f"sqlite:{Path(self.data_dir) / 'stanchion.db'}"
+
+    @property
+    def locks_url(self) -> str:
+        """Where run leases are kept: by default with the store if it is a Redis, else in memory."""
+        return self.locks or (self.store_url if is_redis(self.store_url) else "memory:")
+
+    @property
+    def bus_url(self) -> str:
+        """What rings the bell: by default nothing but this process."""
+        return self.bus or "local:"
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={_shown(name, getattr(self, name))}" for name in self.__struct_fields__)
+        return f"Config({', '.join(shown)})"
+
+
+def _shown(name: str, value: object) -> str:
+    if name == "admin_key":
+        return "None" if value is None else "'***'"
+    return repr(without_password(value) if isinstance(value, str) else value)
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting: its name in the file, what may be said, and what it means."""
+
+    name: str
+    kind: Literal["text", "int", "seconds", "url", "choice"]
+    metavar: str
+    help: str
+    least: float = 0
+    most: float = 0
+    pattern: str = ""
+    form: str = ""
+    """What ``pattern`` means, in words."""
+    choices: tuple[str, ...] = ()
+    has_flag: bool = True
+
+    @property
+    def flag(self) -> str:
+        """Its name on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return PREFIX + self.name.upper()
+
+
+OPTIONS: Final = (
+    Option(
+        name="host",
+        kind="text",
+        metavar="HOST",
+        help="Address to listen on. Other than loopback needs keys.",
+        pattern=r"[A-Za-z0-9._:%-]{1,255}",
+        form="a host name or an IP address",
+    ),
+    Option(
+        name="port",
+        kind="int",
+        metavar="PORT",
+        help="Port to listen on; 0 takes a free one.",
+        most=65_535,
+    ),
+    Option(
+        name="store",
+        kind="url",
+        metavar="URL",
+        help="Where everything is kept: sqlite:PATH, redis://…, redis+cluster://…,"
+        " redis+sentinel://… or memory:. Default: a SQLite file in the data directory.",
+    ),
+    Option(
+        name="locks",
+        kind="url",
+        metavar="URL",
+        help="Where run leases are kept: redis://… (and its forms) or memory:. Default: with a"
+        " Redis store, else in memory.",
+    ),
+    Option(
+        name="bus",
+        kind="url",
+        metavar="URL",
+        help="What wakes replicas up: local: or nats://…. A Redis store needs nats://….",
+    ),
+    Option(
+        name="data_dir",
+        kind="text",
+        metavar="DIR",
+        help="Directory of the SQLite file. Default: stanchion in the user's data directory.",
+        pattern=r"[^\0]+",
+        form="a path",
+    ),
+    Option(
+        name="namespace",
+        kind="text",
+        metavar="NAME",
+        help="What keys and subjects begin with, for several installations on one Redis or NATS.",
+        pattern=r"[A-Za-z0-9_-]{1,64}",
+        form="1 to 64 letters, digits, '_' or '-'",
+    ),
+    Option(
+        name="run_lease_ttl_s",
+        kind="seconds",
+        metavar="SECONDS",
+        help="How long a replica holds a run without renewing.",
+        least=0.1,
+        most=3600,
+    ),
+    Option(
+        name="job_lease_ttl_s",
+        kind="seconds",
+        metavar="SECONDS",
+        help="How long a worker holds a job without renewing.",
+        least=0.1,
+        most=3600,
+    ),
+    Option(
+        name="admin_key",
+        kind="text",
+        metavar="KEY",
+        help="The first key, with every role. Not a flag: other users could read it there.",
+        pattern=r"[!-~]{16,255}",
+        form="16 to 255 visible ASCII characters without spaces",
+        has_flag=False,
+    ),
+    Option(
+        name="idempotency_ttl_s",
+        kind="seconds",
+        metavar="SECONDS",
+        help="How long an idempotency key is known after its run ended.",
+        least=1,
+        most=365 * _DAY_S,
+    ),
+    Option(
+        name="retention_s",
+        kind="seconds",
+        metavar="SECONDS",
+        help="How long a finished run is kept. Not shorter than idempotency_ttl_s.",
+        least=1,
+        most=3650 * _DAY_S,
+    ),
+    Option(
+        name="max_deliveries",
+        kind="int",
+        metavar="N",
+        help="How often one attempt at a job is handed out before it is a dead letter.",
+        least=1,
+        most=1000,
+    ),
+    Option(
+        name="poison_failures_max",
+        kind="int",
+        metavar="N",
+        help="How often handling an event may fail before it is a dead letter.",
+        least=1,
+        most=1000,
+    ),
+    Option(
+        name="drain_s",
+        kind="seconds",
+        metavar="SECONDS",
+        help="How long requests under way may take after a signal to stop.",
+        most=600,
+    ),
+    Option(
+        name="log_level",
+        kind="choice",
+        metavar="LEVEL",
+        help="What is logged: debug, info, warning or error, and above.",
+        choices=("debug", "info", "warning", "error"),
+    ),
+    Option(
+        name="log_format",
+        kind="choice",
+        metavar="FORMAT",
+        help="json: one object a line. text: for people. auto: text on a terminal, else json.",
+        choices=("auto", "json", "text"),
+    ),
+)

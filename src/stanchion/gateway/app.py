@@ -1,0 +1,97 @@
+"""The app: every path of the table under Starlette's router, and the way to shut it all down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.routing import BaseRoute, Router
+from starlette.routing import Route as PathRoute
+
+from stanchion.gateway.desk import Desk
+from stanchion.gateway.endpoint import Endpoint
+from stanchion.gateway.exchange import Exchange
+from stanchion.gateway.openapi import document
+from stanchion.gateway.options import GatewayOptions
+from stanchion.gateway.problems import Refusal
+from stanchion.gateway.route import PATHS, Route
+from stanchion.gateway.routes import ROUTES
+from stanchion.gateway.signals import Observe, RequestSignals
+from stanchion.services.services import Services
+from stanchion.wire.problems import Code
+
+__all__ = ["Gateway", "make_app"]
+
+
+def make_app(services: Services, options: GatewayOptions | None = None) -> Gateway:
+    """The whole HTTP interface, as an ASGI app."""
+    return Gateway(services, options or GatewayOptions())
+
+
+class Gateway:
+    """An ASGI app that can be told to drain."""
+
+    def __init__(self, services: Services, options: GatewayOptions) -> None:
+        self._services = services
+        self.options = options
+        self._desk = Desk(services, options)
+        self._desk.openapi = msgspec.json.encode(document(ROUTES))
+        signals = RequestSignals(services.registry)
+        self._unrouted = signals.unrouted
+        self._router = Router(
+            _paths(services, self._desk, signals), redirect_slashes=False, default=self._nowhere
+        )
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        """Answer one request."""
+        if scope["type"] == "http":
+            await self._router(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1000})
+        else:
+            await _lifespan(receive, send)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it was told to."""
+        return self._desk.draining.is_set()
+
+    def drain(self) -> None:
+        """Begin nothing new, and end whatever only waits. What is under way is finished."""
+        self._desk.draining.set()
+        self._services.scheduler.drain()
+        self._services.watching.drain()
+
+    def close(self) -> None:
+        """Let go of what the app itself holds."""
+        self._desk.close()
+
+    async def _nowhere(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        exchange = Exchange(self.options, scope, receive, send, self._unrouted)
+        nothing = Refusal(code=Code.NOT_FOUND, detail="there is nothing at this path")
+        await exchange.refuse(exchange.flaw() or nothing)
+
+
+def _paths(services: Services, desk: Desk, signals: RequestSignals) -> list[BaseRoute]:
+    by_path: dict[str, list[tuple[Route, Observe]]] = {}
+    for route in ROUTES:
+        by_path.setdefault(route.path, []).append((route, signals.observer(route)))
+    return [
+        PathRoute(_template(path), Endpoint(services, desk, routes, signals.unrouted))
+        for path, routes in by_path.items()
+    ]
+
+
+def _template(path: str) -> str:
+    for name in PATHS:
+        path = path.replace(f"{{{name}}}", f"{{{name}:path}}")
+    return path
+
+
+async def _lifespan(receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

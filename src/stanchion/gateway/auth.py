@@ -1,0 +1,141 @@
+"""Auth: whose request this is, and whether they may make it.
+
+With keys, the key says it all: its role, and its tenant. A key for one tenant is for that tenant,
+whatever the headers say. A key for all tenants (``*``) names one with ``X-Stanchion-Tenant``.
+
+Without any key in the deployment everybody may do everything. The server then listens on loopback
+only, and what reaches it must mean to: a page in a browser can send requests to loopback as well,
+so requests from foreign origins and for foreign host names are refused.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from stanchion.core.model import TenantId
+from stanchion.gateway.problems import Refusal, Refused, invalid_member
+from stanchion.gateway.route import Reach, Route
+from stanchion.services.keys import Holder, Keys
+from stanchion.wire.admin import Role
+from stanchion.wire.identifiers import ALL_TENANTS
+from stanchion.wire.problems import Code
+
+__all__ = ["ANONYMOUS", "DEFAULT_TENANT", "TENANT_HEADER", "Auth", "Caller"]
+
+DEFAULT_TENANT: Final = TenantId("default")
+TENANT_HEADER: Final = b"x-stanchion-tenant"
+ANONYMOUS: Final = Holder(Role.ADMIN, ALL_TENANTS, "anonymous")
+_TENANT = re.compile(rb"\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{1,512})")
+_HOSTS_KNOWN_MAX: Final = 64
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks, for whom."""
+
+    tenant: TenantId
+    only: TenantId | None
+    actor: str
+
+
+class Auth:
+    """Checks every request against the route it is for."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._local_hosts: set[bytes] = set()
+
+    async def caller(self, headers: Mapping[bytes, bytes], route: Route) -> Caller:
+        """Who calls, or a refusal: 401 without a good key, 403 with one that is not enough."""
+        holder = await self._holder(headers)
+        if route.roles and holder.role not in route.roles and holder is not ANONYMOUS:
+            raise Refused(_forbidden(f"a key with the role {holder.role} may not do this"))
+        if route.reach is Reach.DEPLOYMENT and holder.tenant != ALL_TENANTS:
+            raise Refused(_forbidden("a key for one tenant may not do this"))
+        only = _only(holder, headers.get(TENANT_HEADER))
+        return Caller(only or DEFAULT_TENANT, only, holder.actor)
+
+    async def is_still(self, headers: Mapping[bytes, bytes], route: Route) -> bool:
+        """Whether the same request would be allowed now."""
+        try:
+            await self.caller(headers, route)
+        except Refused:
+            return False
+        return True
+
+    async def _holder(self, headers: Mapping[bytes, bytes]) -> Holder:
+        if not await self._keys.configured():
+            self._refuse_strangers(headers)
+            return ANONYMOUS
+        shown = headers.get(b"authorization")
+        if shown is None:
+            raise Refused(_unauthenticated("this needs a key: Authorization: Bearer <key>", ""))
+        found = _BEARER.fullmatch(shown)
+        holder = None if found is None else await self._keys.holder(found[1].decode("ascii"))
+        if holder is None:
+            raise Refused(_unauthenticated("this key is not known", ', error="invalid_token"'))
+        return holder
+
+    def _refuse_strangers(self, headers: Mapping[bytes, bytes]) -> None:
+        host = headers.get(b"host", b"")
+        if host not in self._local_hosts:
+            if not _is_loopback(host):
+                raise Refused(_forbidden(_FOREIGN_HOST))
+            if len(self._local_hosts) < _HOSTS_KNOWN_MAX:
+                self._local_hosts.add(host)
+        origin = headers.get(b"origin")
+        if origin is not None and origin.partition(b"://")[2] != host:
+            raise Refused(_forbidden("without keys, requests from other origins are refused"))
+
+
+_FOREIGN_HOST: Final = "without keys, only requests for a loopback host are answered"
+
+
+def _only(holder: Holder, named: bytes | None) -> TenantId | None:
+    if named is None:
+        return None if holder.tenant == ALL_TENANTS else TenantId(holder.tenant)
+    if _TENANT.fullmatch(named) is None:
+        raise Refused(
+            invalid_member(
+                "X-Stanchion-Tenant",
+                'must be a letter or digit, then letters, digits, "_", "." or "-", 64 at most',
+            )
+        )
+    tenant = named.decode("ascii")
+    if holder.tenant == ALL_TENANTS:
+        return None if tenant == ALL_TENANTS else TenantId(tenant)
+    if tenant != holder.tenant:
+        raise Refused(_forbidden("the key is for another tenant than X-Stanchion-Tenant"))
+    return TenantId(tenant)
+
+
+def _is_loopback(host: bytes) -> bool:
+    name = host.decode("latin-1").lower()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") <= 1:
+        name = name.partition(":")[0]
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _forbidden(detail: str) -> Refusal:
+    return Refusal(code=Code.FORBIDDEN, detail=detail)
+
+
+def _unauthenticated(detail: str, extra: str) -> Refusal:
+    challenge = f'Bearer realm="stanchion"{extra}'
+    return Refusal(
+        code=Code.UNAUTHENTICATED,
+        detail=detail,
+        headers=((b"www-authenticate", challenge.encode()),),
+    )

@@ -1,0 +1,223 @@
+"""Endpoints: one path of the table, and the course of a request to it.
+
+The order is always the same: room (or 503), caller (or 401, 403), parameters and body (or 400, 408,
+413, 422), handler, answer. Whatever is raised on the way becomes a problem document here, and
+nowhere else. A fault of our own is answered with 500 and logged with its request id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from stanchion.gateway import bounds
+from stanchion.gateway.auth import DEFAULT_TENANT, Caller
+from stanchion.gateway.body import decoded
+from stanchion.gateway.call import Call, NoBody, NoQuery, Reply, Stream
+from stanchion.gateway.desk import Desk
+from stanchion.gateway.exchange import ClientGone, Exchange, Receive, Send
+from stanchion.gateway.problems import Refusal, Refused, invalid_member
+from stanchion.gateway.query import read_query
+from stanchion.gateway.room import Room
+from stanchion.gateway.route import PARAMETERS, Answered, Reach, Route, Takes
+from stanchion.gateway.signals import Observe
+from stanchion.ports.errors import BackendError
+from stanchion.ports.records import BadCursor
+from stanchion.services.log import LOGGER
+from stanchion.services.services import Services
+from stanchion.wire.problems import Code
+
+__all__ = ["Endpoint"]
+
+_NOBODY: Final = Caller(DEFAULT_TENANT, None, "anonymous")
+_NO_BODY: Final = NoBody()
+_NO_QUERY: Final = NoQuery()
+_KEY = re.compile(rb"[!-~]{1,255}")
+
+
+class Endpoint:
+    """Everything that can be asked of one path, as an ASGI app."""
+
+    def __init__(
+        self,
+        services: Services,
+        desk: Desk,
+        routes: Sequence[tuple[Route, Observe]],
+        unrouted: Observe,
+    ) -> None:
+        self._options = desk.options
+        self._unrouted = unrouted
+        self._by_method = {
+            route.method: (_Course(services, desk, route), observe) for route, observe in routes
+        }
+        if "GET" in self._by_method:
+            self._by_method["HEAD"] = self._by_method["GET"]
+        self._allow = ", ".join(sorted(self._by_method)).encode()
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        course, observe = self._by_method.get(scope["method"], (None, self._unrouted))
+        exchange = Exchange(self._options, scope, receive, send, observe)
+        if course is not None:
+            await course.run(exchange)
+            return
+        await exchange.refuse(
+            Refusal(
+                code=Code.METHOD_NOT_ALLOWED,
+                detail=f"this path allows {self._allow.decode()}",
+                headers=((b"allow", self._allow),),
+            )
+        )
+
+
+class _Course:
+    """One route, with everything about it worked out once."""
+
+    def __init__(self, services: Services, desk: Desk, route: Route) -> None:
+        self._services = services
+        self._desk = desk
+        self._route = route
+        self._query = route.query or NoQuery
+        names = re.findall(r"\{(\w+)\}", route.path)
+        self._params = tuple((name, _pattern(PARAMETERS[name])) for name in names)
+        self._decoder = msgspec.json.Decoder(route.body) if route.body is not None else None
+        takes_body = route.takes is not Takes.NOTHING
+        options = desk.options
+        self._first_s = options.body_timeout_s if takes_body else options.request_deadline_s
+        self._deadline_s = options.request_deadline_s
+
+    async def run(self, exchange: Exchange) -> None:
+        """Answer, whatever happens."""
+        answer: Answered
+        try:
+            answer = exchange.flaw() or await self._answer(exchange)
+            if isinstance(answer, Stream):
+                await exchange.stream(answer, self._desk.load)
+                return
+        except ClientGone:
+            return
+        except Refused as refused:
+            answer = refused.refusal
+        except BadCursor:
+            answer = invalid_member("cursor", "not a cursor of this list")
+        except BackendError:
+            detail = "the store does not answer"
+            answer = self._desk.unavailable(Code.STORE_UNAVAILABLE, detail)
+        except Exception as error:  # noqa: BLE001 - the last resort: answered, and logged in full
+            answer = self._broken(exchange, error)
+        if isinstance(answer, Reply):
+            await exchange.answer(answer)
+        else:
+            await exchange.refuse(answer)
+
+    async def _answer(self, exchange: Exchange) -> Answered:
+        route = self._route
+        if route.is_vital:
+            return await route.handler(self._call(exchange, _NOBODY, _NO_QUERY, b"", _NO_BODY))
+        if route.admits and self._desk.draining.is_set():
+            return self._desk.unavailable(Code.DRAINING, "the server is shutting down")
+        with Room(self._desk) as room:
+            caller = await self._desk.auth.caller(exchange.headers, route)
+            if caller.only is not None or route.reach is Reach.TENANT:
+                room.take_for(caller.tenant)
+            is_reading = True
+            limit = asyncio.timeout(self._first_s)
+            try:
+                async with limit:
+                    call = await self._read(exchange, caller, room)
+                    is_reading = False
+                    wait_s = route.waits(call)
+                    loop_time_s = asyncio.get_running_loop().time()
+                    limit.reschedule(loop_time_s + wait_s + self._deadline_s)
+                    if not wait_s:
+                        return await route.handler(call)
+                    room.only_wait()
+                    answer: Answered = await exchange.unless_gone(route.handler(call))
+                    return answer
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                return self._too_slow(is_reading=is_reading)
+
+    async def _read(self, exchange: Exchange, caller: Caller, room: Room) -> Call[Any, Any]:
+        route, scope = self._route, exchange.scope
+        for name, pattern in self._params:
+            if pattern.match(scope["path_params"][name]) is None:
+                raise Refused(invalid_member(name, f"must match {pattern.pattern[:-2]}$"))
+        text = scope["query_string"]
+        query = read_query(text, self._query) if text or route.query else _NO_QUERY
+        if route.takes is Takes.NOTHING:
+            return self._call(exchange, caller, query, b"", _NO_BODY)
+        headers = exchange.headers
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            detail = "the body must not be compressed"
+            raise Refused(Refusal(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail))
+        raw = await self._desk.bodies.read(exchange.receive, headers.get(b"content-length"))
+        room.hold(raw)
+        if self._decoder is None:
+            return self._call(exchange, caller, query, raw, raw)
+        if not raw and route.takes is Takes.JSON_OR_NOTHING:
+            raw = b"{}"
+        return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
+
+    def _call(
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        query: object,
+        raw: bytes,
+        body: object,
+    ) -> Call[Any, Any]:
+        key = exchange.headers.get(b"idempotency-key") if self._route.takes_key else None
+        if key is not None and _KEY.fullmatch(key) is None:
+            wrong = "must be 1 to 255 visible ASCII characters"
+            raise Refused(invalid_member("Idempotency-Key", wrong))
+        return Call(
+            services=self._services,
+            desk=self._desk,
+            route=self._route,
+            tenant=caller.tenant,
+            only=caller.only,
+            actor=caller.actor,
+            params=exchange.scope["path_params"],
+            query=query,
+            body=body,
+            body_bytes=len(raw),
+            is_suspect=bounds.is_suspect(raw),
+            headers=exchange.headers,
+            idempotency_key=None if key is None else key.decode("ascii"),
+            request_id=exchange.request_id,
+        )
+
+    def _too_slow(self, *, is_reading: bool) -> Refusal:
+        if is_reading:
+            detail = f"the body did not come within {self._first_s:g} s"
+            close = ((b"connection", b"close"),)
+            return Refusal(code=Code.REQUEST_TIMEOUT, detail=detail, headers=close)
+        return self._desk.overloaded("the request took too long")
+
+    def _broken(self, exchange: Exchange, error: Exception) -> Refusal:
+        LOGGER.log(
+            logging.ERROR,
+            "request_failed",
+            exc_info=error,
+            extra={
+                "fields": {
+                    "request_id": exchange.request_id,
+                    "method": self._route.method,
+                    "route": self._route.path,
+                    "error": type(error).__name__,
+                }
+            },
+        )
+        return Refusal(code=Code.INTERNAL, detail="a fault of our own; the log has it")
+
+
+def _pattern(annotated: Any) -> re.Pattern[str]:  # noqa: ANN401 - an annotated type, which has no type
+    (meta,) = annotated.__metadata__
+    return re.compile(meta.pattern)

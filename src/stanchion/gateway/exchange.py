@@ -1,0 +1,192 @@
+"""Exchanges: one request as it came in, and the answer as it goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import aclosing
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from stanchion.gateway.call import Reply, Stream
+from stanchion.gateway.load import Load
+from stanchion.gateway.options import GatewayOptions
+from stanchion.gateway.problems import Refusal, answer_parts
+from stanchion.gateway.signals import Observe
+from stanchion.wire.problems import Code
+
+__all__ = ["Exchange", "Message", "Receive", "Send"]
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+_HARDENING: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+_SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}")
+_ONCE: Final = frozenset(
+    {
+        b"authorization",
+        b"content-length",
+        b"content-type",
+        b"host",
+        b"idempotency-key",
+        b"last-event-id",
+        b"origin",
+        b"x-stanchion-tenant",
+    }
+)
+"""Headers that mean something here. Given twice, nobody could say which one was meant."""
+
+_encode: Final = msgspec.json.Encoder().encode
+_numbers: Final = itertools.count(1)
+_process: Final = secrets.token_hex(6)
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = (
+        "_began_s",
+        "_observe",
+        "_options",
+        "headers",
+        "receive",
+        "request_id",
+        "scope",
+        "send",
+    )
+
+    def __init__(
+        self,
+        options: GatewayOptions,
+        scope: Mapping[str, Any],
+        receive: Receive,
+        send: Send,
+        observe: Observe,
+    ) -> None:
+        self._began_s = time.perf_counter()
+        self._options = options
+        self._observe = observe
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        given = self.headers.get(b"x-request-id")
+        self.request_id = (
+            f"{_process}-{next(_numbers):x}"
+            if given is None or _SANE_ID.fullmatch(given) is None
+            else given.decode("ascii")
+        )
+
+    def flaw(self) -> Refusal | None:
+        """What is wrong with the request before anybody looks at what it wants."""
+        options, scope, raw = self._options, self.scope, self.scope["headers"]
+        if len(scope["query_string"]) > options.query_bytes_max:
+            detail = f"the query has more than {options.query_bytes_max} bytes"
+            return Refusal(code=Code.URI_TOO_LONG, detail=detail)
+        if len(scope["path"]) > options.path_bytes_max:
+            detail = f"the path has more than {options.path_bytes_max} characters"
+            return Refusal(code=Code.URI_TOO_LONG, detail=detail)
+        if len(raw) > options.headers_max:
+            detail = f"more than {options.headers_max} headers"
+            return Refusal(code=Code.HEADERS_TOO_LARGE, detail=detail)
+        if sum([len(name) + len(value) for name, value in raw]) > options.header_bytes_max:
+            detail = f"the headers have more than {options.header_bytes_max} bytes"
+            return Refusal(code=Code.HEADERS_TOO_LARGE, detail=detail)
+        if len(self.headers) != len(raw):
+            names = [name for name, _ in raw if name in _ONCE]
+            if len(names) != len(set(names)):
+                twice = next(name for name in names if names.count(name) > 1).decode()
+                detail = f"the header {twice} was given more than once"
+                return Refusal(code=Code.MALFORMED_REQUEST, detail=detail)
+        return None
+
+    async def answer(self, reply: Reply) -> None:
+        """Send what was asked for."""
+        value = reply.value
+        body = value if isinstance(value, bytes) else _encode(value)
+        await self._finish(
+            reply.status, body, [(b"content-type", reply.content_type), *reply.headers]
+        )
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Send why not."""
+        await self._finish(*answer_parts(refusal, self.request_id))
+
+    async def _finish(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        headers.append((b"content-length", b"%d" % len(body)))
+        headers.append((b"x-request-id", self.request_id.encode()))
+        headers.extend(_HARDENING)
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        is_head = self.scope["method"] == "HEAD"
+        await self.send({"type": "http.response.body", "body": b"" if is_head else body})
+        self._observe(time.perf_counter() - self._began_s, status)
+
+    async def stream(self, stream: Stream, load: Load) -> None:
+        """Send parts as they come, until they end or the reader is gone or too slow."""
+        load.begin_stream()
+        try:
+            headers = [
+                (b"content-type", stream.content_type),
+                (b"x-request-id", self.request_id.encode()),
+                (b"x-accel-buffering", b"no"),
+                *_HARDENING,
+            ]
+            await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+            if self.scope["method"] != "HEAD":
+                await self.unless_gone(self._pump(stream))
+            else:
+                await self._write(b"", more=False)
+        finally:
+            load.end_stream()
+            self._observe(time.perf_counter() - self._began_s, 200)
+
+    async def _pump(self, stream: Stream) -> None:
+        async with aclosing(stream.parts) as parts:
+            async for part in parts:
+                if not await self._write(part, more=True):
+                    return
+        await self._write(b"", more=False)
+
+    async def _write(self, part: bytes, *, more: bool) -> bool:
+        """Whether the reader took it in time. One who did not is cut off."""
+        try:
+            async with asyncio.timeout(self._options.stream_write_timeout_s):
+                await self.send({"type": "http.response.body", "body": part, "more_body": more})
+        except TimeoutError:
+            abort: Callable[[], None] | None = self.scope.get("extensions", {}).get(ABORT)
+            if abort is not None:
+                abort()
+            return False
+        return True
+
+    async def unless_gone(self, work: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the work gives
+        """Do the work, but stop when the caller hangs up. Raises ``ClientGone`` then."""
+        working = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self._gone())
+        try:
+            await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise ClientGone
+        finally:
+            for each in (working, gone):
+                each.cancel()
+            await asyncio.gather(working, gone, return_exceptions=True)
+
+    async def _gone(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+
+ABORT: Final = "stanchion.abort"
+"""The name under which our server offers to drop a connection."""
+
+
+class ClientGone(Exception):
+    """The caller hung up. There is nobody to answer."""

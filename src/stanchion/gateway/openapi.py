@@ -1,0 +1,293 @@
+"""The OpenAPI document, from the same declarations that serve the requests.
+
+Nothing here knows an endpoint: paths, parameters, bodies, answers and refusals all come from the
+table of routes and from the wire types.
+
+    python -m stanchion.gateway.openapi > schema/openapi.json
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import FieldInfo, fields
+
+from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.workflow_file import workflow_json_schema
+from stanchion.gateway.problems import STATUS
+from stanchion.gateway.route import PARAMETERS, Reach, Route, Takes
+from stanchion.wire.identifiers import TenantOrAll
+from stanchion.wire.problems import PROBLEM_TYPE, Code, Problem
+from stanchion.wire.runs import FeedLine
+
+__all__ = ["document", "refusals", "text"]
+
+_REF: Final = "#/components/schemas/{name}"
+_HTTP_CODES: Final = (Code.MALFORMED_REQUEST, Code.URI_TOO_LONG, Code.HEADERS_TOO_LARGE)
+_GUARDED_CODES: Final = (
+    Code.UNAUTHENTICATED,
+    Code.FORBIDDEN,
+    Code.INVALID_REQUEST,
+    Code.OVERLOADED,
+    Code.STORE_UNAVAILABLE,
+)
+_BODY_CODES: Final = (Code.BODY_TOO_LARGE, Code.REQUEST_TIMEOUT, Code.UNSUPPORTED_MEDIA_TYPE)
+_YAML: Final = ("application/yaml", "text/yaml", "application/x-yaml")
+
+
+def document(routes: Sequence[Route]) -> JsonObject:
+    """The whole interface."""
+    types = _types(routes)
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    schema_of = {id(each): schema for each, schema in zip(types, schemas, strict=True)}
+    paths: dict[str, JsonValue] = {}
+    for route in routes:
+        methods = paths.setdefault(route.path, {})
+        assert isinstance(methods, dict)
+        methods[route.method.lower()] = _operation(route, schema_of)
+    whole: JsonObject = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Stanchion",
+            "version": "v1",
+            "description": "A multi-tenant control plane for AI-agent workflow runs.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {**components, "Workflow": _workflow()},
+            "responses": {
+                _refusal_name(status, codes): _refusal(status, codes)
+                for route in routes
+                for status, codes in _by_status(route).items()
+            },
+            "securitySchemes": {
+                "key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "An API key. Not asked for while the deployment has none.",
+                }
+            },
+        },
+    }
+    portable: JsonObject = _portable(whole)
+    return portable
+
+
+def text(routes: Sequence[Route]) -> str:
+    """The document as the file that is committed."""
+    return msgspec.json.format(msgspec.json.encode(document(routes)), indent=2).decode() + "\n"
+
+
+def refusals(route: Route) -> tuple[Code, ...]:
+    """Every code by which the route may refuse, by status."""
+    codes = {*route.codes, *_HTTP_CODES}
+    if route.reach is not Reach.OPEN:
+        codes.update(_GUARDED_CODES)
+    if route.takes is not Takes.NOTHING:
+        codes.update(_BODY_CODES)
+    if route.takes in {Takes.JSON, Takes.JSON_OR_NOTHING}:
+        codes.add(Code.MALFORMED_JSON)
+    return tuple(sorted(codes, key=lambda code: (STATUS[code], code)))
+
+
+def _types(routes: Iterable[Route]) -> list[Any]:
+    # By identity: annotated types do not hash alike, and each is declared once anyway.
+    found = {id(Problem): Problem, id(FeedLine): FeedLine, id(TenantOrAll): TenantOrAll}
+    for route in routes:
+        for each in (route.body, route.answer, *_parameter_types(route)):
+            if each is not None:
+                found[id(each)] = each
+    return list(found.values())
+
+
+def _parameter_types(route: Route) -> Iterable[Any]:
+    yield from (PARAMETERS[name] for name in _names(route))
+    if route.query is not None:
+        yield from (field.type for field in _fields(route.query))
+
+
+def _names(route: Route) -> list[str]:
+    return re.findall(r"\{(\w+)\}", route.path)
+
+
+@cache  # the types in it are told apart by identity, so they must be the same each time
+def _fields(struct: Any) -> tuple[FieldInfo, ...]:  # noqa: ANN401 - any struct type
+    return fields(struct)
+
+
+def _operation(route: Route, schema_of: dict[int, dict[str, Any]]) -> JsonObject:
+    shown: JsonObject = {
+        "operationId": route.id,
+        "summary": route.says,
+        "tags": [_tag(route)],
+        "parameters": _parameters(route, schema_of),
+        "responses": _responses(route, schema_of),
+    }
+    if route.reach is not Reach.OPEN:
+        shown["security"] = [{}, {"key": []}]
+        roles: list[JsonValue] = [str(role) for role in sorted(route.roles)]
+        shown["x-roles"] = roles
+        shown["x-reach"] = route.reach.value
+    body = _body(route, schema_of)
+    return {**shown, "requestBody": body} if body is not None else shown
+
+
+def _tag(route: Route) -> str:
+    parts = [part for part in route.path.split("/") if part and part not in {"v1", "admin"}]
+    return "runs" if route.path.endswith("/runs") else parts[0].removesuffix(".json")
+
+
+def _parameters(route: Route, schema_of: dict[int, dict[str, Any]]) -> list[JsonValue]:
+    shown: list[JsonValue] = [
+        {"name": name, "in": "path", "required": True, "schema": schema_of[id(PARAMETERS[name])]}
+        for name in _names(route)
+    ]
+    if route.query is not None:
+        shown.extend(
+            {
+                "name": field.encode_name,
+                "in": "query",
+                "required": field.required,
+                "schema": _without_null(schema_of[id(field.type)]),
+            }
+            for field in _fields(route.query)
+        )
+    if route.reach is not Reach.OPEN:
+        shown.append(
+            {
+                "name": "X-Stanchion-Tenant",
+                "in": "header",
+                "description": "For whom, without keys or with a key for all tenants.",
+                "schema": schema_of[id(TenantOrAll)],
+            }
+        )
+    if route.takes_key:
+        shown.append(
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "description": "The same key and request give the same run.",
+                "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+            }
+        )
+    if route.path == "/v1/events":
+        shown.append(
+            {
+                "name": "Last-Event-ID",
+                "in": "header",
+                "description": "Go on after this event.",
+                "schema": {"type": "string"},
+            }
+        )
+    return shown
+
+
+def _without_null(schema: dict[str, Any]) -> JsonValue:
+    """A query parameter is absent or has a value: there is no way to write null."""
+    choices = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    return choices[0] if len(choices) == 1 else schema
+
+
+def _body(route: Route, schema_of: dict[int, dict[str, Any]]) -> JsonObject | None:
+    match route.takes:
+        case Takes.NOTHING:
+            return None
+        case Takes.TEXT:
+            schema: JsonObject = {"$ref": _REF.format(name="Workflow")}
+            kinds = ("application/json", *_YAML)
+            return {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}
+        case Takes.JSON | Takes.JSON_OR_NOTHING:
+            content: JsonObject = {"application/json": {"schema": schema_of[id(route.body)]}}
+            return {"required": route.takes is Takes.JSON, "content": content}
+
+
+def _responses(route: Route, schema_of: dict[int, dict[str, Any]]) -> JsonObject:
+    shown: dict[int, JsonObject] = {}
+    for status in route.statuses:
+        shown[status] = {
+            "description": HTTPStatus(status).phrase,
+            "content": _content(route, schema_of),
+        }
+        if route.takes_key:
+            shown[status]["headers"] = {
+                "Idempotency-Replayed": {
+                    "description": "`true`: the same key made this before.",
+                    "schema": {"type": "string", "enum": ["true"]},
+                }
+            }
+    for status, codes in _by_status(route).items():
+        shown[status] = {"$ref": f"#/components/responses/{_refusal_name(status, codes)}"}
+    return {str(status): shown[status] for status in sorted(shown)}
+
+
+def _by_status(route: Route) -> dict[int, list[Code]]:
+    found: dict[int, list[Code]] = {}
+    for code in refusals(route):
+        found.setdefault(STATUS[code], []).append(code)
+    return found
+
+
+def _refusal_name(status: int, codes: Sequence[Code]) -> str:
+    return ".".join((str(status), *codes))
+
+
+def _content(route: Route, schema_of: dict[int, dict[str, Any]]) -> JsonObject:
+    if route.answer is not None:
+        return {"application/json": {"schema": schema_of[id(route.answer)]}}
+    kind = "text/event-stream" if route.path == "/v1/events" else "text/plain"
+    return {kind: {"schema": {"type": "string"}}}
+
+
+def _refusal(status: int, codes: Sequence[Code]) -> JsonObject:
+    schema: JsonObject = {
+        "allOf": [
+            {"$ref": _REF.format(name="Problem")},
+            {"properties": {"code": {"enum": [str(code) for code in codes]}}},
+        ]
+    }
+    shown: JsonObject = {
+        "description": ", ".join(f"`{code}`" for code in codes),
+        "content": {PROBLEM_TYPE: {"schema": schema}},
+    }
+    if status in {STATUS[Code.JOB_THROTTLED], STATUS[Code.OVERLOADED]}:
+        seconds: JsonObject = {"type": "integer", "minimum": 1, "maximum": 30}
+        shown["headers"] = {"Retry-After": {"schema": seconds}}
+    return shown
+
+
+def _workflow() -> JsonObject:
+    schema = workflow_json_schema()
+    del schema["$schema"]
+    # The path names the workflow, so the file need not.
+    schema["required"] = [name for name in _list(schema["required"]) if name != "id"]
+    return schema
+
+
+def _list(value: JsonValue) -> list[JsonValue]:
+    assert isinstance(value, list)
+    return value
+
+
+def _portable(value: Any) -> Any:  # noqa: ANN401 - any part of the document
+    r"""The same with ``\Z``, which only Python knows, as ``$``."""
+    if isinstance(value, dict):
+        return {
+            key: each.replace(r"\Z", "$")
+            if key == "pattern" and isinstance(each, str)
+            else _portable(each)
+            for key, each in value.items()
+        }
+    return [_portable(each) for each in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    from stanchion.gateway.routes import ROUTES
+
+    sys.stdout.write(text(ROUTES))

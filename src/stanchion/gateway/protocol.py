@@ -1,0 +1,140 @@
+"""The HTTP protocol: uvicorn's, with limits for callers who are slow, large or many.
+
+uvicorn waits for ever for a request that never ends, and keeps whatever headers come. Here a
+request's head must be there within ten seconds of its first byte, and all of it within thirty; a
+connection that says nothing is closed; heads have a size; connections have a number. A timer is set
+only when a request arrives in pieces, so that those who send it whole pay nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from stanchion.gateway.exchange import ABORT
+from stanchion.gateway.options import GatewayOptions
+from stanchion.gateway.problems import Refusal, answer_parts
+from stanchion.wire.problems import Code
+
+__all__ = ["HEAD_BYTES_MAX", "GuardedProtocol", "guarded"]
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+_REST_S: Final = 20.0
+"""For a body that nobody waits for any more, because it was refused: then the line is cut."""
+
+
+def guarded(options: GatewayOptions, connections_max: int) -> type[GuardedProtocol]:
+    """The protocol for a server with these limits."""
+
+    class Guarded(GuardedProtocol):
+        limit = connections_max
+        head_s = options.head_timeout_s
+        request_s = options.body_timeout_s + _REST_S
+
+    return Guarded
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    limit = 1_000
+    head_s = 10.0
+    request_s = 30.0
+    _timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _is_in_head = False
+    _is_in_request = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as the class above has it
+        super().connection_made(transport)
+        if len(self.connections) > self.limit:
+            detail = "too many connections"
+            self._refuse(Refusal(code=Code.OVERLOADED, detail=detail, retry_after_ms=1_000))
+        else:
+            self._set_timer(self.head_s, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        was_in_request = self._is_in_request
+        super().data_received(data)
+        if not self._is_in_request:
+            self._clear_timer()
+            return
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                detail = f"the head has more than {HEAD_BYTES_MAX} bytes"
+                self._refuse(Refusal(code=Code.HEADERS_TOO_LARGE, detail=detail))
+                return
+        if not was_in_request or self._timer is None:
+            self._set_timer(self.head_s if self._is_in_head else self.request_s, self._too_slow)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = self._is_in_request = True
+        self._head_bytes = 0
+        extensions: dict[str, Any] = {ABORT: self.transport.abort}
+        self.scope["extensions"] = extensions
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        if self._timer is not None:
+            self._set_timer(self.request_s, self._too_slow)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_in_request = False
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        # Raised while an answer is under way, an error of the next request must not cut into it.
+        if self._is_answering():
+            self.transport.close()
+            return
+        self._refuse(Refusal(code=Code.MALFORMED_REQUEST, detail=msg))
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        if self._is_answering():
+            self.transport.close()
+            return
+        detail = "the request did not arrive in time"
+        self._refuse(Refusal(code=Code.REQUEST_TIMEOUT, detail=detail))
+
+    def _is_answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle  # none before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer without the app, which has no request to answer, and hang up."""
+        self._clear_timer()
+        status, body, headers = answer_parts(refusal, "")
+        lines = [
+            *headers,
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        head = b"".join(b"%b: %b\r\n" % line for line in lines)
+        self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
+        self.transport.close()
+
+    def _set_timer(self, seconds: float, then: Callable[[], None]) -> None:
+        self._clear_timer()
+        self._timer = self.loop.call_later(seconds, then)
+
+    def _clear_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,77 @@
+"""Dead letters: what was tried as often as is allowed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from stanchion.core.model import TenantId
+from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
+from stanchion.gateway.problems import Refusal, not_found
+from stanchion.gateway.route import OPERATORS, Reach, Route, Takes
+from stanchion.gateway.routes.workflows import Paged
+from stanchion.gateway.views import dead_letter_row
+from stanchion.ports.store import Store
+from stanchion.services.log import log_event
+from stanchion.wire.admin import DeadLetterList, ReplayAnswer, ReplayLetter
+from stanchion.wire.problems import Code
+
+__all__ = ["ROUTES"]
+
+
+async def list_dead_letters(call: Call[NoBody, Paged]) -> Reply:
+    """Dead letters, oldest first."""
+    page = await call.services.store.list_dead_letters(
+        call.only, cursor=call.query.cursor, limit=call.query.limit
+    )
+    return Reply(DeadLetterList(tuple(map(dead_letter_row, page.items)), page.cursor))
+
+
+async def replay_dead_letter(call: Call[ReplayLetter, NoQuery]) -> Reply | Refusal:
+    """Put a dead letter back to work, once."""
+    name = call.params["letter_id"]
+    if call.only is not None and not await _is_own(call.services.store, call.only, name):
+        return not_found("dead letter")
+    letter = await call.services.inbox.replay(name, actor=call.actor)
+    if letter is None:
+        return not_found("dead letter")
+    log_event(logging.INFO, "dead_letter_replayed", letter=name, actor=call.actor)
+    return Reply(ReplayAnswer(letter.id, letter.run_id, replayed=True))
+
+
+async def _is_own(store: Store, tenant: TenantId, name: str) -> bool:
+    """Whether this tenant has such a letter. Letters are few, and this is an operator's route."""
+    cursor: str | None = None
+    while True:
+        page = await store.list_dead_letters(tenant, cursor=cursor, limit=1000)
+        if any(letter.id == name for letter in page.items):
+            return True
+        cursor = page.cursor
+        if cursor is None:
+            return False
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/v1/admin/dead-letters",
+        handler=list_dead_letters,
+        says="List dead letters, oldest first: the key's tenant's, or everybody's.",
+        roles=OPERATORS,
+        reach=Reach.ONE_OR_ALL,
+        query=Paged,
+        answer=DeadLetterList,
+    ),
+    Route(
+        method="POST",
+        path="/v1/admin/dead-letters/{letter_id}/replay",
+        handler=replay_dead_letter,
+        says="Put a dead letter back to work, once.",
+        roles=OPERATORS,
+        reach=Reach.ONE_OR_ALL,
+        takes=Takes.JSON_OR_NOTHING,
+        body=ReplayLetter,
+        answer=ReplayAnswer,
+        codes=(Code.NOT_FOUND,),
+    ),
+)

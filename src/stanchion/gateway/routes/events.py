@@ -1,0 +1,140 @@
+"""Events: what happens to a tenant's runs, as it happens.
+
+Server-sent events, one for each line of a timeline, in the order of commits. The last line of a
+commit carries the commit's position in the tenant's feed as its id: a reader who comes back with
+``Last-Event-ID`` misses nothing, as long as the store still keeps what came after. Without one, the
+stream begins now; for a single run it begins with the oldest that is kept.
+
+Bells wake the stream; behind them is a poll, which also notices a key that was revoked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import msgspec
+
+from stanchion.core.model import RunId
+from stanchion.gateway.call import Call, NoBody, Stream
+from stanchion.gateway.problems import Refused, invalid_member, not_found
+from stanchion.gateway.route import RUNNERS, Reach, Route
+from stanchion.gateway.views import feed_line
+from stanchion.ports.errors import BackendError
+from stanchion.ports.records import BadCursor, FeedEntry
+from stanchion.wire.identifiers import RunName
+from stanchion.wire.problems import Code
+
+__all__ = ["EVENT_STREAM", "ROUTES"]
+
+EVENT_STREAM: Final = b"text/event-stream"
+POLL_S: Final = 1.0
+_BATCH: Final = 100
+_ID_BYTES_MAX: Final = 1_024
+
+
+class Followed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All runs, or one."""
+
+    run_id: RunName | None = None
+
+
+async def follow_events(call: Call[NoBody, Followed]) -> Stream:
+    """Tell what happens to runs, as it happens."""
+    store = call.services.store
+    if call.query.run_id is not None:
+        loaded = await store.load(RunId(call.query.run_id))
+        if loaded is None or loaded.run.tenant != call.tenant:
+            raise Refused(not_found("run"))
+    after = _last_event_id(call)
+    if after is not None:
+        try:
+            await store.feed(call.tenant, after=after, limit=1)
+        except BadCursor:
+            raise Refused(invalid_member("Last-Event-ID", "not an id of this stream")) from None
+    elif call.query.run_id is None:
+        after = await store.feed_position(call.tenant)
+    return Stream(_parts(call, after), EVENT_STREAM)
+
+
+def _last_event_id(call: Call[NoBody, Followed]) -> str | None:
+    given = call.headers.get(b"last-event-id")
+    if not given:
+        return None
+    if len(given) > _ID_BYTES_MAX or not given.isascii():
+        raise Refused(invalid_member("Last-Event-ID", "not an id of this stream"))
+    return given.decode("ascii")
+
+
+async def _parts(call: Call[NoBody, Followed], after: str | None) -> AsyncGenerator[bytes, None]:
+    """Events and heartbeats, until the server drains or the key is revoked.
+
+    Never more than one batch is in memory: the next is read when the reader has taken this one.
+    """
+    clock = call.services.clock
+    heartbeat_ms = call.desk.options.heartbeat_s * 1000
+    # The position goes out first, so that a reader who is cut off at once can come back to it.
+    yield b": events follow\n\n" if after is None else b"id: %b\n\n" % after.encode()
+    spoke_at = clock.moment()
+    with call.services.watching.feed(call.tenant) as changed:
+        while not call.desk.draining.is_set():
+            entries = await _next(call, after)
+            if entries:
+                after = entries[-1].position
+                wanted = [each for each in entries if each.entries and _is_wanted(call, each)]
+                if wanted:
+                    yield b"".join(map(_event, wanted))
+                    spoke_at = clock.moment()
+                continue
+            if not await _is_allowed(call):
+                return
+            if clock.moment() - spoke_at >= heartbeat_ms:
+                yield b": heartbeat\n\n"
+                spoke_at = clock.moment()
+            await changed.wait(POLL_S)
+
+
+async def _next(call: Call[NoBody, Followed], after: str | None) -> tuple[FeedEntry, ...]:
+    try:
+        return await call.services.store.feed(call.tenant, after=after, limit=_BATCH)
+    except BackendError:
+        return ()  # the store is away: the stream stays open, and goes on where it was
+
+
+async def _is_allowed(call: Call[NoBody, Followed]) -> bool:
+    try:
+        return await call.desk.auth.is_still(call.headers, call.route)
+    except BackendError:
+        return True
+
+
+def _is_wanted(call: Call[NoBody, Followed], entry: FeedEntry) -> bool:
+    return call.query.run_id is None or entry.run_id == call.query.run_id
+
+
+def _event(entry: FeedEntry) -> bytes:
+    lines = [
+        b"event: %b\ndata: %b\n\n" % (each.what.encode(), _encode(feed_line(entry.run_id, each)))
+        for each in entry.entries
+    ]
+    # On the last line only: who saw but a part of a commit gets it again.
+    lines[-1] = b"id: %b\n%b" % (entry.position.encode(), lines[-1])
+    return b"".join(lines)
+
+
+_encode: Final = msgspec.json.Encoder().encode
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/v1/events",
+        handler=follow_events,
+        says="Server-sent events of the tenant's runs, or of one; resumable with `Last-Event-ID`.",
+        roles=RUNNERS,
+        reach=Reach.TENANT,
+        query=Followed,
+        answer=None,
+        codes=(Code.NOT_FOUND, Code.DRAINING),
+        admits=True,
+    ),
+)

@@ -1,0 +1,82 @@
+"""Health: whether the server lives, whether it is ready, what it counts, what it speaks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
+from stanchion.gateway.route import ANYONE, Reach, Route
+from stanchion.wire.admin import Health
+
+__all__ = ["ROUTES"]
+
+_ALIVE: Final = Reply(Health("ok", {}))
+
+
+async def livez(_call: Call[NoBody, NoQuery]) -> Reply:
+    """The process answers. Depends on nothing."""
+    return _ALIVE
+
+
+async def readyz(call: Call[NoBody, NoQuery]) -> Reply:
+    """Store, locks and bus answer, and the server is not draining."""
+    health = await call.desk.readiness.health(is_draining=call.desk.draining.is_set())
+    return Reply(health, status=200 if health.status == "ok" else 503)
+
+
+async def metrics(call: Call[NoBody, NoQuery]) -> Reply:
+    """Everything that is counted, for Prometheus."""
+    text = generate_latest(call.services.registry)
+    return Reply(text, content_type=CONTENT_TYPE_LATEST.encode())
+
+
+async def openapi(call: Call[NoBody, NoQuery]) -> Reply:
+    """This document."""
+    return Reply(call.desk.openapi)
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/livez",
+        handler=livez,
+        says="Whether the process answers. Depends on nothing.",
+        roles=ANYONE,
+        reach=Reach.OPEN,
+        answer=Health,
+        is_vital=True,
+    ),
+    Route(
+        method="GET",
+        path="/readyz",
+        handler=readyz,
+        says="Whether store, locks and bus answer; 503 also while draining.",
+        roles=ANYONE,
+        reach=Reach.OPEN,
+        answer=Health,
+        statuses=(200, 503),
+        is_vital=True,
+    ),
+    Route(
+        method="GET",
+        path="/metrics",
+        handler=metrics,
+        says="Metrics in the text format of Prometheus.",
+        roles=ANYONE,
+        reach=Reach.OPEN,
+        answer=None,
+        is_vital=True,
+    ),
+    Route(
+        method="GET",
+        path="/openapi.json",
+        handler=openapi,
+        says="This description of the interface.",
+        roles=ANYONE,
+        reach=Reach.OPEN,
+        answer=dict,
+        is_vital=True,
+    ),
+)

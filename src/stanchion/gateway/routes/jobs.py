@@ -1,0 +1,95 @@
+"""Jobs: submit one without a workflow, look at one."""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from stanchion.core.limits import INPUT_BYTES_MAX
+from stanchion.core.model import Item, ItemKey, Job, JobId, Run, Step, Topic, job_id
+from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
+from stanchion.gateway.free_values import check_value
+from stanchion.gateway.gate_answers import refusal_of, started
+from stanchion.gateway.problems import Refusal, not_found
+from stanchion.gateway.route import RUNNERS, Reach, Route, Takes
+from stanchion.gateway.views import job_answer
+from stanchion.ports.store import Runs
+from stanchion.services.gate_answers import GateFailed, JobThrottled, KeyMismatch, Started
+from stanchion.services.plans import JOB_STEP
+from stanchion.wire.problems import Code
+from stanchion.wire.runs import JobAnswer, SubmitAnswer, SubmitJob
+
+__all__ = ["ROUTES"]
+
+
+async def submit_job(call: Call[SubmitJob, NoQuery]) -> Reply | Refusal:
+    """Run one job, without a workflow and without a slot."""
+    check_value(call, "input", call.body.input, bytes_max=INPUT_BYTES_MAX)
+    answer = await call.services.gate.submit(
+        call.tenant,
+        Topic(call.body.topic),
+        call.body.input,
+        key=call.idempotency_key,
+        actor=call.actor,
+    )
+    match answer:
+        case Started():
+            name = job_id(answer.run_id, JOB_STEP, None, 1)
+            return started(answer, SubmitAnswer(name, answer.run_id, answer.status))
+        case KeyMismatch() | JobThrottled() | GateFailed():
+            return refusal_of(answer)
+        case _:
+            assert_never(answer)
+
+
+async def get_job(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
+    """One job, of a workflow's step or submitted alone."""
+    store = call.services.store
+    view = await store.job(JobId(call.params["job_id"]))
+    if view is None or view.job.tenant != call.tenant:
+        return not_found("job")
+    loaded = await store.load(view.job.run_id)
+    if loaded is None:
+        return not_found("job")
+    return Reply(job_answer(view, loaded.run, await _place(store, loaded.run, view.job)))
+
+
+async def _place(runs: Runs, run: Run, job: Job) -> Step | Item:
+    if job.item is None:
+        return run.step(job.step_id)
+    items = await runs.load_items(run.id, {job.step_id: (job.item,)})
+    return items.get(ItemKey(job.step_id, job.item), Item())
+
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/v1/jobs",
+        handler=submit_job,
+        says="Submit one job without a workflow. It takes no slot and is limited by rate.",
+        roles=RUNNERS,
+        reach=Reach.TENANT,
+        takes=Takes.JSON,
+        body=SubmitJob,
+        answer=SubmitAnswer,
+        codes=(
+            Code.IDEMPOTENCY_MISMATCH,
+            Code.JOB_THROTTLED,
+            Code.GATE_UNAVAILABLE,
+            Code.GATE_BUSY,
+            Code.LIMIT_CHECK_FAILED,
+            Code.DRAINING,
+        ),
+        takes_key=True,
+        admits=True,
+    ),
+    Route(
+        method="GET",
+        path="/v1/jobs/{job_id}",
+        handler=get_job,
+        says="One job, of a workflow's step or submitted alone.",
+        roles=RUNNERS,
+        reach=Reach.TENANT,
+        answer=JobAnswer,
+        codes=(Code.NOT_FOUND,),
+    ),
+)

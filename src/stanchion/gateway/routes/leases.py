@@ -1,0 +1,128 @@
+"""Leases: the locks that are held, and an operator's hand on them.
+
+Both ways of interfering leave a line in the log, with the name of whoever did it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, Never, assert_never
+
+from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
+from stanchion.gateway.problems import Refusal, Refused, not_found
+from stanchion.gateway.route import OPERATORS, Reach, Route, Takes
+from stanchion.ports.errors import BackendError, sentence
+from stanchion.ports.locks import Granted, Held, Locks, LockView, TooLate
+from stanchion.services.log import log_event
+from stanchion.wire.admin import HoldLease, LeaseList, LeaseRow
+from stanchion.wire.problems import Code
+
+__all__ = ["ROUTES"]
+
+_WITHIN_MS: Final = 2_000
+
+
+async def list_leases(call: Call[NoBody, NoQuery]) -> Reply:
+    """The locks that are held, by name."""
+    locks = call.services.locks
+    if locks is None:
+        return Reply(LeaseList(()))
+    try:
+        held = await locks.list()
+    except BackendError as error:
+        _away(call, error)
+    return Reply(LeaseList(tuple(map(_row, held))))
+
+
+async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
+    """Hold a lock by hand. It ends by itself, or by a forced release."""
+    locks = _locks(call)
+    name, ttl_ms = call.body.name, round(call.body.ttl_s * 1000)
+    token = f"operator:{call.services.entropy.token()}"
+    try:
+        answer = await locks.acquire(name, token, ttl_ms=ttl_ms, within_ms=_WITHIN_MS)
+    except BackendError as error:
+        _away(call, error)
+    match answer:
+        case Granted():
+            log_event(
+                logging.WARNING, "lease_held_by_hand", lease=name, ttl_ms=ttl_ms, actor=call.actor
+            )
+            return Reply(LeaseRow(name=name, fence=answer.fence, expires_in_ms=ttl_ms))
+        case Held():
+            detail = f"another holds it, for at most {answer.expires_in_ms} ms"
+            return Refusal(code=Code.CONFLICT, detail=detail)
+        case TooLate():
+            return call.desk.unavailable(Code.LOCKS_UNAVAILABLE, "the lock store was too slow")
+        case _:
+            assert_never(answer)
+
+
+async def release_lease(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
+    """Take a lock from whoever has it."""
+    locks = _locks(call)
+    name = call.params["name"]
+    try:
+        view = await locks.inspect(name)
+        is_released = view is not None and await locks.force_release(name)
+    except BackendError as error:
+        _away(call, error)
+    if view is None or not is_released:
+        return not_found("lease")
+    log_event(
+        logging.WARNING, "lease_released_by_hand", lease=name, fence=view.fence, actor=call.actor
+    )
+    return Reply(_row(view))
+
+
+def _locks(call: Call[HoldLease, NoQuery] | Call[NoBody, NoQuery]) -> Locks:
+    if call.services.locks is None:
+        refusal = call.desk.unavailable(Code.LOCKS_UNAVAILABLE, "there is no lock backend")
+        raise Refused(refusal)
+    return call.services.locks
+
+
+def _away(call: Call[HoldLease, NoQuery] | Call[NoBody, NoQuery], error: BackendError) -> Never:
+    log_event(logging.WARNING, "lease_route_failed", error=sentence(error))
+    refusal = call.desk.unavailable(Code.LOCKS_UNAVAILABLE, "the lock backend does not answer")
+    raise Refused(refusal) from error
+
+
+def _row(view: LockView) -> LeaseRow:
+    return LeaseRow(name=view.name, fence=view.fence, expires_in_ms=view.expires_in_ms)
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/v1/admin/leases",
+        handler=list_leases,
+        says="List the locks that are held, by name; a thousand at most.",
+        roles=OPERATORS,
+        reach=Reach.DEPLOYMENT,
+        answer=LeaseList,
+        codes=(Code.LOCKS_UNAVAILABLE,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/admin/leases",
+        handler=hold_lease,
+        says="Hold a lock by hand, for a while.",
+        roles=OPERATORS,
+        reach=Reach.DEPLOYMENT,
+        takes=Takes.JSON,
+        body=HoldLease,
+        answer=LeaseRow,
+        codes=(Code.CONFLICT, Code.LOCKS_UNAVAILABLE),
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/admin/leases/{name}",
+        handler=release_lease,
+        says="Take a lock from whoever has it.",
+        roles=OPERATORS,
+        reach=Reach.DEPLOYMENT,
+        answer=LeaseRow,
+        codes=(Code.NOT_FOUND, Code.LOCKS_UNAVAILABLE),
+    ),
+)

@@ -1,0 +1,317 @@
+"""Runs: start, look, wait, change."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, assert_never
+
+import msgspec
+from msgspec import Meta
+
+from stanchion.core.faults import WorkflowFaults
+from stanchion.core.limits import INPUT_BYTES_MAX
+from stanchion.core.model import RunId, RunStatus, StepId, WorkflowId
+from stanchion.core.rerun import RerunRefused
+from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
+from stanchion.gateway.free_values import check_value
+from stanchion.gateway.gate_answers import refusal_of, started
+from stanchion.gateway.problems import Refusal, Refused, invalid, invalid_member, not_found
+from stanchion.gateway.route import RUNNERS, Reach, Route, Takes
+from stanchion.gateway.views import run_row, run_view, timeline_line
+from stanchion.ports.records import Loaded, RunFilter
+from stanchion.services.gate_answers import (
+    GateFailed,
+    InvalidInput,
+    JobThrottled,
+    KeyMismatch,
+    Started,
+    TenantFull,
+    UnknownRun,
+)
+from stanchion.services.inbox import Changed, Conflicting, Unknown
+from stanchion.services.plans import UnknownWorkflow
+from stanchion.wire.identifiers import Cursor, Limit, WaitS
+from stanchion.wire.problems import Code
+from stanchion.wire.runs import (
+    CancelRun,
+    Change,
+    DecideStep,
+    RerunRun,
+    RunList,
+    RunView,
+    StartAnswer,
+    StartRun,
+    TimelineAnswer,
+)
+
+__all__ = ["GATE_CODES", "ROUTES", "own_run"]
+
+GATE_CODES: Final = (
+    Code.IDEMPOTENCY_MISMATCH,
+    Code.MAX_CONCURRENT_RUNS_REACHED,
+    Code.GATE_UNAVAILABLE,
+    Code.GATE_BUSY,
+    Code.LIMIT_CHECK_FAILED,
+    Code.DRAINING,
+)
+
+
+class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long to hold the answer back while the run has not ended."""
+
+    wait: WaitS = 0
+
+
+class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which runs, page by page."""
+
+    cursor: Cursor | None = None
+    limit: Limit = 100
+    status: RunStatus | None = None
+    workflow_id: Annotated[str, Meta(pattern=r"^[!-~]{1,200}\Z")] | None = None
+
+
+class Paged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A list, page by page."""
+
+    cursor: Cursor | None = None
+    limit: Limit = 100
+
+
+async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
+    """Start a run."""
+    check_value(call, "input", call.body.input, bytes_max=INPUT_BYTES_MAX)
+    answer = await call.services.gate.start(
+        call.tenant,
+        WorkflowId(call.params["workflow_id"]),
+        call.body.input,
+        key=call.idempotency_key,
+        actor=call.actor,
+    )
+    match answer:
+        case Started():
+            return started(answer, StartAnswer(answer.run_id, answer.status))
+        case UnknownWorkflow():
+            return not_found("workflow")
+        case InvalidInput():
+            return _invalid_input(answer)
+        case WorkflowFaults():
+            detail = f"the workflow cannot run as it is: {answer.faults[0]}"
+            return invalid(answer.faults, detail, code=Code.INVALID_WORKFLOW)
+        case TenantFull() | KeyMismatch() | JobThrottled() | GateFailed():
+            return refusal_of(answer)
+        case _:
+            assert_never(answer)
+
+
+async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
+    """Make a new run from a finished one."""
+    from_step = call.body.from_step
+    answer = await call.services.gate.rerun(
+        call.tenant,
+        RunId(call.params["run_id"]),
+        from_step=None if from_step is None else StepId(from_step),
+        key=call.idempotency_key,
+        actor=call.actor,
+    )
+    match answer:
+        case Started():
+            return started(answer, StartAnswer(answer.run_id, answer.status))
+        case UnknownRun():
+            return not_found("run")
+        case RerunRefused(code="unknown_step"):
+            return invalid_member("from_step", answer.message)
+        case RerunRefused():
+            return Refusal(code=Code.CONFLICT, detail=answer.message)
+        case TenantFull() | KeyMismatch() | JobThrottled() | GateFailed():
+            return refusal_of(answer)
+        case _:
+            assert_never(answer)
+
+
+async def get_run(call: Call[NoBody, Waiting]) -> Reply:
+    """One run, now or when it has ended."""
+    loaded = await own_run(call)
+    if call.query.wait and not loaded.run.status.is_finished:
+        within_s = call.query.wait
+        later = await call.services.watching.finished(loaded.run.id, within_s=within_s)
+        loaded = loaded if later is None else later
+    plan = await call.services.plans.of_run(loaded.run)
+    return Reply(run_view(loaded.run, plan))
+
+
+async def list_runs(call: Call[NoBody, Listed]) -> Reply:
+    """The tenant's runs, newest first."""
+    query = call.query
+    name = None if query.workflow_id is None else WorkflowId(query.workflow_id)
+    page = await call.services.store.list_runs(
+        call.tenant,
+        only=RunFilter(query.status, name),
+        cursor=query.cursor,
+        limit=query.limit,
+    )
+    return Reply(RunList(tuple(map(run_row, page.items)), page.cursor))
+
+
+async def get_timeline(call: Call[NoBody, Paged]) -> Reply:
+    """A run's history, oldest first."""
+    loaded = await own_run(call)
+    page = await call.services.store.timeline(
+        loaded.run.id, cursor=call.query.cursor, limit=call.query.limit
+    )
+    entries = tuple(map(timeline_line, page.items))
+    return Reply(TimelineAnswer(loaded.run.id, entries, page.cursor))
+
+
+async def cancel_run(call: Call[CancelRun, NoQuery]) -> Reply | Refusal:
+    """End a run now."""
+    loaded = await own_run(call)
+    changed = await call.services.inbox.cancel(
+        loaded.run.id, reason=call.body.reason, actor=call.actor
+    )
+    return _change(changed)
+
+
+async def approve_step(call: Call[DecideStep, NoQuery]) -> Reply | Refusal:
+    """Say yes to an approval step."""
+    return await _decide(call, approve=True)
+
+
+async def reject_step(call: Call[DecideStep, NoQuery]) -> Reply | Refusal:
+    """Say no to an approval step."""
+    return await _decide(call, approve=False)
+
+
+async def _decide(call: Call[DecideStep, NoQuery], *, approve: bool) -> Reply | Refusal:
+    loaded = await own_run(call)
+    changed = await call.services.inbox.decide(
+        loaded.run.id,
+        StepId(call.params["step_id"]),
+        approve=approve,
+        comment=call.body.comment,
+        actor=call.actor,
+    )
+    return _change(changed)
+
+
+def _change(changed: Changed | Unknown | Conflicting) -> Reply | Refusal:
+    match changed:
+        case Changed():
+            value = Change(changed.run_id, changed.status, changed.applied)
+            return Reply(value, status=200 if changed.applied else 202)
+        case Unknown():
+            return Refusal(code=Code.NOT_FOUND, detail=f"there is no {changed.what}")
+        case Conflicting():
+            return Refusal(code=Code.CONFLICT, detail=changed.message)
+        case _:
+            assert_never(changed)
+
+
+async def own_run(call: Call[Any, Any]) -> Loaded:
+    """The run that the path names, if it is the caller's tenant's."""
+    loaded = await call.services.store.load(RunId(call.params["run_id"]))
+    if loaded is None or loaded.run.tenant != call.tenant:
+        raise Refused(not_found("run"))
+    return loaded
+
+
+def _invalid_input(answer: InvalidInput) -> Refusal:
+    detail = f"the workflow does not accept this input: {answer.faults[0]}"
+    return invalid(answer.faults, detail, code=Code.INVALID_INPUT)
+
+
+_CHANGES: Final[dict[str, Any]] = {
+    "roles": RUNNERS,
+    "reach": Reach.TENANT,
+    "takes": Takes.JSON_OR_NOTHING,
+    "answer": Change,
+    "statuses": (200, 202),
+    "codes": (Code.NOT_FOUND, Code.CONFLICT),
+}
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/v1/workflows/{workflow_id}/runs",
+        handler=start_run,
+        says="Start a run.",
+        roles=RUNNERS,
+        reach=Reach.TENANT,
+        takes=Takes.JSON_OR_NOTHING,
+        body=StartRun,
+        answer=StartAnswer,
+        codes=(Code.NOT_FOUND, Code.INVALID_INPUT, Code.INVALID_WORKFLOW, *GATE_CODES),
+        takes_key=True,
+        admits=True,
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}",
+        handler=get_run,
+        says="One run; with `wait`, once it has ended or the seconds have passed.",
+        roles=RUNNERS,
+        reach=Reach.TENANT,
+        query=Waiting,
+        answer=RunView,
+        codes=(Code.NOT_FOUND,),
+        waits=lambda call: call.query.wait,
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs",
+        handler=list_runs,
+        says="List runs, newest first.",
+        roles=RUNNERS,
+        reach=Reach.TENANT,
+        query=Listed,
+        answer=RunList,
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}/timeline",
+        handler=get_timeline,
+        says="A run's history, oldest first.",
+        roles=RUNNERS,
+        reach=Reach.TENANT,
+        query=Paged,
+        answer=TimelineAnswer,
+        codes=(Code.NOT_FOUND,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run_id}/rerun",
+        handler=rerun_run,
+        says="Make a new run from a finished one, from its beginning or from a step.",
+        roles=RUNNERS,
+        reach=Reach.TENANT,
+        takes=Takes.JSON_OR_NOTHING,
+        body=RerunRun,
+        answer=StartAnswer,
+        codes=(Code.NOT_FOUND, Code.CONFLICT, *GATE_CODES, Code.JOB_THROTTLED),
+        takes_key=True,
+        admits=True,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run_id}/cancel",
+        handler=cancel_run,
+        says="End a run now.",
+        body=CancelRun,
+        **_CHANGES,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run_id}/steps/{step_id}/approve",
+        handler=approve_step,
+        says="Say yes to an approval step.",
+        body=DecideStep,
+        **_CHANGES,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run_id}/steps/{step_id}/reject",
+        handler=reject_step,
+        says="Say no to an approval step.",
+        body=DecideStep,
+        **_CHANGES,
+    ),
+)

@@ -1,0 +1,164 @@
+"""The worker protocol: lease, renew, results.
+
+A worker whose key is for one tenant gets that tenant's jobs. What it says of another tenant's job
+is answered as if there were no such job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final, assert_never
+
+from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, RESULT_BYTES_MAX
+from stanchion.core.model import Failure, JobId, TenantId, Topic
+from stanchion.gateway.call import Call, NoQuery, Reply
+from stanchion.gateway.free_values import check_value
+from stanchion.gateway.problems import Refused, invalid_member
+from stanchion.gateway.route import WORKERS, Reach, Route, Takes
+from stanchion.gateway.views import leased_job
+from stanchion.ports.records import Accepted, JobLease, Rejected, Result
+from stanchion.ports.store import Jobs
+from stanchion.wire.problems import Code
+from stanchion.wire.worker import (
+    JobError,
+    JobResult,
+    LeaseAnswer,
+    LeaseRequest,
+    RejectedResult,
+    RenewAnswer,
+    RenewRequest,
+    ResultsAnswer,
+    ResultsRequest,
+)
+
+__all__ = ["ROUTES"]
+
+
+async def lease_jobs(call: Call[LeaseRequest, NoQuery]) -> Reply:
+    """Hand out jobs; with none there, hold the answer back for a while."""
+    scheduler = call.services.scheduler
+    asked = call.body
+    handed = await scheduler.lease(
+        asked.worker_id,
+        tuple(map(Topic, dict.fromkeys(asked.topics))),
+        max_jobs=asked.max_jobs,
+        wait_s=asked.wait_s,
+        tenant=call.only,
+    )
+    jobs = tuple(leased_job(each, scheduler.ttl_ms) for each in handed.jobs)
+    return Reply(LeaseAnswer(jobs, handed.waited_ms))
+
+
+async def renew_leases(call: Call[RenewRequest, NoQuery]) -> Reply:
+    """Begin the terms anew of leases that still stand."""
+    leases = [JobLease(JobId(each.job_id), each.fence) for each in call.body.leases]
+    foreign = await _foreign(call.services.store, call.only, (each.job_id for each in leases))
+    renewals = await call.services.scheduler.renew(
+        [each for each in leases if each.job_id not in foreign] if foreign else leases
+    )
+    lost = (*renewals.lost, *(each.job_id for each in leases if each.job_id in foreign))
+    return Reply(RenewAnswer(renewals.renewed, lost))
+
+
+async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
+    """Take results. Accepted means durable."""
+    results = [_result(call, place, each) for place, each in enumerate(call.body.results)]
+    foreign = await _foreign(call.services.store, call.only, (each.job_id for each in results))
+    own = [each for each in results if each.job_id not in foreign] if foreign else results
+    accepted: list[str] = []
+    rejected = [
+        RejectedResult(each.job_id, "unknown_job") for each in results if each.job_id in foreign
+    ]
+    for answer in await call.services.inbox.results(own) if own else ():
+        match answer:
+            case Accepted():
+                accepted.append(answer.job_id)
+            case Rejected():
+                rejected.append(RejectedResult(answer.job_id, answer.code.value))
+            case _:
+                assert_never(answer)
+    return Reply(ResultsAnswer(tuple(accepted), tuple(rejected)))
+
+
+def _result(call: Call[ResultsRequest, NoQuery], place: int, given: JobResult) -> Result:
+    path = f"results[{place}]"
+    job_id, worker_id = JobId(given.job_id), call.body.worker_id
+    if given.status == "succeeded":
+        if given.error is not None:
+            raise Refused(invalid_member(f"{path}.error", "a job that succeeded has no error"))
+        check_value(call, f"{path}.output", given.output, bytes_max=RESULT_BYTES_MAX)
+        return Result(job_id=job_id, fence=given.fence, worker_id=worker_id, output=given.output)
+    error = given.error if isinstance(given.error, JobError) else _error(given.error)
+    failure = Failure(error.code, _cut(error.message))
+    return Result(
+        job_id=job_id,
+        fence=given.fence,
+        worker_id=worker_id,
+        error=failure,
+        final=not error.retryable,
+    )
+
+
+def _error(message: str | None) -> JobError:
+    return JobError(message="the worker gave no reason" if message is None else message)
+
+
+def _cut(message: str) -> str:
+    # Cut and not refused: the worker could not send its result at all, and would do the job again.
+    if len(message) <= ERROR_MESSAGE_CHARS_MAX:
+        return message
+    return f"{message[: ERROR_MESSAGE_CHARS_MAX - 1]}…"
+
+
+async def _foreign(jobs: Jobs, only: TenantId | None, names: Iterable[JobId]) -> frozenset[JobId]:
+    """Of these, the jobs that are not this tenant's."""
+    if only is None:
+        return frozenset()
+    wanted: Sequence[JobId] = tuple(dict.fromkeys(names))
+    views = await asyncio.gather(*(jobs.job(name) for name in wanted))
+    return frozenset(
+        name
+        for name, view in zip(wanted, views, strict=True)
+        if view is not None and view.job.tenant != only
+    )
+
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/v1/worker/results",
+        handler=take_results,
+        says="Send results. What is accepted is durable; sent again it is accepted without effect.",
+        roles=WORKERS,
+        reach=Reach.ONE_OR_ALL,
+        takes=Takes.JSON,
+        body=ResultsRequest,
+        answer=ResultsAnswer,
+    ),
+    Route(
+        method="POST",
+        path="/v1/worker/lease",
+        handler=lease_jobs,
+        says="Lease jobs of these topics; with none there, wait for the first.",
+        roles=WORKERS,
+        reach=Reach.ONE_OR_ALL,
+        takes=Takes.JSON,
+        body=LeaseRequest,
+        answer=LeaseAnswer,
+        codes=(Code.DRAINING,),
+        waits=lambda call: call.body.wait_s,
+        admits=True,
+    ),
+    Route(
+        method="POST",
+        path="/v1/worker/renew",
+        handler=renew_leases,
+        says="Begin the terms of leases anew, and learn which are lost.",
+        roles=WORKERS,
+        reach=Reach.ONE_OR_ALL,
+        takes=Takes.JSON,
+        body=RenewRequest,
+        answer=RenewAnswer,
+    ),
+)

@@ -1,0 +1,147 @@
+"""The server: sockets, signals, and an orderly end.
+
+The first signal drains: readiness goes off, nothing new is admitted, waits and streams end, what is
+under way is finished, and then the sockets close. The second one ends it at once. Either way it is
+over within ``drain_s`` and a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import uvicorn
+
+from stanchion.gateway.app import Gateway
+from stanchion.gateway.protocol import guarded
+
+__all__ = ["serve"]
+
+_FILES_KEPT: Final = 128
+"""For the store, the bus, logs: not for callers."""
+_KEEP_ALIVE_S: Final = 75
+_NOTICE_S: Final = 0.5
+"""How long new connections still hear that the server drains, before there is nobody to ask."""
+_BACKLOG: Final = 2_048
+
+
+async def serve(
+    app: Gateway,
+    *,
+    host: str,
+    port: int,
+    drain_s: float = 8.0,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until a signal says otherwise. Raises ``OSError`` if the address cannot be had."""
+    listener = _listener(host, port)
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http=guarded(app.options, _connections_max(app.options.connections_max)),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+    )
+    server = _Server(config, lambda: on_ready and on_ready(_url(listener)))
+    with _signals(_Ending(app, server, min(_NOTICE_S, drain_s / 4))):
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        try:
+            await asyncio.shield(serving)
+        finally:
+            if not serving.done():  # whoever awaits us was cancelled: no time is left
+                app.drain()
+                server.should_exit = server.force_exit = True
+                await serving
+            app.close()
+            listener.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, without its signal handling: ours is around it."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Ending:
+    """What a signal sets off."""
+
+    def __init__(self, app: Gateway, server: uvicorn.Server, notice_s: float) -> None:
+        self._app = app
+        self._server = server
+        self._notice_s = notice_s
+
+    def __call__(self) -> None:
+        if self._app.is_draining:
+            self._server.should_exit = self._server.force_exit = True
+            return
+        self._app.drain()
+        asyncio.get_running_loop().call_later(self._notice_s, self._close)
+
+    def _close(self) -> None:
+        self._server.should_exit = True
+
+
+@contextlib.contextmanager
+def _signals(end: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    taken: list[signal.Signals] = []
+    for each in (signal.SIGTERM, signal.SIGINT):
+        # Outside the main thread there are no signals to take: tests serve there.
+        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+            loop.add_signal_handler(each, end)
+            taken.append(each)
+    try:
+        yield
+    finally:
+        for each in taken:
+            loop.remove_signal_handler(each)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family, kind, number, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, number)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    listener.settimeout(0)
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _connections_max(wanted: int) -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return wanted
+    return max(16, min(wanted, files - _FILES_KEPT))

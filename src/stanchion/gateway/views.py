@@ -1,0 +1,242 @@
+"""Views: runs, jobs and letters in the form in which they are shown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final, assert_never
+
+import msgspec
+
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import (
+    Instant,
+    Item,
+    OnChildren,
+    OnDecision,
+    OnDelay,
+    OnItems,
+    OnJob,
+    OnReplay,
+    OnRetry,
+    Run,
+    RunId,
+    Step,
+    StepStatus,
+    Wait,
+)
+from stanchion.core.plan import Plan
+from stanchion.core.transition import TimelineEntry
+from stanchion.core.workflow import ApprovalSpec, StepSpec, Workflow
+from stanchion.ports.records import DeadLetter, JobState, JobView, LeasedJob, RunSummary
+from stanchion.services.keys import KeyRecord
+from stanchion.wire.admin import DeadLetterRow, KeyRow
+from stanchion.wire.runs import (
+    FeedLine,
+    JobAnswer,
+    RunRow,
+    RunView,
+    StepView,
+    TimelineLine,
+    WaitingFor,
+)
+from stanchion.wire.worker import LeasedJob as LeasedJobView
+
+__all__ = [
+    "dead_letter_row",
+    "definition",
+    "feed_line",
+    "job_answer",
+    "key_row",
+    "leased_job",
+    "run_row",
+    "run_view",
+    "timeline_line",
+    "when",
+]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def when(instant: Instant) -> datetime:
+    """The time of day, exact to the millisecond."""
+    return _EPOCH + timedelta(milliseconds=instant)
+
+
+def _when_if(instant: Instant | None) -> datetime | None:
+    return None if instant is None else when(instant)
+
+
+def run_view(run: Run, plan: Plan | None) -> RunView:
+    """A whole run. With its plan, steps that nothing has happened to are shown too."""
+    steps = dict(run.steps) if plan is None else {each: run.step(each) for each in plan.steps}
+    return RunView(
+        run_id=run.id,
+        workflow_id=run.workflow_id,
+        workflow_version=run.workflow_version,
+        tenant=run.tenant,
+        status=run.status,
+        risk=run.risk,
+        input=run.input,
+        output=run.output,
+        error=run.error,
+        steps={step_id: _step_view(step) for step_id, step in steps.items()},
+        created_at=when(run.created_at),
+        finished_at=_when_if(run.finished_at),
+        rerun_of=run.rerun_of,
+    )
+
+
+def _step_view(step: Step) -> StepView:
+    items = step.items
+    return StepView(
+        status=step.status,
+        attempt=step.attempt,
+        output=step.output,
+        error=step.error,
+        started_at=_when_if(step.started_at),
+        finished_at=_when_if(step.finished_at),
+        items_total=None if items is None else items.total,
+        items_succeeded=None if items is None else items.succeeded,
+        items_failed=None if items is None else items.failed,
+        waiting_for=None if step.wait is None else _waiting_for(step.wait),
+    )
+
+
+def _waiting_for(wait: Wait) -> WaitingFor:
+    match wait:
+        case OnJob():
+            return "job"
+        case OnRetry():
+            return "retry"
+        case OnReplay():
+            return "replay"
+        case OnDecision():
+            return "decision"
+        case OnDelay():
+            return "delay"
+        case OnItems():
+            return "items"
+        case OnChildren():
+            return "children"
+        case _:
+            assert_never(wait)
+
+
+def run_row(run: RunSummary) -> RunRow:
+    """A run in a list."""
+    return RunRow(
+        run_id=run.id,
+        workflow_id=run.workflow_id,
+        workflow_version=run.workflow_version,
+        status=run.status,
+        created_at=when(run.created_at),
+        finished_at=_when_if(run.finished_at),
+        error=run.error,
+    )
+
+
+def timeline_line(entry: TimelineEntry) -> TimelineLine:
+    """A line of a run's history."""
+    return TimelineLine(
+        at=when(entry.at),
+        what=entry.what,
+        actor=entry.actor,
+        step=entry.step,
+        item=entry.item,
+        attempt=entry.attempt,
+        detail=entry.detail,
+    )
+
+
+def feed_line(run_id: RunId, entry: TimelineEntry) -> FeedLine:
+    """A line of some run's history."""
+    return FeedLine(
+        run_id=run_id,
+        at=when(entry.at),
+        what=entry.what,
+        actor=entry.actor,
+        step=entry.step,
+        item=entry.item,
+        attempt=entry.attempt,
+        detail=entry.detail,
+    )
+
+
+def job_answer(view: JobView, run: Run, place: Step | Item) -> JobAnswer:
+    """A job with what came of it, as far as its run has taken note."""
+    job = view.job
+    is_done = view.state is JobState.FINISHED and place.attempt == job.attempt
+    return JobAnswer(
+        job_id=job.id,
+        run_id=job.run_id,
+        step_id=job.step_id,
+        topic=job.topic,
+        status=view.state.value,
+        run_status=run.status,
+        attempt=job.attempt,
+        deliveries=view.deliveries,
+        output=place.output if is_done and place.status is StepStatus.SUCCEEDED else None,
+        error=place.error if is_done else None,
+    )
+
+
+def leased_job(leased: LeasedJob, ttl_ms: int) -> LeasedJobView:
+    """A job for a worker."""
+    job = leased.job
+    return LeasedJobView(
+        job_id=job.id,
+        tenant=job.tenant,
+        run_id=job.run_id,
+        step_id=job.step_id,
+        topic=job.topic,
+        attempt=job.attempt,
+        input=job.input,
+        fence=leased.fence,
+        lease_ttl_ms=ttl_ms,
+        item=job.item,
+        delivery=leased.deliveries,
+    )
+
+
+def dead_letter_row(letter: DeadLetter) -> DeadLetterRow:
+    """A dead letter in a list."""
+    return DeadLetterRow(
+        id=letter.id,
+        kind=letter.kind.value,
+        tenant=letter.tenant,
+        run_id=letter.run_id,
+        step_id=letter.step_id,
+        cause=letter.cause,
+        at=when(letter.at),
+        job_id=None if letter.job is None else letter.job.id,
+        topic=None if letter.job is None else letter.job.topic,
+        event=None if letter.event is None else msgspec.to_builtins(letter.event),
+    )
+
+
+def key_row(key_id: str, record: KeyRecord) -> KeyRow:
+    """A key, without anything secret."""
+    return KeyRow(
+        id=key_id,
+        role=record.role,
+        tenant=record.tenant,
+        note=record.note,
+        created_at=when(record.created_at),
+        revoked_at=_when_if(record.revoked_at),
+    )
+
+
+def definition(workflow: Workflow) -> JsonObject:
+    """A workflow in the form of its file: what is shown can be sent again."""
+    shown: JsonObject = msgspec.to_builtins(workflow)
+    shown["steps"] = {step_id: _step_of_file(spec) for step_id, spec in workflow.steps.items()}
+    return shown
+
+
+def _step_of_file(spec: StepSpec) -> JsonObject:
+    shown: JsonObject = msgspec.to_builtins(spec)
+    del shown["kind"]
+    if isinstance(spec, ApprovalSpec):
+        message = shown.pop("message", None)
+        shown["approval"] = {} if message is None else {"message": message}
+    return shown

@@ -1,0 +1,232 @@
+"""Keys: who may speak for a tenant, and in which role.
+
+A key is ``sk_<id>_<secret>``. The store keeps, under the id, a hash of the secret: 256 random bits
+cannot be guessed, so a fast hash is as good as a slow one. The secret itself is shown once, when
+the key is made.
+
+What was read is believed for a little less than two seconds, so a revoked key stops working within
+two seconds everywhere, and at once where it was revoked. While the store is away, keys that were
+good when it was last read go on working for five minutes; a key this replica has never seen cannot
+be judged then, and is answered with "unavailable", never with "no".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+
+from stanchion.core.lease import Moment
+from stanchion.core.model import Instant
+from stanchion.ports.clock import Clock
+from stanchion.ports.entropy import Entropy
+from stanchion.ports.errors import BackendError, BackendUnavailable
+from stanchion.ports.records import Page
+from stanchion.ports.store import Documents
+from stanchion.services.log import log_event
+from stanchion.wire.admin import Role
+from stanchion.wire.identifiers import ALL_TENANTS
+
+__all__ = ["Holder", "KeyRecord", "Keys", "NewKey"]
+
+BELIEVED_MS: Final = 1_500
+BELIEVED_WITHOUT_STORE_MS: Final = 5 * 60 * 1_000
+_ASK_AGAIN_MS: Final = 1_000
+"""After the store failed: every request would wait for it otherwise."""
+_KNOWN_MAX: Final = 4_096
+_KIND: Final = "key"
+_PREFIX: Final = "sk"
+_ID_CHARS: Final = 16
+_KEY_CHARS_MAX: Final = 512
+
+
+class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as the store has it. The hash is of the secret."""
+
+    hash: str
+    role: Role
+    tenant: str
+    created_at: Instant
+    created_by: str
+    note: str | None = None
+    revoked_at: Instant | None = None
+    revoked_by: str | None = None
+
+
+class NewKey(msgspec.Struct, frozen=True):
+    """A key that was just made, with what is shown this once."""
+
+    id: str
+    key: str
+    record: KeyRecord
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Whoever shows a good key."""
+
+    role: Role
+    tenant: str
+    """``*``: every tenant."""
+    actor: str
+
+
+class _Known(msgspec.Struct, frozen=True):
+    record: KeyRecord | None
+    read_at: Moment
+
+
+_NOBODY_KNOWN: Final = _Known(None, Moment(-(10**15)))
+
+
+class Keys:
+    """The keys of a deployment, as this replica knows them."""
+
+    def __init__(
+        self, *, documents: Documents, clock: Clock, entropy: Entropy, admin_key: str | None
+    ) -> None:
+        self._documents = documents
+        self._clock = clock
+        self._entropy = entropy
+        self._admin_hash = None if admin_key is None else _hash(admin_key)
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._any: bool | None = True if admin_key is not None else None
+        self._any_read_at = Moment(0)
+        self._failed_at: Moment | None = None
+
+    async def configured(self) -> bool:
+        """Whether there are keys, so that callers must show one. Once so, it stays so."""
+        if self._any:
+            return True
+        now = self._clock.moment()
+        age_ms = now - self._any_read_at
+        if self._any is not None and (age_ms < BELIEVED_MS or self._is_store_away(now)):
+            return self._still_none(age_ms)
+        try:
+            page = await self._documents.list_documents(_KIND, limit=1)
+        except BackendError:
+            self._failed_at = now
+            if self._any is None:
+                raise
+            return self._still_none(age_ms)
+        self._failed_at = None
+        self._any, self._any_read_at = bool(page.items), now
+        return self._any
+
+    async def holder(self, key: str) -> Holder | None:
+        """Who shows this key; ``None`` if it is none, or no longer. Raises ``BackendError``."""
+        if self._admin_hash is not None and hmac.compare_digest(_hash(key), self._admin_hash):
+            return _ADMIN
+        prefix, _, rest = key.partition("_")
+        key_id, _, secret = rest.partition("_")
+        if prefix != _PREFIX or not _is_id(key_id) or not 0 < len(secret) <= _KEY_CHARS_MAX:
+            return None
+        record = await self._record(key_id)
+        # Compared also when there is no such key, so that both answers take as long.
+        is_right = hmac.compare_digest(_hash(secret), _NO_HASH if record is None else record.hash)
+        if record is None or not is_right or record.revoked_at is not None:
+            return None
+        return Holder(record.role, record.tenant, f"key:{key_id}")
+
+    async def create(self, *, role: Role, tenant: str, note: str | None, actor: str) -> NewKey:
+        """Make a key."""
+        key_id = self._entropy.token()[:_ID_CHARS]
+        secret = self._entropy.token() + self._entropy.token()
+        record = KeyRecord(
+            hash=_hash(secret),
+            role=role,
+            tenant=tenant,
+            note=note,
+            created_at=self._clock.now(),
+            created_by=actor,
+        )
+        await self._write(key_id, record)
+        self._any = True
+        log_event(
+            logging.INFO, "key_created", key=key_id, role=str(role), tenant=tenant, actor=actor
+        )
+        return NewKey(key_id, f"{_PREFIX}_{key_id}_{secret}", record)
+
+    async def revoke(self, key_id: str, *, actor: str) -> KeyRecord | None:
+        """End a key; ``None`` if there is none. Revoking it again changes nothing."""
+        record = await self.record(key_id)
+        if record is None or record.revoked_at is not None:
+            return record
+        revoked = msgspec.structs.replace(record, revoked_at=self._clock.now(), revoked_by=actor)
+        await self._write(key_id, revoked)
+        log_event(logging.WARNING, "key_revoked", key=key_id, actor=actor)
+        return revoked
+
+    async def record(self, key_id: str) -> KeyRecord | None:
+        """A key as it is stored now."""
+        if not _is_id(key_id):
+            return None
+        document = await self._documents.document(_KIND, key_id)
+        return None if document is None else msgspec.convert(document.value, KeyRecord)
+
+    async def list(self, *, cursor: str | None, limit: int) -> Page[tuple[str, KeyRecord]]:
+        """All keys, by id."""
+        page = await self._documents.list_documents(_KIND, cursor=cursor, limit=limit)
+        return Page(
+            tuple((name, msgspec.convert(each.value, KeyRecord)) for name, each in page.items),
+            page.cursor,
+        )
+
+    async def _record(self, key_id: str) -> KeyRecord | None:
+        now = self._clock.moment()
+        known = self._known.get(key_id, _NOBODY_KNOWN)
+        if now - known.read_at < BELIEVED_MS:
+            return known.record
+        if self._is_store_away(now):
+            return self._last_word(known, now)
+        try:
+            record = await self.record(key_id)
+        except BackendError:
+            self._failed_at = now
+            return self._last_word(known, now)
+        self._failed_at = None
+        # Believed from when it was asked for: a slow answer must not stretch an old truth.
+        self._remember(key_id, record, now)
+        return record
+
+    async def _write(self, key_id: str, record: KeyRecord) -> None:
+        await self._documents.put_document(_KIND, key_id, msgspec.to_builtins(record), read=None)
+        self._known.pop(key_id, None)
+        self._remember(key_id, record, self._clock.moment())
+
+    def _remember(self, key_id: str, record: KeyRecord | None, now: Moment) -> None:
+        newer = self._known.get(key_id)
+        if newer is not None and newer.read_at >= now:
+            return
+        self._known[key_id] = _Known(record, now)
+        self._known.move_to_end(key_id)
+        if len(self._known) > _KNOWN_MAX:
+            self._known.popitem(last=False)
+
+    def _is_store_away(self, now: Moment) -> bool:
+        return self._failed_at is not None and now - self._failed_at < _ASK_AGAIN_MS
+
+    def _last_word(self, known: _Known, now: Moment) -> KeyRecord | None:
+        if known.record is None or now - known.read_at >= BELIEVED_WITHOUT_STORE_MS:
+            raise BackendUnavailable("the key cannot be checked while the store is away")
+        return known.record
+
+    def _still_none(self, age_ms: int) -> bool:
+        if age_ms >= BELIEVED_WITHOUT_STORE_MS:
+            raise BackendUnavailable("whether there are keys cannot be checked")
+        return False
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _is_id(text: str) -> bool:
+    return 0 < len(text) <= _KEY_CHARS_MAX and text.isascii() and text.isalnum()
+
+
+_NO_HASH: Final = "0" * 64
+_ADMIN: Final = Holder(Role.ADMIN, ALL_TENANTS, "admin")
