@@ -36,12 +36,12 @@ help: ## print this table
 	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 13
 
 .PHONY: demo
-demo: $(READY) ## drive one workflow through the core and print its timeline
-	@$(BIN)/python examples/core_walkthrough.py
+demo: $(READY) ## a full tenant, a research agent, an approval: server and worker, then stopped
+	@$(BIN)/python examples/demo.py
 
 .PHONY: serve
-serve: ## run the server (not there yet)
-	$(call later,serve)
+serve: $(READY) ## run a server on http://127.0.0.1:8420 until Ctrl-C; its data is in .stanchion
+	@$(BIN)/stanchion serve --data-dir .stanchion
 
 .PHONY: test
 test: check test-core test-rest ## all checks and all tests, under ten minutes on two cores
