@@ -66,7 +66,7 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         return False  # A name may mean anything, also tomorrow.
     mapped = getattr(address, "ipv4_mapped", None)
-    return address.is_loopback
+    return (mapped or address).is_loopback
 
 
 def without_password(url: str) -> str:

@@ -1,0 +1,123 @@
+"""Write docs/reference/cli.md, and the table in docs/reference/configuration.md.
+
+Run it after a change of a command or of an option; a test compares the pages with what it gives.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from stanchion.cli.app import app
+from stanchion.config import OPTIONS, Config, Option
+
+__all__ = ["CLI_PAGE", "CONFIGURATION_PAGE", "cli_text", "configuration_text"]
+
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
+CLI_PAGE = REFERENCE / "cli.md"
+CONFIGURATION_PAGE = REFERENCE / "configuration.md"
+
+_OPENING = """\
+# Command line
+
+<!-- Written by scripts/generate_reference.py from the commands themselves. -->
+
+`serve` and `worker` run something. Every other command sends a few HTTP requests to a server and
+never opens a store.
+
+Which server, and as whom:
+
+| flag | environment | meaning |
+|---|---|---|
+| `--url` | `STANCHION_URL` | the server, `http://127.0.0.1:8420` unless told otherwise |
+| `--api-key` | `STANCHION_API_KEY` | the key; prefer the variable, other users can read a flag |
+| `--tenant` | `STANCHION_TENANT` | the tenant, where the key does not say which |
+
+A person gets lines and tables, in colour on a terminal (`NO_COLOR` turns it off). With `-o json` a
+program gets the server's answer as one JSON document on standard output, in the shape of the HTTP
+API; an error is a problem document on standard error. Remarks go to standard error.
+
+Nothing is tried again by itself. `run start`, `run rerun` and `job submit` send an idempotency key,
+their own if none is given. When an answer is lost they print it, so that asking again makes no
+second run.
+
+## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | refused, or the run that was watched did not succeed |
+| 2 | wrong usage or configuration |
+| 3 | there is no such thing (404) |
+| 4 | full: a cap or a rate is reached, ask again later (429) |
+| 5 | unavailable: nobody answers, or the server cannot (5xx) |
+| 130 | interrupted |
+"""
+
+
+def cli_text() -> str:
+    """The page about the command line."""
+    sections = [_OPENING.rstrip("\n")]
+    for depth, path, command in _commands(app, "stanchion", 1):
+        context = click.Context(command, info_name=path, max_content_width=90, terminal_width=90)
+        context.help_option_names = ["-h", "--help"]
+        sections.append(f"{'#' * (depth + 1)} {path}\n\n```text\n{command.get_help(context)}\n```")
+    return "\n\n".join(sections) + "\n"
+
+
+def _commands(
+    command: click.Command, path: str, depth: int
+) -> Iterator[tuple[int, str, click.Command]]:
+    yield depth, path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=path)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from _commands(below, f"{path} {name}", min(depth + 1, 3))
+
+
+def configuration_text() -> str:
+    """The page about configuration: the table is ours, the rest stays as it is written."""
+    rows = "\n".join(_row(option) for option in OPTIONS)
+    table = f"| setting | values | default | meaning |\n|---|---|---|---|\n{rows}"
+    page = CONFIGURATION_PAGE.read_text(encoding="utf-8")
+    before, begin, rest = page.partition("<!-- options -->")
+    _, end, after = rest.partition("<!-- /options -->")
+    assert begin
+    assert end
+    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
+
+
+def _row(option: Option) -> str:
+    return f"| `{option.name}` | {_values(option)} | {_default(option)} | {option.help} |"
+
+
+def _values(option: Option) -> str:
+    match option.kind:
+        case "int":
+            return f"{option.least:g} to {option.most:.0f}"
+        case "seconds":
+            return f"{option.least:g} to {option.most:.0f} s"
+        case "choice":
+            return ", ".join(f"`{choice}`" for choice in option.choices)
+        case "url":
+            return "a URL"
+        case "text":
+            return option.form
+
+
+def _default(option: Option) -> str:
+    default = getattr(Config(), option.name)
+    if default is None or option.name == "data_dir":
+        return "–"
+    return f"`{default:.10g}`" if isinstance(default, float) else f"`{default}`"
+
+
+if __name__ == "__main__":
+    CLI_PAGE.write_text(cli_text(), encoding="utf-8")
+    CONFIGURATION_PAGE.write_text(configuration_text(), encoding="utf-8")
+    sys.stdout.write(f"wrote {CLI_PAGE.name} and {CONFIGURATION_PAGE.name}\n")

@@ -1,0 +1,1 @@
+"""The command line and its configuration, against a scripted server."""

@@ -1,0 +1,444 @@
+"""Every command that asks a server: what it sends, what it is told, and what a person then reads.
+
+Answers are made from the wire types, so that they are what a server sends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import Failure, Risk, RunStatus, StepId, StepStatus
+from stanchion.core.settings import Settings
+from stanchion.core.settings_document import settings_document, settings_json_schema
+from stanchion.wire import admin, runs
+
+__all__ = ["CASES", "DEFINITION", "RUN", "SETTINGS", "Case"]
+
+AT: Final = datetime(2026, 11, 15, 19, 0, 0, 123_000, tzinfo=UTC)
+LATER: Final = datetime(2026, 11, 15, 19, 0, 7, tzinfo=UTC)
+DEFINITION: Final[JsonObject] = {"id": "research", "steps": {"plan": {"topic": "agent.plan"}}}
+
+RUN: Final = runs.RunView(
+    run_id="07-01h",
+    workflow_id="research",
+    workflow_version=3,
+    tenant="acme",
+    status=RunStatus.FAILED,
+    risk=Risk.HIGH,
+    input={"question": "why?"},
+    output={"text": "half of it"},
+    error=Failure("step_failed", "no answer", StepId("search")),
+    steps={
+        "plan": runs.StepView(
+            status=StepStatus.SUCCEEDED, attempt=1, output={"queries": 3}, error=None
+        ),
+        "search": runs.StepView(
+            status=StepStatus.FAILED,
+            attempt=2,
+            output=None,
+            error=Failure("job_failed", "no answer"),
+            items_total=3,
+            items_succeeded=2,
+            items_failed=1,
+        ),
+        "review": runs.StepView(
+            status=StepStatus.WAITING,
+            attempt=1,
+            output=None,
+            error=None,
+            waiting_for="decision",
+        ),
+    },
+    created_at=AT,
+    finished_at=LATER,
+)
+ROW: Final = runs.RunRow(
+    run_id="07-01h",
+    workflow_id="research",
+    workflow_version=3,
+    status=RunStatus.RUNNING,
+    created_at=AT,
+    finished_at=None,
+    error=None,
+)
+SETTINGS: Final = settings_document(Settings())
+CHANGE: Final = runs.Change("07-01h", RunStatus.CANCELLED, applied=True)
+TENANT: Final = admin.TenantConfig(max_concurrent_runs=2)
+LEASE: Final = admin.LeaseRow(name="admission/acme", fence=1_786_000, expires_in_ms=4_200)
+KEY: Final = admin.KeyRow(
+    id="k1",
+    role=admin.Role.WORKER,
+    tenant="*",
+    note="the fleet",
+    created_at=AT,
+    revoked_at=None,
+)
+ESCALATION: Final = admin.EscalationView(
+    level="escalated",
+    forced=None,
+    closes=(Risk.HIGH, Risk.STANDARD),
+    closed_now=(Risk.HIGH,),
+    trips_today=1,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call of a command.
+
+    ``shape``: the type of what ``-o json`` prints; ``None`` means the settings, which have none.
+    """
+
+    args: tuple[str, ...]
+    asks: tuple[str, str]
+    answer: object
+    shape: Any
+    says: tuple[str, ...]
+    body: object = None
+    query: dict[str, str] = field(default_factory=dict)
+    before: object = None
+    """What an earlier GET of the same path is answered with."""
+    has_key: bool = False
+
+    @property
+    def command(self) -> str:
+        return " ".join(self.args[:2])
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What the printed JSON must keep to."""
+        return settings_json_schema() if self.shape is None else msgspec.json.schema(self.shape)
+
+    @property
+    def document(self) -> object:
+        """The answer as JSON says it."""
+        return msgspec.json.decode(msgspec.json.encode(self.answer))
+
+
+PAGE: Final = {"limit": "50"}
+
+CASES: Final = (
+    Case(
+        args=("workflow", "list"),
+        asks=("GET", "/v1/workflows"),
+        query=PAGE,
+        answer=runs.WorkflowList(
+            (runs.WorkflowRow(id="research", version=3, risk=Risk.HIGH, created_at=AT),), "next"
+        ),
+        shape=runs.WorkflowList,
+        says=("research  3        high  2026-11-15 19:00:00Z", "add --cursor next"),
+    ),
+    Case(
+        args=("workflow", "show", "research", "--version", "2"),
+        asks=("GET", "/v1/workflows/research"),
+        query={"version": "2"},
+        answer=runs.WorkflowView(
+            id="research", version=2, risk=Risk.HIGH, created_at=AT, definition=DEFINITION
+        ),
+        shape=runs.WorkflowView,
+        says=("version   2", '"topic": "agent.plan"'),
+    ),
+    Case(
+        args=("run", "start", "research", "--input", '{"question": "why?"}'),
+        asks=("POST", "/v1/workflows/research/runs"),
+        body={"input": {"question": "why?"}},
+        answer=runs.StartAnswer("07-01h", RunStatus.RUNNING),
+        shape=runs.StartAnswer,
+        says=("07-01h  running",),
+        has_key=True,
+    ),
+    Case(
+        args=("run", "rerun", "07-01h", "--from-step", "search"),
+        asks=("POST", "/v1/runs/07-01h/rerun"),
+        body={"from_step": "search"},
+        answer=runs.StartAnswer("07-02h", RunStatus.PENDING),
+        shape=runs.StartAnswer,
+        says=("07-02h  pending",),
+        has_key=True,
+    ),
+    Case(
+        args=("run", "list", "--status", "running", "--workflow", "research", "--limit", "7"),
+        asks=("GET", "/v1/runs"),
+        query={"status": "running", "workflow_id": "research", "limit": "7"},
+        answer=runs.RunList((ROW,)),
+        shape=runs.RunList,
+        says=("07-01h  research@3  running  2026-11-15 19:00:00Z  -         -",),
+    ),
+    Case(
+        args=("run", "list", "--cursor", "here"),
+        asks=("GET", "/v1/runs"),
+        query={"limit": "50", "cursor": "here"},
+        answer=runs.RunList(()),
+        shape=runs.RunList,
+        says=("no runs",),
+    ),
+    Case(
+        args=("run", "show", "07-01h"),
+        asks=("GET", "/v1/runs/07-01h"),
+        answer=RUN,
+        shape=runs.RunView,
+        says=(
+            "status    failed",
+            "error     search: no answer (step_failed)",
+            "search  failed     2        2/3 (1 failed)  -          no answer (job_failed)",
+            "review  waiting    1        -               decision   -",
+            '"text": "half of it"',
+        ),
+    ),
+    Case(
+        args=("run", "show", "07-01h", "--timeline"),
+        asks=("GET", "/v1/runs/07-01h/timeline"),
+        query=PAGE,
+        answer=runs.TimelineAnswer(
+            "07-01h",
+            (
+                runs.TimelineLine(at=AT, what="run_started", actor="key k1"),
+                runs.TimelineLine(
+                    at=LATER, what="item_failed", actor="worker-1", step="search", item=2, attempt=2
+                ),
+            ),
+        ),
+        shape=runs.TimelineAnswer,
+        says=("2026-11-15 19:00:07Z  item_failed  search[2]  2        worker-1  -",),
+    ),
+    Case(
+        args=("run", "cancel", "07-01h", "--reason", "too late"),
+        asks=("POST", "/v1/runs/07-01h/cancel"),
+        body={"reason": "too late"},
+        answer=CHANGE,
+        shape=runs.Change,
+        says=("07-01h  cancelled\n",),
+    ),
+    Case(
+        args=("run", "approve", "07-01h", "publish.review", "--comment", "good"),
+        asks=("POST", "/v1/runs/07-01h/steps/publish.review/approve"),
+        body={"comment": "good"},
+        answer=runs.Change("07-01h", RunStatus.WAITING, applied=False),
+        shape=runs.Change,
+        says=("07-01h  waiting  (recorded: the run was busy, it follows at once)",),
+    ),
+    Case(
+        args=("run", "reject", "07-01h", "review"),
+        asks=("POST", "/v1/runs/07-01h/steps/review/reject"),
+        body={"comment": None},
+        answer=CHANGE,
+        shape=runs.Change,
+        says=("07-01h  cancelled",),
+    ),
+    Case(
+        args=("job", "submit", "mail.send", "--input", "[1, null]"),
+        asks=("POST", "/v1/jobs"),
+        body={"topic": "mail.send", "input": [1, None]},
+        answer=runs.SubmitAnswer("07-03h:job@1", "07-03h", RunStatus.RUNNING),
+        shape=runs.SubmitAnswer,
+        says=("07-03h:job@1  running",),
+        has_key=True,
+    ),
+    Case(
+        args=("job", "show", "07-03h:job@1"),
+        asks=("GET", "/v1/jobs/07-03h:job@1"),
+        answer=runs.JobAnswer(
+            job_id="07-03h:job@1",
+            run_id="07-03h",
+            step_id="job",
+            topic="mail.send",
+            status="dead",
+            run_status=RunStatus.WAITING,
+            attempt=1,
+            deliveries=5,
+            output={"sent": 0},
+            error=Failure("deliveries_spent", "handed out five times"),
+        ),
+        shape=runs.JobAnswer,
+        says=(
+            "status      dead",
+            "error       handed out five times (deliveries_spent)",
+            '  "sent": 0',
+        ),
+    ),
+    Case(
+        args=("tenant", "set", "acme", "--max-concurrent-runs", "2"),
+        asks=("PUT", "/v1/admin/tenants/acme"),
+        before=admin.TenantConfig(max_concurrent_runs=10, job_rate_per_s=1.5),
+        body={"max_concurrent_runs": 2, "job_rate_per_s": 1.5, "admission": None},
+        answer=admin.TenantConfig(max_concurrent_runs=2, job_rate_per_s=1.5),
+        shape=admin.TenantConfig,
+        says=("max_concurrent_runs  2", "job_rate_per_s       1.5"),
+    ),
+    Case(
+        args=(
+            *("tenant", "set", "acme", "--no-cap", "--no-job-rate"),
+            *("--admission", '{"strategy": "lock"}'),
+        ),
+        asks=("PUT", "/v1/admin/tenants/acme"),
+        before=admin.TenantConfig(max_concurrent_runs=10, job_rate_per_s=1.5),
+        body={
+            "max_concurrent_runs": None,
+            "job_rate_per_s": None,
+            "admission": {"strategy": "lock"},
+        },
+        answer=admin.TenantConfig(max_concurrent_runs=None, admission={"strategy": "lock"}),
+        shape=admin.TenantConfig,
+        says=(
+            "max_concurrent_runs  no cap",
+            "job_rate_per_s       no limit",
+            '{"strategy": "lock"}',
+        ),
+    ),
+    Case(
+        args=("tenant", "show", "acme"),
+        asks=("GET", "/v1/admin/tenants/acme"),
+        answer=TENANT,
+        shape=admin.TenantConfig,
+        says=("tenant               acme", "admission            as in the settings"),
+    ),
+    Case(
+        args=("tenant", "list"),
+        asks=("GET", "/v1/admin/tenants"),
+        query=PAGE,
+        answer=admin.TenantList(
+            (
+                admin.TenantRow(
+                    tenant="acme", max_concurrent_runs=2, job_rate_per_s=None, admission=None
+                ),
+            )
+        ),
+        shape=admin.TenantList,
+        says=("acme    2         no limit  -",),
+    ),
+    Case(
+        args=("settings", "show"),
+        asks=("GET", "/v1/admin/settings"),
+        answer=SETTINGS,
+        shape=None,
+        says=(
+            "admission.lock_retry.kind               jitter",
+            'escalation.closes                       ["high", "standard"]',
+        ),
+    ),
+    Case(
+        args=("settings", "set", "admission.strategy=lock", "lock_busy.jitter_ms=0"),
+        asks=("PATCH", "/v1/admin/settings"),
+        body={"admission": {"strategy": "lock"}, "lock_busy": {"jitter_ms": 0}},
+        answer=SETTINGS,
+        shape=None,
+        says=("admission.strategy                      atomic",),
+    ),
+    Case(
+        args=("settings", "set", "--patch", '{"escalation": null}'),
+        asks=("PATCH", "/v1/admin/settings"),
+        body={"escalation": None},
+        answer=SETTINGS,
+        shape=None,
+        says=("admission.strategy",),
+    ),
+    Case(
+        args=("lease", "list"),
+        asks=("GET", "/v1/admin/leases"),
+        answer=admin.LeaseList((LEASE,)),
+        shape=admin.LeaseList,
+        says=("admission/acme  1786000  4.2 s",),
+    ),
+    Case(
+        args=("lease", "hold", "admission/acme", "--ttl-s", "4.2"),
+        asks=("POST", "/v1/admin/leases"),
+        body={"name": "admission/acme", "ttl_s": 4.2},
+        answer=LEASE,
+        shape=admin.LeaseRow,
+        says=("admission/acme is held with fence 1786000; it ends in 4.2 s",),
+    ),
+    Case(
+        args=("lease", "release", "admission/acme"),
+        asks=("DELETE", "/v1/admin/leases/admission/acme"),
+        answer=LEASE,
+        shape=admin.LeaseRow,
+        says=("admission/acme is released",),
+    ),
+    Case(
+        args=("key", "create", "--role", "worker", "--for", "*", "--note", "the fleet"),
+        asks=("POST", "/v1/admin/keys"),
+        body={"role": "worker", "tenant": "*", "note": "the fleet"},
+        answer=admin.KeyCreated(
+            id="k1",
+            key="sk_k1_s",
+            role=admin.Role.WORKER,
+            tenant="*",
+            note="the fleet",
+            created_at=AT,
+        ),
+        shape=admin.KeyCreated,
+        says=("key     sk_k1_s", "it is not shown again"),
+    ),
+    Case(
+        args=("key", "list"),
+        asks=("GET", "/v1/admin/keys"),
+        query=PAGE,
+        answer=admin.KeyList((KEY,)),
+        shape=admin.KeyList,
+        says=("k1  worker  *       2026-11-15 19:00:00Z  -        the fleet",),
+    ),
+    Case(
+        args=("key", "revoke", "k1"),
+        asks=("DELETE", "/v1/admin/keys/k1"),
+        answer=KEY,
+        shape=admin.KeyRow,
+        says=("key k1 is revoked",),
+    ),
+    Case(
+        args=("dead-letter", "list"),
+        asks=("GET", "/v1/admin/dead-letters"),
+        query=PAGE,
+        answer=admin.DeadLetterList(
+            (
+                admin.DeadLetterRow(
+                    id="07-01h:search[2]@1#1",
+                    kind="job",
+                    tenant="acme",
+                    run_id="07-01h",
+                    step_id="search",
+                    cause="handed out five times",
+                    at=AT,
+                ),
+            )
+        ),
+        shape=admin.DeadLetterList,
+        says=(
+            "07-01h:search[2]@1#1  job   2026-11-15 19:00:00Z  acme    07-01h  search  handed out",
+        ),
+    ),
+    Case(
+        args=("dead-letter", "replay", "07-01h:search[2]@1#1"),
+        asks=("POST", "/v1/admin/dead-letters/07-01h:search[2]@1#1/replay"),
+        answer=admin.ReplayAnswer("07-01h:search[2]@1#1", "07-01h", replayed=True),
+        shape=admin.ReplayAnswer,
+        says=("07-01h:search[2]@1#1 is back at work (run 07-01h)",),
+    ),
+    Case(
+        args=("escalation", "show"),
+        asks=("GET", "/v1/admin/escalation"),
+        answer=ESCALATION,
+        shape=admin.EscalationView,
+        says=("level        escalated", "closed now   high", "closes       high, standard"),
+    ),
+    Case(
+        args=("escalation", "set", "force_closed"),
+        asks=("POST", "/v1/admin/escalation"),
+        body={"order": "force_closed"},
+        answer=ESCALATION,
+        shape=admin.EscalationView,
+        says=("level        escalated",),
+    ),
+    Case(
+        args=("escalation", "clear"),
+        asks=("POST", "/v1/admin/escalation"),
+        body={"order": "clear"},
+        answer=ESCALATION,
+        shape=admin.EscalationView,
+        says=("level        escalated",),
+    ),
+)

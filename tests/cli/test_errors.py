@@ -1,0 +1,210 @@
+"""What a command says and how it ends when it cannot do what it was asked."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import msgspec
+import pytest
+
+from stanchion.cli.endings import Exit
+from stanchion.wire.problems import Problem
+from tests.cli.conftest import Cli
+from tests.cli.scripted import Said, Script, problem
+
+REFUSALS = [
+    (
+        problem(
+            429,
+            "max_concurrent_runs_reached",
+            detail="max concurrent runs reached",
+            limit=2,
+            active=2,
+            retry_after_ms=3_400,
+        ),
+        Exit.FULL,
+        [
+            "error: max concurrent runs reached (max_concurrent_runs_reached); 2 of 2",
+            "2 of 2 runs are active; ask again in 3.4 s",
+            "stanchion tenant set NAME --max-concurrent-runs N",
+        ],
+    ),
+    (problem(429, "job_throttled"), Exit.FULL, ["--job-rate R"]),
+    (problem(404, "not_found"), Exit.NOT_FOUND, ["see what there is: stanchion workflow list"]),
+    (problem(401, "unauthenticated"), Exit.FAILED, ["give --api-key or STANCHION_API_KEY"]),
+    (problem(403, "forbidden"), Exit.FAILED, ["stanchion key create --role"]),
+    (problem(409, "conflict"), Exit.FAILED, ["error: this is conflict (conflict)"]),
+    (problem(422, "idempotency_mismatch"), Exit.FAILED, ["give a new --idempotency-key"]),
+    (problem(503, "gate_busy"), Exit.UNAVAILABLE, ["stanchion lease list"]),
+    (problem(503, "store_unavailable"), Exit.UNAVAILABLE, ["/readyz"]),
+    (problem(503, "draining"), Exit.UNAVAILABLE, ["ask another one"]),
+    (problem(500, "internal"), Exit.UNAVAILABLE, ["request id r-1"]),
+    (Said({}, 500), Exit.UNAVAILABLE, ["the server refused"]),
+    (Said([], 400), Exit.FAILED, ["the server refused"]),
+    (Said(text=b"<html>", status=502), Exit.UNAVAILABLE, ["answered 502", "is it a Stanchion"]),
+    (Said(text=b"<html>", status=200), Exit.UNAVAILABLE, ["something that is not JSON"]),
+    (Said(hangs_up=True), Exit.UNAVAILABLE, ["cannot be reached", "check --url"]),
+    (
+        problem(
+            422,
+            "invalid_workflow",
+            errors=[
+                {"path": "steps.plan.needs[1]", "message": "no such step", "line": 4},
+                {"path": "", "message": "too many steps"},
+            ],
+        ),
+        Exit.FAILED,
+        ["\n  line 4: steps.plan.needs[1]: no such step\n  too many steps\n"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("said", "code", "texts"), REFUSALS)
+def test_a_refusal_ends_with_its_code_and_names_the_fix(
+    said: Said, code: Exit, texts: list[str], cli: Cli, server: Script
+) -> None:
+    server.says(said)
+    outcome = cli("run", "start", "research")
+    assert (outcome.code, outcome.out) == (code, "")
+    for text in texts:
+        assert text in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("args", "fix"),
+    [
+        (("run", "show", "x"), "stanchion run list"),
+        (("workflow", "show", "x"), "stanchion workflow list"),
+        (("key", "revoke", "x"), "stanchion key list"),
+        (("lease", "release", "run/x"), "stanchion lease list"),
+        (("dead-letter", "replay", "x"), "stanchion dead-letter list"),
+    ],
+)
+def test_what_was_not_found_can_be_looked_for(
+    args: tuple[str, ...], fix: str, cli: Cli, server: Script
+) -> None:
+    server.says(problem(404, "not_found"))
+    outcome = cli(*args)
+    assert outcome.code == Exit.NOT_FOUND
+    assert f"fix: see what there is: {fix}\n" in outcome.err
+
+
+def test_a_key_that_was_refused_is_not_asked_for_again(cli: Cli, server: Script) -> None:
+    server.says(problem(401, "unauthenticated"))
+    outcome = cli("run", "list", "--api-key", "sk_old")
+    assert "the key is unknown or revoked" in outcome.err
+    assert "sk_old" not in outcome.err
+
+
+def test_a_program_gets_the_problem_as_a_document(cli: Cli, server: Script) -> None:
+    said = problem(429, "max_concurrent_runs_reached", retry_class="quota", retry_after_ms=3_400)
+    server.says(said)
+    outcome = cli("run", "start", "research", "-o", "json")
+    assert (outcome.code, outcome.out) == (Exit.FULL, "")
+    assert json.loads(outcome.err) == said.document
+
+
+# ── Nobody answers ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def nobody() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+    return f"http://127.0.0.1:{port}"
+
+
+def test_where_nobody_listens_one_is_told_how_to_start_a_server(cli: Cli, nobody: str) -> None:
+    outcome = cli("run", "list", "--url", nobody)
+    assert outcome.code == Exit.UNAVAILABLE
+    assert outcome.err == (
+        f"error: nobody listens at {nobody}\n"
+        "fix: is the server running? start one with: stanchion serve (or give --url)\n"
+    )
+
+
+def test_a_program_is_told_in_a_problem_document_too(cli: Cli, nobody: str) -> None:
+    outcome = cli("run", "list", "--url", nobody, "-o", "json")
+    assert outcome.code == Exit.UNAVAILABLE
+    said = msgspec.json.decode(outcome.err, type=Problem)
+    assert (said.code, said.retry_class) == ("unreachable", "unavailable")
+
+
+def test_a_start_that_was_not_sent_has_not_happened(cli: Cli, nobody: str) -> None:
+    assert "--idempotency-key" not in cli("run", "start", "research", "--url", nobody).err
+
+
+@pytest.mark.parametrize("args", [("run", "start", "research"), ("job", "submit", "mail.send")])
+def test_after_a_lost_answer_one_is_told_the_key_to_ask_again_with(
+    args: tuple[str, ...], cli: Cli, server: Script
+) -> None:
+    server.says(Said(hangs_up=True))
+    outcome = cli(*args)
+    sent = server.requests[-1].headers["Idempotency-Key"]
+    assert len(sent) == 32
+    assert f"add --idempotency-key {sent}" in outcome.err
+    cli(*args, "-o", "json")
+    assert server.requests[-1].headers["Idempotency-Key"] != sent
+
+
+def test_a_program_finds_the_key_in_the_document(cli: Cli, server: Script) -> None:
+    server.says(problem(503, "gate_unavailable"))
+    outcome = cli("run", "start", "research", "-o", "json")
+    sent = server.requests[-1].headers["Idempotency-Key"]
+    assert json.loads(outcome.err)["idempotency_key"] == sent
+
+
+def test_who_brought_a_key_is_not_told_it(cli: Cli, server: Script) -> None:
+    server.says(Said(hangs_up=True))
+    outcome = cli("run", "start", "research", "--idempotency-key", "mine")
+    assert server.requests[-1].headers["Idempotency-Key"] == "mine"
+    assert "--idempotency-key" not in outcome.err
+
+
+# ── Wrong usage ──────────────────────────────────────────────────────────────────────────────────
+
+MISUSES = [
+    (("run", "strat"), "No such command 'strat'"),
+    (("run", "list", "--limit", "0"), "0 is not in the range 1<=x<=1000"),
+    (("run", "list", "--status", "done"), "'done' is not one of"),
+    (("run", "list", "--url", "localhost:8420"), "write --url http://HOST:PORT"),
+    (("run", "list", "--url", "ftp://here"), "write --url http://HOST:PORT"),
+    (("run", "list", "--url", "http://here:99999"), "write --url http://HOST:PORT"),
+    (("run", "list", "--url", "http://key@here"), "write --url http://HOST:PORT"),
+    (("run", "list", "--tenant", "a\nb"), "X-Stanchion-Tenant should have visible ASCII"),
+    (("run", "list", "--api-key", "k\u00e9y"), "Authorization should have visible ASCII"),
+    (("run", "start", "x", "--input", "{"), "--input is not JSON"),
+    (("run", "start", "x", "--input", "@/nowhere"), "--input: /nowhere: No such file"),
+    (("workflow", "apply"), "Missing argument 'FILE...'"),
+    (("workflow", "apply", "/nowhere.yaml"), "/nowhere.yaml: No such file"),
+    (("workflow", "apply", "--id", "x", "a", "b"), "--id goes with one file"),
+    (("tenant", "set", "acme"), "nothing to change"),
+    (("tenant", "set", "acme", "--no-cap", "--max-concurrent-runs", "1"), "contradict"),
+    (("tenant", "set", "acme", "--no-job-rate", "--job-rate", "1"), "contradict"),
+    (("settings", "set"), "give PATH=VALUE, or --patch"),
+    (("settings", "set", "a=1", "--patch", "{}"), "give PATH=VALUE, or --patch"),
+    (("settings", "set", "strategy"), "'strategy' is not PATH=VALUE"),
+    (("settings", "set", "a..b=1"), "'a..b=1' is not PATH=VALUE"),
+    (("settings", "set", "a=1", "a.b=1"), "goes into a value that was given before it"),
+    (("escalation", "set", "clear"), "'clear' is not one of"),
+    (("key", "create", "--role", "worker"), "Missing option '--for'"),
+    (("lease", "hold", "run/x"), "Missing option '--ttl-s'"),
+    (("drill", "admission", "--fast"), "drills arrive with a later release"),
+]
+
+
+@pytest.mark.parametrize(("args", "said"), MISUSES, ids=[" ".join(args) for args, _ in MISUSES])
+def test_wrong_usage_ends_with_two_and_sends_nothing(
+    args: tuple[str, ...], said: str, cli: Cli, server: Script
+) -> None:
+    outcome = cli(*args)
+    assert outcome.code == Exit.USAGE
+    assert said in outcome.err
+    assert server.requests == []
+
+
+def test_a_strangers_text_cannot_steer_the_terminal(cli: Cli, server: Script) -> None:
+    server.says(problem(409, "conflict", detail="\x1b[2J\x07gone\u202e\r"))
+    assert r"error: \u001b[2J\u0007gone\u202e\r (conflict)" in cli("run", "cancel", "x").err

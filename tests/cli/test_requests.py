@@ -1,0 +1,150 @@
+"""Who asks, for whom, and with what in the body."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from stanchion.cli.endings import Exit
+from stanchion.core.model import RunStatus
+from stanchion.wire import runs
+from tests.cli.conftest import Cli
+from tests.cli.scripted import Said, Script, problem
+
+LIST = Said(runs.RunList(()))
+STARTED = Said(runs.StartAnswer("07-01h", RunStatus.RUNNING))
+
+
+def test_without_a_key_and_a_tenant_neither_is_sent(cli: Cli, server: Script) -> None:
+    server.says(LIST)
+    cli("run", "list")
+    headers = server.requests[-1].headers
+    assert "Authorization" not in headers
+    assert "X-Stanchion-Tenant" not in headers
+
+
+def test_key_and_tenant_come_from_the_environment_and_flags_win(
+    cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANCHION_API_KEY", "sk_one")
+    monkeypatch.setenv("STANCHION_TENANT", "first")
+    server.says(LIST)
+    cli("run", "list")
+    cli("run", "list", "--api-key", "sk_two", "--tenant", "second")
+    asked = [
+        (request.headers["Authorization"], request.headers["X-Stanchion-Tenant"])
+        for request in server.requests
+    ]
+    assert asked == [("Bearer sk_one", "first"), ("Bearer sk_two", "second")]
+
+
+def test_a_server_may_live_below_a_path(cli: Cli, server: Script) -> None:
+    server.says(LIST)
+    cli("run", "list", "--url", f"{server.url}/behind/proxy/")
+    assert server.requests[-1].path == "/behind/proxy/v1/runs"
+
+
+def test_input_comes_from_a_file_or_from_standard_input(
+    cli: Cli, server: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "input.json"
+    file.write_text('{"question": "wozu – überhaupt?"}', encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"question": "stdin"}'))
+    server.says(STARTED)
+    cli("run", "start", "research", "--input", f"@{file}")
+    cli("run", "start", "research", "--input", "@-")
+    asked = [request.document["input"]["question"] for request in server.requests]
+    assert asked == ["wozu – überhaupt?", "stdin"]
+
+
+def test_a_replay_is_told_to_a_person_and_not_to_a_program(cli: Cli, server: Script) -> None:
+    replay = Said(STARTED.document, headers={"Idempotency-Replayed": "true"})
+    server.says(replay)
+    assert "here is the same run" in cli("run", "start", "x", "--idempotency-key", "k").err
+    assert cli("run", "start", "x", "--idempotency-key", "k", "-o", "json").err == ""
+
+
+# ── Applying files ───────────────────────────────────────────────────────────────────────────────
+
+APPLIED = Said(runs.ApplyAnswer("research", 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "asked", "kind"),
+    [
+        ("a.yaml", "# first\nid: research\nsteps: {}\n", "research", "application/yaml"),
+        ("a.yml", 'steps: {}\nid: "research"  # its name\r\n', "research", "application/yaml"),
+        ("a.yaml", "steps:\n  id:\n    id: no\nid: 'b-2'\n", "b-2", "application/yaml"),
+        ("a.yaml", "id: 9 lives\n", "9 lives", "application/yaml"),
+        ("a.json", '{"steps": {}, "id": "research"}', "research", "application/json"),
+    ],
+)
+def test_a_file_is_applied_as_it_is_under_the_id_it_says(
+    name: str, text: str, asked: str, kind: str, cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(text.encode())
+    server.says(APPLIED)
+    outcome = cli("workflow", "apply", str(file))
+    assert outcome.out == "workflow research is at version 4\n"
+    request = server.requests[-1]
+    assert (request.method, request.path) == ("PUT", f"/v1/workflows/{asked}")
+    assert (request.headers["Content-Type"], request.body) == (kind, text.encode())
+
+
+def test_several_files_are_applied_in_their_order(cli: Cli, server: Script, tmp_path: Path) -> None:
+    files = [tmp_path / "b.yaml", tmp_path / "a.yaml"]
+    for file in files:
+        file.write_text(f"id: {file.stem}\n", encoding="utf-8")
+    server.says(APPLIED)
+    outcome = cli("workflow", "apply", *map(str, files), "-o", "json")
+    assert [request.path for request in server.requests] == ["/v1/workflows/b", "/v1/workflows/a"]
+    assert outcome.out == '{\n  "id": "research",\n  "version": 4\n}\n' * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said", "code"),
+    [
+        ("a.yaml", "steps: {}\n", "does not say its id", Exit.USAGE),
+        ("a.yaml", "id:\n", "does not say its id", Exit.USAGE),
+        ("a.json", '{"id": 5}', "does not say its id", Exit.USAGE),
+        ("a.json", "[]", "does not say its id", Exit.USAGE),
+        ("a.json", "{", "is not JSON", Exit.FAILED),
+    ],
+)
+def test_a_file_without_an_id_is_not_sent(
+    name: str, text: str, said: str, code: Exit, cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
+    outcome = cli("workflow", "apply", str(file))
+    assert outcome.code == code
+    assert said in outcome.err
+    assert server.requests == []
+
+
+def test_a_file_without_an_id_is_sent_under_the_one_that_is_given(
+    cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("steps: {}\n", encoding="utf-8")
+    server.says(APPLIED)
+    assert cli("workflow", "apply", "--id", "research", str(file)).code == 0
+    assert server.requests[-1].path == "/v1/workflows/research"
+
+
+def test_faults_are_told_with_the_file_they_are_in(
+    cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("id: research\n", encoding="utf-8")
+    server.says(
+        problem(422, "invalid_workflow", errors=[{"path": "steps", "message": "is missing"}])
+    )
+    outcome = cli("workflow", "apply", str(file))
+    assert outcome.code == Exit.FAILED
+    assert outcome.err.startswith(f"error: {file}: this is invalid_workflow")
+    assert "\n  steps: is missing\n" in outcome.err

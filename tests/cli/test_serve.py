@@ -1,0 +1,104 @@
+"""A real server, from its first line to its end, and real commands against it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stanchion.cli.endings import Exit
+from tests.cli.terminal import on_terminal, plain_environment
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stanchion", "serve", "--port", "0", "--data-dir", str(tmp_path)],
+        env=plain_environment(),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ready(process: subprocess.Popen[str]) -> dict[str, str]:
+    assert process.stderr is not None
+    for line in process.stderr:
+        event: dict[str, str] = json.loads(line)
+        if event["event"] == "server_ready":
+            return event
+    raise AssertionError("it ended before it was ready")
+
+
+def stanchion(url: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stanchion", *args, "--url", url, "-o", "json"],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_a_server_says_where_it_is_takes_commands_and_stops_when_told(
+    serving: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    event = ready(serving)
+    assert event["store"] == f"sqlite:{tmp_path}/stanchion.db"
+    assert (event["bus"], event["admin_key"]) == ("local:", "not given")
+    url = event["url"]
+    file = tmp_path / "ping.yaml"
+    file.write_text("id: ping\nsteps:\n  ping: {topic: ping}\n", encoding="utf-8")
+    assert json.loads(stanchion(url, "workflow", "apply", str(file)).stdout)["version"] == 1
+    capped = stanchion(url, "tenant", "set", "acme", "--max-concurrent-runs", "1")
+    assert json.loads(capped.stdout)["max_concurrent_runs"] == 1
+    assert stanchion(url, "run", "show", "nothing").returncode == Exit.NOT_FOUND
+    started = stanchion(url, "run", "start", "ping")
+    run_id = json.loads(started.stdout)["run_id"]
+    cancelled = stanchion(url, "run", "cancel", run_id)
+    assert json.loads(cancelled.stdout)["run_id"] == run_id
+    assert stanchion(url, "run", "watch", run_id).returncode == Exit.FAILED
+    serving.send_signal(signal.SIGTERM)
+    assert serving.wait(timeout=15) == 0
+
+
+def test_a_person_sees_a_banner_and_ctrl_c_is_enough(tmp_path: Path) -> None:
+    seen = on_terminal(
+        *("serve", "--port", "0", "--store", "memory:", "--data-dir", str(tmp_path)),
+        interrupt_when=lambda text: "admin_key" in text,
+    )
+    assert "Stanchion is ready. Ctrl-C stops it." in seen.text
+    assert "  url        http://127.0.0.1:" in seen.text
+    assert "  store      memory:" in seen.text
+    assert seen.code == 0  # A server that drained did what it was told.
+    assert "Traceback" not in seen.text
+
+
+def test_strangers_are_not_let_in_without_a_key(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "stanchion", "serve"),
+            *("--host", "192.0.2.1", "--port", "0", "--data-dir", str(tmp_path)),
+        ],
+        env=plain_environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == Exit.FAILED
+    assert "STANCHION_ADMIN_KEY" in done.stderr

@@ -1,0 +1,128 @@
+"""What a person sees on a terminal. The pictures are in ``snapshots``."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from stanchion.cli.endings import Exit
+from stanchion.core.model import Failure, RunStatus, StepStatus
+from stanchion.wire import runs
+from tests.cli.cases import CASES, RUN, Case
+from tests.cli.scripted import Said, Script, problem
+from tests.cli.terminal import on_terminal, snapshot
+
+PICTURED = {
+    "workflow list",
+    "run list",
+    "run show",
+    "tenant set",
+    "settings show",
+    "lease list",
+    "key create",
+    "dead-letter list",
+    "escalation show",
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for command in sorted(PICTURED)
+        for case in [next(case for case in CASES if case.command == command)]
+    ],
+    ids=lambda case: case.command,
+)
+def test_a_command_looks_on_a_terminal_as_it_did(case: Case, server: Script) -> None:
+    earlier = [] if case.before is None else [Said(case.before)]
+    server.says(*earlier, Said(case.answer))
+    seen = on_terminal(*case.args, "--url", server.url)
+    assert seen.code == 0
+    assert seen.text == snapshot(case.command.replace(" ", "-"), seen.text)
+
+
+def test_a_refusal_looks_as_it_did(server: Script) -> None:
+    server.says(
+        problem(
+            429,
+            "max_concurrent_runs_reached",
+            detail="max concurrent runs reached",
+            limit=2,
+            active=2,
+            retry_after_ms=3_400,
+        )
+    )
+    seen = on_terminal("run", "start", "research", "--url", server.url)
+    assert seen.code == Exit.FULL
+    assert seen.text == snapshot("refusal", seen.text)
+
+
+def test_the_help_looks_as_it_did() -> None:
+    seen = on_terminal("--help")
+    assert seen.text == snapshot("help", seen.text)
+
+
+def test_a_long_line_is_cut_at_the_edge_of_the_terminal(server: Script) -> None:
+    row = runs.RunRow(
+        run_id="07-01h",
+        workflow_id="research",
+        workflow_version=3,
+        status=RunStatus.FAILED,
+        created_at=RUN.created_at,
+        finished_at=None,
+        error=Failure("job_failed", "x" * 200),
+    )
+    server.says(Said(runs.RunList((row,))))
+    seen = on_terminal("run", "list", "--url", server.url, env={"NO_COLOR": "1"})
+    lines = seen.text.splitlines()
+    assert max(len(line) for line in lines) == 100
+    assert lines[1].endswith("xxx…")
+    assert "␛" not in seen.text
+
+
+def test_no_color_means_none(server: Script) -> None:
+    server.says(Said(RUN))
+    with_color = on_terminal("run", "show", "x", "--url", server.url)
+    without = on_terminal("run", "show", "x", "--url", server.url, env={"NO_COLOR": "1"})
+    assert "␛[31mfailed␛[0m" in with_color.text
+    assert "␛" not in without.text
+
+
+def view(status: RunStatus, done: int) -> runs.RunView:
+    """The run, with so many items of its search done."""
+    search = msgspec.structs.replace(
+        RUN.steps["search"],
+        status=StepStatus.SUCCEEDED if status.is_finished else StepStatus.RUNNING,
+        error=None,
+        items_succeeded=done,
+        items_failed=0,
+    )
+    steps = {"plan": RUN.steps["plan"], "search": search}
+    return msgspec.structs.replace(RUN, status=status, steps=steps, error=None)
+
+
+def test_a_watched_run_is_a_live_table_that_leaves_the_result(server: Script) -> None:
+    server.says(
+        Said(view(RunStatus.RUNNING, 1)),
+        Said(view(RunStatus.RUNNING, 2)),
+        Said(view(RunStatus.SUCCEEDED, 3)),
+    )
+    seen = on_terminal("run", "watch", "07-01h", "--url", server.url)
+    assert seen.code == 0
+    for done in ("1/3", "2/3", "3/3"):
+        assert done in seen.text
+    assert "━" in seen.text
+    assert "␛[2K" in seen.text  # It is drawn over itself.
+    assert "␛[?25h" in seen.text  # And the cursor is back.
+    assert "status    ␛[32msucceeded␛[0m" in seen.text
+
+
+def test_ctrl_c_stops_watching_and_gives_the_terminal_back(server: Script) -> None:
+    server.says(Said(view(RunStatus.RUNNING, 1)))
+    seen = on_terminal(
+        "run", "watch", "07-01h", "--url", server.url, interrupt_when=lambda text: "1/3" in text
+    )
+    assert seen.code == Exit.INTERRUPTED
+    assert seen.text.rindex("␛[?25h") > seen.text.rindex("␛[?25l")
+    assert seen.text.rstrip().endswith("to see it again: stanchion run watch 07-01h")
