@@ -124,12 +124,10 @@ class SharedLock:
             # The caller has left, and the lock may be on its way to it.
             self._release_soon(name, token, None)
             raise
+        except TimeoutError:
+            return self._broken(name, token, f"no answer within {within_ms} ms")
         except Exception as error:  # noqa: BLE001 - whatever it was, nobody knows what the store has
-            # The reply may be what was lost: then the lock is taken, and nobody would use it.
-            self._health.orphaned(name, token)
-            self._health.failed(sentence(error))
-            self._signals.lock_failed(name, sentence(error))
-            return Broken(sentence(error))
+            return self._broken(name, token, sentence(error))
         match answer:
             case Granted():
                 return Taken()
@@ -140,6 +138,13 @@ class SharedLock:
                 return Broken(_TOO_LATE)
             case _:
                 assert_never(answer)
+
+    def _broken(self, name: str, token: str, error: str) -> Broken:
+        # The reply may be what was lost: then the lock is taken, and nobody would use it.
+        self._health.orphaned(name, token)
+        self._health.failed(error)
+        self._signals.lock_failed(name, error)
+        return Broken(error)
 
     def _release_soon(self, name: str, token: str, risk: Risk | None) -> None:
         """Give it back in a task of its own: neither the answer nor a cancelled caller waits.

@@ -129,7 +129,7 @@ class Gate:
             exists=True,
         )
         pending = self._pending(tenant, linked, {"input": input}, holds_slot=False)
-        asked = fingerprint(call.workflow_id, {"input": input})
+        asked = _asked(call, call.workflow_id, {"input": input})
         ready = self._ready(call, linked.plan, pending, asked=asked, actor=actor)
         answer = await self._admitter.in_time(call, self._admitter.admit(call, ready))
         # Only a run that takes a slot can meet a full tenant.
@@ -157,11 +157,14 @@ class Gate:
         if isinstance(linked, UnknownWorkflow):
             return linked
         call.exists = True
-        asked = fingerprint(call.workflow_id, {"input": given})
+        asked = _asked(call, call.workflow_id, {"input": given})
         if isinstance(linked, WorkflowFaults):
             return await self._known(call, given, asked) or linked
         schema = linked.plan.body.schema
         faults = () if schema is None else schema.faults(given)
+        if faults and not refresh:
+            # What is remembered may be old: only the newest version may refuse an input.
+            return await self._drafted(call, given, actor, refresh=True)
         if faults:
             return await self._known(call, given, asked) or InvalidInput(faults)
         pending = self._pending(call.tenant, linked, given)
@@ -220,7 +223,7 @@ class Gate:
         )
         if isinstance(pending, RerunRefused):
             return pending
-        asked = fingerprint(WorkflowId(f"rerun/{run_id}"), {"from_step": from_step})
+        asked = _asked(call, WorkflowId(f"rerun/{run_id}"), {"from_step": from_step})
         ready = self._ready(call, plan, pending, asked=asked, actor=actor)
         return await self._admitter.admit(call, ready)
 
@@ -261,3 +264,8 @@ class Gate:
         token = self._parts.entropy.token().encode()
         chance = int.from_bytes(hashlib.blake2b(token, digest_size=8).digest(), "big")
         return make_run_id(tenant, self._parts.clock.now(), chance)
+
+
+def _asked(call: Call, subject: WorkflowId, body: JsonObject) -> str:
+    """What tells this request from others under the same key. Without a key, nobody asks."""
+    return "" if call.key is None else fingerprint(subject, body)

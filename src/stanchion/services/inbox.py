@@ -15,7 +15,6 @@ from stanchion.core.events import Approved, CancelRequested, Event, Rejected
 from stanchion.core.model import OnDecision, RunId, RunStatus, Step, StepId, StepStatus
 from stanchion.core.retry import backoff_ms
 from stanchion.core.workflow import ApprovalSpec
-from stanchion.ports.bus import Bell
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
@@ -66,7 +65,6 @@ class Inbox:
         rules: Rules,
     ) -> None:
         self._store = parts.store
-        self._bus = parts.bus
         self._entropy = parts.entropy
         self._signals = parts.signals
         self._plans = plans
@@ -170,8 +168,6 @@ class Inbox:
         letter = await self._store.replay_dead_letter(letter_id, actor=actor)
         if letter is not None:
             await self._advancer.advance(letter.run_id)
-            if letter.job is not None:
-                self._bus.ring(Bell.READY, letter.job.topic)
         return letter
 
     async def _apply(self, run_id: RunId) -> Changed | Unknown:

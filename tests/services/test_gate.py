@@ -1,0 +1,541 @@
+"""Everything that makes a run passes the gate, and every answer of the gate means one thing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from stanchion.adapters.store.memory import MemoryStore
+from stanchion.core.admission import TooLate, Verdict
+from stanchion.core.faults import Fault as InputFault
+from stanchion.core.faults import WorkflowFaults
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import Risk, RunId, RunStatus, StepId, TenantId, Topic, WorkflowId
+from stanchion.core.rerun import RerunRefused
+from stanchion.core.run_id import shard_of_run, shard_of_tenant
+from stanchion.ports.bus import Bell
+from stanchion.ports.records import Admission, Tenant
+from stanchion.services.gate import (
+    GateCode,
+    GateFailed,
+    InvalidInput,
+    JobThrottled,
+    KeyMismatch,
+    Started,
+    TenantFull,
+    UnknownRun,
+)
+from stanchion.services.plans import UnknownWorkflow
+from tests.services.faulty_locks import Fault
+from tests.services.faulty_store import Meanwhile
+from tests.services.gatehouse import (
+    ACME,
+    GLOBEX,
+    PLAIN,
+    Gatehouse,
+    below,
+    job,
+    never,
+    tally,
+    virtual,
+    workflow,
+)
+
+ASKED: JsonObject = {"question": "why?"}
+DEMANDING: JsonObject = {"type": "object", "required": ["question"]}
+STRICTER: JsonObject = {"type": "object", "required": ["question", "reason"]}
+
+
+# ── Starts ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@virtual
+async def test_a_start_makes_a_run_of_the_newest_versions(gates: Gatehouse) -> None:
+    await gates.define()
+    await gates.store.put_workflow(
+        ACME, workflow("outer", risk=Risk.HIGH, first=job("plan"), inner=below("plain"))
+    )
+    house = gates.add()
+    answer = await house.start(WorkflowId("outer"), ASKED)
+    assert isinstance(answer, Started)
+    assert (answer.status, answer.replayed) == (RunStatus.RUNNING, False)
+    run = await gates.run(answer.run_id)
+    assert (run.tenant, run.workflow_id, run.workflow_version) == (ACME, "outer", 1)
+    assert (run.uses, run.risk, run.input) == ({"plain": 1}, Risk.HIGH, ASKED)
+    assert shard_of_run(run.id) == shard_of_tenant(ACME)
+    assert run.holds_slot
+    assert [line.actor for line in (await gates.store.timeline(run.id)).items] == ["caller"] * 4
+    assert [admitted.id for admitted, _ in house.admitted] == [run.id]
+
+
+@virtual
+async def test_a_start_wakes_workers_and_watchers(gates: Gatehouse) -> None:
+    await gates.define()
+    await gates.store.put_workflow(ACME, workflow("pair", left=job("left"), right=job("right")))
+    house = gates.add()
+    await house.start(WorkflowId("pair"))
+    assert sorted(house.bells.rung) == [
+        (Bell.CHANGED, "acme"),
+        (Bell.READY, "left"),
+        (Bell.READY, "right"),
+    ]
+
+
+@virtual
+async def test_a_run_that_ends_as_it_begins_frees_its_slot_and_says_so(gates: Gatehouse) -> None:
+    await gates.define()
+    skipped = msgspec.structs.replace(job("work"), when="false")
+    await gates.store.put_workflow(ACME, workflow("idle", only=skipped))
+    house = gates.add()
+    answer = await house.start(WorkflowId("idle"))
+    assert isinstance(answer, Started)
+    assert answer.status is RunStatus.SUCCEEDED
+    assert (Bell.FINISHED, answer.run_id) in house.bells.rung
+    assert await gates.store.active_runs(ACME) == 0
+
+
+@virtual
+async def test_a_workflow_that_is_not_there_is_unknown_to_its_tenant_only(gates: Gatehouse) -> None:
+    await gates.define()
+    house = gates.add()
+    assert await house.start(WorkflowId("other")) == UnknownWorkflow(WorkflowId("other"))
+    assert await house.start(tenant=GLOBEX) == UnknownWorkflow(PLAIN)
+
+
+@virtual
+async def test_workflows_that_do_not_fit_together_are_refused_with_the_reason(
+    gates: Gatehouse,
+) -> None:
+    await gates.define()
+    await gates.store.put_workflow(ACME, workflow("outer", inner=below("missing")))
+    answer = await gates.add().start(WorkflowId("outer"))
+    assert isinstance(answer, WorkflowFaults)
+    assert [fault.path for fault in answer.faults] == ["steps.inner.workflow"]
+
+
+async def demand(gates: Gatehouse, schema: JsonObject) -> None:
+    await gates.store.put_workflow(
+        ACME,
+        msgspec.structs.replace(workflow("plain", work=job("work")), input_schema=schema),
+    )
+
+
+@virtual
+async def test_an_input_is_held_against_the_schema(gates: Gatehouse) -> None:
+    await gates.configure()
+    await demand(gates, DEMANDING)
+    house = gates.add()
+    assert await house.start() == InvalidInput((InputFault("input.question", "missing"),))
+    assert isinstance(await house.start(given=ASKED), Started)
+
+
+@virtual
+async def test_only_the_newest_schema_refuses_and_accepts(gates: Gatehouse) -> None:
+    await gates.configure()
+    await demand(gates, DEMANDING)
+    house = gates.add()
+    assert isinstance(await house.start(given=ASKED), Started)
+    await demand(gates, STRICTER)  # by another replica: this one remembers the old version
+    assert await house.start(given=ASKED) == InvalidInput((InputFault("input.reason", "missing"),))
+    await demand(gates, {"type": "object"})
+    assert isinstance(await house.start(), Started)
+
+
+@virtual
+async def test_a_full_tenant_is_told_its_limit_and_when_to_come_again(gates: Gatehouse) -> None:
+    await gates.define(2)
+    house = gates.add()
+    await house.started()
+    first = await house.started()
+    answer = await house.start()
+    assert isinstance(answer, TenantFull)
+    assert (answer.limit, answer.active) == (2, 2)
+    assert 1_000 <= answer.retry_after_ms <= 30_000
+    await gates.cancel(house, first)
+    assert isinstance(await house.start(), Started)
+
+
+@pytest.mark.parametrize("callers", [10, 50, 100])
+@virtual
+async def test_however_many_race_on_two_replicas_the_cap_holds(
+    gates: Gatehouse, callers: int
+) -> None:
+    await gates.define(2)
+    await gates.define(3, tenant=GLOBEX)
+    houses = [gates.add(), gates.add()]
+    acme, globex = await asyncio.gather(
+        asyncio.gather(*(houses[n % 2].start() for n in range(callers))),
+        asyncio.gather(*(houses[n % 2].start(tenant=GLOBEX) for n in range(callers))),
+    )
+    assert tally(acme) == {"admitted": 2, "full": callers - 2}
+    assert tally(globex) == {"admitted": 3, "full": callers - 3}
+
+
+@virtual
+async def test_a_workflow_that_changed_elsewhere_is_read_again(gates: Gatehouse) -> None:
+    await gates.define()
+    house = gates.add()
+    await house.started()
+    await gates.store.put_workflow(ACME, workflow("plain", work=job("other")))
+    answer = await house.start()
+    assert isinstance(answer, Started)
+    assert (await gates.run(answer.run_id)).workflow_version == 2
+
+
+@virtual
+async def test_a_workflow_that_never_stands_still_is_given_up(gates: Gatehouse) -> None:
+    await gates.define()
+    house = gates.add()
+    changes = iter(range(100))
+
+    async def change() -> None:
+        topic = f"topic-{next(changes)}"
+        await gates.store.put_workflow(ACME, workflow("plain", work=job(topic)))
+
+    house.store.script("admit", *[change] * 20)
+    answer = await house.start()
+    assert isinstance(answer, GateFailed)
+    assert answer.code is GateCode.GATE_UNAVAILABLE
+    assert house.store.calls["admit"] == 5
+
+
+# ── Idempotency ──────────────────────────────────────────────────────────────────────────────────
+
+
+@virtual
+async def test_of_fifty_equals_at_once_one_makes_the_run(gates: Gatehouse) -> None:
+    await gates.define(2)
+    houses = [gates.add(), gates.add()]
+    answers = await asyncio.gather(*(houses[n % 2].start(key="once") for n in range(50)))
+    assert tally(answers) == {"admitted": 1, "replayed": 49}
+    assert len({answer.run_id for answer in answers if isinstance(answer, Started)}) == 1
+    assert await gates.store.active_runs(ACME) == 1
+
+
+@virtual
+async def test_a_replay_shows_the_run_as_it_is_also_when_the_tenant_is_full(
+    gates: Gatehouse,
+) -> None:
+    await gates.define(1)
+    house = gates.add()
+    run_id = await house.started(key="once")
+    assert await house.start(key="once") == Started(run_id, RunStatus.RUNNING, replayed=True)
+    await gates.cancel(house, run_id)
+    await house.started()
+    assert await house.start(key="once") == Started(run_id, RunStatus.CANCELLED, replayed=True)
+
+
+@pytest.mark.parametrize("fault", [Fault.ERROR, never], ids=["error", "silence"])
+@virtual
+async def test_a_replay_whose_run_cannot_be_read_repeats_what_was_said(
+    gates: Gatehouse,
+    fault: Fault | Meanwhile,
+) -> None:
+    await gates.define(1)
+    house = gates.add()
+    run_id = await house.started(key="once")
+    await gates.cancel(house, run_id)
+    house.store.script("load", fault)
+    assert await house.start(key="once") == Started(run_id, RunStatus.RUNNING, replayed=True)
+
+
+@virtual
+async def test_a_key_belongs_to_its_tenant_and_its_request(gates: Gatehouse) -> None:
+    await gates.define()
+    await gates.define(tenant=GLOBEX)
+    house = gates.add()
+    run_id = await house.started(key="once")
+    assert await house.start(given={"a": 1}, key="once") == KeyMismatch()
+    elsewhere = await house.start(tenant=GLOBEX, key="once")
+    assert isinstance(elsewhere, Started)
+    assert (elsewhere.replayed, elsewhere.run_id != run_id) == (False, True)
+
+
+@virtual
+async def test_a_mismatch_is_told_before_the_tenant_is_found_full(gates: Gatehouse) -> None:
+    await gates.define(1)
+    house = gates.add()
+    await house.started(key="once")
+    assert await house.start(given={"a": 1}, key="once") == KeyMismatch()
+
+
+@virtual
+async def test_a_refusal_does_not_bind_the_key(gates: Gatehouse) -> None:
+    await gates.define(1)
+    house = gates.add()
+    first = await house.started()
+    assert isinstance(await house.start(key="once"), TenantFull)
+    house.store.script("admit", Fault.ERROR)
+    assert isinstance(await house.start(key="once"), GateFailed)
+    await gates.cancel(house, first)
+    answer = await house.start(key="once")
+    assert isinstance(answer, Started)
+    assert not answer.replayed
+
+
+@virtual
+async def test_a_lost_answer_makes_no_second_run(gates: Gatehouse) -> None:
+    await gates.define(2)
+    house = gates.add()
+    house.store.script("admit", Fault.LOST_REPLY)
+    assert isinstance(await house.start(key="once"), GateFailed)
+    answer = await house.start(key="once")
+    assert isinstance(answer, Started)
+    assert answer.replayed
+    assert await gates.store.active_runs(ACME) == 1
+
+
+@virtual
+async def test_a_replay_does_not_depend_on_what_the_workflow_says_today(gates: Gatehouse) -> None:
+    await gates.configure(5)
+    await demand(gates, DEMANDING)
+    house = gates.add()
+    made = await house.start(given=ASKED, key="once")
+    assert isinstance(made, Started)
+    await demand(gates, STRICTER)
+    other = gates.add()  # has never seen the old one
+    replayed = Started(made.run_id, RunStatus.RUNNING, replayed=True)
+    assert await other.start(given=ASKED, key="once") == replayed
+    assert await other.start(given={"question": "how?"}, key="once") == KeyMismatch()
+    assert isinstance(await other.start(given=ASKED, key="fresh"), InvalidInput)
+    assert isinstance(await other.start(given=ASKED), InvalidInput)
+    await gates.store.put_workflow(ACME, workflow("plain", inner=below("missing")))
+    third = gates.add()
+    assert await third.start(given=ASKED, key="once") == replayed
+    assert isinstance(await third.start(given=ASKED, key="fresh"), WorkflowFaults)
+    assert await gates.store.active_runs(ACME) == 1
+
+
+# ── Reruns and single jobs ───────────────────────────────────────────────────────────────────────
+
+
+@virtual
+async def test_a_rerun_passes_the_same_gate(gates: Gatehouse) -> None:
+    await gates.define(1)
+    house = gates.add()
+    old = await house.started(key="once")
+    await gates.cancel(house, old)
+    again = await house.gate.rerun(ACME, old, from_step=None, key="again", actor="reviewer")
+    assert isinstance(again, Started)
+    run = await gates.run(again.run_id)
+    assert (run.rerun_of, run.holds_slot, run.status) == (old, True, RunStatus.RUNNING)
+    full = await house.gate.rerun(ACME, old, from_step=None, key=None, actor="reviewer")
+    assert isinstance(full, TenantFull)
+    replay = await house.gate.rerun(ACME, old, from_step=None, key="again", actor="reviewer")
+    assert replay == Started(again.run_id, RunStatus.RUNNING, replayed=True)
+    for key in ("once", "again"):
+        other = await house.gate.rerun(
+            ACME, old, from_step=StepId("work"), key=key, actor="reviewer"
+        )
+        assert other == KeyMismatch()
+
+
+@virtual
+async def test_a_rerun_keeps_the_versions_it_began_with(gates: Gatehouse) -> None:
+    await gates.define(1)
+    house = gates.add()
+    old = await house.started()
+    await gates.cancel(house, old)
+    await gates.store.put_workflow(ACME, workflow("plain", work=job("other")))
+    again = await gates.add().gate.rerun(ACME, old, from_step=None, key=None, actor="reviewer")
+    assert isinstance(again, Started)
+    assert (await gates.run(again.run_id)).workflow_version == 1
+
+
+@virtual
+async def test_only_a_finished_run_of_ones_own_is_done_again(gates: Gatehouse) -> None:
+    await gates.define(5)
+    house = gates.add()
+    running = await house.started()
+    gone = RunId("00")
+
+    async def rerun(run_id: RunId, tenant: TenantId = ACME) -> object:
+        return await house.gate.rerun(tenant, run_id, from_step=None, key=None, actor="reviewer")
+
+    refused = await rerun(running)
+    assert isinstance(refused, RerunRefused)
+    assert refused.code == "run_unfinished"
+    assert await rerun(gone) == UnknownRun(gone)
+    await gates.cancel(house, running)
+    assert await rerun(running, GLOBEX) == UnknownRun(running)
+
+
+@virtual
+async def test_a_single_job_takes_no_slot_and_is_limited_by_rate(gates: Gatehouse) -> None:
+    await gates.store.put_tenant(ACME, Tenant(max_concurrent_runs=0, job_rate_per_s=2))
+    house = gates.add(strategy="lock")
+
+    async def submit(key: str | None = None) -> object:
+        return await house.gate.submit(ACME, Topic("mail"), [1], key=key, actor="caller")
+
+    first = await submit("once")
+    assert isinstance(first, Started)
+    run = await gates.run(first.run_id)
+    assert (run.workflow_id, run.input, run.holds_slot) == ("job/mail", {"input": [1]}, False)
+    assert isinstance(await submit(), Started)
+    assert await submit() == JobThrottled(30_000)
+    assert await submit("once") == Started(first.run_id, RunStatus.RUNNING, replayed=True)
+    other = await house.gate.submit(ACME, Topic("mail"), [2], key="once", actor="caller")
+    assert other == KeyMismatch()
+    assert house.locks.calls["acquire"] == 0
+    leased = await gates.store.lease_jobs("w", [Topic("mail")], max_jobs=5, ttl_ms=1000)
+    assert [each.job.input for each in leased] == [[1], [1]]
+    await gates.cancel(house, first.run_id)
+    again = await house.gate.rerun(ACME, first.run_id, from_step=None, key=None, actor="caller")
+    assert again == JobThrottled(30_000)
+
+
+# ── Silence ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.HANG, never], ids=str)
+@pytest.mark.parametrize("verb", ["workflow", "tenant", "admit"])
+@pytest.mark.parametrize("wait_s", [0, 2, 60])
+@virtual
+async def test_a_store_that_is_away_is_an_answer_within_the_budget(
+    gates: Gatehouse,
+    fault: Fault | Meanwhile,
+    verb: str,
+    wait_s: float,
+) -> None:
+    await gates.define()
+    house = gates.add()
+    house.patch({"admission": {"lock_wait_s": wait_s}})
+    house.store.script(verb, fault)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    answer = await house.start()
+    assert isinstance(answer, GateFailed)
+    assert answer.code is GateCode.GATE_UNAVAILABLE
+    assert 1_000 <= answer.retry_after_ms <= 10_000
+    assert loop.time() - began_s < wait_s + 0.5
+    assert isinstance(await house.start(), Started)  # recovery takes no restart
+    assert await gates.store.active_runs(ACME) == 1
+
+
+@virtual
+async def test_the_store_is_asked_for_no_longer_than_its_caller_waits(gates: Gatehouse) -> None:
+    asked: list[int] = []
+
+    class Overheard(MemoryStore):
+        async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+            asked.append(within_ms)
+            return await super().admit(admission, within_ms=within_ms)
+
+    gates.store = Overheard(gates.clock)
+    await gates.define(None)
+    house = gates.add()
+    house.store.script("tenant", Fault.SLOW)
+    for wait_s in (2, 0.2, 60):
+        house.patch({"admission": {"lock_wait_s": wait_s}})
+        await house.start()
+    slow_ms, short_ms, long_ms = asked
+    assert 1_850 <= slow_ms <= 1_900  # half a second was spent before
+    assert 550 <= short_ms <= 600
+    assert long_ms == 2_000
+
+
+@pytest.mark.parametrize(
+    ("strategy", "code"),
+    [("atomic", GateCode.GATE_UNAVAILABLE), ("lock", GateCode.LIMIT_CHECK_FAILED)],
+)
+@virtual
+async def test_a_store_that_comes_to_it_too_late_counts_as_silent(
+    gates: Gatehouse, strategy: str, code: GateCode
+) -> None:
+    class Late(MemoryStore):
+        async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+            del admission, within_ms
+            return TooLate()
+
+    gates.store = Late(gates.clock)
+    await gates.define()
+    answer = await gates.add(strategy=strategy).start()
+    assert isinstance(answer, GateFailed)
+    assert answer.code is code
+
+
+@virtual
+async def test_a_rerun_and_a_single_job_meet_the_same_silence(gates: Gatehouse) -> None:
+    await gates.define()
+    house = gates.add()
+    house.store.away()
+    rerun = await house.gate.rerun(ACME, RunId("00"), from_step=None, key=None, actor="caller")
+    submit = await house.gate.submit(ACME, Topic("mail"), {}, key=None, actor="caller")
+    for answer in (rerun, submit):
+        assert isinstance(answer, GateFailed)
+        assert answer.code is GateCode.GATE_UNAVAILABLE
+
+
+@virtual
+async def test_an_outage_is_answered_with_growing_patience_until_it_is_over(
+    gates: Gatehouse,
+) -> None:
+    await gates.define()
+    house = gates.add()
+    house.store.away()
+    told: list[int] = []
+    for _ in range(20):
+        answer = await house.start()
+        assert isinstance(answer, GateFailed)
+        told.append(answer.retry_after_ms)
+        await asyncio.sleep(1)
+    assert max(told[:3]) < 4_000
+    assert min(told[-3:]) >= 5_000
+    house.store.back()
+    await house.started()
+    house.store.away()
+    answer = await house.start()
+    assert isinstance(answer, GateFailed)
+    assert answer.retry_after_ms <= 2_000
+
+
+# ── What is counted ──────────────────────────────────────────────────────────────────────────────
+
+
+@virtual
+async def test_every_answer_is_counted_by_tenant_workflow_and_outcome(gates: Gatehouse) -> None:
+    await gates.define(1)
+    house = gates.add()
+    old = await house.started(key="once")
+    await house.start(key="once")
+    await house.start(given={"a": 1}, key="once")
+    await house.start()
+    house.store.script("admit", Fault.ERROR)
+    await house.start()
+    await house.start(WorkflowId("unknown"))
+    house.store.script("workflow", Fault.ERROR)
+    await house.start(WorkflowId("made-up"))
+    await house.gate.rerun(ACME, old, from_step=None, key=None, actor="caller")
+
+    def decisions(workflow_id: str, outcome: str) -> float | None:
+        return house.metric(
+            "admission_decisions_total", tenant="acme", workflow=workflow_id, outcome=outcome
+        )
+
+    for outcome in ("admitted", "replayed", "full", "mismatch", "gate_unavailable"):
+        assert decisions("plain", outcome) == 1, outcome
+    # Nobody knows whether there is such a workflow: it gets no label of its own.
+    assert decisions("other", "gate_unavailable") == 1
+    assert decisions("unknown", "admitted") is None
+    assert house.metric("admission_wait_seconds_count", tenant="acme", endpoint="start") == 7
+    assert house.metric("admission_wait_seconds_count", tenant="acme", endpoint="rerun") == 1
+
+
+@virtual
+async def test_labels_are_capped(gates: Gatehouse) -> None:
+    house = gates.add()
+    for tenant in map(TenantId, ("first", "second", "third", "fourth")):
+        await gates.define(tenant=tenant)
+        await house.started(tenant=tenant)
+
+    def admitted(tenant: str, workflow_id: str) -> float | None:
+        return house.metric(
+            "admission_decisions_total", tenant=tenant, workflow=workflow_id, outcome="admitted"
+        )
+
+    assert admitted("first", "plain") == admitted("second", "plain") == 1
+    assert admitted("other", "other") == 2
+    assert admitted("third", "plain") is None

@@ -1,0 +1,45 @@
+"""However many tenants and workflows there are, the metrics stay small, and count them all."""
+
+from __future__ import annotations
+
+from stanchion.services.labels import OTHER, TenantLabels
+
+
+def test_the_first_tenants_have_labels_of_their_own_and_keep_them() -> None:
+    labels = TenantLabels(2)
+    assert [labels.tenant(name) for name in ("first", "second", "third", "first", "fourth")] == [
+        "first",
+        "second",
+        OTHER,
+        "first",
+        OTHER,
+    ]
+
+
+def test_workflows_are_capped_for_each_tenant() -> None:
+    labels = TenantLabels(2, workflows_max=1)
+    assert labels.workflow("first", "one") == "one"
+    assert labels.workflow("first", "two") == OTHER
+    assert labels.workflow("second", "two") == "two"
+    assert labels.workflow("first", "one") == "one"
+
+
+def test_workflows_of_a_tenant_without_a_label_have_none_either() -> None:
+    labels = TenantLabels(1)
+    labels.tenant("first")
+    assert labels.workflow("second", "one") == OTHER
+
+
+def test_a_name_that_was_made_up_gets_no_label_and_takes_no_place() -> None:
+    labels = TenantLabels(1, workflows_max=1)
+    assert labels.workflow("first", "made-up", exists=False) == OTHER
+    assert labels.workflow("first", "one") == "one"
+    assert labels.workflow("first", "one", exists=False) == "one"
+
+
+def test_whoever_is_called_like_the_others_is_one_of_them() -> None:
+    labels = TenantLabels(2, workflows_max=2)
+    assert labels.tenant(OTHER) == OTHER
+    assert labels.workflow("first", OTHER) == OTHER
+    assert [labels.tenant(name) for name in ("first", "second")] == ["first", "second"]
+    assert [labels.workflow("first", name) for name in ("one", "two")] == ["one", "two"]
