@@ -20,6 +20,7 @@ from stanchion.core.model import Risk
 from stanchion.services import lease_events as told
 from stanchion.services.lease_events import LeaseEvent
 from stanchion.services.leasing import Contended, Lease, Leasing, Outcome, Refused
+from stanchion.services.lock_health import LockHealth
 from stanchion.sim import loop
 from tests.services.faulty_locks import Fault, FaultyLocks
 from tests.services.seeded import SeededEntropy
@@ -225,6 +226,20 @@ async def test_a_lease_whose_grant_was_lost_is_let_go_when_the_store_is_back(ben
     assert await bench.locks.inspect(NAME) is not None
     await asyncio.sleep(1.5)
     assert await bench.locks.inspect(NAME) is None
+
+
+@virtual
+async def test_of_many_lost_grants_of_one_name_the_one_that_was_made_is_let_go(
+    bench: Bench,
+) -> None:
+    locks = FaultyLocks(bench.clock)
+    health = LockHealth(locks, bench.clock)
+    await locks.real.acquire(NAME, "granted", ttl_ms=30_000, within_ms=1_000)
+    for token in ("granted", "refused", "refused too"):
+        health.orphaned(NAME, token)
+    await bench.clock.sleep(1)
+    assert await locks.real.inspect(NAME) is None
+    await health.close()
 
 
 @virtual

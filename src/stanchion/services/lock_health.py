@@ -44,7 +44,8 @@ class LockHealth:
         It would expire by itself. This only spares the next one the wait.
         """
         if len(self._orphans) < ORPHANS_MAX:
-            self._orphans[name] = token
+            # By token: many callers may have been after one name, and one of them has it.
+            self._orphans[token] = name
             self._work()
 
     async def close(self) -> None:
@@ -77,7 +78,7 @@ class LockHealth:
 
     async def _release_orphan(self) -> None:
         """One try: a lease that cannot be let go expires, and says nothing about health."""
-        name, token = self._orphans.popitem()
+        token, name = self._orphans.popitem()
         with suppress(Exception):
             async with asyncio.timeout(CALL_MAX_S):
                 await self._locks.release(name, token, within_ms=round(CALL_MAX_S * 1000))
