@@ -373,7 +373,7 @@ class Advancer:
         topics = {
             effect.job.topic for effect in transition.effects if isinstance(effect, DispatchJob)
         }
-        for topic in topics:
+        for topic in sorted(topics):
             self._bus.ring(Bell.READY, topic)
         if transition.timeline:
             self._bus.ring(Bell.CHANGED, run.tenant)

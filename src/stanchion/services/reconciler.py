@@ -102,7 +102,7 @@ class Reconciler:
                     deliveries=job.deliveries,
                 )
                 self._advancer.nudge(job.run_id)
-        for topic in {job.topic for job in expired if not job.is_dead}:
+        for topic in sorted({job.topic for job in expired if not job.is_dead}):
             self._bus.ring(Bell.READY, topic)
         return len(expired)
 

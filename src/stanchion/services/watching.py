@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from stanchion.core.model import RunId, TenantId
 from stanchion.ports.bus import Bell
@@ -19,6 +19,9 @@ from stanchion.services.parts import Parts
 __all__ = ["Changes", "Watching"]
 
 POLL_S: Final = 1.0
+
+_Waiting: TypeAlias = dict[asyncio.Event, None]
+"""A set that keeps its order, so that the same history wakes the same in the same order."""
 
 
 class Changes:
@@ -43,8 +46,8 @@ class Watching:
     def __init__(self, parts: Parts) -> None:
         self._runs: Runs = parts.store
         self._clock = parts.clock
-        self._ends: dict[RunId, set[asyncio.Event]] = {}
-        self._tenants: dict[TenantId, set[asyncio.Event]] = {}
+        self._ends: dict[RunId, _Waiting] = {}
+        self._tenants: dict[TenantId, _Waiting] = {}
         self._is_draining = False
         self._stops = (
             parts.bus.listen(Bell.FINISHED, lambda note: _set(self._ends.get(RunId(note)))),
@@ -90,7 +93,7 @@ class Watching:
             stop()
 
 
-def _set(events: set[asyncio.Event] | None) -> None:
+def _set(events: _Waiting | None) -> None:
     for event in events or ():
         event.set()
 
@@ -99,12 +102,12 @@ _Key = TypeVar("_Key", bound=str)
 
 
 @contextmanager
-def _among(waiting: dict[_Key, set[asyncio.Event]], key: _Key) -> Iterator[asyncio.Event]:
+def _among(waiting: dict[_Key, _Waiting], key: _Key) -> Iterator[asyncio.Event]:
     event = asyncio.Event()
-    waiting.setdefault(key, set()).add(event)
+    waiting.setdefault(key, {})[event] = None
     try:
         yield event
     finally:
-        waiting[key].discard(event)
+        del waiting[key][event]
         if not waiting[key]:
             del waiting[key]

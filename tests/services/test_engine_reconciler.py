@@ -1,0 +1,119 @@
+"""What nobody looks after is found: old runs, wrong counts, and what is pending."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stanchion.core.model import Risk
+from stanchion.services.engine import Terms
+from tests.contract.tampering import tamper_memory
+from tests.services.faulty_locks import Fault
+from tests.services.stage import ACME, World, job, virtual, workflow
+
+ONE = workflow("one", step=job("work"))
+KEPT_MS = 60_000
+
+
+@virtual
+async def test_finished_runs_are_removed_after_their_time_and_not_before(world: World) -> None:
+    one = world.add(terms=Terms(retention_ms=KEPT_MS))
+    await world.define(ONE)
+    world.work(one, "work")
+    ended = [await world.start(one, "one") for _ in range(5)]
+    for run_id in ended:
+        assert await world.ended(run_id) == "succeeded"
+    await asyncio.sleep(KEPT_MS / 1000 - 5)
+    assert one.metric("runs_purged_total") == 0
+    for run_id in ended:
+        await world.run(run_id)
+    # Ten rounds of at most a second each, then it is gone.
+    await asyncio.sleep(5 + 11)
+    assert one.metric("runs_purged_total") == 5
+    for run_id in ended:
+        assert await world.store.load(run_id) is None
+
+
+@virtual
+async def test_an_unfinished_run_is_never_too_old(world: World) -> None:
+    one = world.add(terms=Terms(retention_ms=KEPT_MS))
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    await asyncio.sleep(10 * KEPT_MS / 1000)
+    assert (await world.run(run_id)).status == "running"
+    assert one.metric("runs_purged_total") == 0
+
+
+@virtual
+async def test_a_wrong_count_of_slots_is_corrected_and_counted(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await world.start(one, "one")
+    await asyncio.sleep(20)
+    assert one.metric("slot_drift_total") == 0
+    tamper_memory(world.store, ACME, 3)
+    assert await world.store.active_runs(ACME) == 4
+    await asyncio.sleep(6)
+    assert await world.store.active_runs(ACME) == 1
+    assert one.metric("slot_drift_total") == 1
+    await asyncio.sleep(60)
+    assert one.metric("slot_drift_total") == 1
+
+
+@virtual
+async def test_what_waits_is_shown(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    await world.locks.acquire(f"run/{run_id}", "another's", ttl_ms=20_000, within_ms=10)
+    await world.report(one, *await world.lease(one, "work"))
+    await asyncio.sleep(5)
+    assert one.metric("bus_pending_messages") == 1
+    assert one.metric("outbox_rows") == 1
+    await asyncio.sleep(20)
+    assert await world.ended(run_id) == "succeeded"
+    assert one.metric("bus_pending_messages") == 0
+    assert one.metric("outbox_rows") == 0
+
+
+@virtual
+async def test_a_bus_that_is_away_keeps_nobody_from_reconciling(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = world.add(terms=Terms(job_lease_ttl_ms=2_000))
+    await world.define(ONE)
+    await world.start(one, "one")
+    assert await world.lease(one, "work")
+    one.bus.is_away = True
+    assert await world.lease(one, "work", wait_s=5)
+    assert "reconcile_failed" not in caplog.messages
+
+
+@virtual
+async def test_a_bug_in_one_round_does_not_stop_the_next(world: World) -> None:
+    one = world.add(terms=Terms(job_lease_ttl_ms=2_000))
+    await world.define(ONE)
+    await world.start(one, "one")
+    assert await world.lease(one, "work")
+    one.store.script("expire_jobs", Fault.BUG, Fault.BUG)
+    assert await world.lease(one, "work", wait_s=10)
+
+
+@virtual
+async def test_locks_are_probed_while_classes_are_closed_and_only_then(world: World) -> None:
+    one = world.add()
+    await asyncio.sleep(30)
+    assert one.locks.calls["ping"] == 0
+    await one.services.settings.patch(
+        {"escalation": {"window_s": 60, "dwell_s": 60}}, actor="operator"
+    )
+    escalating = one.services.escalating
+    for _ in range(120):
+        escalating.count(fallbacks=1, duplicates=1)
+        await asyncio.sleep(1)
+    assert escalating.closes(Risk.STANDARD)
+    assert one.locks.calls["ping"] > 0
+    # The lock store works and nothing collides any more: that is what the probes are for.
+    await asyncio.sleep(300)
+    assert not escalating.closes(Risk.STANDARD)

@@ -1,0 +1,67 @@
+"""More at once than fits into one look: it is taken in several, and nothing is left over."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stanchion.core.model import Topic
+from stanchion.core.workflow import DelaySpec, ForEachSpec
+from tests.services.stage import World, job, virtual, workflow
+
+ONE = workflow("one", step=job("work"))
+PAUSE = workflow("pause", cool=DelaySpec(delay_s=60))
+FAN = workflow(
+    "fan", each=ForEachSpec(for_each="${input.items}", topic=Topic("work"), input="${item}")
+)
+
+
+@virtual
+async def test_results_beyond_what_one_commit_takes_are_applied_in_the_same_hold(
+    world: World,
+) -> None:
+    one = world.add()
+    await world.define(FAN)
+    run_id = await world.start(one, "fan", {"items": list(range(1_200))})
+    jobs = await world.lease(one, "work", max_jobs=1_200)
+    await world.report(one, *jobs)
+    assert await world.ended(run_id, within_s=1) == "succeeded"
+    assert (await world.run(run_id)).output == {"each": ["done"] * 1_200}
+    assert one.store.calls["commit"] == 3
+    assert one.locks.calls["acquire"] == 1
+    await world.assert_nothing_left()
+
+
+@pytest.mark.parametrize(("has_bus", "within_s"), [(True, 0.45), (False, 1.0)])
+@virtual
+async def test_timers_that_are_due_together_are_all_fired_together(
+    world: World, has_bus: bool, within_s: float
+) -> None:
+    one = world.add(each_way_s=0)
+    await world.define(PAUSE)
+    one.bus.is_away = not has_bus
+    began = world.clock.moment()
+    runs = [await world.start(one, "pause") for _ in range(1_100)]
+    assert world.clock.moment() == began
+    one.store.each_way_s = 0.001
+    await asyncio.sleep(60 + within_s)
+    assert {(await world.run(run_id)).status for run_id in runs} == {"succeeded"}
+    await world.assert_nothing_left()
+
+
+@virtual
+async def test_a_call_that_is_still_being_handled_is_not_handled_twice(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    leased = await world.lease(one, "work")
+    # The row is due, published, held for five seconds, due again, and published again.
+    one.store.script("load", lambda: asyncio.sleep(8))
+    await world.report(one, *leased)
+    assert await world.ended(run_id, within_s=10) == "succeeded"
+    assert one.bus.published == 2
+    assert one.metric("duplicate_publishes_total") == 1
+    assert one.store.calls["commit"] == 1
+    assert one.locks.calls["acquire"] == 1
+    await world.assert_nothing_left()

@@ -1,0 +1,118 @@
+"""Callers that wait for a run to end, or for anything to happen."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stanchion.core.model import RunId, RunStatus
+from stanchion.ports.records import Loaded
+from tests.services.stage import ACME, GLOBEX, Replica, World, job, virtual, workflow
+
+ONE = workflow("one", step=job("work"))
+
+
+def watched(replica: Replica, run_id: RunId, within_s: float = 60) -> asyncio.Task[Loaded | None]:
+    return asyncio.create_task(replica.watching.finished(run_id, within_s=within_s))
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@virtual
+async def test_whoever_waits_for_a_run_is_told_at_once_on_every_replica(
+    world: World, at: int
+) -> None:
+    replicas = [world.add(), world.add()]
+    await world.define(ONE)
+    run_id = await world.start(replicas[0], "one")
+    watch = watched(replicas[at], run_id)
+    await asyncio.sleep(7.3)
+    assert not watch.done()
+    await world.report(replicas[0], *await world.lease(replicas[0], "work"))
+    began = world.clock.moment()
+    loaded = await watch
+    assert world.clock.moment() - began < 50
+    assert loaded is not None
+    assert loaded.run.status is RunStatus.SUCCEEDED
+
+
+@virtual
+async def test_a_lost_bell_costs_a_second_at_most(world: World) -> None:
+    one, two = world.add(), world.add()
+    one.bus.is_mute = True
+    await world.define(ONE)
+    for pause_s in (0.1, 0.5, 0.9):
+        run_id = await world.start(one, "one")
+        watch = watched(two, run_id)
+        await asyncio.sleep(pause_s)
+        await world.report(one, *await world.lease(one, "work"))
+        began = world.clock.moment()
+        loaded = await watch
+        assert loaded is not None
+        assert loaded.run.status is RunStatus.SUCCEEDED
+        assert world.clock.moment() - began <= 1_050
+
+
+@virtual
+async def test_a_run_that_does_not_end_in_time_is_shown_as_it_is(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    began = world.clock.moment()
+    loaded = await one.watching.finished(run_id, within_s=2.5)
+    assert loaded is not None
+    assert loaded.run.status is RunStatus.RUNNING
+    assert 2_500 <= world.clock.moment() - began <= 2_550
+    began = world.clock.moment()
+    assert await one.watching.finished(run_id, within_s=0) is not None
+    assert world.clock.moment() - began <= 10
+
+
+@virtual
+async def test_a_run_that_never_was_is_not_waited_for(world: World) -> None:
+    one = world.add()
+    began = world.clock.moment()
+    assert await one.watching.finished(RunId("00-missing"), within_s=60) is None
+    assert world.clock.moment() - began <= 10
+
+
+@virtual
+async def test_draining_ends_every_watch(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    watch = watched(one, run_id)
+    await asyncio.sleep(0.3)
+    one.engine.drain()
+    began = world.clock.moment()
+    loaded = await watch
+    assert loaded is not None
+    assert world.clock.moment() - began < 50
+
+
+@virtual
+async def test_a_feed_is_woken_by_its_tenants_runs_and_by_nobody_elses(world: World) -> None:
+    one, two = world.add(), world.add()
+    await world.define(ONE)
+    await world.define(ONE, tenant=GLOBEX)
+    theirs = await world.start(one, "one", tenant=GLOBEX)
+    await asyncio.sleep(1)
+    with two.watching.feed(ACME) as changed:
+        began = world.clock.moment()
+        waiting = asyncio.create_task(changed.wait(30))
+        await asyncio.sleep(1)
+        await one.inbox.cancel(theirs, reason=None, actor="caller")
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        run_id = await world.start(one, "one")
+        await waiting
+        assert world.clock.moment() - began <= 2_050
+        waiting = asyncio.create_task(changed.wait(30))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        await one.inbox.cancel(run_id, reason=None, actor="caller")
+        await waiting
+        assert world.clock.moment() - began <= 3_100
+        began = world.clock.moment()
+        await changed.wait(5)
+        assert world.clock.moment() - began == 5_000

@@ -1,0 +1,139 @@
+"""Workers die: their jobs go to others, and a job that kills all of them waits for an operator."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stanchion.core.model import RunStatus, StepId, StepStatus
+from stanchion.ports.records import DeadLetterKind, JobLease, JobState, Rejected, RejectedCode
+from stanchion.services.engine import Terms
+from tests.services.stage import Replica, World, job, virtual, workflow
+
+TTL_MS = 60_000
+RECONCILE_MS = 1_000
+ONE = workflow("one", step=job("work"))
+
+
+async def _die(world: World, replica: Replica, times: int) -> None:
+    """Have so many workers take the job and never come back."""
+    for _ in range(times):
+        assert await world.lease(replica, "work", wait_s=60)
+        await asyncio.sleep(TTL_MS / 1000)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@virtual
+async def test_a_dead_workers_job_is_offered_again_in_time_without_spending_an_attempt(
+    world: World, replicas: int
+) -> None:
+    engines = [world.add() for _ in range(replicas)]
+    one, other = engines[0], engines[-1]
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    (dead,) = await world.lease(one, "work")
+    died_at = world.clock.moment()
+    (leased,) = await world.lease(other, "work", wait_s=120)
+    assert TTL_MS <= world.clock.moment() - died_at <= TTL_MS + RECONCILE_MS + 100
+    assert (leased.job.id, leased.job.attempt) == (dead.job.id, 1)
+    assert leased.fence > dead.fence
+    assert sum(each.metric("scheduler_job_lock_abandoned_total") for each in engines) == 1
+
+    answers = await world.report(one, dead)
+    assert answers == (Rejected(dead.job.id, RejectedCode.STALE_FENCE),)
+    assert one.metric("results_rejected_total", code="stale_fence") == 1
+    assert (await world.run(run_id)).status is RunStatus.RUNNING
+
+    await world.report(other, leased)
+    assert await world.ended(run_id) == "succeeded"
+    assert (await world.run(run_id)).step(StepId("step")).attempt == 1
+    (late,) = await world.report(one, dead)
+    assert late == Rejected(dead.job.id, RejectedCode.ALREADY_FINISHED)
+    assert one.metric("results_rejected_total", code="already_finished") == 1
+    await world.assert_nothing_left()
+
+
+@virtual
+async def test_a_worker_that_renews_keeps_its_job(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    (leased,) = await world.lease(one, "work")
+    for _ in range(9):
+        await asyncio.sleep(TTL_MS / 3000)
+        renewals = await one.scheduler.renew([JobLease(leased.job.id, leased.fence)])
+        assert renewals.renewed == (leased.job.id,)
+    await world.report(one, leased)
+    assert await world.ended(run_id) == "succeeded"
+    assert one.metric("scheduler_job_lock_abandoned_total") == 0
+
+
+@virtual
+async def test_a_job_that_kills_five_workers_is_a_dead_letter_until_it_is_replayed(
+    world: World,
+) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    await _die(world, one, 5)
+    while not (await world.store.list_dead_letters(None)).items:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    assert (await world.run(run_id)).status is RunStatus.WAITING, "told at once"
+    assert await world.lease(one, "work", wait_s=10) == ()
+
+    run = await world.run(run_id)
+    assert run.status is RunStatus.WAITING
+    assert run.step(StepId("step")).status is StepStatus.WAITING
+    (letter,) = (await world.store.list_dead_letters(None)).items
+    assert (letter.kind, letter.run_id, letter.step_id) == (
+        DeadLetterKind.JOB,
+        run_id,
+        StepId("step"),
+    )
+    assert letter.cause == "delivered 5 times, and no worker finished it"
+    assert one.metric("dead_letters_total") == 1
+    assert one.metric("scheduler_job_lock_abandoned_total") == 5
+    assert await world.store.outbox_size() == 0
+
+    waiting = asyncio.create_task(world.lease(one, "work"))
+    await asyncio.sleep(2.5)
+    replayed_at = world.clock.moment()
+    assert await one.inbox.replay(letter.id, actor="operator") == letter
+    assert await one.inbox.replay(letter.id, actor="operator") is None
+    leased = await waiting
+    assert world.clock.moment() - replayed_at < 100
+    await world.report(one, *leased)
+    assert await world.ended(run_id) == "succeeded"
+    assert "job_dispatched step operator" in await world.told(run_id)
+    assert (await world.run(run_id)).step(StepId("step")).attempt == 1
+    await world.assert_nothing_left()
+
+
+@virtual
+async def test_how_often_a_job_is_handed_out_is_the_deployments_choice(world: World) -> None:
+    one = world.add(terms=Terms(max_deliveries=2, job_lease_ttl_ms=1_000))
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    for _ in range(2):
+        assert await world.lease(one, "work")
+        await asyncio.sleep(1)
+    await asyncio.sleep(2)
+    assert (await world.run(run_id)).status is RunStatus.WAITING
+    assert len((await world.store.list_dead_letters(None)).items) == 1
+
+
+@virtual
+async def test_a_cancelled_runs_worker_is_told_when_it_renews(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    (leased,) = await world.lease(one, "work")
+    await one.inbox.cancel(run_id, reason=None, actor="caller")
+    renewals = await one.scheduler.renew([JobLease(leased.job.id, leased.fence)])
+    assert renewals.lost == (leased.job.id,)
+    view = await world.store.job(leased.job.id)
+    assert view is not None
+    assert view.state is JobState.REVOKED
+    await world.assert_nothing_left()
