@@ -30,7 +30,7 @@ from stanchion.services.plans import Plans
 
 __all__ = ["Changed", "Conflicting", "Inbox", "Unknown"]
 
-_COMPLETED: Final = frozenset({RejectedCode.ALREADY_FINISHED, RejectedCode.STALE_FENCE})
+_COMPLETED: Final = frozenset({RejectedCode.ALREADY_FINISHED})
 
 
 class Changed(msgspec.Struct, frozen=True):

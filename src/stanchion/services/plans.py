@@ -20,7 +20,16 @@ from stanchion.core.plan import Plan, link, subworkflows
 from stanchion.core.workflow import JobSpec, Workflow
 from stanchion.ports.store import Definitions
 
-__all__ = ["JOB_STEP", "Linked", "Linker", "Plans", "UnknownWorkflow", "link_here", "link_off_loop"]
+__all__ = [
+    "JOB_STEP",
+    "DefinitionMissing",
+    "Linked",
+    "Linker",
+    "Plans",
+    "UnknownWorkflow",
+    "link_here",
+    "link_off_loop",
+]
 
 KEPT_MAX: Final = 2_000
 DEFINITIONS_MAX: Final = 500
