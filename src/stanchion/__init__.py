@@ -6,6 +6,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from stanchion.client.async_client import AsyncClient, AsyncRunHandle
+    from stanchion.client.budgets import RetryBudgets
+    from stanchion.client.client import Client, RunHandle
+    from stanchion.client.engine import Pace
+    from stanchion.client.errors import (
+        AccessDenied,
+        CallFailed,
+        CallRefused,
+        Conflict,
+        Forbidden,
+        IdempotencyMismatch,
+        InvalidRequest,
+        NotFound,
+        ServerUnavailable,
+        TenantFull,
+        Throttled,
+        TryLater,
+        Unauthenticated,
+        UnexpectedAnswer,
+        WaitTimeout,
+    )
+    from stanchion.client.events import Event
     from stanchion.leases import (
         FenceCause,
         Lease,
@@ -20,9 +42,26 @@ if TYPE_CHECKING:
         Risk,
         SyncLeases,
     )
+    from stanchion.worker.errors import FinalError, JobFailed, WorkerRefused
+    from stanchion.worker.job import Job
+    from stanchion.worker.worker import Worker
 
 __all__ = [
+    "AccessDenied",
+    "AsyncClient",
+    "AsyncRunHandle",
+    "CallFailed",
+    "CallRefused",
+    "Client",
+    "Conflict",
+    "Event",
     "FenceCause",
+    "FinalError",
+    "Forbidden",
+    "IdempotencyMismatch",
+    "InvalidRequest",
+    "Job",
+    "JobFailed",
     "Lease",
     "LeaseBusy",
     "LeaseLost",
@@ -30,16 +69,71 @@ __all__ = [
     "LeasePolicy",
     "LeaseUnavailable",
     "Leases",
+    "NotFound",
     "OnLockError",
     "OnRenewalLost",
+    "Pace",
+    "RetryBudgets",
     "Risk",
+    "RunHandle",
+    "ServerUnavailable",
     "SyncLeases",
+    "TenantFull",
+    "Throttled",
+    "TryLater",
+    "Unauthenticated",
+    "UnexpectedAnswer",
+    "WaitTimeout",
+    "Worker",
+    "WorkerRefused",
 ]
 
 # Where each name lives. It is imported when somebody asks for it: whoever wants a client does not
 # pay for lock stores, and needs none of their packages.
 _HOMES: Final = {
-    "stanchion.leases": frozenset(__all__),
+    "stanchion.client.async_client": frozenset({"AsyncClient", "AsyncRunHandle"}),
+    "stanchion.client.budgets": frozenset({"RetryBudgets"}),
+    "stanchion.client.client": frozenset({"Client", "RunHandle"}),
+    "stanchion.client.engine": frozenset({"Pace"}),
+    "stanchion.client.errors": frozenset(
+        {
+            "AccessDenied",
+            "CallFailed",
+            "CallRefused",
+            "Conflict",
+            "Forbidden",
+            "IdempotencyMismatch",
+            "InvalidRequest",
+            "NotFound",
+            "ServerUnavailable",
+            "TenantFull",
+            "Throttled",
+            "TryLater",
+            "Unauthenticated",
+            "UnexpectedAnswer",
+            "WaitTimeout",
+        }
+    ),
+    "stanchion.client.events": frozenset({"Event"}),
+    # Not from leases: a worker is told of a lost lease too, and has no lock store's packages.
+    "stanchion.core.lease": frozenset({"FenceCause", "LeaseLost"}),
+    "stanchion.leases": frozenset(
+        {
+            "Lease",
+            "LeaseBusy",
+            "LeaseNotGranted",
+            "LeasePolicy",
+            "LeaseUnavailable",
+            "Leases",
+            "OnLockError",
+            "OnRenewalLost",
+            "Risk",
+            "SyncLeases",
+        }
+    ),
+    "stanchion.worker.errors": frozenset({"FinalError", "JobFailed", "WorkerRefused"}),
+    "stanchion.worker.job": frozenset({"Job"}),
+    "stanchion.worker.worker": frozenset({"Worker"}),
 }
 
 if not TYPE_CHECKING:  # To a type checker, every name above is there and no other is.

@@ -1,0 +1,72 @@
+"""Errors of the worker SDK, split by who acts.
+
+What a handler raises, and the server's retry policy acts on::
+
+    JobFailed           this attempt failed, with a code of its own; another may succeed
+    └─ FinalError       no further attempt would mend it
+
+(any other exception counts as a ``JobFailed`` with the code ``job_failed``).
+
+What a worker raises, and whoever started it acts on::
+
+    WorkerRefused       the server does not want this worker: key, role, address or version
+    BadTarget           ``module:app`` names no worker
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["BadTarget", "FinalError", "JobFailed", "WorkerRefused"]
+
+_CODE: Final = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
+
+
+class JobFailed(Exception):
+    """Raise it in a handler: this attempt failed, and the code says how."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, code: str = "job_failed") -> None:
+        if _CODE.fullmatch(code) is None:
+            raise ValueError(
+                f"{code!r} is no code: a small letter, then small letters, digits, '_', '-', '.'"
+            )
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+class FinalError(JobFailed):
+    """Raise it in a handler: the job failed, and another attempt would fail as well."""
+
+    retryable = False
+
+
+class WorkerRefused(Exception):
+    """The server does not want this worker as it is. Trying again does not help."""
+
+    def __init__(self, status: int, code: str, detail: str) -> None:
+        super().__init__(
+            f"the server refused this worker: {detail} ({status} {code}){_fix(status)}"
+        )
+        self.status = status
+        self.code = code
+        self.detail = detail
+
+
+class BadTarget(Exception):
+    """What was given as ``module:app`` names no worker."""
+
+
+def _fix(status: int) -> str:
+    match status:
+        case 401:
+            return "; give a valid key with --api-key"
+        case 403:
+            return "; give a key whose role is worker"
+        case 404 | 405:
+            return "; check that the URL is that of a Stanchion server"
+        case _:
+            return ""

@@ -1,0 +1,116 @@
+"""A job in a handler's hands: what to do, and whether it is still ours to do."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import msgspec
+
+from stanchion.core.json_value import JsonValue
+from stanchion.core.lease import FenceCause, LeaseLost
+from stanchion.wire.worker import LeasedJob
+
+__all__ = ["PROGRESS_BYTES_MAX", "Hold", "Job", "job_of"]
+
+PROGRESS_BYTES_MAX: Final = 1024
+
+
+class Hold(Protocol):
+    """The lease behind a job, as far as its handler may see it. Read from any thread."""
+
+    @property
+    def lost(self) -> FenceCause | None: ...
+
+    def note(self, progress: JsonValue) -> None: ...
+
+
+class Job:
+    """One attempt at one step or item. To test a handler, make one: ``Job("topic", {"q": 1})``."""
+
+    __slots__ = (
+        "_hold",
+        "attempt",
+        "delivery",
+        "fence",
+        "input",
+        "item",
+        "job_id",
+        "run_id",
+        "step_id",
+        "tenant",
+        "topic",
+    )
+
+    def __init__(  # noqa: PLR0913 - one argument a member, all but two with defaults
+        self,
+        topic: str,
+        input: JsonValue = None,  # noqa: A002 - it is called so in the workflow file
+        *,
+        job_id: str = "run:step@1",
+        run_id: str = "run",
+        step_id: str = "step",
+        item: int | None = None,
+        tenant: str = "default",
+        attempt: int = 1,
+        delivery: int = 1,
+        fence: int = 1,
+        hold: Hold | None = None,
+    ) -> None:
+        self.topic = topic
+        self.input = input
+        self.job_id = job_id
+        """The same for every delivery of this attempt: an idempotency key for effects outside."""
+        self.run_id = run_id
+        self.step_id = step_id
+        self.item = item
+        """Which item of a for-each; ``None`` if the step has none."""
+        self.tenant = tenant
+        self.attempt = attempt
+        self.delivery = delivery
+        """How often this attempt has been handed out: above 1, a worker died or lost its lease."""
+        self.fence = fence
+        """To be compared by whatever you write to: higher with every delivery."""
+        self._hold = hold
+
+    def __repr__(self) -> str:
+        return f"<Job {self.job_id} on {self.topic}, delivery {self.delivery}>"
+
+    @property
+    def lost(self) -> FenceCause | None:
+        """Why the job is not ours any more, at this very moment; ``None`` while it is."""
+        return None if self._hold is None else self._hold.lost
+
+    def check(self) -> None:
+        """Go on only if the job is ours at this very moment. Raises ``LeaseLost``."""
+        cause = self.lost
+        if cause is not None:
+            raise LeaseLost(self.job_id, cause)
+
+    def heartbeat(self, progress: JsonValue = None) -> None:
+        """Check, and leave a note of how far the work is. It travels with the next renewal.
+
+        The lease is renewed with or without it.
+        """
+        self.check()
+        size = len(msgspec.json.encode(progress))
+        if size > PROGRESS_BYTES_MAX:
+            raise ValueError(f"progress of {size} bytes; at most {PROGRESS_BYTES_MAX} are sent")
+        if self._hold is not None and progress is not None:
+            self._hold.note(progress)
+
+
+def job_of(leased: LeasedJob, hold: Hold) -> Job:
+    """The job as its handler sees it."""
+    return Job(
+        leased.topic,
+        leased.input,
+        job_id=leased.job_id,
+        run_id=leased.run_id,
+        step_id=leased.step_id,
+        item=leased.item,
+        tenant=leased.tenant,
+        attempt=leased.attempt,
+        delivery=leased.delivery,
+        fence=leased.fence,
+        hold=hold,
+    )

@@ -1,0 +1,244 @@
+"""Keeping job leases: renew them together, and stop the work whose lease is lost.
+
+What each answer means is said by ``core.lease``. This is the part that waits, calls and stops.
+
+It lives on the event loop, and not in a thread of its own, on purpose. A worker whose loop hangs
+makes no progress and reports no result; if something went on renewing in its name, nobody would
+ever take over. Blocking handlers run off the loop, so that they cannot make it hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol, assert_never
+
+from stanchion.core import lease as rules
+from stanchion.core.json_value import JsonValue
+from stanchion.core.lease import FenceCause, Holding, Moment, Trust, terms_for
+from stanchion.core.lease_policy import JOB_POLICY
+from stanchion.wire.worker import LeasedJob, LeaseRef
+from stanchion.worker import events as told
+from stanchion.worker.clock import Clock
+from stanchion.worker.events import Hook
+from stanchion.worker.server import Answered, Away, Refused, Server
+
+__all__ = ["Held", "Keeper"]
+
+RENEWALS_MAX: Final = 250
+"""Leases in one call: with the longest names and notes half of what the server reads."""
+_SLICE_MS: Final = 1_000
+"""Timers stand still while a machine is suspended: lost time is noticed so soon after waking up."""
+_STALL_MS: Final = 1_000
+_GIVE_UP_TERMS: Final = 2
+"""For so many terms after a lease ran out its result is still offered: the server decides."""
+
+
+class Deadline(Protocol):
+    """A number that another process reads: until when the lease is trusted."""
+
+    value: int
+
+
+class Held:
+    """One job lease in hand. The keeper writes, any thread may read."""
+
+    def __init__(self, leased: LeasedJob, trust: Trust, asked_at: Moment, clock: Clock) -> None:
+        self.leased = leased
+        self.trust = trust
+        self.on_lost: Callable[[FenceCause], None] | None = None
+        """Stops the work. Called once, on the loop."""
+        self.deadline: Deadline | None = None
+        self.progress: JsonValue = None
+        self.is_renewing = False
+        self._good_at = asked_at
+        self._clock = clock
+
+    @property
+    def lost(self) -> FenceCause | None:
+        return self.look()
+
+    def look(self) -> FenceCause | None:
+        """Why the lease is not trusted any more, at this very moment; ``None`` while it is."""
+        trust = rules.tick(self.trust, self._clock.moment())
+        return None if isinstance(trust, Holding) else trust.cause
+
+    def note(self, progress: JsonValue) -> None:
+        self.progress = progress
+
+    @property
+    def give_up_at(self) -> Moment:
+        """When it is no use any more to offer the result."""
+        return Moment(self._good_at + (1 + _GIVE_UP_TERMS) * self.leased.lease_ttl_ms)
+
+    def become(self, trust: Trust) -> None:
+        """Take over what the rules say."""
+        self.trust = trust
+        if isinstance(trust, Holding):
+            self._good_at = trust.sent_at
+            if self.deadline is not None:
+                self.deadline.value = trust.trusted_until
+
+
+class Keeper:
+    """Keeps all leases of a worker."""
+
+    def __init__(
+        self, server: Server, clock: Clock, chance: Callable[[], float], tell: Hook
+    ) -> None:
+        self._server = server
+        self._clock = clock
+        self._chance = chance
+        self._tell = tell
+        self._held: dict[str, Held] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._wake_at = Moment(0)
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def hold(self, leased: LeasedJob, asked_at: Moment) -> Held:
+        """Keep a lease that was asked for at ``asked_at``, from now on."""
+        now = self._clock.moment()
+        terms = terms_for(leased.lease_ttl_ms)
+        trust = rules.granted(terms, JOB_POLICY, asked_at, now)
+        held = Held(leased, trust, asked_at, self._clock)
+        before = self._held.pop(leased.job_id, None)
+        if before is not None:
+            # The server gave the job out again, and to us: the older lease had run out there.
+            self._end(before, FenceCause.TAKEN)
+        if isinstance(trust, Holding):
+            self._held[leased.job_id] = held
+            self._wake_by(trust.next_renewal_at, now)
+        return held
+
+    def let_go(self, held: Held) -> None:
+        """Stop renewing: the job has ended, or nobody works on it any more."""
+        if self._held.get(held.leased.job_id) is held:
+            del self._held[held.leased.job_id]
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        self._held.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+    def _look(self) -> None:
+        now = self._clock.moment()
+        self._timer = None
+        if now - self._wake_at > _STALL_MS:
+            self._tell(told.LoopStalled(stalled_ms=now - self._wake_at))
+        due: list[Held] = []
+        near: list[Held] = []
+        for held in tuple(self._held.values()):
+            trust = rules.tick(held.trust, now)
+            if not isinstance(trust, Holding):
+                self._lose(held, trust)
+            elif not held.is_renewing:
+                left_ms = trust.next_renewal_at - now
+                if left_ms <= 0:
+                    due.append(held)
+                elif trust.failures == 0 and left_ms <= trust.terms.retry_window_ms[0]:
+                    near.append(held)
+        if due:
+            # Those that are due soon go along: a worker with a hundred jobs makes one call of it.
+            self._renew_all([*due, *near])
+        self._plan()
+
+    def _plan(self) -> None:
+        """Wake up when the next thing is due."""
+        now = self._clock.moment()
+        for held in self._held.values():
+            trust = held.trust
+            if isinstance(trust, Holding):
+                wake_at = trust.trusted_until if held.is_renewing else trust.next_renewal_at
+                self._wake_by(min(wake_at, trust.trusted_until), now)
+
+    def _wake_by(self, moment: Moment, now: Moment) -> None:
+        moment = min(moment, Moment(now + _SLICE_MS))
+        if self._timer is not None:
+            if self._wake_at <= moment:
+                return
+            self._timer.cancel()
+        self._wake_at = moment
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0, moment - now) / 1000, self._look)
+
+    def _renew_all(self, leases: list[Held]) -> None:
+        for batch in _batches(leases):
+            for held in batch:
+                held.is_renewing = True
+            call = asyncio.get_running_loop().create_task(self._renew(batch), name="renew")
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+
+    async def _renew(self, batch: list[Held]) -> None:
+        sent_at = self._clock.moment()
+        terms = [terms_for(held.leased.lease_ttl_ms) for held in batch]
+        refs = tuple(
+            LeaseRef(job_id=held.leased.job_id, fence=held.leased.fence, progress=held.progress)
+            for held in batch
+        )
+        patience_ms = min(each.renew_timeout_ms for each in terms)
+        try:
+            answer = await self._server.renew(refs, timeout_s=patience_ms / 1000)
+        except Exception as bug:  # noqa: BLE001 - a keeper that died of it would leave all believing
+            answer = Away(repr(bug))
+        finally:
+            for held in batch:
+                held.is_renewing = False
+        match answer:
+            case Answered(value):
+                gone, good = frozenset(value.lost), frozenset(value.renewed)
+                for held, ref in zip(batch, refs, strict=True):
+                    if held.progress is ref.progress:
+                        held.progress = None
+                    self._answered(held, sent_at, gone, good)
+            case Away(error) | Refused(detail=error):
+                self._tell(told.RenewalFailed(leases=len(batch), error=error))
+                for held in batch:
+                    # Should the note be what the server stumbles over, it costs one renewal only.
+                    held.progress = None
+                    self._failed(held)
+            case _:
+                assert_never(answer)
+        self._plan()
+
+    def _answered(
+        self, held: Held, sent_at: Moment, gone: frozenset[str], good: frozenset[str]
+    ) -> None:
+        if held.leased.job_id in gone:
+            self._settle(held, rules.not_owned(held.trust))
+        elif held.leased.job_id in good:
+            self._settle(held, rules.renewed(held.trust, sent_at, self._clock.moment()))
+        else:
+            self._failed(held)
+
+    def _failed(self, held: Held) -> None:
+        now = self._clock.moment()
+        self._settle(held, rules.renewal_failed(held.trust, now, self._chance()))
+
+    def _settle(self, held: Held, trust: Trust) -> None:
+        if isinstance(trust, Holding):
+            held.become(trust)
+        else:
+            self._lose(held, trust)
+
+    def _lose(self, held: Held, trust: Trust) -> None:
+        """Stop the work. The lease is not given back: it may be someone else's by now."""
+        if self._held.get(held.leased.job_id) is not held:
+            return
+        del self._held[held.leased.job_id]
+        assert not isinstance(trust, Holding)
+        self._end(held, trust.cause)
+
+    def _end(self, held: Held, cause: FenceCause) -> None:
+        held.become(rules.Fenced(cause))
+        if held.on_lost is not None:
+            held.on_lost(cause)
+
+
+def _batches(leases: list[Held]) -> Iterator[list[Held]]:
+    for start in range(0, len(leases), RENEWALS_MAX):
+        yield leases[start : start + RENEWALS_MAX]

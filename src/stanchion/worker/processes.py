@@ -1,0 +1,168 @@
+"""Processes for handlers that compute: they do not share our interpreter, and they can be killed.
+
+A child handles one job at a time and is kept for the next one. A job whose lease is lost is killed
+with its child. A child that dies by itself (out of memory, a crash in C) fails its job, no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+import msgspec
+
+from stanchion.core.json_value import JsonValue
+from stanchion.core.lease import FenceCause, Holding
+from stanchion.wire.worker import JobResult, LeasedJob
+from stanchion.worker import outcome
+from stanchion.worker.clock import BootClock
+from stanchion.worker.errors import JobFailed
+from stanchion.worker.job import Job, job_of
+from stanchion.worker.keeping import Deadline, Held
+from stanchion.worker.log import log_event, show_lines
+
+__all__ = ["Processes"]
+
+# Forking a process that has threads copies locks in any state. Starting afresh is slower, once.
+_START: Final = multiprocessing.get_context("spawn")
+_RESULT: Final = msgspec.json.Decoder(JobResult)
+_LEASED: Final = msgspec.json.Decoder(LeasedJob)
+
+
+class Processes:
+    """Children, each with one job or idle. Called from threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Child] = []
+        self._all: set[_Child] = set()
+
+    def call(self, function: Callable[[Job], Any], held: Held) -> JobResult:
+        """Have a child handle the job, and wait for it."""
+        child = self._take()
+        held.deadline = child.deadline
+        held.on_lost = lambda _: child.kill()
+        # Read after the two lines above: from here on the loop keeps both up to date.
+        trust = held.trust
+        if isinstance(trust, Holding):
+            child.deadline.value = trust.trusted_until
+        else:
+            child.kill()
+        try:
+            result = child.handle(function, held)
+        except (EOFError, OSError) as error:
+            self._forget(child)
+            raise JobFailed(f"its process ended: {child.how()}", code="process_died") from error
+        except BaseException:
+            self._forget(child)
+            raise
+        finally:
+            held.on_lost = None
+            held.deadline = None
+        with self._lock:
+            self._idle.append(child)
+        return result
+
+    def close(self) -> None:
+        """Kill them all."""
+        with self._lock:
+            children = tuple(self._all)
+            self._all.clear()
+            self._idle.clear()
+        for child in children:
+            child.kill()
+        for child in children:
+            child.how()
+
+    def _take(self) -> _Child:
+        with self._lock:
+            while self._idle:
+                child = self._idle.pop()
+                if child.is_alive():
+                    return child
+                self._all.discard(child)
+        child = _Child()
+        with self._lock:
+            self._all.add(child)
+        return child
+
+    def _forget(self, child: _Child) -> None:
+        child.kill()
+        with self._lock:
+            self._all.discard(child)
+
+
+class _Child:
+    def __init__(self) -> None:
+        self._pipe, theirs = _START.Pipe()
+        self.deadline: Deadline = _START.RawValue("q", 0)
+        self._process: BaseProcess = _START.Process(
+            target=_live, args=(theirs, self.deadline), name="stanchion-worker-child", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def handle(self, function: Callable[[Job], Any], held: Held) -> JobResult:
+        self._pipe.send((function, msgspec.json.encode(held.leased)))
+        while True:
+            kind, text = self._pipe.recv()
+            if kind == "result":
+                return _RESULT.decode(text)
+            held.note(msgspec.json.decode(text))
+
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def how(self) -> str:
+        self._process.join(1.0)
+        code = self._process.exitcode
+        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+
+# ── In the child ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _live(pipe: Connection, deadline: Deadline) -> None:
+    # Ctrl-C reaches the whole group of processes: the worker decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    show_lines()
+    hold = _ChildHold(pipe, deadline)
+    while True:
+        try:
+            function, text = pipe.recv()
+        except EOFError:
+            return
+        leased = _LEASED.decode(text)
+        try:
+            output = function(job_of(leased, hold))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler may raise anything
+            log_event(logging.WARNING, "job_failed", raised=error, job_id=leased.job_id)
+            result = outcome.failed(leased.job_id, leased.fence, error)
+        else:
+            result = outcome.succeeded(leased.job_id, leased.fence, output)
+        pipe.send(("result", msgspec.json.encode(result)))
+
+
+class _ChildHold:
+    """The lease as a child knows it: until when it is trusted, in memory that both see."""
+
+    def __init__(self, pipe: Connection, deadline: Deadline) -> None:
+        self._pipe = pipe
+        self._deadline = deadline
+        self._clock = BootClock()
+
+    @property
+    def lost(self) -> FenceCause | None:
+        return FenceCause.DEADLINE if self._clock.moment() >= self._deadline.value else None
+
+    def note(self, progress: JsonValue) -> None:
+        self._pipe.send(("note", msgspec.json.encode(progress)))

@@ -1,0 +1,183 @@
+"""A worker: functions by topic, and the loop that feeds them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import random
+import secrets
+import signal
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypedDict, TypeVar, Unpack
+
+from stanchion.worker import events as told
+from stanchion.worker.clock import BootClock, Clock
+from stanchion.worker.events import Hook, WorkerEvent
+from stanchion.worker.job import Job
+from stanchion.worker.log import log_event, show_lines
+from stanchion.worker.server import Server
+from stanchion.worker.tasks import Computing, Executor, Task, make_task
+from stanchion.worker.transport import HttpTransport, Transport
+from stanchion.worker.working import Working, WorkingOptions
+
+__all__ = ["DEFAULT_URL", "RunOptions", "Worker"]
+
+DEFAULT_URL: Final = "http://127.0.0.1:8420"
+CONCURRENCY_MAX: Final = 10_000
+WAIT_S_MAX: Final = 60
+_Handler = TypeVar("_Handler", bound=Callable[[Job], Any])
+
+
+class RunOptions(TypedDict, total=False):
+    """How a worker runs. All of it has defaults."""
+
+    concurrency: int
+    """Jobs handled at once: 10."""
+    api_key: str | None
+    worker_id: str | None
+    """Shown by the server; by default made of host, process and chance."""
+    drain_s: float
+    """How long handlers may go on after the first signal: 30."""
+    wait_s: float
+    """How long one question for work waits at the server: 20."""
+
+
+class Worker:
+    """Handlers by topic. ``on_event`` is called on the event loop with each ``events`` fact."""
+
+    def __init__(self, *, on_event: Hook | None = None) -> None:
+        self.counts: Counter[str] = Counter()
+        """How often each event happened, by the name of its type."""
+        self._tasks: dict[str, Task] = {}
+        self._on_event = on_event
+        self._working: Working | None = None
+
+    def task(
+        self, topic: str, *, executor: Executor | None = None
+    ) -> Callable[[_Handler], _Handler]:
+        """Handle the jobs of a topic with the function below.
+
+        A coroutine function runs on the event loop. Any other runs in a thread, or with
+        ``executor="process"`` in a process, where it must be importable by its name.
+        """
+
+        def register(handler: _Handler) -> _Handler:
+            if topic in self._tasks:
+                raise ValueError(f"{topic!r} has a handler already")
+            self._tasks[topic] = make_task(topic, handler, executor)
+            return handler
+
+        return register
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(self._tasks)
+
+    def serve(self, url: str = DEFAULT_URL, **options: Unpack[RunOptions]) -> None:
+        """Run until SIGTERM or Ctrl-C: the first drains, the second leaves at once."""
+        show_lines()
+        asyncio.run(self.run(url, **options))
+
+    async def run(self, url: str = DEFAULT_URL, **options: Unpack[RunOptions]) -> None:
+        """Work for the server at ``url`` until stopped, by ``stop`` or a signal.
+
+        Raises ``WorkerRefused`` if the server does not want this worker.
+        """
+        api_key = options.get("api_key")
+        transport = HttpTransport(url, api_key=api_key)
+        with self._on_signals():
+            await self.run_over(transport, **options)
+
+    async def run_over(
+        self,
+        transport: Transport,
+        *,
+        clock: Clock | None = None,
+        chance: Callable[[], float] = random.random,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        """Work over a transport of one's own, without signals. Time and chance are arguments."""
+        if self._working is not None:
+            raise RuntimeError("this worker is running already")
+        settings = self._checked(options)
+        worker_id = options.get("worker_id") or _worker_id()
+        server = Server(transport, worker_id)
+        clock = clock or BootClock()
+        self._working = Working(self._tasks, server, clock, chance, self._tell, settings)
+        try:
+            await self._working.run()
+        finally:
+            self._working = None
+            await transport.close()
+
+    def stop(self) -> None:
+        """Take no more jobs, finish those in hand, leave. Called again: leave at once.
+
+        To be called on the worker's event loop.
+        """
+        if self._working is not None:
+            self._working.stop()
+
+    def _checked(self, options: RunOptions) -> WorkingOptions:
+        if not self._tasks:
+            raise ValueError("this worker has no tasks: register one with @app.task(topic)")
+        settings = WorkingOptions(
+            concurrency=options.get("concurrency", 10),
+            wait_s=options.get("wait_s", 20.0),
+            drain_s=options.get("drain_s", 30.0),
+        )
+        if not 1 <= settings.concurrency <= CONCURRENCY_MAX:
+            raise ValueError(f"concurrency must be from 1 to {CONCURRENCY_MAX}")
+        if not 0 <= settings.wait_s <= WAIT_S_MAX:
+            raise ValueError(f"wait_s must be from 0 to {WAIT_S_MAX}")
+        if not settings.drain_s >= 0:
+            raise ValueError("drain_s must not be negative")
+        for topic, task in self._tasks.items():
+            if isinstance(task, Computing):
+                _check_importable(topic, task)
+        return settings
+
+    def _tell(self, event: WorkerEvent) -> None:
+        self.counts[type(event).__name__] += 1
+        told.log(event)
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(event)
+        except Exception as error:  # noqa: BLE001 - the renewals must go on, whatever a hook does
+            log_event(logging.ERROR, "worker_hook_failed", raised=error)
+
+    @contextmanager
+    def _on_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        taken: list[signal.Signals] = []
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                loop.add_signal_handler(number, self.stop)
+            except (NotImplementedError, RuntimeError, ValueError):
+                break  # Not in the main thread: whoever is there has the signals, and calls stop.
+            taken.append(number)
+        try:
+            yield
+        finally:
+            for number in taken:
+                loop.remove_signal_handler(number)
+
+
+def _check_importable(topic: str, task: Computing) -> None:
+    try:
+        pickle.dumps(task.handler)
+    except Exception as error:
+        raise ValueError(
+            f"the handler of {topic!r} cannot run in a process: define it at the top of a module"
+        ) from error
+
+
+def _worker_id() -> str:
+    host = "".join(char if char.isalnum() or char in "-." else "-" for char in socket.gethostname())
+    return f"{host[:64]}-{os.getpid()}-{secrets.token_hex(4)}"

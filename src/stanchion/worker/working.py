@@ -1,0 +1,298 @@
+"""Working: ask for jobs as long as there is room, handle them, report, and leave in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, assert_never
+
+import msgspec
+
+from stanchion.core.lease import FenceCause, LeaseLost, Moment
+from stanchion.core.retry import Exponential, backoff_ms, honour_retry_after
+from stanchion.wire.worker import JobResult, LeaseAnswer
+from stanchion.worker import events as told
+from stanchion.worker import outcome
+from stanchion.worker.clock import Clock
+from stanchion.worker.errors import WorkerRefused
+from stanchion.worker.events import Hook
+from stanchion.worker.job import job_of
+from stanchion.worker.keeping import Held, Keeper
+from stanchion.worker.log import log_event
+from stanchion.worker.reporting import Reporter
+from stanchion.worker.server import Answered, Away, Refused, Server
+from stanchion.worker.tasks import Async, Blocking, Computing, Task
+from stanchion.worker.threads import Threads
+from stanchion.worker.waiting import end, first
+
+if TYPE_CHECKING:
+    from stanchion.worker.processes import Processes
+
+__all__ = ["Working", "WorkingOptions"]
+
+LEASE_JOBS_MAX: Final = 100
+"""Jobs in one answer: it stays small enough to be read while others wait."""
+BACKOFF: Final = Exponential(base_ms=200, cap_ms=5_000)
+_PAUSE_MS_MIN: Final = 50
+_IDLE: Final = Exponential(base_ms=50, cap_ms=2_000)
+"""For a server that says "nothing" sooner than it was asked to wait."""
+_SPREAD: Final = 0.5
+_LAST_ANSWER_S: Final = 0.25
+"""How long a question for work that is under way may still be answered when the worker leaves."""
+_UNWIND_S: Final = 1.0
+"""How long a handler that was cancelled may take to clean up when the worker leaves."""
+_FLUSH_S: Final = 5.0
+"""How long results in hand may take to be told when the worker leaves."""
+
+
+class WorkingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How much at once, and how patiently."""
+
+    concurrency: int
+    wait_s: float
+    drain_s: float
+
+
+class Working:
+    """One run of a worker, from its first question to its last result. On one event loop."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Task],
+        server: Server,
+        clock: Clock,
+        chance: Callable[[], float],
+        tell: Hook,
+        options: WorkingOptions,
+    ) -> None:
+        self._tasks = tasks
+        self._topics = tuple(tasks)
+        self._server = server
+        self._clock = clock
+        self._chance = chance
+        self._tell = tell
+        self._options = options
+        self._keeper = Keeper(server, clock, chance, tell)
+        self._reporter = Reporter(
+            server, self._keeper, clock, chance, tell, self._refuse, self._make_room
+        )
+        self._threads = Threads(options.concurrency)
+        self._processes: Processes | None = None
+        self._handling: dict[asyncio.Task[None], Held] = {}
+        self._room = asyncio.Event()
+        self._draining = asyncio.Event()
+        self._forced = asyncio.Event()
+        self._refusal: WorkerRefused | None = None
+        self._is_asking = False
+        self._is_leaving = False
+
+    async def run(self) -> None:
+        """Work until stopped. Raises ``WorkerRefused`` if the server does not want this worker."""
+        polling = asyncio.create_task(self._poll(), name="lease")
+        try:
+            await first(polling, self._draining.wait())
+            if polling.done():
+                polling.result()
+            await self._drain(polling)
+        finally:
+            await end(polling)
+            await self._leave()
+        if self._refusal is not None:
+            raise self._refusal
+
+    def stop(self) -> None:
+        """Take no more jobs, finish those in hand, leave. Called again: leave now."""
+        if self._draining.is_set():
+            self._forced.set()
+        self._draining.set()
+
+    # ── Asking for work ──────────────────────────────────────────────────────────────────────────
+
+    async def _poll(self) -> None:
+        failures = empties = 0
+        while not self._draining.is_set():
+            room = self._free()
+            if room <= 0:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            asked_at = self._clock.moment()
+            self._is_asking = True
+            answer = await self._server.lease(
+                self._topics, max_jobs=min(room, LEASE_JOBS_MAX), wait_s=self._options.wait_s
+            )
+            self._is_asking = False
+            match answer:
+                case Answered(value):
+                    if failures:
+                        self._tell(told.ServerBack())
+                    failures = 0
+                    self._begin_all(value, asked_at)
+                    was_quick = not value.jobs and self._is_quick(asked_at)
+                    empties = empties + 1 if was_quick else 0
+                    if was_quick:
+                        await self._pause(_IDLE, empties, 0)
+                case Away(error, retry_after_ms):
+                    failures += 1
+                    if failures == 1:
+                        self._tell(told.ServerAway(error=error))
+                    await self._pause(BACKOFF, failures, retry_after_ms)
+                case Refused(status, code, detail):
+                    self._refuse(WorkerRefused(status, code, detail))
+                case _:
+                    assert_never(answer)
+
+    def _free(self) -> int:
+        """How many more jobs may be taken. Results that nobody takes leave no room either."""
+        handling, unsettled = len(self._handling), self._reporter.unsettled
+        at_once = self._options.concurrency
+        return min(at_once - handling, 2 * at_once - handling - unsettled)
+
+    def _is_quick(self, asked_at: Moment) -> bool:
+        # Whoever does not wait at the server at all is quick always.
+        return (self._clock.moment() - asked_at) <= self._options.wait_s * 1000 / 2
+
+    async def _pause(self, backoff: Exponential, count: int, retry_after_ms: int) -> None:
+        sample = self._chance()
+        own_ms = max(_PAUSE_MS_MIN, backoff_ms(backoff, count, sample))
+        wait_ms = honour_retry_after(retry_after_ms, own_ms, sample, _SPREAD)
+        await self._clock.sleep(wait_ms / 1000)
+
+    def _refuse(self, refusal: WorkerRefused) -> None:
+        self._refusal = self._refusal or refusal
+        self._draining.set()
+
+    def _make_room(self) -> None:
+        self._room.set()
+
+    # ── Handling jobs ────────────────────────────────────────────────────────────────────────────
+
+    def _begin_all(self, answer: LeaseAnswer, asked_at: Moment) -> None:
+        # The server looked for these jobs so long after the question, not before.
+        granted_from = Moment(asked_at + max(0, answer.waited_ms))
+        loop = asyncio.get_running_loop()
+        for leased in answer.jobs:
+            task = self._tasks.get(leased.topic)
+            if task is None:
+                log_event(
+                    logging.ERROR, "job_topic_unknown", job_id=leased.job_id, topic=leased.topic
+                )
+                continue
+            held = self._keeper.hold(leased, granted_from)
+            handling = loop.create_task(self._handle(task, held), name=leased.job_id)
+            self._handling[handling] = held
+            if isinstance(task, Async):
+                held.on_lost = _canceller(handling, leased.job_id)
+            handling.add_done_callback(self._handled)
+
+    async def _handle(self, task: Task, held: Held) -> None:
+        """Handle one job. After the handler there is nothing to wait for, so nothing to cancel."""
+        leased = held.leased
+        began = self._clock.moment()
+        result: JobResult | None = None
+        if held.look() is None:
+            result = await self._outcome(task, held)
+        held.on_lost = None
+        # Lost on the way, or the loop stood still for so long that nobody could notice.
+        cause = held.look()
+        if result is None or cause is not None:
+            self._keeper.let_go(held)
+            self._tell(
+                told.JobAbandoned(
+                    job_id=leased.job_id, topic=leased.topic, cause=cause or "shutdown"
+                )
+            )
+            return
+        self._reporter.report(held, result)
+        took_ms = self._clock.moment() - began
+        self._tell(
+            told.JobEnded(
+                job_id=leased.job_id, topic=leased.topic, status=result.status, took_ms=took_ms
+            )
+        )
+
+    async def _outcome(self, task: Task, held: Held) -> JobResult | None:
+        """What became of the job; nothing, if the worker leaves without it."""
+        leased = held.leased
+        try:
+            return await self._call(task, held)
+        except asyncio.CancelledError as cancelled:
+            if self._is_leaving:
+                return None
+            # Of the handler's own making, unless the lease is lost: then nobody reads the result.
+            return outcome.failed(leased.job_id, leased.fence, cancelled)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler may raise anything
+            if held.look() is None:
+                log_event(logging.WARNING, "job_failed", raised=error, job_id=leased.job_id)
+            return outcome.failed(leased.job_id, leased.fence, error)
+
+    async def _call(self, task: Task, held: Held) -> JobResult:
+        leased = held.leased
+        match task:
+            case Async(handler):
+                output = await handler(job_of(leased, held))
+            case Blocking(handler):
+                output = await self._threads.call(handler, job_of(leased, held))
+            case Computing(handler):
+                return await self._threads.call(self._children().call, handler, held)
+            case _:
+                assert_never(task)
+        return outcome.succeeded(leased.job_id, leased.fence, output)
+
+    def _children(self) -> Processes:
+        if self._processes is None:
+            from stanchion.worker.processes import Processes  # noqa: PLC0415 - few pay for it
+
+            self._processes = Processes()
+        return self._processes
+
+    def _handled(self, handling: asyncio.Task[None]) -> None:
+        del self._handling[handling]
+        self._make_room()
+        if not handling.cancelled():
+            handling.result()  # A bug is to be seen, not to be swallowed.
+
+    # ── Leaving ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _drain(self, polling: asyncio.Task[None]) -> None:
+        """Give the last question its time, handlers theirs, and results theirs."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._options.drain_s
+        if self._is_asking:
+            # On a busy server the answer is on its way, with jobs. To hang up now would leave them
+            # with nobody until their leases expire.
+            await first(polling, self._forced.wait(), timeout_s=_LAST_ANSWER_S)
+        await end(polling)
+        if self._handling:
+            handlers = asyncio.wait(tuple(self._handling))
+            left_s = max(0, ends_at - loop.time())
+            await first(handlers, self._forced.wait(), timeout_s=left_s)
+        await self._stop_handlers()
+        if not self._forced.is_set():
+            await first(self._reporter.finish(), self._forced.wait(), timeout_s=_FLUSH_S)
+
+    async def _stop_handlers(self) -> None:
+        """Cancel what has not ended. Its jobs are left to expire, and another worker gets them."""
+        self._is_leaving = True
+        for handling, held in tuple(self._handling.items()):
+            self._keeper.let_go(held)
+            handling.cancel("the worker is shutting down")
+        if self._processes is not None:
+            self._processes.close()
+        if self._handling:
+            await asyncio.wait(tuple(self._handling), timeout=_UNWIND_S)
+
+    async def _leave(self) -> None:
+        await self._stop_handlers()
+        await self._reporter.close()
+        await self._keeper.close()
+        self._threads.close()
+
+
+def _canceller(handling: asyncio.Task[None], job_id: str) -> Callable[[FenceCause], None]:
+    def cancel(cause: FenceCause) -> None:
+        # Handlers see it as the argument of their CancelledError.
+        handling.cancel(LeaseLost(job_id, cause))
+
+    return cancel

@@ -1,0 +1,1 @@
+"""The worker SDK against a scripted server."""

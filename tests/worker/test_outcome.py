@@ -1,0 +1,113 @@
+"""A value that cannot be sent becomes a failure that says what is wrong."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, RESULT_BYTES_MAX
+from stanchion.wire.worker import JobError, JobResult
+from stanchion.worker import FinalError, outcome
+
+
+@dataclass
+class Page:
+    title: str
+    seen: dt.date
+
+
+class Rude:
+    """Its own code raises."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+class RudeError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def _sent(result: JobResult) -> JobResult:
+    """As the server reads it."""
+    return msgspec.json.decode(msgspec.json.encode(result), type=JobResult)
+
+
+def _error(result: JobResult) -> JobError:
+    sent = _sent(result)
+    assert sent.status == "failed"
+    assert isinstance(sent.error, JobError)
+    return sent.error
+
+
+def test_whatever_has_a_place_in_json_is_sent() -> None:
+    output = {"page": Page("a", dt.date(2026, 1, 2)), "n": [1, 2.5, None, True], 3: "three"}
+    assert _sent(outcome.succeeded("j", 7, output)) == JobResult(
+        job_id="j",
+        fence=7,
+        status="succeeded",
+        output={
+            "page": {"title": "a", "seen": "2026-01-02"},
+            "n": [1, 2.5, None, True],
+            "3": "three",
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    "output",
+    [object(), float("nan"), {"a": [float("inf"), None]}, "\ud800", {(1, 2): 3}, lambda: None],
+    ids=repr,
+)
+def test_what_is_not_json_is_a_final_failure(output: object) -> None:
+    error = _error(outcome.succeeded("j", 1, output))
+    assert (error.code, error.retryable) == ("output_not_json", False)
+    assert error.message.startswith("the output is not JSON: ")
+
+
+def test_an_output_that_contains_itself_is_a_final_failure() -> None:
+    output: list[object] = []
+    output.append(output)
+    assert _error(outcome.succeeded("j", 1, output)).code == "output_not_json"
+
+
+def test_the_largest_output_is_sent_and_one_byte_more_is_refused_with_both_sizes() -> None:
+    fits = "x" * (RESULT_BYTES_MAX - 2)
+    assert _sent(outcome.succeeded("j", 1, fits)).output == fits
+    error = _error(outcome.succeeded("j", 1, fits + "x"))
+    assert (error.code, error.retryable) == ("output_too_large", False)
+    assert f"has {RESULT_BYTES_MAX + 1} bytes; at most {RESULT_BYTES_MAX}" in error.message
+
+
+@pytest.mark.parametrize(("depth", "status"), [(64, "succeeded"), (65, "failed")])
+def test_an_output_may_be_nested_as_deep_as_the_core_allows(depth: int, status: str) -> None:
+    output: object = 1
+    for level in range(depth):
+        output = [output] if level % 2 else {"a": output, "b": 1}
+    assert outcome.succeeded("j", 1, output).status == status
+
+
+def test_a_wide_output_is_not_a_deep_one() -> None:
+    assert outcome.succeeded("j", 1, [[]] * 1_000).status == "succeeded"
+
+
+def test_nothing_is_an_output_too() -> None:
+    assert _sent(outcome.succeeded("j", 1, None)).output is None
+
+
+@given(st.text(alphabet=st.characters(), max_size=50), st.integers(0, 300))
+def test_any_message_arrives_bounded_and_readable(text: str, times: int) -> None:
+    for error in (ValueError(text * times), FinalError(text * times)):
+        message = _error(outcome.failed("j", 1, error)).message
+        assert 0 < len(message) <= ERROR_MESSAGE_CHARS_MAX
+        assert all(char.isprintable() or char in "\n\t" for char in message)
+
+
+def test_an_error_whose_text_cannot_be_had_is_told_by_its_kind() -> None:
+    assert _error(outcome.failed("j", 1, RudeError())).message == "RudeError"
+    assert _error(outcome.failed("j", 1, RuntimeError())).message == "RuntimeError"

@@ -1,0 +1,224 @@
+"""The real thing: a worker over HTTP, with threads and processes, killed, signalled and wedged."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from stanchion.wire.worker import JobError
+from stanchion.worker import Job, Worker
+from stanchion.worker.events import JobAbandoned, WorkerEvent
+from tests.worker.handlers import app as everything
+from tests.worker.ledger import Fault, Ledger, serving
+
+ROOT = Path(__file__).parents[2]
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+@asynccontextmanager
+async def _working(app: Worker, url: str, concurrency: int = 10) -> AsyncIterator[None]:
+    running = asyncio.create_task(app.run(url, concurrency=concurrency, drain_s=5))
+    try:
+        yield
+    finally:
+        app.stop()
+        await running
+
+
+@asynccontextmanager
+async def _process(url: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "import sys; from stanchion.worker.command import run_worker;"
+        "sys.exit(run_worker(sys.argv[1], sys.argv[2], drain_s=float(sys.argv[3])))",
+        "tests.worker.handlers:app",
+        url,
+        *arguments,
+        cwd=ROOT,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_ten_thousand_jobs_a_hundred_at_a_time_none_lost_none_twice() -> None:
+    app = Worker()
+
+    @app.task("async")
+    async def quick(job: Job) -> object:
+        await asyncio.sleep(0)
+        return job.input
+
+    @app.task("blocking")
+    def blocking(job: Job) -> object:
+        return job.input
+
+    ledger = Ledger(_now_ms)
+    count = 10_000
+    for number in range(count):
+        ledger.put(f"run:{number}@1", "async" if number % 4 else "blocking", number)
+    # And the network is not at its best.
+    ledger.script("results", *[Fault.AWAY, Fault.NONE, Fault.LOST_REPLY, Fault.CUT] * 5)
+    ledger.script("lease", *[Fault.NONE, Fault.AWAY, Fault.CUT] * 5)
+    async with serving(ledger) as url, _working(app, url, concurrency=100):
+        await ledger.all_done(within_s=60)
+    assert len(ledger.accepted) == count
+    assert set(ledger.accepted.values()) == {1}
+    assert set(ledger.leases.values()) == {1}
+    assert all(ledger.results[f"run:{each}@1"].output == each for each in range(count))
+    assert ledger.rejected == []
+
+
+async def test_a_blocking_handler_of_many_terms_keeps_its_lease() -> None:
+    # Two minutes at the usual term of one: scaled, so that nobody waits for it.
+    app = Worker()
+    threads: list[str] = []
+
+    @app.task("t")
+    def blocking(job: Job) -> str:
+        threads.append(threading.current_thread().name)
+        for _ in range(20):
+            time.sleep(0.15)
+            job.check()
+        return "done"
+
+    ledger = Ledger(_now_ms, ttl_ms=1_500)
+    ledger.put("run:step@1")
+    async with serving(ledger) as url, _working(app, url):
+        await ledger.all_done()
+    assert ledger.leases["run:step@1"] == 1
+    assert ledger.results["run:step@1"].output == "done"
+    assert len(ledger.asked["renew"]) >= 5
+    assert threads == ["stanchion-worker-0"]
+
+
+async def test_a_blocking_handler_learns_that_its_lease_is_lost_and_reports_nothing() -> None:
+    abandoned = asyncio.Event()
+
+    def notice(event: WorkerEvent) -> None:
+        if isinstance(event, JobAbandoned):
+            abandoned.set()
+
+    app = Worker(on_event=notice)
+    loop = asyncio.get_running_loop()
+    began = asyncio.Event()
+
+    @app.task("t")
+    def blocking(job: Job) -> str:
+        loop.call_soon_threadsafe(began.set)
+        while job.lost is None:
+            time.sleep(0.01)
+        return "too late"
+
+    ledger = Ledger(_now_ms, ttl_ms=600)
+    ledger.put("run:step@1")
+    async with serving(ledger) as url, _working(app, url):
+        await began.wait()
+        ledger.take_away("run:step@1")
+        async with asyncio.timeout(5):
+            await abandoned.wait()
+    assert ledger.batches == []
+
+
+async def test_a_worker_killed_in_the_middle_of_a_job_loses_it_to_another() -> None:
+    ledger = Ledger(_now_ms, ttl_ms=1_000)
+    ledger.put("run:step@1", "blocking", 3600)
+    async with serving(ledger) as url:
+        async with _process(url, "5") as process:
+            await ledger.until(lambda: ledger.leases["run:step@1"] == 1)
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+        app = Worker()
+        seen: list[int] = []
+        app.task("blocking")(lambda job: seen.append(job.delivery))
+        async with _working(app, url):
+            await ledger.all_done()
+    assert seen == [2]
+    assert dict(ledger.accepted) == {"run:step@1": 1}
+
+
+async def test_a_wedged_loop_loses_its_job_and_the_late_result_goes_nowhere() -> None:
+    ledger = Ledger(_now_ms, ttl_ms=1_000)
+    async with serving(ledger) as url, _process(url, "5"):
+        ledger.put("run:step@1", "wedge", 1.5)
+        await ledger.all_done()
+    assert ledger.leases["run:step@1"] == 2
+    assert ledger.results["run:step@1"].output == "delivery 2"
+    assert ledger.rejected == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_first_signal_drains(number: signal.Signals) -> None:
+    ledger = Ledger(_now_ms)
+    ledger.put("run:step@1", "blocking", 0.5)
+    async with serving(ledger) as url, _process(url, "20") as process:
+        await ledger.until(lambda: ledger.leases["run:step@1"] == 1)
+        process.send_signal(number)
+        assert await process.wait() == 0
+    assert ledger.results["run:step@1"].output == "slept"
+
+
+async def test_the_second_signal_forces_also_when_a_thread_will_not_end() -> None:
+    ledger = Ledger(_now_ms)
+    ledger.put("run:step@1", "blocking", 3600)
+    async with serving(ledger) as url, _process(url, "60") as process:
+        await ledger.until(lambda: ledger.leases["run:step@1"] == 1)
+        process.send_signal(signal.SIGTERM)
+        while not ledger.results:
+            # A second signal that comes before the first was handled is the same signal.
+            process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(0.2):
+                    assert await process.wait() == 0
+                    break
+            except TimeoutError:
+                continue
+    assert ledger.results == {}
+
+
+async def test_a_handler_in_a_process_returns_notes_and_fails_like_any_other() -> None:
+    ledger = Ledger(_now_ms, ttl_ms=2_000)
+    ledger.put("run:0@1", "compute", 21)
+    ledger.put("run:1@1", "compute.fail")
+    ledger.put("run:2@1", "compute.die", "first")
+    ledger.put("run:3@1", "compute.die", "second")
+    async with serving(ledger) as url, _working(everything, url):
+        await ledger.all_done()
+    computed = ledger.results["run:0@1"].output
+    assert isinstance(computed, dict)
+    assert computed["double"] == 42
+    assert computed["pid"] != os.getpid()
+    failed = ledger.results["run:1@1"].error
+    assert failed == JobError(message="cannot", code="no_way", retryable=False)
+    died = ledger.results["run:2@1"].error
+    assert died == JobError(message="its process ended: signal 9", code="process_died")
+    assert ledger.results["run:3@1"].output == "alive"
+
+
+async def test_a_job_in_a_process_is_killed_when_its_lease_is_lost() -> None:
+    ledger = Ledger(_now_ms, ttl_ms=2_000)
+    ledger.put("run:step@1", "compute.hang")
+    async with serving(ledger) as url, _working(everything, url):
+        await ledger.until(lambda: ledger.leases["run:step@1"] == 1)
+        before = everything.counts["JobAbandoned"]
+        ledger.take_away("run:step@1")
+        await ledger.until(lambda: everything.counts["JobAbandoned"] > before)
+        await ledger.all_done()
+    assert ledger.results["run:step@1"].output == "delivery 2"
