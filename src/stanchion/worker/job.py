@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -44,7 +44,7 @@ class Job:
     def __init__(  # noqa: PLR0913 - one argument a member, all but two with defaults
         self,
         topic: str,
-        input: JsonValue = None,  # noqa: A002 - it is called so in the workflow file
+        input: Any = None,  # noqa: A002, ANN401 - called so in the workflow file; JSON of any shape
         *,
         job_id: str = "run:step@1",
         run_id: str = "run",
