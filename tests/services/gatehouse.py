@@ -182,7 +182,11 @@ class Gatehouse:
     async def configure(
         self, cap: int | None = 2, *, tenant: TenantId = ACME, override: JsonObject | None = None
     ) -> None:
-        await self.store.put_tenant(tenant, Tenant(max_concurrent_runs=cap, admission=override))
+        config = Tenant(max_concurrent_runs=cap, admission=override)
+        if self.houses:
+            await self.houses[0].gate.tenants.put(tenant, config)
+        else:
+            await self.store.put_tenant(tenant, config)
 
     async def run(self, run_id: RunId) -> Run:
         loaded = await self.store.load(run_id)

@@ -59,7 +59,7 @@ class Bell(StrEnum):
     CHANGED = "changed"
     """A tenant's feed has grown; the note is the tenant."""
     SETTINGS = "settings"
-    """Settings were written; no note."""
+    """Settings were written; the note is the tenant whose they are, empty for all."""
     ESCALATION = "escalation"
     """A replica's view; the note is the announcement, as JSON."""
 

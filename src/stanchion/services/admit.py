@@ -39,6 +39,7 @@ from stanchion.services.gate_answers import (
 )
 from stanchion.services.pacing import Backend, Pacing
 from stanchion.services.parts import Parts
+from stanchion.services.tenants import Tenants
 
 __all__ = ["Admitter", "Call", "Ready"]
 
@@ -95,6 +96,8 @@ class Admitter:
         on_admitted: Callable[[Run, Plan], None],
     ) -> None:
         self._parts = parts
+        self.tenants = Tenants(parts.store, bus=parts.bus, clock=parts.clock)
+        """How each tenant's starts are gated. Whoever changes that tells it."""
         self._settings = settings
         self._pacing = pacing
         self._signals = signals
@@ -107,6 +110,7 @@ class Admitter:
 
     async def close(self) -> None:
         """Give back locks that are still to be given back."""
+        self.tenants.close()
         await self._lock.close()
 
     async def in_time(
@@ -182,8 +186,8 @@ class Admitter:
         if not run.holds_slot:
             # There is no cap to be checked, so there is nothing for a lock to pace.
             return nullcontext(admission_lock.Taken())
-        tenant = await self._parts.store.tenant(call.tenant)
-        how = effective_admission(self._settings(), tenant.admission)
+        override = await self.tenants.admission(call.tenant)
+        how = effective_admission(self._settings(), override)
         match how.strategy:
             case Strategy.ATOMIC:
                 return nullcontext(admission_lock.Taken())

@@ -83,6 +83,7 @@ class Gate:
         self._admitter = Admitter(
             parts, settings=settings, pacing=pacing, signals=signals, on_admitted=on_admitted
         )
+        self.tenants = self._admitter.tenants
 
     async def start(
         self,

@@ -12,11 +12,13 @@ be judged then, and is answered with "unavailable", never with "no".
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -33,12 +35,16 @@ from stanchion.wire.identifiers import ALL_TENANTS
 
 __all__ = ["Holder", "KeyRecord", "Keys", "NewKey"]
 
+_Answer = TypeVar("_Answer")
+
 BELIEVED_MS: Final = 1_500
 BELIEVED_WITHOUT_STORE_MS: Final = 5 * 60 * 1_000
 _ASK_AGAIN_MS: Final = 1_000
 """After the store failed: every request would wait for it otherwise."""
 _KNOWN_MAX: Final = 4_096
 _KIND: Final = "key"
+_ANY: Final = ""
+"""In a key's place: whether there is any. No key has this id."""
 _PREFIX: Final = "sk"
 _ID_CHARS: Final = 16
 _KEY_CHARS_MAX: Final = 512
@@ -96,6 +102,7 @@ class Keys:
         self._any: bool | None = True if admin_key is not None else None
         self._any_read_at = Moment(0)
         self._failed_at: Moment | None = None
+        self._asking: dict[str, asyncio.Task[Any]] = {}
 
     async def configured(self) -> bool:
         """Whether there are keys, so that callers must show one. Once so, it stays so."""
@@ -106,15 +113,12 @@ class Keys:
         if self._any is not None and (age_ms < BELIEVED_MS or self._is_store_away(now)):
             return self._still_none(age_ms)
         try:
-            page = await self._documents.list_documents(_KIND, limit=1)
+            return await self._once(_ANY, lambda: self._read_any(now))
         except BackendError:
             self._failed_at = now
             if self._any is None:
                 raise
             return self._still_none(age_ms)
-        self._failed_at = None
-        self._any, self._any_read_at = bool(page.items), now
-        return self._any
 
     async def holder(self, key: str) -> Holder | None:
         """Who shows this key; ``None`` if it is none, or no longer. Raises ``BackendError``."""
@@ -183,14 +187,37 @@ class Keys:
         if self._is_store_away(now):
             return self._last_word(known, now)
         try:
-            record = await self.record(key_id)
+            return await self._once(key_id, lambda: self._read(key_id, now))
         except BackendError:
             self._failed_at = now
             return self._last_word(known, now)
+
+    async def _read(self, key_id: str, now: Moment) -> KeyRecord | None:
+        record = await self.record(key_id)
         self._failed_at = None
         # Believed from when it was asked for: a slow answer must not stretch an old truth.
         self._remember(key_id, record, now)
         return record
+
+    async def _read_any(self, now: Moment) -> bool:
+        page = await self._documents.list_documents(_KIND, limit=1)
+        self._failed_at = None
+        self._any, self._any_read_at = self._any or bool(page.items), now
+        return self._any
+
+    async def _once(self, name: str, ask: Callable[[], Coroutine[Any, Any, _Answer]]) -> _Answer:
+        """Ask the store once for all requests that want to know the same at the same time."""
+        asking: asyncio.Task[_Answer] | None = self._asking.get(name)
+        if asking is None:
+            asking = self._asking[name] = asyncio.create_task(ask())
+            asking.add_done_callback(lambda done: self._asked(name, done))
+        # Whoever leaves does not take the question along.
+        return await asyncio.shield(asking)
+
+    def _asked(self, name: str, asking: asyncio.Task[Any]) -> None:
+        del self._asking[name]
+        if not asking.cancelled():
+            asking.exception()  # looked at, so that a question nobody waits for is no warning
 
     async def _write(self, key_id: str, record: KeyRecord) -> None:
         await self._documents.put_document(_KIND, key_id, msgspec.to_builtins(record), read=None)

@@ -1,0 +1,91 @@
+"""What a tenant wants different about its gate: at hand, and never old for long."""
+
+from __future__ import annotations
+
+import asyncio
+
+from stanchion.adapters.bus.local import LocalBus
+from stanchion.adapters.store.memory import MemoryStore
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import TenantId
+from stanchion.ports.records import Tenant
+from stanchion.services.tenants import Tenants
+from stanchion.sim import loop
+from tests.services.virtual import in_virtual_time
+
+ACME = TenantId("acme")
+LOCK: JsonObject = {"strategy": "lock"}
+
+
+class Counted(MemoryStore):
+    reads = 0
+
+    async def tenant(self, tenant: TenantId) -> Tenant:
+        self.reads += 1
+        return await super().tenant(tenant)
+
+
+class Stage:
+    """Two replicas with one store and one bus."""
+
+    def __init__(self) -> None:
+        self.clock = loop.LoopClock()
+        self.store = Counted(self.clock)
+        self.bus = LocalBus(self.store, self.clock)
+        self.here, self.there = (
+            Tenants(self.store, bus=self.bus, clock=self.clock) for _ in range(2)
+        )
+
+
+virtual = in_virtual_time(Stage)
+
+
+@virtual
+async def test_many_starts_in_a_second_read_the_tenant_once(stage: Stage) -> None:
+    for _ in range(100):
+        assert await stage.here.admission(ACME) is None
+    assert stage.store.reads == 1
+
+
+@virtual
+async def test_a_change_is_known_at_once_where_it_was_made(stage: Stage) -> None:
+    await stage.here.admission(ACME)
+    await stage.here.put(ACME, Tenant(admission=LOCK))
+    assert await stage.here.admission(ACME) == LOCK
+
+
+@virtual
+async def test_a_change_is_known_elsewhere_when_the_bell_rings(stage: Stage) -> None:
+    await stage.there.admission(ACME)
+    await stage.here.put(ACME, Tenant(admission=LOCK))
+    await asyncio.sleep(0)
+    assert await stage.there.admission(ACME) == LOCK
+
+
+@virtual
+async def test_a_change_whose_bell_was_lost_is_known_within_a_second(stage: Stage) -> None:
+    await stage.there.admission(ACME)
+    await stage.store.put_tenant(ACME, Tenant(admission=LOCK))
+    await asyncio.sleep(1)
+    assert await stage.there.admission(ACME) == LOCK
+
+
+@virtual
+async def test_an_answer_that_was_under_way_when_somebody_wrote_is_not_kept(stage: Stage) -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def tenant(self, tenant: TenantId) -> Tenant:
+            before = await super().tenant(tenant)
+            asked.set()
+            await go_on.wait()
+            return before
+
+    slow = Slow(stage.clock)
+    tenants = Tenants(slow, bus=stage.bus, clock=stage.clock)
+    old = asyncio.create_task(tenants.admission(ACME))
+    await asked.wait()
+    await tenants.put(ACME, Tenant(admission=LOCK))
+    go_on.set()
+    assert await old is None
+    assert await tenants.admission(ACME) == LOCK
