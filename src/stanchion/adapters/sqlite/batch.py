@@ -1,9 +1,10 @@
 """Batches: many callers, one transaction.
 
 A commit waits for the disk, and the disk takes as long for one operation as for a hundred. So the
-writer takes all operations that wait, runs each in a savepoint of its own, and commits them
-together; then, and only then, their callers get their answers. An operation that fails takes back
-what it did, fails for its own caller, and leaves the others as they are.
+writer takes all operations that wait and commits them together; then, and only then, their callers
+get their answers. An operation that fails takes back what it did, fails for its own caller, and
+leaves the others as they are. Hardly any does, so a batch is first tried without savepoints; if one
+of its operations fails, all of it is taken back and done again with a savepoint for each.
 
 A caller that left while the batch was being worked on has been told that there was no answer in
 time. What it asked for must then not become true: the batch is taken back and done again without
@@ -27,14 +28,19 @@ __all__ = ["read_together", "write_together"]
 def write_together(database: Database, calls: Sequence[Call[Database]]) -> None:
     """Serve calls that change something, in one durable step."""
     connection = database.connection
+    serve = _write
     try:
         while True:
             connection.execute("BEGIN IMMEDIATE")
-            served = [call for call in calls if _write(database, call)]
-            if all(call.is_wanted for call in served):
-                break
-            connection.execute("ROLLBACK")
-            for call in served:
+            try:
+                served = [call for call in calls if serve(database, call)]
+            except _Failed:
+                serve = _write_apart
+            else:
+                if all(call.is_wanted for call in served):
+                    break
+            _end(database, "ROLLBACK")
+            for call in calls:
                 call.forget()
         connection.execute("COMMIT")
     except Exception as error:  # noqa: BLE001 - it belongs to every caller of the batch
@@ -44,8 +50,23 @@ def write_together(database: Database, calls: Sequence[Call[Database]]) -> None:
             call.fail(translated(error, database.path))
 
 
+class _Failed(Exception):
+    """An operation of the batch failed."""
+
+
 def _write(database: Database, call: Call[Database]) -> bool:
     """Do what the call asks for; ``False`` if nobody waits for it any more."""
+    if not call.is_wanted:
+        return False
+    try:
+        call.answer(call.act(database))
+    except Exception as error:
+        raise _Failed from error
+    return True
+
+
+def _write_apart(database: Database, call: Call[Database]) -> bool:
+    """Do the same so that it can be taken back alone."""
     connection = database.connection
     # The transaction may have had to wait for another process's, and the caller not so long.
     if not call.is_wanted:

@@ -24,13 +24,14 @@ def put_steps(db: Database, run: int, steps: Mapping[StepId, Step]) -> None:
 
 def put_items(db: Database, run: int, items: Mapping[ItemKey, Item]) -> None:
     """Write the items that changed."""
-    db.run_each(
-        _SQL["put_item"],
-        (
-            {"run": run, "step_id": step_id, "item": index, "state": encode(item)}
-            for (step_id, index), item in items.items()
-        ),
-    )
+    if items:
+        db.run_each(
+            _SQL["put_item"],
+            (
+                {"run": run, "step_id": step_id, "item": index, "state": encode(item)}
+                for (step_id, index), item in items.items()
+            ),
+        )
 
 
 def read_steps(db: Database, run: int) -> dict[StepId, Step]:
