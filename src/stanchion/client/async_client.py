@@ -1,0 +1,196 @@
+"""The client for coroutines.
+
+    async with stanchion.AsyncClient("http://127.0.0.1:8420") as client:
+        run = await client.start("research", {"question": "…"})
+        print((await run.wait(timeout_s=60)).output)
+
+What it can do is listed here and written in ``calls``, as for the blocking client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, assert_never
+
+from stanchion.client import calls
+from stanchion.client.calls import Started
+from stanchion.client.engine import Command, Emit, Engine, Feed, Op, Read, Send, Sleep
+from stanchion.client.events import events
+from stanchion.client.exchange import AsyncByteStream, AsyncTransport, NoReply, Outcome, Reply
+from stanchion.client.http1 import Address
+from stanchion.client.opening import Caller, Handle
+from stanchion.client.streams import StreamTransport
+
+__all__ = ["AsyncClient", "AsyncRunHandle"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+# ── From what is written once to a method of this client ─────────────────────────────────────────
+
+
+def _method(
+    call: Callable[Concatenate[Engine, P], Op[T]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    @wraps(call)
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._carry_out(call(self._engine, *args, **kwargs))
+
+    return method
+
+
+def _starting(
+    call: Callable[Concatenate[Engine, P], Op[Started]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, AsyncRunHandle]]:
+    @wraps(call)
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncRunHandle:
+        return AsyncRunHandle(self, await self._carry_out(call(self._engine, *args, **kwargs)))
+
+    return method
+
+
+def _iterating(
+    feed: Callable[Concatenate[Engine, P], Feed[T]],
+) -> Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]]:
+    @wraps(feed)
+    def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
+        return self._follow(feed(self._engine, *args, **kwargs))
+
+    return method
+
+
+def _of_run(
+    method: Callable[Concatenate[AsyncClient, str, P], T],
+) -> Callable[Concatenate[AsyncRunHandle, P], T]:
+    @wraps(method)
+    def bound(self: AsyncRunHandle, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(self._client, self.run_id, *args, **kwargs)
+
+    return bound
+
+
+# ── The client ───────────────────────────────────────────────────────────────────────────────────
+
+
+class AsyncClient(Caller[AsyncTransport]):
+    """A caller of one server, as one tenant."""
+
+    start = _starting(calls.start)
+    rerun = _starting(calls.rerun)
+    get = _method(calls.get)
+    wait = _method(calls.wait)
+    list = _method(calls.list_runs)
+    runs = _iterating(calls.runs)
+    timeline = _method(calls.timeline)
+    cancel = _method(calls.cancel)
+    approve = _method(calls.approve)
+    reject = _method(calls.reject)
+    events = _iterating(events)
+    submit_job = _method(calls.submit_job)
+    job = _method(calls.get_job)
+    apply_workflow = _method(calls.apply_workflow)
+    workflow = _method(calls.get_workflow)
+    workflows = _method(calls.list_workflows)
+    request = _method(calls.request)
+
+    async def close(self) -> None:
+        """Hang up."""
+        if isinstance(self._transport, StreamTransport):
+            await self._transport.close()
+
+    def _transport_to(self, to: Address) -> AsyncTransport:
+        return StreamTransport(to)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _carry_out(self, op: Op[T]) -> T:
+        with _Hands(self._transport) as hands:
+            answer: object = None
+            while True:
+                try:
+                    command = op.send(answer)
+                except StopIteration as done:
+                    result: T = done.value
+                    return result
+                answer = await hands.do(command)
+
+    async def _follow(self, feed: Feed[T]) -> AsyncGenerator[T, None]:
+        with _Hands(self._transport) as hands:
+            answer: object = None
+            while True:
+                try:
+                    command = feed.send(answer)
+                except StopIteration:
+                    return
+                if isinstance(command, Emit):
+                    answer = None
+                    yield command.value
+                else:
+                    answer = await hands.do(command)
+
+
+class AsyncRunHandle(Handle[AsyncClient]):
+    """A run that was started: wait for it, look at it, end it."""
+
+    wait = _of_run(AsyncClient.wait)
+    get = _of_run(AsyncClient.get)
+    cancel = _of_run(AsyncClient.cancel)
+    rerun = _of_run(AsyncClient.rerun)
+    approve = _of_run(AsyncClient.approve)
+    reject = _of_run(AsyncClient.reject)
+    timeline = _of_run(AsyncClient.timeline)
+    events = _of_run(AsyncClient.events)
+
+
+class _Hands:
+    """Does what the engine says."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+        self._stream: AsyncByteStream | None = None
+
+    async def do(self, command: Command) -> Outcome | bytes | None:
+        match command:
+            case Send():
+                outcome = await self._transport.send(command.request)
+                if isinstance(outcome, Reply | NoReply):
+                    return outcome
+                self._hang_up()
+                self._stream = outcome
+                return outcome.opened
+            case Sleep():
+                await asyncio.sleep(command.delay_ms / 1000)
+                return None
+            case Read():
+                assert self._stream is not None
+                return await self._stream.read()
+            case _:
+                assert_never(command)
+
+    def _hang_up(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._hang_up()

@@ -1,0 +1,316 @@
+"""Calls: everything that can be asked of a server, each once, for both clients.
+
+Each is a generator on the engine's commands; ``client`` and ``async_client`` carry it out. Calls
+that make a run carry an idempotency key, their own if none is given: sent twice because an answer
+was lost, they make one run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from stanchion.client.engine import Call, Emit, Engine, Feed, Op, Sleep
+from stanchion.client.errors import Facts, WaitTimeout
+from stanchion.client.exchange import Reply
+from stanchion.client.requests import (
+    JSON,
+    any_json,
+    carrying,
+    encoded,
+    getting,
+    key_or_own,
+    keyed,
+    posting,
+    query_of,
+    quoted_part,
+    reader,
+    request_to,
+    run_path,
+)
+from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.model import Instant, RunStatus
+from stanchion.core.retry import BoundedJitter, backoff_ms
+from stanchion.wire.runs import (
+    ApplyAnswer,
+    Change,
+    JobAnswer,
+    RunList,
+    RunRow,
+    RunView,
+    StartAnswer,
+    SubmitAnswer,
+    TimelineAnswer,
+    WorkflowList,
+    WorkflowView,
+)
+
+__all__ = [
+    "Started",
+    "apply_workflow",
+    "approve",
+    "cancel",
+    "get",
+    "get_job",
+    "get_workflow",
+    "list_runs",
+    "list_workflows",
+    "reject",
+    "request",
+    "rerun",
+    "runs",
+    "start",
+    "submit_job",
+    "timeline",
+    "wait",
+]
+
+WAIT_SLICE_S: Final = 25.0
+"""How long one request of a wait is held open: below what proxies cut."""
+_GRACE_S: Final = 5.0
+"""How much later than promised the end of a slice may come."""
+_LOOK_AGAIN: Final = BoundedJitter(delay_ms=500, jitter_ms=250)
+"""Between two looks at a server that does not hold its answer, as while it shuts down."""
+_YAML: Final = "application/yaml"
+_ID_LINE: Final = re.compile(r"""(?m)^id:[ \t]+(["']?)([A-Za-z0-9._-]+)\1[ \t]*(?:#.*)?\r?$""")
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The run that was started, or that the same key started before."""
+
+    run_id: str
+    status: RunStatus
+    is_replay: bool = False
+    """The key was known: this run was started by an earlier call."""
+
+
+# ── Runs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def start(
+    engine: Engine,
+    workflow_id: str,
+    input: JsonObject | None = None,  # noqa: A002 - what it is called on the wire
+    *,
+    idempotency_key: str | None = None,
+) -> Op[Started]:
+    """Start a run of the newest version of a workflow.
+
+    Pass a key of your own (an order's number) if the same start may come again from elsewhere, or
+    after this process has died. Without one, the call makes its own.
+    """
+    path = f"/v1/workflows/{quoted_part(workflow_id, 'workflow_id')}/runs"
+    sent = posting(engine, "start", path, {"input": {} if input is None else input})
+    return (yield from engine.ask(Call(keyed(sent, key_or_own(idempotency_key)), _started)))
+
+
+def get(engine: Engine, run_id: str) -> Op[RunView]:
+    """A run as it is now."""
+    return (yield from engine.ask(getting(engine, "get", run_path(run_id), RunView)))
+
+
+def wait(engine: Engine, run_id: str, *, timeout_s: float | None = None) -> Op[RunView]:
+    """Wait until a run is finished, however it ended: look at its ``status``.
+
+    After ``timeout_s`` raises ``WaitTimeout``, which has the run as it was seen last. Without a
+    time, waits as long as the run takes.
+    """
+    now = engine.pace.now
+    until = None if timeout_s is None else Instant(now() + max(0, round(timeout_s * 1000)))
+    while True:
+        left_s = WAIT_SLICE_S if until is None else max(0.0, (until - now()) / 1000)
+        slice_s = min(WAIT_SLICE_S, left_s)
+        sent = request_to(engine, "wait", "GET", f"{run_path(run_id)}?wait={slice_s:.3f}")
+        sent = replace(sent, timeout_s=slice_s + _GRACE_S)
+        asked_at = now()
+        run = yield from engine.ask(Call(sent, reader(RunView)), until=until)
+        if run.status.is_finished:
+            return run
+        if until is not None and now() >= until:
+            message = f"wait: run {run_id} is still {run.status} after {timeout_s} s"
+            raise WaitTimeout(message, Facts(call="wait"), run)
+        early_ms = round(slice_s * 1000) - (now() - asked_at)
+        if early_ms > 0:
+            yield Sleep(min(early_ms, backoff_ms(_LOOK_AGAIN, 1, engine.pace.sample())))
+
+
+def list_runs(
+    engine: Engine,
+    *,
+    workflow_id: str | None = None,
+    status: RunStatus | str | None = None,
+    limit: int = 100,
+    cursor: str | None = None,
+) -> Op[RunList]:
+    """One page of the tenant's runs, newest first. ``cursor`` of one page asks for the next."""
+    query = {"workflow_id": workflow_id, "status": status, "limit": limit, "cursor": cursor}
+    return (yield from engine.ask(getting(engine, "list", "/v1/runs" + query_of(query), RunList)))
+
+
+def runs(
+    engine: Engine, *, workflow_id: str | None = None, status: RunStatus | str | None = None
+) -> Feed[RunRow]:
+    """All of the tenant's runs, newest first, page after page as they are needed."""
+    cursor = None
+    while True:
+        page = yield from list_runs(engine, workflow_id=workflow_id, status=status, cursor=cursor)
+        for row in page.runs:
+            yield Emit(row)
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def timeline(
+    engine: Engine, run_id: str, *, limit: int = 1000, cursor: str | None = None
+) -> Op[TimelineAnswer]:
+    """One page of a run's history, oldest first."""
+    path = f"{run_path(run_id)}/timeline" + query_of({"limit": limit, "cursor": cursor})
+    return (yield from engine.ask(getting(engine, "timeline", path, TimelineAnswer)))
+
+
+def cancel(engine: Engine, run_id: str, *, reason: str | None = None) -> Op[Change]:
+    """End a run now. ``applied`` is false if it was busy: then it ends as soon as it is not."""
+    # Without a key, and safe: a run that is cancelled twice is cancelled.
+    sent = posting(engine, "cancel", f"{run_path(run_id)}/cancel", {"reason": reason})
+    return (yield from engine.ask(Call(replace(sent, is_repeatable=True), reader(Change))))
+
+
+def rerun(
+    engine: Engine,
+    run_id: str,
+    *,
+    from_step: str | None = None,
+    idempotency_key: str | None = None,
+) -> Op[Started]:
+    """Do a finished run again, as a new run: all of it, or from a step on."""
+    sent = posting(engine, "rerun", f"{run_path(run_id)}/rerun", {"from_step": from_step})
+    return (yield from engine.ask(Call(keyed(sent, key_or_own(idempotency_key)), _started)))
+
+
+def approve(engine: Engine, run_id: str, step_id: str, *, comment: str | None = None) -> Op[Change]:
+    """Approve a step that waits for a decision. Raises ``Conflict`` if it was rejected before."""
+    return (yield from _decide(engine, "approve", run_id, step_id, comment))
+
+
+def reject(engine: Engine, run_id: str, step_id: str, *, comment: str | None = None) -> Op[Change]:
+    """Reject a step that waits for a decision. Raises ``Conflict`` if it was approved before."""
+    return (yield from _decide(engine, "reject", run_id, step_id, comment))
+
+
+def _decide(
+    engine: Engine, verb: str, run_id: str, step_id: str, comment: str | None
+) -> Op[Change]:
+    path = f"{run_path(run_id)}/steps/{quoted_part(step_id, 'step_id')}/{verb}"
+    # Without a key, and safe: the same decision a second time changes nothing.
+    sent = posting(engine, verb, path, {"comment": comment})
+    return (yield from engine.ask(Call(replace(sent, is_repeatable=True), reader(Change))))
+
+
+# ── Jobs without a workflow ──────────────────────────────────────────────────────────────────────
+
+
+def submit_job(
+    engine: Engine,
+    topic: str,
+    input: JsonValue | msgspec.UnsetType = msgspec.UNSET,  # noqa: A002 - as on the wire
+    *,
+    idempotency_key: str | None = None,
+) -> Op[SubmitAnswer]:
+    """Have one job done, without a workflow. It is a run of one step: wait for its ``run_id``."""
+    body: JsonObject = {"topic": topic, "input": {} if input is msgspec.UNSET else input}
+    sent = keyed(posting(engine, "submit_job", "/v1/jobs", body), key_or_own(idempotency_key))
+    return (yield from engine.ask(Call(sent, reader(SubmitAnswer))))
+
+
+def get_job(engine: Engine, job_id: str) -> Op[JobAnswer]:
+    """A job as it is now, of a workflow's step or submitted alone."""
+    path = f"/v1/jobs/{quoted_part(job_id, 'job_id')}"
+    return (yield from engine.ask(getting(engine, "job", path, JobAnswer)))
+
+
+# ── Workflows ────────────────────────────────────────────────────────────────────────────────────
+
+
+def apply_workflow(
+    engine: Engine, definition: str | JsonObject, *, workflow_id: str | None = None
+) -> Op[ApplyAnswer]:
+    """Register a workflow, or its next version: the text of a workflow file, or what is in it."""
+    if isinstance(definition, str):
+        body, (media, named) = definition.encode(), _media_and_id(definition)
+    else:
+        body, media, named = encoded(definition), JSON, str(definition.get("id") or "")
+    name = named if workflow_id is None else workflow_id
+    if not name:
+        raise ValueError("the definition has no id: give it one, or pass workflow_id=")
+    path = f"/v1/workflows/{quoted_part(name, 'workflow_id')}"
+    sent = carrying(request_to(engine, "apply_workflow", "PUT", path), body, media)
+    return (yield from engine.ask(Call(sent, reader(ApplyAnswer))))
+
+
+def get_workflow(
+    engine: Engine, workflow_id: str, *, version: int | None = None
+) -> Op[WorkflowView]:
+    """A workflow, its newest version if none is named."""
+    path = f"/v1/workflows/{quoted_part(workflow_id, 'workflow_id')}" + query_of(
+        {"version": version}
+    )
+    return (yield from engine.ask(getting(engine, "workflow", path, WorkflowView)))
+
+
+def list_workflows(
+    engine: Engine, *, limit: int = 100, cursor: str | None = None
+) -> Op[WorkflowList]:
+    """One page of the tenant's workflows, by id."""
+    path = "/v1/workflows" + query_of({"limit": limit, "cursor": cursor})
+    return (yield from engine.ask(getting(engine, "workflows", path, WorkflowList)))
+
+
+# ── Anything else ────────────────────────────────────────────────────────────────────────────────
+
+
+def request(
+    engine: Engine,
+    method: str,
+    path: str,
+    body: JsonValue = None,
+    *,
+    query: Mapping[str, str | int | None] | None = None,
+    idempotency_key: str | None = None,
+) -> Op[JsonValue]:
+    """Any other route (``/v1/admin/…``), with the same patience; the answer as it came.
+
+    A POST or PATCH without a key is not sent again once the server may have done it.
+    """
+    sent = request_to(engine, f"{method} {path}", method, path + query_of(query or {}))
+    if body is not None:
+        sent = carrying(sent, encoded(body))
+    if idempotency_key is not None:
+        sent = keyed(sent, key_or_own(idempotency_key))
+    return (yield from engine.ask(Call(sent, any_json)))
+
+
+def _media_and_id(text: str) -> tuple[str, str]:
+    """What the text of a workflow file is written in, and the id it gives itself, as far as seen.
+
+    The SDK has no YAML parser, and needs only this to know where to send the file.
+    """
+    try:
+        members = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        found = _ID_LINE.search(text)
+        return _YAML, found[2] if found else ""
+    return JSON, str(members.get("id") or "") if isinstance(members, dict) else ""
+
+
+_START: Final = msgspec.json.Decoder(StartAnswer)
+
+
+def _started(reply: Reply) -> Started:
+    answer = _START.decode(reply.body)
+    is_replay = reply.headers.get("idempotency-replayed") == "true"
+    return Started(answer.run_id, answer.status, is_replay)

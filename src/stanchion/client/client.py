@@ -1,0 +1,196 @@
+"""The blocking client, for threads and scripts.
+
+    client = stanchion.Client("http://127.0.0.1:8420")
+    run = client.start("research", {"question": "…"})
+    print(run.wait(timeout_s=60).output)
+
+One client serves any number of threads. What it can do is listed here and written in ``calls``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from functools import wraps
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Self, TypeVar, assert_never
+
+from stanchion.client import calls
+from stanchion.client.calls import Started
+from stanchion.client.engine import Command, Emit, Engine, Feed, Op, Read, Send, Sleep
+from stanchion.client.events import events
+from stanchion.client.exchange import ByteStream, NoReply, Outcome, Reply, Transport
+from stanchion.client.http1 import Address
+from stanchion.client.opening import Caller, Handle
+from stanchion.client.sockets import SocketTransport
+
+__all__ = ["Client", "RunHandle"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+# ── From what is written once to a method of this client ─────────────────────────────────────────
+
+
+def _method(
+    call: Callable[Concatenate[Engine, P], Op[T]],
+) -> Callable[Concatenate[Client, P], T]:
+    @wraps(call)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._carry_out(call(self._engine, *args, **kwargs))
+
+    return method
+
+
+def _starting(
+    call: Callable[Concatenate[Engine, P], Op[Started]],
+) -> Callable[Concatenate[Client, P], RunHandle]:
+    @wraps(call)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> RunHandle:
+        return RunHandle(self, self._carry_out(call(self._engine, *args, **kwargs)))
+
+    return method
+
+
+def _iterating(
+    feed: Callable[Concatenate[Engine, P], Feed[T]],
+) -> Callable[Concatenate[Client, P], Generator[T, None, None]]:
+    @wraps(feed)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+        return self._follow(feed(self._engine, *args, **kwargs))
+
+    return method
+
+
+def _of_run(
+    method: Callable[Concatenate[Client, str, P], T],
+) -> Callable[Concatenate[RunHandle, P], T]:
+    @wraps(method)
+    def bound(self: RunHandle, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(self._client, self.run_id, *args, **kwargs)
+
+    return bound
+
+
+# ── The client ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Client(Caller[Transport]):
+    """A caller of one server, as one tenant."""
+
+    start = _starting(calls.start)
+    rerun = _starting(calls.rerun)
+    get = _method(calls.get)
+    wait = _method(calls.wait)
+    list = _method(calls.list_runs)
+    runs = _iterating(calls.runs)
+    timeline = _method(calls.timeline)
+    cancel = _method(calls.cancel)
+    approve = _method(calls.approve)
+    reject = _method(calls.reject)
+    events = _iterating(events)
+    submit_job = _method(calls.submit_job)
+    job = _method(calls.get_job)
+    apply_workflow = _method(calls.apply_workflow)
+    workflow = _method(calls.get_workflow)
+    workflows = _method(calls.list_workflows)
+    request = _method(calls.request)
+
+    def close(self) -> None:
+        """Hang up."""
+        if isinstance(self._transport, SocketTransport):
+            self._transport.close()
+
+    def _transport_to(self, to: Address) -> Transport:
+        return SocketTransport(to)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _carry_out(self, op: Op[T]) -> T:
+        with _Hands(self._transport) as hands:
+            answer: object = None
+            while True:
+                try:
+                    command = op.send(answer)
+                except StopIteration as done:
+                    result: T = done.value
+                    return result
+                answer = hands.do(command)
+
+    def _follow(self, feed: Feed[T]) -> Generator[T, None, None]:
+        with _Hands(self._transport) as hands:
+            answer: object = None
+            while True:
+                try:
+                    command = feed.send(answer)
+                except StopIteration:
+                    return
+                if isinstance(command, Emit):
+                    answer = None
+                    yield command.value
+                else:
+                    answer = hands.do(command)
+
+
+class RunHandle(Handle[Client]):
+    """A run that was started: wait for it, look at it, end it."""
+
+    wait = _of_run(Client.wait)
+    get = _of_run(Client.get)
+    cancel = _of_run(Client.cancel)
+    rerun = _of_run(Client.rerun)
+    approve = _of_run(Client.approve)
+    reject = _of_run(Client.reject)
+    timeline = _of_run(Client.timeline)
+    events = _of_run(Client.events)
+
+
+class _Hands:
+    """Does what the engine says."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._stream: ByteStream | None = None
+
+    def do(self, command: Command) -> Outcome | bytes | None:
+        match command:
+            case Send():
+                outcome = self._transport.send(command.request)
+                if isinstance(outcome, Reply | NoReply):
+                    return outcome
+                self._hang_up()
+                self._stream = outcome
+                return outcome.opened
+            case Sleep():
+                time.sleep(command.delay_ms / 1000)
+                return None
+            case Read():
+                assert self._stream is not None
+                return self._stream.read()
+            case _:
+                assert_never(command)
+
+    def _hang_up(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._hang_up()

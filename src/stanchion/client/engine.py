@@ -1,0 +1,231 @@
+"""The engine: one call and its retries, as a generator without input or output.
+
+It yields commands (``Send``, ``Sleep``, for streams also ``Read`` and ``Emit``) and is sent what
+came of them. Whoever drives it has sockets and time; the engine has the rules:
+
+* 429 is the class ``quota``; 500, 502, 503, 504, no connection and no answer are ``unavailable``.
+  Each has attempts, time and waits of its own (``core.retry.RETRIES``); the quota's are stricter.
+* The server's word is honoured, then spread upward. A wait that would end too late is not begun.
+* Every retry takes a token from a budget that the whole process shares.
+* What may have been done is sent again only if doing it twice is the same as doing it once.
+* No other answer is worth a second try.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator, Mapping
+from http import HTTPStatus
+from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never
+
+import msgspec
+
+from stanchion.client.budgets import SHARED, RetryBudgets
+from stanchion.client.errors import Facts, GaveUpBecause, UnexpectedAnswer
+from stanchion.client.exchange import NoReply, Opened, Outcome, Reply, Request
+from stanchion.client.signals import Answered, CallHook, GaveUp, Retrying
+from stanchion.client.verdicts import answer_of, failure, may_have_run
+from stanchion.core.model import Instant
+from stanchion.core.retry import RETRIES, Answer, RetryClass, RetryPolicy, Tries, Wait, next_try
+from stanchion.core.retry import GiveUp as NoMore
+
+__all__ = [
+    "Call",
+    "Command",
+    "Emit",
+    "Engine",
+    "Feed",
+    "Op",
+    "Pace",
+    "Read",
+    "Send",
+    "Sleep",
+]
+
+T = TypeVar("T")
+
+_WELL: Final = range(200, 300)
+
+
+# ── Commands ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send the request once. Answered with the outcome."""
+
+    request: Request
+
+
+class Sleep(msgspec.Struct, frozen=True):
+    """Let time pass."""
+
+    delay_ms: int
+
+
+class Read(msgspec.Struct, frozen=True):
+    """Read on in the stream that was opened last. Answered with ``bytes`` or ``NoReply``."""
+
+
+class Emit(msgspec.Struct, Generic[T], frozen=True):
+    """Hand this to whoever iterates."""
+
+    value: T
+
+
+Command: TypeAlias = Send | Sleep | Read
+# What is sent in depends on the command, which no type can say: the functions below are the only
+# ones that yield a command, and each knows what its own is answered with.
+Op: TypeAlias = Generator[Command, Any, T]
+"""Something to carry out, that ends with a value."""
+Feed: TypeAlias = Generator[Command | Emit[T], Any, None]
+"""Something to carry out, that gives values on its way."""
+
+
+# ── Calls ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Call(msgspec.Struct, Generic[T], frozen=True):
+    """A request, and how its answer is read."""
+
+    request: Request
+    read: Callable[[Reply], T]
+
+
+def _chance() -> float:
+    # Not `random`: callers that were given the same seed would come back in the same instant.
+    return (int.from_bytes(os.urandom(7), "big") >> 3) / 2**53
+
+
+def _monotonic() -> Instant:
+    return Instant(time.monotonic_ns() // 1_000_000)
+
+
+def _wall() -> Instant:
+    return Instant(time.time_ns() // 1_000_000)
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient a client is, at whose expense, by which clock, and by which chance."""
+
+    policies: Mapping[RetryClass, RetryPolicy] = RETRIES
+    budgets: RetryBudgets = SHARED
+    now: Callable[[], Instant] = _monotonic
+    """Only differences count."""
+    wall: Callable[[], Instant] = _wall
+    """For servers that name a date and do not say which day it is there."""
+    sample: Callable[[], float] = _chance
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """Makes calls, by its pace, and tells its hook."""
+
+    pace: Pace
+    tell: CallHook
+    headers: tuple[tuple[str, str], ...] = ()
+    """Sent with every request."""
+    timeout_s: float
+
+    def __repr__(self) -> str:
+        return "<engine of a client>"  # Its headers hold the caller's key.
+
+    def ask(self, call: Call[T], *, until: Instant | None = None) -> Op[T]:
+        """Make the call, again if that may help. No wait begins that would end after ``until``."""
+        reply = yield from self._answered(call.request, until)
+        assert isinstance(reply, Reply)  # Streams are asked for with `open`.
+        try:
+            return call.read(reply)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UnexpectedAnswer(
+                f"{call.request.name}: the answer is not what was expected: {error}",
+                Facts(call=call.request.name, status=reply.status, may_have_run=True),
+            ) from error
+
+    def open(self, request: Request) -> Op[None]:
+        """Open a stream, with the same patience."""
+        reply = yield from self._answered(request, None)
+        if not isinstance(reply, Opened):
+            raise UnexpectedAnswer(
+                f"{request.name}: a whole answer where a stream was expected",
+                Facts(call=request.name, status=reply.status),
+            )
+
+    def again(
+        self, request: Request, outcome: Reply | NoReply, tries: Tries, until: Instant | None = None
+    ) -> Wait:
+        """How long to wait before the next try; if there is to be none, raises what was wrong."""
+        answer = answer_of(outcome, self.pace.wall())
+        verdict = self._verdict(request, outcome, answer, tries, until)
+        name, attempt = request.name, len(tries.ended) + 1
+        if isinstance(verdict, GaveUpBecause):
+            self.tell(
+                GaveUp(call=name, attempt=attempt, retry_class=answer.retry_class, reason=verdict)
+            )
+            raise failure(
+                request, outcome, attempts=attempt, gave_up=verdict, wall=self.pace.wall()
+            )
+        self.tell(
+            Retrying(
+                call=name,
+                attempt=attempt,
+                retry_class=verdict.tries.ended[-1],
+                delay_ms=verdict.delay_ms,
+                retry_after_ms=answer.retry_after_ms,
+            )
+        )
+        return verdict
+
+    def _answered(self, request: Request, until: Instant | None) -> Op[Reply | Opened]:
+        tries = Tries(self.pace.now())
+        while True:
+            sent_at = self.pace.now()
+            outcome: Outcome = yield Send(request)
+            self.tell(
+                Answered(
+                    call=request.name,
+                    attempt=len(tries.ended) + 1,
+                    status=_status(outcome),
+                    silence=outcome.silence if isinstance(outcome, NoReply) else None,
+                    elapsed_ms=self.pace.now() - sent_at,
+                )
+            )
+            if isinstance(outcome, Opened):
+                return outcome
+            if isinstance(outcome, Reply) and outcome.status in _WELL:
+                return outcome
+            wait = self.again(request, outcome, tries, until)
+            tries = wait.tries
+            yield Sleep(wait.delay_ms)
+
+    def _verdict(
+        self,
+        request: Request,
+        outcome: Reply | NoReply,
+        answer: Answer,
+        tries: Tries,
+        until: Instant | None,
+    ) -> Wait | GaveUpBecause:
+        now = self.pace.now()
+        planned = next_try(self.pace.policies, tries, answer, now, self.pace.sample())
+        if isinstance(planned, NoMore):
+            return GaveUpBecause(planned.reason.value)
+        if may_have_run(outcome) and not request.is_repeatable:
+            return GaveUpBecause.NOT_REPEATABLE
+        if until is not None and now + planned.delay_ms > until:
+            return GaveUpBecause.TIME_SPENT
+        # Last, so that only what is really sent again takes from the others.
+        if not self.pace.budgets.take(planned.tries.ended[-1], now):
+            return GaveUpBecause.BUDGET_SPENT
+        return planned
+
+
+def _status(outcome: Outcome) -> int | None:
+    match outcome:
+        case Reply():
+            return outcome.status
+        case Opened():
+            return HTTPStatus.OK
+        case NoReply():
+            return None
+        case _:
+            assert_never(outcome)

@@ -1,0 +1,146 @@
+"""Events: a tenant's history as it happens, without a gap when the connection breaks.
+
+What happened in one step of the store (a commit) comes together, and its last line has the id to go
+on after. So lines are handed out when their id is known: whoever comes back names the last id, and
+gets everything after it, and nothing of it twice.
+
+A stream that ends is opened again: after an orderly end at leisure, after failures with the
+engine's patience, which a stream that gave something restores.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from stanchion.client.engine import Emit, Engine, Feed, Read, Sleep
+from stanchion.client.errors import Facts, UnexpectedAnswer
+from stanchion.client.exchange import NoReply, Request, Silence
+from stanchion.core.model import RunStatus
+from stanchion.core.retry import RetryClass, Tries, backoff_ms
+from stanchion.wire.runs import FeedLine
+
+__all__ = ["Event", "EventParser", "events"]
+
+HELD_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of lines whose id has not come yet."""
+_ENDED: Final = frozenset(f"run_{status}" for status in RunStatus if status.is_finished)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A line of some run's history."""
+
+    id: str
+    """Where in the tenant's history it is: ``events(after=…)`` goes on behind it."""
+    line: FeedLine
+
+
+def events(engine: Engine, run_id: str | None = None, *, after: str | None = None) -> Feed[Event]:
+    """What happens to the tenant's runs from now on, or after an event that was seen before.
+
+    Of one run: what happened since it began, to its end. Otherwise goes on until nobody listens, or
+    the server is away for longer than the retry policy has patience: then the error is raised, and
+    ``after=`` the last event's id resumes.
+    """
+    tries = Tries(engine.pace.now())
+    while True:
+        request = _request(engine, run_id, after)
+        yield from engine.open(request)
+        parser, heard = EventParser(), False
+        while isinstance(piece := (yield Read()), bytes) and piece:
+            heard = True
+            for event in _parsed(parser, piece):
+                yield Emit(event)
+                if run_id is not None and event.line.what in _ENDED:
+                    return
+            after = parser.last_id or after
+        if heard:
+            # The server shuts down, or a proxy cuts what is old. All listeners are cut at once, so
+            # they must not all be back at once; but nothing failed, so it costs no retry.
+            tries = Tries(engine.pace.now())
+            policy = engine.pace.policies[RetryClass.UNAVAILABLE]
+            yield Sleep(backoff_ms(policy.backoff, _AT_LEISURE, engine.pace.sample()))
+        else:
+            broken = NoReply(Silence.BROKEN, "the stream ended before anything came")
+            wait = engine.again(request, broken, tries)
+            tries = wait.tries
+            yield Sleep(wait.delay_ms)
+
+
+_AT_LEISURE: Final = 4
+"""As after this many failures, that is with full jitter up to 1.6 s by the default policy."""
+
+
+class EventParser:
+    """Bytes in, events out, as the HTML standard reads a stream of them."""
+
+    def __init__(self, held_bytes_max: int = HELD_BYTES_MAX) -> None:
+        self._held_bytes_max = held_bytes_max
+        self.last_id = ""
+        """Everything up to here was handed out."""
+        self._id: str | None = None
+        self._data: list[bytes] = []
+        self._held: list[FeedLine] = []
+        self._rest = b""
+        self._size = 0
+
+    def feed(self, piece: bytes) -> list[Event]:
+        """The events whose id this piece tells."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        found: list[Event] = []
+        for line in lines:
+            found += self._line(line.removesuffix(b"\r"))
+        if self._size + len(self._rest) > self._held_bytes_max:
+            raise ValueError(f"more than {self._held_bytes_max} bytes without an id")
+        return found
+
+    def _line(self, line: bytes) -> list[Event]:
+        if not line:
+            return self._dispatch()
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+            self._size += len(value)
+        elif name == b"id":
+            self._id = value.decode("ascii")
+        # Else a comment, which keeps the connection warm, or the line's kind, which is in it too.
+        return []
+
+    def _dispatch(self) -> list[Event]:
+        if self._data:
+            self._held.append(_LINE.decode(b"\n".join(self._data)))
+            self._data = []
+        if self._id is None:
+            return []
+        self.last_id, self._id = self._id, None
+        held, self._held, self._size = self._held, [], 0
+        return [Event(self.last_id, each) for each in held]
+
+
+_LINE: Final = msgspec.json.Decoder(FeedLine)
+
+
+def _parsed(parser: EventParser, piece: bytes) -> list[Event]:
+    try:
+        return parser.feed(piece)
+    except ValueError as error:  # msgspec's errors are among them.
+        raise UnexpectedAnswer(f"events: {error}", Facts(call="events", status=200)) from error
+
+
+def _request(engine: Engine, run_id: str | None, after: str | None) -> Request:
+    headers = [*engine.headers, ("Accept", "text/event-stream")]
+    if after is not None:
+        headers.append(("Last-Event-ID", after))
+    query = "" if run_id is None else f"?{urlencode({'run_id': run_id})}"
+    return Request(
+        name="events",
+        method="GET",
+        path=f"/v1/events{query}",
+        headers=tuple(headers),
+        timeout_s=engine.timeout_s,
+        is_repeatable=True,
+        is_stream=True,
+    )

@@ -1,0 +1,86 @@
+"""Opening: what both clients are given, checked once, and what both hand out."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from typing import Final, Generic, TypeVar
+
+from stanchion.client.calls import Started
+from stanchion.client.engine import Engine, Pace
+from stanchion.client.http1 import Address, address
+from stanchion.client.signals import CallHook, guarded
+
+__all__ = ["Caller", "Handle"]
+
+TransportT = TypeVar("TransportT")
+CallerT = TypeVar("CallerT")
+_TOKEN: Final = re.compile(r"[\x21-\x7e]+")
+
+
+class Caller(ABC, Generic[TransportT]):
+    """A caller of one server, as one tenant."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        tenant: str | None = None,
+        timeout_s: float = 30.0,
+        pace: Pace | None = None,
+        on_event: CallHook | None = None,
+        transport: TransportT | None = None,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            url: the server's, as in ``http://127.0.0.1:8420``.
+            api_key: says who calls, and for which tenant.
+            tenant: for a server without keys. ``default``, if not given.
+            timeout_s: how long one request may take. Retries have times of their own.
+            pace: how patient the client is: retry policies and budgets.
+            on_event: is told of every try, retry and failure (``stanchion.client.signals``).
+            transport: instead of the client's own.
+        """
+        if not timeout_s > 0:
+            raise ValueError("timeout_s must be above 0")
+        headers: list[tuple[str, str]] = []
+        if api_key is not None:
+            headers.append(("Authorization", f"Bearer {_token('api_key', api_key)}"))
+        if tenant is not None:
+            headers.append(("X-Stanchion-Tenant", _token("tenant", tenant)))
+        self._engine = Engine(
+            pace=Pace() if pace is None else pace,
+            tell=guarded(on_event),
+            headers=tuple(headers),
+            timeout_s=timeout_s,
+        )
+        to = address(url)
+        self._transport = self._transport_to(to) if transport is None else transport
+
+    @abstractmethod
+    def _transport_to(self, to: Address) -> TransportT:
+        """The client's own."""
+
+
+class Handle(Generic[CallerT]):
+    """A run that was started: wait for it, look at it, end it."""
+
+    def __init__(self, client: CallerT, started: Started) -> None:
+        self._client = client
+        self.run_id = started.run_id
+        self.status = started.status
+        """When it was started. ``get()`` tells what it is now."""
+        self.is_replay = started.is_replay
+        """The idempotency key was known: an earlier call started this run."""
+
+    def __repr__(self) -> str:
+        return f"<run {self.run_id}, {self.status} when it was started>"
+
+
+def _token(name: str, text: str) -> str:
+    # The text itself may be a secret: it is not shown.
+    if not _TOKEN.fullmatch(text):
+        raise ValueError(f"{name} must be visible ASCII characters, without spaces")
+    return text

@@ -1,0 +1,137 @@
+"""Requests: how a call is put into HTTP, and its answer read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import Final, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+from msgspec.structs import replace
+
+from stanchion.client.engine import Call, Engine
+from stanchion.client.exchange import Reply, Request
+from stanchion.core.json_value import JsonObject, JsonValue
+
+__all__ = [
+    "JSON",
+    "any_json",
+    "carrying",
+    "encoded",
+    "getting",
+    "key_or_own",
+    "keyed",
+    "posting",
+    "query_of",
+    "quoted_part",
+    "reader",
+    "request_to",
+    "run_path",
+]
+
+T = TypeVar("T")
+_ENCODER: Final = msgspec.json.Encoder()
+JSON: Final = "application/json"
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+_REPEATABLE: Final = frozenset({"GET", "PUT", "DELETE"})
+
+
+def request_to(engine: Engine, name: str, method: str, path: str) -> Request:
+    """A request of this client, without a body."""
+    return Request(
+        name=name,
+        method=method,
+        path=path,
+        headers=(*engine.headers, ("Accept", JSON)),
+        timeout_s=engine.timeout_s,
+        is_repeatable=method in _REPEATABLE,
+    )
+
+
+def carrying(request: Request, body: bytes, media: str = JSON) -> Request:
+    """The request with a body."""
+    headers = (*request.headers, ("Content-Type", media))
+    return replace(request, headers=headers, body=body)
+
+
+def keyed(request: Request, key: str) -> Request:
+    """The request with an idempotency key: it may be sent twice."""
+    headers = (*request.headers, ("Idempotency-Key", key))
+    return replace(request, headers=headers, is_repeatable=True)
+
+
+def getting(engine: Engine, name: str, path: str, kind: type[T]) -> Call[T]:
+    """Ask for a value."""
+    return Call(request_to(engine, name, "GET", path), reader(kind))
+
+
+def posting(engine: Engine, name: str, path: str, body: JsonObject) -> Request:
+    """Ask for a change. It may be sent once, unless somebody who knows says otherwise."""
+    return carrying(request_to(engine, name, "POST", path), encoded(body))
+
+
+def encoded(value: JsonValue) -> bytes:
+    """The value as JSON. A ``ValueError`` for numbers that JSON does not have."""
+    body = _ENCODER.encode(value)
+    # The encoder writes `null` for them. What was sent would not be what was meant.
+    if b"null" in body and not _is_finite(value):
+        raise ValueError("NaN and infinity cannot be sent: JSON has no such numbers")
+    return body
+
+
+def _is_finite(value: object) -> bool:
+    match value:
+        case float():
+            return isfinite(value)
+        case dict():
+            return all(map(_is_finite, value.values()))
+        case list() | tuple():
+            return all(map(_is_finite, value))
+        case _:
+            return True
+
+
+def quoted_part(text: str, name: str) -> str:
+    """One segment of a path."""
+    # Empty, `.` and `..` would silently name another resource than was meant.
+    if text in {"", ".", ".."}:
+        raise ValueError(f"{name} must not be {text!r}")
+    return quote(text, safe="")
+
+
+def run_path(run_id: str) -> str:
+    """Where a run is."""
+    return f"/v1/runs/{quoted_part(run_id, 'run_id')}"
+
+
+def query_of(members: Mapping[str, str | int | None]) -> str:
+    """What follows the path; members that are ``None`` are left out."""
+    given = {name: value for name, value in members.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def key_or_own(given: str | None) -> str:
+    """The caller's key, or one that nobody else has."""
+    if given is None:
+        return os.urandom(16).hex()
+    if not _KEY.fullmatch(given):
+        raise ValueError("idempotency_key must be 1 to 255 visible ASCII characters")
+    return given
+
+
+def reader(kind: type[T]) -> Callable[[Reply], T]:
+    """How an answer of this kind is read."""
+
+    def read(reply: Reply) -> T:
+        return msgspec.json.decode(reply.body, type=kind)
+
+    return read
+
+
+def any_json(reply: Reply) -> JsonValue:
+    """An answer as it came."""
+    answer: JsonValue = msgspec.json.decode(reply.body) if reply.body else None
+    return answer

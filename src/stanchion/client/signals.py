@@ -1,0 +1,74 @@
+"""What a client tells about itself: frozen facts, given to a hook.
+
+Whoever wants metrics, log lines or traces of calls listens to these. The client itself neither
+counts nor logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from stanchion.client.errors import GaveUpBecause
+from stanchion.client.exchange import Silence
+from stanchion.core.retry import RetryClass
+
+__all__ = ["Answered", "CallHook", "CallSignal", "GaveUp", "Retrying", "guarded"]
+
+
+class _About(msgspec.Struct, frozen=True, kw_only=True):
+    call: str
+    """``start``, ``get``, ``cancel``…"""
+    attempt: int
+    """The first try is 1."""
+
+
+class Answered(_About, frozen=True, kw_only=True):
+    """A try has ended."""
+
+    status: int | None
+    silence: Silence | None
+    """Why there is no status."""
+    elapsed_ms: int
+
+
+class Retrying(_About, frozen=True, kw_only=True):
+    """The call is tried again, after the delay. A token of the class's budget was taken."""
+
+    retry_class: RetryClass
+    delay_ms: int
+    retry_after_ms: int
+    """What the server asked for; 0 if it did not."""
+
+
+class GaveUp(_About, frozen=True, kw_only=True):
+    """The call has failed."""
+
+    retry_class: RetryClass | None
+    reason: GaveUpBecause
+
+
+CallSignal: TypeAlias = Answered | Retrying | GaveUp
+CallHook: TypeAlias = Callable[[CallSignal], None]
+
+
+def guarded(hook: CallHook | None) -> CallHook:
+    """The hook, unable to break a call."""
+    if hook is None:
+        return _nobody_listens
+
+    def tell(signal: CallSignal) -> None:
+        try:
+            hook(signal)
+        except Exception:
+            import logging  # noqa: PLC0415 - 10 ms of every start-up, for something that never is
+
+            logging.getLogger("stanchion").exception("on_event failed for %r", signal)
+
+    return tell
+
+
+def _nobody_listens(_signal: CallSignal) -> None:
+    pass

@@ -1,0 +1,334 @@
+"""Both clients: the same calls by the same names, and what each call sends."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+import stanchion
+from stanchion.client import errors
+from stanchion.client.exchange import Reply, Request
+from stanchion.core.retry import Budget, RetryClass
+from tests.client.scripted import URL, run_view, started
+from tests.client.tiny_server import answer, tiny_server
+
+CHANGE = {"run_id": "r1", "status": "running", "applied": False}
+JOB = {
+    "job_id": "r1:job@1",
+    "run_id": "r1",
+    "step_id": "job",
+    "topic": "t",
+    "status": "ready",
+    "run_status": "running",
+    "attempt": 1,
+    "deliveries": 0,
+    "output": None,
+    "error": None,
+}
+WORKFLOW = {
+    "id": "w",
+    "version": 3,
+    "risk": "high",
+    "created_at": "2026-01-01T00:00:00Z",
+    "definition": {},
+}
+YAML = 'steps: {}\n# a file\nid: "my-flow" # the name\n'
+
+
+class Case(msgspec.Struct, frozen=True):
+    """What is called, what that sends, and what the server answers."""
+
+    call: Callable[[Any], Any]
+    sends: str
+    body: object
+    answer: object
+
+
+CASES = {
+    "start": Case(
+        lambda c: c.start("a/b", {"q": 1}),
+        "POST /v1/workflows/a%2Fb/runs",
+        {"input": {"q": 1}},
+        {"run_id": "r1", "status": "running"},
+    ),
+    "start without input": Case(
+        lambda c: c.start("w"),
+        "POST /v1/workflows/w/runs",
+        {"input": {}},
+        {"run_id": "r1", "status": "running"},
+    ),
+    "get": Case(lambda c: c.get("r1"), "GET /v1/runs/r1", None, run_view().body),
+    "wait": Case(
+        lambda c: c.wait("r1", timeout_s=4), "GET /v1/runs/r1?wait=4.000", None, run_view().body
+    ),
+    "list": Case(
+        lambda c: c.list(workflow_id="w", status="running", limit=5, cursor="x="),
+        "GET /v1/runs?workflow_id=w&status=running&limit=5&cursor=x%3D",
+        None,
+        {"runs": [], "cursor": "y"},
+    ),
+    "timeline": Case(
+        lambda c: c.timeline("r1"),
+        "GET /v1/runs/r1/timeline?limit=1000",
+        None,
+        {"run_id": "r1", "entries": [], "cursor": None},
+    ),
+    "cancel": Case(
+        lambda c: c.cancel("r1", reason="late"),
+        "POST /v1/runs/r1/cancel",
+        {"reason": "late"},
+        CHANGE,
+    ),
+    "rerun": Case(
+        lambda c: c.rerun("r1", from_step="plan"),
+        "POST /v1/runs/r1/rerun",
+        {"from_step": "plan"},
+        {"run_id": "r2", "status": "running"},
+    ),
+    "approve": Case(
+        lambda c: c.approve("r1", "publish.review", comment="fine"),
+        "POST /v1/runs/r1/steps/publish.review/approve",
+        {"comment": "fine"},
+        CHANGE,
+    ),
+    "reject": Case(
+        lambda c: c.reject("r1", "review"),
+        "POST /v1/runs/r1/steps/review/reject",
+        {"comment": None},
+        CHANGE,
+    ),
+    "submit_job": Case(
+        lambda c: c.submit_job("agent.plan", None),
+        "POST /v1/jobs",
+        {"topic": "agent.plan", "input": None},
+        {"job_id": "j", "run_id": "r1", "status": "pending"},
+    ),
+    "submit_job without input": Case(
+        lambda c: c.submit_job("agent.plan"),
+        "POST /v1/jobs",
+        {"topic": "agent.plan", "input": {}},
+        {"job_id": "j", "run_id": "r1", "status": "pending"},
+    ),
+    "job": Case(lambda c: c.job("r1:s[2]@1"), "GET /v1/jobs/r1%3As%5B2%5D%401", None, JOB),
+    "apply_workflow": Case(
+        lambda c: c.apply_workflow({"id": "w", "steps": {}}),
+        "PUT /v1/workflows/w",
+        {"id": "w", "steps": {}},
+        {"id": "w", "version": 1},
+    ),
+    "workflow": Case(
+        lambda c: c.workflow("w", version=3), "GET /v1/workflows/w?version=3", None, WORKFLOW
+    ),
+    "workflows": Case(
+        lambda c: c.workflows(), "GET /v1/workflows?limit=100", None, {"workflows": []}
+    ),
+    "request": Case(
+        lambda c: c.request("PUT", "/v1/admin/tenants/acme", {"max_concurrent_runs": 2}),
+        "PUT /v1/admin/tenants/acme",
+        {"max_concurrent_runs": 2},
+        {"max_concurrent_runs": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_each_call_sends_what_the_api_says(case: Case, kind: str) -> None:
+    told = case.answer if isinstance(case.answer, bytes) else msgspec.json.encode(case.answer)
+
+    async def main(url: str) -> None:
+        async with stanchion.AsyncClient(url, api_key="sk_1", tenant="acme") as client:
+            await case.call(client)
+
+    with tiny_server(lambda _heard: answer(told)) as server:
+        if kind == "async":
+            asyncio.run(main(server.url))
+        else:
+            with stanchion.Client(server.url, api_key="sk_1", tenant="acme") as client:
+                case.call(client)
+    [heard] = server.heard
+    assert f"{heard.method} {heard.path}" == case.sends
+    assert (msgspec.json.decode(heard.body) if heard.body else None) == case.body
+    assert heard.headers["authorization"] == "Bearer sk_1"
+    assert heard.headers["x-stanchion-tenant"] == "acme"
+    if case.body is not None:
+        assert heard.headers["content-type"] == "application/json"
+
+
+def public(kind: type) -> dict[str, str]:
+    """Every method, with its signature."""
+    found = inspect.getmembers(kind, inspect.isroutine)
+    return {name: str(inspect.signature(each)) for name, each in found if name[0] != "_"}
+
+
+@pytest.mark.parametrize(
+    ("blocking", "other"),
+    [
+        (stanchion.Client, stanchion.AsyncClient),
+        (stanchion.RunHandle, stanchion.AsyncRunHandle),
+    ],
+)
+def test_the_two_clients_can_do_the_same(blocking: type, other: type) -> None:
+    assert public(blocking) == public(other)
+    assert len(public(blocking)) >= 8
+    assert all(getattr(blocking, name).__doc__ for name in public(blocking))
+
+
+def test_every_call_of_the_api_was_tried_above() -> None:
+    tried = {name.partition(" ")[0] for name in CASES}
+    assert set(public(stanchion.Client)) - tried == {"close", "events", "runs"}
+
+
+def test_a_handle_knows_its_run() -> None:
+    answers = [
+        started().body,
+        run_view().body,
+        msgspec.json.encode(CHANGE),
+        msgspec.json.encode(CHANGE),
+        started("r2").body,
+    ]
+    with (
+        tiny_server(lambda heard: answer(answers[heard.number - 1])) as server,
+        stanchion.Client(server.url) as client,
+    ):
+        run = client.start("w")
+        assert run.wait(timeout_s=60).output == {"answer": 42}
+        assert not run.approve("review").applied
+        run.cancel(reason="enough")
+        assert run.rerun().run_id == "r2"
+        assert "r1" in repr(run)
+    assert [heard.path for heard in server.heard][1:] == [
+        "/v1/runs/r1?wait=25.000",
+        "/v1/runs/r1/steps/review/approve",
+        "/v1/runs/r1/cancel",
+        "/v1/runs/r1/rerun",
+    ]
+
+
+def test_all_runs_are_read_page_by_page_as_they_are_needed() -> None:
+    row = {
+        "workflow_id": "w",
+        "workflow_version": 1,
+        "status": "running",
+        "created_at": "2026-01-01T00:00:00Z",
+        "finished_at": None,
+        "error": None,
+    }
+    pages = [
+        {"runs": [{"run_id": "a", **row}, {"run_id": "b", **row}], "cursor": "1"},
+        {"runs": [], "cursor": "2"},  # A filter may leave a page empty that is not the last.
+        {"runs": [{"run_id": "c", **row}], "cursor": None},
+    ]
+    with (
+        tiny_server(lambda heard: answer(msgspec.json.encode(pages[heard.number - 1]))) as server,
+        stanchion.Client(server.url) as client,
+    ):
+        following = client.runs(workflow_id="w")
+        assert next(following).run_id == "a"
+        assert len(server.heard) == 1
+        assert [each.run_id for each in following] == ["b", "c"]
+    assert [heard.path.partition("cursor=")[2] for heard in server.heard] == ["", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("definition", "path", "media"),
+    [
+        (YAML, "/v1/workflows/my-flow", "application/yaml"),
+        ("id:   plain\r\nsteps: {}", "/v1/workflows/plain", "application/yaml"),
+        ('{"steps": {}, "id": "in-json"}', "/v1/workflows/in-json", "application/json"),
+        ({"id": "from-dict"}, "/v1/workflows/from-dict", "application/json"),
+    ],
+)
+def test_a_workflow_goes_where_its_file_says(
+    definition: str | dict[str, Any], path: str, media: str
+) -> None:
+    with (
+        tiny_server(lambda _heard: answer(b'{"id": "w", "version": 1}')) as server,
+        stanchion.Client(server.url) as client,
+    ):
+        assert client.apply_workflow(definition).version == 1
+    [heard] = server.heard
+    assert (heard.path, heard.headers["content-type"]) == (path, media)
+    if isinstance(definition, str):
+        assert heard.body.decode() == definition
+
+
+class Unused:
+    """A transport that must not be used."""
+
+    def send(self, request: Request) -> Reply:
+        raise AssertionError(request)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: c.get(""),
+        lambda c: c.get(".."),
+        lambda c: c.approve("r1", "."),
+        lambda c: c.start(""),
+        lambda c: c.apply_workflow("steps: {}"),
+        lambda c: c.apply_workflow({"steps": {}}),
+        lambda c: c.apply_workflow("[]"),
+        lambda c: c.start("w", {"a": [{"b": float("nan")}]}),
+        lambda c: c.submit_job("t", float("inf")),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
+    call: Callable[[Any], Any],
+) -> None:
+    with pytest.raises(ValueError, match=r"must not be|has no id|NaN"):
+        call(stanchion.Client(URL, transport=Unused()))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"api_key": "a\r\nb"},
+        {"api_key": ""},
+        {"tenant": "a b"},
+        {"timeout_s": 0},
+        {"timeout_s": float("nan")},
+    ],
+)
+def test_a_client_that_could_not_work_is_not_made(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))) as caught:
+        stanchion.Client(URL, **arguments)
+    assert "a\r\nb" not in str(caught.value)
+
+
+def test_a_real_failure_names_the_fix_and_is_bounded_by_the_budget() -> None:
+    nothing = {each: Budget(tokens_max=0, refill_per_s=0) for each in RetryClass}
+    pace = stanchion.Pace(budgets=stanchion.RetryBudgets(nothing))
+    with (
+        stanchion.Client("http://127.0.0.1:9", pace=pace) as client,
+        pytest.raises(stanchion.ServerUnavailable, match="is the server running") as caught,
+    ):
+        client.start("w")
+    assert caught.value.gave_up is errors.GaveUpBecause.BUDGET_SPENT
+
+
+def test_a_blocking_client_pays_for_no_event_loop_and_no_server() -> None:
+    # 100 ms are held by the benchmark. What costs most is named here.
+    code = "import sys, stanchion; stanchion.Client; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+    ).stdout.split()
+    heavy = {"asyncio", "ssl", "http.client", "email", "logging", "httpx2", "starlette", "redis"}
+    assert heavy & set(loaded) == set()
+    ours = {name.split(".")[1] for name in loaded if name.startswith("stanchion.")}
+    assert ours == {"client", "core", "wire"}
+    third = {"msgspec", "cel_expr_python", "jsonschema_rs", "yaml", "apsw", "click"}
+    assert third & set(loaded) == {"msgspec"}
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in stanchion.__all__ if not hasattr(stanchion, name)] == []
+    assert stanchion.TenantFull is errors.TenantFull

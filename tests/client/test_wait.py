@@ -1,0 +1,127 @@
+"""Waiting for a run: in slices, to the end or to the time, and never in a tight loop."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import pytest
+
+from stanchion.client.errors import GaveUpBecause, NotFound, ServerUnavailable, WaitTimeout
+from stanchion.client.exchange import NoReply, Reply, Request
+from stanchion.sim.loop import run
+from tests.client.scripted import DEAD, Script, client, now, problem, run_view
+
+
+class Holding:
+    """Holds its answer as it is asked to, until the run is finished."""
+
+    def __init__(self, *, finished_at_ms: int, away_until_ms: int = 0) -> None:
+        self.asked: list[tuple[int, float]] = []
+        self.timeouts_s: list[float] = []
+        self._finished_at_ms = finished_at_ms
+        self._away_until_ms = away_until_ms
+
+    async def send(self, request: Request) -> Reply | NoReply:
+        held_s = float(request.path.partition("?wait=")[2])
+        self.asked.append((now(), held_s))
+        self.timeouts_s.append(request.timeout_s)
+        if now() < self._away_until_ms:
+            return DEAD
+        left_s = max(0.0, (self._finished_at_ms - now()) / 1000)
+        await asyncio.sleep(min(held_s, left_s))
+        return run_view("succeeded" if now() >= self._finished_at_ms else "running")
+
+
+def test_a_long_run_is_waited_for_in_slices_of_at_most_25_seconds() -> None:
+    server = Holding(finished_at_ms=60_000)
+
+    async def main() -> None:
+        finished = await client(server).wait("r1", timeout_s=3600)
+        assert (finished.status, finished.output) == ("succeeded", {"answer": 42})
+        assert now() == 60_000
+
+    run(main())
+    assert server.asked == [(0, 25.0), (25_000, 25.0), (50_000, 25.0)]
+    # Every request has a time of its own, a little above what it asks for.
+    assert server.timeouts_s == [30.0] * 3
+
+
+def test_without_a_time_a_wait_takes_as_long_as_the_run() -> None:
+    server = Holding(finished_at_ms=86_400_000)
+
+    async def main() -> None:
+        assert (await client(server).wait("r1")).status == "succeeded"
+        assert now() == 86_400_000
+
+    run(main())
+
+
+def test_a_wait_ends_when_its_time_is_over_and_shows_the_run_as_it_was() -> None:
+    server = Holding(finished_at_ms=60_000)
+
+    async def main() -> WaitTimeout:
+        with pytest.raises(WaitTimeout) as caught:
+            await client(server).wait("r1", timeout_s=30.5)
+        assert now() == 30_500
+        return caught.value
+
+    error = run(main())
+    assert error.run.status == "running"
+    assert isinstance(error, TimeoutError)
+    assert server.asked == [(0, 25.0), (25_000, 5.5)]
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own, as between processes
+    assert (str(copy), copy.run, copy.facts) == (str(error), error.run, error.facts)
+
+
+def test_no_time_at_all_is_one_look() -> None:
+    server = Holding(finished_at_ms=1000)
+
+    async def main() -> None:
+        with pytest.raises(WaitTimeout):
+            await client(server).wait("r1", timeout_s=0)
+        assert now() == 0
+
+    run(main())
+    assert server.asked == [(0, 0.0)]
+
+
+def test_a_server_that_does_not_hold_its_answer_is_not_asked_in_a_tight_loop() -> None:
+    script = Script([run_view("running")])
+
+    async def main() -> None:
+        with pytest.raises(WaitTimeout):
+            await client(script).wait("r1", timeout_s=60)
+
+    run(main())
+    assert len(script.requests) <= 60 / 0.25 + 2
+    assert all(250 <= wait_ms <= 750 for wait_ms in script.waits_ms[:-2])
+
+
+def test_a_restart_of_the_server_is_waited_through() -> None:
+    server = Holding(finished_at_ms=40_000, away_until_ms=3_000)
+
+    async def main() -> None:
+        assert (await client(server, seed=3).wait("r1", timeout_s=60)).status == "succeeded"
+
+    run(main())
+
+
+def test_retries_of_a_wait_do_not_outlast_its_time() -> None:
+    script = Script([DEAD])
+
+    async def main() -> ServerUnavailable:
+        with pytest.raises(ServerUnavailable) as caught:
+            await client(script, sample=0.999).wait("r1", timeout_s=2)
+        assert now() <= 2000
+        return caught.value
+
+    assert run(main()).gave_up is GaveUpBecause.TIME_SPENT
+
+
+def test_a_run_that_is_not_there_is_said_at_once() -> None:
+    async def main() -> None:
+        with pytest.raises(NotFound, match="no such run"):
+            await client(Script([problem(404, "not_found", detail="no such run")])).wait("r1")
+
+    run(main())
