@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from stanchion.services.labels import OTHER, TenantLabels
+from prometheus_client import CollectorRegistry
+
+from stanchion.adapters.manual_clock import ManualClock
+from stanchion.core.model import TenantId
+from stanchion.services.engine_signals import EngineSignals
+from stanchion.services.labels import OTHER, UNNAMED_MAX, TenantLabels
 
 
 def test_the_first_tenants_have_labels_of_their_own_and_keep_them() -> None:
@@ -43,3 +48,22 @@ def test_whoever_is_called_like_the_others_is_one_of_them() -> None:
     assert labels.workflow("first", OTHER) == OTHER
     assert [labels.tenant(name) for name in ("first", "second")] == ["first", "second"]
     assert [labels.workflow("first", name) for name in ("one", "two")] == ["one", "two"]
+
+
+def test_the_others_are_remembered_so_that_they_can_be_counted_together() -> None:
+    labels = TenantLabels(1)
+    for tenant in ("acme", "globex", *(f"t{number}" for number in range(UNNAMED_MAX))):
+        labels.tenant(tenant)
+    assert labels.seen[:2] == ("acme", "t0")
+    assert len(labels.seen) == 1 + UNNAMED_MAX
+
+
+def test_active_runs_of_tenants_without_a_label_are_shown_together() -> None:
+    registry = CollectorRegistry()
+    signals = EngineSignals(registry, ManualClock(), labels=TenantLabels(1))
+    signals.active({TenantId("acme"): 3, TenantId("globex"): 2, TenantId("initech"): 5})
+    shown = {
+        tenant: registry.get_sample_value("stanchion_runs_active", {"tenant": tenant})
+        for tenant in ("acme", "other", "globex")
+    }
+    assert shown == {"acme": 3, "other": 7, "globex": None}

@@ -6,7 +6,8 @@ counted here, and told to whoever weighs it: that is the evidence on which escal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter as Counts
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -94,7 +95,7 @@ class EngineSignals:
         )
         self._active = Gauge(
             "stanchion_runs_active",
-            "Unfinished runs that hold a slot, of the tenants with labels of their own.",
+            "Unfinished runs that hold a slot, of the tenants seen here.",
             ["tenant"],
             registry=registry,
         )
@@ -157,11 +158,15 @@ class EngineSignals:
         self._on_finished(run, now)
 
     def tenants(self) -> tuple[TenantId, ...]:
-        """Whose runs are counted by name."""
-        return tuple(TenantId(tenant) for tenant in self._labels.named)
+        """Whose active runs are shown: each by its name, or together with the others."""
+        return tuple(TenantId(tenant) for tenant in self._labels.seen)
 
-    def active(self, tenant: TenantId, runs: int) -> None:
-        self._active.labels(tenant).set(runs)
+    def active(self, runs: Mapping[TenantId, int]) -> None:
+        by_label: Counts[str] = Counts()
+        for tenant, number in runs.items():
+            by_label[self._labels.tenant(tenant)] += number
+        for label, number in by_label.items():
+            self._active.labels(label).set(number)
 
     def waiting(self, *, pending: int, rows: int) -> None:
         self._pending.set(pending)

@@ -7,12 +7,14 @@ workflows of each; all the rest share one. What is counted under it is still cou
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Final
 
 __all__ = ["OTHER", "TenantLabels"]
 
 OTHER: Final = "other"
 """Also what a tenant of that name is counted as."""
+UNNAMED_MAX: Final = 200
 
 
 class TenantLabels:
@@ -22,20 +24,25 @@ class TenantLabels:
         self._limit = limit
         self._workflows_max = workflows_max
         self._workflows: dict[str, set[str]] = {}
+        self._unnamed: OrderedDict[str, None] = OrderedDict()
 
     def tenant(self, tenant: str) -> str:
         """The label of a tenant."""
         if tenant in self._workflows:
             return tenant
         if len(self._workflows) >= self._limit or tenant == OTHER:
+            self._unnamed[tenant] = None
+            self._unnamed.move_to_end(tenant)
+            if len(self._unnamed) > UNNAMED_MAX:
+                self._unnamed.popitem(last=False)
             return OTHER
         self._workflows[tenant] = set()
         return tenant
 
     @property
-    def named(self) -> tuple[str, ...]:
-        """The tenants that have labels of their own."""
-        return tuple(self._workflows)
+    def seen(self) -> tuple[str, ...]:
+        """The tenants that have labels of their own, and the last few hundred of the others."""
+        return (*self._workflows, *self._unnamed)
 
     def workflow(self, tenant: str, workflow: str, *, exists: bool = True) -> str:
         """The label of a tenant's workflow.

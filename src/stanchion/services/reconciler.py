@@ -145,5 +145,5 @@ class Reconciler:
             return  # The last figure stays: the bus is away, what is pending there is still.
         self._signals.waiting(pending=pending, rows=await self._store.outbox_size())
         if self._round % _AUDIT_EVERY == 0:
-            for tenant in self._signals.tenants():
-                self._signals.active(tenant, await self._store.active_runs(tenant))
+            tenants = self._signals.tenants()
+            self._signals.active({each: await self._store.active_runs(each) for each in tenants})
