@@ -69,7 +69,7 @@ class NatsBus:
         entropy: Entropy,
         namespace: str = "stanchion",
         timeout_s: float = 2.0,
-        ack_wait_s: float = 30.0,
+        ack_wait_s: float = 5.0,
     ) -> NatsBus:
         """Connect, and have the stream there.
 
