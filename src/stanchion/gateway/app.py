@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -35,17 +36,26 @@ class Gateway:
         self._services = services
         self.options = options
         self._desk = Desk(services, options)
-        self._desk.openapi = msgspec.json.encode(document(ROUTES))
+        self._desk.openapi = _openapi()
         signals = RequestSignals(services.registry)
         self._unrouted = signals.unrouted
-        self._router = Router(
-            _paths(services, self._desk, signals), redirect_slashes=False, default=self._nowhere
-        )
+        endpoints = _endpoints(services, self._desk, signals)
+        # The worker's routes are the busiest, and have nothing to match: they skip the router.
+        self._fixed = {path: each for path, each in endpoints.items() if "{" not in path}
+        matched: list[BaseRoute] = [
+            PathRoute(_template(path), each) for path, each in endpoints.items() if "{" in path
+        ]
+        self._router = Router(matched, redirect_slashes=False, default=self._nowhere)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
         """Answer one request."""
         if scope["type"] == "http":
-            await self._router(scope, receive, send)
+            fixed = self._fixed.get(scope["path"])
+            if fixed is None:
+                await self._router(scope, receive, send)
+            else:
+                scope["path_params"] = {}
+                await fixed(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1000})
@@ -73,14 +83,18 @@ class Gateway:
         await exchange.refuse(exchange.flaw() or nothing)
 
 
-def _paths(services: Services, desk: Desk, signals: RequestSignals) -> list[BaseRoute]:
+@cache
+def _openapi() -> bytes:
+    return msgspec.json.encode(document(ROUTES))
+
+
+def _endpoints(services: Services, desk: Desk, signals: RequestSignals) -> dict[str, Endpoint]:
     by_path: dict[str, list[tuple[Route, Observe]]] = {}
     for route in ROUTES:
         by_path.setdefault(route.path, []).append((route, signals.observer(route)))
-    return [
-        PathRoute(_template(path), Endpoint(services, desk, routes, signals.unrouted))
-        for path, routes in by_path.items()
-    ]
+    return {
+        path: Endpoint(services, desk, routes, signals.unrouted) for path, routes in by_path.items()
+    }
 
 
 def _template(path: str) -> str:

@@ -31,7 +31,7 @@ DEFAULT_TENANT: Final = TenantId("default")
 TENANT_HEADER: Final = b"x-stanchion-tenant"
 ANONYMOUS: Final = Holder(Role.ADMIN, ALL_TENANTS, "anonymous")
 _TENANT = re.compile(rb"\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{1,512})")
+_BEARER = re.compile(rb"(?i:bearer) +([ -~\x80-\xff]{1,512})")
 _HOSTS_KNOWN_MAX: Final = 64
 
 
@@ -76,7 +76,7 @@ class Auth:
         if shown is None:
             raise Refused(_unauthenticated("this needs a key: Authorization: Bearer <key>", ""))
         found = _BEARER.fullmatch(shown)
-        holder = None if found is None else await self._keys.holder(found[1].decode("ascii"))
+        holder = None if found is None else await self._keys.holder(_text(found[1]))
         if holder is None:
             raise Refused(_unauthenticated("this key is not known", ', error="invalid_token"'))
         return holder
@@ -94,6 +94,10 @@ class Auth:
 
 
 _FOREIGN_HOST: Final = "without keys, only requests for a loopback host are answered"
+
+
+def _text(key: bytes) -> str:
+    return key.strip().decode("utf-8", "surrogateescape")
 
 
 def _only(holder: Holder, named: bytes | None) -> TenantId | None:

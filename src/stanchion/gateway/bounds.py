@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final, Never
+from typing import Any, Final, Never
 
 import msgspec
 
@@ -42,13 +42,50 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[object]) -> object:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise Unfit(why_not(error)) from None
+        return _with_whole_numbers(body, decoder, error)
     except RecursionError:
         raise Unfit(Fault("", _TOO_DEEP)) from None
     except msgspec.DecodeError as error:
         _explain(body, str(error))
     except UnicodeDecodeError:
         raise Malformed("the body is not UTF-8") from None
+
+
+def _with_whole_numbers(
+    body: bytes, decoder: msgspec.json.Decoder[object], error: msgspec.ValidationError
+) -> object:
+    """Read again with ``1.0`` as 1 where an integer is due: to JSON both are the same number."""
+    value = None
+    for _ in range(_WHOLE_NUMBERS_MAX if len(body) <= _WHOLE_NUMBERS_BYTES_MAX else 0):
+        steps = _STEP.findall(str(error).partition(" - at `$")[2])
+        if not _FLOAT_FOR_INT.search(str(error)) or not steps:
+            break
+        value = msgspec.json.decode(body) if value is None else value
+        if not _made_whole(value, [int(place) if place else name for name, place in steps]):
+            break
+        try:
+            return msgspec.convert(value, decoder.type)
+        except msgspec.ValidationError as next_error:
+            error = next_error
+    raise Unfit(why_not(error)) from None
+
+
+def _made_whole(value: Any, steps: list[str | int]) -> bool:  # noqa: ANN401 - any JSON
+    *inner, last = steps
+    for step in inner:
+        value = value[step]
+    number = value[last]
+    if not isinstance(number, float) or not number.is_integer():
+        return False
+    value[last] = int(number)
+    return True
+
+
+_WHOLE_NUMBERS_MAX: Final = 50
+_WHOLE_NUMBERS_BYTES_MAX: Final = 64 * 1024
+"""So many in a request of this size: each costs another look at all of it."""
+_FLOAT_FOR_INT = re.compile(r"^Expected `int[^,]*, got `float`")
+_STEP = re.compile(r"\.([^.\[\]`]+)|\[(\d+)\]")
 
 
 def is_suspect(body: bytes) -> bool:

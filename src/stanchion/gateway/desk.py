@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from stanchion.gateway.auth import Auth
 from stanchion.gateway.body import Bodies
+from stanchion.gateway.deadlines import Deadlines
 from stanchion.gateway.load import Load
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, Refused, unavailable_after_ms
@@ -36,6 +37,7 @@ class Desk:
         self.auth = Auth(self.keys)
         self.bodies = Bodies(options)
         self.load = Load(options, services.registry, services.entropy.unit)
+        self.deadlines = Deadlines()
         self.readiness = Readiness(services)
         self.draining = asyncio.Event()
         self.openapi = b""
@@ -65,7 +67,8 @@ class Desk:
         return Refusal(code=code, detail=detail, retry_after_ms=after_ms)
 
     def close(self) -> None:
-        """Let the thread go."""
+        """Let the thread and the timer go."""
+        self.deadlines.close()
         self._parser.shutdown(wait=False, cancel_futures=True)
 
     def _parsed(self, future: asyncio.Future[_Result]) -> None:

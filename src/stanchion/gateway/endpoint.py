@@ -20,7 +20,7 @@ from stanchion.gateway.auth import DEFAULT_TENANT, Caller
 from stanchion.gateway.body import decoded
 from stanchion.gateway.call import Call, NoBody, NoQuery, Reply, Stream
 from stanchion.gateway.desk import Desk
-from stanchion.gateway.exchange import ClientGone, Exchange, Receive, Send
+from stanchion.gateway.exchange import ClientGone, Exchange, Ready, Receive, Send, ready
 from stanchion.gateway.problems import Refusal, Refused, invalid_member
 from stanchion.gateway.query import read_query
 from stanchion.gateway.room import Room
@@ -29,6 +29,7 @@ from stanchion.gateway.signals import Observe
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import BadCursor
 from stanchion.services.log import LOGGER
+from stanchion.services.plans import DefinitionMissing
 from stanchion.services.services import Services
 from stanchion.wire.problems import Code
 
@@ -93,12 +94,14 @@ class _Course:
 
     async def run(self, exchange: Exchange) -> None:
         """Answer, whatever happens."""
-        answer: Answered
+        answer: Ready | Refusal
         try:
-            answer = exchange.flaw() or await self._answer(exchange)
-            if isinstance(answer, Stream):
-                await exchange.stream(answer, self._desk.load)
+            found = exchange.flaw() or await self._answer(exchange)
+            if isinstance(found, Stream):
+                await exchange.stream(found, self._desk.load)
                 return
+            # Also what cannot be encoded is a fault to be answered.
+            answer = ready(found) if isinstance(found, Reply) else found
         except ClientGone:
             return
         except Refused as refused:
@@ -108,9 +111,14 @@ class _Course:
         except BackendError:
             detail = "the store does not answer"
             answer = self._desk.unavailable(Code.STORE_UNAVAILABLE, detail)
+        except DefinitionMissing:
+            detail = "the store does not have the workflow of this run any more"
+            answer = self._desk.unavailable(Code.STORE_UNAVAILABLE, detail)
         except Exception as error:  # noqa: BLE001 - the last resort: answered, and logged in full
             answer = self._broken(exchange, error)
-        if isinstance(answer, Reply):
+        if exchange.is_begun:
+            return  # a stream broke off: the server hangs up
+        if isinstance(answer, Ready):
             await exchange.answer(answer)
         else:
             await exchange.refuse(answer)
@@ -125,24 +133,26 @@ class _Course:
             caller = await self._desk.auth.caller(exchange.headers, route)
             if caller.only is not None or route.reach is Reach.TENANT:
                 room.take_for(caller.tenant)
-            is_reading = True
-            limit = asyncio.timeout(self._first_s)
+            deadline = self._desk.deadlines.begin(self._first_s)
+            if route.admits:
+                exchange.when_gone(deadline.abandon)
+            call: Call[Any, Any] | None = None
             try:
-                async with limit:
-                    call = await self._read(exchange, caller, room)
-                    is_reading = False
-                    wait_s = route.waits(call)
-                    loop_time_s = asyncio.get_running_loop().time()
-                    limit.reschedule(loop_time_s + wait_s + self._deadline_s)
-                    if not wait_s:
-                        return await route.handler(call)
+                call = await self._read(exchange, caller, room)
+                wait_s = route.waits(call)
+                self._desk.deadlines.extend(deadline, wait_s + self._deadline_s)
+                if wait_s:
                     room.only_wait()
-                    answer: Answered = await exchange.unless_gone(route.handler(call))
-                    return answer
-            except TimeoutError:
-                if not limit.expired():
+                    return await exchange.unless_gone(route.handler(call))
+                return await route.handler(call)
+            except asyncio.CancelledError:
+                if not deadline.is_why():
                     raise
-                return self._too_slow(is_reading=is_reading)
+                if deadline.is_abandoned:
+                    raise ClientGone from None
+                return self._too_slow(is_reading=call is None)
+            finally:
+                deadline.end()
 
     async def _read(self, exchange: Exchange, caller: Caller, room: Room) -> Call[Any, Any]:
         route, scope = self._route, exchange.scope

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import aclosing
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,8 +20,9 @@ from stanchion.gateway.problems import Refusal, answer_parts
 from stanchion.gateway.signals import Observe
 from stanchion.wire.problems import Code
 
-__all__ = ["Exchange", "Message", "Receive", "Send"]
+__all__ = ["GONE", "ClientGone", "Exchange", "Message", "Ready", "Receive", "Send", "ready"]
 
+_Result = TypeVar("_Result")
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
@@ -47,6 +48,21 @@ _numbers: Final = itertools.count(1)
 _process: Final = secrets.token_hex(6)
 
 
+class Ready(NamedTuple):
+    """An answer that only needs to be sent."""
+
+    status: int
+    body: bytes
+    headers: list[tuple[bytes, bytes]]
+
+
+def ready(reply: Reply) -> Ready:
+    """The reply in bytes."""
+    value = reply.value
+    body = value if isinstance(value, bytes) else _encode(value)
+    return Ready(reply.status, body, [(b"content-type", reply.content_type), *reply.headers])
+
+
 class Exchange:
     """One request and its answer."""
 
@@ -55,6 +71,7 @@ class Exchange:
         "_observe",
         "_options",
         "headers",
+        "is_begun",
         "receive",
         "request_id",
         "scope",
@@ -72,6 +89,7 @@ class Exchange:
         self._began_s = time.perf_counter()
         self._options = options
         self._observe = observe
+        self.is_begun = False
         self.scope = scope
         self.receive = receive
         self.send = send
@@ -95,7 +113,7 @@ class Exchange:
         if len(raw) > options.headers_max:
             detail = f"more than {options.headers_max} headers"
             return Refusal(code=Code.HEADERS_TOO_LARGE, detail=detail)
-        if sum([len(name) + len(value) for name, value in raw]) > options.header_bytes_max:
+        if sum(map(len, self.headers.values())) > options.header_bytes_max:
             detail = f"the headers have more than {options.header_bytes_max} bytes"
             return Refusal(code=Code.HEADERS_TOO_LARGE, detail=detail)
         if len(self.headers) != len(raw):
@@ -106,13 +124,9 @@ class Exchange:
                 return Refusal(code=Code.MALFORMED_REQUEST, detail=detail)
         return None
 
-    async def answer(self, reply: Reply) -> None:
+    async def answer(self, ready: Ready) -> None:
         """Send what was asked for."""
-        value = reply.value
-        body = value if isinstance(value, bytes) else _encode(value)
-        await self._finish(
-            reply.status, body, [(b"content-type", reply.content_type), *reply.headers]
-        )
+        await self._finish(ready.status, ready.body, ready.headers)
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send why not."""
@@ -137,11 +151,12 @@ class Exchange:
                 (b"x-accel-buffering", b"no"),
                 *_HARDENING,
             ]
+            self.is_begun = True
             await self.send({"type": "http.response.start", "status": 200, "headers": headers})
             if self.scope["method"] != "HEAD":
                 await self.unless_gone(self._pump(stream))
             else:
-                await self._write(b"", more=False)
+                await self.send({"type": "http.response.body", "body": b""})
         finally:
             load.end_stream()
             self._observe(time.perf_counter() - self._began_s, 200)
@@ -149,23 +164,20 @@ class Exchange:
     async def _pump(self, stream: Stream) -> None:
         async with aclosing(stream.parts) as parts:
             async for part in parts:
-                if not await self._write(part, more=True):
-                    return
-        await self._write(b"", more=False)
+                # Waits while the reader is behind; the protocol cuts off one who stays behind.
+                await self.send({"type": "http.response.body", "body": part, "more_body": True})
+        await self.send({"type": "http.response.body", "body": b""})
 
-    async def _write(self, part: bytes, *, more: bool) -> bool:
-        """Whether the reader took it in time. One who did not is cut off."""
-        try:
-            async with asyncio.timeout(self._options.stream_write_timeout_s):
-                await self.send({"type": "http.response.body", "body": part, "more_body": more})
-        except TimeoutError:
-            abort: Callable[[], None] | None = self.scope.get("extensions", {}).get(ABORT)
-            if abort is not None:
-                abort()
-            return False
-        return True
+    def when_gone(self, then: Callable[[], object]) -> None:
+        """Have this called when the caller hangs up. Costs nothing, but only our server offers it.
 
-    async def unless_gone(self, work: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the work gives
+        Without it, work for a caller who left is finished all the same.
+        """
+        offer = self.scope.get("extensions", _NO_EXTENSIONS).get(GONE)
+        if offer is not None:
+            offer(then)
+
+    async def unless_gone(self, work: Awaitable[_Result]) -> _Result:
         """Do the work, but stop when the caller hangs up. Raises ``ClientGone`` then."""
         working = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(self._gone())
@@ -184,8 +196,9 @@ class Exchange:
             pass
 
 
-ABORT: Final = "stanchion.abort"
-"""The name under which our server offers to drop a connection."""
+GONE: Final = "stanchion.gone"
+"""The name under which our server offers to tell when the caller has hung up."""
+_NO_EXTENSIONS: Final[Mapping[str, Any]] = {}
 
 
 class ClientGone(Exception):

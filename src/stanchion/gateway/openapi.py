@@ -1,15 +1,13 @@
 """The OpenAPI document, from the same declarations that serve the requests.
 
 Nothing here knows an endpoint: paths, parameters, bodies, answers and refusals all come from the
-table of routes and from the wire types.
-
-    python -m stanchion.gateway.openapi > schema/openapi.json
+table of routes and from the wire types. The copy in ``schema/openapi.json`` is written by
+``python -m stanchion.gateway``.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 from http import HTTPStatus
@@ -285,9 +283,3 @@ def _portable(value: Any) -> Any:  # noqa: ANN401 - any part of the document
             for key, each in value.items()
         }
     return [_portable(each) for each in value] if isinstance(value, list) else value
-
-
-if __name__ == "__main__":
-    from stanchion.gateway.routes import ROUTES
-
-    sys.stdout.write(text(ROUTES))

@@ -33,8 +33,8 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that wait for a job or for the end of a run."""
     streams_max: int = 512
     heartbeat_s: float = 15
-    stream_write_timeout_s: float = 10
-    """A reader who takes nothing for so long is cut off."""
+    write_timeout_s: float = 10
+    """A reader who lets an answer pile up for so long is cut off."""
     parses_waiting_max: int = 16
     """Workflow files that wait for their turn: they are read one at a time."""
 

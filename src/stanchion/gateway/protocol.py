@@ -2,8 +2,9 @@
 
 uvicorn waits for ever for a request that never ends, and keeps whatever headers come. Here a
 request's head must be there within ten seconds of its first byte, and all of it within thirty; a
-connection that says nothing is closed; heads have a size; connections have a number. A timer is set
-only when a request arrives in pieces, so that those who send it whole pay nothing.
+connection that says nothing is closed; heads have a size; connections have a number; and a reader
+who lets answers pile up is cut off. Timers are set only when a request arrives in pieces or an
+answer is not taken, so that those who do as they should pay nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from stanchion.gateway.exchange import ABORT
+from stanchion.gateway.exchange import GONE
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, answer_parts
 from stanchion.wire.problems import Code
@@ -37,6 +38,7 @@ def guarded(options: GatewayOptions, connections_max: int) -> type[GuardedProtoc
         limit = connections_max
         head_s = options.head_timeout_s
         request_s = options.body_timeout_s + _REST_S
+        write_s = options.write_timeout_s
 
     return Guarded
 
@@ -47,7 +49,11 @@ class GuardedProtocol(HttpToolsProtocol):
     limit = 1_000
     head_s = 10.0
     request_s = 30.0
+    write_s = 10.0
     _timer: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
+    _gone: Callable[[], object] = staticmethod(lambda: None)
+    """Who wants to know when the caller hangs up: the request under way, if any."""
     _head_bytes = 0
     _is_in_head = False
     _is_in_request = False
@@ -62,7 +68,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_timer()
+        self._clear_stall()
         super().connection_lost(exc)
+        self._gone()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -85,7 +93,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = self._is_in_request = True
         self._head_bytes = 0
-        extensions: dict[str, Any] = {ABORT: self.transport.abort}
+        extensions: dict[str, Any] = {GONE: self._when_gone}
         self.scope["extensions"] = extensions
 
     def on_headers_complete(self) -> None:
@@ -98,28 +106,45 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_in_request = False
         super().on_message_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._clear_stall()
+        self._stall = self.loop.call_later(self.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._clear_stall()
+        super().resume_writing()
+
+    def drop_if_stalled(self) -> None:
+        """Hang up on a reader who is behind: the server has no time left to wait."""
+        if self._stall is not None:
+            self.transport.abort()
+
     def send_400_response(self, msg: str) -> None:
-        # Raised while an answer is under way, an error of the next request must not cut into it.
-        if self._is_answering():
-            self.transport.close()
-            return
         self._refuse(Refusal(code=Code.MALFORMED_REQUEST, detail=msg))
+
+    def _when_gone(self, then: Callable[[], object]) -> None:
+        self._gone = then
 
     def _too_slow(self) -> None:
         self._timer = None
-        if self._is_answering():
-            self.transport.close()
-            return
         detail = "the request did not arrive in time"
         self._refuse(Refusal(code=Code.REQUEST_TIMEOUT, detail=detail))
 
-    def _is_answering(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle  # none before the first request
-        return cycle is not None and not cycle.response_complete
-
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer without the app, which has no request to answer, and hang up."""
+        """Answer instead of the app, which has no whole request to answer, and hang up."""
         self._clear_timer()
+        cycle: RequestResponseCycle | None = self.cycle  # none before the first request
+        is_under_way = cycle is not None and not cycle.response_complete
+        if cycle is None or not is_under_way or not cycle.response_started:
+            self._write(refusal)
+        if cycle is not None and is_under_way:
+            # What the app may still say is for nobody, and must not follow on what was said here.
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+
+    def _write(self, refusal: Refusal) -> None:
         status, body, headers = answer_parts(refusal, "")
         lines = [
             *headers,
@@ -128,11 +153,15 @@ class GuardedProtocol(HttpToolsProtocol):
         ]
         head = b"".join(b"%b: %b\r\n" % line for line in lines)
         self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
-        self.transport.close()
 
     def _set_timer(self, seconds: float, then: Callable[[], None]) -> None:
         self._clear_timer()
         self._timer = self.loop.call_later(seconds, then)
+
+    def _clear_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def _clear_timer(self) -> None:
         if self._timer is not None:

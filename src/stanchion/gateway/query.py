@@ -29,10 +29,15 @@ def read_query(text: bytes, shape: type[Any]) -> Any:  # noqa: ANN401 - the rout
             raise Refused(invalid_member(key, "given more than once"))
         given[key] = _text(value, key)
     try:
-        return msgspec.convert(given, shape, strict=False)
+        query = msgspec.convert(given, shape, strict=False)
     except msgspec.ValidationError as error:
         fault = why_not(error)
         raise Refused(invalid((_as_parameter(fault),), f"query: {fault}")) from None
+    for key in given:
+        # The decoder takes ``null`` for nothing; a parameter that is given has a value.
+        if getattr(query, key) is None:
+            raise Refused(invalid_member(key, "must not be null"))
+    return query
 
 
 def _text(encoded: bytes, path: str) -> str:

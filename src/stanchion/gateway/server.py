@@ -18,7 +18,7 @@ from typing import Final
 import uvicorn
 
 from stanchion.gateway.app import Gateway
-from stanchion.gateway.protocol import guarded
+from stanchion.gateway.protocol import GuardedProtocol, guarded
 
 __all__ = ["serve"]
 
@@ -27,6 +27,8 @@ _FILES_KEPT: Final = 128
 _KEEP_ALIVE_S: Final = 75
 _NOTICE_S: Final = 0.5
 """How long new connections still hear that the server drains, before there is nobody to ask."""
+_PATIENCE_S: Final = 2.0
+"""For readers who are behind when the sockets close."""
 _BACKLOG: Final = 2_048
 
 
@@ -62,7 +64,7 @@ async def serve(
         finally:
             if not serving.done():  # whoever awaits us was cancelled: no time is left
                 app.drain()
-                server.should_exit = server.force_exit = True
+                server.stop_now()
                 await serving
             app.close()
             listener.close()
@@ -79,6 +81,22 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self._on_started()
 
+    def stop_now(self) -> None:
+        """Wait for nobody."""
+        self.should_exit = self.force_exit = True
+        # A listener counts as closed only when its connections are.
+        for connection in self._guarded():
+            connection.transport.abort()
+
+    def drop_stalled(self) -> None:
+        """Hang up on those who do not take what they are sent."""
+        for connection in self._guarded():
+            connection.drop_if_stalled()
+
+    def _guarded(self) -> list[GuardedProtocol]:
+        everyone = self.server_state.connections
+        return [each for each in everyone if isinstance(each, GuardedProtocol)]
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -87,20 +105,21 @@ class _Server(uvicorn.Server):
 class _Ending:
     """What a signal sets off."""
 
-    def __init__(self, app: Gateway, server: uvicorn.Server, notice_s: float) -> None:
+    def __init__(self, app: Gateway, server: _Server, notice_s: float) -> None:
         self._app = app
         self._server = server
         self._notice_s = notice_s
 
     def __call__(self) -> None:
         if self._app.is_draining:
-            self._server.should_exit = self._server.force_exit = True
+            self._server.stop_now()
             return
         self._app.drain()
         asyncio.get_running_loop().call_later(self._notice_s, self._close)
 
     def _close(self) -> None:
         self._server.should_exit = True
+        asyncio.get_running_loop().call_later(_PATIENCE_S, self._server.drop_stalled)
 
 
 @contextlib.contextmanager

@@ -41,6 +41,9 @@ BELIEVED_MS: Final = 1_500
 BELIEVED_WITHOUT_STORE_MS: Final = 5 * 60 * 1_000
 _ASK_AGAIN_MS: Final = 1_000
 """After the store failed: every request would wait for it otherwise."""
+_SILENCE_S: Final = 0.05
+"""A store that says nothing for so long is away: whoever has a last word goes on with it, because
+a request must not wait for the store twice."""
 _KNOWN_MAX: Final = 4_096
 _KIND: Final = "key"
 _ANY: Final = ""
@@ -113,8 +116,9 @@ class Keys:
         if self._any is not None and (age_ms < BELIEVED_MS or self._is_store_away(now)):
             return self._still_none(age_ms)
         try:
-            return await self._once(_ANY, lambda: self._read_any(now))
-        except BackendError:
+            within_s = None if self._any is None else _SILENCE_S
+            return await self._once(_ANY, lambda: self._read_any(now), within_s=within_s)
+        except (BackendError, TimeoutError):
             self._failed_at = now
             if self._any is None:
                 raise
@@ -187,8 +191,9 @@ class Keys:
         if self._is_store_away(now):
             return self._last_word(known, now)
         try:
-            return await self._once(key_id, lambda: self._read(key_id, now))
-        except BackendError:
+            within_s = None if known.record is None else _SILENCE_S
+            return await self._once(key_id, lambda: self._read(key_id, now), within_s=within_s)
+        except (BackendError, TimeoutError):
             self._failed_at = now
             return self._last_word(known, now)
 
@@ -205,14 +210,21 @@ class Keys:
         self._any, self._any_read_at = self._any or bool(page.items), now
         return self._any
 
-    async def _once(self, name: str, ask: Callable[[], Coroutine[Any, Any, _Answer]]) -> _Answer:
+    async def _once(
+        self,
+        name: str,
+        ask: Callable[[], Coroutine[Any, Any, _Answer]],
+        *,
+        within_s: float | None,
+    ) -> _Answer:
         """Ask the store once for all requests that want to know the same at the same time."""
         asking: asyncio.Task[_Answer] | None = self._asking.get(name)
         if asking is None:
             asking = self._asking[name] = asyncio.create_task(ask())
             asking.add_done_callback(lambda done: self._asked(name, done))
         # Whoever leaves does not take the question along.
-        return await asyncio.shield(asking)
+        async with asyncio.timeout(within_s):
+            return await asyncio.shield(asking)
 
     def _asked(self, name: str, asking: asyncio.Task[Any]) -> None:
         del self._asking[name]
@@ -248,7 +260,7 @@ class Keys:
 
 
 def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _is_id(text: str) -> bool:

@@ -23,8 +23,9 @@ from stanchion.gateway.routes import (
 __all__ = ["ROUTES"]
 
 ROUTES: Final[tuple[Route, ...]] = (
-    *runs.ROUTES,
+    *runs.ROUTES[:1],
     *worker.ROUTES,
+    *runs.ROUTES[1:],
     *jobs.ROUTES,
     *workflows.ROUTES,
     *events.ROUTES,

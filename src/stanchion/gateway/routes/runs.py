@@ -9,7 +9,8 @@ from msgspec import Meta
 
 from stanchion.core.faults import WorkflowFaults
 from stanchion.core.limits import INPUT_BYTES_MAX
-from stanchion.core.model import RunId, RunStatus, StepId, WorkflowId
+from stanchion.core.model import Run, RunId, RunStatus, StepId, WorkflowId
+from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunRefused
 from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
 from stanchion.gateway.free_values import check_value
@@ -28,7 +29,7 @@ from stanchion.services.gate_answers import (
     UnknownRun,
 )
 from stanchion.services.inbox import Changed, Conflicting, Unknown
-from stanchion.services.plans import UnknownWorkflow
+from stanchion.services.plans import DefinitionMissing, UnknownWorkflow
 from stanchion.wire.identifiers import Cursor, Limit, WaitS
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
@@ -135,8 +136,14 @@ async def get_run(call: Call[NoBody, Waiting]) -> Reply:
         within_s = call.query.wait
         later = await call.services.watching.finished(loaded.run.id, within_s=within_s)
         loaded = loaded if later is None else later
-    plan = await call.services.plans.of_run(loaded.run)
-    return Reply(run_view(loaded.run, plan))
+    return Reply(run_view(loaded.run, await _plan(call, loaded.run)))
+
+
+async def _plan(call: Call[NoBody, Waiting], run: Run) -> Plan | None:
+    try:
+        return await call.services.plans.of_run(run)
+    except DefinitionMissing:
+        return None  # the run is shown all the same, without the steps it never came to
 
 
 async def list_runs(call: Call[NoBody, Listed]) -> Reply:

@@ -29,7 +29,7 @@ async def put_tenant(call: Call[TenantConfig, NoQuery]) -> Reply | Refusal:
     if faults:
         return invalid(faults, str(faults[0]))
     tenant = TenantId(call.params["tenant"])
-    await call.services.store.put_tenant(
+    await call.services.gate.tenants.put(
         tenant,
         Tenant(config.max_concurrent_runs, config.job_rate_per_s, config.admission),
     )

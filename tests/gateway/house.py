@@ -1,0 +1,139 @@
+"""A house: one gateway over a whole engine, in memory, on lines that can go bad."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from stanchion.adapters.bus.local import LocalBus
+from stanchion.adapters.clock import SystemClock
+from stanchion.adapters.entropy import SystemEntropy
+from stanchion.adapters.store.memory import MemoryStore
+from stanchion.gateway import Gateway, GatewayOptions, make_app
+from stanchion.ports.errors import BackendUnavailable
+from stanchion.ports.locks import LockView
+from stanchion.services.engine import Engine, Terms, Wires
+from tests.gateway.asgi import Answer, Stuck, ask
+from tests.services.faulty_locks import Fault, FaultyLocks
+from tests.services.faulty_store import FaultyStore
+
+__all__ = ["ADMIN", "House", "bearer", "opened_house"]
+
+ADMIN = "the-admin-key"
+ONE_STEP = {"steps": {"only": {"topic": "work"}}}
+
+
+def bearer(key: str) -> tuple[str, str]:
+    """The header that shows a key."""
+    return "Authorization", f"Bearer {key}"
+
+
+class HouseLocks(FaultyLocks):
+    """Also what only an operator asks for can go wrong."""
+
+    async def list(self, prefix: str = "", *, limit: int = 1000) -> Sequence[LockView]:
+        if self._always.get("list") is Fault.ERROR:
+            raise BackendUnavailable("connection refused")
+        return await super().list(prefix, limit=limit)
+
+    async def inspect(self, name: str) -> LockView | None:
+        if self._always.get("inspect") is Fault.ERROR:
+            raise BackendUnavailable("connection refused")
+        return await super().inspect(name)
+
+
+class House:
+    """A gateway, what stands behind it, and how to ask it."""
+
+    def __init__(
+        self, engine: Engine, app: Gateway, store: FaultyStore, locks: FaultyLocks
+    ) -> None:
+        self.engine = engine
+        self.services = engine.services
+        self.app = app
+        self.store = store
+        self.locks = locks
+
+    async def ask(
+        self,
+        method: str,
+        target: str,
+        body: object = b"",
+        *,
+        key: str | None = None,
+        tenant: str | None = None,
+        headers: Iterable[tuple[str, str | bytes]] = (),
+        parts: Sequence[bytes | type[Stuck]] | None = None,
+    ) -> Answer:
+        """Send one request."""
+        given = [*headers]
+        if key is not None:
+            given.append(bearer(key))
+        if tenant is not None:
+            given.append(("X-Stanchion-Tenant", tenant))
+        async with asyncio.timeout(10):
+            return await ask(self.app, method, target, body, given, parts=parts)
+
+    async def make_key(self, role: str, tenant: str) -> str:
+        """A key of this role for this tenant."""
+        asked = {"role": role, "tenant": tenant}
+        answer = await self.ask("POST", "/v1/admin/keys", asked, key=ADMIN)
+        assert answer.status == 200, answer.body
+        return str(answer.json["key"])
+
+    async def start(self, *, key: str | None = None, tenant: str | None = None) -> str:
+        """A run of the one-step workflow, which is put first."""
+        path = "/v1/workflows/one-step"
+        put = await self.ask("PUT", path, ONE_STEP, key=key, tenant=tenant)
+        assert put.status == 200, put.body
+        started = await self.ask("POST", f"{path}/runs", {}, key=key, tenant=tenant)
+        assert started.status == 200, started.body
+        return str(started.json["run_id"])
+
+    async def lease(self, *, key: str | None = None, topic: str = "work") -> dict[str, object]:
+        """One job of this topic."""
+        asked = {"worker_id": "worker-1", "topics": [topic], "wait_s": 1}
+        answer = await self.ask("POST", "/v1/worker/lease", asked, key=key)
+        assert answer.status == 200, answer.body
+        (job,) = answer.json["jobs"]
+        return dict(job)
+
+    async def has_under_way(self, kind: str, *, count: int = 1) -> None:
+        """Wait until so many requests, waits or streams are under way."""
+        async with asyncio.timeout(5):
+            while self.metric("stanchion_http_under_way", kind=kind) != count:  # noqa: ASYNC110 - it is counted, nobody is told
+                await asyncio.sleep(0.002)
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.services.registry.get_sample_value(name, labels)
+
+
+@asynccontextmanager
+async def opened_house(options: GatewayOptions | None = None) -> AsyncIterator[House]:
+    """A gateway that is running."""
+    clock = SystemClock()
+    memory = MemoryStore(clock)
+    store, locks = FaultyStore(memory), HouseLocks(clock)
+    store.each_way_s = 0
+    wires = Wires(
+        store=store.port,
+        locks=locks,
+        bus=LocalBus(memory, clock),
+        clock=clock,
+        entropy=SystemEntropy(),
+    )
+    engine = Engine("house", wires, terms=Terms(job_lease_ttl_ms=30_000))
+    app = make_app(engine.services, options)
+    loops = asyncio.create_task(engine.run())
+    try:
+        yield House(engine, app, store, locks)
+    finally:
+        app.drain()
+        loops.cancel()
+        with suppress(asyncio.CancelledError):
+            await loops
+        store.back()
+        await engine.close()
+        await wires.bus.close()
+        app.close()

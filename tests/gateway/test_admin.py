@@ -1,0 +1,176 @@
+"""Tenants, settings, leases, dead letters, keys and the escalation, over HTTP."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gateway.house import House
+
+
+async def test_a_tenant_that_nobody_configured_has_the_defaults(house: House) -> None:
+    answer = await house.ask("GET", "/v1/admin/tenants/acme")
+    assert answer.json == {"max_concurrent_runs": 10, "job_rate_per_s": None, "admission": None}
+
+
+async def test_a_put_replaces_and_is_in_force_when_answered(house: House) -> None:
+    path = "/v1/admin/tenants/acme"
+    override = {"strategy": "lock", "lock_retry": {"kind": "fixed", "delay_ms": 20}}
+    full = {"max_concurrent_runs": 0, "job_rate_per_s": 2.5, "admission": override}
+    assert (await house.ask("PUT", path, full)).json == full
+    assert (await house.ask("GET", path)).json == full
+    await house.ask("PUT", "/v1/workflows/one", {"steps": {"a": {"topic": "t"}}}, tenant="acme")
+    refused = await house.ask("POST", "/v1/workflows/one/runs", {}, tenant="acme")
+    assert (refused.status, refused.json["limit"]) == (429, 0)
+    replaced = await house.ask("PUT", path, {"max_concurrent_runs": None})
+    assert replaced.json == {
+        "max_concurrent_runs": None,
+        "job_rate_per_s": None,
+        "admission": None,
+    }
+    assert (await house.ask("POST", "/v1/workflows/one/runs", {}, tenant="acme")).status == 200
+    listed = (await house.ask("GET", "/v1/admin/tenants")).json
+    assert [row["tenant"] for row in listed["tenants"]] == ["acme"]
+
+
+async def test_an_override_says_where_it_is_wrong(house: House) -> None:
+    override = {"admission": {"lock_retry": {"kind": "jitter", "delay_ms": 1, "jitter_ms": 2}}}
+    answer = await house.ask("PUT", "/v1/admin/tenants/acme", override)
+    assert answer.status == 422
+    assert answer.json["errors"][0]["path"].startswith("admission.lock_retry")
+
+
+async def test_settings_are_patched_and_answered_as_a_whole(house: House) -> None:
+    before = (await house.ask("GET", "/v1/admin/settings")).json
+    assert before["admission"]["strategy"] == "atomic"
+    assert before["lock_busy"]["backend_error_delay_ms"] == 1000
+    patch = {"admission": {"lock_wait_s": 1}}
+    after = await house.ask("PATCH", "/v1/admin/settings", patch)
+    assert after.status == 200
+    assert after.json["admission"] == {**before["admission"], "lock_wait_s": 1}
+    assert (await house.ask("GET", "/v1/admin/settings")).json == after.json
+    reset = await house.ask("PATCH", "/v1/admin/settings", {"admission": {"lock_wait_s": None}})
+    assert reset.json == before
+
+
+async def test_an_operator_holds_a_lock_lists_it_and_takes_it_away(house: House) -> None:
+    assert (await house.ask("GET", "/v1/admin/leases")).json == {"leases": []}
+    asked = {"name": "admission/acme", "ttl_s": 60}
+    held = await house.ask("POST", "/v1/admin/leases", asked)
+    assert held.json["name"] == "admission/acme"
+    (row,) = (await house.ask("GET", "/v1/admin/leases")).json["leases"]
+    assert (row["name"], row["fence"]) == ("admission/acme", held.json["fence"])
+    assert 0 < row["expires_in_ms"] <= 60_000
+    second = await house.ask("POST", "/v1/admin/leases", asked)
+    assert (second.status, second.code) == (409, "conflict")
+    # As it is, and as a client encodes it.
+    released = await house.ask("DELETE", "/v1/admin/leases/admission%2Facme")
+    assert (released.status, released.json["name"]) == (200, "admission/acme")
+    gone = await house.ask("DELETE", "/v1/admin/leases/admission/acme")
+    assert (gone.status, gone.code) == (404, "not_found")
+
+
+async def test_what_an_operator_does_to_locks_is_in_the_log(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="stanchion")
+    await house.ask("POST", "/v1/admin/leases", {"name": "run/x", "ttl_s": 60})
+    await house.ask("DELETE", "/v1/admin/leases/run/x")
+    lines = {each.message: each.__dict__["fields"] for each in caplog.records}
+    assert lines["lease_held_by_hand"]["actor"] == "anonymous"
+    assert lines["lease_released_by_hand"]["lease"] == "run/x"
+
+
+async def test_a_dead_letter_is_listed_and_replayed_once(house: House) -> None:
+    run_id = await house.start()
+    store = house.services.store
+    (leased,) = await store.lease_jobs("w", ["work"], max_jobs=1, ttl_ms=1)  # type: ignore[list-item] # a topic
+    while not await store.expire_jobs(limit=10, max_deliveries=1):
+        pass  # the lease lasts a millisecond
+    (row,) = (await house.ask("GET", "/v1/admin/dead-letters")).json["dead_letters"]
+    assert (row["kind"], row["run_id"], row["job_id"]) == ("job", run_id, leased.job.id)
+    assert (await house.ask("GET", "/v1/admin/dead-letters", tenant="other")).json == {
+        "dead_letters": [],
+        "cursor": None,
+    }
+    path = f"/v1/admin/dead-letters/{row['id']}/replay"
+    replayed = await house.ask("POST", path)
+    assert replayed.json == {"id": row["id"], "run_id": run_id, "replayed": True}
+    assert (await house.ask("POST", path)).status == 404
+    assert (await house.lease())["run_id"] == run_id
+
+
+async def test_an_operators_word_on_the_escalation_is_in_force_when_answered(
+    house: House,
+) -> None:
+    path = "/v1/admin/escalation"
+    calm = (await house.ask("GET", path)).json
+    assert calm == {
+        "level": "normal",
+        "forced": None,
+        "closes": ["high", "standard"],
+        "closed_now": [],
+        "trips_today": 0,
+    }
+    closed = (await house.ask("POST", path, {"order": "force_closed"})).json
+    assert (closed["level"], closed["forced"]) == ("escalated", "force_closed")
+    assert set(closed["closed_now"]) == {"high", "standard"}
+    assert (await house.ask("POST", path, {"order": "clear"})).json == calm
+
+
+async def test_keys_are_shown_once_listed_without_secrets_and_revoked(guarded_house: House) -> None:
+    house = guarded_house
+    created = await house.ask(
+        "POST",
+        "/v1/admin/keys",
+        {"role": "operator", "tenant": "acme", "note": "night shift"},
+        key="the-admin-key",
+    )
+    made = created.json
+    secret = made["key"].split("_")[2]
+    assert made["key"] == f"sk_{made['id']}_{secret}"
+    assert len(secret) == 64
+    listed = await house.ask("GET", "/v1/admin/keys", key="the-admin-key")
+    assert secret.encode() not in listed.body
+    (row,) = listed.json["keys"]
+    assert (row["id"], row["role"], row["tenant"]) == (made["id"], "operator", "acme")
+    assert (row["note"], row["revoked_at"]) == ("night shift", None)
+    assert (await house.ask("GET", "/v1/runs", key=made["key"])).status == 200
+    path = f"/v1/admin/keys/{made['id']}"
+    assert (await house.ask("DELETE", path, key="the-admin-key")).json["revoked_at"]
+    assert (await house.ask("GET", "/v1/runs", key=made["key"])).status == 401
+    assert (await house.ask("DELETE", "/v1/admin/keys/none", key="the-admin-key")).status == 404
+
+
+async def test_the_first_key_closes_the_door_for_those_without(house: House) -> None:
+    assert (await house.ask("GET", "/v1/runs")).status == 200
+    made = await house.ask("POST", "/v1/admin/keys", {"role": "admin", "tenant": "*"})
+    assert (await house.ask("GET", "/v1/runs")).status == 401
+    assert (await house.ask("GET", "/v1/runs", key=made.json["key"])).status == 200
+
+
+async def test_a_key_for_all_tenants_names_one(guarded_house: House) -> None:
+    house, admin = guarded_house, "the-admin-key"
+    run_id = await house.start(key=admin, tenant="acme")
+    assert (await house.ask("GET", f"/v1/runs/{run_id}", key=admin)).status == 404
+    found = await house.ask("GET", f"/v1/runs/{run_id}", key=admin, tenant="acme")
+    assert found.json["tenant"] == "acme"
+
+
+async def test_secrets_are_never_logged(
+    guarded_house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    key = await guarded_house.make_key("runner", "acme")
+    await guarded_house.start(key=key)
+    await guarded_house.ask("GET", "/v1/runs", key=key + "x")
+    guarded_house.store.script("list_runs", _broken)
+    await guarded_house.ask("GET", "/v1/runs", key=key)
+    said = " ".join(f"{each.getMessage()} {each.__dict__}" for each in caplog.records)
+    assert "request_failed" in said
+    assert key.split("_")[2] not in said
+    assert "the-admin-key" not in said
+    assert "the-admin-key" not in repr(guarded_house.app.options)
+
+
+async def _broken() -> None:
+    raise ValueError("a bug")

@@ -1,0 +1,144 @@
+"""The stream of events: as it happens, without gaps, and never without bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from stanchion.gateway import GatewayOptions
+from tests.gateway.asgi import opened
+from tests.gateway.house import ADMIN, House, bearer, opened_house
+from tests.services.faulty_locks import Fault
+
+
+def parsed(stream: bytes) -> list[dict[str, Any]]:
+    """The events in a piece of stream: their fields, the data decoded."""
+    events = []
+    for block in stream.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if line[:1] != ":")
+        if "data" in fields:
+            events.append({**fields, "data": msgspec.json.decode(fields["data"])})
+    return events
+
+
+async def test_what_happens_is_told_as_it_happens(house: House) -> None:
+    async with opened(house.app, "GET", "/v1/events") as feed:
+        assert (await feed.next()).startswith(b"id: ")
+        run_id = await house.start()
+        events = parsed(await feed.until(b"job_dispatched"))
+        assert [each["event"] for each in events] == ["run_started", "job_dispatched"]
+        assert {each["data"]["run_id"] for each in events} == {run_id}
+        assert events[1]["data"]["step"] == "only"
+        # The commit's position stands on its last line only.
+        assert [("id" in each) for each in events] == [False, True]
+    answer = await feed.answer()
+    assert answer.headers["content-type"] == "text/event-stream"
+
+
+async def test_a_reader_who_comes_back_misses_nothing_and_gets_nothing_twice(house: House) -> None:
+    await house.start()
+    async with opened(house.app, "GET", "/v1/events") as feed:
+        first = await house.start()
+        seen = parsed(await feed.until(b"job_dispatched"))
+        last_id = seen[-1]["id"]
+    second, third = await house.start(), await house.start()
+    async with opened(house.app, "GET", "/v1/events", headers=[("Last-Event-ID", last_id)]) as feed:
+        rest = parsed(await feed.until(third.encode()))
+    assert {each["data"]["run_id"] for each in seen} == {first}
+    assert [each["data"]["run_id"] for each in rest if each["event"] == "run_started"] == [
+        second,
+        third,
+    ]
+
+
+async def test_the_first_part_is_enough_to_come_back_to(house: House) -> None:
+    async with opened(house.app, "GET", "/v1/events") as feed:
+        began = (await feed.next()).decode().removeprefix("id: ").strip()
+    run_id = await house.start()
+    headers = [("Last-Event-ID", began)]
+    async with opened(house.app, "GET", "/v1/events", headers=headers) as feed:
+        assert run_id.encode() in await feed.until(b"job_dispatched")
+
+
+async def test_of_one_run_everything_is_told_from_its_beginning_and_nothing_else(
+    house: House,
+) -> None:
+    run_id, other = await house.start(), await house.start()
+    async with opened(house.app, "GET", f"/v1/events?run_id={run_id}") as feed:
+        await house.ask("POST", f"/v1/runs/{other}/cancel")
+        await house.ask("POST", f"/v1/runs/{run_id}/cancel")
+        events = parsed(await feed.until(b"event: run_cancelled"))
+    assert {each["data"]["run_id"] for each in events} == {run_id}
+    assert events[0]["event"] == "run_started"
+
+
+async def test_a_silent_stream_is_kept_warm() -> None:
+    async with (
+        opened_house(GatewayOptions(heartbeat_s=0)) as house,
+        opened(house.app, "GET", "/v1/events") as feed,
+    ):
+        await feed.next()
+        assert await feed.next() == b": heartbeat\n\n"
+
+
+async def test_streams_end_when_the_server_drains_and_none_begins_then(house: House) -> None:
+    async with opened(house.app, "GET", "/v1/events") as feed:
+        await feed.next()
+        house.app.drain()
+        assert await feed.next() == b""
+    answer = await house.ask("GET", "/v1/events")
+    assert (answer.status, answer.code) == (503, "draining")
+
+
+async def test_one_stream_too_many_is_refused_and_a_place_is_given_back() -> None:
+    async with opened_house(GatewayOptions(streams_max=1)) as house:
+        async with opened(house.app, "GET", "/v1/events") as feed:
+            await feed.next()
+            answer = await house.ask("GET", "/v1/events")
+            assert (answer.status, answer.code) == (503, "overloaded")
+        async with opened(house.app, "GET", "/v1/events") as feed:
+            assert await feed.next()
+
+
+async def test_a_stream_that_breaks_through_a_fault_of_ours_is_logged_and_cut(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(house.app, "GET", "/v1/events") as feed:
+        await feed.next()
+        house.store.script("feed", Fault.BUG, Fault.BUG)
+        await house.start()
+        async with asyncio.timeout(5):
+            await feed.task
+    assert [each.message for each in caplog.records] == ["request_failed"]
+    assert house.metric("stanchion_http_under_way", kind="streams") == 0
+
+
+async def test_a_revoked_key_ends_its_stream() -> None:
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        key = await house.make_key("runner", "acme")
+        async with opened(house.app, "GET", "/v1/events", headers=[bearer(key)]) as feed:
+            await feed.next()
+            await house.ask("DELETE", f"/v1/admin/keys/{key.split('_')[1]}", key=ADMIN)
+            assert await feed.next() == b""
+
+
+async def test_a_stream_outlives_a_store_that_was_away(house: House) -> None:
+    async with opened(house.app, "GET", "/v1/events") as feed:
+        await feed.next()
+        failed = house.store.calls["feed"]
+        house.store.script("feed", Fault.ERROR)
+        run_id = await house.start()
+        assert run_id.encode() in await feed.until(b"job_dispatched")
+        assert house.store.calls["feed"] >= failed + 2
+
+
+@pytest.mark.parametrize("given", ["dream", "a" * 2000, b"\xff"])
+async def test_an_id_that_is_not_of_this_stream_is_refused(
+    house: House, given: str | bytes
+) -> None:
+    answer = await house.ask("GET", "/v1/events", headers=[("Last-Event-ID", given)])
+    assert (answer.status, answer.code) == (422, "invalid_request")
+    assert answer.json["errors"][0]["path"] == "Last-Event-ID"

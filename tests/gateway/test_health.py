@@ -1,0 +1,88 @@
+"""Health, metrics, and what is shed so that the rest gets through."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stanchion.gateway import GatewayOptions
+from tests.gateway.asgi import opened
+from tests.gateway.house import House, opened_house
+from tests.services.faulty_locks import Fault
+
+
+async def test_livez_depends_on_nothing(house: House) -> None:
+    house.store.away(Fault.HANG)
+    house.app.drain()
+    answer = await house.ask("GET", "/livez", headers=[("Host", "anywhere")])
+    assert (answer.status, answer.json["status"]) == (200, "ok")
+
+
+async def test_readyz_names_its_checks(house: House) -> None:
+    answer = await house.ask("GET", "/readyz")
+    assert answer.status == 200
+    assert answer.json == {"status": "ok", "checks": {"store": "ok", "locks": "ok", "bus": "ok"}}
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"), [(Fault.ERROR, "unavailable"), (Fault.HANG, "no answer")]
+)
+async def test_readyz_says_what_is_missing_and_does_not_wait_for_it(
+    house: House, fault: Fault, word: str
+) -> None:
+    house.store.away(fault)
+    async with asyncio.timeout(1.8):
+        answer = await house.ask("GET", "/readyz")
+    assert (answer.status, answer.json["status"]) == (503, "unavailable")
+    assert word in answer.json["checks"]["store"]
+    assert answer.json["checks"]["bus"] == "ok"
+
+
+async def test_many_probes_ask_the_store_once(house: House) -> None:
+    await asyncio.gather(*(house.ask("GET", "/readyz") for _ in range(50)))
+    assert house.store.calls["ping"] == 1
+
+
+async def test_readyz_is_off_while_draining(house: House) -> None:
+    house.app.drain()
+    answer = await house.ask("GET", "/readyz")
+    assert (answer.status, answer.json["status"]) == (503, "draining")
+
+
+async def test_metrics_count_requests_by_route_and_kind_of_answer(house: House) -> None:
+    await house.ask("GET", "/v1/runs/zz")
+    await house.ask("GET", "/v1/runs/yy")
+    await house.ask("GET", "/nowhere/at/all")
+    answer = await house.ask("GET", "/metrics")
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    labels = 'method="GET",route="/v1/runs/{run_id}",status="4xx"'
+    assert f"stanchion_http_request_seconds_count{{{labels}}} 2.0" in answer.body.decode()
+    assert 'route="none",status="4xx"} 1.0' in answer.body.decode()
+    assert "/nowhere" not in answer.body.decode()
+
+
+async def test_one_tenants_burst_does_not_keep_another_out() -> None:
+    options = GatewayOptions(requests_at_once_per_tenant_max=1)
+    async with opened_house(options) as house:
+        await house.ask("PUT", "/v1/workflows/a", {"steps": {"s": {"topic": "t"}}}, tenant="first")
+        house.store.always(Fault.SLOW, "list_runs")
+        slow = [("X-Stanchion-Tenant", "first")]
+        async with opened(house.app, "GET", "/v1/runs", headers=slow) as feed:
+            await house.has_under_way("requests")
+            same = await house.ask("GET", "/v1/workflows", tenant="first")
+            assert (same.status, same.code) == (503, "overloaded")
+            assert (await house.ask("GET", "/v1/workflows", tenant="second")).status == 200
+            assert (await feed.answer()).status == 200
+        assert (await house.ask("GET", "/v1/workflows", tenant="first")).status == 200
+        assert house.metric("stanchion_http_shed_total", reason="tenant") == 1
+
+
+async def test_a_request_that_takes_too_long_is_given_up() -> None:
+    async with opened_house(GatewayOptions(request_deadline_s=0.1)) as house:
+        assert (await house.ask("GET", "/v1/runs")).status == 200
+        house.store.always(Fault.HANG, "list_runs")
+        answer = await house.ask("GET", "/v1/runs")
+        assert (answer.status, answer.code) == (503, "overloaded")
+        assert house.metric("stanchion_http_under_way", kind="requests") == 0

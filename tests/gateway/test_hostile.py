@@ -1,0 +1,313 @@
+"""Hostile requests: each with the answer it gets. None of them is a 500, none is let through."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from stanchion.gateway import GatewayOptions
+from tests.gateway.asgi import Stuck
+from tests.gateway.house import ONE_STEP, House, opened_house
+from tests.services.faulty_locks import Fault
+
+MIB = 1024 * 1024
+START = "/v1/workflows/one-step/runs"
+LEASE = "/v1/worker/lease"
+RESULTS = "/v1/worker/results"
+
+
+class Hostile(NamedTuple):
+    """A request that means no good, and what it is told."""
+
+    name: str
+    method: str
+    target: str
+    status: int
+    code: str | None
+    body: object = b""
+    headers: tuple[tuple[str, str | bytes], ...] = ()
+
+
+def deep(levels: int) -> bytes:
+    return b'{"input": {"x": ' + b"[" * levels + b"]" * levels + b"}}"
+
+
+def lease(**members: object) -> dict[str, object]:
+    return {"worker_id": "w", "topics": ["work"], **members}
+
+
+def results(**members: object) -> dict[str, object]:
+    result = {"job_id": "r:s@1", "fence": 1, "status": "succeeded", **members}
+    return {"worker_id": "w", "results": [result]}
+
+
+BAD_JSON = "malformed_json"
+INVALID = "invalid_request"
+
+BODIES = [
+    Hostile("nothing where JSON must be", "POST", LEASE, 400, BAD_JSON),
+    Hostile("half an object", "POST", START, 400, BAD_JSON, b'{"input": {'),
+    Hostile("two documents", "POST", START, 400, BAD_JSON, b"{}{}"),
+    Hostile("single quotes", "POST", START, 400, BAD_JSON, b"{'input': {}}"),
+    Hostile("a trailing comma", "POST", START, 400, BAD_JSON, b'{"input": {},}'),
+    Hostile("a leading zero", "POST", START, 400, BAD_JSON, b'{"input": {"n": 01}}'),
+    Hostile("a byte order mark", "POST", START, 400, BAD_JSON, b"\xef\xbb\xbf{}"),
+    Hostile("bytes that are not UTF-8", "POST", START, 400, BAD_JSON, b'{"input": {"x": "\xff"}}'),
+    Hostile("UTF-16", "POST", START, 400, BAD_JSON, '{"input": {}}'.encode("utf-16")),
+    Hostile(
+        "half a surrogate pair", "POST", START, 400, BAD_JSON, b'{"input": {"x": "\\ud800"}}'
+    ),
+    Hostile("half a pair as a name", "POST", START, 400, BAD_JSON, b'{"input": {"\\udfff": 1}}'),
+    Hostile("a raw control character", "POST", START, 400, BAD_JSON, b'{"input": {"x": "\x01"}}'),
+    Hostile("a form", "POST", START, 400, BAD_JSON, b"input=1"),
+    Hostile("NaN", "POST", START, 422, INVALID, b'{"input": {"x": NaN}}'),
+    Hostile("Infinity", "POST", START, 422, INVALID, b'{"input": {"x": Infinity}}'),
+    Hostile("-Infinity", "POST", START, 422, INVALID, b'{"input": {"x": [-Infinity]}}'),
+    Hostile("a number beyond floats", "POST", START, 422, INVALID, b'{"input": {"x": 1e999}}'),
+    Hostile("2 to the 63", "POST", START, 422, INVALID, b'{"input": {"x": 9223372036854775808}}'),
+    Hostile("-2 to the 63, less one", "POST", START, 422, INVALID,
+            b'{"input": {"x": -9223372036854775809}}'),
+    Hostile("five thousand digits", "POST", START, 422, INVALID,
+            b'{"input": {"x": ' + b"1" * 5000 + b"}}"),
+    Hostile("65 levels deep", "POST", START, 422, INVALID, deep(64)),
+    Hostile("100,000 levels deep", "POST", START, 422, INVALID, deep(100_000)),
+    Hostile("deep and cut off", "POST", START, 422, INVALID, b'{"input": ' + b"[" * 200_000),
+    Hostile("a list instead of an object", "POST", START, 422, INVALID, b"[]"),
+    Hostile("null instead of an object", "POST", START, 422, INVALID, b"null"),
+    Hostile("an unknown member", "POST", START, 422, INVALID, {"input": {}, "inptu": 1}),
+    Hostile("an input that is a list", "POST", START, 422, INVALID, {"input": []}),
+    Hostile("an input that is null", "POST", START, 422, INVALID, {"input": None}),
+    Hostile("an input of 257 KiB", "POST", START, 422, INVALID, {"input": {"x": "y" * 257 * 1024}}),
+    Hostile("one byte over 1 MiB", "POST", START, 413, "body_too_large",
+            b'{"input": {"x": "' + b"y" * (MIB - 19) + b'"}}'),
+    Hostile("a length that is a lie", "POST", START, 413, "body_too_large", b"{}",
+            (("Content-Length", "99999999999999999999999"),)),
+    Hostile("a length that is no number", "POST", START, 400, "malformed_request", b"{}",
+            (("Content-Length", "2x"),)),
+    Hostile("a negative length", "POST", START, 400, "malformed_request", b"{}",
+            (("Content-Length", "-2"),)),
+    Hostile("a compressed body", "POST", START, 415, "unsupported_media_type", b"\x1f\x8b",
+            (("Content-Encoding", "gzip"),)),
+]  # fmt: skip
+
+MEMBERS = [
+    Hostile("no jobs wanted", "POST", LEASE, 422, INVALID, lease(max_jobs=0)),
+    Hostile("too many jobs wanted", "POST", LEASE, 422, INVALID, lease(max_jobs=1001)),
+    Hostile("half a job wanted", "POST", LEASE, 422, INVALID, lease(max_jobs=1.5)),
+    Hostile("a number as text", "POST", LEASE, 422, INVALID, lease(max_jobs="1")),
+    Hostile("true as a number", "POST", LEASE, 422, INVALID, lease(max_jobs=True)),
+    Hostile("a wait below zero", "POST", LEASE, 422, INVALID, lease(wait_s=-0.1)),
+    Hostile("a wait over a minute", "POST", LEASE, 422, INVALID, lease(wait_s=60.1)),
+    Hostile("no topics", "POST", LEASE, 422, INVALID, lease(topics=[])),
+    Hostile("a topic with a star", "POST", LEASE, 422, INVALID, lease(topics=["agent.*"])),
+    Hostile("a topic with a line break", "POST", LEASE, 422, INVALID, lease(topics=["work\n"])),
+    Hostile("a topic of 129 characters", "POST", LEASE, 422, INVALID, lease(topics=["t" * 129])),
+    Hostile("a worker without a name", "POST", LEASE, 422, INVALID, lease(worker_id="")),
+    Hostile("a worker named NUL", "POST", LEASE, 422, INVALID, lease(worker_id="\0")),
+    Hostile("a worker with an escape", "POST", LEASE, 422, INVALID, lease(worker_id="a\x1b[31m")),
+    Hostile("a fence below zero", "POST", RESULTS, 422, INVALID, results(fence=-1)),
+    Hostile("a fence beyond 64 bits", "POST", RESULTS, 422, INVALID, results(fence=2**63)),
+    Hostile("a status of its own", "POST", RESULTS, 422, INVALID, results(status="done")),
+    Hostile("a success with an error", "POST", RESULTS, 422, INVALID, results(error="no")),
+    Hostile("a job id with a break", "POST", RESULTS, 422, INVALID, results(job_id="r:s@1\n")),
+    Hostile("an output of 257 KiB", "POST", RESULTS, 422, INVALID,
+            results(output="y" * 257 * 1024)),
+    Hostile("a thousand and one results", "POST", RESULTS, 422, INVALID,
+            {"worker_id": "w", "results": results()["results"] * 1001}),  # type: ignore[operator] # a list
+    Hostile("a tenant with a slash", "PUT", "/v1/admin/tenants/a%2Fb", 404, "not_found", {}),
+    Hostile("a cap below zero", "PUT", "/v1/admin/tenants/acme", 422, INVALID,
+            {"max_concurrent_runs": -1}),
+    Hostile("a rate of nothing", "PUT", "/v1/admin/tenants/acme", 422, INVALID,
+            {"job_rate_per_s": 0}),
+    Hostile("a strategy nobody knows", "PUT", "/v1/admin/tenants/acme", 422, INVALID,
+            {"admission": {"strategy": "hope"}}),
+    Hostile("settings that are a list", "PATCH", "/v1/admin/settings", 422, INVALID, []),
+    Hostile("a setting nobody knows", "PATCH", "/v1/admin/settings", 422, INVALID,
+            {"admision": {}}),
+    Hostile("jitter above the delay", "PATCH", "/v1/admin/settings", 422, INVALID,
+            {"lock_busy": {"jitter_ms": 10_000}}),
+    Hostile("a lock of another kind", "POST", "/v1/admin/leases", 422, INVALID,
+            {"name": "settings/all", "ttl_s": 1}),
+    Hostile("a lock held for ever", "POST", "/v1/admin/leases", 422, INVALID,
+            {"name": "run/x", "ttl_s": 1e9}),
+    Hostile("a role nobody has", "POST", "/v1/admin/keys", 422, INVALID,
+            {"role": "root", "tenant": "acme"}),
+    Hostile("a runner for all tenants", "POST", "/v1/admin/keys", 422, INVALID,
+            {"role": "runner", "tenant": "*"}),
+    Hostile("an order nobody gives", "POST", "/v1/admin/escalation", 422, INVALID,
+            {"order": "latch"}),
+    Hostile("a topic for a job that is none", "POST", "/v1/jobs", 422, INVALID, {"topic": ".."}),
+]  # fmt: skip
+
+PLACES = [
+    Hostile("a path that is not there", "GET", "/v1/nothing", 404, "not_found"),
+    Hostile("no path", "GET", "", 404, "not_found"),
+    Hostile("a slash too many", "GET", "/v1/runs/", 404, "not_found"),
+    Hostile("a doubled slash", "GET", "//v1/runs", 404, "not_found"),
+    Hostile("a climb", "GET", "/v1/../livez", 404, "not_found"),
+    Hostile("a hidden climb", "GET", "/v1/%2e%2e/livez", 404, "not_found"),
+    Hostile("another case", "GET", "/V1/RUNS", 404, "not_found"),
+    Hostile("a run with NUL in it", "GET", "/v1/runs/a%00b", 422, INVALID),
+    Hostile("a run with a break in it", "GET", "/v1/runs/a%0d%0ab", 422, INVALID),
+    Hostile("a run that is not UTF-8", "GET", "/v1/runs/%ff", 422, INVALID),
+    Hostile("a run named by a quote", "GET", "/v1/runs/'%20or%201=1", 422, INVALID),
+    Hostile("a run that is not there", "GET", "/v1/runs/zz", 404, "not_found"),
+    Hostile("a very long run", "GET", f"/v1/runs/{'a' * 129}", 422, INVALID),
+    Hostile("a workflow that begins wrong", "PUT", "/v1/workflows/1st", 422, INVALID, {}),
+    Hostile("a workflow of 65 letters", "PUT", f"/v1/workflows/{'a' * 65}", 422, INVALID, {}),
+    Hostile("a path of 5 KiB", "GET", f"/v1/{'a' * 5000}", 414, "uri_too_long"),
+    Hostile("a query of 9 KiB", "GET", f"/v1/runs?cursor={'a' * 9000}", 414, "uri_too_long"),
+    Hostile("a method that is not there", "DELETE", "/v1/runs", 405, "method_not_allowed"),
+    Hostile("TRACE", "TRACE", "/v1/runs", 405, "method_not_allowed"),
+    Hostile("a method of its own", "PURGE", "/livez", 405, "method_not_allowed"),
+    Hostile("an unknown parameter", "GET", "/v1/runs?limt=1", 422, INVALID),
+    Hostile("a repeated parameter", "GET", "/v1/runs?limit=1&limit=2", 422, INVALID),
+    Hostile("a limit of none", "GET", "/v1/runs?limit=0", 422, INVALID),
+    Hostile("a limit of 1001", "GET", "/v1/runs?limit=1001", 422, INVALID),
+    Hostile("a limit in words", "GET", "/v1/runs?limit=ten", 422, INVALID),
+    Hostile("a limit without a number", "GET", "/v1/runs?limit=", 422, INVALID),
+    Hostile("a status nobody has", "GET", "/v1/runs?status=sleeping", 422, INVALID),
+    Hostile("a cursor from nowhere", "GET", "/v1/runs?cursor=abc", 422, INVALID),
+    Hostile("a parameter that is not UTF-8", "GET", "/v1/runs?cursor=%ff", 422, INVALID),
+    Hostile("a wait of NaN", "GET", "/v1/runs/zz?wait=nan", 422, INVALID),
+    Hostile("a wait without end", "GET", "/v1/runs/zz?wait=inf", 422, INVALID),
+    Hostile("a wait of 61", "GET", "/v1/runs/zz?wait=61", 422, INVALID),
+    Hostile("a parameter where none is", "GET", "/v1/admin/settings?x=1", 422, INVALID),
+    Hostile("a version of null", "GET", "/v1/workflows/one-step?version=null", 422, INVALID),
+    Hostile("a status of null", "GET", "/v1/runs?status=Null", 422, INVALID),
+    Hostile("version nought", "GET", "/v1/workflows/one-step?version=0", 422, INVALID),
+    Hostile("events of nobody's run", "GET", "/v1/events?run_id=zz", 404, "not_found"),
+    Hostile("events after a dream", "GET", "/v1/events", 422, INVALID,
+            headers=(("Last-Event-ID", "dream"),)),
+]  # fmt: skip
+
+HEADERS = [
+    Hostile("an empty key", "POST", START, 422, INVALID, {}, (("Idempotency-Key", ""),)),
+    Hostile("a key with a space", "POST", START, 422, INVALID, {}, (("Idempotency-Key", "a b"),)),
+    Hostile("a key beyond ASCII", "POST", START, 422, INVALID, {},
+            (("Idempotency-Key", b"\xc3\xa9"),)),
+    Hostile("a key of 256", "POST", START, 422, INVALID, {}, (("Idempotency-Key", "k" * 256),)),
+    Hostile("two keys", "POST", START, 400, "malformed_request", {},
+            (("Idempotency-Key", "a"), ("Idempotency-Key", "b"))),
+    Hostile("two tenants", "GET", "/v1/runs", 400, "malformed_request", b"",
+            (("X-Stanchion-Tenant", "a"), ("X-Stanchion-Tenant", "b"))),
+    Hostile("a tenant that is empty", "GET", "/v1/runs", 422, INVALID, b"",
+            (("X-Stanchion-Tenant", ""),)),
+    Hostile("a tenant that climbs", "GET", "/v1/runs", 422, INVALID, b"",
+            (("X-Stanchion-Tenant", "../b"),)),
+    Hostile("a tenant of 65", "GET", "/v1/runs", 422, INVALID, b"",
+            (("X-Stanchion-Tenant", "t" * 65),)),
+    Hostile("too many headers", "GET", "/v1/runs", 431, "headers_too_large", b"",
+            tuple((f"X-{n}", "1") for n in range(101))),
+    Hostile("too large a header", "GET", "/v1/runs", 431, "headers_too_large", b"",
+            (("X-Large", "y" * 33_000),)),
+    Hostile("too large a header, nowhere", "GET", "/nowhere", 431, "headers_too_large", b"",
+            (("X-Large", "y" * 33_000),)),
+    Hostile("a page of another origin", "POST", START, 403, "forbidden", {},
+            (("Origin", "https://evil.example"),)),
+    Hostile("a name that was rebound", "GET", "/v1/runs", 403, "forbidden", b"",
+            (("Host", "evil.example:8420"),)),
+    Hostile("no host", "GET", "/v1/runs", 403, "forbidden", b"", (("Host", ""),)),
+]  # fmt: skip
+
+HOSTILE = [*BODIES, *MEMBERS, *PLACES, *HEADERS]
+
+
+async def test_every_hostile_request_gets_the_answer_that_is_written_down() -> None:
+    async with opened_house() as house:
+        put = await house.ask("PUT", "/v1/workflows/one-step", ONE_STEP)
+        assert put.status == 200
+        wrong = []
+        for each in HOSTILE:
+            answer = await house.ask(each.method, each.target, each.body, headers=each.headers)
+            if (answer.status, answer.code) != (each.status, each.code):
+                wrong.append(f"{each.name}: {answer.status} {answer.code} {answer.body[:200]!r}")
+            elif answer.code == INVALID and not answer.json["errors"]:
+                wrong.append(f"{each.name}: no errors named")
+        assert not wrong, "\n".join(wrong)
+        listed = await house.ask("GET", "/v1/runs")
+        assert listed.json["runs"] == [], "one of them was let through"
+
+
+def test_there_are_enough_of_them_and_each_has_a_name_of_its_own() -> None:
+    assert len(HOSTILE) >= 60
+    assert len({each.name for each in HOSTILE}) == len(HOSTILE)
+
+
+@pytest.mark.parametrize("parts", [[b"[" * MIB, b"[" * MIB], [b"x" * 600_000] * 3])
+async def test_a_body_in_pieces_is_refused_once_it_is_too_large(
+    house: House, parts: list[bytes]
+) -> None:
+    # The last part never comes: nobody waits for it.
+    answer = await house.ask("POST", START, parts=[*parts, Stuck])
+    assert (answer.status, answer.code) == (413, "body_too_large")
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async with opened_house(GatewayOptions(body_timeout_s=0.05)) as house:
+        answer = await house.ask("POST", START, parts=[b'{"in', Stuck])
+        assert (answer.status, answer.code) == (408, "request_timeout")
+
+
+async def test_all_bodies_together_are_bounded() -> None:
+    async with opened_house(GatewayOptions(bodies_bytes_max=1000)) as house:
+        large = b'{"input": {"x": "' + b"y" * 2000 + b'"}}'
+        answer = await house.ask("POST", START, large)
+        assert (answer.status, answer.code) == (503, "overloaded")
+        pieces = [large[:900], large[900:]]
+        assert (await house.ask("POST", START, parts=pieces)).code == "overloaded"
+        # What was refused, and what was answered, is not counted any more, and not twice either.
+        small = b'{"input": {}}' + b" " * 800
+        for _ in range(3):
+            assert (await house.ask("POST", START, small)).status == 404
+            assert (await house.ask("POST", START, parts=[small[:500], small[500:]])).status == 404
+        assert (await house.ask("POST", START, large[:1001])).code == "overloaded"
+
+
+async def test_the_largest_good_values_pass(house: House) -> None:
+    await house.ask("PUT", "/v1/workflows/one-step", ONE_STEP)
+    good = (
+        b'{"input": {"x": ' + b"[" * 62 + b"]" * 62 + b', "n": 9223372036854775807, "m": -1e308}}'
+    )
+    assert (await house.ask("POST", START, good)).status == 200
+    inside = b'{"input": {"x": "' + b"{[" * 500 + b'", "d": "' + b"9" * 40 + b'"}}'
+    assert (await house.ask("POST", START, inside)).status == 200
+
+
+async def test_a_whole_number_may_be_written_with_a_fraction_of_nothing(house: House) -> None:
+    written = b'{"max_concurrent_runs": 2.0, "job_rate_per_s": 3}'
+    answer = await house.ask("PUT", "/v1/admin/tenants/acme", written)
+    assert answer.json["max_concurrent_runs"] == 2
+    many = b'{"worker_id": "w", "leases": [' + b",".join(
+        b'{"job_id": "j%d", "fence": %d.0}' % (n, n) for n in range(40)
+    )
+    renewed = await house.ask("POST", "/v1/worker/renew", many + b"]}")
+    assert len(renewed.json["lost"]) == 40
+    for wrong in (b'{"max_concurrent_runs": 2.5}', b'{"max_concurrent_runs": 1e300}'):
+        answer = await house.ask("PUT", "/v1/admin/tenants/acme", wrong)
+        assert (answer.status, answer.json["errors"][0]["path"]) == (422, "max_concurrent_runs")
+    # A free value stays as it was written.
+    await house.ask("PUT", "/v1/workflows/one-step", ONE_STEP)
+    started = await house.ask("POST", START, b'{"input": {"x": 1.0}}')
+    run = await house.ask("GET", f"/v1/runs/{started.json['run_id']}")
+    assert b'"input":{"x":1.0}' in run.body
+
+
+async def test_a_fault_of_our_own_is_a_500_without_a_trace_and_a_line_in_the_log(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.store.script("list_runs", Fault.BUG)
+    answer = await house.ask("GET", "/v1/runs", headers=[("X-Request-Id", "mine-1")])
+    assert (answer.status, answer.code) == (500, "internal")
+    assert b"bug in the adapter" not in answer.body
+    (line,) = [each for each in caplog.records if each.message == "request_failed"]
+    assert line.__dict__["fields"]["request_id"] == "mine-1"
+
+
+async def test_an_answer_that_cannot_be_written_is_a_fault_like_any_other(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(house.services.settings, "document", lambda: {"x": object()})
+    answer = await house.ask("GET", "/v1/admin/settings")
+    assert (answer.status, answer.code) == (500, "internal")

@@ -1,0 +1,264 @@
+"""The isolation matrix: every route, with every wrong key.
+
+The rows come from the table of routes. What a key of the wrong tenant gets is written down here for
+each route, and a route without a row is a failure: a new one cannot be forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import pytest
+import pytest_asyncio
+
+from stanchion.gateway import GatewayOptions
+from stanchion.gateway.route import Reach, Route
+from stanchion.gateway.routes import ROUTES
+from stanchion.wire.admin import Role
+from tests.gateway.asgi import Answer, opened
+from tests.gateway.house import ADMIN, ONE_STEP, House, bearer, opened_house
+
+GUARDED = [route for route in ROUTES if route.reach is not Reach.OPEN]
+
+
+def named(route: Route) -> str:
+    return f"{route.method} {route.path}"
+
+
+EACH = pytest.mark.parametrize("route", GUARDED, ids=named)
+
+
+class World(NamedTuple):
+    """Two tenants, and what the first one has."""
+
+    house: House
+    ids: dict[str, str]
+    keys: dict[tuple[str, str], str]
+    job: dict[str, Any]
+    letter: str
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world() -> AsyncIterator[World]:
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        keys = {
+            (str(role), tenant): await house.make_key(role, tenant)
+            for role in Role
+            for tenant in ("first", "second")
+        }
+        run_id = await house.start(key=keys["runner", "first"])
+        job = await house.lease(key=keys["worker", "first"])
+        letter = await _letter(house, keys["runner", "first"])
+        await house.ask("POST", "/v1/admin/leases", {"name": "run/x", "ttl_s": 60}, key=ADMIN)
+        ids = {
+            "workflow_id": "one-step",
+            "run_id": run_id,
+            "step_id": "only",
+            "job_id": quote(str(job["job_id"]), safe=""),
+            "tenant": "first",
+            "key_id": keys["worker", "first"].split("_")[1],
+            "name": "run/x",
+            "letter_id": quote(letter, safe=""),
+        }
+        yield World(house, ids, keys, job, letter)
+
+
+async def _letter(house: House, key: str) -> str:
+    """A dead letter of the first tenant's: a job that was handed out too often."""
+    await house.ask("PUT", "/v1/workflows/doomed", {"steps": {"a": {"topic": "doom"}}}, key=key)
+    await house.ask("POST", "/v1/workflows/doomed/runs", {}, key=key)
+    store = house.services.store
+    (leased,) = await store.lease_jobs("w", ["doom"], max_jobs=1, ttl_ms=1)  # type: ignore[list-item] # a topic
+    while not await store.expire_jobs(limit=10, max_deliveries=1):
+        pass
+    (letter,) = (await store.list_dead_letters(leased.job.tenant)).items
+    return letter.id
+
+
+def path_of(route: Route, world: World) -> str:
+    path = route.path
+    for name, value in world.ids.items():
+        path = path.replace(f"{{{name}}}", value)
+    return path
+
+
+def body_of(route: Route, world: World) -> object:
+    """A body that the route would take."""
+    ref = {"job_id": world.job["job_id"], "fence": world.job["fence"]}
+    bodies: dict[str, object] = {
+        "put_workflow": ONE_STEP,
+        "submit_job": {"topic": "work"},
+        "lease_jobs": {"worker_id": "w", "topics": ["work", "doom"]},
+        "renew_leases": {"worker_id": "w", "leases": [ref]},
+        "take_results": {"worker_id": "w", "results": [{**ref, "status": "succeeded"}]},
+        "put_tenant": {"max_concurrent_runs": 1},
+        "patch_settings": {},
+        "hold_lease": {"name": "run/y", "ttl_s": 1},
+        "create_key": {"role": "runner", "tenant": "first"},
+        "set_escalation": {"order": "clear"},
+    }
+    return bodies.get(route.id, {})
+
+
+async def call(route: Route, world: World, key: str | None) -> Answer:
+    path, body = path_of(route, world), body_of(route, world)
+    if route.id != "follow_events":
+        return await world.house.ask(route.method, path, body, key=key)
+    headers = [] if key is None else [bearer(key)]
+    async with opened(world.house.app, route.method, path, headers=headers) as feed:
+        await feed.next()
+    return await feed.answer()
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@EACH
+async def test_without_a_key_it_is_401(route: Route, world: World) -> None:
+    answer = await call(route, world, None)
+    assert (answer.status, answer.code) == (401, "unauthenticated")
+    assert answer.headers["www-authenticate"].startswith("Bearer ")
+
+
+@EACH
+@pytest.mark.parametrize("key", ["nonsense", "sk_nobody_secret", "sk__", "sk_{id}_wrong"])
+async def test_with_a_wrong_key_it_is_401(route: Route, world: World, key: str) -> None:
+    answer = await call(route, world, key.format(id=world.ids["key_id"]))
+    assert (answer.status, answer.code) == (401, "unauthenticated")
+
+
+@EACH
+async def test_with_a_revoked_key_it_is_401(route: Route, world: World) -> None:
+    key = await world.house.make_key(max(route.roles), "*" if max(route.roles) != "runner" else "a")
+    key_id = key.split("_")[1]
+    revoked = await world.house.ask("DELETE", f"/v1/admin/keys/{key_id}", key=ADMIN)
+    assert revoked.json["revoked_at"] is not None
+    answer = await call(route, world, key)
+    assert (answer.status, answer.code) == (401, "unauthenticated")
+
+
+@EACH
+async def test_with_a_role_that_is_not_enough_it_is_403(route: Route, world: World) -> None:
+    assert Role.ADMIN in route.roles
+    for role in set(Role) - route.roles:
+        answer = await call(route, world, world.keys[role, "first"])
+        assert (answer.status, answer.code) == (403, "forbidden"), role
+
+
+@EACH
+async def test_a_key_for_one_tenant_is_for_that_tenant_whatever_a_header_says(
+    route: Route, world: World
+) -> None:
+    for role in route.roles:
+        answer = await world.house.ask(
+            route.method,
+            path_of(route, world),
+            body_of(route, world),
+            key=world.keys[role, "second"],
+            tenant="first",
+        )
+        assert (answer.status, answer.code) == (403, "forbidden"), role
+
+
+# ── The wrong tenant's key ───────────────────────────────────────────────────────────────────────
+
+
+def not_there(answer: Answer, _world: World) -> bool:
+    return (answer.status, answer.code) == (404, "not_found")
+
+
+def forbidden(answer: Answer, _world: World) -> bool:
+    return (answer.status, answer.code) == (403, "forbidden")
+
+
+def empty(member: str) -> Callable[[Answer, World], bool]:
+    return lambda answer, _world: answer.status == 200 and answer.json[member] == []
+
+
+def own_only(answer: Answer, _world: World) -> bool:
+    keys = answer.json["keys"]
+    return bool(keys) and all(key["tenant"] == "second" for key in keys)
+
+
+def its_own(answer: Answer, _world: World) -> bool:
+    """It made something for the second tenant: nothing of the first one's was touched."""
+    return answer.status == 200
+
+
+EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
+    "start_run": not_there,
+    "get_run": not_there,
+    "list_runs": empty("runs"),
+    "get_timeline": not_there,
+    "rerun_run": not_there,
+    "cancel_run": not_there,
+    "approve_step": not_there,
+    "reject_step": not_there,
+    "take_results": lambda answer, world: (
+        answer.json["accepted"] == []
+        and answer.json["rejected"] == [{"job_id": world.job["job_id"], "code": "unknown_job"}]
+    ),
+    "lease_jobs": empty("jobs"),
+    "renew_leases": lambda answer, world: (
+        answer.json == {"renewed": [], "lost": [world.job["job_id"]]}
+    ),
+    "submit_job": its_own,
+    "get_job": not_there,
+    "put_workflow": its_own,
+    "list_workflows": empty("workflows"),
+    "get_workflow": not_there,
+    "follow_events": lambda answer, world: world.ids["run_id"].encode() not in answer.body,
+    "put_tenant": forbidden,
+    "get_tenant": forbidden,
+    "list_tenants": forbidden,
+    "get_settings": forbidden,
+    "patch_settings": forbidden,
+    "list_leases": forbidden,
+    "hold_lease": forbidden,
+    "release_lease": forbidden,
+    "list_dead_letters": empty("dead_letters"),
+    "replay_dead_letter": not_there,
+    "create_key": forbidden,
+    "list_keys": own_only,
+    "revoke_key": not_there,
+    "get_escalation": forbidden,
+    "set_escalation": forbidden,
+}
+MAKERS = ("put_workflow", "submit_job")
+"""They leave something with the second tenant, which the lists of others would then show."""
+MAKERS_LAST = sorted(GUARDED, key=lambda route: route.id in MAKERS)
+
+
+@pytest.mark.parametrize("route", MAKERS_LAST, ids=named)
+async def test_with_another_tenants_key_nothing_is_seen_or_touched(
+    route: Route, world: World
+) -> None:
+    for role in sorted(route.roles):
+        answer = await call(route, world, world.keys[role, "second"])
+        assert EXPECTED[route.id](answer, world), (role, answer)
+
+
+async def test_nothing_of_the_first_tenants_was_touched(world: World) -> None:
+    run = await world.house.ask("GET", path_run(world), key=world.keys["runner", "first"])
+    assert run.json["status"] == "running"
+    letters = await world.house.ask("GET", "/v1/admin/dead-letters", key=ADMIN)
+    assert [each["id"] for each in letters.json["dead_letters"]] == [world.letter]
+    events = await world.house.ask("GET", "/v1/workflows", key=world.keys["runner", "first"])
+    assert {each["version"] for each in events.json["workflows"]} == {1}
+
+
+def path_run(world: World) -> str:
+    return f"/v1/runs/{world.ids['run_id']}"
+
+
+async def test_every_guarded_route_has_its_row() -> None:
+    assert {route.id for route in GUARDED} == set(EXPECTED)
+    assert all(route.roles for route in GUARDED)
+
+
+async def test_events_of_another_tenants_run_are_not_there(world: World) -> None:
+    target = f"/v1/events?run_id={world.ids['run_id']}"
+    answer = await world.house.ask("GET", target, key=world.keys["runner", "second"])
+    assert (answer.status, answer.code) == (404, "not_found")

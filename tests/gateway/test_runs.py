@@ -1,0 +1,198 @@
+"""Runs and single jobs over HTTP, from the start to the last line of the timeline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tests.gateway.asgi import opened
+from tests.gateway.house import House
+
+START = "/v1/workflows/one-step/runs"
+APPROVAL = {"steps": {"ask": {"approval": {}}, "then": {"topic": "work", "needs": ["ask"]}}}
+
+
+async def finish(house: House, **result: object) -> dict[str, object]:
+    """Lease the one job there is, and send this as its result."""
+    job = await house.lease()
+    sent = {"job_id": job["job_id"], "fence": job["fence"], **result}
+    answer = await house.ask(
+        "POST", "/v1/worker/results", {"worker_id": "worker-1", "results": [sent]}
+    )
+    assert answer.json == {"accepted": [job["job_id"]], "rejected": []}
+    return job
+
+
+async def test_a_run_goes_from_start_to_result_over_http(house: House) -> None:
+    run_id = await house.start()
+    begun = (await house.ask("GET", f"/v1/runs/{run_id}")).json
+    assert begun["steps"]["only"]["waiting_for"] == "job"
+    await finish(house, status="succeeded", output={"n": 1})
+    run = await house.ask("GET", f"/v1/runs/{run_id}?wait=5")
+    assert run.status == 200
+    assert run.json["run_id"] == run_id
+    assert run.json["workflow_id"] == "one-step"
+    assert run.json["status"] == "succeeded"
+    assert run.json["output"] == {"only": {"n": 1}}
+    assert run.json["error"] is None
+    only = run.json["steps"]["only"]
+    assert (only["status"], only["attempt"], only["output"]) == ("succeeded", 1, {"n": 1})
+    assert run.json["created_at"].endswith("Z")
+    assert run.json["finished_at"].endswith("Z")
+
+
+async def test_a_wait_is_answered_when_the_run_ends_or_the_time_is_over(house: House) -> None:
+    run_id = await house.start()
+    began = time.perf_counter()
+    still = await house.ask("GET", f"/v1/runs/{run_id}?wait=0.2")
+    assert still.json["status"] == "running"
+    assert time.perf_counter() - began >= 0.2
+    async with opened(house.app, "GET", f"/v1/runs/{run_id}?wait=60") as feed:
+        await asyncio.sleep(0)
+        await finish(house, status="succeeded")
+        assert (await feed.answer()).json["status"] == "succeeded"
+
+
+async def test_steps_that_nothing_has_happened_to_are_shown(house: House) -> None:
+    await house.ask("PUT", "/v1/workflows/approval", APPROVAL)
+    run_id = (await house.ask("POST", "/v1/workflows/approval/runs")).json["run_id"]
+    steps = (await house.ask("GET", f"/v1/runs/{run_id}")).json["steps"]
+    assert steps["ask"]["waiting_for"] == "decision"
+    assert steps["then"]["status"] == "pending"
+
+
+@pytest.mark.parametrize(("word", "other"), [("approve", "reject"), ("reject", "approve")])
+async def test_the_first_decision_counts_and_another_conflicts(
+    house: House, word: str, other: str
+) -> None:
+    await house.ask("PUT", "/v1/workflows/approval", APPROVAL)
+    run_id = (await house.ask("POST", "/v1/workflows/approval/runs")).json["run_id"]
+    path = f"/v1/runs/{run_id}/steps/ask"
+    early = await house.ask("POST", f"/v1/runs/{run_id}/steps/then/{word}")
+    assert (early.status, early.code) == (409, "conflict")
+    assert (await house.ask("POST", f"/v1/runs/{run_id}/steps/none/{word}")).status == 404
+    first = await house.ask("POST", f"{path}/{word}", {"comment": "seen"})
+    assert (first.status, first.json["applied"]) == (200, True)
+    assert (await house.ask("POST", f"{path}/{word}")).status == 200
+    second = await house.ask("POST", f"{path}/{other}")
+    assert (second.status, second.code) == (409, "conflict")
+
+
+async def test_a_cancelled_run_stays_cancelled_and_a_finished_one_conflicts(house: House) -> None:
+    run_id = await house.start()
+    for _ in range(2):
+        answer = await house.ask("POST", f"/v1/runs/{run_id}/cancel", {"reason": "enough"})
+        assert (answer.status, answer.json["status"]) == (200, "cancelled")
+    done = await house.start()
+    await finish(house, status="succeeded")
+    await house.ask("GET", f"/v1/runs/{done}?wait=5")
+    answer = await house.ask("POST", f"/v1/runs/{done}/cancel")
+    assert (answer.status, answer.code) == (409, "conflict")
+
+
+async def test_a_rerun_is_a_run_of_its_own(house: House) -> None:
+    run_id = await house.start()
+    early = await house.ask("POST", f"/v1/runs/{run_id}/rerun")
+    assert (early.status, early.code) == (409, "conflict")
+    await finish(house, status="failed", error="no luck")
+    failed = (await house.ask("GET", f"/v1/runs/{run_id}?wait=5")).json
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "job_failed")
+    assert failed["error"]["message"] == "no luck"
+    unknown = await house.ask("POST", f"/v1/runs/{run_id}/rerun", {"from_step": "none"})
+    assert (unknown.status, unknown.json["errors"][0]["path"]) == (422, "from_step")
+    again = await house.ask("POST", f"/v1/runs/{run_id}/rerun", {"from_step": "only"})
+    assert again.status == 200
+    assert (await house.ask("GET", f"/v1/runs/{again.json['run_id']}")).json["rerun_of"] == run_id
+    assert (await house.ask("POST", "/v1/runs/zz/rerun")).status == 404
+
+
+@pytest.mark.parametrize("word", ["start", "rerun"])
+async def test_the_same_key_gives_the_same_run_and_says_so(house: House, word: str) -> None:
+    run_id = await house.start()
+    await house.ask("POST", f"/v1/runs/{run_id}/cancel")
+    path = START if word == "start" else f"/v1/runs/{run_id}/rerun"
+    headers = [("Idempotency-Key", "k-1")]
+    first = await house.ask("POST", path, {}, headers=headers)
+    again = await house.ask("POST", path, {}, headers=headers)
+    assert first.json["run_id"] == again.json["run_id"]
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    other = await house.ask("POST", START, {"input": {"x": 1}}, headers=headers)
+    assert (other.status, other.code) == (422, "idempotency_mismatch")
+
+
+async def test_an_input_that_the_workflow_does_not_take_is_422_with_places(house: House) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    workflow = {"steps": {"only": {"topic": "work"}}, "input_schema": schema}
+    assert (await house.ask("PUT", "/v1/workflows/strict", workflow)).status == 200
+    answer = await house.ask("POST", "/v1/workflows/strict/runs", {"input": {"n": "x"}})
+    assert (answer.status, answer.code) == (422, "invalid_input")
+    assert answer.json["errors"]
+
+
+async def test_lists_and_timelines_have_pages_and_filters(house: House) -> None:
+    await house.ask("PUT", "/v1/admin/tenants/default", {"max_concurrent_runs": None})
+    runs = [await house.start() for _ in range(3)]
+    await house.ask("POST", f"/v1/runs/{runs[0]}/cancel")
+    page = (await house.ask("GET", "/v1/runs?limit=2")).json
+    rest = (await house.ask("GET", f"/v1/runs?limit=2&cursor={page['cursor']}")).json
+    assert {row["run_id"] for row in page["runs"] + rest["runs"]} == set(runs)
+    cancelled = (await house.ask("GET", "/v1/runs?status=cancelled")).json["runs"]
+    assert [row["run_id"] for row in cancelled] == [runs[0]]
+    assert (await house.ask("GET", "/v1/runs?workflow_id=other")).json["runs"] == []
+    lines = (await house.ask("GET", f"/v1/runs/{runs[0]}/timeline?limit=1")).json
+    assert [line["what"] for line in lines["entries"]] == ["run_started"]
+    more = f"/v1/runs/{runs[0]}/timeline?cursor={lines['cursor']}"
+    later = (await house.ask("GET", more)).json["entries"]
+    assert later[-1]["what"] == "run_cancelled"
+    assert later[-1]["actor"] == "anonymous"
+
+
+async def test_a_run_whose_workflow_is_gone_is_shown_and_what_needs_it_is_unavailable(
+    house: House,
+) -> None:
+    run_id = await house.start()
+
+    async def gone(*_arguments: object, **_named: object) -> None:
+        return None
+
+    house.services.plans._by_version.clear()  # noqa: SLF001 - as if this replica had just started
+    house.store.workflow = gone  # type: ignore[attr-defined]  # damage, which no verb can do
+    run = await house.ask("GET", f"/v1/runs/{run_id}")
+    assert (run.status, run.json["status"]) == (200, "running")
+    answer = await house.ask("POST", f"/v1/runs/{run_id}/steps/only/approve")
+    assert (answer.status, answer.code) == (503, "store_unavailable")
+
+
+async def test_a_single_job_is_a_run_without_a_slot(house: House) -> None:
+    await house.ask("PUT", "/v1/admin/tenants/default", {"max_concurrent_runs": 0})
+    headers = [("Idempotency-Key", "j-1")]
+    sent = {"topic": "work", "input": [1, {"a": None}]}
+    submitted = await house.ask("POST", "/v1/jobs", sent, headers=headers)
+    again = await house.ask("POST", "/v1/jobs", sent, headers=headers)
+    assert again.json["job_id"] == submitted.json["job_id"]
+    assert again.headers["idempotency-replayed"] == "true"
+    path = "/v1/jobs/" + submitted.json["job_id"]
+    ready = (await house.ask("GET", path)).json
+    assert (ready["status"], ready["run_status"], ready["topic"]) == ("ready", "running", "work")
+    job = await finish(house, status="succeeded", output="done")
+    assert job["input"] == [1, {"a": None}]
+    assert job["job_id"] == submitted.json["job_id"]
+    await house.ask("GET", f"/v1/runs/{submitted.json['run_id']}?wait=5")
+    done = (await house.ask("GET", path)).json
+    assert (done["status"], done["output"], done["error"]) == ("finished", "done", None)
+
+
+async def test_a_job_of_a_for_each_shows_its_items_result(house: House) -> None:
+    steps = {"each": {"topic": "work", "for_each": "${input.list}", "input": "${item}"}}
+    await house.ask("PUT", "/v1/workflows/many", {"steps": steps})
+    started = await house.ask("POST", "/v1/workflows/many/runs", {"input": {"list": [7, 8]}})
+    job = await finish(house, status="succeeded", output="seven")
+    assert (job["item"], job["input"]) == (0, 7)
+    await finish(house, status="failed", error={"message": "m", "code": "bad", "retryable": False})
+    run = (await house.ask("GET", f"/v1/runs/{started.json['run_id']}?wait=5")).json
+    assert run["steps"]["each"]["items_total"] == 2
+    first = (await house.ask("GET", "/v1/jobs/" + str(job["job_id"]).replace("[", "%5B"))).json
+    assert (first["step_id"], first["output"]) == ("each", "seven")

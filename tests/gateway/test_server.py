@@ -1,0 +1,287 @@
+"""The server itself, over real sockets: slow, large, many and broken callers, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from stanchion.gateway import GatewayOptions
+from stanchion.gateway.server import serve
+from tests.gateway.house import House, opened_house
+
+GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Served(NamedTuple):
+    """A house with a door."""
+
+    house: House
+    port: int
+    serving: asyncio.Task[None]
+
+    async def say(self, *parts: bytes) -> bytes:
+        """Send these bytes, and read until the server hangs up."""
+        async with asyncio.timeout(8), self.line() as (reader, writer):
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+            return await reader.read()
+
+    @asynccontextmanager
+    async def line(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A connection, hung up at the end whatever became of it."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@asynccontextmanager
+async def served(
+    options: GatewayOptions | None = None, drain_s: float = 0.4
+) -> AsyncIterator[Served]:
+    async with opened_house(options) as house:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(
+            serve(house.app, host="127.0.0.1", port=0, drain_s=drain_s, on_ready=ready.set_result)
+        )
+        url = await ready
+        try:
+            yield Served(house, int(url.rpartition(":")[2]), serving)
+        finally:
+            if not serving.done():
+                os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(10):
+                await serving
+
+
+def problem(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/problem+json" in head, answer
+    assert b"connection: close" in head
+    said = msgspec.json.decode(body)
+    assert int(head.split()[1]) == said["status"]
+    return said["status"], said["code"]
+
+
+async def test_a_good_request_is_answered() -> None:
+    async with served() as server:
+        close = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        answer = await server.say(close)
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"server:" not in answer
+
+
+NONSENSE = [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"GET\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n",
+    b"GET / HTTP/1.1\r\nA: b\r\n c\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\nabc",
+    b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n",
+    b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + b"f" * 20
+    + b"\r\n",
+]
+
+
+async def test_what_is_no_http_is_400() -> None:
+    async with served() as server:
+        for each in NONSENSE:
+            assert problem(await server.say(each)) == (400, "malformed_request"), each
+
+
+async def test_requests_that_come_together_are_answered_one_by_one() -> None:
+    async with served() as server:
+        close = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        answer = await server.say(GET + GET + close)
+        assert answer.count(b"HTTP/1.1 200 OK") == 3
+
+
+async def test_an_offer_to_speak_another_protocol_is_passed_over() -> None:
+    async with served() as server:
+        await server.house.start()
+        head = b"POST /v1/workflows/one-step/runs HTTP/1.1\r\nHost: localhost\r\nUpgrade: h2c\r\n"
+        async with server.line() as (reader, writer):
+            writer.write(head + b"Connection: Upgrade\r\nContent-Length: 2\r\n\r\n{}")
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_head_without_end_is_cut_at_its_size() -> None:
+    async with served() as server:
+        line = b"X-Large: " + b"y" * 30_000 + b"\r\n"
+        answer = await server.say(b"GET /livez HTTP/1.1\r\n", line, line, line)
+        assert problem(answer) == (431, "headers_too_large")
+
+
+async def test_a_url_without_end_is_cut_at_its_size() -> None:
+    async with served() as server:
+        answer = await server.say(b"GET /" + b"a" * 100_000)
+        assert problem(answer) == (431, "headers_too_large")
+
+
+async def test_slow_heads_slow_first_bytes_and_slow_bodies_are_not_waited_for() -> None:
+    options = GatewayOptions(head_timeout_s=0.3, body_timeout_s=0.3)
+    async with served(options) as server:
+        silent, head, body, chunk = await asyncio.gather(
+            server.say(),
+            server.say(b"GET /livez HT", b"TP/1.1\r\nHost: loc"),
+            server.say(
+                b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n",
+                b'{"topic"',
+            ),
+            server.say(
+                b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
+                b'3\r\n{"t\r\n',
+            ),
+        )
+        assert silent == b""
+        assert problem(head) == (408, "request_timeout")
+        assert problem(body) == (408, "request_timeout")
+        assert problem(chunk) == (408, "request_timeout")
+        # Those who are quick are served all the while, on a connection that is kept.
+        async with server.line() as (reader, writer):
+            for _ in range(3):
+                writer.write(GET)
+                assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 200")
+                await asyncio.sleep(0.2)
+
+
+async def test_a_large_body_is_refused_before_it_comes_and_the_answer_arrives() -> None:
+    async with served() as server:
+        head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n"
+        async with server.line() as (reader, writer):
+            writer.write(head)
+            answer = await reader.readuntil(b"}")
+            assert b"413" in answer.split(b"\r\n")[0]
+            # A caller who sends first and listens then hears it as well, and may go on.
+            writer.write(b"y" * 4_000_000)
+            await writer.drain()
+            writer.write(GET)
+            assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_caller_who_leaves_before_its_turn_makes_no_run() -> None:
+    async with served() as server:
+        house = server.house
+        await house.start()
+        patch = {"admission": {"strategy": "lock", "lock_wait_s": 30}}
+        await house.ask("PATCH", "/v1/admin/settings", patch)
+        await house.ask("POST", "/v1/admin/leases", {"name": "admission/default", "ttl_s": 60})
+        head = b"POST /v1/workflows/one-step/runs HTTP/1.1\r\nHost: localhost\r\n"
+        async with server.line() as (_, writer):
+            writer.write(head + b"Content-Length: 2\r\n\r\n{}")
+            await house.has_under_way("requests")
+        await house.has_under_way("requests", count=0)
+        await house.ask("DELETE", "/v1/admin/leases/admission/default")
+        # The next in line gets the lock, and finds nothing made before it.
+        assert (await house.ask("POST", "/v1/workflows/one-step/runs", {})).status == 200
+        assert len((await house.ask("GET", "/v1/runs")).json["runs"]) == 2
+
+
+@asynccontextmanager
+async def never_reading(server: Served) -> AsyncIterator[asyncio.StreamWriter]:
+    """A connection that asks for more than the line holds, and takes nothing of it."""
+    async with server.line() as (_, writer):
+        line = writer.transport.get_extra_info("socket")
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport that reads, too
+        writer.write(GET.replace(b"/livez", b"/openapi.json") * 200)
+        await writer.drain()
+        yield writer
+
+
+async def writing_on(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(GET)
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+async def test_a_reader_who_takes_nothing_is_cut_off() -> None:
+    options = GatewayOptions(write_timeout_s=0.3)
+    async with served(options) as server, never_reading(server) as writer:
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(writing_on(writer), 5)
+
+
+async def test_a_reader_who_takes_nothing_does_not_hold_up_the_end() -> None:
+    async with served(drain_s=30) as server, never_reading(server):
+        await asyncio.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(4):
+            await server.serving
+
+
+async def test_one_connection_too_many_is_told_so() -> None:
+    async with served(GatewayOptions(connections_max=16)) as server:
+        async with AsyncExitStack() as many:
+            for _ in range(16):
+                await many.enter_async_context(server.line())
+            assert problem(await server.say()) == (503, "overloaded")
+        await asyncio.sleep(0.05)
+        close = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        assert (await server.say(close)).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_signal_drains_streams_and_waits_end_and_nothing_under_way_is_lost() -> None:
+    async with served(drain_s=4) as server:
+        run_id = await server.house.start()
+        head = b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        stream = asyncio.create_task(server.say(head % b"/v1/events"))
+        wait = asyncio.create_task(server.say(head % f"/v1/runs/{run_id}?wait=60".encode()))
+        await server.house.has_under_way("waits")
+        await server.house.has_under_way("streams")
+        began = asyncio.get_running_loop().time()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert b"0\r\n\r\n" in await stream
+        assert b'"status":"running"' in await wait
+        async with asyncio.timeout(5):
+            await server.serving
+        assert asyncio.get_running_loop().time() - began < 3
+        with pytest.raises(ConnectionRefusedError):
+            await server.say(GET)
+
+
+async def test_while_draining_new_connections_hear_it_before_the_door_closes() -> None:
+    async with served(drain_s=4) as server:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        ready = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        assert (await server.say(ready)).startswith(b"HTTP/1.1 503")
+
+
+async def test_a_second_signal_does_not_wait() -> None:
+    options = GatewayOptions(body_timeout_s=30)
+    async with served(options, drain_s=30) as server, server.line() as (_, writer):
+        head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\n"
+        writer.write(head + b"Content-Length: 50\r\n\r\n{")
+        await server.house.has_under_way("requests")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.7)
+        assert not server.serving.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(2):
+            await server.serving
+
+
+async def test_an_address_that_is_taken_is_an_error_with_its_reason() -> None:
+    async with served() as server, opened_house() as other:
+        with pytest.raises(OSError, match="in use"):
+            await serve(other.app, host="127.0.0.1", port=server.port)

@@ -1,0 +1,150 @@
+"""The worker protocol over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX
+from stanchion.gateway import GatewayOptions
+from tests.gateway.asgi import opened
+from tests.gateway.house import ADMIN, House, opened_house
+
+LEASE = "/v1/worker/lease"
+
+
+def asked(wait_s: float = 0, **more: object) -> dict[str, object]:
+    return {"worker_id": "worker-1", "topics": ["work"], "wait_s": wait_s, **more}
+
+
+async def test_a_lease_says_all_that_a_worker_needs(house: House) -> None:
+    run_id = await house.start(tenant="acme")
+    job = await house.lease()
+    assert job["job_id"] == f"{run_id}:only@1"
+    assert (job["tenant"], job["run_id"], job["step_id"]) == ("acme", run_id, "only")
+    assert (job["topic"], job["attempt"], job["delivery"]) == ("work", 1, 1)
+    assert (job["input"], job["lease_ttl_ms"]) == ({}, 30_000)
+    assert isinstance(job["fence"], int)
+
+
+async def test_a_long_poll_ends_with_the_first_job_and_says_how_long_it_waited(
+    house: House,
+) -> None:
+    async with opened(house.app, "POST", LEASE, asked(wait_s=60)) as feed:
+        await house.has_under_way("waits")
+        assert house.metric("stanchion_http_under_way", kind="requests") == 0
+        await house.start()
+        answer = await feed.answer()
+    assert len(answer.json["jobs"]) == 1
+    assert answer.json["waited_ms"] > 0
+
+
+async def test_a_poll_without_work_ends_after_its_time(house: House) -> None:
+    began = time.perf_counter()
+    answer = await house.ask("POST", LEASE, asked(wait_s=0.2))
+    assert answer.json["jobs"] == []
+    assert time.perf_counter() - began >= 0.2
+
+
+async def test_a_worker_that_hangs_up_waits_no_more_and_takes_no_job(house: House) -> None:
+    async with opened(house.app, "POST", LEASE, asked(wait_s=60)) as feed:
+        await house.has_under_way("waits")
+        feed.hang_up()
+        async with asyncio.timeout(5):
+            await feed.task
+    assert house.metric("stanchion_http_under_way", kind="waits") == 0
+    await house.start()
+    assert (await house.lease())["delivery"] == 1
+
+
+async def test_a_long_poll_ends_when_the_server_drains(house: House) -> None:
+    async with opened(house.app, "POST", LEASE, asked(wait_s=60)) as feed:
+        await house.has_under_way("waits")
+        house.app.drain()
+        assert (await feed.answer()).json["jobs"] == []
+
+
+async def test_one_wait_too_many_is_refused() -> None:
+    async with opened_house(GatewayOptions(waits_max=0)) as house:
+        answer = await house.ask("POST", LEASE, asked(wait_s=1))
+        assert (answer.status, answer.code) == (503, "overloaded")
+        assert (await house.ask("POST", LEASE, asked(wait_s=0))).status == 200
+        assert house.metric("stanchion_http_under_way", kind="requests") == 0
+
+
+async def test_while_draining_no_job_is_handed_out_but_results_are_taken(house: House) -> None:
+    await house.start()
+    job = await house.lease()
+    house.app.drain()
+    refused = await house.ask("POST", LEASE, asked())
+    assert (refused.status, refused.code) == (503, "draining")
+    start = await house.ask("POST", "/v1/workflows/one-step/runs", {})
+    assert (start.status, start.code) == (503, "draining")
+    ref = {"job_id": job["job_id"], "fence": job["fence"]}
+    renewed = await house.ask("POST", "/v1/worker/renew", {"worker_id": "w", "leases": [ref]})
+    assert renewed.json["renewed"] == [job["job_id"]]
+    body = {"worker_id": "worker-1", "results": [{**ref, "status": "succeeded"}]}
+    sent = await house.ask("POST", "/v1/worker/results", body)
+    assert sent.json["accepted"] == [job["job_id"]]
+
+
+async def test_results_are_judged_one_by_one(house: House) -> None:
+    run_id = await house.start()
+    job = await house.lease()
+    good = {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded"}
+    stale = {**good, "fence": 1}
+    strange = {**good, "job_id": f"{run_id}:only@9"}
+    body = {"worker_id": "worker-1", "results": [stale, strange, good]}
+    answer = await house.ask("POST", "/v1/worker/results", body)
+    assert answer.json["accepted"] == [job["job_id"]]
+    assert answer.json["rejected"] == [
+        {"job_id": job["job_id"], "code": "stale_fence"},
+        {"job_id": f"{run_id}:only@9", "code": "unknown_job"},
+    ]
+    again = await house.ask(
+        "POST", "/v1/worker/results", {"worker_id": "worker-1", "results": [good]}
+    )
+    assert again.json == {"accepted": [job["job_id"]], "rejected": []}
+
+
+async def test_a_fault_in_one_result_names_its_place_and_takes_none(house: House) -> None:
+    await house.start()
+    job = await house.lease()
+    good = {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded"}
+    bad = {**good, "output": {"x": 2**70}}
+    body = {"worker_id": "worker-1", "results": [good, bad]}
+    answer = await house.ask("POST", "/v1/worker/results", body)
+    assert answer.status == 422
+    assert answer.json["errors"][0]["path"] == "results[1].output"
+    job_now = (await house.ask("GET", f"/v1/jobs/{job['job_id']}")).json
+    assert job_now["status"] == "leased"
+
+
+async def test_a_message_that_is_too_long_is_cut_and_not_refused(house: House) -> None:
+    run_id = await house.start()
+    job = await house.lease()
+    result = {
+        "job_id": job["job_id"],
+        "fence": job["fence"],
+        "status": "failed",
+        "error": {"message": "x" * 10_000, "code": "Boom", "retryable": False},
+    }
+    sent = await house.ask(
+        "POST", "/v1/worker/results", {"worker_id": "worker-1", "results": [result]}
+    )
+    assert sent.json["accepted"] == [job["job_id"]]
+    run = (await house.ask("GET", f"/v1/runs/{run_id}?wait=5")).json
+    assert run["error"]["code"] == "Boom"
+    assert len(run["error"]["message"]) == ERROR_MESSAGE_CHARS_MAX
+
+
+async def test_a_key_for_all_tenants_serves_all_of_them_and_one_for_one_only_that() -> None:
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        for tenant in ("first", "second"):
+            await house.start(key=await house.make_key("runner", tenant))
+        only = await house.make_key("worker", "second")
+        every = await house.make_key("worker", "*")
+        got = await house.ask("POST", LEASE, asked(max_jobs=10), key=only)
+        assert [job["tenant"] for job in got.json["jobs"]] == ["second"]
+        rest = await house.ask("POST", LEASE, asked(max_jobs=10), key=every)
+        assert [job["tenant"] for job in rest.json["jobs"]] == ["first"]

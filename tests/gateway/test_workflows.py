@@ -1,0 +1,136 @@
+"""Workflow files over HTTP: versions, faults, sub-workflows, and expensive ones."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+
+from stanchion.core.workflow import Workflow
+from stanchion.core.workflow_file import parse_workflow
+from stanchion.gateway import GatewayOptions
+from stanchion.gateway.views import definition
+from tests.gateway.asgi import opened
+from tests.gateway.house import ONE_STEP, House, opened_house
+
+YAML = b"""
+id: research
+risk: high
+lock_policy: {on_renewal_lost: fence}
+timeout_s: 600
+input_schema: {type: object}
+steps:
+  plan:
+    topic: agent.plan
+    input: {q: "${input.q}"}
+    retry: {max_attempts: 3, backoff: {kind: fixed, delay_ms: 5}}
+  search:
+    topic: agent.search
+    needs: [plan]
+    for_each: "${steps.plan.output.queries}"
+    input: {q: "${item}"}
+  cool:    {delay_s: 5, needs: [search]}
+  review: {approval: {message: "Fine?"}, needs: [cool], when: "input.review", timeout_s: 60}
+  again:   {approval: {}}
+output: "${steps.search.output}"
+"""
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/yaml", "text/yaml; charset=utf-8", "application/x-yaml"]
+)
+async def test_yaml_is_told_by_its_content_type(house: House, kind: str) -> None:
+    headers = [("Content-Type", kind)]
+    answer = await house.ask("PUT", "/v1/workflows/research", YAML, headers=headers)
+    assert (answer.status, answer.json) == (200, {"id": "research", "version": 1})
+
+
+async def test_the_same_workflow_keeps_its_version_and_another_gets_the_next(house: House) -> None:
+    path = "/v1/workflows/one-step"
+    for version, steps in [(1, "work"), (1, "work"), (2, "play")]:
+        answer = await house.ask("PUT", path, {"steps": {"only": {"topic": steps}}})
+        assert answer.json == {"id": "one-step", "version": version}
+    newest = await house.ask("GET", path)
+    assert newest.json["version"] == 2
+    first = await house.ask("GET", f"{path}?version=1")
+    assert first.json["definition"]["steps"] == {"only": {"topic": "work"}}
+    assert (await house.ask("GET", f"{path}?version=3")).status == 404
+
+
+async def test_what_is_wrong_with_a_file_is_said_place_by_place(house: House) -> None:
+    wrong = {"steps": {"a": {"topic": "x y"}, "b": {"topic": "t", "needs": ["c"]}}, "risc": 1}
+    answer = await house.ask("PUT", "/v1/workflows/bad", wrong)
+    assert (answer.status, answer.code) == (422, "invalid_workflow")
+    paths = {error["path"] for error in answer.json["errors"]}
+    assert paths == {"steps.a.topic", "steps.b.needs[0]", "risc"}
+    assert all(error["message"] for error in answer.json["errors"])
+    assert (await house.ask("GET", "/v1/workflows/bad")).status == 404
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"steps: {", b"[]", b"NaN"])
+async def test_text_that_is_no_workflow_is_422_with_errors(house: House, body: bytes) -> None:
+    for kind in ("application/json", "application/yaml"):
+        headers = [("Content-Type", kind)]
+        answer = await house.ask("PUT", "/v1/workflows/bad", body, headers=headers)
+        assert (answer.status, answer.code) == (422, "invalid_workflow")
+        assert answer.json["errors"]
+
+
+async def test_a_file_that_says_another_name_is_refused(house: House) -> None:
+    answer = await house.ask("PUT", "/v1/workflows/one", {"id": "two", **ONE_STEP})
+    assert answer.status == 422
+    assert answer.json["errors"][0]["path"] == "id"
+
+
+async def test_a_sub_workflow_must_be_there_and_circles_are_refused(house: House) -> None:
+    outer = {"steps": {"a": {"workflow": "inner"}}}
+    answer = await house.ask("PUT", "/v1/workflows/outer", outer)
+    assert (answer.status, answer.code) == (422, "invalid_workflow")
+    assert answer.json["errors"] == [
+        {"path": "steps.a.workflow", "message": "there is no workflow 'inner'"}
+    ]
+    assert (await house.ask("PUT", "/v1/workflows/inner", ONE_STEP)).status == 200
+    assert (await house.ask("PUT", "/v1/workflows/outer", outer)).status == 200
+    circle = await house.ask("PUT", "/v1/workflows/inner", {"steps": {"b": {"workflow": "outer"}}})
+    assert "circle" in circle.json["errors"][0]["message"]
+    # Another tenant's is not there.
+    other = await house.ask("PUT", "/v1/workflows/outer", outer, tenant="second")
+    assert other.status == 422
+
+
+async def test_lists_have_pages(house: House) -> None:
+    for name in ("a", "b", "c"):
+        await house.ask("PUT", f"/v1/workflows/{name}", ONE_STEP)
+    seen, cursor = [], ""
+    while True:
+        page = (await house.ask("GET", f"/v1/workflows?limit=2{cursor}")).json
+        seen += [row["id"] for row in page["workflows"]]
+        if page["cursor"] is None:
+            break
+        cursor = f"&cursor={page['cursor']}"
+    assert seen == ["a", "b", "c"]
+
+
+def test_what_is_shown_of_a_workflow_can_be_sent_again() -> None:
+    workflow = parse_workflow(YAML, format="yaml")
+    assert isinstance(workflow, Workflow)
+    text = msgspec.json.encode(definition(workflow))
+    assert parse_workflow(text, format="json") == workflow
+
+
+async def test_expensive_files_are_read_one_at_a_time_and_others_go_on() -> None:
+    when = " && ".join(["input.a.b.c == 1"] * 100)
+    steps = {f"s{n}": {"topic": "t", "when": when} for n in range(60)}
+    async with opened_house(GatewayOptions(parses_waiting_max=0)) as house:
+        async with opened(house.app, "PUT", "/v1/workflows/large", {"steps": steps}) as feed:
+            await asyncio.sleep(0.01)
+            began = time.perf_counter()
+            assert (await house.ask("GET", "/livez")).status == 200
+            assert time.perf_counter() - began < 1
+            if not feed.task.done():
+                answer = await house.ask("PUT", "/v1/workflows/other", ONE_STEP)
+                assert (answer.status, answer.code) == (503, "overloaded")
+            assert (await feed.answer()).status == 200
+        assert (await house.ask("PUT", "/v1/workflows/other", ONE_STEP)).status == 200
