@@ -100,6 +100,7 @@ soak: $(READY) ## all tests at full scale, then a mutation run over the core; ta
 generate: $(READY) ## write the generated files anew
 	@$(BIN)/python scripts/generate_schema.py
 	@$(BIN)/python scripts/generate_reference.py
+	@$(BIN)/python -m stanchion.gateway > schema/openapi.json
 
 .PHONY: lock
 lock: ## write the lock anew; LOCK_FLAGS=--upgrade takes the newest versions (needs uv)

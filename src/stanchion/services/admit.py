@@ -243,7 +243,7 @@ class Admitter:
         run, transition, bus = ready.admission.run, ready.admission.transition, self._parts.bus
         self._on_admitted(run, ready.plan)
         dispatched = (each for each in transition.effects if isinstance(each, DispatchJob))
-        for topic in {effect.job.topic for effect in dispatched}:
+        for topic in sorted({effect.job.topic for effect in dispatched}):
             bus.ring(Bell.READY, topic)
         bus.ring(Bell.CHANGED, run.tenant)
         if run.status.is_finished:

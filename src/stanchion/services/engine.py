@@ -49,7 +49,7 @@ from stanchion.services.watching import Watching
 
 __all__ = ["DEFAULT_TERMS", "Engine", "Terms", "Wires"]
 
-SETTLE_S: Final = 5.0
+SETTLE_S: Final = 1.5
 RESTART_S: Final = 1.0
 """A loop that failed through a bug begins again after this."""
 

@@ -75,6 +75,16 @@ class Escalating:
         """The level in force, as of the last look."""
         return self._level
 
+    @property
+    def forced(self) -> Order | None:
+        """What an operator ordered, if it still stands."""
+        return self._state.forced
+
+    @property
+    def trips_today(self) -> int:
+        """How often this replica tripped in the last day."""
+        return len(self._state.trips)
+
     def closes(self, risk: Risk) -> bool:
         """Whether runs of this class must not go on without the lock store now."""
         return self._level is not Level.NORMAL and risk in self._settings().closes

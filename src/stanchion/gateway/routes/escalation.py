@@ -37,13 +37,12 @@ async def set_escalation(call: Call[SetEscalation, NoQuery]) -> Reply:
 
 def _view(call: Call[Any, Any]) -> EscalationView:
     escalating = call.services.escalating
-    state = escalating._state  # noqa: SLF001 - it shows its level, but not yet what led there
     return EscalationView(
         level=_LEVELS[escalating.level],
-        forced=_FORCED.get(state.forced),
+        forced=_FORCED.get(escalating.forced),
         closes=call.services.settings.current.escalation.closes,
         closed_now=tuple(risk for risk in Risk if escalating.closes(risk)),
-        trips_today=len(state.trips),
+        trips_today=escalating.trips_today,
     )
 
 
