@@ -12,6 +12,9 @@ WORKERS ?= 2
 VENV  := .venv
 BIN   := $(VENV)/bin
 LOCK  := requirements/dev.lock
+EXAMPLES_LOCK := requirements/examples.lock
+COMPILE = --universal --python-version 3.11 --generate-hashes --quiet --no-header --no-annotate \
+    --no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 # Named after the interpreter, so that asking for another one is noticed.
 READY := $(VENV)/.ready-$(notdir $(PYTHON))
 
@@ -89,6 +92,7 @@ bench: $(READY) ## hold every ratio and time we claim to its promise
 
 .PHONY: soak
 soak: $(READY) ## all tests at full scale, then a mutation run over the core; takes long
+	@$(BIN)/python -m pip --quiet install --require-hashes --requirement $(EXAMPLES_LOCK)
 	$(call heading,all tests at full scale)
 	@STANCHION_TEST_SCALE=soak $(PYTEST) tests $(LONG)
 	$(call heading,mutation run over the decisions of the core)
@@ -103,11 +107,11 @@ generate: $(READY) ## write the generated files anew
 	@$(BIN)/python -m stanchion.gateway > schema/openapi.json
 
 .PHONY: lock
-lock: ## write the lock anew; LOCK_FLAGS=--upgrade takes the newest versions (needs uv)
+lock: ## write the locks anew; LOCK_FLAGS=--upgrade takes the newest versions (needs uv)
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
-	@$(UV) pip compile pyproject.toml --extra server --group dev --output-file $(LOCK) $(LOCK_FLAGS) \
-	    --universal --python-version 3.11 --generate-hashes --quiet \
-	    --no-header --no-annotate --no-emit-index-url --no-emit-find-links
+	@$(UV) pip compile pyproject.toml --extra server --group dev --output-file $(LOCK) $(COMPILE)
+	@$(UV) pip compile pyproject.toml --group examples --constraint $(LOCK) \
+	    --output-file $(EXAMPLES_LOCK) $(COMPILE)
 
 .PHONY: clean
 clean: ## remove everything that make made, the virtual environment too

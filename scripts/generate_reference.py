@@ -1,6 +1,7 @@
-"""Write docs/reference/cli.md, and the table in docs/reference/configuration.md.
+"""Write docs/reference/cli.md, and the tables in configuration.md and metrics.md beside it.
 
-Run it after a change of a command or of an option; a test compares the pages with what it gives.
+Run it after a change of a command, an option or a metric; tests compare the pages with what it
+gives.
 """
 
 from __future__ import annotations
@@ -10,15 +11,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import msgspec
 
+from stanchion.adapters.bus.local import LocalBus
+from stanchion.adapters.clock import SystemClock
+from stanchion.adapters.entropy import SystemEntropy
+from stanchion.adapters.locks.memory import MemoryLocks
+from stanchion.adapters.store.memory import MemoryStore
 from stanchion.cli.app import app
 from stanchion.config import OPTIONS, Config, Option
+from stanchion.gateway import make_app
+from stanchion.services.engine import Engine, Wires
 
-__all__ = ["CLI_PAGE", "CONFIGURATION_PAGE", "cli_text", "configuration_text"]
+__all__ = [
+    "CLI_PAGE",
+    "CONFIGURATION_PAGE",
+    "METRICS_PAGE",
+    "cli_text",
+    "configuration_text",
+    "metric_names",
+    "metrics_text",
+]
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 CLI_PAGE = REFERENCE / "cli.md"
 CONFIGURATION_PAGE = REFERENCE / "configuration.md"
+METRICS_PAGE = REFERENCE / "metrics.md"
 
 _OPENING = """\
 # Command line
@@ -84,9 +102,13 @@ def configuration_text() -> str:
     """The page about configuration: the table is ours, the rest stays as it is written."""
     rows = "\n".join(_row(option) for option in OPTIONS)
     table = f"| setting | values | default | meaning |\n|---|---|---|---|\n{rows}"
-    page = CONFIGURATION_PAGE.read_text(encoding="utf-8")
-    before, begin, rest = page.partition("<!-- options -->")
-    _, end, after = rest.partition("<!-- /options -->")
+    return _with_table(CONFIGURATION_PAGE, "options", table)
+
+
+def _with_table(page: Path, name: str, table: str) -> str:
+    """A page with the table between its two marks replaced."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(f"<!-- {name} -->")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
     assert begin
     assert end
     return f"{before}{begin}\n\n{table}\n\n{end}{after}"
@@ -117,7 +139,59 @@ def _default(option: Option) -> str:
     return f"`{default:.10g}`" if isinstance(default, float) else f"`{default}`"
 
 
+class Metric(msgspec.Struct, frozen=True, order=True):
+    """One metric, as it is scraped."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+def metrics_text() -> str:
+    """The page about metrics: the table is ours, the rest stays as it is written."""
+    rows = "\n".join(
+        f"| `{metric.name}` | {metric.kind} | {_labels(metric.labels)} | {metric.help} |"
+        for metric in _metrics()
+    )
+    return _with_table(
+        METRICS_PAGE, "metrics", f"| metric | type | labels | meaning |\n|---|---|---|---|\n{rows}"
+    )
+
+
+def metric_names() -> set[str]:
+    """Every metric, by the name that is scraped."""
+    return {metric.name for metric in _metrics()}
+
+
+def _metrics() -> list[Metric]:
+    """What a whole server has in its registry before its first request."""
+    clock = SystemClock()
+    store = MemoryStore(clock, key_ttl_ms=1)
+    wires = Wires(
+        store=store,
+        locks=MemoryLocks(clock),
+        bus=LocalBus(store, clock),
+        clock=clock,
+        entropy=SystemEntropy(),
+    )
+    services = Engine("reference", wires).services
+    make_app(services)
+    found = []
+    for collector in services.registry._collector_to_names:  # noqa: SLF001 - labels are not public
+        [family] = collector.collect()
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = tuple(collector._labelnames)  # type: ignore[attr-defined]  # noqa: SLF001 - the same
+        found.append(Metric(name, family.type, labels, family.documentation))
+    return sorted(found)
+
+
+def _labels(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "–"
+
+
 if __name__ == "__main__":
     CLI_PAGE.write_text(cli_text(), encoding="utf-8")
     CONFIGURATION_PAGE.write_text(configuration_text(), encoding="utf-8")
-    sys.stdout.write(f"wrote {CLI_PAGE.name} and {CONFIGURATION_PAGE.name}\n")
+    METRICS_PAGE.write_text(metrics_text(), encoding="utf-8")
+    sys.stdout.write(f"wrote {CLI_PAGE.name}, {CONFIGURATION_PAGE.name}, {METRICS_PAGE.name}\n")

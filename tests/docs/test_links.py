@@ -18,5 +18,14 @@ def test_every_relative_link_leads_to_a_file(page: Path) -> None:
     assert [target for target in ours if not (page.parent / target).exists()] == []
 
 
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    targets = re.findall(r"\]\(([^)#\s]+)", index.read_text(encoding="utf-8"))
+    reached = {(index.parent / target).resolve() for target in targets}
+    decisions = set(ROOT.glob("docs/adr/0*.md"))  # their own index names them
+    pages = set(ROOT.glob("docs/**/*.md")) - decisions - {index}
+    assert sorted(str(page.relative_to(ROOT)) for page in pages - reached) == []
+
+
 def test_there_are_pages_to_look_at() -> None:
     assert {"README.md", "ARCHITECTURE.md", "workflow-file.md"} <= {page.name for page in PAGES}

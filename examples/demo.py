@@ -1,0 +1,216 @@
+"""The main job in half a minute: a full tenant, a research agent, a person's approval.
+
+It starts a server of its own on this machine and a worker process, uses them as anybody would over
+HTTP, shows what came back, and stops both. Nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+HERE = Path(__file__).parent
+TENANT = "demo"
+CALLERS = 10
+CAP = 2
+PATIENCE_S = 30.0
+QUESTION = "What holds a rope?"
+BAR = 46
+
+
+def main() -> int:
+    """Show it."""
+    with tempfile.TemporaryDirectory(prefix="stanchion-demo-") as folder:
+        data = Path(folder)
+        with server(data) as url, worker(data, url):
+            api = Api(url)
+            say(f"A server on SQLite at {url}, and a worker process beside it.")
+            prepare(api)
+            admitted = burst(api)
+            for run_id in admitted:
+                approve(api, run_id)
+            chart(api, admitted[0])
+            slots(api)
+    say("Where to look next:")
+    print("  make serve                     the same server, to stay")
+    print("  docs/tutorial.md               a workflow and a worker of your own, in ten minutes")
+    print("  docs/how-to/lock-incidents.md  what happens when locks misbehave")
+    return 0
+
+
+def prepare(api: Api) -> None:
+    """A tenant that may have two runs at a time, and its workflows."""
+    api.call("PUT", f"/v1/admin/tenants/{TENANT}", {"max_concurrent_runs": CAP})
+    for name in ("publish-report", "research"):
+        text = (HERE / f"{name}.yaml").read_text().replace("delay_s: 5", "delay_s: 1")
+        api.call("PUT", f"/v1/workflows/{name}", text)
+
+
+def burst(api: Api) -> list[str]:
+    """Ten callers at once, at a cap of two."""
+    say(f"{CALLERS} callers start the research agent at once; the tenant's cap is {CAP}:")
+
+    def start(_: int) -> tuple[int, dict[str, Any]]:
+        body = {"input": {"question": QUESTION, "review": True}}
+        return api.ask("POST", "/v1/workflows/research/runs", body)
+
+    with ThreadPoolExecutor(CALLERS) as callers:
+        answers = sorted(callers.map(start, range(CALLERS)), key=lambda each: each[0])
+    for status, answer in answers:
+        if status == HTTPStatus.OK:
+            print(f"  {status}  run {answer['run_id']}")
+        else:
+            wait_s = answer["retry_after_ms"] / 1000
+            print(f"  {status}  {answer['detail']}; come again in {wait_s:.1f} s")
+    counts = Counter(status for status, _ in answers)
+    print("  together: " + ", ".join(f"{number} × {status}" for status, number in counts.items()))
+    if counts != {HTTPStatus.OK: CAP, HTTPStatus.TOO_MANY_REQUESTS: CALLERS - CAP}:
+        sys.exit(f"expected {CAP} × 200 and {CALLERS - CAP} × 429")
+    return [str(answer["run_id"]) for status, answer in answers if status == HTTPStatus.OK]
+
+
+def approve(api: Api, run_id: str) -> None:
+    """Wait until a person is asked, say yes, and wait for the end."""
+    ends = time.monotonic() + PATIENCE_S
+    while api.call("GET", f"/v1/runs/{run_id}")["steps"]["review"]["status"] != "waiting":
+        if time.monotonic() > ends:
+            sys.exit(f"run {run_id} did not ask for its approval within {PATIENCE_S:.0f} s")
+        time.sleep(0.1)
+    api.call("POST", f"/v1/runs/{run_id}/steps/review/approve", {"comment": "looks right"})
+    run = api.call("GET", f"/v1/runs/{run_id}?wait=20")
+    if run["status"] != "succeeded":
+        sys.exit(f"run {run_id} ended as {run['status']}: {run['error']}")
+
+
+def chart(api: Api, run_id: str) -> None:
+    """One run, step by step."""
+    run = api.call("GET", f"/v1/runs/{run_id}")
+    say(f"Run {run_id}, approved by a person, {run['status']}:")
+    steps = [(name, step) for name, step in run["steps"].items() if step["started_at"]]
+    begin = datetime.fromisoformat(run["created_at"])
+    total_s = max(0.001, (datetime.fromisoformat(run["finished_at"]) - begin).total_seconds())
+    for name, step in steps:
+        from_s, to_s = (
+            (datetime.fromisoformat(step[end]) - begin).total_seconds()
+            for end in ("started_at", "finished_at")
+        )
+        left = min(BAR - 1, round(from_s / total_s * BAR))
+        width = max(1, round((to_s - from_s) / total_s * BAR))
+        items = "" if step["items_total"] is None else f" × {step['items_total']}"
+        bar = (" " * left + "█" * width)[:BAR].ljust(BAR)
+        print(f"  {name + items:<16} {bar} {to_s - from_s:5.2f} s  {step['status']}")
+    report = run["output"]["report"].splitlines()
+    print("\n".join(["", *(f"  | {line}" for line in report)]))
+    lines = api.call("GET", f"/v1/runs/{run_id}/timeline")["entries"]
+    retries = [line for line in lines if line["what"] == "job_failed"]
+    print(
+        f"\n  {len(lines)} lines in its timeline, {len(retries)} of them a search that failed and"
+        " was tried again."
+    )
+
+
+def slots(api: Api) -> None:
+    """Both runs have ended: both slots are free."""
+    body = {"input": {"question": QUESTION, "review": False}}
+    status, answer = api.ask("POST", "/v1/workflows/research/runs", body)
+    say(f"Both slots are free again: the next start is answered {status}.")
+    if status != HTTPStatus.OK:
+        sys.exit(f"expected 200: {answer}")
+    api.call("POST", f"/v1/runs/{answer['run_id']}/cancel", {"reason": "the demo is over"})
+
+
+class Api:
+    """The server as any caller sees it: no SDK, so that every status is shown as it came."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        """What must succeed."""
+        status, answer = self.ask(method, path, body)
+        if status >= HTTPStatus.BAD_REQUEST:
+            sys.exit(f"{method} {path}: {status} {answer}")
+        return answer
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        """Whatever comes back."""
+        kind = "application/yaml" if isinstance(body, str) else "application/json"
+        data = body.encode() if isinstance(body, str) else json.dumps(body or {}).encode()
+        request = Request(  # noqa: S310 - a server of our own, on this machine
+            self.url + path,
+            data=None if method == "GET" else data,
+            method=method,
+            headers={"X-Stanchion-Tenant": TENANT, "Content-Type": kind},
+        )
+        try:
+            with urlopen(request, timeout=30) as answer:  # noqa: S310 - see above
+                return answer.status, json.load(answer)
+        except HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+
+@contextmanager
+def server(data: Path) -> Iterator[str]:
+    """A server with everything in one process, on a free port."""
+    log = data / "server.log"
+    arguments = ["serve", "--port", "0", "--data-dir", str(data)]
+    with process(arguments, log) as serving:
+        ends = time.monotonic() + PATIENCE_S
+        while time.monotonic() < ends and serving.poll() is None:
+            for line in log.read_text().splitlines():
+                if '"server_ready"' in line:
+                    yield str(json.loads(line)["url"])
+                    return
+            time.sleep(0.05)
+        sys.exit(f"the server did not start:\n{log.read_text()}")
+
+
+@contextmanager
+def worker(data: Path, url: str) -> Iterator[None]:
+    """A process that does the work."""
+    with process(["worker", "examples.agents:app", "--url", url], data / "worker.log"):
+        yield
+
+
+@contextmanager
+def process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """One of our commands, stopped at the end as an operator would."""
+    with log.open("wb") as out:
+        started = subprocess.Popen(  # noqa: S603 - our own command, with arguments of our own
+            [sys.executable, "-m", "stanchion", *arguments],
+            stdout=out,
+            stderr=out,
+            cwd=HERE.parent,
+        )
+    try:
+        yield started
+    finally:
+        started.terminate()
+        try:
+            started.wait(15)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+
+
+def say(text: str) -> None:
+    """Begin a new part."""
+    print(f"\n{text}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
