@@ -29,7 +29,7 @@ from stanchion.ports.locks import Locks
 from stanchion.ports.store import Store
 from stanchion.services.engine import Engine, Terms, Wires
 from stanchion.services.keys import Keys
-from stanchion.services.log import LOGGER, log_event
+from stanchion.services.log import log_event
 from stanchion.services.plans import link_off_loop
 
 __all__ = ["run_server"]
@@ -45,16 +45,16 @@ async def run_server(config: Config, *, on_ready: Callable[[str], None]) -> int:
                 wires = await _wires(config, opened)
                 await _refuse_strangers(config, wires)
             await _serve(config, wires, on_ready)
-    except BackendError as error:
-        LOGGER.error("server_refused: %s", sentence(error))
-        return 1
     except TimeoutError:
-        LOGGER.error("server_refused: not connected within %.0f s", START_S_MAX)
-        return 1
-    except OSError as error:
-        LOGGER.error("server_refused: %s", sentence(error))
-        return 1
+        return _refused(f"not connected within {START_S_MAX:g} s")
+    except (BackendError, OSError) as error:
+        return _refused(sentence(error))
     return 0
+
+
+def _refused(error: str) -> int:
+    log_event(logging.ERROR, "server_refused", error=error)
+    return 1
 
 
 async def _serve(config: Config, wires: Wires, on_ready: Callable[[str], None]) -> None:

@@ -79,7 +79,7 @@ class RedisLocks:
             await fleet.close()
             raise
         for warning in warnings:
-            _log.warning("lock_settings: %s", warning)
+            _log.warning("lock_settings", extra={"fields": {"warning": warning}})
         return cls(fleet, namespace, warnings)
 
     async def acquire(

@@ -79,6 +79,6 @@ class RedisStore(
             await fleet.close()
             raise
         for warning in warnings:
-            _log.warning("store_settings: %s", warning)
+            _log.warning("store_settings", extra={"fields": {"warning": warning}})
         rounds = Rounds(first_shard=int(chance.unit() * SHARDS))
         return cls(Shards(fleet, keys, rounds, key_ttl_ms), warnings)
