@@ -109,7 +109,13 @@ async def _store(config: Config, clock: Clock) -> Store:
         return MemoryStore(clock, key_ttl_ms)
     if url.startswith("sqlite:"):
         path = Path(url.removeprefix("sqlite:"))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BackendRefused(
+                f"{path.parent}: cannot be made ({error.strerror}). Give --data-dir a directory"
+                " that this process may write to"
+            ) from error
         return await SqliteStore.open(path, clock=clock, key_ttl_ms=key_ttl_ms)
     return await RedisStore.open(url, namespace=config.namespace, key_ttl_ms=key_ttl_ms)
 

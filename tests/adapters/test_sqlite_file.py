@@ -49,6 +49,43 @@ async def test_another_process_is_refused(tmp_path: Path) -> None:
     assert _try_in_another_process(path) == ""
 
 
+@pytest.mark.parametrize("fate", ["removed", "replaced"])
+async def test_what_would_be_lost_with_the_process_is_not_acknowledged(
+    tmp_path: Path, fate: str
+) -> None:
+    path = tmp_path / "store.db"
+    store = await _open(path)
+    await store.put_document("a", "b", 1, read=0)
+    path.rename(tmp_path / "kept.db")
+    if fate == "replaced":
+        path.write_bytes(b"")
+    for write in (store.ping(), store.put_document("a", "b", 2, read=1), start(store)):
+        with pytest.raises(BackendCorrupt, match="removed or replaced while in use"):
+            await write
+    path.unlink(missing_ok=True)
+    (tmp_path / "kept.db").rename(path)
+    await store.ping()
+    assert await store.document("a", "b") == Document(1, 1)
+    await store.close()
+
+
+async def test_the_claim_holds_without_the_file_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = await _open(path)
+    (tmp_path / "store.db.lock").unlink()
+    assert "BackendRefused" in _try_in_another_process(path)
+    await store.ping()
+    await store.close()
+
+
+async def test_a_hard_link_is_the_same_file(tmp_path: Path) -> None:
+    store = await _open(tmp_path / "store.db")
+    (tmp_path / "link.db").hardlink_to(tmp_path / "store.db")
+    assert "under this name or another one" in _try_in_another_process(tmp_path / "link.db")
+    await store.ping()
+    await store.close()
+
+
 async def test_what_a_killed_process_left_behind_is_no_claim(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     lock = tmp_path / "store.db.lock"

@@ -42,6 +42,7 @@ def write_together(database: Database, calls: Sequence[Call[Database]]) -> None:
             _end(database, "ROLLBACK")
             for call in calls:
                 call.forget()
+        database.check_in_place()
         connection.execute("COMMIT")
     except Exception as error:  # noqa: BLE001 - it belongs to every caller of the batch
         # Nothing of the batch is true, also what went well: its answers were not given yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any, TypeAlias
@@ -10,10 +11,20 @@ import apsw
 
 from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
+from stanchion.ports.errors import BackendCorrupt
 
 __all__ = ["Database", "Row"]
 
 Row: TypeAlias = tuple[Any, ...]
+
+
+def _file_at(path: str) -> tuple[int, int] | None:
+    """Which file that is, whatever its name; ``None`` if there is none."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - at every commit; a Path would cost as much again
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class Database:
@@ -27,7 +38,20 @@ class Database:
         self.path = path
         self._execute = connection.execute
         self._clock = clock
+        self._file = _file_at(path)
         self._tickets = count(1)
+
+    def check_in_place(self) -> None:
+        """Raise ``BackendCorrupt`` if the file's name does not lead to the file any more.
+
+        Somebody removed or replaced it. What is written then reaches a file without a name, and is
+        gone with this process: nothing of it may be acknowledged.
+        """
+        if _file_at(self.path) != self._file:
+            raise BackendCorrupt(
+                f"{self.path}: removed or replaced while in use. Stop this process, put the file"
+                " back, and start again"
+            )
 
     def now(self) -> Instant:
         """The store's time."""

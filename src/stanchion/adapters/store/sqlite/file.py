@@ -91,6 +91,8 @@ class _Claimed(Database):
     """The database that writes, and the claim that goes with it."""
 
     claim: Claim | None = None
+    own_lock: int | None = None
+    """On the file itself: it holds also if somebody removes the one beside it."""
 
 
 def open_writer(path: str, clock: Clock) -> Database:
@@ -106,6 +108,7 @@ def open_writer(path: str, clock: Clock) -> Database:
     db = _Claimed(connection, path, clock)
     db.claim = claim
     try:
+        db.own_lock = None if path == MEMORY else _lock_itself(path)
         with translated_sqlite_errors(path):
             found = db.first(_SQL["highest_ticket"])
     except BaseException:
@@ -130,5 +133,23 @@ def shut(db: Database) -> None:
         with translated_sqlite_errors(db.path):
             db.connection.close()
     finally:
-        if isinstance(db, _Claimed) and db.claim is not None:
-            db.claim.let_go()
+        if isinstance(db, _Claimed):
+            # Not before: to close the file drops every lock that SQLite has on it.
+            if db.own_lock is not None:
+                os.close(db.own_lock)
+            if db.claim is not None:
+                db.claim.let_go()
+
+
+def _lock_itself(path: str) -> int:
+    """Lock the file in a way that SQLite, which uses another, does not notice."""
+    lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise BackendRefused(
+            f"{path}: in use by another process, under this name or another one. One process"
+            " serves a file: stop that one, or give another path"
+        ) from error
+    return lock

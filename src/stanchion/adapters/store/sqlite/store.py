@@ -115,9 +115,9 @@ class SqliteStore(SqliteRuns, SqliteJobs, SqliteOutbox, SqliteDefinitions):
         return self._clock.now()
 
     async def ping(self) -> None:
-        """Answers if both threads do: whoever asks wants to know whether work would go on."""
+        """Answers if it can be read and written: whoever asks wants to know if work would go on."""
         await self._read(lambda db: db.first(_SQL["look"]))
-        await self._write(lambda db: db.first(_SQL["look"]))
+        await self._write(lambda db: db.run(_SQL["leave_a_mark"]))
 
     async def close(self) -> None:
         try:

@@ -12,3 +12,8 @@ SELECT max(
 -- name: look
 -- Reads the file, and next to nothing of it.
 SELECT run FROM runs ORDER BY run LIMIT 1
+
+-- name: leave_a_mark
+-- Writes, and next to nothing: a disk that is full refuses it.
+INSERT INTO documents (kind, name, revision, value) VALUES ('ping', 'store', 1, x'30')
+ON CONFLICT (kind, name) DO UPDATE SET revision = revision + 1
