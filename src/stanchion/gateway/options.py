@@ -26,8 +26,8 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """From the end of the head to the end of the body."""
     connections_max: int = 16_384
     """And never more than the process may have files open."""
-    requests_at_once_max: int = 512
-    requests_at_once_per_tenant_max: int = 256
+    requests_at_once_max: int = 2_048
+    requests_at_once_per_tenant_max: int = 1_024
     """So that no tenant's burst keeps the others out."""
     waits_max: int = 8_192
     """Requests that wait for a job or for the end of a run."""

@@ -52,6 +52,7 @@ async def serve(
         log_level="critical",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here depends on where a request says it comes from
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(drain_s)),

@@ -54,12 +54,19 @@ class Watching:
             parts.bus.listen(Bell.CHANGED, lambda note: _set(self._tenants.get(TenantId(note)))),
         )
 
-    async def finished(self, run_id: RunId, *, within_s: float) -> Loaded | None:
-        """The run once it has ended, or as it is after the time; ``None``: there is no such run."""
+    async def finished(
+        self, run_id: RunId, *, within_s: float, of: TenantId | None = None
+    ) -> Loaded | None:
+        """The run once it has ended, or as it is after the time.
+
+        ``None`` at once if there is no such run, or it is not one ``of`` that tenant.
+        """
         began = self._clock.moment()
         with _among(self._ends, run_id) as ended:
             while True:
                 loaded = await self._runs.load(run_id)
+                if of is not None and loaded is not None and loaded.run.tenant != of:
+                    return None
                 left_s = within_s - (self._clock.moment() - began) / 1000
                 if (
                     loaded is None

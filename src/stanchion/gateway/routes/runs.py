@@ -131,11 +131,10 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
 
 async def get_run(call: Call[NoBody, Waiting]) -> Reply:
     """One run, now or when it has ended."""
-    loaded = await own_run(call)
-    if call.query.wait and not loaded.run.status.is_finished:
-        within_s = call.query.wait
-        later = await call.services.watching.finished(loaded.run.id, within_s=within_s)
-        loaded = loaded if later is None else later
+    run_id, within_s = RunId(call.params["run_id"]), call.query.wait
+    loaded = await call.services.watching.finished(run_id, of=call.tenant, within_s=within_s)
+    if loaded is None:
+        raise Refused(not_found("run"))
     return Reply(run_view(loaded.run, await _plan(call, loaded.run)))
 
 
