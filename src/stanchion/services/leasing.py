@@ -19,8 +19,8 @@ caller pays for a store that is away.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import TypeAlias, assert_never
 
 import msgspec
@@ -69,15 +69,14 @@ class Leasing:
         terms: LeaseTerms = lease.RUN_TERMS,
         tell: LeaseHook = lambda _: None,
     ) -> None:
-        self._clock = clock
+        self.clock = clock
         self._entropy = entropy
-        self._terms = terms
-        self._tell = guarded(tell)
-        self._mutexes: dict[str, asyncio.Lock] = {}
-        self._remote = None if locks is None else _Remote(locks, clock, entropy, terms, self._tell)
+        self.tell = guarded(tell)
+        self.held: set[str] = set()
+        """The mutex: names that somebody in this process has. Nobody waits for one."""
+        self.remote = None if locks is None else _Remote(locks, clock, entropy, terms, self.tell)
 
-    @asynccontextmanager
-    async def hold(
+    def hold(
         self,
         name: str,
         *,
@@ -86,37 +85,67 @@ class Leasing:
         escalated: bool = False,
         floor: int = 0,
         token: str | None = None,
-    ) -> AsyncIterator[Outcome]:
+    ) -> AbstractAsyncContextManager[Outcome]:
         """Hold ``name`` for the body, or say why not. The lease's fence is above ``floor``.
 
         ``policy`` and ``escalated`` are read by the caller, who knows how old its settings are.
         ``token`` is for a caller that waits in line under it; it is used for one hold only.
         """
-        mutex = self._mutexes.setdefault(name, asyncio.Lock())
-        if mutex.locked():
-            self._tell(told.Contended(name=name, risk=risk, expires_in_ms=None))
-            yield Contended()
-            return
-        async with mutex:
-            try:
-                if self._remote is None:
-                    yield Lease(name, self._clock)
-                    return
-                about = About(name, risk, policy, token or self._entropy.token())
-                outcome = await self._remote.acquire(about, floor=floor, escalated=escalated)
-                if isinstance(outcome, Lease) and not outcome.is_degraded:
-                    async with Keeping(self._remote.keeper, outcome, about, self._clock):
-                        yield outcome
-                else:
-                    yield outcome
-            finally:
-                # Nobody waits for it: whoever found it locked has been told so and left.
-                del self._mutexes[name]
+        about = About(name, risk, policy, token or self._entropy.token())
+        return _Hold(self, about, floor=floor, escalated=escalated)
 
     async def close(self) -> None:
         """Stop probing. Holds must have ended before."""
-        if self._remote is not None:
-            await self._remote.health.close()
+        if self.remote is not None:
+            await self.remote.health.close()
+
+
+class _Hold(AbstractAsyncContextManager[Outcome]):
+    """One hold. Written out, where a generator would read better: every change of a run has one."""
+
+    def __init__(self, leasing: Leasing, about: About, *, floor: int, escalated: bool) -> None:
+        self._leasing = leasing
+        self._about = about
+        self._floor = floor
+        self._escalated = escalated
+        self._has_mutex = False
+        self._keeping: Keeping | None = None
+
+    async def __aenter__(self) -> Outcome:
+        leasing, name = self._leasing, self._about.name
+        if name in leasing.held:
+            leasing.tell(told.Contended(name=name, risk=self._about.risk, expires_in_ms=None))
+            return Contended()
+        leasing.held.add(name)
+        self._has_mutex = True
+        try:
+            return await self._acquire()
+        except BaseException:
+            leasing.held.discard(name)
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self._keeping is not None:
+                await self._keeping.__aexit__(kind, error, trace)
+        finally:
+            if self._has_mutex:
+                self._leasing.held.discard(self._about.name)
+
+    async def _acquire(self) -> Outcome:
+        remote, clock = self._leasing.remote, self._leasing.clock
+        if remote is None:
+            return Lease(self._about.name, clock)
+        outcome = await remote.acquire(self._about, floor=self._floor, escalated=self._escalated)
+        if isinstance(outcome, Lease) and not outcome.is_degraded:
+            self._keeping = Keeping(remote.keeper, outcome, self._about, clock)
+            await self._keeping.__aenter__()
+        return outcome
 
 
 class _Remote:
