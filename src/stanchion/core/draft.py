@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stanchion.core import limits
 from stanchion.core.events import Timer, TimerKind
+from stanchion.core.expression import WORK_MAX, EvaluationBudget
 from stanchion.core.model import (
     Failure,
     Instant,
@@ -37,9 +39,9 @@ from stanchion.core.transition import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from stanchion.core.expression import EvaluationBudget, Expression
+    from stanchion.core.expression import Expression
     from stanchion.core.json_value import JsonObject, JsonValue
     from stanchion.core.plan import Plan, PlannedStep
     from stanchion.core.template import Template
@@ -67,6 +69,20 @@ class Draft:
         self._effects: list[Effect] = []
         self._timeline: list[TimelineEntry] = []
         self._inputs: dict[StepId | None, JsonObject] = {None: run.input}
+        self._work_left = limits.EVENT_WORK_MAX
+        self._work_done = 0
+
+    @property
+    def is_large(self) -> bool:
+        """Whether so much has been worked out and asked for that the rest should wait its turn."""
+        return (
+            self._work_done >= limits.EVENT_WORK_MAX or len(self._effects) >= limits.RUN_ITEMS_MAX
+        )
+
+    def begin_event(self, actor: str) -> None:
+        """Go on to the next event. What it may work does not depend on those before it."""
+        self.actor = actor
+        self._work_left = limits.EVENT_WORK_MAX
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
@@ -74,6 +90,10 @@ class Draft:
         """The step as it is now."""
         changed = self._steps.get(step_id)
         return self.run.step(step_id) if changed is None else changed
+
+    def every_step(self) -> Iterator[Step]:
+        """All steps that something has happened to, as they are now."""
+        return iter((self.run.steps | self._steps).values())
 
     def item(self, key: ItemKey) -> Item:
         """The item as it is now. It must be among those that ``items_to_read`` named."""
@@ -108,7 +128,17 @@ class Draft:
                     if name in visible
                 )
             }
-        return expression.evaluate(scope, budget)
+        if budget is None:
+            budget = EvaluationBudget(work=min(WORK_MAX, self._work_left))
+        else:
+            budget.work_left = min(budget.work_left, self._work_left)
+        before = budget.work_left
+        try:
+            return expression.evaluate(scope, budget)
+        finally:
+            done = before - max(0, budget.work_left)
+            self._work_left -= done
+            self._work_done += done
 
     def scope_input(self, parent: StepId | None) -> JsonObject:
         """What ``input`` means below a sub-workflow step; for ``None``, the run's own input.
@@ -178,11 +208,12 @@ class Draft:
         *,
         output: JsonValue = None,
         error: Failure | None = None,
+        remark: str | None = None,
     ) -> None:
-        """End a step that has no work out, begun or not."""
+        """End a step that has no work out, begun or not. A remark goes into the timeline."""
         if self.step(step.id).status.is_active and step.timeout_s is not None:
             self.then(ClearTimer(_timeout_of(step.id)))
-        self._end(step, status, output=output, error=error)
+        self._end(step, status, output=output, error=error, remark=remark)
 
     def abandon(self, step: PlannedStep, status: StepStatus, error: Failure) -> None:
         """End a step that may have work out: revoke its jobs, forget its timers."""
@@ -196,10 +227,11 @@ class Draft:
         *,
         output: JsonValue = None,
         error: Failure | None = None,
+        remark: str | None = None,
     ) -> None:
         self._close(step.id, status, output=output, error=error)
         self._close_below(step, status)
-        self.note(f"step_{status}", step.id, detail=None if error is None else error.message)
+        self.note(f"step_{status}", step.id, detail=remark if error is None else error.message)
         self.unsettled.append(step.id)
 
     def _close_below(self, step: PlannedStep, status: StepStatus) -> None:

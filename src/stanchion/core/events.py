@@ -22,6 +22,7 @@ __all__ = [
     "JobDied",
     "JobFailed",
     "JobReplayed",
+    "JobReturned",
     "JobSucceeded",
     "Rejected",
     "Started",
@@ -96,6 +97,15 @@ class JobDied(_Event, frozen=True, kw_only=True, tag="job_died"):
     item: int | None = None
 
 
+class JobReturned(_Event, frozen=True, kw_only=True, tag="job_returned"):
+    """A worker's lease on a job ran out, and the job is offered again. For the timeline alone."""
+
+    job_id: JobId
+    step_id: StepId
+    deliveries: int
+    item: int | None = None
+
+
 class JobReplayed(_Event, frozen=True, kw_only=True, tag="job_replayed"):
     """An operator sends a dead letter out again: the one of this ``dispatch``."""
 
@@ -137,6 +147,7 @@ Event: TypeAlias = (
     | JobFailed
     | JobDied
     | JobReplayed
+    | JobReturned
     | TimerFired
     | Approved
     | Rejected

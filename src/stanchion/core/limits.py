@@ -17,6 +17,7 @@ __all__ = [
     "BACKOFF_MS_MAX",
     "DELAY_S_MAX",
     "ERROR_MESSAGE_CHARS_MAX",
+    "EVENT_WORK_MAX",
     "FOR_EACH_INPUT_SIZE_MAX",
     "FOR_EACH_ITEMS_MAX",
     "FOR_EACH_OUTPUT_BYTES_MAX",
@@ -27,6 +28,7 @@ __all__ = [
     "NEEDS_MAX",
     "PLAN_STEPS_MAX",
     "RESULT_BYTES_MAX",
+    "RUN_ITEMS_MAX",
     "SUBWORKFLOW_DEPTH_MAX",
     "TIMEOUT_S_MAX",
     "TOPIC_CHARS_MAX",
@@ -54,6 +56,12 @@ FOR_EACH_INPUT_SIZE_MAX: Final = 16 * 1024 * 1024
 """All items' inputs together, as far as expressions make them: see ``cel.budget`` for the unit."""
 FOR_EACH_WORK_PER_ITEM: Final = 100
 """What expressions in a for-each's input may work, times the items, if that is more than usual."""
+RUN_ITEMS_MAX: Final = 20_000
+"""Items of all for-each steps of a run together. What begins in one step of a run is written in one
+step of the store, and everybody else waits for that."""
+EVENT_WORK_MAX: Final = 1_500_000
+"""What all expressions that one event sets off may work together, in units of ``cel.budget``: a
+third of a second at most. Nobody else is served meanwhile."""
 INPUT_BYTES_MAX: Final = 256 * 1024
 RESULT_BYTES_MAX: Final = 256 * 1024
 

@@ -25,6 +25,7 @@ __all__ = [
     "ItemKey",
     "Job",
     "JobId",
+    "JobPlace",
     "OnChildren",
     "OnDecision",
     "OnDelay",
@@ -45,6 +46,7 @@ __all__ = [
     "Wait",
     "WorkflowId",
     "job_id",
+    "place_of",
 ]
 
 Instant = NewType("Instant", int)
@@ -302,3 +304,24 @@ def job_id(run_id: RunId, step_id: StepId, item: int | None, attempt: int) -> Jo
     """Build the id under which an attempt is known to workers, messages and people."""
     place = step_id if item is None else f"{step_id}[{item}]"
     return JobId(f"{run_id}:{place}@{attempt}")
+
+
+class JobPlace(NamedTuple):
+    """What a job id says of its job."""
+
+    run_id: RunId
+    step_id: StepId
+    item: int | None
+    attempt: int
+
+
+def place_of(job: JobId) -> JobPlace:
+    """Read an id that ``job_id`` built. Raises ``ValueError`` for any other text."""
+    run_id, colon, rest = job.partition(":")
+    place, at, attempt = rest.rpartition("@")
+    if not colon or not at or not place:
+        raise ValueError(f"not the id of a job: {job[:100]!r}")
+    if place.endswith("]"):
+        step_id, _, item = place[:-1].rpartition("[")
+        return JobPlace(RunId(run_id), StepId(step_id), int(item), int(attempt))
+    return JobPlace(RunId(run_id), StepId(place), None, int(attempt))

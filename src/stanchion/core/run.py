@@ -33,6 +33,7 @@ from stanchion.core.events import (
     JobDied,
     JobFailed,
     JobReplayed,
+    JobReturned,
     JobSucceeded,
     Rejected,
     Started,
@@ -59,12 +60,20 @@ def decide(plan: Plan, run: Run, event: Event, now: Instant) -> Transition:
 
 
 def decide_all(plan: Plan, run: Run, events: Iterable[Event], now: Instant) -> Transition:
-    """What these events change about the run, one after the other, as one transition."""
+    """What these events change about the run, one after the other, as one transition.
+
+    It may stop before the last of them, if those before it ask for very much: the transition's
+    ``ignored`` has an entry for each event that was decided on. The first one always is.
+    """
     draft = Draft(plan, run, now)
-    ignored = tuple(_apply(draft, event) for event in events)
+    ignored: list[Ignored | None] = []
+    for event in events:
+        ignored.append(_apply(draft, event))
+        if draft.is_large:
+            break
     if None in ignored and not draft.status.is_finished:
         _show_status(draft)
-    return draft.transition(ignored)
+    return draft.transition(tuple(ignored))
 
 
 def items_to_read(run: Run, events: Iterable[Event]) -> Mapping[StepId, Sequence[int]]:
@@ -90,7 +99,7 @@ def items_to_read(run: Run, events: Iterable[Event]) -> Mapping[StepId, Sequence
 def _apply(draft: Draft, event: Event) -> Ignored | None:
     if draft.status.is_finished:
         return Ignored.RUN_FINISHED
-    draft.actor = event.actor
+    draft.begin_event(event.actor)
     match event:
         case Started():
             ignored = _start(draft)
@@ -104,6 +113,8 @@ def _apply(draft: Draft, event: Event) -> Ignored | None:
             ignored = None
         case TimerFired(timer=timer):
             ignored = _handle(draft, timer.step_id, event)
+        case JobReturned():
+            ignored = _note_return(draft, event)
         case JobSucceeded() | JobFailed() | JobDied() | JobReplayed() | Approved() | Rejected():
             ignored = _handle(draft, event.step_id, event)
         case _:
@@ -131,6 +142,19 @@ def _handle(draft: Draft, step_id: StepId | None, event: Event) -> Ignored | Non
     if isinstance(event, TimerFired) and event.timer.kind is TimerKind.STEP_TIMEOUT:
         return _time_out(draft, step)
     return steps.handle(draft, step, event)
+
+
+def _note_return(draft: Draft, event: JobReturned) -> Ignored | None:
+    """Say that a worker lost the job: nothing else about the run changes by that."""
+    if not draft.step(event.step_id).status.is_active:
+        return Ignored.NOT_WAITING_FOR_IT
+    draft.note(
+        "job_returned",
+        event.step_id,
+        item=event.item,
+        detail=f"its lease ran out without a result (delivery {event.deliveries}): offered again",
+    )
+    return None
 
 
 def _time_out(draft: Draft, step: PlannedStep) -> Ignored | None:

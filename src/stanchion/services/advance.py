@@ -292,6 +292,7 @@ class Advancer:
         entries: Sequence[InboxEntry],
         lease: Lease,
     ) -> Committed | Conflict | StaleFence | Gone | Advanced:
+        entries = entries[: len(transition.ignored)]  # very large ones are decided on in portions
         answer = await self._store.commit(
             Commit(
                 run_id=loaded.run.id,

@@ -139,6 +139,14 @@ class Keys:
             return None
         return Holder(record.role, record.tenant, f"key:{key_id}")
 
+    async def would_lock_out(self, *, role: Role, tenant: str) -> bool:
+        """Whether this key, as the first, would close the door on whoever makes it.
+
+        From the first key on everybody must show one. If that one may not make others, nobody can.
+        """
+        is_master = role is Role.ADMIN and tenant == ALL_TENANTS
+        return not is_master and not await self.configured()
+
     async def create(self, *, role: Role, tenant: str, note: str | None, actor: str) -> NewKey:
         """Make a key."""
         key_id = self._entropy.token()[:_ID_CHARS]

@@ -16,13 +16,16 @@ put back where the usual path takes it up, so any number of replicas may reconci
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Final
 
 from stanchion.core.escalation import Level
-from stanchion.core.model import Instant
+from stanchion.core.events import JobReturned
+from stanchion.core.model import Instant, place_of
 from stanchion.core.retry import within
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, sentence
+from stanchion.ports.records import ExpiredJob
 from stanchion.services.advance import Advancer
 from stanchion.services.escalating import Escalating
 from stanchion.services.log import log_event
@@ -104,7 +107,24 @@ class Reconciler:
                 self._advancer.nudge(job.run_id)
         for topic in sorted({job.topic for job in expired if not job.is_dead}):
             self._bus.ring(Bell.READY, topic)
+        for job in expired:
+            if not job.is_dead:
+                await self._note_return(job)
         return len(expired)
+
+    async def _note_return(self, job: ExpiredJob) -> None:
+        """Tell it in the run's timeline. That is all it is for, so it may fail."""
+        place = place_of(job.job_id)
+        event = JobReturned(
+            job_id=job.job_id,
+            step_id=place.step_id,
+            item=place.item,
+            deliveries=job.deliveries,
+        )
+        with suppress(BackendError):
+            entry_id = f"returned:{job.job_id}#{job.deliveries}"
+            await self._store.post(job.run_id, event, entry_id=entry_id)
+            self._advancer.nudge(job.run_id)
 
     async def audit(self) -> None:
         """Compare slots with runs, for the next tenants in turn."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from stanchion.core.events import Approved, Event, Rejected
 from stanchion.core.model import Failure, OnDecision, Step, StepStatus
 from stanchion.core.transition import Ignored
+from stanchion.core.workflow import ApprovalSpec
 
 if TYPE_CHECKING:
     from stanchion.core.draft import Draft
@@ -19,7 +20,8 @@ __all__ = ["handle", "start"]
 def start(draft: Draft, step: PlannedStep) -> None:
     """Wait for a decision."""
     draft.begin(step, Step(status=StepStatus.WAITING, attempt=1, wait=OnDecision()))
-    draft.note("approval_requested", step.id)
+    assert isinstance(step.spec, ApprovalSpec)
+    draft.note("approval_requested", step.id, detail=step.spec.message)
 
 
 def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
@@ -27,7 +29,7 @@ def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
     match event:
         case Approved():
             output: JsonValue = {"approved": True, "by": event.actor, "comment": event.comment}
-            draft.end(step, StepStatus.SUCCEEDED, output=output)
+            draft.end(step, StepStatus.SUCCEEDED, output=output, remark=event.comment)
         case Rejected():
             message = f"rejected by {event.actor}"
             if event.comment:

@@ -17,6 +17,7 @@ from stanchion.core.events import (
     JobDied,
     JobFailed,
     JobReplayed,
+    JobReturned,
     JobSucceeded,
     Rejected,
     Started,
@@ -111,6 +112,7 @@ def advance(
             | JobFailed()
             | JobDied()
             | JobReplayed()
+            | JobReturned()
             | TimerFired()
             | Approved()
             | Rejected()

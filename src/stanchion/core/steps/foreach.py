@@ -153,6 +153,13 @@ def _values(draft: Draft, step: PlannedStep) -> list[JsonValue]:
     if len(values) > limits.FOR_EACH_ITEMS_MAX:
         reason = f"for_each: {len(values)} items; at most {limits.FOR_EACH_ITEMS_MAX} are allowed"
         raise ExpressionError(reason)
+    before = sum(state.items.total for state in draft.every_step() if state.items is not None)
+    if before + len(values) > limits.RUN_ITEMS_MAX and draft.step(step.id).items is None:
+        reason = (
+            f"for_each: {len(values)} items; with those of the run's other steps, at most"
+            f" {limits.RUN_ITEMS_MAX} are allowed"
+        )
+        raise ExpressionError(reason)
     return values
 
 

@@ -1,0 +1,178 @@
+"""What one event may set off is bounded: one run cannot hold up everybody else's."""
+
+from __future__ import annotations
+
+import pytest
+
+from stanchion.core import limits
+from stanchion.core.events import Approved, Event, JobReturned, JobSucceeded, Started
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import (
+    Instant,
+    JobId,
+    Run,
+    RunId,
+    StepId,
+    StepStatus,
+    TenantId,
+    Topic,
+    WorkflowId,
+    job_id,
+    place_of,
+)
+from stanchion.core.plan import Plan, link
+from stanchion.core.run import decide, decide_all, items_to_read
+from stanchion.core.transition import Transition, evolve
+from stanchion.core.workflow import ApprovalSpec, ForEachSpec, JobSpec, StepSpec, Workflow
+
+NOW = Instant(1_000)
+RUN = RunId("run")
+TOPIC = Topic("work")
+DEAR = "input.l.all(a, input.l.all(b, a + b >= 0))"
+
+
+def planned(**steps: StepSpec) -> Plan:
+    plan = link(Workflow(id=WorkflowId("w"), steps={StepId(n): s for n, s in steps.items()}), {})
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def pending(given: JsonObject) -> Run:
+    return Run(
+        id=RUN,
+        tenant=TenantId("acme"),
+        workflow_id=WorkflowId("w"),
+        workflow_version=1,
+        input=given,
+        created_at=NOW,
+    )
+
+
+def began(plan: Plan, given: JsonObject) -> Run:
+    run = pending(given)
+    return evolve(run, decide(plan, run, Started(), NOW))
+
+
+def succeeded(step: str, *, item: int | None = None, output: object = None) -> JobSucceeded:
+    id_ = job_id(RUN, StepId(step), item, 1)
+    return JobSucceeded(job_id=id_, step_id=StepId(step), item=item, output=output)  # type: ignore[arg-type]  # JSON by the caller's word
+
+
+def failures(transition: Transition) -> int:
+    return sum(step.status is StepStatus.FAILED for step in transition.steps.values())
+
+
+def test_two_hundred_dear_conditions_share_what_one_event_may_work() -> None:
+    steps = {f"s{number}": JobSpec(topic=TOPIC, when=DEAR) for number in range(200)}
+    transition = decide(planned(**steps), pending({"l": list(range(200))}), Started(), NOW)
+    # The first ones are worked out; for the rest nothing is left, and they say so.
+    assert 150 <= failures(transition) < 200
+    error = transition.steps[StepId("s199")].error
+    assert error is not None
+    assert error.code == "expression_error"
+    assert "too much work" in error.message
+
+
+def test_what_an_event_may_work_does_not_depend_on_those_before_it() -> None:
+    plan = planned(
+        a=JobSpec(topic=TOPIC),
+        b=JobSpec(topic=TOPIC),
+        **{
+            f"{side}{number}": JobSpec(topic=TOPIC, needs=(StepId(side),), when=DEAR)
+            for side in ("a", "b")
+            for number in range(4)
+        },
+    )
+    run = began(plan, {"l": list(range(200))})
+    events: list[Event] = [succeeded("a"), succeeded("b")]
+    together = decide_all(plan, run, events, NOW)
+    assert failures(together) == 0
+    assert len(together.ignored) in {1, 2}
+
+
+def test_events_that_ask_for_very_much_are_decided_on_in_portions() -> None:
+    fans = {
+        f"fan{number}": ForEachSpec(
+            for_each=f"${{steps.{step}.output}}",
+            topic=TOPIC,
+            needs=(StepId(step),),
+        )
+        for number, step in enumerate(("a", "b"))
+    }
+    plan = planned(a=JobSpec(topic=TOPIC), b=JobSpec(topic=TOPIC), **fans)
+    run = began(plan, {})
+    many = list(range(limits.FOR_EACH_ITEMS_MAX))
+    events: list[Event] = [succeeded("a", output=many), succeeded("b", output=many)]
+    both = decide_all(plan, run, events, NOW)
+    assert len(both.items) == limits.RUN_ITEMS_MAX
+    more: list[Event] = [*events, JobReturned(job_id=JobId("x"), step_id=StepId("a"), deliveries=1)]
+    assert decide_all(plan, run, more, NOW).ignored == (None, None)
+
+
+def test_a_run_has_so_many_items_and_no_more() -> None:
+    fans = {f"fan{number}": ForEachSpec(for_each="${input.l}", topic=TOPIC) for number in range(3)}
+    given: JsonObject = {"l": list(range(limits.FOR_EACH_ITEMS_MAX))}
+    transition = decide(planned(**fans), pending(given), Started(), NOW)
+    assert len(transition.items) == limits.RUN_ITEMS_MAX
+    error = transition.steps[StepId("fan2")].error
+    assert error is not None
+    assert f"at most {limits.RUN_ITEMS_MAX} are allowed" in error.message
+
+
+def test_an_item_that_is_tried_again_is_no_new_item() -> None:
+    plan = planned(
+        fan=ForEachSpec(for_each="${input.l}", topic=TOPIC),
+        two=ForEachSpec(for_each="${input.l}", topic=TOPIC),
+    )
+    given: JsonObject = {"l": list(range(limits.FOR_EACH_ITEMS_MAX))}
+    first = decide(plan, pending(given), Started(), NOW)
+    assert failures(first) == 0
+    run = evolve(pending(given), first)
+    event = succeeded("fan", item=7)
+    assert items_to_read(run, [event]) == {StepId("fan"): [7]}
+    assert decide(plan, run, event, NOW).ignored == (None,)
+
+
+def test_a_job_that_came_back_is_a_line_in_the_timeline_and_nothing_else() -> None:
+    plan = planned(a=JobSpec(topic=TOPIC))
+    run = began(plan, {})
+    back = JobReturned(job_id=job_id(RUN, StepId("a"), None, 1), step_id=StepId("a"), deliveries=2)
+    transition = decide(plan, run, back, NOW)
+    (line,) = transition.timeline
+    assert (line.what, line.step, line.actor) == ("job_returned", "a", "system")
+    assert "delivery 2" in (line.detail or "")
+    assert not transition.steps
+    assert not transition.effects
+
+
+def test_a_job_that_came_back_too_late_changes_nothing() -> None:
+    plan = planned(a=JobSpec(topic=TOPIC), b=JobSpec(topic=TOPIC))
+    run = began(plan, {})
+    run = evolve(run, decide(plan, run, succeeded("a"), NOW))
+    back = JobReturned(job_id=job_id(RUN, StepId("a"), None, 1), step_id=StepId("a"), deliveries=2)
+    assert decide(plan, run, back, NOW).changes_nothing
+
+
+def test_the_question_and_the_remark_of_an_approval_are_in_the_timeline() -> None:
+    plan = planned(review=ApprovalSpec(message="May this go out?"))
+    first = decide(plan, pending({}), Started(), NOW)
+    asked = next(line for line in first.timeline if line.what == "approval_requested")
+    assert asked.detail == "May this go out?"
+    yes = Approved(step_id=StepId("review"), comment="looks right", actor="reviewer")
+    told = decide(plan, evolve(pending({}), first), yes, NOW).timeline[0]
+    assert (told.what, told.actor, told.detail) == ("step_succeeded", "reviewer", "looks right")
+
+
+@pytest.mark.parametrize("item", [None, 0, 41])
+@pytest.mark.parametrize("step", ["plan", "publish.render", "my-step_2"])
+def test_a_job_id_says_where_it_belongs(step: str, item: int | None) -> None:
+    place = place_of(job_id(RUN, StepId(step), item, 3))
+    assert place == (RUN, step, item, 3)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "run", "run:", "run:step", "run:@1", "run:step@x", "run:s[x]@1"]
+)
+def test_what_is_no_job_id_is_not_read_as_one(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - int's own words are as good as ours
+        place_of(JobId(text))
