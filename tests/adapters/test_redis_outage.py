@@ -234,3 +234,32 @@ async def _read_until_error(store: RedisStore, topic: Topic) -> int:
         assert document is not None
         assert document.value == topic
         count += 1
+
+
+# ── A server that answers and takes nothing ──────────────────────────────────────────────────────
+
+
+async def test_a_server_that_became_a_replica_is_not_well(
+    server: Server, store: RedisStore, locks: RedisLocks
+) -> None:
+    with server.client() as client:
+        client.replicaof("127.0.0.1", "1")
+        for backend in (store, locks):
+            with pytest.raises(BackendUnavailable, match="is a replica"):
+                await backend.ping()
+        client.replicaof("NO", "ONE")
+    await store.ping()
+    await locks.ping()
+
+
+async def test_a_server_without_memory_is_not_well(
+    server: Server, store: RedisStore, locks: RedisLocks
+) -> None:
+    with server.client() as client:
+        client.config_set("maxmemory", "1")
+        for backend in (store, locks):
+            with pytest.raises(BackendUnavailable, match="no memory left"):
+                await backend.ping()
+        client.config_set("maxmemory", "0")
+    await store.ping()
+    await locks.ping()

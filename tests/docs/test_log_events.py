@@ -56,6 +56,16 @@ def logged(file: Path) -> Iterator[Line]:
                 args=[ast.Constant(str(text)), *_],
             ):
                 yield from line(text, level)
+            case ast.Call(
+                func=ast.Name("Trouble"),
+                args=[ast.Constant(str(begun)), ast.Constant(str(over))],
+                keywords=words,
+            ):
+                levels = [
+                    each.value.attr for each in words if isinstance(each.value, ast.Attribute)
+                ]
+                yield from line(begun, (levels or ["WARNING"])[0].lower())
+                yield from line(over, "info")
             case _:
                 pass
 

@@ -9,6 +9,7 @@ us. A caller who leaves takes nothing along: a lock is given back, a run that wa
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ from stanchion.services.gate_answers import (
 from stanchion.services.pacing import Backend, Pacing
 from stanchion.services.parts import Parts
 from stanchion.services.tenants import Tenants
+from stanchion.services.trouble import Trouble
 
 __all__ = ["Admitter", "Call", "Ready"]
 
@@ -102,6 +104,7 @@ class Admitter:
         self._pacing = pacing
         self._signals = signals
         self._on_admitted = on_admitted
+        self._trouble = Trouble("admission_failed", "admission_recovered", level=logging.ERROR)
         self._lock: admission_lock.AdmissionLock = (
             SoleLock(parts.clock)
             if parts.locks is None
@@ -162,6 +165,7 @@ class Admitter:
         within_ms = max(1, min(STORE_MS_MAX, left_ms))
         verdict = await self._parts.store.admit(admission, within_ms=within_ms)
         self._pacing.answered(Backend.STORE)
+        self._trouble.worked()
         return verdict
 
     async def replayed(self, call: Call, run_id: RunId, told_before: RunStatus) -> Started:
@@ -251,6 +255,7 @@ class Admitter:
             self._parts.signals.finished(run, run.status)
 
     def _store_failed(self, call: Call, error: str) -> GateFailed:
+        self._trouble.failed(error)
         code = GateCode.LIMIT_CHECK_FAILED if call.is_locked else GateCode.GATE_UNAVAILABLE
         return GateFailed(code, error, self._pacing.away(Backend.STORE))
 

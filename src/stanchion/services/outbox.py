@@ -11,13 +11,12 @@ While the bus is away the relay handles the rows itself: runs finish without it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Final, assert_never
 
 from stanchion.core.retry import Backoff, Exponential, backoff_ms
 from stanchion.ports.bus import Ack, Dead, Disposition, Retry
-from stanchion.ports.errors import BackendError, sentence
+from stanchion.ports.errors import BackendError
 from stanchion.ports.records import OutboxRow
 from stanchion.ports.store import Outbox
 from stanchion.services.advance import (
@@ -29,8 +28,8 @@ from stanchion.services.advance import (
     Missing,
     PutOff,
 )
-from stanchion.services.log import log_event
 from stanchion.services.parts import Parts, Rules
+from stanchion.services.trouble import Trouble
 
 __all__ = ["Calls", "Relay"]
 
@@ -108,6 +107,8 @@ class Relay:
         self._signals = parts.signals
         self._calls = calls
         self._bus_away_until = 0
+        self._trouble = Trouble("relay_failed", "relay_recovered")
+        self._bus_trouble = Trouble("bus_away", "bus_back")
         self._here: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -117,8 +118,10 @@ class Relay:
                 try:
                     more = await self.relay()
                 except BackendError as error:
-                    log_event(logging.WARNING, "relay_failed", error=sentence(error))
+                    self._trouble.failed(error)
                     more = False
+                else:
+                    self._trouble.worked()
                 if not more:
                     await self._clock.sleep(POLL_S)
         finally:
@@ -139,9 +142,10 @@ class Relay:
             try:
                 new = await self._bus.publish(rows)
             except BackendError as error:
-                log_event(logging.WARNING, "bus_away", error=sentence(error))
+                self._bus_trouble.failed(error)
                 self._bus_away_until = self._clock.moment() + round(BUS_AWAY_S * 1000)
             else:
+                self._bus_trouble.worked()
                 self._signals.duplicate_publishes(len(rows) - new)
                 return
         for row in rows:

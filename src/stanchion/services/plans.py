@@ -108,6 +108,12 @@ class Plans:
         _keep(self._newest, key, linked)
         return linked
 
+    def forget(self, tenant: TenantId, workflow_id: WorkflowId) -> None:
+        """A workflow was written: whatever was linked with it is no longer the newest."""
+        for key, linked in list(self._newest.items()):
+            if key[0] == tenant and workflow_id in linked.definitions:
+                del self._newest[key]
+
     async def of_run(self, run: Run) -> Plan:
         """The plan that the run began with."""
         if run.workflow_id.startswith(_JOB_PREFIX):

@@ -24,12 +24,13 @@ from stanchion.core.events import JobReturned
 from stanchion.core.model import Instant, place_of
 from stanchion.core.retry import within
 from stanchion.ports.bus import Bell
-from stanchion.ports.errors import BackendError, sentence
+from stanchion.ports.errors import BackendError
 from stanchion.ports.records import ExpiredJob
 from stanchion.services.advance import Advancer
 from stanchion.services.escalating import Escalating
 from stanchion.services.log import log_event
 from stanchion.services.parts import Parts
+from stanchion.services.trouble import Trouble
 
 __all__ = ["Reconciler"]
 
@@ -65,6 +66,7 @@ class Reconciler:
         self._max_deliveries = max_deliveries
         self._retention_ms = retention_ms
         self._round = 0
+        self._trouble = Trouble("reconcile_failed", "reconcile_recovered")
 
     async def run(self) -> None:
         """Reconcile, again and again, until cancelled."""
@@ -72,7 +74,9 @@ class Reconciler:
             try:
                 await self.reconcile()
             except BackendError as error:
-                log_event(logging.WARNING, "reconcile_failed", error=sentence(error))
+                self._trouble.failed(error)
+            else:
+                self._trouble.worked()
             # Replicas that started together drift apart.
             pause_ms = within(EVERY_MS // 2, EVERY_MS, self._entropy.unit())
             await self._clock.sleep(pause_ms / 1000)

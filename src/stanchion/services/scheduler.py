@@ -12,7 +12,6 @@ Behind the bells is a poll of the ready topics, once a second for all waiting wo
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Final
@@ -21,11 +20,11 @@ import msgspec
 
 from stanchion.core.model import TenantId, Topic
 from stanchion.ports.bus import Bell
-from stanchion.ports.errors import BackendError, sentence
+from stanchion.ports.errors import BackendError
 from stanchion.ports.records import JobLease, LeasedJob, Renewals
 from stanchion.ports.store import Jobs
-from stanchion.services.log import log_event
 from stanchion.services.parts import Parts
+from stanchion.services.trouble import Trouble
 
 __all__ = ["Handed", "Scheduler"]
 
@@ -100,6 +99,7 @@ class Scheduler:
 
     async def run(self) -> None:
         """Look for ready jobs that no bell was heard for, until cancelled."""
+        trouble = Trouble("ready_poll_failed", "ready_poll_recovered")
         while True:
             await self._clock.sleep(POLL_S)
             if not self._waiting:
@@ -107,8 +107,9 @@ class Scheduler:
             try:
                 ready = await self._jobs.ready_topics()
             except BackendError as error:
-                log_event(logging.WARNING, "ready_poll_failed", error=sentence(error))
+                trouble.failed(error)
                 continue
+            trouble.worked()
             for topic in ready:
                 self._hear(topic)
 

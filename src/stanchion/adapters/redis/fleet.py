@@ -8,7 +8,7 @@ its deadline has not come, but only if it cannot have been executed, or may be e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 import hiredis
@@ -28,6 +28,7 @@ from stanchion.ports.errors import BackendError, BackendTimeout, BackendUnavaila
 __all__ = ["Fleet", "Request"]
 
 _TRIES_MAX: Final = 6
+_MARK_S: Final = 60
 _PAUSE: Final = BoundedJitter(delay_ms=15, jitter_ms=10)
 """Between tries, when a server is moving keys."""
 
@@ -110,14 +111,23 @@ class Fleet:
                 raise
             return await self.topology.node_of(slot).read_clock(deadline=deadline)
 
-    async def ping(self) -> None:
-        """Every server that has slots answers; raises for the first that does not."""
+    async def ping(self, marks: Mapping[int, str]) -> None:
+        """Every server that has slots answers and can be written; raises for the first that cannot.
+
+        ``marks`` are keys that may be written for it, by slot: one on each server is.
+        """
         deadline = self.deadline()
         try:
             await self._ping(deadline)
         except BackendUnavailable:
             await self.topology.find(deadline)
             await self._ping(deadline)
+        one_each = {str(self.topology.node_of(slot).address): slot for slot in marks}
+        writes = [
+            Request(slot, pack("SET", marks[slot], "1", "EX", _MARK_S))
+            for slot in one_each.values()
+        ]
+        await self.ask_all(writes, deadline=deadline)
 
     async def close(self) -> None:
         """Let go of all connections. Safe to call twice."""

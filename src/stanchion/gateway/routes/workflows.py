@@ -56,6 +56,7 @@ async def put_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
     if isinstance(plan, WorkflowFaults):
         return _faulty(plan)
     version = await store.put_workflow(call.tenant, workflow)
+    call.services.plans.forget(call.tenant, workflow.id)
     return Reply(ApplyAnswer(workflow.id, version))
 
 

@@ -128,7 +128,9 @@ class RedisLocks:
         return bool(await self._ask("release", name, ""))
 
     async def ping(self) -> None:
-        await self._fleet.ping()
+        await self._fleet.ping(
+            {slot: f"{self._root(shard)}mark" for shard, slot in enumerate(slots())}
+        )
 
     async def close(self) -> None:
         await self._fleet.close()

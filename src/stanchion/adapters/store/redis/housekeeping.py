@@ -6,7 +6,7 @@ from typing import Final
 
 from stanchion.adapters.redis.fleet import Request
 from stanchion.adapters.store.redis.keys import RUN_ID_CHARS
-from stanchion.adapters.store.redis.shards import Sharded, Shards
+from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.core.run_id import SHARDS
 from stanchion.ports.records import Drift
@@ -68,7 +68,10 @@ class RedisHousekeeping(Sharded):
         return await fleet.read_clock(self._shards.keys.slots[0], deadline=fleet.deadline())
 
     async def ping(self) -> None:
-        await self._shards.fleet.ping()
+        keys = self._shards.keys
+        await self._shards.fleet.ping(
+            {keys.slots[shard]: keys.of_shard(shard, "mark") for shard in ALL_SHARDS}
+        )
 
     async def close(self) -> None:
         await self._shards.fleet.close()

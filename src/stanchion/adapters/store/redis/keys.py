@@ -70,7 +70,7 @@ OF_SHARD: Final = frozenset(
     (
         *("ready", "ring", "turns", "counters", "open", "deadlines", "timers"),
         *("outbox", "rows", "active", "unfinished", "known", "finished", "keys", "aging"),
-        *("configs", "configured", "rates", "letters", "dead", "dead_of"),
+        *("configs", "configured", "rates", "letters", "dead", "dead_of", "mark"),
     )
 )
 OF_TENANT: Final = frozenset(("runs", "feed", "versions", "workflows", "names"))
