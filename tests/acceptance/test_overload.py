@@ -63,7 +63,10 @@ async def _flood(stack: Stack, caller: Caller, seconds: float) -> None:
         running_program("tests.acceptance.flood", str(replica.port), *words) as one,
         running_program("tests.acceptance.flood", str(replica.port), *words) as two,
     ):
-        said = [msgspec.convert(await each.line(), Said, strict=False) for each in (one, two)]
+        said = [
+            msgspec.convert(await each.line(seconds + 30), Said, strict=False)
+            for each in (one, two)
+        ]
     await _all_finish(caller)
     stop.set()
     slowest_s, highest = await watching

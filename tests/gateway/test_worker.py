@@ -8,7 +8,7 @@ import time
 from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX
 from stanchion.gateway import GatewayOptions
 from tests.gateway.asgi import opened
-from tests.gateway.house import ADMIN, House, opened_house
+from tests.gateway.house import ADMIN, House, bearer, opened_house
 
 LEASE = "/v1/worker/lease"
 
@@ -117,7 +117,17 @@ async def test_a_fault_in_one_result_names_its_place_and_takes_none(house: House
     assert answer.status == 422
     assert answer.json["errors"][0]["path"] == "results[1].output"
     job_now = (await house.ask("GET", f"/v1/jobs/{job['job_id']}")).json
-    assert job_now["status"] == "leased"
+    assert (job_now["status"], job_now["worker_id"]) == ("leased", "worker-1")
+    assert 0 < job_now["lease_ends_in_ms"] <= 30_000
+
+
+async def test_what_waits_for_a_worker_is_counted_by_topic(house: House) -> None:
+    assert (await house.ask("GET", "/v1/worker/topics")).json == {"ready": {}}
+    for topic, tenant in (("b", "first"), ("a", "first"), ("b", "second")):
+        await house.ask("POST", "/v1/jobs", {"topic": topic}, tenant=tenant)
+    assert (await house.ask("GET", "/v1/worker/topics")).json == {"ready": {"a": 1, "b": 2}}
+    await house.lease(topic="b")
+    assert (await house.ask("GET", "/v1/worker/topics")).json == {"ready": {"a": 1, "b": 1}}
 
 
 async def test_a_message_that_is_too_long_is_cut_and_not_refused(house: House) -> None:
@@ -148,3 +158,14 @@ async def test_a_key_for_all_tenants_serves_all_of_them_and_one_for_one_only_tha
         assert [job["tenant"] for job in got.json["jobs"]] == ["second"]
         rest = await house.ask("POST", LEASE, asked(max_jobs=10), key=every)
         assert [job["tenant"] for job in rest.json["jobs"]] == ["first"]
+
+
+async def test_a_key_that_is_revoked_while_its_holder_waits_gets_no_job() -> None:
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        key = await house.make_key("worker", "*")
+        wanted = {"worker_id": "w", "topics": ["work"], "wait_s": 30}
+        async with opened(house.app, "POST", "/v1/worker/lease", wanted, [bearer(key)]) as feed:
+            await asyncio.sleep(0.05)
+            await house.ask("DELETE", f"/v1/admin/keys/{key.split('_')[1]}", key=ADMIN)
+            answer = await asyncio.wait_for(feed.answer(), 5)
+        assert answer.status == 401

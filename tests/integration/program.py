@@ -35,10 +35,10 @@ class Program:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n".encode())
 
-    async def line(self) -> Any:  # noqa: ANN401 - what it means is known to who started it
+    async def line(self, within_s: float = _LINE_S_MAX) -> Any:  # noqa: ANN401 - what it means is known to who started it
         """The next thing it says; ``None`` at its end. A line that was cut off is not one."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(_LINE_S_MAX):
+        async with asyncio.timeout(within_s):
             text = await self.process.stdout.readline()
         return msgspec.json.decode(text) if text.endswith(b"\n") else None
 

@@ -35,11 +35,16 @@ async def test_a_handler_gets_the_job_and_its_return_value_is_the_output(stage: 
     assert result.output == {"queries": [1, 2], "of": {"question": "why"}}
 
 
+class _Odd(BaseException):
+    """Not an ``Exception``, and still no reason to keep a job."""
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
         (ValueError("bad"), JobError(message="ValueError: bad")),
         (SystemExit(3), JobError(message="SystemExit: 3")),
+        (_Odd("as some libraries do"), JobError(message="_Odd: as some libraries do")),
         (JobFailed("busy", code="model_busy"), JobError(message="busy", code="model_busy")),
         (
             FinalError("no such page", code="gone"),

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -143,7 +144,9 @@ class _Course:
                 self._desk.deadlines.extend(deadline, wait_s + self._deadline_s)
                 if wait_s:
                     room.only_wait()
-                    return await exchange.unless_gone(route.handler(call))
+                    return await exchange.unless_gone(
+                        route.handler(call), check=lambda: self._check_welcome(exchange)
+                    )
                 return await route.handler(call)
             except asyncio.CancelledError:
                 if not deadline.is_why():
@@ -153,6 +156,11 @@ class _Course:
                 return self._too_slow(is_reading=call is None)
             finally:
                 deadline.end()
+
+    async def _check_welcome(self, exchange: Exchange) -> None:
+        """A key may be revoked while its holder waits. Raises ``Refused``."""
+        with suppress(BackendError):  # nobody can say now: what was known counts
+            await self._desk.auth.caller(exchange.headers, self._route)
 
     async def _read(self, exchange: Exchange, caller: Caller, room: Room) -> Call[Any, Any]:
         route, scope = self._route, exchange.scope

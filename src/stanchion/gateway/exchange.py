@@ -43,6 +43,7 @@ _ONCE: Final = frozenset(
 )
 """Headers that mean something here. Given twice, nobody could say which one was meant."""
 
+_CHECK_S: Final = 1.0
 _encode: Final = msgspec.json.Encoder().encode
 _numbers: Final = itertools.count(1)
 _process: Final = secrets.token_hex(6)
@@ -177,12 +178,20 @@ class Exchange:
         if offer is not None:
             offer(then)
 
-    async def unless_gone(self, work: Awaitable[_Result]) -> _Result:
-        """Do the work, but stop when the caller hangs up. Raises ``ClientGone`` then."""
+    async def unless_gone(
+        self, work: Awaitable[_Result], *, check: Callable[[], Awaitable[None]] | None = None
+    ) -> _Result:
+        """Do the work, but stop when the caller hangs up. Raises ``ClientGone`` then.
+
+        Now and then ``check`` is called; what it raises stops the work as well.
+        """
         working = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(self._gone())
+        first = asyncio.FIRST_COMPLETED
         try:
-            await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+            while not (await asyncio.wait((working, gone), timeout=_CHECK_S, return_when=first))[0]:
+                if check is not None:
+                    await check()
             if working.done():
                 return working.result()
             raise ClientGone

@@ -222,7 +222,9 @@ class Working:
                 return None
             # Of the handler's own making, unless the lease is lost: then nobody reads the result.
             return outcome.failed(leased.job_id, leased.fence, cancelled)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             if held.look() is None:
                 log_event(logging.WARNING, "job_failed", raised=error, job_id=leased.job_id)
             return outcome.failed(leased.job_id, leased.fence, error)
