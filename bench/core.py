@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from bench.row import Row, best_of
+from bench.row import Row, below, best_of
 from stanchion.core.events import JobSucceeded, Started
+from stanchion.core.expression import compile_expression
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
     Instant,
     Item,
@@ -27,6 +29,13 @@ __all__ = ["rows"]
 
 NOW = Instant(1_800_000_000_000)
 STEP = StepId("fan")
+EVALUATIONS = 1_000
+CONDITION = "input.review == true && size(steps.plan.output.queries) > 2 && input.tries < 5"
+PATH = "steps.plan.output.queries"
+SCOPE: dict[str, JsonValue] = {
+    "input": {"review": True, "tries": 3},
+    "steps": {"plan": {"status": "succeeded", "output": {"queries": ["a", "b", "c"]}}},
+}
 
 
 def rows() -> list[Row]:
@@ -36,11 +45,21 @@ def rows() -> list[Row]:
     ratio = large / small
     per_item_us = small / 1_000 * 1e6
     decide_us = best_of(5, _three_steps) / 300 * 1e6
+    condition_us = best_of(5, lambda: _evaluate(CONDITION)) / EVALUATIONS * 1e6
+    path_us = best_of(5, lambda: _evaluate(PATH)) / EVALUATIONS * 1e6
     return [
         Row("for-each: 2,000 items against 1,000", ratio, "×", "≤ 2.5", ratio <= 2.5),
         Row("for-each: one item's result", per_item_us, "µs", "< 500", per_item_us < 500),
         Row("decide: one result of a three-step run", decide_us, "µs", "< 500", decide_us < 500),
+        below("expression: a condition of three terms", condition_us, "µs", 50),
+        below("expression: a path", path_us, "µs", 10),
     ]
+
+
+def _evaluate(source: str) -> None:
+    expression = compile_expression(source, names=frozenset({"input", "steps"}))
+    for _ in range(EVALUATIONS):
+        expression.evaluate(SCOPE)
 
 
 def _handle_all(count: int) -> None:

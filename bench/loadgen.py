@@ -1,28 +1,27 @@
 """Load from a process of its own: ``python -m bench.loadgen SPEC`` prints what it saw, as JSON.
 
-It writes requests as bytes and reads just enough of the answers, so that on two cores the server
-gets nearly all of one. Closed loop: each connection sends when it has its answer. Open loop: a
-request is sent when its time has come, whether or not others are answered, and its latency counts
-from that time.
+``send`` runs one such process, ``sending`` runs it beside another. Closed loop: each connection
+sends when it has its answer. Open loop: a request is sent when its time has come, whether or not
+others are answered, and its latency counts from that time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import cast
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 import uvloop
 
-__all__ = ["Load", "Seen"]
+from bench.apart import apart, percentile, thinned
+from bench.connection import Answer, Connection, as_bytes, connect, tenants_in_turn
 
-
-KEPT_MAX = 2_000
+__all__ = ["Load", "Seen", "send", "sending"]
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +38,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Given: an open loop at this rate."""
     fresh: bool = False
     """A new connection for every request."""
+    tenants: int = 0
+    """Given: requests are those of so many tenants in turn, ``tenant-0`` and so on."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +48,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     seconds: float
     statuses: dict[str, int]
+    """How often each came; of a refusal with its code, as in ``503 overloaded``."""
     latencies_ms: list[float]
     """Sorted; of many, two thousand that stand for all of them."""
 
@@ -56,127 +58,93 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     def percentile_ms(self, part: float) -> float:
         """The latency that this part of the requests did not exceed."""
-        if not self.latencies_ms:
-            return float("nan")
-        return self.latencies_ms[
-            min(len(self.latencies_ms) - 1, int(len(self.latencies_ms) * part))
-        ]
+        return percentile(self.latencies_ms, part)
+
+    def only(self, *statuses: str) -> Seen:
+        """The same, if nothing else came back: a figure of failures is no figure."""
+        assert set(self.statuses) <= set(statuses), self.statuses
+        return self
 
 
-class Connection(asyncio.Protocol):
-    """One connection with one request under way at a time."""
+def send(load: Load) -> Seen:
+    """Send it all from a process of its own."""
+    with sending(load) as seen:
+        return seen()
+
+
+@contextmanager
+def sending(load: Load) -> Iterator[Callable[[], Seen]]:
+    """Send it meanwhile; the call waits for the end, and says what was seen."""
+    with apart("bench.loadgen", load, Seen, load.seconds) as seen:
+        yield seen
+
+
+# ── In that process ──────────────────────────────────────────────────────────────────────────────
+
+
+class _Noted:
+    """What is seen on the way."""
 
     def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._buffer = b""
-        self._answer: asyncio.Future[str] | None = None
+        self.began_s = 0.0
+        self.statuses: Counter[str] = Counter()
+        self.latencies_ms: list[float] = []
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not asyncio's by inheritance, only by what they can do.
-        self._transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head_end = self._buffer.find(b"\r\n\r\n")
-        if head_end < 0 or self._answer is None:
-            return
-        head = self._buffer[:head_end].lower()
-        at = head.find(b"content-length:")
-        length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
-        if len(self._buffer) >= head_end + 4 + length:
-            status = self._buffer[9:12].decode()
-            self._buffer = self._buffer[head_end + 4 + length :]
-            answer, self._answer = self._answer, None
-            if not answer.done():
-                answer.set_result(status)
-
-    def connection_lost(self, _exc: Exception | None) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result("lost")
-
-    async def ask(self, request: bytes) -> str:
-        """Send, and the status that comes back."""
-        assert self._transport is not None
-        if self._transport.is_closing():
-            return "lost"
-        self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        return await self._answer
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+    def __call__(self, status: str, since_s: float) -> None:
+        self.statuses[status] += 1
+        self.latencies_ms.append((time.perf_counter() - since_s) * 1000)
 
 
 async def run(load: Load) -> Seen:
     """Send it all."""
-    parts = urlsplit(load.url)
-    assert parts.hostname is not None
-    body = load.body.encode()
-    path = parts.path + (f"?{parts.query}" if parts.query else "")
-    lines = [
-        f"{load.method} {path} HTTP/1.1",
-        f"host: {parts.netloc}",
-        "content-type: application/json",
-        f"content-length: {len(body)}",
-        *(f"{name}: {value}" for name, value in load.headers.items()),
-    ]
-    request = "\r\n".join([*lines, "", ""]).encode() + body
-
-    async def connect() -> Connection:
-        loop = asyncio.get_running_loop()
-        return (await loop.create_connection(Connection, parts.hostname, parts.port))[1]
-
-    send = _closed if load.rate_per_s is None else _open
-    statuses: Counter[str] = Counter()
-    latencies_ms: list[float] = []
-    began_s = time.perf_counter()
-    await send(
-        load,
-        connect,
-        request,
-        lambda status, since_s: _note(statuses, latencies_ms, status, since_s),
-    )
+    noted = _Noted()
+    if load.rate_per_s is None:
+        await _closed(load, _requests(load), noted)
+    else:
+        await _open(load, load.rate_per_s, _requests(load), noted)
     return Seen(
-        requests=len(latencies_ms),
-        seconds=time.perf_counter() - began_s,
-        statuses=dict(statuses),
-        latencies_ms=_thinned(sorted(latencies_ms)),
+        requests=len(noted.latencies_ms),
+        seconds=time.perf_counter() - noted.began_s,
+        statuses=dict(noted.statuses),
+        latencies_ms=thinned(noted.latencies_ms),
     )
 
 
-def _note(statuses: Counter[str], latencies_ms: list[float], status: str, since_s: float) -> None:
-    statuses[status] += 1
-    latencies_ms.append((time.perf_counter() - since_s) * 1000)
+def _requests(load: Load) -> Iterator[bytes]:
+    if not load.tenants:
+        return itertools.repeat(as_bytes(load.method, load.url, load.body, load.headers))
+    named = [{**load.headers, **each} for each in tenants_in_turn(load.tenants)]
+    return itertools.cycle([as_bytes(load.method, load.url, load.body, each) for each in named])
 
 
-def _thinned(latencies_ms: list[float]) -> list[float]:
-    kept = min(len(latencies_ms), KEPT_MAX)
-    return [latencies_ms[(number * len(latencies_ms)) // kept] for number in range(kept)]
+def _named(answer: Answer) -> str:
+    """The status, and the code of a problem."""
+    _, found, rest = answer.body.partition(b'"code":"')
+    if answer.status < "400" or not found:
+        return answer.status
+    code, _, _ = rest.partition(b'"')
+    return f"{answer.status} {code.decode()}"
 
 
-async def _closed(
-    load: Load,
-    connect: Callable[[], Awaitable[Connection]],
-    request: bytes,
-    note: Callable[[str, float], None],
-) -> None:
+async def _closed(load: Load, requests: Iterator[bytes], noted: _Noted) -> None:
     left = load.requests_max
-    ends_s = time.perf_counter() + load.seconds
+    # Connections that are kept are there before the first request; new ones are part of each.
+    kept = [None if load.fresh else await connect(load.url) for _ in range(load.connections)]
+    noted.began_s = time.perf_counter()
+    ends_s = noted.began_s + load.seconds
 
-    async def caller() -> None:
+    async def caller(connection: Connection | None) -> None:
         nonlocal left
-        connection = None
         while left > 0 and time.perf_counter() < ends_s:
             left -= 1
             since_s = time.perf_counter()
             try:
                 if connection is None:
-                    connection = await connect()
-                status = await connection.ask(request)
+                    connection = await connect(load.url)
+                status = _named(await connection.ask(next(requests)))
             except OSError:
                 status = "refused"
-            note(status, since_s)
+            noted(status, since_s)
             if load.fresh or status in {"lost", "refused"}:
                 if connection is not None:
                     connection.close()
@@ -184,30 +152,24 @@ async def _closed(
         if connection is not None:
             connection.close()
 
-    await asyncio.gather(*(caller() for _ in range(load.connections)))
+    await asyncio.gather(*map(caller, kept))
 
 
-async def _open(
-    load: Load,
-    connect: Callable[[], Awaitable[Connection]],
-    request: bytes,
-    note: Callable[[str, float], None],
-) -> None:
-    assert load.rate_per_s is not None
-    idle = [await connect() for _ in range(load.connections)]
-    began_s = time.perf_counter()
+async def _open(load: Load, rate_per_s: float, requests: Iterator[bytes], noted: _Noted) -> None:
+    idle = [await connect(load.url) for _ in range(load.connections)]
+    noted.began_s = began_s = time.perf_counter()
     under_way: set[asyncio.Task[None]] = set()
 
     async def one(due_s: float) -> None:
-        connection = idle.pop() if idle else await connect()
-        status = await connection.ask(request)
-        note(status, due_s)
+        connection = idle.pop() if idle else await connect(load.url)
+        status = _named(await connection.ask(next(requests)))
+        noted(status, due_s)
         if status == "lost":
-            connection = await connect()
+            connection = await connect(load.url)
         idle.append(connection)
 
-    for number in range(int(load.seconds * load.rate_per_s)):
-        due_s = began_s + number / load.rate_per_s
+    for number in range(int(load.seconds * rate_per_s)):
+        due_s = began_s + number / rate_per_s
         pause_s = due_s - time.perf_counter()
         if pause_s > 0:
             await asyncio.sleep(pause_s)

@@ -1,0 +1,125 @@
+"""Growth: the same throughput with much in the store as with little.
+
+Two servers are up at once: one whose store holds little, and one whose store holds a million
+finished runs, or ten thousand tenants, or ten thousand active runs. Both are loaded in turns, with
+starts and with whole runs of three steps, and neighbours are compared. The starts are of a workflow
+that is over at once, so that the active runs stay those that were there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TypeAlias
+
+from bench.callers import Errand, run_through
+from bench.filling import Stock, filled_file, filled_namespace
+from bench.http import BODY
+from bench.loadgen import Load, send
+from bench.pace import Pace
+from bench.row import Row, at_least, spread
+from bench.serving import Site, backends, distributed, embedded, working
+
+__all__ = ["BEGINS", "rows"]
+
+BEGINS = "growth on "
+"""What the names of these rows begin with."""
+FLOOR = 0.9
+SMALL = Stock()
+Sides: TypeAlias = tuple[tuple[Site, Stock], tuple[Site, Stock]]
+
+
+def rows(pace: Pace) -> list[Row]:
+    """Each store, each way to grow, starts and whole runs."""
+    found = []
+    for store, opened, finished in (
+        ("SQLite", _on_sqlite, 1_000_000),
+        ("Valkey", _on_valkey, 100_000),
+    ):
+        for what, large in _larger(finished, pace).items():
+            with opened(large) as sides:
+                found += _compare(f"{BEGINS}{store}, {what}", sides, pace)
+    return found
+
+
+def _larger(finished: int, pace: Pace) -> dict[str, Stock]:
+    tenants = active = 10_000
+    if pace.is_quick:
+        finished, tenants, active = 5_000, 200, 500
+    return {
+        f"{finished:,} finished runs": Stock(finished=finished),
+        f"{tenants:,} tenants": Stock(tenants=tenants),
+        f"{active:,} active runs": Stock(active=active),
+    }
+
+
+@contextmanager
+def _on_sqlite(large: Stock) -> Iterator[Sides]:
+    with ExitStack() as stack:
+        made = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
+        directory = Path(stack.enter_context(made))
+
+        def side(name: str, stock: Stock) -> tuple[Site, Stock]:
+            filled_file(stock, directory / f"{name}.db")
+            return stack.enter_context(embedded(directory / f"{name}.db")), stock
+
+        yield side("large", large), side("small", SMALL)
+
+
+@contextmanager
+def _on_valkey(large: Stock) -> Iterator[Sides]:
+    # One Valkey for both: the namespaces share its noise, and nothing else.
+    with backends() as behind, ExitStack() as stack:
+
+        def side(name: str, stock: Stock) -> tuple[Site, Stock]:
+            filled_namespace(stock, behind.store, name)
+            return stack.enter_context(distributed(1, behind, namespace=name)), stock
+
+        yield side("large", large), side("small", SMALL)
+
+
+def _compare(name: str, sides: Sides, pace: Pace) -> list[Row]:
+    starts = _ratio(f"{name}: starts", _in_turns(_starts_per_s, sides, pace))
+    with ExitStack() as stack:
+        for site, _ in sides:
+            stack.enter_context(working(site.url))
+        runs = _ratio(f"{name}: runs", _in_turns(_runs_per_s, sides, pace))
+    return [starts, runs]
+
+
+def _in_turns(
+    per_s: Callable[[Site, Stock, float], float], sides: Sides, pace: Pace
+) -> list[tuple[float, float]]:
+    for side in sides:
+        per_s(*side, pace.seconds / 3)
+    pairs = []
+    for number in range(pace.rounds):
+        # Now the one is first, now the other: what the first leaves to the second evens out.
+        turns = sides if number % 2 else (sides[1], sides[0])
+        first, second = (per_s(*side, pace.seconds) for side in turns)
+        pairs.append((first, second) if number % 2 else (second, first))
+    return pairs
+
+
+def _starts_per_s(site: Site, stock: Stock, seconds: float) -> float:
+    load = Load(
+        url=f"{site.url}/v1/workflows/nothing/runs",
+        body=BODY,
+        seconds=seconds,
+        tenants=stock.tenants,
+    )
+    return send(load).only("200").per_s
+
+
+def _runs_per_s(site: Site, stock: Stock, seconds: float) -> float:
+    return run_through(Errand(urls=site.urls, seconds=seconds, tenants=stock.tenants)).per_s
+
+
+def _ratio(label: str, pairs: list[tuple[float, float]]) -> Row:
+    ratios = [large / small for large, small in pairs]
+    large, small = (median(side) for side in zip(*pairs, strict=True))
+    note = f"{large:,.0f}/s against {small:,.0f}/s; {spread(ratios)}"
+    return at_least(label, median(ratios), "×", FLOOR, note, pair=(large, small))

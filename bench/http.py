@@ -1,0 +1,53 @@
+"""Starts over HTTP against the limit: an endpoint that only decodes the body and sends it back.
+
+One hot tenant without a cap, 64 callers, each on a connection of its own. The server and the bare
+endpoint are loaded in turns, and neighbours are compared: what disturbs the machine for a moment
+disturbs a pair, no more.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from bench.loadgen import Load, send
+from bench.pace import Pace
+from bench.row import Row, at_least, spread
+from bench.serving import Site, distributed, echoing, embedded
+from bench.workflows import ONE_JOB
+
+__all__ = ["PATH", "rows", "start_load"]
+
+PATH = "/v1/workflows/one-job/runs"
+BODY = '{"input":{"n":7,"question":"how do bridges fail?","tags":["steel","wind"]}}'
+LIMIT_PART = 0.4
+
+
+def rows(pace: Pace) -> list[Row]:
+    """Measure both durable stores."""
+    with echoing() as echo:
+        with embedded() as site:
+            on_sqlite = _against_echo("SQLite", site, echo, pace)
+        with distributed() as site:
+            on_redis = _against_echo("Valkey and NATS", site, echo, pace)
+    return [on_sqlite, on_redis]
+
+
+def start_load(url: str, seconds: float, requests_max: int = 10_000_000) -> Load:
+    """Starts, as many as go through."""
+    return Load(url=url + PATH, body=BODY, seconds=seconds, requests_max=requests_max)
+
+
+def _against_echo(name: str, site: Site, echo: str, pace: Pace) -> Row:
+    site.prepare({"one-job": ONE_JOB})
+    for url in (site.url, echo):
+        send(start_load(url, pace.seconds / 3)).only("200")  # the first ones pay for what is new
+    pairs = []
+    for _ in range(pace.rounds):
+        ours = send(start_load(site.url, pace.seconds)).only("200").per_s
+        limit = send(start_load(echo, pace.seconds)).only("200").per_s
+        pairs.append((ours, limit))
+    ratios = [ours / limit for ours, limit in pairs]
+    ours, limit = (median(side) for side in zip(*pairs, strict=True))
+    label = f"start a run on {name}, of a bare echo"
+    note = f"{ours:,.0f}/s against {limit:,.0f}/s; {spread(ratios)}"
+    return at_least(label, median(ratios), "×", LIMIT_PART, note, pair=(ours, limit))

@@ -1,0 +1,221 @@
+"""Servers to be measured: whole processes, as somebody would run them.
+
+``embedded`` is one server on a SQLite file. ``distributed`` is one or several on a Valkey that
+writes its log to disk every second, and a NATS. All of it listens on 127.0.0.1 at free ports and is
+stopped by process id.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tests.acceptance.stack import Replica
+from tests.servers import running_nats, running_server
+
+__all__ = [
+    "Backends",
+    "Site",
+    "backends",
+    "distributed",
+    "echoing",
+    "embedded",
+    "free_port",
+    "process",
+    "until_answering",
+    "working",
+]
+
+ROOT: Final = Path(__file__).parents[1]
+STOP_S_MAX: Final = 10.0
+READY_S_MAX: Final = 30.0
+LOOK_EVERY_S: Final = 0.05
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_DURABLE: Final = ("--appendonly", "yes", "--appendfsync", "everysec")
+
+
+class Backends(msgspec.Struct, frozen=True):
+    """A Valkey and a NATS."""
+
+    store: str
+    bus: str
+    pids: tuple[int, ...]
+
+
+class Site:
+    """Servers that belong together."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.replicas = tuple(replicas)
+
+    @property
+    def url(self) -> str:
+        return self.replicas[0].url
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(replica.url for replica in self.replicas)
+
+    @property
+    def cpu_s(self) -> float:
+        """What the servers have used so far."""
+        return sum(_cpu_s(replica.process.pid) for replica in self.replicas)
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(replica.resident_bytes() for replica in self.replicas)
+
+    def call(self, method: str, path: str, body: object = None, tenant: str = "default") -> Any:  # noqa: ANN401 - whatever the answer is
+        """Set something up: one request that must succeed."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.replicas[0].port, timeout=30.0)
+        headers = {"Content-Type": "application/json", "X-Stanchion-Tenant": tenant}
+        try:
+            connection.request(method, path, msgspec.json.encode(body), headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        finally:
+            connection.close()
+        assert answer.status == http.HTTPStatus.OK, (method, path, answer.status, text)
+        return msgspec.json.decode(text)
+
+    def prepare(
+        self,
+        workflows: Mapping[str, Mapping[str, object]],
+        *,
+        tenant: str = "default",
+        cap: int | None = None,
+    ) -> None:
+        """A tenant with these workflows, and with no cap unless one is given."""
+        self.call("PUT", f"/v1/admin/tenants/{tenant}", {"max_concurrent_runs": cap})
+        for name, definition in workflows.items():
+            self.call("PUT", f"/v1/workflows/{name}", definition, tenant)
+
+
+@contextmanager
+def embedded(file: Path | None = None) -> Iterator[Site]:
+    """One server on a SQLite file: a new one, unless one is given."""
+    with _serving(["--store", f"sqlite:{file}"] if file else [], count=1) as site:
+        yield site
+
+
+@contextmanager
+def distributed(
+    replicas: int = 1, behind: Backends | None = None, *, namespace: str | None = None
+) -> Iterator[Site]:
+    """Servers on a Valkey and a NATS: new ones, unless some are given."""
+    with ExitStack() as stack:
+        behind = behind or stack.enter_context(backends())
+        name = namespace or f"bench-{secrets.token_hex(4)}"
+        flags = ["--store", behind.store, "--bus", behind.bus, "--namespace", name]
+        yield stack.enter_context(_serving(flags, count=replicas))
+
+
+@contextmanager
+def backends() -> Iterator[Backends]:
+    """A Valkey that keeps what it is told, and a NATS."""
+    with running_server(None, *_DURABLE) as valkey, running_nats() as nats:
+        yield Backends(valkey.url, nats.url, (valkey.process.pid, nats.process.pid))
+
+
+@contextmanager
+def _serving(flags: Sequence[str], count: int) -> Iterator[Site]:
+    with ExitStack() as stack:
+        made = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
+        directory = Path(stack.enter_context(made))
+        replicas = []
+        for number in range(count):
+            replica = Replica(
+                port=free_port(),
+                flags=["--data-dir", str(directory / f"data-{number}"), *flags],
+                settings={"STANCHION_LOG_LEVEL": "error"},
+                log=directory / f"server-{number}.log",
+            )
+            stack.callback(replica.stop)
+            replica.start()
+            replicas.append(replica)
+        yield Site(replicas)
+
+
+@contextmanager
+def working(url: str, concurrency: int = 64) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker process on our own SDK."""
+    flags = ["--url", url, "--concurrency", str(concurrency), "--drain-s", "2"]
+    command = [sys.executable, "-m", "stanchion", "worker", "bench.worker_app:app", *flags]
+    with process(command) as worker:
+        yield worker
+
+
+@contextmanager
+def echoing() -> Iterator[str]:
+    """The bare endpoint; its address."""
+    port = free_port()
+    with process([sys.executable, "-m", "bench.echo", str(port)]) as echo:
+        until_answering(echo, port, "/readyz")
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def process(
+    command: Sequence[str],
+    *,
+    directory: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process for as long as the block lasts. It is heard only if it fails."""
+    started = subprocess.Popen(  # noqa: S603 - what a benchmark names
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=directory or ROOT,
+        env={**os.environ, **(environment or {})},
+    )
+    try:
+        yield started
+    finally:
+        if started.poll() is None:
+            started.send_signal(signal.SIGTERM)
+        try:
+            started.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+
+
+def until_answering(of: subprocess.Popen[bytes], port: int, path: str) -> None:
+    """Wait until a server answers with 200 at this path."""
+    until = time.monotonic() + READY_S_MAX
+    while time.monotonic() < until:
+        assert of.poll() is None, f"{of.args!r} ended with {of.returncode}"
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
+        with closing(connection), suppress(OSError, http.client.HTTPException):
+            connection.request("GET", path)
+            if connection.getresponse().status == http.HTTPStatus.OK:
+                return
+        time.sleep(LOOK_EVERY_S)
+    raise RuntimeError(f"{of.args!r} does not become ready")
+
+
+def free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

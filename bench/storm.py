@@ -1,0 +1,114 @@
+"""A thousand callers at once of a tenant that may have two runs: how soon everybody knows.
+
+``atomic`` decides in one step of the store; ``lock`` queues callers at a lock first, which they try
+every 10 ms. Both are measured in turns, each time with a tenant that nobody has used. Then a
+thousand connections ask again and again, as callers do who do not wait, and each refusal is timed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import median
+
+from bench.http import BODY, PATH
+from bench.loadgen import Load, Seen, send
+from bench.pace import Pace
+from bench.row import Row, at_most, below, spread
+from bench.serving import Site, distributed, embedded
+from bench.workflows import ONE_JOB
+
+__all__ = ["rows"]
+
+CALLERS, CAP = 1_000, 2
+LOCKED = {"strategy": "lock", "lock_retry": {"kind": "fixed", "delay_ms": 10, "jitter_ms": 0}}
+
+
+def rows(pace: Pace) -> list[Row]:
+    """Measure both durable stores."""
+    with embedded() as site:
+        on_sqlite = [*_all_at_once("SQLite", site, pace), *_refusals("SQLite", site, pace)]
+    with distributed() as site:
+        on_redis = [*_all_at_once("Valkey", site, pace), *_refusals("Valkey", site, pace)]
+    return [*on_sqlite, *on_redis]
+
+
+def _all_at_once(name: str, site: Site, pace: Pace) -> list[Row]:
+    pairs: list[tuple[float, float]] = []
+    answers: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for number in range(pace.rounds):
+        atomic = _burst(site, f"atomic-{number}")
+        locked = _burst(site, f"locked-{number}", LOCKED)
+        pairs.append((atomic.seconds, locked.seconds))
+        for counted, seen in zip(answers, (atomic, locked), strict=True):
+            counted.update(seen.statuses)
+    ratios = [atomic / locked for atomic, locked in pairs]
+    note = (
+        f"{median(atomic for atomic, _ in pairs) * 1000:,.0f} ms ({_said(answers[0])}) against"
+        f" {median(locked for _, locked in pairs) * 1000:,.0f} ms ({_said(answers[1])});"
+        f" {spread(ratios)}"
+    )
+    label = f"{CALLERS:,} callers at cap {CAP} on {name}: atomic of lock"
+    return [at_most(label, median(ratios), "×", 0.1, note), _unanswered(name, answers[0])]
+
+
+def _unanswered(name: str, answers: Counter[str]) -> Row:
+    """An "overloaded" is quick as well: whoever gets it still does not know."""
+    asked = sum(answers.values())
+    decided = sum(count for status, count in answers.items() if status[:3] in {"200", "429"})
+    label = f"{CALLERS:,} callers at cap {CAP} on {name}: told neither yes nor full"
+    return at_most(label, (asked - decided) / asked, "part", 0, _said(answers))
+
+
+def _burst(site: Site, tenant: str, admission: object = None) -> Seen:
+    site.prepare({"one-job": ONE_JOB}, tenant=tenant)
+    limits = {"max_concurrent_runs": CAP, "admission": admission}
+    site.call("PUT", f"/v1/admin/tenants/{tenant}", limits)
+    seen = send(_asking(site, tenant, seconds=30, requests_max=CALLERS))
+    # Under the lock most callers run out of patience: fewer than two may be let in, never more.
+    assert seen.statuses.get("200", 0) <= CAP, seen.statuses
+    return seen
+
+
+def _refusals(name: str, site: Site, pace: Pace) -> list[Row]:
+    site.prepare({"one-job": ONE_JOB}, tenant="full", cap=CAP)
+    send(_asking(site, "full", requests_max=CAP))
+    fresh, kept = [], []
+    for _ in range(pace.rounds):
+        fresh.append(send(_asking(site, "full", seconds=pace.seconds, fresh=True)))
+        kept.append(send(_asking(site, "full", seconds=pace.seconds)))
+    return [
+        _p99(f"p99 of a refusal on {name}, {CALLERS:,} new connections", fresh, 400),
+        _p99(f"p99 of a refusal on {name}, {CALLERS:,} kept connections", kept, 150),
+    ]
+
+
+def _asking(
+    site: Site,
+    tenant: str,
+    *,
+    seconds: float = 5.0,
+    requests_max: int = 10_000_000,
+    fresh: bool = False,
+) -> Load:
+    return Load(
+        url=site.url + PATH,
+        body=BODY,
+        headers={"x-stanchion-tenant": tenant},
+        connections=CALLERS,
+        seconds=seconds,
+        requests_max=requests_max,
+        fresh=fresh,
+    )
+
+
+def _p99(label: str, rounds: list[Seen], ceiling_ms: float) -> Row:
+    times_ms = [seen.percentile_ms(0.99) for seen in rounds]
+    answers: Counter[str] = Counter()
+    for seen in rounds:
+        answers.update(seen.statuses)
+    note = f"{median(seen.per_s for seen in rounds):,.0f}/s ({_said(answers)}); {spread(times_ms)}"
+    return below(label, median(times_ms), "ms", ceiling_ms, note)
+
+
+def _said(answers: Counter[str]) -> str:
+    return ", ".join(f"{count:,} × {status}" for status, count in sorted(answers.items()))
