@@ -37,3 +37,15 @@ async def test_what_was_written_here_is_used_at_once_also_by_those_that_contain_
     plans.forget(ACME, INNER)
     assert (await linked(plans, OUTER)).definitions[INNER] == 2
     assert (await linked(plans, OUTER, OTHER)).definitions[INNER] == 1
+
+
+async def test_tenants_with_the_same_workflow_share_its_plan() -> None:
+    store = MemoryStore(ManualClock())
+    plans = Plans(store)
+    for tenant in (ACME, OTHER):
+        await store.put_workflow(tenant, inner("work"))
+    assert (await linked(plans, INNER, ACME)).plan is (await linked(plans, INNER, OTHER)).plan
+    await store.put_workflow(OTHER, inner("other work"))
+    plans.forget(OTHER, INNER)
+    changed = await linked(plans, INNER, OTHER)
+    assert changed.plan is not (await linked(plans, INNER, ACME)).plan

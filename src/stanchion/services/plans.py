@@ -8,6 +8,7 @@ and the store says so when somebody starts a run with it (``StaleDefinition``).
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeAlias, TypeVar
@@ -31,7 +32,9 @@ __all__ = [
     "link_off_loop",
 ]
 
-KEPT_MAX: Final = 2_000
+KEPT_MAX: Final = 50_000
+"""Names remembered, of all tenants. Each costs little: equal workflows share their plan."""
+PLANS_MAX: Final = 2_000
 DEFINITIONS_MAX: Final = 500
 """Workflows that one plan may reach; more cannot fit into its steps."""
 
@@ -85,6 +88,7 @@ class Plans:
         self._link = linker
         self._newest: OrderedDict[tuple[TenantId, WorkflowId], Linked] = OrderedDict()
         self._by_version: OrderedDict[object, Plan] = OrderedDict()
+        self._by_content: OrderedDict[bytes, Plan] = OrderedDict()
         self._jobs: OrderedDict[Topic, Linked] = OrderedDict()
 
     async def newest(
@@ -137,7 +141,7 @@ class Plans:
             plan = link(workflow, {})
             assert isinstance(plan, Plan)
             known = Linked(plan, 1, {})
-            _keep(self._jobs, topic, known)
+            _keep(self._jobs, topic, known, PLANS_MAX)
         return known
 
     async def _plan(
@@ -153,10 +157,17 @@ class Plans:
             return known
         if workflow_id not in found:
             raise DefinitionMissing(f"workflow '{workflow_id}' is not in the store any more")
-        workflow, _ = found[workflow_id]
-        plan = await self._link(workflow, {each: other for each, (other, _) in found.items()})
-        if isinstance(plan, Plan):
-            _keep(self._by_version, key, plan)
+        workflows = {each: found[each][0] for each in sorted(found)}
+        # Ten thousand tenants may have the same workflow: a plan says nothing about whose it is.
+        content = _content(workflow_id, workflows)
+        plan = self._by_content.get(content)
+        if plan is None:
+            linked = await self._link(workflows[workflow_id], workflows)
+            if isinstance(linked, WorkflowFaults):
+                return linked
+            plan = linked
+            _keep(self._by_content, content, plan, PLANS_MAX)
+        _keep(self._by_version, key, plan)
         return plan
 
     async def _gather(
@@ -184,11 +195,16 @@ def _version_key(
     return tenant, workflow_id, frozenset(versions.items())
 
 
+def _content(workflow_id: WorkflowId, workflows: Mapping[WorkflowId, Workflow]) -> bytes:
+    text = msgspec.json.encode((workflow_id, list(workflows.values())))
+    return hashlib.sha256(text).digest()
+
+
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
-def _keep(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:
+def _keep(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value, most: int = KEPT_MAX) -> None:
     kept[key] = value
-    if len(kept) > KEPT_MAX:
+    if len(kept) > most:
         kept.popitem(last=False)
