@@ -32,11 +32,29 @@ REFUSALS = [
     ),
     (problem(429, "job_throttled"), Exit.FULL, ["--job-rate R"]),
     (problem(404, "not_found"), Exit.NOT_FOUND, ["see what there is: stanchion workflow list"]),
-    (problem(401, "unauthenticated"), Exit.FAILED, ["give --api-key or STANCHION_API_KEY"]),
+    (
+        problem(401, "unauthenticated"),
+        Exit.FAILED,
+        ["give --api-key or STANCHION_API_KEY", "starts the server with STANCHION_ADMIN_KEY"],
+    ),
     (problem(403, "forbidden"), Exit.FAILED, ["stanchion key create --role"]),
+    (
+        problem(403, "forbidden", detail="the key is for another tenant than X-Stanchion-Tenant"),
+        Exit.FAILED,
+        ["leave --tenant out or name the key's own tenant"],
+    ),
+    (
+        problem(403, "forbidden", detail="without keys, only requests for a loopback host"),
+        Exit.FAILED,
+        ["--url http://127.0.0.1:PORT"],
+    ),
     (problem(409, "conflict"), Exit.FAILED, ["error: this is conflict (conflict)"]),
     (problem(422, "idempotency_mismatch"), Exit.FAILED, ["give a new --idempotency-key"]),
-    (problem(503, "gate_busy"), Exit.UNAVAILABLE, ["stanchion lease list"]),
+    (
+        problem(503, "gate_busy", detail="workflow concurrency gate unavailable"),
+        Exit.UNAVAILABLE,
+        ["error: the tenant's admission lock is busy (gate_busy)\n", "stanchion lease list"],
+    ),
     (problem(503, "store_unavailable"), Exit.UNAVAILABLE, ["/readyz"]),
     (problem(503, "draining"), Exit.UNAVAILABLE, ["ask another one"]),
     (problem(500, "internal"), Exit.UNAVAILABLE, ["request id r-1"]),
@@ -88,6 +106,64 @@ def test_what_was_not_found_can_be_looked_for(
     outcome = cli(*args)
     assert outcome.code == Exit.NOT_FOUND
     assert f"fix: see what there is: {fix}\n" in outcome.err
+
+
+@pytest.mark.parametrize("code", ["gate_busy", "draining"])
+def test_who_was_told_that_nothing_was_begun_is_not_told_to_look(
+    code: str, cli: Cli, server: Script
+) -> None:
+    server.says(problem(503, code))
+    assert "may have begun" not in cli("run", "start", "research").err
+    server.says(problem(503, "gate_unavailable"))
+    assert "may have begun" in cli("run", "start", "research").err
+
+
+FAULTS = [
+    {"path": "steps.plan.topic", "message": "is missing", "line": 4},
+    {"path": "", "message": "too many steps"},
+]
+
+
+@pytest.mark.parametrize(
+    ("detail", "errors", "said"),
+    [
+        (
+            "the workflow has 1 fault: line 4: steps.plan.topic: is missing",
+            FAULTS[:1],
+            "error: the workflow has 1 fault (invalid)\n  line 4: steps.plan.topic: is missing\n",
+        ),
+        (
+            "the workflow has 2 faults: line 4: steps.plan.topic: is missing",
+            FAULTS,
+            (
+                "error: the workflow has 2 faults (invalid)\n"
+                "  line 4: steps.plan.topic: is missing\n  too many steps\n"
+            ),
+        ),
+        ("too many steps", FAULTS[1:], "error: too many steps (invalid)\n"),
+        ("no", FAULTS[1:], "error: no (invalid)\n  too many steps\n"),
+    ],
+)
+def test_no_fault_is_told_twice(
+    detail: str, errors: list[object], said: str, cli: Cli, server: Script
+) -> None:
+    server.says(problem(422, "invalid", detail=detail, errors=errors))
+    assert cli("run", "cancel", "x").err == said
+
+
+def test_a_first_key_that_would_lock_everybody_out_is_refused_with_the_way_out(
+    cli: Cli, server: Script
+) -> None:
+    detail = "first make an admin key for '*', or start the server with STANCHION_ADMIN_KEY"
+    server.says(problem(409, "conflict", detail=detail))
+    outcome = cli("key", "create", "--role", "worker", "--for", "*")
+    assert (outcome.code, outcome.err) == (Exit.FAILED, f"error: {detail} (conflict)\n")
+
+
+def test_an_empty_list_says_whose_it_is(cli: Cli, server: Script) -> None:
+    server.says(Said({"runs": [], "cursor": None}))
+    assert "no runs of tenant acme (see --tenant)" in cli("run", "list", "--tenant", "acme").err
+    assert "no runs of the key's tenant" in cli("run", "list", "--api-key", "sk_a_b").err
 
 
 def test_a_key_that_was_refused_is_not_asked_for_again(cli: Cli, server: Script) -> None:
@@ -191,6 +267,8 @@ MISUSES = [
     (("escalation", "set", "clear"), "'clear' is not one of"),
     (("key", "create", "--role", "worker"), "Missing option '--for'"),
     (("lease", "hold", "run/x"), "Missing option '--ttl-s'"),
+    (("lease", "hold", "acme", "--ttl-s", "5"), "admission/TENANT or run/RUN"),
+    (("lease", "release", "run/"), "admission/TENANT or run/RUN"),
     (("drill", "admission", "--fast"), "drills arrive with a later release"),
 ]
 

@@ -57,7 +57,7 @@ def test_without_a_command_one_sees_the_help_and_it_is_no_success(cli: Cli) -> N
     assert "Commands:" in outcome.err + outcome.out
 
 
-@pytest.mark.parametrize("command", ["drill", "sim"])
+@pytest.mark.parametrize("command", ["drill"])
 def test_what_is_not_there_yet_says_so(command: str, cli: Cli) -> None:
     outcome = cli(command, "--seed", "7", "--help-me")
     assert outcome.code == Exit.USAGE

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,8 +72,16 @@ def test_a_server_says_where_it_is_takes_commands_and_stops_when_told(
     cancelled = stanchion(url, "run", "cancel", run_id)
     assert json.loads(cancelled.stdout)["run_id"] == run_id
     assert stanchion(url, "run", "watch", run_id).returncode == Exit.FAILED
+    with urllib.request.urlopen(f"{url}/metrics") as scraped:  # noqa: S310 - our own, over http
+        assert b"_created" not in scraped.read()
     serving.send_signal(signal.SIGTERM)
-    assert serving.wait(timeout=15) == 0
+    _, said = serving.communicate(timeout=15)
+    events = [json.loads(line) for line in said.splitlines()]
+    assert [(line["event"], line["level"]) for line in events[-2:]] == [
+        ("server_draining", "INFO"),
+        ("server_stopped", "INFO"),
+    ]
+    assert serving.returncode == 0
 
 
 def test_a_person_sees_a_banner_and_ctrl_c_is_enough(tmp_path: Path) -> None:
@@ -85,6 +94,27 @@ def test_a_person_sees_a_banner_and_ctrl_c_is_enough(tmp_path: Path) -> None:
     assert "  store      memory:" in seen.text
     assert seen.code == 0  # A server that drained did what it was told.
     assert "Traceback" not in seen.text
+
+
+def test_on_a_busy_port_one_is_told_which_and_what_to_do(
+    serving: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    address = ready(serving)["url"].removeprefix("http://")
+    port, folder = address.rpartition(":")[2], str(tmp_path / "other")
+    second = subprocess.run(
+        [sys.executable, "-m", "stanchion", "serve", "--port", port, "--data-dir", folder],
+        env=plain_environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert second.returncode == Exit.FAILED
+    event = json.loads(second.stderr)
+    assert event["event"] == "server_refused"
+    assert event["error"].startswith(f"cannot listen on {address}: Address already in use; ")
+    assert "--port" in event["error"]
 
 
 def test_strangers_are_not_let_in_without_a_key(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def test_each_change_is_told_once(cli: Cli, server: Script) -> None:
         "step plan: running",
         "step plan: succeeded",
         "step search: running",
-        "run: succeeded",
         "step search: succeeded",
+        "run: succeeded",
     ]
     assert "status    succeeded\n" in outcome.out
 

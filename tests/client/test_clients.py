@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import pydoc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -163,9 +164,14 @@ def test_each_call_sends_what_the_api_says(case: Case, kind: str) -> None:
 
 
 def public(kind: type) -> dict[str, str]:
-    """Every method, with its signature."""
+    """Every method, with what it takes."""
     found = inspect.getmembers(kind, inspect.isroutine)
-    return {name: str(inspect.signature(each)) for name, each in found if name[0] != "_"}
+    empty = inspect.Signature.empty
+    return {
+        name: str(inspect.signature(each).replace(return_annotation=empty))
+        for name, each in found
+        if name[0] != "_"
+    }
 
 
 @pytest.mark.parametrize(
@@ -179,6 +185,37 @@ def test_the_two_clients_can_do_the_same(blocking: type, other: type) -> None:
     assert public(blocking) == public(other)
     assert len(public(blocking)) >= 8
     assert all(getattr(blocking, name).__doc__ for name in public(blocking))
+
+
+BOTH = [
+    (stanchion.Client, "RunHandle", "Generator[Event, None, None]"),
+    (stanchion.AsyncClient, "AsyncRunHandle", "AsyncGenerator[Event, None]"),
+]
+
+
+@pytest.mark.parametrize(("kind", "handle", "feed"), BOTH)
+def test_help_shows_what_one_calls(kind: Any, handle: str, feed: str) -> None:  # noqa: ANN401 - either
+    for name in public(kind):
+        method = getattr(kind, name)
+        assert (method.__name__, method.__qualname__) == (name, f"{kind.__name__}.{name}")
+        assert method.__module__ == kind.__module__
+        assert inspect.unwrap(method) is method
+        for internal in ("engine", "Op[", "Feed["):
+            assert internal not in str(inspect.signature(method))
+            assert internal not in str(method.__annotations__)
+    text = pydoc.plain(pydoc.render_doc(kind.start))
+    assert "workflow_id: 'str'" in text
+    returned = {name: inspect.signature(getattr(kind, name)).return_annotation for name in CALLS}
+    assert returned == {"start": handle, "get": "RunView", "events": feed}
+
+
+CALLS = ("start", "get", "events")
+
+
+@pytest.mark.parametrize("kind", [stanchion.RunHandle, stanchion.AsyncRunHandle])
+def test_a_handle_does_not_ask_for_the_run_it_knows(kind: type) -> None:
+    assert all("run_id" not in taken for taken in public(kind).values())
+    assert str(inspect.signature(kind.wait)).startswith("(self, /, *, timeout_s:")  # type: ignore[attr-defined] # both have it
 
 
 def test_every_call_of_the_api_was_tried_above() -> None:

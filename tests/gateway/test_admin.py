@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.gateway.house import House
@@ -62,6 +64,7 @@ async def test_an_operator_holds_a_lock_lists_it_and_takes_it_away(house: House)
     assert 0 < row["expires_in_ms"] <= 60_000
     second = await house.ask("POST", "/v1/admin/leases", asked)
     assert (second.status, second.code) == (409, "conflict")
+    assert re.fullmatch(r"another holds it, for at most \d+\.\d s", second.json["detail"])
     # As it is, and as a client encodes it.
     released = await house.ask("DELETE", "/v1/admin/leases/admission%2Facme")
     assert (released.status, released.json["name"]) == (200, "admission/acme")
@@ -146,6 +149,23 @@ async def test_the_first_key_closes_the_door_for_those_without(house: House) -> 
     made = await house.ask("POST", "/v1/admin/keys", {"role": "admin", "tenant": "*"})
     assert (await house.ask("GET", "/v1/runs")).status == 401
     assert (await house.ask("GET", "/v1/runs", key=made.json["key"])).status == 200
+
+
+@pytest.mark.parametrize(
+    ("role", "tenant"), [("runner", "acme"), ("worker", "*"), ("operator", "*"), ("admin", "acme")]
+)
+async def test_the_first_key_is_one_that_can_make_others(
+    house: House, role: str, tenant: str
+) -> None:
+    asked = {"role": role, "tenant": tenant}
+    refused = await house.ask("POST", "/v1/admin/keys", asked)
+    assert (refused.status, refused.code) == (409, "conflict")
+    for way_out in ("an admin key for '*'", "STANCHION_ADMIN_KEY"):
+        assert way_out in refused.json["detail"]
+    assert (await house.ask("GET", "/v1/admin/keys")).json["keys"] == []
+    made = await house.ask("POST", "/v1/admin/keys", {"role": "admin", "tenant": "*"})
+    then = await house.ask("POST", "/v1/admin/keys", asked, key=made.json["key"])
+    assert then.status == 200
 
 
 async def test_a_key_for_all_tenants_names_one(guarded_house: House) -> None:

@@ -204,6 +204,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "renew_leases": lambda answer, world: (
         answer.json == {"renewed": [], "lost": [world.job["job_id"]]}
     ),
+    "ready_topics": forbidden,
     "submit_job": its_own,
     "get_job": not_there,
     "put_workflow": its_own,

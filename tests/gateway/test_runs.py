@@ -11,7 +11,9 @@ from tests.gateway.asgi import opened
 from tests.gateway.house import House
 
 START = "/v1/workflows/one-step/runs"
-APPROVAL = {"steps": {"ask": {"approval": {}}, "then": {"topic": "work", "needs": ["ask"]}}}
+APPROVAL = {
+    "steps": {"ask": {"approval": {"message": "Now?"}}, "then": {"topic": "work", "needs": ["ask"]}}
+}
 
 
 async def finish(house: House, **result: object) -> dict[str, object]:
@@ -59,8 +61,8 @@ async def test_steps_that_nothing_has_happened_to_are_shown(house: House) -> Non
     await house.ask("PUT", "/v1/workflows/approval", APPROVAL)
     run_id = (await house.ask("POST", "/v1/workflows/approval/runs")).json["run_id"]
     steps = (await house.ask("GET", f"/v1/runs/{run_id}")).json["steps"]
-    assert steps["ask"]["waiting_for"] == "decision"
-    assert steps["then"]["status"] == "pending"
+    assert (steps["ask"]["waiting_for"], steps["ask"]["question"]) == ("decision", "Now?")
+    assert (steps["then"]["status"], steps["then"]["question"]) == ("pending", None)
 
 
 @pytest.mark.parametrize(("word", "other"), [("approve", "reject"), ("reject", "approve")])
@@ -177,12 +179,14 @@ async def test_a_single_job_is_a_run_without_a_slot(house: House) -> None:
     path = "/v1/jobs/" + submitted.json["job_id"]
     ready = (await house.ask("GET", path)).json
     assert (ready["status"], ready["run_status"], ready["topic"]) == ("ready", "running", "work")
+    assert (ready["worker_id"], ready["lease_ends_in_ms"]) == (None, None)
     job = await finish(house, status="succeeded", output="done")
     assert job["input"] == [1, {"a": None}]
     assert job["job_id"] == submitted.json["job_id"]
     await house.ask("GET", f"/v1/runs/{submitted.json['run_id']}?wait=5")
     done = (await house.ask("GET", path)).json
     assert (done["status"], done["output"], done["error"]) == ("finished", "done", None)
+    assert (done["worker_id"], done["lease_ends_in_ms"]) == ("worker-1", None)
 
 
 async def test_a_job_of_a_for_each_shows_its_items_result(house: House) -> None:

@@ -283,5 +283,12 @@ async def test_a_second_signal_does_not_wait() -> None:
 
 async def test_an_address_that_is_taken_is_an_error_with_its_reason() -> None:
     async with served() as server, opened_house() as other:
-        with pytest.raises(OSError, match="in use"):
+        said = rf"127\.0\.0\.1:{server.port}: Address already in use; .* another --port"
+        with pytest.raises(OSError, match=said):
             await serve(other.app, host="127.0.0.1", port=server.port)
+
+
+async def test_a_host_that_is_not_there_is_named() -> None:
+    async with opened_house() as house:
+        with pytest.raises(OSError, match=r"cannot listen on nowhere\.invalid:8420: .* --host"):
+            await serve(house.app, host="nowhere.invalid", port=8420)

@@ -175,3 +175,13 @@ def test_a_busy_gate_is_asked_again_soon() -> None:
     assert len(set(told)) >= 20
     assert min(told) >= 1_000
     assert max(told) <= 3_000
+
+
+def test_a_quiet_night_is_forgotten_after_a_few_ends() -> None:
+    clock = ManualClock()
+    pacing = Pacing(clock=clock, entropy=SeededEntropy(1))
+    tenant = TenantId("acme")
+    for pause_ms in (2_000, 2_000, 8 * 3_600_000, *[2_000] * 6):
+        clock.advance(pause_ms)
+        pacing.finished(tenant, clock.now())
+    assert pacing.full(tenant) < 6_000

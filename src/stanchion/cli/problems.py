@@ -21,8 +21,13 @@ _LISTS: Final = {
 }
 """Where to look for what was not found, by the path that was asked."""
 
+_NOT_BEGUN: Final = frozenset({"gate_busy", "draining"})
+"""Refusals of a server that could not, and that say at once that nothing was begun."""
+
+_SENTENCES: Final = {"gate_busy": "the tenant's admission lock is busy"}
+"""Said to a person instead of the detail, whose words other programs may count on."""
+
 _FIXES: Final = {
-    "forbidden": "use a key with a role that may do this: stanchion key create --role …",
     "max_concurrent_runs_reached": "wait for a run to end, or raise the cap:"
     " stanchion tenant set NAME --max-concurrent-runs N",
     "job_throttled": "submit more slowly, or raise the rate:"
@@ -44,18 +49,30 @@ def ending_of(document: object, *, status: int, path: str, has_key: bool) -> End
     is_broken = status >= _SERVER_ERROR_MIN
     exit_code = Exit.UNAVAILABLE if is_broken else _EXITS.get(status, Exit.FAILED)
     code = str(problem.get("code", ""))
+    text, faults = _once(_text(problem, code), _faults(problem.get("errors")))
     return Ending(
-        _message(problem, code),
+        _message(problem, code, text),
         exit_code,
-        faults=_faults(problem.get("errors")),
-        fix=_fix(code, path, has_key=has_key),
+        faults=faults,
+        fix=_fix(problem, code, path, has_key=has_key),
         problem=dict(problem),
-        may_have_happened=is_broken,
+        may_have_happened=is_broken and code not in _NOT_BEGUN,
     )
 
 
-def _message(problem: Mapping[str, Any], code: str) -> str:
-    text = str(problem.get("detail") or problem.get("title") or "the server refused")
+def _text(problem: Mapping[str, Any], code: str) -> str:
+    said = problem.get("detail") or problem.get("title") or "the server refused"
+    return _SENTENCES.get(code, str(said))
+
+
+def _once(text: str, faults: list[str]) -> tuple[str, list[str]]:
+    """The same without saying twice what ends the detail, or is all of it: the first fault."""
+    if faults == [text]:
+        return text, []
+    return text.removesuffix(f": {faults[0]}") if faults else text, faults
+
+
+def _message(problem: Mapping[str, Any], code: str, text: str) -> str:
     parts = [f"{text} ({code})" if code else text]
     limit, active = problem.get("limit"), problem.get("active")
     if limit is not None and active is not None:
@@ -80,12 +97,25 @@ def _fault(error: Mapping[str, Any]) -> str:
     return f"{place}: {message}" if place else str(message)
 
 
-def _fix(code: str, path: str, *, has_key: bool) -> str | None:
+def _fix(problem: Mapping[str, Any], code: str, path: str, *, has_key: bool) -> str | None:
     if code == "unauthenticated":
         if has_key:
-            return "the key is unknown or revoked: check --api-key or STANCHION_API_KEY"
-        return "this server wants a key: give --api-key or STANCHION_API_KEY"
+            wrong = "the key is unknown or revoked: check --api-key or STANCHION_API_KEY"
+        else:
+            wrong = "this server wants a key: give --api-key or STANCHION_API_KEY"
+        return f"{wrong}; an operator without any starts the server with STANCHION_ADMIN_KEY"
+    if code == "forbidden":
+        return _allowed(str(problem.get("detail", "")))
     if code == "not_found":
         near = max((each for each in _LISTS if path.startswith(each)), key=len, default=None)
         return f"see what there is: {_LISTS[near]}" if near else None
     return _FIXES.get(code)
+
+
+def _allowed(detail: str) -> str:
+    # A hint for a person, so the words may decide: the code is the same for all three.
+    if detail.startswith("without keys"):
+        return "ask on this machine, with --url http://127.0.0.1:PORT; or give the server keys"
+    if "tenant" in detail:
+        return "leave --tenant out or name the key's own tenant, or use a key for all: --for '*'"
+    return "use a key with a role that may do this: stanchion key create --role …"

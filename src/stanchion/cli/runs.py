@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stanchion.cli.text import cell, clock, lines_of, pairs, table
+from stanchion.cli.text import cell, clock, clock_ms, lines_of, pairs, table
 
-__all__ = ["change_lines", "run_lines", "run_rows", "step_cells", "timeline_lines"]
+__all__ = ["change_lines", "job_wait", "run_lines", "run_rows", "step_cells", "timeline_lines"]
 
 
 def run_rows(page: dict[str, Any]) -> Iterator[str]:
@@ -29,8 +29,8 @@ def run_rows(page: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def run_lines(run: dict[str, Any]) -> Iterator[str]:
-    """One run with its steps and its output."""
+def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> Iterator[str]:
+    """One run with its steps and its output. ``waits``: what is known of what steps wait for."""
     yield from pairs(
         [
             ("run", cell(run["run_id"])),
@@ -45,10 +45,11 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
         ]
     )
     if run["steps"]:
+        known = waits or {}
         yield ""
         yield from table(
             ("STEP", "STATUS", "ATTEMPT", "ITEMS", "WAITS FOR", "ERROR"),
-            (step_cells(name, step) for name, step in run["steps"].items()),
+            (step_cells(name, step, known.get(name)) for name, step in run["steps"].items()),
         )
     if run["output"] is not None:
         yield ""
@@ -56,16 +57,37 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
         yield from (f"  {line}" for line in lines_of(run["output"]))
 
 
-def step_cells(name: str, step: dict[str, Any]) -> tuple[str, ...]:
+def job_wait(job: dict[str, Any]) -> str | None:
+    """What a step waits for whose job this is; nothing to say once the job has ended."""
+    if job["status"] == "ready":
+        return f"a worker for {cell(job['topic'])}"
+    if job["status"] == "leased":
+        return f"worker {cell(job.get('worker_id'))}, {_lease_end(job)}"
+    return None
+
+
+def _lease_end(job: dict[str, Any]) -> str:
+    ends_in_ms = job.get("lease_ends_in_ms")
+    return "leased" if ends_in_ms is None else f"lease ends in {ends_in_ms / 1000:.0f} s"
+
+
+def step_cells(name: str, step: dict[str, Any], waits_for: str | None = None) -> tuple[str, ...]:
     """One step: name, status, attempt, items, what it waits for, error."""
     return (
         cell(name),
         cell(step["status"]),
         cell(step["attempt"] or None),
         _items(step),
-        cell(step.get("waiting_for")),
+        waits_for or _waits_for(step),
         _failure(step["error"]),
     )
+
+
+def _waits_for(step: dict[str, Any]) -> str:
+    waiting_for, question = step.get("waiting_for"), step.get("question")
+    if waiting_for == "decision" and question:
+        return f"decision: {cell(question)}"
+    return cell(waiting_for)
 
 
 def timeline_lines(answer: dict[str, Any]) -> Iterator[str]:
@@ -75,7 +97,7 @@ def timeline_lines(answer: dict[str, Any]) -> Iterator[str]:
             ("AT", "WHAT", "STEP", "ATTEMPT", "ACTOR", "DETAIL"),
             (
                 (
-                    clock(line["at"]),
+                    clock_ms(line["at"]),
                     cell(line["what"]),
                     _place(line),
                     cell(line.get("attempt")),

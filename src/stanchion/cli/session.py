@@ -74,6 +74,13 @@ class Session:
             click.echo(text, err=True)
 
     @property
+    def whose(self) -> str:
+        """The tenant that is asked about, as well as it is known here."""
+        if self.server.tenant:
+            return f"tenant {self.server.tenant}"
+        return "the key's tenant" if self.server.api_key else "tenant default"
+
+    @property
     def is_live(self) -> bool:
         """Whether a person looks at a terminal that can be redrawn."""
         return not self.is_json and sys.stdout.isatty()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-__all__ = ["cell", "clock", "lines_of", "pairs", "printable", "table"]
+__all__ = ["cell", "clock", "clock_ms", "lines_of", "pairs", "printable", "table"]
 
 _COLORS: Final[Mapping[str, str]] = {
     "succeeded": "green",
@@ -53,6 +53,12 @@ def clock(value: str | None) -> str:
     if value is None:
         return "-"
     return printable(value[:19].replace("T", " ") + "Z")
+
+
+def clock_ms(value: str) -> str:
+    """A time to the millisecond. A whole second comes without its fraction."""
+    fraction = value[20:23] if value[19:20] == "." else ""
+    return printable(f"{value[:19].replace('T', ' ')}.{fraction:0<3}Z")
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -48,9 +48,10 @@ def _plain(session: Session, views: Iterator[dict[str, Any]]) -> dict[str, Any]:
     seen: dict[str, str] = {}
     run: dict[str, Any] = {}
     for run in views:
-        now = {"run": run["status"]} | {
-            f"step {name}": step["status"] for name, step in run["steps"].items()
-        }
+        whole = {"run": run["status"]}
+        steps = {f"step {name}": step["status"] for name, step in run["steps"].items()}
+        # A run begins before its steps, and ends after them.
+        now = steps | whole if run["status"] in _FINISHED else whole | steps
         for name, status in now.items():
             if seen.get(name) != status and status != "pending":
                 session.note(f"{cell(name)}: {cell(status)}")

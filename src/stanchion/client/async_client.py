@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, assert_never
 
@@ -22,6 +21,7 @@ from stanchion.client.events import events
 from stanchion.client.exchange import AsyncByteStream, AsyncTransport, NoReply, Outcome, Reply
 from stanchion.client.http1 import Address
 from stanchion.client.opening import Caller, Handle
+from stanchion.client.signature import as_method, named
 from stanchion.client.streams import StreamTransport
 
 __all__ = ["AsyncClient", "AsyncRunHandle"]
@@ -36,46 +36,43 @@ T = TypeVar("T")
 def _method(
     call: Callable[Concatenate[Engine, P], Op[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    @wraps(call)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._carry_out(call(self._engine, *args, **kwargs))
 
-    return method
+    return as_method(method, call)
 
 
 def _starting(
     call: Callable[Concatenate[Engine, P], Op[Started]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, AsyncRunHandle]]:
-    @wraps(call)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncRunHandle:
         return AsyncRunHandle(self, await self._carry_out(call(self._engine, *args, **kwargs)))
 
-    return method
+    return as_method(method, call, gives="AsyncRunHandle")
 
 
 def _iterating(
     feed: Callable[Concatenate[Engine, P], Feed[T]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]]:
-    @wraps(feed)
     def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
         return self._follow(feed(self._engine, *args, **kwargs))
 
-    return method
+    return as_method(method, feed, gives="AsyncGenerator[{}, None]")
 
 
 def _of_run(
     method: Callable[Concatenate[AsyncClient, str, P], T],
 ) -> Callable[Concatenate[AsyncRunHandle, P], T]:
-    @wraps(method)
     def bound(self: AsyncRunHandle, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return method(self._client, self.run_id, *args, **kwargs)
 
-    return bound
+    return as_method(bound, method, known=2)
 
 
 # ── The client ───────────────────────────────────────────────────────────────────────────────────
 
 
+@named
 class AsyncClient(Caller[AsyncTransport]):
     """A caller of one server, as one tenant."""
 
@@ -142,6 +139,7 @@ class AsyncClient(Caller[AsyncTransport]):
                     answer = await hands.do(command)
 
 
+@named
 class AsyncRunHandle(Handle[AsyncClient]):
     """A run that was started: wait for it, look at it, end it."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from functools import wraps
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar, assert_never
 
@@ -22,6 +21,7 @@ from stanchion.client.events import events
 from stanchion.client.exchange import ByteStream, NoReply, Outcome, Reply, Transport
 from stanchion.client.http1 import Address
 from stanchion.client.opening import Caller, Handle
+from stanchion.client.signature import as_method, named
 from stanchion.client.sockets import SocketTransport
 
 __all__ = ["Client", "RunHandle"]
@@ -36,46 +36,43 @@ T = TypeVar("T")
 def _method(
     call: Callable[Concatenate[Engine, P], Op[T]],
 ) -> Callable[Concatenate[Client, P], T]:
-    @wraps(call)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._carry_out(call(self._engine, *args, **kwargs))
 
-    return method
+    return as_method(method, call)
 
 
 def _starting(
     call: Callable[Concatenate[Engine, P], Op[Started]],
 ) -> Callable[Concatenate[Client, P], RunHandle]:
-    @wraps(call)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> RunHandle:
         return RunHandle(self, self._carry_out(call(self._engine, *args, **kwargs)))
 
-    return method
+    return as_method(method, call, gives="RunHandle")
 
 
 def _iterating(
     feed: Callable[Concatenate[Engine, P], Feed[T]],
 ) -> Callable[Concatenate[Client, P], Generator[T, None, None]]:
-    @wraps(feed)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         return self._follow(feed(self._engine, *args, **kwargs))
 
-    return method
+    return as_method(method, feed, gives="Generator[{}, None, None]")
 
 
 def _of_run(
     method: Callable[Concatenate[Client, str, P], T],
 ) -> Callable[Concatenate[RunHandle, P], T]:
-    @wraps(method)
     def bound(self: RunHandle, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return method(self._client, self.run_id, *args, **kwargs)
 
-    return bound
+    return as_method(bound, method, known=2)
 
 
 # ── The client ───────────────────────────────────────────────────────────────────────────────────
 
 
+@named
 class Client(Caller[Transport]):
     """A caller of one server, as one tenant."""
 
@@ -142,6 +139,7 @@ class Client(Caller[Transport]):
                     answer = hands.do(command)
 
 
+@named
 class RunHandle(Handle[Client]):
     """A run that was started: wait for it, look at it, end it."""
 

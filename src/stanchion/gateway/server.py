@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
 import resource
 import signal
 import socket
@@ -19,6 +21,7 @@ import uvicorn
 
 from stanchion.gateway.app import Gateway
 from stanchion.gateway.protocol import GuardedProtocol, guarded
+from stanchion.services.log import log_event
 
 __all__ = ["serve"]
 
@@ -115,6 +118,7 @@ class _Ending:
         if self._app.is_draining:
             self._server.stop_now()
             return
+        log_event(logging.INFO, "server_draining", note="a second signal ends it at once")
         self._app.drain()
         asyncio.get_running_loop().call_later(self._notice_s, self._close)
 
@@ -140,19 +144,29 @@ def _signals(end: Callable[[], None]) -> Iterator[None]:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    family, kind, number, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise _not_had(host, port, error) from error
     listener = socket.socket(family, kind, number)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        raise _not_had(host, port, error) from error
     listener.settimeout(0)
     return listener
+
+
+def _not_had(host: str, port: int, error: OSError) -> OSError:
+    """The same error with its address, and with what would mend it."""
+    is_taken = error.errno == errno.EADDRINUSE
+    fix = "stop who has it, or give another --port" if is_taken else "give another --host or --port"
+    return OSError(f"cannot listen on {host}:{port}: {error.strerror or error}; {fix}")
 
 
 def _url(listener: socket.socket) -> str:

@@ -21,6 +21,7 @@ from stanchion.core.model import (
     Run,
     RunId,
     Step,
+    StepId,
     StepStatus,
     Wait,
 )
@@ -79,14 +80,23 @@ def run_view(run: Run, plan: Plan | None) -> RunView:
         input=run.input,
         output=run.output,
         error=run.error,
-        steps={step_id: _step_view(step) for step_id, step in steps.items()},
+        steps={
+            step_id: _step_view(step, _question(plan, step_id)) for step_id, step in steps.items()
+        },
         created_at=when(run.created_at),
         finished_at=_when_if(run.finished_at),
         rerun_of=run.rerun_of,
     )
 
 
-def _step_view(step: Step) -> StepView:
+def _question(plan: Plan | None, step_id: StepId) -> str | None:
+    planned = None if plan is None else plan.steps.get(step_id)
+    if planned is None or not isinstance(planned.spec, ApprovalSpec):
+        return None
+    return planned.spec.message
+
+
+def _step_view(step: Step, question: str | None) -> StepView:
     items = step.items
     return StepView(
         status=step.status,
@@ -99,6 +109,7 @@ def _step_view(step: Step) -> StepView:
         items_succeeded=None if items is None else items.succeeded,
         items_failed=None if items is None else items.failed,
         waiting_for=None if step.wait is None else _waiting_for(step.wait),
+        question=question,
     )
 
 
@@ -162,9 +173,9 @@ def feed_line(run_id: RunId, entry: TimelineEntry) -> FeedLine:
     )
 
 
-def job_answer(view: JobView, run: Run, place: Step | Item) -> JobAnswer:
-    """A job with what came of it, as far as its run has taken note."""
-    job = view.job
+def job_answer(view: JobView, run: Run, place: Step | Item, *, now: Instant) -> JobAnswer:
+    """A job with what came of it, as far as its run has taken note. ``now`` is the store's."""
+    job, ends_at = view.job, view.expires_at
     is_done = view.state is JobState.FINISHED and place.attempt == job.attempt
     return JobAnswer(
         job_id=job.id,
@@ -177,6 +188,8 @@ def job_answer(view: JobView, run: Run, place: Step | Item) -> JobAnswer:
         deliveries=view.deliveries,
         output=place.output if is_done and place.status is StepStatus.SUCCEEDED else None,
         error=place.error if is_done else None,
+        worker_id=view.worker_id,
+        lease_ends_in_ms=None if ends_at is None else max(0, ends_at - now),
     )
 
 

@@ -37,6 +37,8 @@ SPREAD_MS_MIN: Final = 1_000
 """The narrowest window. Within it a hundred callers still get as many different answers."""
 GAP_MS_UNKNOWN: Final = 2_000
 """How far apart runs end, as long as nobody has seen two of them do so."""
+GAP_MS_MAX: Final = FULL_MS_MAX
+"""A longer one says that nothing was running, not how fast runs end."""
 GAP_WEIGHT: Final = 0.3
 """Of the newest gap in the average: the last few ends matter, a single odd one does not."""
 OUTAGE_FORGOTTEN_MS: Final = 30_000
@@ -103,7 +105,7 @@ class Pacing:
         gap_ms = None
         if known is not None:
             # The time of day may have been set back.
-            newest_ms = float(max(0, at - known.last_at))
+            newest_ms = float(min(GAP_MS_MAX, max(0, at - known.last_at)))
             gap_ms = (
                 newest_ms
                 if known.gap_ms is None

@@ -111,6 +111,8 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     items_succeeded: int | None = None
     items_failed: int | None = None
     waiting_for: WaitingFor | None = None
+    question: str | None = None
+    """What an approval asks, as the workflow file says it."""
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +191,10 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: int
     output: JsonValue
     error: Failure | None
+    worker_id: str | None = None
+    """Who has it, or who finished it."""
+    lease_ends_in_ms: int | None = None
+    """While it is leased."""
 
 
 class JobList(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import click
 
 from stanchion.cli.http import path_to
 from stanchion.cli.session import Session, json_of, talks
-from stanchion.cli.text import cell, lines_of, pairs
+from stanchion.cli.text import cell, lines_of, pairs, table
 
 __all__ = ["command"]
 
@@ -51,8 +51,24 @@ def show(session: Session, job_id: str) -> None:
     session.show(session.get(path_to("jobs", job_id)), _lines)
 
 
+@command.command("topics")
+@talks
+def topics(session: Session) -> None:
+    """List the topics whose jobs wait for a worker, of all tenants."""
+    ready = session.get(path_to("worker", "topics"))
+    session.show(ready, _topics)
+    if not ready["ready"]:
+        session.note("no job waits for a worker")
+
+
+def _topics(answer: dict[str, Any]) -> Iterator[str]:
+    if answer["ready"]:
+        rows = ((cell(topic), cell(count)) for topic, count in answer["ready"].items())
+        yield from table(("TOPIC", "READY"), rows)
+
+
 def _lines(job: dict[str, Any]) -> Iterator[str]:
-    error = job["error"]
+    error, ends_in_ms = job["error"], job.get("lease_ends_in_ms")
     yield from pairs(
         [
             ("job", cell(job["job_id"])),
@@ -63,6 +79,8 @@ def _lines(job: dict[str, Any]) -> Iterator[str]:
             ("run status", cell(job["run_status"])),
             ("attempt", cell(job["attempt"])),
             ("deliveries", cell(job["deliveries"])),
+            ("worker", cell(job.get("worker_id"))),
+            ("lease ends in", "-" if ends_in_ms is None else f"{ends_in_ms / 1000:.1f} s"),
             ("error", "-" if error is None else f"{cell(error['message'])} ({error['code']})"),
         ]
     )

@@ -14,6 +14,16 @@ from stanchion.cli.text import cell, table
 __all__ = ["command"]
 
 
+def _checked(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    kind, _, rest = name.partition("/")
+    if kind not in {"admission", "run"} or not rest:
+        raise click.BadParameter("a lock is called admission/TENANT or run/RUN")
+    return name
+
+
+_name = click.argument("name", metavar="NAME", callback=_checked)
+
+
 @click.group("lease")
 def command() -> None:
     """See, hold and release locks."""
@@ -27,19 +37,23 @@ def list_leases(session: Session) -> None:
 
 
 @command.command("hold")
-@click.argument("name", metavar="NAME")
+@_name
 @click.option(
     "--ttl-s", type=float, required=True, metavar="SECONDS", help="It ends by itself after this."
 )
 @talks
 def hold(session: Session, name: str, ttl_s: float) -> None:
-    """Hold a lock by hand, for a while. It is audited."""
+    """Hold a lock by hand, for a while. It is audited.
+
+    NAME is run/RUN, or admission/TENANT, which matters only while the tenant's admission strategy
+    is 'lock'.
+    """
     body = {"name": name, "ttl_s": ttl_s}
     session.show(session.send("POST", path_to("admin", "leases"), body).document, _one)
 
 
 @command.command("release")
-@click.argument("name", metavar="NAME")
+@_name
 @talks
 def release(session: Session, name: str) -> None:
     """Release a lock, whoever holds it. It is audited.

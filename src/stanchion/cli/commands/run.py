@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 import click
 
-from stanchion.cli.endings import Exit
+from stanchion.cli.endings import Ending, Exit
 from stanchion.cli.http import Answer, path_to
-from stanchion.cli.runs import change_lines, run_lines, run_rows, timeline_lines
+from stanchion.cli.runs import change_lines, job_wait, run_lines, run_rows, timeline_lines
 from stanchion.cli.session import Session, json_of, limit_and_cursor, list_of, talks
 
 __all__ = ["command"]
 
 _STATUSES = ("pending", "running", "waiting", "succeeded", "failed", "cancelled", "timed_out")
+
+_WAITS_MAX: Final = 10
 
 _key = click.option(
     "--idempotency-key",
@@ -79,7 +82,7 @@ def list_runs(
     page = session.get(
         path_to("runs"), status=status, workflow_id=workflow_id, limit=limit, cursor=cursor
     )
-    list_of(session, page, run_rows, "runs")
+    list_of(session, page, run_rows, f"runs of {session.whose} (see --tenant)")
 
 
 @command.command("show")
@@ -93,7 +96,9 @@ def show(session: Session, run_id: str, limit: int, cursor: str | None, *, timel
         path = path_to("runs", run_id, "timeline")
         list_of(session, session.get(path, limit=limit, cursor=cursor), timeline_lines, "entries")
     else:
-        session.show(session.get(path_to("runs", run_id)), run_lines)
+        run = session.get(path_to("runs", run_id))
+        waits = {} if session.is_json else _waits(session, run)
+        session.show(run, lambda shown: run_lines(shown, waits))
 
 
 @command.command("watch")
@@ -131,6 +136,19 @@ def approve(session: Session, run_id: str, step_id: str, comment: str | None) ->
 def reject(session: Session, run_id: str, step_id: str, comment: str | None) -> None:
     """Reject a step that waits for approval."""
     _change(session, path_to("runs", run_id, "steps", step_id, "reject"), {"comment": comment})
+
+
+def _waits(session: Session, run: dict[str, Any]) -> dict[str, str]:
+    """By step, what its job waits for. The first few are enough to see what is missing."""
+    waiting = [name for name, step in run["steps"].items() if step.get("waiting_for") == "job"]
+    found = {}
+    for name in waiting[:_WAITS_MAX]:
+        job_id = f"{run['run_id']}:{name}@{run['steps'][name]['attempt']}"
+        with suppress(Ending):  # the run is shown as well as it can be: it may have moved on
+            wait = job_wait(session.get(path_to("jobs", job_id)))
+            if wait is not None:
+                found[name] = wait
+    return found
 
 
 def _started(session: Session, answer: Answer, *, watch: bool) -> int:

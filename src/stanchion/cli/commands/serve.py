@@ -82,7 +82,7 @@ def _serve(config: Config, file: Path | None) -> int:
         raise Ending(
             f"a server needs the package {error.name!r}",
             Exit.FAILED,
-            fix="pip install 'stanchion[server]'",
+            fix="pip install 'stanchion[server]', or in a clone: pip install '.[server]'",
         ) from error
 
     def on_ready(url: str) -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
-
 import click
 
 from stanchion.cli.endings import Ending, Exit
 
 __all__ = ["command"]
-
-_HOME = "stanchion.sim.command"
 
 
 @click.command(
@@ -21,8 +16,14 @@ _HOME = "stanchion.sim.command"
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> int:
     """Run the services under seeded faults."""
-    if find_spec(_HOME) is None:
+    try:
+        from stanchion.sim.command import main  # noqa: PLC0415 - others do not pay for a server
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "stanchion":
+            raise
         raise Ending(
-            "the simulator arrives with a later release", Exit.USAGE, fix="see CHANGELOG.md"
-        )
-    return int(import_module(_HOME).main(arguments))
+            f"the simulator runs a server's services, and needs the package {error.name!r}",
+            Exit.FAILED,
+            fix="pip install 'stanchion[server]', or in a clone: pip install '.[server]'",
+        ) from error
+    return main(arguments)

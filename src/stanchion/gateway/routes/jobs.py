@@ -50,7 +50,8 @@ async def get_job(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
     loaded = await store.load(view.job.run_id)
     if loaded is None:
         return not_found("job")
-    return Reply(job_answer(view, loaded.run, await _place(store, loaded.run, view.job)))
+    place = await _place(store, loaded.run, view.job)
+    return Reply(job_answer(view, loaded.run, place, now=await store.now()))
 
 
 async def _place(runs: Runs, run: Run, job: Job) -> Step | Item:

@@ -15,6 +15,11 @@ from stanchion.wire.problems import Code
 
 __all__ = ["ROUTES"]
 
+_LOCKED_OUT: Final = (
+    "this would be the first key, and from then on every request needs one: first make an admin key"
+    " for '*', or start the server with STANCHION_ADMIN_KEY"
+)
+
 
 async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
     """Make a key. Its secret is shown this once."""
@@ -24,6 +29,8 @@ async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
         return Refusal(code=Code.FORBIDDEN, detail=detail)
     if wanted.role is Role.RUNNER and wanted.tenant == ALL_TENANTS:
         return invalid_member("tenant", "a runner's key is for one tenant")
+    if await call.desk.keys.would_lock_out(role=wanted.role, tenant=wanted.tenant):
+        return Refusal(code=Code.CONFLICT, detail=_LOCKED_OUT)
     made = await call.desk.keys.create(
         role=wanted.role, tenant=wanted.tenant, note=wanted.note, actor=call.actor
     )
@@ -72,6 +79,7 @@ ROUTES: Final = (
         takes=Takes.JSON,
         body=CreateKey,
         answer=KeyCreated,
+        codes=(Code.CONFLICT,),
     ),
     Route(
         method="GET",

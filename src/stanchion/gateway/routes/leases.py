@@ -50,7 +50,7 @@ async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
             )
             return Reply(LeaseRow(name=name, fence=answer.fence, expires_in_ms=ttl_ms))
         case Held():
-            detail = f"another holds it, for at most {answer.expires_in_ms} ms"
+            detail = f"another holds it, for at most {answer.expires_in_ms / 1000:.1f} s"
             return Refusal(code=Code.CONFLICT, detail=detail)
         case TooLate():
             return call.desk.unavailable(Code.LOCKS_UNAVAILABLE, "the lock store was too slow")

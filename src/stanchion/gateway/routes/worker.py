@@ -1,4 +1,4 @@
-"""The worker protocol: lease, renew, results.
+"""The worker protocol: lease, renew, results; and what waits for workers.
 
 A worker whose key is for one tenant gets that tenant's jobs. What it says of another tenant's job
 is answered as if there were no such job.
@@ -12,14 +12,15 @@ from typing import Final, assert_never
 
 from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, RESULT_BYTES_MAX
 from stanchion.core.model import Failure, JobId, TenantId, Topic
-from stanchion.gateway.call import Call, NoQuery, Reply
+from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
 from stanchion.gateway.free_values import check_value
 from stanchion.gateway.problems import Refused, invalid_member
-from stanchion.gateway.route import WORKERS, Reach, Route, Takes
+from stanchion.gateway.route import OPERATORS, WORKERS, Reach, Route, Takes
 from stanchion.gateway.views import leased_job
 from stanchion.ports.records import Accepted, JobLease, Rejected, Result
 from stanchion.ports.store import Jobs
 from stanchion.wire.problems import Code
+from stanchion.wire.runs import JobList
 from stanchion.wire.worker import (
     JobError,
     JobResult,
@@ -48,6 +49,12 @@ async def lease_jobs(call: Call[LeaseRequest, NoQuery]) -> Reply:
     )
     jobs = tuple(leased_job(each, scheduler.ttl_ms) for each in handed.jobs)
     return Reply(LeaseAnswer(jobs, handed.waited_ms))
+
+
+async def ready_topics(call: Call[NoBody, NoQuery]) -> Reply:
+    """How many jobs wait for a worker, by topic."""
+    ready = await call.services.store.ready_topics()
+    return Reply(JobList({str(topic): ready[topic] for topic in sorted(ready)}))
 
 
 async def renew_leases(call: Call[RenewRequest, NoQuery]) -> Reply:
@@ -149,6 +156,15 @@ ROUTES: Final = (
         codes=(Code.DRAINING,),
         waits=lambda call: call.body.wait_s,
         admits=True,
+    ),
+    Route(
+        method="GET",
+        path="/v1/worker/topics",
+        handler=ready_topics,
+        says="How many jobs of all tenants wait for a worker, by topic.",
+        roles=WORKERS | OPERATORS,
+        reach=Reach.DEPLOYMENT,
+        answer=JobList,
     ),
     Route(
         method="POST",
