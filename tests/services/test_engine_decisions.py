@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stanchion.core.events import Approved
+from stanchion.core.events import Approved, Rejected
 from stanchion.core.model import RunId, RunStatus, StepId, StepStatus
 from stanchion.core.workflow import ApprovalSpec
 from stanchion.services.inbox import Changed, Conflicting, Unknown
@@ -191,4 +191,24 @@ async def test_an_entry_of_a_decision_is_applied_by_whoever_comes_next(world: Wo
     event = Approved(step_id=REVIEW, actor="reviewer")
     await world.store.post(run_id, event, entry_id="decision:review")
     await asyncio.sleep(1)
+    assert (await world.run(run_id)).step(REVIEW).status is StepStatus.SUCCEEDED
+
+
+@virtual
+async def test_a_decision_that_came_too_late_itself_says_nothing_about_the_next(
+    world: World,
+) -> None:
+    one, two = world.add(), world.add()
+    await world.define(REVIEWED)
+    run_id = await world.start(one, "reviewed")
+    late = Rejected(step_id=REVIEW, actor="another")
+
+    async def approved_and_then_rejected() -> None:
+        await decide(two, run_id, approve=True)
+        await world.store.post(run_id, late, entry_id=f"decision:{REVIEW}")
+
+    # Found waiting, and then everything happens at once: an approval, and a rejection behind it.
+    one.store.script("post", approved_and_then_rejected)
+    answer = await decide(one, run_id, approve=True)
+    assert isinstance(answer, Changed), answer
     assert (await world.run(run_id)).step(REVIEW).status is StepStatus.SUCCEEDED

@@ -8,16 +8,18 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, BinaryIO, Concatenate, Final, ParamSpec, TypeVar
 
 import click
 
 from stanchion.cli.endings import Ending, Exit
 from stanchion.cli.http import Answer, Server
 
-__all__ = ["URL", "Session", "json_of", "limit_and_cursor", "list_of", "talks", "where"]
+__all__ = ["URL", "Session", "all_of", "json_of", "limit_and_cursor", "list_of", "talks", "where"]
 
 URL: Final = "http://127.0.0.1:8420"
+FILE_BYTES_MAX: Final = 1024 * 1024
+"""More than that no server takes in one request."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -175,14 +177,22 @@ def list_of(
         session.note(f"there are more: add --cursor {page['cursor']}")
 
 
+def all_of(file: BinaryIO, name: str) -> bytes:
+    """What a file holds, if a server would take as much."""
+    read = file.read(FILE_BYTES_MAX + 1)
+    if len(read) > FILE_BYTES_MAX:
+        raise Ending(f"{name}: more than {FILE_BYTES_MAX // 1024} KiB", Exit.USAGE)
+    return read
+
+
 def json_of(text: str, flag: str) -> Any:  # noqa: ANN401 - any JSON value
     """A JSON value given as text, as ``@file``, or as ``@-`` for standard input."""
     try:
         if text == "@-":
-            return json.loads(sys.stdin.read())
+            return json.loads(all_of(sys.stdin.buffer, flag))
         if text.startswith("@"):
-            with open(text[1:], encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
-                return json.loads(file.read())
+            with open(text[1:], "rb") as file:  # noqa: PTH123 - pathlib is slow to import
+                return json.loads(all_of(file, f"{flag} {text}"))
         return json.loads(text)
     except OSError as error:
         raise Ending(f"{flag}: {text[1:]}: {error.strerror}", Exit.USAGE) from error

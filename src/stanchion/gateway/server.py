@@ -131,7 +131,8 @@ class _Ending:
 def _signals(end: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     taken: list[signal.Signals] = []
-    for each in (signal.SIGTERM, signal.SIGINT):
+    # A terminal that is closed is no reason to leave anything half done.
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # Outside the main thread there are no signals to take: tests serve there.
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
             loop.add_signal_handler(each, end)

@@ -147,9 +147,15 @@ class Inbox:
         approve = isinstance(event, Approved)
         posted = await self._store.post(run_id, event, entry_id=entry_id)
         if posted is PostAnswer.REPEATED:
-            # Somebody's decision lies there, not applied yet.
+            # Somebody's decision lies there, not applied yet. If the step has ended, it came too
+            # late itself, and says nothing.
             found = await self._store.load(run_id)
-            lies = None if found is None else _entry(found, entry_id)
+            if found is None:
+                return Unknown(f"run '{run_id}'")
+            state = found.run.step(step_id)
+            if state.status.is_finished:
+                return _decided(found, step_id, state, approve=approve)
+            lies = _entry(found, entry_id)
             if lies is not None and isinstance(lies, Approved) is not approve:
                 return Conflicting(_otherwise(step_id, approved=not approve))
         elif posted is PostAnswer.UNKNOWN:

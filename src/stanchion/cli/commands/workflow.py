@@ -13,7 +13,7 @@ import click
 
 from stanchion.cli.endings import Ending, Exit
 from stanchion.cli.http import Content, path_to
-from stanchion.cli.session import Session, limit_and_cursor, list_of, talks
+from stanchion.cli.session import Session, all_of, limit_and_cursor, list_of, talks
 from stanchion.cli.text import cell, clock, lines_of, pairs, table
 
 __all__ = ["command"]
@@ -72,7 +72,10 @@ def show(session: Session, workflow_id: str, version: int | None) -> None:
 
 def _read(file: str) -> bytes:
     try:
-        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        if file == "-":
+            return all_of(sys.stdin.buffer, "standard input")
+        with Path(file).open("rb") as opened:
+            return all_of(opened, file)
     except OSError as error:
         raise Ending(f"{file}: {error.strerror}", Exit.USAGE) from error
 
