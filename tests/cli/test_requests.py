@@ -52,7 +52,9 @@ def test_input_comes_from_a_file_or_from_standard_input(
 ) -> None:
     file = tmp_path / "input.json"
     file.write_text('{"question": "wozu – überhaupt?"}', encoding="utf-8")
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"question": "stdin"}'))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO('{"question": "stdin"}').encode())
+    )
     server.says(STARTED)
     cli("run", "start", "research", "--input", f"@{file}")
     cli("run", "start", "research", "--input", "@-")
