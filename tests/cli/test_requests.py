@@ -52,9 +52,8 @@ def test_input_comes_from_a_file_or_from_standard_input(
 ) -> None:
     file = tmp_path / "input.json"
     file.write_text('{"question": "wozu – überhaupt?"}', encoding="utf-8")
-    monkeypatch.setattr(
-        sys, "stdin", io.TextIOWrapper(io.BytesIO('{"question": "stdin"}').encode())
-    )
+    typed = io.TextIOWrapper(io.BytesIO(b'{"question": "stdin"}'))
+    monkeypatch.setattr(sys, "stdin", typed)
     server.says(STARTED)
     cli("run", "start", "research", "--input", f"@{file}")
     cli("run", "start", "research", "--input", "@-")
