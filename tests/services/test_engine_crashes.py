@@ -90,7 +90,7 @@ def test_a_run_is_finished_once_wherever_the_replica_that_took_its_results_dies(
         seen.add(happened_at)
     else:
         pytest.fail("there is no end to its calls")
-    verbs = ["accept", "load", "acquire", "commit", "release", "load_items"]
+    verbs = ["accept", "load", "acquire", "commit", "release", "items_at"]
     assert {f"{when} {verb}" for when in ("before", "after") for verb in verbs} <= seen
 
 

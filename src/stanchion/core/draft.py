@@ -290,7 +290,12 @@ class Draft:
             output=self.output,
             error=self.error,
             finished_at=self.finished_at,
-            steps=self._steps,
+            # Two events may undo each other: a job died, and was replayed before anybody looked.
+            steps={
+                step_id: step
+                for step_id, step in self._steps.items()
+                if step != self.run.step(step_id)
+            },
             items=self._items,
             effects=tuple(self._effects),
             timeline=tuple(self._timeline),

@@ -31,6 +31,7 @@ from stanchion.core.model import (
     ItemKey,
     JobId,
     RunId,
+    Stamp,
     StepId,
     TenantId,
     Topic,
@@ -92,6 +93,15 @@ class Runs(Protocol):
         self, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]
     ) -> dict[ItemKey, Item]:
         """These items, as far as they exist."""
+
+    async def items_at(
+        self, run_id: RunId, stamp: Stamp, wanted: Mapping[StepId, Sequence[int]]
+    ) -> dict[ItemKey, Item] | None:
+        """The same, in one step with a look at the run; ``None`` if it is not at ``stamp``.
+
+        Whoever decides needs a run and its items from the same moment. A store that fails over may
+        go back to what the run was, and would take a commit decided on items of a lost history.
+        """
 
     async def commit(self, commit: Commit) -> CommitAnswer:
         """Make a transition true: steps, items, jobs, timers, timeline, slot, inbox and outbox.

@@ -95,6 +95,10 @@ class Missing(msgspec.Struct, frozen=True):
 Outcome: TypeAlias = Advanced | Busy | PutOff | Broken | Buried | Missing
 
 
+class _Moved(Exception):
+    """The run is not what was read any more, and its items belong to what it is now."""
+
+
 class _Turn(msgspec.Struct):
     task: asyncio.Task[Outcome] | None = None
     again: bool = False
@@ -273,6 +277,8 @@ class Advancer:
             )
         except BackendError:
             raise
+        except _Moved:
+            return Conflict()
         except Exception as error:  # noqa: BLE001 - one bad entry must not stop a run for ever
             return await self._sift(loaded, lease, error)
         try:
@@ -328,6 +334,8 @@ class Advancer:
                 good.append(bad)
         except BackendError:
             raise
+        except _Moved:
+            return Conflict()
         except Exception as found:  # noqa: BLE001 - this is the one we look for
             error = found
         if transition is not None:
@@ -357,7 +365,9 @@ class Advancer:
         wanted = items_to_read(run, [entry.event for entry in entries])
         if not wanted:
             return run
-        items = await self._store.load_items(run.id, wanted)
+        items = await self._store.items_at(run.id, run.stamp, wanted)
+        if items is None:
+            raise _Moved
         return msgspec.structs.replace(run, items=items)
 
     async def _plan_of(self, loaded: Loaded) -> Plan | None:

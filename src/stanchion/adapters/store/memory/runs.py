@@ -64,6 +64,14 @@ class MemoryRuns(Shelved):
         keys = (ItemKey(step_id, index) for step_id in wanted for index in wanted[step_id])
         return {key: file.items[key] for key in keys if key in file.items}
 
+    async def items_at(
+        self, run_id: RunId, stamp: Stamp, wanted: Mapping[StepId, Sequence[int]]
+    ) -> dict[ItemKey, Item] | None:
+        file = self._shelf.runs.get(run_id)
+        if file is None or file.run.stamp != stamp:
+            return None
+        return await self.load_items(run_id, wanted)
+
     async def commit(self, commit: Commit) -> CommitAnswer:
         file = self._shelf.runs.get(commit.run_id)
         if file is None:

@@ -52,6 +52,7 @@ __all__ = [
     "read_number_and_event",
     "read_open_job",
     "read_retired_job",
+    "read_stamp",
     "read_summary",
     "read_timeline_entry",
 ]
@@ -129,6 +130,13 @@ def read_loaded(fields: Sequence[bytes], entries: Sequence[bytes]) -> Loaded | N
         for entry_id, packed in zip(entries[::2], entries[1::2], strict=True)
     )
     return Loaded(run, tuple(InboxEntry(entry_id, event) for _, event, entry_id in inbox))
+
+
+@checked
+def read_stamp(text: bytes) -> Stamp:
+    """What a run's ``stamp`` says, without the fence."""
+    version, _, nonce = text.decode().split(" ", 2)
+    return Stamp(int(version), nonce)
 
 
 @checked

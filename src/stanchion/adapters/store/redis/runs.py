@@ -93,13 +93,12 @@ class RedisRuns(Sharded):
         if shard is None or not keys:
             return {}
         items = self._shards.keys.of_run(run_id, "items")
-        chunks = [keys[start : start + _CHUNK] for start in range(0, len(keys), _CHUNK)]
         replies = await self._shards.ask_all(
             [
                 self._shards.command(
                     shard, "HMGET", items, *(asks.item_field(*key) for key in chunk)
                 )
-                for chunk in chunks
+                for chunk in _chunks(keys)
             ]
         )
         found = (value for reply in replies for value in reply)
@@ -108,6 +107,29 @@ class RedisRuns(Sharded):
             for key, value in zip(keys, found, strict=True)
             if value is not None
         }
+
+    async def items_at(
+        self, run_id: RunId, stamp: Stamp, wanted: Mapping[StepId, Sequence[int]]
+    ) -> dict[ItemKey, Item] | None:
+        shard = shard_of_run(run_id)
+        keys = [ItemKey(step_id, index) for step_id, some in wanted.items() for index in some]
+        if shard is None or not keys:
+            return None if shard is None else {}
+        items: dict[ItemKey, Item] = {}
+        replies = await self._shards.ask_all(
+            [
+                self._shards.step(
+                    "items", shard, *(asks.item_field(*key) for key in chunk), run_id=run_id
+                )
+                for chunk in _chunks(keys)
+            ]
+        )
+        for chunk, (found, values) in zip(_chunks(keys), replies, strict=True):
+            if found is None or codec.read_stamp(found) != stamp:
+                return None
+            read = zip(chunk, values, strict=True)
+            items |= {key: codec.read_item(value) for key, value in read if value is not None}
+        return items
 
     async def commit(self, commit: Commit) -> CommitAnswer:
         deadline = self._shards.fleet.deadline()
@@ -234,6 +256,10 @@ class RedisRuns(Sharded):
         )
         # One may have been purged since its place was read.
         return [summary for summary in found if summary is not None]
+
+
+def _chunks(keys: Sequence[ItemKey]) -> list[Sequence[ItemKey]]:
+    return [keys[start : start + _CHUNK] for start in range(0, len(keys), _CHUNK)]
 
 
 def _verdict(run_id: RunId, reply: Reply) -> Verdict:

@@ -34,6 +34,7 @@ from stanchion.core.model import (
     ItemKey,
     JobId,
     RunId,
+    Stamp,
     StepId,
     TenantId,
     Topic,
@@ -118,6 +119,11 @@ class SqliteRuns(Part):
         if not wanted:
             return {}
         return await self._read(lambda db: state.read_items(db, run_id, wanted))
+
+    async def items_at(
+        self, run_id: RunId, stamp: Stamp, wanted: Mapping[StepId, Sequence[int]]
+    ) -> dict[ItemKey, Item] | None:
+        return await self._read(lambda db: runs.items_at(db, run_id, stamp, wanted))
 
     async def commit(self, commit: Commit) -> CommitAnswer:
         return await self._write(lambda db: runs.commit(db, commit))

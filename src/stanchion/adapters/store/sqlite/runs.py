@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.statements import read_statements
 from stanchion.adapters.store.sqlite import effects, history, inbox
 from stanchion.adapters.store.sqlite.codec import FAILURE, ORIGIN, VALUE, encode_some
-from stanchion.adapters.store.sqlite.state import put_items, put_steps, read_steps
-from stanchion.core.model import Run, RunId, RunStatus, Stamp, TenantId
+from stanchion.adapters.store.sqlite.state import put_items, put_steps, read_items, read_steps
+from stanchion.core.model import Item, ItemKey, Run, RunId, RunStatus, Stamp, StepId, TenantId
 from stanchion.ports.records import (
     Commit,
     CommitAnswer,
@@ -18,7 +20,7 @@ from stanchion.ports.records import (
     StaleFence,
 )
 
-__all__ = ["active_runs", "commit", "load"]
+__all__ = ["active_runs", "commit", "items_at", "load"]
 
 _SQL = read_statements(__package__, "sql", "runs.sql")
 
@@ -51,6 +53,17 @@ def load(db: Database, run_id: RunId) -> Loaded | None:
         fence=fence,
     )
     return Loaded(run, inbox.read(db, number))
+
+
+def items_at(
+    db: Database, run_id: RunId, stamp: Stamp, wanted: Mapping[StepId, Sequence[int]]
+) -> dict[ItemKey, Item] | None:
+    """See ``ports.store.Runs.items_at``."""
+    found = db.first(_SQL["read_stamp"], run_id=run_id)
+    if found is None:
+        return None
+    *_, version, nonce, _ = found
+    return read_items(db, run_id, wanted) if Stamp(version, nonce) == stamp else None
 
 
 def commit(db: Database, wanted: Commit) -> CommitAnswer:
