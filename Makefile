@@ -78,8 +78,11 @@ test-rest: $(READY)
 	fi
 
 .PHONY: sim
-sim: ## run the services over seeded fault schedules (not there yet)
-	$(call later,sim)
+sim: $(READY) ## ten thousand seeded days of the services in virtual time, then every deliberate defect
+	$(call heading,ten thousand bad days)
+	@$(BIN)/stanchion sim --seeds 0..10000 --workers $(WORKERS)
+	$(call heading,deliberate defects must be found)
+	@$(BIN)/stanchion sim --mutants --workers $(WORKERS)
 
 .PHONY: chaos
 chaos: $(READY) ## cut, stop and kill real servers, for many rounds; takes long

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from contextvars import Context
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant
+from stanchion.sim.process import CURRENT, Process
 
 __all__ = ["LoopClock", "NothingLeft", "VirtualLoop", "run"]
 
 _Result = TypeVar("_Result")
+_Arguments = TypeVarTuple("_Arguments")
+_TURNS_MAX: Final = 100_000
+"""Turns of the loop in which no time passes."""
+_UNWIND_S: Final = 60.0
 _START: Final = Instant(1_700_000_000_000)
 
 
@@ -36,10 +43,88 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
+        self.is_over = False
+        self.processes: list[Process] = []
         super().__init__(self._jumping)
 
     def time(self) -> float:
         return self._jumping.now_s
+
+    def resume(self, process: Process) -> None:
+        """Let a process that stood still go on: first with what became due meanwhile."""
+        for held in process.resume():
+            super().call_soon(held.again, context=Context())
+
+    def dissolve(self) -> None:
+        """End whatever is left, quickly and without a word, and close.
+
+        The world is over: nobody stands still any more, and the dead may unwind.
+        """
+        self.is_over = True
+        for process in self.processes:
+            self.resume(process)
+        tasks = asyncio.all_tasks(self)
+        for task in tasks:
+            task.cancel()
+        with suppress(NothingLeft, TimeoutError):
+            self.run_until_complete(_ended(tasks))
+        self.close()
+
+    # Every callback of the loop is made in one of these two. Ours ask their process first.
+
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[_Arguments]], object],
+        *args: *_Arguments,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        handle = super().call_soon(callback, *args, context=context)
+        handle.__class__ = _Handle
+        return handle
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[_Arguments]], object],
+        *args: *_Arguments,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer = super().call_at(when, callback, *args, context=context)
+        timer.__class__ = _Timer
+        return timer
+
+
+async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    async with asyncio.timeout(_UNWIND_S):
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Handle(asyncio.Handle):
+    """A callback that runs only while its process does."""
+
+    __slots__ = ()
+
+    def again(self) -> None:
+        """Run after all, unless it was cancelled meanwhile."""
+        if not self.cancelled():
+            self._run()
+
+    def _run(self) -> None:
+        process = self._context.get(CURRENT)  # type: ignore[attr-defined]  # not in the stubs
+        if process is None or self._loop.is_over or not process.stops(self):  # type: ignore[attr-defined]  # likewise
+            super()._run()
+
+
+class _Timer(asyncio.TimerHandle):
+    """Likewise, at a time."""
+
+    __slots__ = ()
+    again = _Handle.again
+
+    def _run(self) -> None:
+        process = self._context.get(CURRENT)  # type: ignore[attr-defined]  # not in the stubs
+        if process is None or self._loop.is_over or not process.stops(self):  # type: ignore[attr-defined]  # likewise
+            super()._run()
 
 
 class LoopClock:
@@ -71,6 +156,7 @@ class _Jumping(selectors.BaseSelector):
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self._turns = 0
         self._keys: dict[Any, selectors.SelectorKey] = {}
 
     def register(
@@ -92,6 +178,10 @@ class _Jumping(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise NothingLeft("every task waits, and no timer is set")
+        self._turns = 0 if timeout > 0 else self._turns + 1
+        if self._turns > _TURNS_MAX:
+            self._turns = 0
+            raise NothingLeft("something goes on and on, and no time passes")
         self.now_s += max(0.0, timeout)
         return []
 

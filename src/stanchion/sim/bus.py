@@ -1,0 +1,238 @@
+"""The bus: a queue of calls and bells between replicas, and all that such a queue may do.
+
+A call that was delivered and not answered within ``ACK_WAIT_S`` is delivered again, to anybody. A
+call may be delivered twice, and out of order. A crash loses what was published since the last sync
+to disk, and brings back what was answered since. Bells get lost. None of that may cost more than
+time: the rows are in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final, assert_never
+
+import msgspec
+
+from stanchion.adapters.bus.ears import Ears
+from stanchion.adapters.bus.handling import handled
+from stanchion.core.model import RunId
+from stanchion.ports.bus import Ack, Bell, Dead, Disposition, Handler, Retry
+from stanchion.ports.errors import BackendError
+from stanchion.ports.records import OutboxRow
+from stanchion.sim.link import Link
+from stanchion.sim.process import Process
+
+__all__ = ["BusPort", "BusServer"]
+
+ACK_WAIT_S: Final = 6.0
+_SIGN_S: Final = 2.0
+BELL_LOST: Final = 0.05
+DELIVERED_TWICE: Final = 0.01
+
+
+class _Message(msgspec.Struct):
+    row: OutboxRow
+    due_s: float
+    is_synced: bool = False
+    delivery: int = 0
+
+
+class BusServer:
+    """The queue."""
+
+    def __init__(self, chance: Random, faults: Counter[str]) -> None:
+        self.process = Process("bus")
+        self.is_down = False
+        self.is_kind = False
+        """No losses, no duplicates."""
+        self._chance = chance
+        self._faults = faults
+        self._messages: dict[RunId, _Message] = {}
+        self._answered: dict[RunId, _Message] = {}
+        """Since the last sync."""
+        self.ports: list[BusPort] = []
+
+    def crash(self) -> None:
+        """Lose what was published since the last sync; what was answered since is back."""
+        now_s = asyncio.get_running_loop().time()
+        kept = {run_id: each for run_id, each in self._messages.items() if each.is_synced}
+        back = {run_id: each for run_id, each in self._answered.items() if run_id not in kept}
+        for each in back.values():
+            each.due_s = now_s
+        self._faults["calls lost by the bus"] += len(self._messages) - len(kept)
+        self._faults["calls back from the dead"] += len(back)
+        self._messages, self._answered = kept | back, {}
+        self.is_down = True
+
+    def restart(self) -> None:
+        """Come back with what is on disk."""
+        self.is_down = False
+        for run_id in list(self._messages):
+            self._due(run_id)
+
+    def sync(self) -> None:
+        """Bring everything to disk."""
+        self._answered = {}
+        for each in self._messages.values():
+            each.is_synced = True
+
+    # ── Executed for a replica ───────────────────────────────────────────────────────────────────
+
+    def publish(self, rows: Sequence[OutboxRow]) -> int:
+        fresh = 0
+        for row in rows:
+            if row.run_id not in self._messages:
+                fresh += 1
+                self._put(row, asyncio.get_running_loop().time())
+        return fresh
+
+    def answer(self, run_id: RunId, delivery: int, disposition: Disposition) -> None:
+        message = self._messages.get(run_id)
+        if message is None or message.delivery != delivery:
+            return  # Of a delivery that was given up.
+        now_s = asyncio.get_running_loop().time()
+        match disposition:
+            case Ack() | Dead():
+                del self._messages[run_id]
+                self._answered[run_id] = message
+                if not self.is_kind and self._chance.random() < DELIVERED_TWICE:
+                    self._faults["delivered twice"] += 1
+                    self._put(message.row, now_s)
+            case Retry(delay_ms):
+                message.due_s = now_s + delay_ms / 1000
+                self.process.later(delay_ms / 1000, self._due, run_id)
+            case _:
+                assert_never(disposition)
+
+    def still(self, run_id: RunId, delivery: int) -> None:
+        message = self._messages.get(run_id)
+        if message is not None and message.delivery == delivery:
+            message.due_s = asyncio.get_running_loop().time() + ACK_WAIT_S
+            self.process.later(ACK_WAIT_S, self._due, run_id)
+
+    def pending(self) -> int:
+        return len(self._messages)
+
+    def ring(self, bell: Bell, note: str, ringer: BusPort) -> None:
+        """Tell everybody else, as far as they can be told."""
+        for port in self.ports:
+            if port is ringer:
+                continue
+            if not self.is_kind and self._chance.random() < BELL_LOST:
+                self._faults["bell lost"] += 1
+            elif not port.link.cut_back:
+                port.link.caller.later(port.link.weather.each_way_s, port.hear, bell, note)
+
+    # ── The queue's own doing ────────────────────────────────────────────────────────────────────
+
+    def _put(self, row: OutboxRow, due_s: float) -> None:
+        self._messages[row.run_id] = _Message(row, due_s)
+        # A moment later, and not in order.
+        self.process.later(0.01 * self._chance.random(), self._due, row.run_id)
+
+    def _due(self, run_id: RunId) -> None:
+        """Deliver, if it is time, to one of those who consume."""
+        now_s = asyncio.get_running_loop().time()
+        message = self._messages.get(run_id)
+        if message is None or self.is_down or message.due_s > now_s + 1e-6:
+            return
+        ready = [port for port in self.ports if port.room > 0 and not port.link.caller.is_dead]
+        if not ready:
+            self.process.later(0.5, self._due, run_id)
+            return
+        port = self._chance.choice(ready)
+        message.delivery += 1
+        message.due_s = now_s + ACK_WAIT_S
+        self.process.later(ACK_WAIT_S, self._due, run_id)
+        if port.link.cut_back:
+            self._faults["delivery cut off"] += 1
+        else:
+            port.link.caller.later(
+                port.link.weather.each_way_s, port.deliver, message.row, message.delivery
+            )
+
+
+class BusPort:
+    """The bus port of one replica."""
+
+    def __init__(self, link: Link, server: BusServer) -> None:
+        self.link = link
+        self._at_once_max = 0
+        self.on_answer: Callable[[OutboxRow, Disposition], None] = lambda _row, _said: None
+        self._server = server
+        self._ears = Ears()
+        self._handle: Handler | None = None
+        self._hands: dict[asyncio.Task[None], None] = {}
+        server.ports.append(self)
+
+    @property
+    def room(self) -> int:
+        """How many calls more it would take."""
+        return self._at_once_max - len(self._hands)
+
+    def leave(self) -> None:
+        """The process is gone, and its connection with it."""
+        self._at_once_max = 0
+        self._server.ports.remove(self)
+
+    async def publish(self, calls: Sequence[OutboxRow]) -> int:
+        return await self.link.ask("publish", lambda: self._server.publish(calls))
+
+    async def consume(self, handle: Handler, *, at_once_max: int) -> None:
+        self._handle = handle
+        self._at_once_max = at_once_max
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._at_once_max = 0
+            for hand in self._hands:
+                hand.cancel()
+
+    def deliver(self, row: OutboxRow, delivery: int) -> None:
+        """A call has come in."""
+        if self._handle is not None and self.room > 0:
+            hand = asyncio.get_running_loop().create_task(
+                self._serve(self._handle, row, delivery), name=f"call {row.run_id}"
+            )
+            self._hands[hand] = None
+            hand.add_done_callback(lambda hand: self._hands.pop(hand, None))
+
+    def ring(self, bell: Bell, note: str = "") -> None:
+        self._ears.hear(bell, note)
+        if not self.link.cut_there and not self._server.is_down:
+            self._server.process.later(
+                self.link.weather.each_way_s, self._server.ring, bell, note, self
+            )
+
+    def hear(self, bell: Bell, note: str) -> None:
+        """A bell of another replica's."""
+        self._ears.hear(bell, note)
+
+    def listen(self, bell: Bell, hear: Callable[[str], None]) -> Callable[[], None]:
+        return self._ears.listen(bell, hear)
+
+    async def pending(self) -> int:
+        return await self.link.ask("pending", self._server.pending)
+
+    async def ping(self) -> None:
+        await self.link.ask("ping", lambda: None)
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
+    async def _serve(self, handle: Handler, row: OutboxRow, delivery: int) -> None:
+        async def still() -> None:
+            await self._say(lambda: self._server.still(row.run_id, delivery))
+
+        disposition = await handled(handle, row, still=still, every_s=_SIGN_S)
+        self.on_answer(row, disposition)
+        await self._say(lambda: self._server.answer(row.run_id, delivery, disposition))
+
+    async def _say(self, execute: Callable[[], None]) -> None:
+        try:
+            await self.link.ask("answer", execute)
+        except BackendError:
+            return  # It will be delivered again.

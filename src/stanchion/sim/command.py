@@ -1,0 +1,222 @@
+"""``stanchion sim``: thousands of bad days, and how each went.
+
+stanchion sim --seeds 0..200 --profile mixed      a summary; exit code 1 if a day went wrong
+stanchion sim --seed 7                            one day, line by line
+stanchion sim --mutants                           whether deliberate defects are found out
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Final
+
+from stanchion.sim import mutants
+from stanchion.sim.mutant import NO_MUTANT, Mutant
+from stanchion.sim.scenario import MIXED, PROFILES, Scenario, draw
+from stanchion.sim.shrink import shrunk
+from stanchion.sim.world import Verdict, play
+
+__all__ = ["Summary", "hunt", "main", "replay", "run"]
+
+PROGRESS_EVERY_S: Final = 5.0
+FAILURES_SHOWN: Final = 3
+MUTANT_SEEDS_MAX: Final = 300
+Say = Callable[[str], None]
+
+
+class Summary:
+    """What many days had in common."""
+
+    def __init__(self) -> None:
+        self.days = 0
+        self.runs = 0
+        self.simulated_s = 0.0
+        self.faults: Counter[str] = Counter()
+        self.checks: Counter[str] = Counter()
+        self.broken: list[tuple[int, tuple[str, ...]]] = []
+        self._began_s = time.monotonic()
+
+    def add(self, verdict: Verdict) -> None:
+        """Count a day in."""
+        self.days += 1
+        self.runs += verdict.runs
+        self.simulated_s += verdict.simulated_s
+        self.faults.update(verdict.faults)
+        self.checks.update(verdict.checks)
+        if verdict.broken:
+            self.broken.append((verdict.scenario.seed, verdict.broken))
+
+    @property
+    def rate(self) -> str:
+        """How fast it goes."""
+        elapsed_s = max(1e-9, time.monotonic() - self._began_s)
+        hours = self.simulated_s / 3600
+        return f"{hours:.1f} h simulated, {hours / elapsed_s:.2f} h a second, {elapsed_s:.0f} s"
+
+    def lines(self) -> Iterator[str]:
+        """All of it, for people."""
+        yield f"{self.days} days, {self.runs} runs; {self.rate}"
+        yield "faults:"
+        for name, number in self.faults.most_common():
+            yield f"  {number:9,d}  {name}"
+        yield "checks:"
+        for name, number in self.checks.most_common():
+            yield f"  {number:9,d}  {name}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; its exit code."""
+    given = _parser().parse_args(arguments)
+    if given.mutants:
+        return hunt(given.only, seeds_max=given.seeds_max, workers=given.workers, say=_say)
+    if given.seed is not None:
+        return replay(given.seed, given.profile, say=_say, mutant=_mutant(given.only))
+    return run(given.seeds, given.profile, workers=given.workers, say=_say)
+
+
+def run(seeds: range, profile: str = MIXED, *, workers: int = 1, say: Say = print) -> int:
+    """Play many days; 1 if one of them went wrong."""
+    summary, told_s = Summary(), time.monotonic()
+    for verdict in _played(seeds, profile, workers):
+        summary.add(verdict)
+        if time.monotonic() - told_s > PROGRESS_EVERY_S:
+            told_s = time.monotonic()
+            say(f"{summary.days} of {len(seeds)} days, {len(summary.broken)} wrong; {summary.rate}")
+    for line in summary.lines():
+        say(line)
+    for seed, broken in summary.broken[:FAILURES_SHOWN]:
+        say(f"\nseed {seed} ({profile}): {broken[0]}")
+        small = shrunk(play(draw(seed, profile)), play)
+        _tell(small, say)
+        say(f"replay it: stanchion sim --seed {seed} --profile {profile}")
+    say(f"\n{'ALL GOOD' if not summary.broken else f'{len(summary.broken)} DAYS WENT WRONG'}")
+    if summary.broken:
+        say("seeds: " + " ".join(str(seed) for seed, _ in summary.broken[:50]))
+    return 1 if summary.broken else 0
+
+
+def replay(seed: int, profile: str = MIXED, *, say: Say = print, mutant: Mutant = NO_MUTANT) -> int:
+    """Play one day and tell all of it."""
+    verdict = play(draw(seed, profile), mutant)
+    for line in _plan(verdict.scenario):
+        say(line)
+    say("history:")
+    for line in verdict.lines:
+        say(line)
+    say(f"digest {verdict.digest}; {verdict.simulated_s:.0f} s simulated, {verdict.runs} runs")
+    for sentence in verdict.broken:
+        say(f"BROKEN {sentence}")
+    return 1 if verdict.broken else 0
+
+
+def hunt(
+    only: str | None = None,
+    *,
+    seeds_max: int = MUTANT_SEEDS_MAX,
+    workers: int = 1,
+    say: Say = print,
+) -> int:
+    """Play days with each defect until it is found out; 1 if one is not."""
+    names = [each.name for each in mutants.ALL if only in {None, each.name}]
+    days: list[int] = []
+    say(f"{'days':>5}  {'defect':<28} found by")
+    for name, (number, sentence) in zip(names, _hunted(names, seeds_max, workers), strict=True):
+        if number is not None:
+            days.append(number)
+        say(f"{'never' if number is None else number:>5}  {name:<28} {sentence}")
+    if days:
+        say(f"days to find out: median {statistics.median(days):g}, worst {max(days)}")
+    return 1 if len(days) < len(names) else 0
+
+
+def _hunted(names: Sequence[str], seeds_max: int, workers: int) -> Iterator[tuple[int | None, str]]:
+    one = partial(_hunt_one, seeds_max=seeds_max)
+    if workers == 1:
+        yield from map(one, names)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        yield from pool.map(one, names)
+
+
+def _hunt_one(name: str, seeds_max: int) -> tuple[int | None, str]:
+    """After how many days a defect was found out, and by what."""
+    mutant = _mutant(name)
+    for number, seed in enumerate(range(seeds_max), start=1):
+        verdict = play(draw(seed, mutant.profile), mutant)
+        if verdict.broken:
+            return number, verdict.broken[0]
+    return None, f"not within {seeds_max} days"
+
+
+def _played(seeds: range, profile: str, workers: int) -> Iterator[Verdict]:
+    if workers == 1:
+        yield from (play(draw(seed, profile)) for seed in seeds)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        yield from pool.map(partial(_play_briefly, profile=profile), seeds, chunksize=10)
+
+
+def _play_briefly(seed: int, profile: str) -> Verdict:
+    """Without the lines: they need not travel between processes."""
+    from msgspec.structs import replace  # noqa: PLC0415 - for the children alone
+
+    return replace(play(draw(seed, profile)), lines=())
+
+
+def _tell(verdict: Verdict, say: Say) -> None:
+    say("the shortest day that goes wrong in the same way:")
+    for line in _plan(verdict.scenario):
+        say(line)
+    for line in verdict.lines:
+        say(line)
+
+
+def _plan(scenario: Scenario) -> Iterable[str]:
+    weather = "stormy" if scenario.is_stormy else "clear"
+    yield (
+        f"day {scenario.seed}: {scenario.profile.name}, {scenario.replicas} replicas,"
+        f" {scenario.workers} workers, {weather}"
+    )
+    yield from (f"  {ask}" for ask in scenario.asks)
+    yield from (f"  {fault}" for fault in scenario.faults)
+
+
+def _mutant(name: str | None) -> Mutant:
+    return next((each for each in mutants.ALL if each.name == name), NO_MUTANT)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="stanchion sim", description="Run the services under seeded faults, in virtual time."
+    )
+    parser.add_argument("--seeds", type=_seeds, default=range(50), help="A..B, B not included")
+    parser.add_argument("--seed", type=int, help="play one day and tell all of it")
+    parser.add_argument("--profile", default=MIXED, choices=[MIXED, *PROFILES])
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--mutants", action="store_true", help="find out deliberate defects")
+    parser.add_argument(
+        "--only",
+        choices=[each.name for each in mutants.ALL],
+        metavar="DEFECT",
+        help="this defect alone",
+    )
+    parser.add_argument("--seeds-max", type=int, default=MUTANT_SEEDS_MAX)
+    return parser
+
+
+def _seeds(text: str) -> range:
+    first, dots, last = text.partition("..")
+    try:
+        return range(int(first), int(last)) if dots else range(int(first), int(first) + 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not A..B") from None
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - a command's output

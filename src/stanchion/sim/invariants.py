@@ -1,0 +1,288 @@
+"""Invariants: what must hold in the world, each as a small function that says what is wrong.
+
+They are given facts, most of them from the ledger, which is kept beside the servers and not by
+them. A function yields sentences; none is good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from stanchion.adapters.store.memory.shelf import JobFile, RunFile, Shelf
+from stanchion.client.signals import Retrying
+from stanchion.core.events import TimerKind
+from stanchion.core.model import (
+    Instant,
+    JobId,
+    OnJob,
+    Run,
+    RunId,
+    RunStatus,
+    Stamp,
+    Step,
+    StepStatus,
+)
+from stanchion.core.plan import Plan
+from stanchion.core.retry import (
+    Backoff,
+    BoundedJitter,
+    Budget,
+    Exponential,
+    Fixed,
+    RetryClass,
+    RetryPolicy,
+)
+from stanchion.core.settings import Settings
+from stanchion.core.transition import SetTimer, Transition
+from stanchion.core.workflow import DelaySpec, ForEachSpec, JobSpec
+from stanchion.ports.records import JobState
+
+__all__ = [
+    "accepted_once",
+    "call_retries_in_bounds",
+    "cap_holds",
+    "chain_holds",
+    "client_retries_in_bounds",
+    "decision_stays_true",
+    "fence_rises",
+    "finished_is_absorbing",
+    "gate_answers_in_time",
+    "grant_is_disjoint",
+    "holder_owns",
+    "inbox_has_row",
+    "job_holder_owns",
+    "nothing_after_deadline",
+    "one_run_per_key",
+    "owned_queued_or_finished",
+    "retries_in_budget",
+    "retry_after_in_bounds",
+    "slots_are_unfinished_runs",
+    "timers_in_bounds",
+    "told_stays_true",
+    "unleased_only_by_policy",
+]
+
+_MS: int = 1_000
+
+
+# ── Admission ────────────────────────────────────────────────────────────────────────────────────
+
+
+def cap_holds(tenant: str, active: int, limit: int | None) -> Iterator[str]:
+    """Never more active runs than the cap, at the moment one is admitted."""
+    if limit is not None and active > limit:
+        yield f"{tenant} has {active} active runs, and a cap of {limit}"
+
+
+def slots_are_unfinished_runs(tenant: str, counted: int, unfinished: int) -> Iterator[str]:
+    """A slot is held exactly while its run is unfinished."""
+    if counted != unfinished:
+        yield f"{tenant} has {counted} slots in use, and {unfinished} unfinished runs"
+
+
+def one_run_per_key(key: tuple[str, str], runs: Collection[str]) -> Iterator[str]:
+    """A key makes one run, however often and by however many it is sent."""
+    if len(runs) > 1:
+        yield f"key {key[1]} of {key[0]} made {len(runs)} runs"
+
+
+def nothing_after_deadline(what: str, *, is_late: bool, has_changed: bool) -> Iterator[str]:
+    """A command that is executed after its deadline changes nothing."""
+    if is_late and has_changed:
+        yield f"{what} came true after its caller's time was over"
+
+
+def gate_answers_in_time(took_s: float, settings: Iterable[Settings]) -> Iterator[str]:
+    """A start is answered within the wait budget and half a second, whatever is away."""
+    most_s = max(each.admission.lock_wait_s for each in settings) + 0.5
+    if took_s > most_s:
+        yield f"a caller waited {took_s:.3f} s for the gate, of {most_s:.1f}"
+
+
+# ── Commits ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def chain_holds(run_id: str, *, read: Stamp, present: Stamp) -> Iterator[str]:
+    """Accepted commits form one chain: each was decided on what the one before it left."""
+    if read != present:
+        yield f"run {run_id}: accepted a commit decided on {read}, where {present} was"
+
+
+def fence_rises(what: str, *, before: int, now: int, strictly: bool = False) -> Iterator[str]:
+    """Whoever comes later has a higher fence."""
+    if now < before or (strictly and now == before):
+        yield f"{what}: fence {now} after {before}"
+
+
+def finished_is_absorbing(run_id: str, *, was_finished: bool) -> Iterator[str]:
+    """A finished run never changes again."""
+    if was_finished:
+        yield f"run {run_id} changed after its end"
+
+
+def unleased_only_by_policy(run_id: str, *, must_close: bool) -> Iterator[str]:
+    """Classes that fail closed never work without a lease."""
+    if must_close:
+        yield f"run {run_id} was worked on without a lease, and its class fails closed"
+
+
+def inbox_has_row(shelf: Shelf, run_id: RunId) -> Iterator[str]:
+    """Whatever lies in an inbox has a row that keeps somebody coming back."""
+    file = shelf.runs.get(run_id)
+    if file is not None and file.inbox and shelf.outbox.due(run_id) is None:
+        yield f"run {run_id} has {len(file.inbox)} events in its inbox and no row in the outbox"
+
+
+# ── Leases ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def grant_is_disjoint(name: str, *, until: Instant | None, now: Instant) -> Iterator[str]:
+    """A name is granted to another only when the term before has ended. ``until``: its end."""
+    if until is not None and now < until:
+        yield f"{name} was granted {until - now} ms before the term of its holder ended"
+
+
+def holder_owns(name: str, *, fence: int | None, owner: int | None) -> Iterator[str]:
+    """A holder that trusts its lease owns it."""
+    if fence != owner:
+        yield f"{name}: a holder trusts fence {fence}, and the lock server has {owner}"
+
+
+def job_holder_owns(job_id: str, fence: int, file: JobFile | None, now: Instant) -> Iterator[str]:
+    """A worker that trusts its job's lease has it, unless the run has no use for the job."""
+    if file is None:
+        yield f"{job_id}: a worker trusts its lease, and there is no such job"
+    elif file.state is JobState.LEASED:
+        if file.fence != fence:
+            yield f"{job_id}: a worker trusts fence {fence}, and {file.fence} has it"
+        elif file.expires_at is not None and now >= file.expires_at:
+            yield f"{job_id}: a worker trusts a lease that ran out {now - file.expires_at} ms ago"
+    elif file.state in {JobState.READY, JobState.DEAD} or file.fence != fence:
+        yield f"{job_id}: a worker trusts fence {fence}, and the job is {file.state}"
+
+
+def accepted_once(job_id: str, *, fence: int, holder: int | None, before: int) -> Iterator[str]:
+    """A result is taken once, and from the present holder only."""
+    if before:
+        yield f"{job_id}: a second result was taken"
+    if holder != fence:
+        yield f"{job_id}: a result of fence {fence} was taken while {holder} had the lease"
+
+
+def told_stays_true(run: Run, status: RunStatus) -> Iterator[str]:
+    """A run that a caller was told has ended has ended so."""
+    if run.status is not status:
+        yield f"a caller was told that run {run.id} is {status}, and it is {run.status}"
+
+
+def decision_stays_true(step_id: str, step: Step, verbs: Collection[str]) -> Iterator[str]:
+    """Whoever was told that a decision is carried out finds it so; nobody else was told so."""
+    is_approved = step.status is StepStatus.SUCCEEDED
+    for verb in verbs:
+        if (verb == "approve") is not is_approved:
+            yield f"{step_id} is {step.status}, and somebody was told that {verb} was carried out"
+
+
+# ── Delays ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def call_retries_in_bounds(delay_ms: int, settings: Iterable[Settings]) -> Iterator[str]:
+    """A call that comes again does so when a busy run, or a backend that is away, is due again."""
+    windows: list[tuple[int, int]] = []
+    for each in settings:
+        busy = each.lock_busy
+        error_ms = busy.backend_error_delay_ms
+        jitter_ms = busy.retry.jitter_ms if isinstance(busy.retry, BoundedJitter) else 0
+        windows.append(_window(busy.retry))
+        windows.append((error_ms - min(jitter_ms, error_ms), error_ms + min(jitter_ms, error_ms)))
+    if not any(low <= delay_ms <= high for low, high in windows):
+        yield f"a call comes again after {delay_ms} ms, and policy says {windows}"
+
+
+def client_retries_in_bounds(
+    told: Retrying, policies: Mapping[RetryClass, RetryPolicy]
+) -> Iterator[str]:
+    """A caller honours the server's word, and waits no longer than its policy says."""
+    policy = policies[told.retry_class]
+    _, high_ms = _window(policy.backoff)
+    latest_ms = max(high_ms, round(told.retry_after_ms * (1 + policy.spread)) + 1)
+    if not told.retry_after_ms <= told.delay_ms <= latest_ms:
+        yield f"told to wait {told.retry_after_ms} ms, a caller waits {told.delay_ms}"
+
+
+def retries_in_budget(
+    retry_class: RetryClass, budget: Budget, *, retries: int, elapsed_ms: int
+) -> Iterator[str]:
+    """The callers of one process retry no more than their budget allows."""
+    most = budget.tokens_max + budget.refill_per_s * elapsed_ms / _MS
+    if retries > most:
+        yield f"{retries} retries of class {retry_class} within {elapsed_ms} ms, of {most:.1f}"
+
+
+def retry_after_in_bounds(status: int, retry_after_ms: int | None) -> Iterator[str]:
+    """429 asks for 1 to 30 s, 503 for 1 to 10 s."""
+    most_ms = {429: 30_000, 503: 10_000}.get(status)
+    if most_ms is not None and not (
+        retry_after_ms is not None and _MS <= retry_after_ms <= most_ms
+    ):
+        yield f"a {status} asks its caller to come again after {retry_after_ms} ms"
+
+
+def timers_in_bounds(plan: Plan, transition: Transition) -> Iterator[str]:
+    """A retry is due within its policy's bounds, a delay when it was asked for."""
+    at = transition.timeline[0].at if transition.timeline else None
+    for effect in transition.effects:
+        if not isinstance(effect, SetTimer) or effect.timer.step_id is None or at is None:
+            continue
+        spec, wait_ms = plan.steps[effect.timer.step_id].spec, effect.due - at
+        if effect.timer.kind is TimerKind.DELAY and isinstance(spec, DelaySpec):
+            if wait_ms != round(spec.delay_s * _MS):
+                yield f"a delay of {spec.delay_s} s is {wait_ms} ms long"
+        elif effect.timer.kind is TimerKind.RETRY and isinstance(spec, JobSpec | ForEachSpec):
+            low_ms, high_ms = _window(spec.retry.backoff)
+            if not low_ms <= wait_ms <= high_ms:
+                yield f"a retry is due in {wait_ms} ms, and policy says {low_ms} to {high_ms}"
+
+
+def _window(policy: Backoff) -> tuple[int, int]:
+    match policy:
+        case Fixed(delay_ms):
+            return delay_ms, delay_ms
+        case BoundedJitter(delay_ms, jitter_ms):
+            return delay_ms - jitter_ms, delay_ms + jitter_ms
+        case Exponential():
+            return 0, policy.cap_ms
+
+
+# ── After healing ────────────────────────────────────────────────────────────────────────────────
+
+
+def owned_queued_or_finished(
+    shelf: Shelf, file: RunFile, *, now: Instant, grace_ms: int
+) -> Iterator[str]:
+    """An unfinished run is being looked after: nothing of it is overdue."""
+    run = file.run
+    if run.status.is_finished:
+        return
+    due = shelf.outbox.due(run.id)
+    if file.inbox and (due is None or due < now - grace_ms):
+        yield f"run {run.id} has events that nobody applies"
+    for timer, at in sorted(file.timers.items(), key=lambda each: each[0].key):
+        if at < now - grace_ms:
+            yield f"run {run.id}: timer {timer.key} is overdue by {now - at} ms"
+    for job in file.jobs:
+        yield from _job_is_looked_after(shelf, job, now, grace_ms)
+
+
+def _job_is_looked_after(shelf: Shelf, job: JobId, now: Instant, grace_ms: int) -> Iterator[str]:
+    file = shelf.jobs[job]
+    if file.state is JobState.LEASED:
+        expires_at = file.expires_at
+        if expires_at is None or expires_at < now - grace_ms:
+            yield f"{job} has a lease that ran out, and nobody noticed"
+        return
+    run = shelf.runs[file.job.run_id]
+    if file.state is JobState.FINISHED and file.job.item is None and not run.inbox:
+        wait = run.run.step(file.job.step_id).wait
+        if isinstance(wait, OnJob) and wait.job_id == job:
+            yield f"{job}: its result was accepted and is lost"

@@ -1,0 +1,415 @@
+"""The ledger: what really happened, written down beside the servers and not by them.
+
+It sees every command in the step in which the store executes it, and holds each against the
+invariants. What it knows it has from commands and answers; it looks at the store's own shelf only
+to compare. What is about locks is in ``lock_ledger``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from stanchion.core import invariants as of_core
+from stanchion.core.admission import Admitted, Full
+from stanchion.core.model import Instant, JobId, Risk, Run, RunId, TenantId
+from stanchion.core.plan import Plan
+from stanchion.core.settings import DEFAULTS, Settings
+from stanchion.core.settings_document import read_settings
+from stanchion.ports.bus import Disposition, Retry
+from stanchion.ports.records import (
+    Accepted,
+    Admission,
+    Commit,
+    Committed,
+    Conflict,
+    Document,
+    JobState,
+    Loaded,
+    OutboxRow,
+)
+from stanchion.services.gate_answers import (
+    GateFailed,
+    JobThrottled,
+    KeyMismatch,
+    Started,
+    TenantFull,
+)
+from stanchion.sim import invariants as must
+from stanchion.sim.history import History
+from stanchion.sim.link import Link
+from stanchion.sim.lock_ledger import NEVER_S, Hold, LockLedger
+from stanchion.sim.process import Process
+from stanchion.sim.servers import StoreServer
+
+__all__ = ["Ambush", "Ledger", "Trap"]
+
+Ambush: TypeAlias = Callable[[Process, RunId, Hold], bool]
+"""Asked at every read under a lease; whether it struck, and is done with."""
+Trap: TypeAlias = Callable[[Link, Commit], bool]
+"""Likewise, at every commit."""
+_CLOSED: Final = frozenset({Risk.HIGH, Risk.CRITICAL})
+"""Classes whose policy nobody changes in these days: they fail closed."""
+_OPEN_JOBS: Final = frozenset({JobState.READY, JobState.LEASED})
+_ON_ITS_WAY_S: Final = 12.0
+"""What was leased before a failover may reach its worker so long after it."""
+
+
+class _Seen(NamedTuple):
+    """A command that the store has executed."""
+
+    who: Process
+    verb: str
+    arguments: tuple[Any, ...]
+    answer: Any
+    is_late: bool
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Everything that was seen."""
+
+    history: History
+    store: StoreServer
+    plan_of: Callable[[Run], Plan | None]
+    run_ttl_ms: int
+    locks: LockLedger
+    tallies: defaultdict[str, Counter[str]]
+    """What reached each replica, by its process: what its metrics must say."""
+    settings: list[Settings] = field(default_factory=lambda: [DEFAULTS])
+    """All that were ever in force."""
+    runs: dict[RunId, Run] = field(default_factory=dict)
+    """As the last accepted change left them."""
+    keys: defaultdict[tuple[str, str], dict[RunId, None]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    unfinished: Counter[str] = field(default_factory=Counter)
+    results: Counter[JobId] = field(default_factory=Counter)
+    leases: dict[JobId, tuple[int, Instant]] = field(default_factory=dict)
+    """Job leases that stand: fence and end."""
+    job_fences: dict[JobId, int] = field(default_factory=dict)
+    taken: set[tuple[str, int]] = field(default_factory=set)
+    """Every result that the store has ever accepted: job and fence."""
+    ambushes: list[Ambush] = field(default_factory=list)
+    """What waits for a replica in the middle of a hold, between reading a run and writing it."""
+    traps: list[Trap] = field(default_factory=list)
+    """What waits for a commit that is about to be sent."""
+    failed_over_at_s: float = NEVER_S
+    orphans: set[JobId] = field(default_factory=set)
+    """Jobs that were out at a failover. Their results may be lost, and applied all the same."""
+
+    # ── What replicas and workers do ─────────────────────────────────────────────────────────────
+
+    def sends(self, link: Link, verb: str, arguments: tuple[Any, ...]) -> None:
+        """A replica is about to send this to the store."""
+        if verb == "commit":
+            self.locks.writes(link.caller, arguments[0].run_id)
+            for trap in list(self.traps):
+                if trap(link, arguments[0]):
+                    self.traps.remove(trap)
+
+    def brought(self, link: Link, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
+        """The store's answer has reached the replica."""
+        tally = self.tallies[link.caller.name]
+        match verb, answer:
+            case ("commit", Conflict()) | ("items_at", None):
+                tally["commit_conflicts"] += 1
+            case "commit", Committed() if arguments[0].transition.status.is_finished:
+                tally["runs_finished"] += 1
+            case "admit", Admitted() if arguments[0].run.status.is_finished:
+                tally["runs_finished"] += 1
+            case "expire_jobs", tuple():
+                tally["scheduler_job_lock_abandoned"] += len(answer)
+            case _:
+                pass
+
+    def answered(self, _row: OutboxRow, said: Disposition) -> None:
+        """A replica has answered a call of the bus."""
+        if isinstance(said, Retry):
+            self.history.check(
+                "delays within policy", must.call_retries_in_bounds(said.delay_ms, self.settings)
+            )
+
+    def gated(self, process: Process, answer: object, took_s: float) -> None:
+        """The gate has answered a caller."""
+        if isinstance(answer, Started | TenantFull | KeyMismatch | JobThrottled | GateFailed):
+            self.tallies[process.name]["admission_decisions"] += 1
+        self.history.check(
+            "the gate answers in time", must.gate_answers_in_time(took_s, self.settings)
+        )
+
+    def works(self, job_id: JobId, fence: int, since_s: float) -> None:
+        """A worker acts on a job, and trusts its lease at this moment."""
+        if since_s <= self.failed_over_at_s + _ON_ITS_WAY_S:
+            return  # The store may not know of the lease any more, and nobody could tell.
+        file = self.store.real.shelf.jobs.get(job_id)
+        now = self.store.clock.now()
+        self.history.check(
+            "a trusted lease is owned", must.job_holder_owns(job_id, fence, file, now)
+        )
+
+    def told_accepted(self, job_id: str, fence: int) -> None:
+        """A worker was told that its result is durable."""
+        is_taken = (job_id, fence) in self.taken
+        said = [] if is_taken else [f"{job_id}: a worker was told 'accepted', and it is not"]
+        self.history.check("no accepted result is lost", said)
+
+    # ── What the store does ──────────────────────────────────────────────────────────────────────
+
+    def stored(
+        self, link: Link, verb: str, arguments: tuple[Any, ...], answer: object, *, is_late: bool
+    ) -> None:
+        """The store has executed this."""
+        note = _NOTES.get(verb)
+        if note is not None:
+            note(self, _Seen(link.caller, verb, arguments, answer, is_late))
+
+    def failed_over(self) -> None:
+        """The store has lost its last writes: what it has now is what is true."""
+        shelf = self.store.real.shelf
+        self.failed_over_at_s = asyncio.get_running_loop().time()
+        self.runs = {run_id: file.run for run_id, file in shelf.runs.items()}
+        self.keys.clear()
+        for run_id, file in shelf.runs.items():
+            if file.key is not None:
+                self.keys[file.run.tenant, file.key][run_id] = None
+        self.unfinished = Counter(
+            run.tenant
+            for run in self.runs.values()
+            if run.holds_slot and not run.status.is_finished
+        )
+        self.results.clear()
+        self.leases.clear()
+        self.orphans |= {id_ for id_, each in shelf.jobs.items() if each.state in _OPEN_JOBS}
+        for job_id, each in shelf.jobs.items():
+            if each.expires_at is not None:
+                self.leases[job_id] = (each.fence, each.expires_at)
+
+    def admitted(self, seen: _Seen) -> None:
+        """Somebody asked for a run."""
+        admission: Admission = seen.arguments[0]
+        run, check = admission.run, self.history.check
+        if isinstance(seen.answer, Full) and run.tenant == "quiet":
+            said = ["a tenant that asks for little was told that it is full"]
+            check("other tenants untouched", said)
+        if not isinstance(seen.answer, Admitted) or run.id in self.runs:
+            return
+        self.history.tell(f"store  {seen.who.name} admit {run.tenant}/{run.workflow_id} {run.id}")
+        check(
+            "nothing after its deadline",
+            must.nothing_after_deadline(f"run {run.id}", is_late=seen.is_late, has_changed=True),
+        )
+        shelf = self.store.real.shelf
+        self.runs[run.id] = shelf.runs[run.id].run
+        if run.holds_slot and not run.status.is_finished:
+            self.unfinished[run.tenant] += 1
+        if admission.key is not None:
+            key = (str(run.tenant), admission.key)
+            self.keys[key][run.id] = None
+            check("one run per key", must.one_run_per_key(key, self.keys[key]))
+        if run.holds_slot:
+            config = shelf.peek(run.tenant).config
+            limit = None if config is None else config.max_concurrent_runs
+            active = self.unfinished[run.tenant]
+            check("never above the cap", must.cap_holds(run.tenant, active, limit))
+        self._slots(run.tenant)
+
+    def committed(self, seen: _Seen) -> None:
+        """Somebody wanted to change a run."""
+        commit: Commit = seen.arguments[0]
+        before, shelf = self.runs.get(commit.run_id), self.store.real.shelf
+        if not isinstance(seen.answer, Committed):
+            self.history.tell(f"store  {seen.who.name} commit {commit.run_id}: {seen.answer}")
+        elif before is not None and before.stamp.nonce != commit.nonce:
+            after = shelf.runs[commit.run_id].run
+            self._changed(before, commit, after)
+            if before.holds_slot and after.status.is_finished and not before.status.is_finished:
+                self.unfinished[before.tenant] -= 1
+            self.runs[commit.run_id] = after
+            self.history.tell(f"store  {seen.who.name} {_told(commit)}")
+            self._slots(before.tenant)
+        self._work(commit.run_id)
+        self._rows([commit.run_id])
+
+    def _changed(self, before: Run, commit: Commit, after: Run) -> None:
+        run_id, check = commit.run_id, self.history.check
+        check(
+            "commits form one chain",
+            must.chain_holds(run_id, read=commit.read, present=before.stamp),
+        )
+        check(
+            "finished is absorbing",
+            must.finished_is_absorbing(run_id, was_finished=before.status.is_finished),
+        )
+        if commit.fence is None:
+            must_close = before.risk in _CLOSED
+            check(
+                "unleased only by policy",
+                must.unleased_only_by_policy(run_id, must_close=must_close),
+            )
+        else:
+            check(
+                "fences rise",
+                must.fence_rises(f"run {run_id}", before=before.fence, now=commit.fence),
+            )
+        check("changes go forward", of_core.of_transition(before, commit.transition, after))
+        plan = self.plan_of(after)
+        if plan is not None:
+            check("delays within policy", must.timers_in_bounds(plan, commit.transition))
+            check("runs are in a state that the rules lead to", of_core.of_run(plan, after))
+
+    def loaded(self, seen: _Seen) -> None:
+        """A replica has read a run."""
+        if not self.ambushes or not isinstance(seen.answer, Loaded) or not seen.answer.inbox:
+            return
+        run_id = seen.answer.run.id
+        for hold in self.locks.held_by(seen.who, run_id):
+            self.ambushes[:] = [each for each in self.ambushes if not each(seen.who, run_id, hold)]
+
+    def accepted(self, seen: _Seen) -> None:
+        """Workers have brought results."""
+        for result, answer in zip(seen.arguments[0], seen.answer, strict=True):
+            word = "rejected"
+            if isinstance(answer, Accepted):
+                word = "accepted again" if answer.repeated else "accepted"
+            self.history.tell(f"store  {seen.who.name} {result.job_id}: {word}")
+            if not isinstance(answer, Accepted) or answer.repeated:
+                continue
+            holder, _ = self.leases.pop(result.job_id, (None, None))
+            before = self.results[result.job_id]
+            self.history.check(
+                "each effect is accepted once",
+                must.accepted_once(result.job_id, fence=result.fence, holder=holder, before=before),
+            )
+            self.results[result.job_id] += 1
+            self.taken.add((result.job_id, result.fence))
+            self._rows([answer.run_id])
+
+    def leased(self, seen: _Seen) -> None:
+        """Jobs were handed out."""
+        now, check = self.store.clock.now(), self.history.check
+        for each in seen.answer:
+            job_id = each.job.id
+            _, until = self.leases.get(job_id, (0, None))
+            check("grants are disjoint", must.grant_is_disjoint(job_id, until=until, now=now))
+            before = self.job_fences.get(job_id, 0)
+            check(
+                "fences rise",
+                must.fence_rises(job_id, before=before, now=each.fence, strictly=True),
+            )
+            self.job_fences[job_id] = each.fence
+            self.leases[job_id] = (each.fence, each.expires_at)
+            self.history.tell(f"store  {seen.who.name} {job_id}: leased, {each.deliveries}.")
+
+    def renewed(self, seen: _Seen) -> None:
+        """Leases of jobs go on, or do not."""
+        shelf = self.store.real.shelf
+        for lease in seen.arguments[0]:
+            known, file = self.leases.get(lease.job_id), shelf.jobs.get(lease.job_id)
+            if known is not None and file is not None and file.expires_at is not None:
+                self.leases[lease.job_id] = (known[0], file.expires_at)
+
+    def expired(self, seen: _Seen) -> None:
+        """Leases of jobs have ended."""
+        now = self.store.clock.now()
+        for each in seen.answer:
+            _, until = self.leases.pop(each.job_id, (0, None))
+            self.history.check(
+                "grants are disjoint", must.grant_is_disjoint(each.job_id, until=until, now=now)
+            )
+            self._rows([each.run_id])
+            end = "dead" if each.is_dead else "ready again"
+            self.history.tell(f"store  {seen.who.name} {each.job_id}: {end}")
+
+    def taken_up(self, seen: _Seen) -> None:
+        """Rows were taken, or timers fired."""
+        self._rows(getattr(each, "run_id", each) for each in seen.answer)
+
+    def told(self, seen: _Seen) -> None:
+        """Something that needs no more than a line."""
+        self.history.tell(f"store  {seen.who.name} {seen.verb} {seen.arguments[0]}")
+
+    def poisoned(self, seen: _Seen) -> None:
+        """A failure was counted against an event; no outage may lead to that."""
+        said = [f"{seen.who.name}: {seen.verb} {seen.arguments}"]
+        self.history.check("poison budget untouched by outages", said)
+
+    def patched(self, seen: _Seen) -> None:
+        """A document was written."""
+        if isinstance(seen.answer, Document) and seen.arguments[0] == "settings":
+            document = seen.arguments[2]["settings"]
+            settings = read_settings(document, run_lease_ttl_ms=self.run_ttl_ms)
+            if isinstance(settings, Settings):
+                self.settings.append(settings)
+
+    def audited(self, seen: _Seen) -> None:
+        """Slots were compared with runs."""
+        said = [f"the audit found {drift}" for drift in seen.answer]
+        self.history.check("slots equal unfinished runs", said)
+
+    # ── What is compared with the store's shelf ──────────────────────────────────────────────────
+
+    def _work(self, run_id: RunId) -> None:
+        """What steps wait for is really out there, and nothing else is."""
+        shelf = self.store.real.shelf
+        file = shelf.runs.get(run_id)
+        plan = None if file is None else self.plan_of(file.run)
+        if file is None or plan is None or file.run.status.is_finished:
+            return
+        open_jobs = [
+            job
+            for job in file.jobs
+            if shelf.jobs[job].state in _OPEN_JOBS and job not in self.orphans
+        ]
+        said = of_core.of_work(
+            plan, file.run, file.items.items(), open_jobs=open_jobs, timers=list(file.timers)
+        )
+        if file.inbox or self.orphans:
+            # What has happened and is not applied yet is waited for, and not out any more.
+            said = [each for each in said if each.endswith("is out and not waited for")]
+        self.history.check("what is waited for is out there", sorted(said))
+
+    def _rows(self, run_ids: Iterable[RunId]) -> None:
+        shelf = self.store.real.shelf
+        for run_id in run_ids:
+            self.history.check(
+                "one row for whatever lies in an inbox", must.inbox_has_row(shelf, run_id)
+            )
+
+    def _slots(self, tenant: TenantId) -> None:
+        counted = self.store.real.shelf.peek(tenant).active
+        self.history.check(
+            "slots equal unfinished runs",
+            must.slots_are_unfinished_runs(tenant, counted, self.unfinished[tenant]),
+        )
+
+
+def _told(commit: Commit) -> str:
+    lines = [f"{line.what} {line.step or ''}".strip() for line in commit.transition.timeline]
+    fence = "without a lease" if commit.fence is None else f"fence {commit.fence}"
+    return f"commit {commit.run_id} ({fence}): {', '.join(lines)}"
+
+
+_NOTES: Final[Mapping[str, Callable[[Ledger, _Seen], None]]] = MappingProxyType(
+    {
+        "admit": Ledger.admitted,
+        "commit": Ledger.committed,
+        "load": Ledger.loaded,
+        "accept": Ledger.accepted,
+        "lease_jobs": Ledger.leased,
+        "renew_jobs": Ledger.renewed,
+        "expire_jobs": Ledger.expired,
+        "take_outbox": Ledger.taken_up,
+        "fire_timers": Ledger.taken_up,
+        "post": Ledger.told,
+        "replay_dead_letter": Ledger.told,
+        "count_failure": Ledger.poisoned,
+        "bury": Ledger.poisoned,
+        "put_document": Ledger.patched,
+        "audit_slots": Ledger.audited,
+    }
+)

@@ -1,0 +1,170 @@
+"""The ledger of locks: who was granted what, and who believes to hold it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from stanchion.core.lease_policy import LeasePolicy, OnLockError
+from stanchion.core.model import Instant, RunId
+from stanchion.ports.locks import Granted, Released, Renewed
+from stanchion.services.lease import Lease
+from stanchion.sim import invariants as must
+from stanchion.sim.history import History
+from stanchion.sim.process import Process
+from stanchion.sim.servers import LockServer
+
+__all__ = ["Hold", "LockLedger"]
+
+NEVER_S: float = -1e9
+
+
+@dataclass(slots=True)
+class Hold:
+    """A lease that a replica has in hand."""
+
+    process: Process
+    lease: Lease
+    policy: LeasePolicy
+    since_s: float
+    escalated: bool
+
+
+@dataclass(slots=True)
+class _Holder:
+    token: str
+    fence: int
+    until: Instant
+
+
+@dataclass(slots=True)
+class LockLedger:
+    """Everything that was seen of locks."""
+
+    history: History
+    locks: LockServer
+    tallies: defaultdict[str, Counter[str]]
+    holds: dict[int, Hold] = field(default_factory=dict)
+    _holders: dict[str, _Holder] = field(default_factory=dict)
+    _fences: dict[str, dict[int, str]] = field(default_factory=dict)
+    """For every name, every fence that was given out, and to which token."""
+    _not_owned: set[tuple[str, int]] = field(default_factory=set)
+    _forced_at_s: dict[str, float] = field(default_factory=dict)
+
+    # ── What replicas do ─────────────────────────────────────────────────────────────────────────
+
+    def holding(self, hold: Hold) -> None:
+        """A replica has got a lease, or goes on without one."""
+        self.holds[id(hold)] = hold
+        if hold.lease.is_degraded:
+            must_close = hold.policy.on_lock_error is OnLockError.FAIL_CLOSED or hold.escalated
+            self.tallies[hold.process.name]["workflow_lock_fallback"] += 1
+            self.history.check(
+                "unleased only by policy",
+                must.unleased_only_by_policy(hold.lease.name, must_close=must_close),
+            )
+
+    def let_go(self, hold: Hold) -> None:
+        """The body of a hold has ended."""
+        self.holds.pop(id(hold), None)
+
+    def held_by(self, process: Process, run_id: RunId) -> list[Hold]:
+        """What a replica has in hand of a run."""
+        name = f"run/{run_id}"
+        return [
+            hold
+            for hold in self.holds.values()
+            if hold.process is process and hold.lease.name == name
+        ]
+
+    def writes(self, process: Process, run_id: RunId) -> None:
+        """A replica is about to commit: if it trusts its lease, the lease is its own."""
+        for hold in self.held_by(process, run_id):
+            lease = hold.lease
+            if lease.fence is None or lease.lost is not None:
+                continue
+            self._owns(hold)
+            was_told = (lease.name, lease.fence) in self._not_owned
+            self.history.check(
+                "who is told 'not yours' stops",
+                [f"{lease.name}: fence {lease.fence} goes on"] if was_told else [],
+            )
+
+    def _owns(self, hold: Hold) -> None:
+        name = hold.lease.name
+        if hold.since_s > max(self.locks.lost_at_s, self._forced_at_s.get(name, NEVER_S)):
+            owner = self.locks.real.fence_of(name)
+            self.history.check(
+                "a trusted lease is owned",
+                must.holder_owns(name, fence=hold.lease.fence, owner=owner),
+            )
+
+    # ── What the lock server does ────────────────────────────────────────────────────────────────
+
+    def locked(
+        self, verb: str, name: str, token: str, answer: object, *, is_late: bool, ttl_ms: int
+    ) -> None:
+        """The lock server has executed this."""
+        match verb, answer:
+            case "acquire", Granted(fence):
+                self._granted(name, token, fence, ttl_ms, is_late=is_late)
+            case "renew", Renewed():
+                self._renewed(name, token, ttl_ms)
+            case "release", Released():
+                holder = self._holders.pop(name, None)
+                is_owner = holder is not None and holder.token == token
+                said = [] if is_owner else [f"{name} was released by one who had not got it"]
+                self.history.check("only the owner releases", said)
+            case "force", True:
+                self.history.tell(f"locks  {name} released by an operator")
+                self._forced_at_s[name] = asyncio.get_running_loop().time()
+                self._holders.pop(name, None)
+            case _:
+                pass
+
+    def told_not_owned(self, name: str, token: str) -> None:
+        """A holder was told that its lease is not its own any more."""
+        fences = self._fences.get(name, {})
+        self._not_owned.update((name, each) for each, whose in fences.items() if whose == token)
+
+    def lost(self) -> None:
+        """The lock server has forgotten everything."""
+        self._holders.clear()
+
+    def _renewed(self, name: str, token: str, ttl_ms: int) -> None:
+        holder, now = self._holders.get(name), self.locks.clock.now()
+        is_owner = holder is not None and holder.token == token and now < holder.until
+        said = [] if is_owner else [f"{name} was renewed for one who had lost it"]
+        self.history.check("grants are disjoint", said)
+        if holder is not None and holder.token == token:
+            holder.until = Instant(now + ttl_ms)
+
+    def _granted(self, name: str, token: str, fence: int, ttl_ms: int, *, is_late: bool) -> None:
+        now, check = self.locks.clock.now(), self.history.check
+        check(
+            "nothing after its deadline",
+            must.nothing_after_deadline(f"a grant of {name}", is_late=is_late, has_changed=True),
+        )
+        before = self._holders.get(name)
+        if before is not None and before.token != token:
+            check("grants are disjoint", must.grant_is_disjoint(name, until=before.until, now=now))
+            check(
+                "fences rise", must.fence_rises(name, before=before.fence, now=fence, strictly=True)
+            )
+        whose = self._fences.setdefault(name, {}).setdefault(fence, token)
+        # Above the server's own time it comes from the run's fence. A server that has lost its
+        # memory and the time as well may give such a one out again: then the commit decides.
+        is_borrowed = fence > now * 1_000
+        said = [f"{name}: fence {fence} was given out a second time"]
+        check("fences rise", [] if whose == token or is_borrowed else said)
+        self._holders[name] = _Holder(token, fence, Instant(now + ttl_ms))
+        self.history.tell(f"locks  {name} granted with fence {fence}")
+        self._look_at_believers(name)
+
+    def _look_at_believers(self, name: str) -> None:
+        for hold in list(self.holds.values()):
+            lease, process = hold.lease, hold.process
+            is_awake = not process.is_paused and not process.is_dead
+            if is_awake and lease.name == name and lease.fence is not None and lease.lost is None:
+                self._owns(hold)

@@ -1,0 +1,378 @@
+"""Mischief: carries out the faults of a scenario, and undoes what is left of them at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import Run, RunId, TenantId
+from stanchion.core.settings import Settings
+from stanchion.ports.errors import BackendError
+from stanchion.ports.records import Commit, Tenant
+from stanchion.sim.ledger import Ambush, Trap
+from stanchion.sim.link import CLEAR, Link
+from stanchion.sim.lock_ledger import Hold
+from stanchion.sim.loop import VirtualLoop
+from stanchion.sim.process import Process
+from stanchion.sim.scenario import Fault, Kind
+from stanchion.sim.workload import CAPS, WORKFLOWS, changed
+
+if TYPE_CHECKING:
+    from stanchion.sim.replica import Replica
+    from stanchion.sim.world import World
+
+__all__ = ["Mischief"]
+
+STEP_MS_MAX: Final = 4_000
+BEHIND_MS_MAX: Final = 600_000
+REPLICATION_LAG_S_MAX: Final = 4.0
+_AMBUSHES: Final = 0.7
+"""So many of the faults that could, wait for their moment."""
+
+PATCHES: Final[tuple[JsonObject, ...]] = (
+    {"lock_busy": {"kind": "fixed"}},
+    {"lock_busy": {"kind": "jitter", "delay_ms": 500, "jitter_ms": 200}},
+    {"lock_busy": {"delay_ms": 300, "jitter_ms": 100, "backend_error_delay_ms": 700}},
+    {"policies": {"standard": {"on_lock_error": "fail_closed"}}},
+    {"policies": {"standard": {"on_lock_error": "fail_open"}}},
+    {"policies": {"low": {"on_renewal_lost": "fence", "renewal_failures_max": 1}}},
+    {"admission": {"strategy": "lock"}},
+    {"admission": {"strategy": "atomic"}},
+    {"admission": {"strategy": "lock", "lock_wait_s": 1, "lock_ttl_s": 2}},
+    {"escalation": {"fallbacks_per_s": 0.02, "window_s": 10}},
+)
+
+
+class Mischief:
+    """Does what a scenario says."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._history = world.history
+        self._undo: dict[int, Callable[[], None]] = {}
+        self._number = 0
+        self._is_over = False
+
+    def do(self, fault: Fault) -> None:
+        """Let it happen, and end when its time is over."""
+        if self._is_over or self._history.broken:
+            return
+        undo = self._begin(fault)
+        if undo is None:
+            return
+        self._history.faults[str(fault.kind)] += 1
+        self._history.tell(f"fault  {fault.kind} (#{fault.target}, {fault.lasts_s:.1f} s)")
+        self._end_after(fault.lasts_s, undo)
+
+    def end(self) -> None:
+        """The bad day is over: everything works again, from now on."""
+        self._is_over = True
+        for number in list(self._undo):
+            self._end_one(number)
+        world = self._world
+        if world.bus is not None:
+            world.bus.is_kind = True
+        world.weather = CLEAR
+        for replica in world.replicas:
+            for link in replica.links:
+                link.weather = CLEAR
+        networks = [each.network for each in world.workers]
+        for network in (*networks, *(each.network for each in world.callers)):
+            network.weather = CLEAR
+        world.ledger.history.tell("weather clears")
+
+    def _end_after(self, seconds: float, undo: Callable[[], None]) -> None:
+        """Undo it then, or when the day is over."""
+        self._number += 1
+        self._undo[self._number] = undo
+        asyncio.get_running_loop().call_later(seconds, self._end_one, self._number)
+
+    def _end_one(self, number: int) -> None:
+        undo = self._undo.pop(number, None)
+        if undo is not None:
+            undo()
+
+    # ── One fault each. Answers how it ends; ``None`` if it cannot befall anybody now. ───────────
+
+    def _begin(self, fault: Fault) -> Callable[[], None] | None:  # noqa: C901, PLR0912 - one case a kind
+        world = self._world
+        replicas, workers = world.replicas, world.workers
+        number = fault.target % len(replicas)
+        replica = replicas[number]
+        hands = workers[fault.target % len(workers)]
+        match fault.kind:
+            case Kind.PAUSE_REPLICA:
+                if fault.amount < _AMBUSHES:
+                    return self._ambush(fault)
+                return self._pause(replica.process)
+            case Kind.CRASH_REPLICA:
+                return self._crash_replica(replica, number)
+            case Kind.DRAIN_REPLICA:
+                return self._drain_replica(replica, number)
+            case Kind.STEP_REPLICA:
+                replica.clock.step_ms += round(STEP_MS_MAX * (2 * fault.amount - 1))
+                return _nothing
+            case Kind.PAUSE_WORKER:
+                return self._pause(hands.process)
+            case Kind.CRASH_WORKER:
+                return self._crash_worker(fault.target % len(workers))
+            case Kind.SLOW_WORKER:
+                hands.slowness = 1 + 8 * fault.amount
+                return lambda: setattr(hands, "slowness", 1.0)
+            case Kind.CUT_WORKER:
+                hands.network.is_cut = True
+                return lambda: setattr(hands.network, "is_cut", False)
+            case Kind.CUT_CALLER:
+                network = world.callers[fault.target % len(world.callers)].network
+                network.is_cut = True
+                return lambda: setattr(network, "is_cut", False)
+            case Kind.CUT | Kind.CUT_THERE | Kind.CUT_BACK | Kind.SLOW:
+                return self._link(fault, replica)
+            case Kind.PAUSE_STORE:
+                return self._pause(world.store.process)
+            case Kind.CRASH_STORE:
+                world.store.is_down = True
+                return lambda: setattr(world.store, "is_down", False)
+            case Kind.FAIL_OVER:
+                return self._fail_over(fault)
+            case Kind.PAUSE_LOCKS:
+                return self._pause(world.locks.process)
+            case Kind.CRASH_LOCKS | Kind.EMPTY_LOCKS | Kind.REPLACE_LOCKS:
+                return self._locks(fault)
+            case Kind.FORCE_RELEASE:
+                return self._force_release(replica)
+            case Kind.CRASH_BUS:
+                return self._crash_bus()
+            case Kind.PAUSE_BUS:
+                return None if world.bus is None else self._pause(world.bus.process)
+            case Kind.CAP:
+                return self._cap(fault, replica)
+            case Kind.SETTINGS:
+                return self._settings(fault, replica)
+            case Kind.WORKFLOW:
+                return self._workflow(fault, replica)
+
+    def _ambush(self, fault: Fault) -> Callable[[], None]:
+        """The next replica that has read a run and not written it yet stands still."""
+
+        def spring(process: Process, _run_id: RunId, _hold: Hold) -> bool:
+            resume = self._pause(process)
+            if resume is not None:
+                self._history.tell(f"fault  {process.name} stands still in the middle of a hold")
+                self._end_after(fault.lasts_s, resume)
+            return True
+
+        return self._lie_in_wait(spring)
+
+    def _lie_in_wait(self, spring: Ambush) -> Callable[[], None]:
+        ambushes = self._world.ledger.ambushes
+        ambushes.append(spring)
+
+        def leave() -> None:
+            if spring in ambushes:
+                ambushes.remove(spring)
+
+        return leave
+
+    def _pause(self, process: Process) -> Callable[[], None] | None:
+        if process.is_paused or process.is_dead:
+            return None
+        process.pause()
+        for replica in self._world.replicas:
+            for link in replica.links:
+                if link.server.process is process:
+                    link.server_stands_still()
+
+        def resume() -> None:
+            if not process.is_dead:
+                loop = asyncio.get_running_loop()
+                assert isinstance(loop, VirtualLoop)
+                loop.resume(process)
+
+        return resume
+
+    def _crash_replica(self, replica: Replica, number: int) -> Callable[[], None] | None:
+        if not replica.is_up:
+            return None
+        replica.crash()
+        return lambda: _drop(self._world.add_replica(number))
+
+    def _drain_replica(self, replica: Replica, number: int) -> Callable[[], None] | None:
+        if not replica.is_up or replica.process.is_paused:
+            return None
+        replica.process.begin(replica.leave(), name="leave")
+
+        def replace() -> None:
+            replica.crash()  # If it has not left by itself.
+            _drop(self._world.add_replica(number))
+
+        return replace
+
+    def _crash_worker(self, number: int) -> Callable[[], None] | None:
+        process = self._world.workers[number].process
+        if process.is_dead:
+            return None
+        process.kill()
+        return lambda: _drop(self._world.add_worker(number))
+
+    def _link(self, fault: Fault, replica: Replica) -> Callable[[], None]:
+        links: list[Link] = (
+            replica.links if fault.amount > 0.8 else [replica.links[fault.target % 3]]  # noqa: PLR2004 - some
+        )
+        for link in links:
+            if fault.kind in {Kind.CUT, Kind.CUT_THERE}:
+                link.cut_there = True
+            if fault.kind in {Kind.CUT, Kind.CUT_BACK}:
+                link.cut_back = True
+            if fault.kind is Kind.SLOW:
+                link.slow_s = 0.05 + 0.9 * fault.amount**2
+
+        return lambda: _mend(links)
+
+    def _fail_over(self, fault: Fault) -> Callable[[], None]:
+        """A copy is made just before a commit, and takes over a little later: that much is lost.
+
+        On the worst of these days the lock server is away as well, and a commit on what will be
+        lost is long on its way: it arrives when another history has begun.
+        """
+        world = self._world
+        is_worst = fault.amount < _AMBUSHES
+
+        def copy(_link: Link, _commit: Commit) -> bool:
+            world.store.replicate()
+            before = dict(world.ledger.runs)
+            if is_worst:
+                world.locks.is_down = True
+                self._end_after(6, lambda: setattr(world.locks, "is_down", False))
+                leave = self._set_trap(lambda link, commit: delay(link, commit, before))
+                self._end_after(REPLICATION_LAG_S_MAX, leave)
+            lag_s = REPLICATION_LAG_S_MAX if is_worst else fault.amount
+            self._end_after(lag_s, self._lose)
+            return True
+
+        def delay(link: Link, commit: Commit, before: dict[RunId, Run]) -> bool:
+            if before.get(commit.run_id) == world.ledger.runs.get(commit.run_id):
+                return False
+            link.slow_s = 1.5 + 3 * fault.amount
+            asyncio.get_running_loop().call_soon(_mend, [link])
+            self._lose()
+            return True
+
+        return self._set_trap(copy)
+
+    def _set_trap(self, trap: Trap) -> Callable[[], None]:
+        traps = self._world.ledger.traps
+        traps.append(trap)
+        return lambda: traps.remove(trap) if trap in traps else None
+
+    def _lose(self) -> None:
+        store = self._world.store
+        if not store.fail_over():
+            return
+        store.is_down = True
+        self._world.ledger.failed_over()
+        self._history.tell("fault  the last writes of the store are lost")
+        self._end_after(0.1, lambda: setattr(store, "is_down", False))
+
+    def _locks(self, fault: Fault) -> Callable[[], None]:
+        locks = self._world.locks
+        locks.is_down = True
+
+        def back() -> None:
+            if fault.kind is not Kind.CRASH_LOCKS:
+                is_behind = fault.kind is Kind.REPLACE_LOCKS
+                behind_ms = round(BEHIND_MS_MAX * fault.amount) if is_behind else 0
+                locks.forget(behind_ms=behind_ms)
+                self._world.ledger.locks.lost()
+            locks.is_down = False
+
+        return back
+
+    def _crash_bus(self) -> Callable[[], None] | None:
+        bus = self._world.bus
+        if bus is None or bus.is_down:
+            return None
+        bus.crash()
+        return bus.restart
+
+    def _force_release(self, replica: Replica) -> Callable[[], None] | None:
+        """An operator takes a lock from a replica whose way to the store has become slow."""
+        locks = replica.services.locks
+        if not replica.is_up or locks is None:
+            return None
+
+        async def release(name: str) -> None:
+            with suppress(BackendError):
+                await locks.force_release(name)
+
+        def spring(process: Process, run_id: RunId, _hold: Hold) -> bool:
+            for each in self._world.replicas:
+                if each.process is process:
+                    each.links[0].slow_s = 0.7
+                    self._end_after(5, partial(_mend, [each.links[0]]))
+            if replica.is_up:
+                replica.process.begin(release(f"run/{run_id}"))
+            return True
+
+        return self._lie_in_wait(spring)
+
+    # ── Changes by operators ─────────────────────────────────────────────────────────────────────
+
+    def _cap(self, fault: Fault, replica: Replica) -> Callable[[], None] | None:
+        tenant = ("acme", "globex")[fault.target % 2]
+        cap = round(5 * fault.amount)
+
+        async def put(cap: int) -> None:
+            with suppress(BackendError):
+                await replica.services.gate.tenants.put(
+                    TenantId(tenant), Tenant(max_concurrent_runs=cap)
+                )
+
+        if not replica.is_up:
+            return None
+        replica.process.begin(put(cap))
+        return lambda: replica.process.begin(put(CAPS[tenant]))
+
+    def _settings(self, fault: Fault, replica: Replica) -> Callable[[], None] | None:
+        patch = PATCHES[fault.target % len(PATCHES)]
+        if not replica.is_up:
+            return None
+
+        async def change() -> None:
+            with suppress(BackendError):
+                settings = await replica.services.settings.patch(patch, actor="operator")
+                assert isinstance(settings, Settings), settings
+
+        replica.process.begin(change())
+        return _nothing
+
+    def _workflow(self, fault: Fault, replica: Replica) -> Callable[[], None] | None:
+        workflow = WORKFLOWS[fault.target % len(WORKFLOWS)]
+        if not replica.is_up:
+            return None
+
+        async def put() -> None:
+            with suppress(BackendError):
+                store = replica.services.store
+                await store.put_workflow(TenantId("acme"), changed(workflow, 1 + fault.target))
+
+        replica.process.begin(put())
+        return _nothing
+
+
+def _mend(links: Iterable[Link]) -> None:
+    for link in links:
+        link.cut_there = link.cut_back = False
+        link.slow_s = 0.0
+
+
+def _nothing() -> None:
+    """It ends by itself."""
+
+
+def _drop(_made: object) -> None:
+    """Nobody needs it."""

@@ -1,0 +1,198 @@
+"""The model: commit, takeover and failover, small enough to look at every state there is.
+
+One run at a store with a replica, a lock server that may lose everything, and two writers. A writer
+takes the lease (or goes on without one, if the lock server is away), reads the run, and commits
+what it decided. At any moment the store may fail over to what its replica has, and the lock server
+may forget. Time passes, so that fences by the clock rise; leases end whenever that hurts most.
+
+The search walks through every order of these steps (breadth first, so a counterexample is a
+shortest one) and holds each of them against three statements:
+
+* **one chain**: a commit is accepted only if the run is still what its writer read, in this very
+  history and not in one that was lost. So of two commits decided on the same read, one is accepted.
+* **no stale holder**: a commit under a lease is accepted only if nobody with a higher fence wrote.
+* **fences rise**: no lock server gives out a fence that it, or one before it, gave out.
+
+``search(Rules())`` finds none. Weaken one rule, and it finds the story: compare-and-set by version
+alone, or fences by a counter, are enough.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+__all__ = ["Bounds", "Found", "Rules", "search"]
+
+WRITERS: Final = 2
+
+
+class Rules(NamedTuple):
+    """What is compared, and how fences are made."""
+
+    compares_nonce: bool = True
+    fences_by_clock: bool = True
+    checks_fence: bool = True
+
+
+class Bounds(NamedTuple):
+    """How long a story may be."""
+
+    commits: int = 4
+    grants: int = 4
+    failovers: int = 1
+    losses: int = 1
+
+
+class Found(NamedTuple):
+    """What a search came to."""
+
+    states: int
+    broken: str | None = None
+    story: tuple[str, ...] = ()
+    """The steps that lead there, none to spare."""
+
+
+class _Stored(NamedTuple):
+    """The run at one server: its version, whose commit made it, and the highest fence."""
+
+    version: int = 0
+    nonce: int = 0
+    fence: int = 0
+
+
+class _Writer(NamedTuple):
+    fence: int | None = None
+    """``None``: no lease, or none needed. Sent with the commit."""
+    read: _Stored | None = None
+    is_unleased: bool = False
+
+
+class _State(NamedTuple):
+    primary: _Stored = _Stored()
+    replica: _Stored = _Stored()
+    writers: tuple[_Writer, ...] = (_Writer(),) * WRITERS
+    owner: int | None = None
+    """Who has the lease, as far as the lock server knows."""
+    counter: int = 0
+    """The last fence that the lock server remembers."""
+    clock: int = 0
+    given: tuple[int, ...] = ()
+    """Every fence that was ever given out."""
+    nonces: int = 0
+    """How many commits were ever accepted: each had a nonce of its own."""
+    failovers: int = 0
+    losses: int = 0
+
+
+class _Step(NamedTuple):
+    says: str
+    state: _State
+    broken: str | None = None
+
+
+def search(rules: Rules, bounds: Bounds = Bounds(), *, states_max: int = 2_000_000) -> Found:  # noqa: B008 - a value
+    """Look at every state that can be reached; the shortest way to one that must not be."""
+    start = _State()
+    came_from: dict[_State, tuple[_State, str] | None] = {start: None}
+    queue = deque([start])
+    while queue:
+        state = queue.popleft()
+        for step in _steps(state, rules, bounds):
+            if step.broken is not None:
+                story = (*_story(came_from, state), step.says)
+                return Found(len(came_from), step.broken, story)
+            if step.state not in came_from:
+                came_from[step.state] = (state, step.says)
+                queue.append(step.state)
+        if len(came_from) > states_max:
+            raise RuntimeError(f"more than {states_max} states")
+    return Found(len(came_from))
+
+
+def _steps(state: _State, rules: Rules, bounds: Bounds) -> Iterator[_Step]:
+    for number in range(WRITERS):
+        yield from _writer_steps(state, number, rules, bounds)
+    if state.replica != state.primary:
+        yield _Step("the store's replica catches up", state._replace(replica=state.primary))
+        if state.failovers < bounds.failovers:
+            yield _Step(
+                f"the store fails over from version {state.primary.version}"
+                f" to {state.replica.version}",
+                state._replace(primary=state.replica, failovers=state.failovers + 1),
+            )
+    if state.owner is not None:
+        yield _Step("the lease ends", state._replace(owner=None))
+    if state.losses < bounds.losses:
+        lost = state._replace(owner=None, counter=0, losses=state.losses + 1)
+        yield _Step("the lock server loses everything", lost)
+
+
+def _writer_steps(state: _State, number: int, rules: Rules, bounds: Bounds) -> Iterator[_Step]:
+    writer, name = state.writers[number], "AB"[number]
+    if writer.fence is None and not writer.is_unleased:
+        if state.owner is None and len(state.given) < bounds.grants:
+            yield _grant(state, number, rules)
+        unleased = _put(state, number, _Writer(is_unleased=True))
+        yield _Step(f"{name} goes on without a lease", unleased)
+    elif writer.read is None:
+        read = _put(state, number, writer._replace(read=state.primary))
+        yield _Step(f"{name} reads version {state.primary.version}", read)
+    else:
+        yield from _commit(state, number, rules, bounds)
+
+
+def _grant(state: _State, number: int, rules: Rules) -> _Step:
+    clock = state.clock + 1
+    fence = max(state.counter + 1, clock) if rules.fences_by_clock else state.counter + 1
+    after = _put(state, number, _Writer(fence=fence))
+    after = after._replace(
+        owner=number, counter=fence, clock=clock, given=tuple(sorted({*state.given, fence}))
+    )
+    broken = f"fence {fence} is given out again" if fence in state.given else None
+    return _Step(f"{'AB'[number]} gets the lease with fence {fence}", after, broken)
+
+
+def _commit(state: _State, number: int, rules: Rules, bounds: Bounds) -> Iterator[_Step]:
+    writer, present, name = state.writers[number], state.primary, "AB"[number]
+    read = writer.read
+    assert read is not None
+    gone = _put(state, number, _Writer())
+    if state.owner == number:
+        gone = gone._replace(owner=None)
+    what = f"{name} commits what it decided on version {read.version}"
+    is_stale = rules.checks_fence and writer.fence is not None and writer.fence < present.fence
+    is_same = read.version == present.version and (
+        not rules.compares_nonce or read.nonce == present.nonce
+    )
+    if is_stale or not is_same:
+        yield _Step(f"{what}: refused", gone)
+        return
+    if state.nonces == bounds.commits:
+        return
+    nonce = state.nonces + 1
+    highest = present.fence if writer.fence is None else max(present.fence, writer.fence)
+    broken = None
+    if read.nonce != present.nonce:
+        broken = "a commit decided on a lost history was accepted"
+    elif writer.fence is not None and writer.fence < present.fence:
+        broken = "a commit of a stale holder was accepted"
+    accepted = gone._replace(primary=_Stored(present.version + 1, nonce, highest), nonces=nonce)
+    yield _Step(f"{what}: accepted", accepted, broken)
+
+
+def _put(state: _State, number: int, writer: _Writer) -> _State:
+    writers = list(state.writers)
+    writers[number] = writer
+    return state._replace(writers=tuple(writers))
+
+
+def _story(came_from: dict[_State, tuple[_State, str] | None], state: _State) -> tuple[str, ...]:
+    told: list[str] = []
+    before = came_from[state]
+    while before is not None:
+        state, says = before
+        told.append(says)
+        before = came_from[state]
+    return tuple(reversed(told))

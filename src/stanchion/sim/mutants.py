@@ -1,0 +1,416 @@
+"""Mutants: deliberate defects, each of which the invariants must find out.
+
+A check that never fails proves nothing. Here is what it takes to make each of them fail: the
+mistakes that systems of this kind really make, applied to the simulated world by subclassing a
+server or a port, or by replacing one rule for the length of a day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
+
+from stanchion.adapters.store.memory.effects import carry_out
+from stanchion.core import lease_policy
+from stanchion.core.admission import Admitted, Verdict
+from stanchion.core.lease import LeaseTerms
+from stanchion.core.lease_policy import AcquireDecision, AcquireOutcome, GoLocal, LeasePolicy
+from stanchion.core.model import Instant, JobId, RunId, TenantId
+from stanchion.core.retry import RetryClass
+from stanchion.core.transition import DispatchJob
+from stanchion.ports.bus import Disposition, Handler, Retry
+from stanchion.ports.errors import BackendError
+from stanchion.ports.locks import AcquireAnswer, Granted, NotOwned, Released, Renewed
+from stanchion.ports.records import (
+    Acceptance,
+    Accepted,
+    Admission,
+    Commit,
+    CommitAnswer,
+    Committed,
+    ExpiredJob,
+    JobState,
+    OutboxRow,
+    Result,
+)
+from stanchion.sim.bus import BusPort
+from stanchion.sim.mutant import Mutant
+from stanchion.sim.servers import LockPort, Locksmith, Shelved
+
+if TYPE_CHECKING:
+    from stanchion.sim.replica import Replica
+    from stanchion.sim.workload import Callers
+
+__all__ = ["ALL"]
+
+
+# ── Locks ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _AnybodyReleases(Locksmith):
+    async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:  # noqa: ARG002 - the defect
+        return Released() if self._holders.pop(name, None) is not None else NotOwned()
+
+
+class _Counting(Locksmith):
+    """Fences by INCR: a counter in memory, gone with it."""
+
+    async def acquire(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
+    ) -> AcquireAnswer:
+        before = self._fences.get(name, 0)
+        holder = self._present(name)
+        answer = await super().acquire(name, token, ttl_ms=ttl_ms, within_ms=within_ms, floor=floor)
+        if not isinstance(answer, Granted):
+            return answer
+        fence = before if holder is not None and before > floor else max(before, floor) + 1
+        self._fences[name] = self._holders[name].fence = fence
+        return Granted(fence)
+
+
+class _LateGrants(Locksmith):
+    async def acquire(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
+    ) -> AcquireAnswer:
+        return await super().acquire(
+            name, token, ttl_ms=ttl_ms, within_ms=max(0, within_ms), floor=floor
+        )
+
+
+class _DeafToNotOwned(LockPort):
+    async def renew(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int
+    ) -> Renewed | NotOwned:
+        await super().renew(name, token, ttl_ms=ttl_ms, within_ms=within_ms)
+        return Renewed()
+
+
+class _NoFloor(LockPort):
+    async def acquire(
+        self,
+        name: str,
+        token: str,
+        *,
+        ttl_ms: int,
+        within_ms: int,
+        floor: int = 0,  # noqa: ARG002 - the defect
+    ) -> AcquireAnswer:
+        return await super().acquire(name, token, ttl_ms=ttl_ms, within_ms=within_ms)
+
+
+def _for_ever(_terms: LeaseTerms) -> int:
+    return 10**9
+
+
+def _always_open(
+    outcome: AcquireOutcome, policy: LeasePolicy, *, escalated: bool
+) -> AcquireDecision:
+    decision = _on_acquire(outcome, policy, escalated=escalated)
+    return GoLocal(decision.error) if isinstance(decision, lease_policy.Refuse) else decision
+
+
+_on_acquire: Final = lease_policy.on_acquire
+
+
+# ── The store ────────────────────────────────────────────────────────────────────────────────────
+
+
+class _VersionOnly(Shelved):
+    async def commit(self, commit: Commit) -> CommitAnswer:
+        file = self._shelf.runs.get(commit.run_id)
+        if file is not None and file.run.stamp.version == commit.read.version:
+            commit = replace(commit, read=file.run.stamp)
+        return await super().commit(commit)
+
+
+class _NoFenceCheck(Shelved):
+    async def commit(self, commit: Commit) -> CommitAnswer:
+        file = self._shelf.runs.get(commit.run_id)
+        is_stale = file is not None and commit.fence is not None and commit.fence < file.run.fence
+        if not is_stale:
+            return await super().commit(commit)
+        answer = await super().commit(replace(commit, fence=None))
+        if isinstance(answer, Committed) and file is not None:
+            file.run = replace(file.run, fence=commit.fence or 0)
+        return answer
+
+
+class _SlotLater(Shelved):
+    """The slot is freed in a second step, a moment after the run has ended."""
+
+    async def commit(self, commit: Commit) -> CommitAnswer:
+        file = self._shelf.runs.get(commit.run_id)
+        was_open = file is not None and not file.is_closed and file.run.holds_slot
+        answer = await super().commit(commit)
+        if file is not None and was_open and file.is_closed:
+            account = self._shelf.account(file.run.tenant)
+            account.active += 1
+            asyncio.get_running_loop().call_later(0.005, self._free, file.run.tenant)
+        return answer
+
+    def _free(self, tenant: TenantId) -> None:
+        self._shelf.account(tenant).active -= 1
+
+
+class _KeyLater(Shelved):
+    """The key is looked up in one step and bound to its run in another."""
+
+    async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+        verdict = await super().admit(admission, within_ms=within_ms)
+        if isinstance(verdict, Admitted) and admission.key is not None:
+            tenant, key = admission.run.tenant, admission.key
+            bound = self._shelf.account(tenant).keys.pop(key, None)
+            if bound is not None:
+                keys = self._shelf.account(tenant).keys
+                asyncio.get_running_loop().call_later(0.01, keys.setdefault, key, bound)
+        return verdict
+
+
+class _CapRead(Shelved):
+    """The cap is compared with a count that was read a moment ago."""
+
+    def __init__(self, clock: Any) -> None:  # noqa: ANN401 - as in the class it is from
+        super().__init__(clock)
+        self._seen: dict[TenantId, tuple[float, int]] = {}
+
+    async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+        tenant, now_s = admission.run.tenant, asyncio.get_running_loop().time()
+        account = self._shelf.account(tenant)
+        read_s, active = self._seen.get(tenant, (-1.0, 0))
+        if now_s - read_s > 0.01:  # noqa: PLR2004 - the time between reading and writing
+            active = account.active
+            self._seen[tenant] = (now_s, active)
+        really, account.active = account.active, min(active, account.active)
+        before = account.active
+        try:
+            return await super().admit(admission, within_ms=within_ms)
+        finally:
+            account.active = really + account.active - before
+
+
+class _LateAdmits(Shelved):
+    async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+        return await super().admit(admission, within_ms=max(0, within_ms))
+
+
+class _AnyFence(Shelved):
+    """A result is taken from whoever had the job at some time."""
+
+    async def accept(
+        self, results: Sequence[Result], *, row_due_in_ms: int = 0
+    ) -> tuple[Acceptance, ...]:
+        taken: list[Result] = []
+        for result in results:
+            file = self._shelf.jobs.get(result.job_id)
+            is_open = file is not None and file.state in {JobState.LEASED, JobState.READY}
+            if file is not None and is_open and file.fence != result.fence:
+                taken.append(replace(result, fence=file.fence))
+            else:
+                taken.append(result)
+        return await super().accept(taken, row_due_in_ms=row_due_in_ms)
+
+
+class _Forgetful(Shelved):
+    """A row that was taken is gone: whoever took it will see to it."""
+
+    async def take_outbox(self, *, limit: int, hold_ms: int) -> tuple[OutboxRow, ...]:
+        rows = await super().take_outbox(limit=limit, hold_ms=hold_ms)
+        for row in rows:
+            self._shelf.outbox.remove(row.run_id)
+        return rows
+
+
+class _OnceOnly(Shelved):
+    """A row that was taken is never due again: whoever took it will see to it."""
+
+    async def take_outbox(self, *, limit: int, hold_ms: int) -> tuple[OutboxRow, ...]:
+        return await super().take_outbox(limit=limit, hold_ms=1_000 * hold_ms)
+
+
+class _Early(Shelved):
+    """Work is put out before the commit that asks for it is accepted."""
+
+    async def commit(self, commit: Commit) -> CommitAnswer:
+        file = self._shelf.runs.get(commit.run_id)
+        if file is not None and not file.is_closed:
+            jobs = [each for each in commit.transition.effects if isinstance(each, DispatchJob)]
+            carry_out(self._shelf, file, jobs)
+        return await super().commit(commit)
+
+
+class _OldListing(Shelved):
+    """Leases are ended by a list that was made a moment ago: a renewal meanwhile is not seen."""
+
+    def __init__(self, clock: Any) -> None:  # noqa: ANN401 - as in the class it is from
+        super().__init__(clock)
+        self._listed: dict[JobId, Instant] = {}
+
+    async def expire_jobs(self, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
+        now = self._shelf.now()
+        for job_id, until in self._listed.items():
+            file = self._shelf.jobs.get(job_id)
+            if until <= now and file is not None and file.state is JobState.LEASED:
+                self._shelf.leases.put(job_id, now)
+        self._listed = {
+            job_id: file.expires_at
+            for job_id, file in self._shelf.jobs.items()
+            if file.expires_at is not None
+        }
+        return await super().expire_jobs(limit=limit, max_deliveries=max_deliveries)
+
+
+# ── Services and SDKs ────────────────────────────────────────────────────────────────────────────
+
+
+def _accepts_blindly(replica: Replica) -> None:
+    """Workers are told "accepted" before the result is durable."""
+    inbox = replica.services.inbox
+    really = inbox.results
+    waiting: set[asyncio.Task[object]] = set()
+
+    async def store(results: Sequence[Result]) -> None:
+        await asyncio.sleep(0.05)
+        try:
+            await really(results)
+        except BackendError:
+            return
+
+    async def results(results: Sequence[Result]) -> tuple[Acceptance, ...]:
+        task: asyncio.Task[object] = asyncio.create_task(store(results))
+        waiting.add(task)
+        task.add_done_callback(waiting.discard)
+        return tuple(
+            Accepted(each.job_id, RunId(each.job_id.partition(":")[0])) for each in results
+        )
+
+    vars(inbox)["results"] = results
+
+
+class _WildRetries(BusPort):
+    """Jitter without bounds."""
+
+    async def consume(self, handle: Handler, *, at_once_max: int) -> None:
+        async def wild(row: OutboxRow) -> Disposition:
+            said = await handle(row)
+            return Retry(said.delay_ms * 3) if isinstance(said, Retry) else said
+
+        await super().consume(wild, at_once_max=at_once_max)
+
+
+def _boundless(callers: Callers) -> None:
+    """Every retry finds a token."""
+
+    def take(_retry_class: RetryClass, _now: Instant) -> bool:
+        return True
+
+    vars(callers.budgets)["take"] = take
+
+
+def _patched(
+    where: ModuleType | type, name: str, by: object
+) -> Callable[[], AbstractContextManager[None]]:
+    @contextmanager
+    def applied() -> Iterator[None]:
+        really = getattr(where, name)
+        setattr(where, name, by)
+        try:
+            yield
+        finally:
+            setattr(where, name, really)
+
+    return applied
+
+
+ALL: Final = (
+    Mutant(
+        name="release-without-token",
+        says="a lock is released by whoever asks",
+        locks=_AnybodyReleases,
+    ),
+    Mutant(name="fence-by-incr", says="fences are counted in memory", locks=_Counting),
+    Mutant(
+        name="version-without-nonce",
+        says="compare-and-set by version alone",
+        store=_VersionOnly,
+        profile="failover",
+    ),
+    Mutant(name="no-fence-check", says="a stale holder may commit", store=_NoFenceCheck),
+    Mutant(
+        name="count-only-fencing",
+        says="trust ends by failed renewals alone, not by the deadline",
+        applied=_patched(LeaseTerms, "trusted_ms", property(_for_ever)),
+    ),
+    Mutant(
+        name="renewal-ignores-not-owned",
+        says="'not yours' is taken for a renewal",
+        lock_port=_DeafToNotOwned,
+    ),
+    Mutant(
+        name="acquire-without-floor",
+        says="a holder behind the run's fence asks again for the same",
+        lock_port=_NoFloor,
+    ),
+    Mutant(
+        name="fail-open-for-all",
+        says="every class works without a lock",
+        applied=_patched(lease_policy, "on_acquire", _always_open),
+    ),
+    Mutant(
+        name="late-grant",
+        says="a grant is made after its caller's time is over",
+        locks=_LateGrants,
+    ),
+    Mutant(
+        name="late-admit",
+        says="a run begins after its caller was told no",
+        store=_LateAdmits,
+    ),
+    Mutant(name="slot-freed-later", says="the slot is freed in a second step", store=_SlotLater),
+    Mutant(
+        name="key-reserved-apart",
+        says="key and run are made in two steps",
+        store=_KeyLater,
+    ),
+    Mutant(name="cap-read-before", says="the cap is checked on an old count", store=_CapRead),
+    Mutant(
+        name="ack-before-commit",
+        says="a result is accepted before it is durable",
+        on_replica=_accepts_blindly,
+    ),
+    Mutant(
+        name="publish-before-commit",
+        says="jobs are out before the commit that sends them",
+        store=_Early,
+    ),
+    Mutant(name="outbox-forgets", says="a row is gone when it is taken", store=_Forgetful),
+    Mutant(
+        name="relay-never-again",
+        says="a row that is due again is not published again",
+        store=_OnceOnly,
+    ),
+    Mutant(
+        name="result-from-anybody",
+        says="results are taken under any fence",
+        store=_AnyFence,
+    ),
+    Mutant(
+        name="reconciler-without-recheck",
+        says="job leases are ended by an old list",
+        store=_OldListing,
+    ),
+    Mutant(
+        name="jitter-out-of-bounds",
+        says="retries come outside their window",
+        bus_port=_WildRetries,
+    ),
+    Mutant(
+        name="retry-without-budget",
+        says="callers retry as often as they like",
+        on_callers=_boundless,
+    ),
+)

@@ -1,0 +1,179 @@
+"""Replicas: one engine each, as the server makes it, over links of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from stanchion.adapters.bus.local import LocalBus
+from stanchion.client.exchange import NoReply, Reply
+from stanchion.ports.bus import Bus
+from stanchion.services.engine import Engine, Terms, Wires
+from stanchion.services.lease import Lease
+from stanchion.services.leasing import Leasing, Outcome
+from stanchion.services.plans import Linker
+from stanchion.sim.bus import BusPort, BusServer
+from stanchion.sim.chance import SeededEntropy
+from stanchion.sim.front import Front
+from stanchion.sim.http import hang_up
+from stanchion.sim.ledger import Ledger
+from stanchion.sim.link import Link, Weather
+from stanchion.sim.lock_ledger import Hold
+from stanchion.sim.loop import LoopClock
+from stanchion.sim.process import Process
+from stanchion.sim.servers import LockPort, LockServer, StorePort, StoreServer
+
+__all__ = ["Place", "Replica"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What every replica of a world is connected to."""
+
+    seed: int
+    store: StoreServer
+    locks: LockServer
+    bus: BusServer | None
+    """``None``: the local bus, which dies with its process."""
+    ledger: Ledger
+    faults: Counter[str]
+    terms: Terms
+    linker: Linker
+    store_port: type[StorePort] = StorePort
+    lock_port: type[LockPort] = LockPort
+    bus_port: type[BusPort] = BusPort
+
+
+class Replica:
+    """One replica, from its start to its end. After a crash, another takes its place."""
+
+    def __init__(self, place: Place, name: str, weather: Weather) -> None:
+        self.process = Process(name)
+        chance = Random(f"{place.seed}/{name}")  # noqa: S311 - to be foreseen is the point
+        self.links = [
+            Link(
+                self.process,
+                server,
+                Random(chance.random()),  # noqa: S311 - likewise
+                place.faults,
+                weather,
+            )
+            for server in (place.store, place.locks, place.bus or place.store)
+        ]
+        self.inflight: dict[asyncio.Future[Reply | NoReply], None] = {}
+        self.is_leaving = False
+        self._place = place
+        self._ledger = place.ledger
+        self.process.context.copy().run(self._build, chance)
+        self._task = self.process.spawn(self._run(), name="engine")
+
+    def _build(self, chance: Random) -> None:
+        place = self._place
+        to_store, to_locks, to_bus = self.links
+        # Set right when it starts, and off by what it drifts from then on.
+        self.clock = LoopClock(drift=chance.uniform(-0.01, 0.01), start=place.store.clock.now())
+        self.store = place.store_port(to_store, place.store, place.ledger)
+        self.bus_port: BusPort | None = None
+        bus: Bus = LocalBus(self.store.port, self.clock)
+        if place.bus is not None:
+            bus = self.bus_port = place.bus_port(to_bus, place.bus)
+            self.bus_port.on_answer = place.ledger.answered
+        self.engine = Engine(
+            self.process.name,
+            Wires(
+                store=self.store.port,
+                locks=place.lock_port(to_locks, place.locks, place.ledger.locks),
+                bus=bus,
+                clock=self.clock,
+                entropy=SeededEntropy(f"{place.seed}/{self.process.name}/entropy"),
+            ),
+            terms=place.terms,
+            linker=place.linker,
+        )
+        self.services = self.engine.services
+        self.front = Front(self.services)
+        self._watch(vars(self.engine)["_leasing"])
+        for verb in ("start", "rerun", "submit"):
+            self._time(verb)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it takes connections. One that stands still does: the kernel answers."""
+        return not self.process.is_dead and not self.is_leaving
+
+    def crash(self) -> None:
+        """End as a power cut does."""
+        if self.process.is_dead:
+            return
+        self.process.kill()
+        if self.bus_port is not None:
+            self.bus_port.leave()
+        hang_up(self)
+
+    async def leave(self) -> None:
+        """Leave in good order, as after a SIGTERM: what has begun is finished, as far as it can."""
+        self.is_leaving = True
+        self.engine.drain()
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self.engine.close()
+        self.crash()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """What one of its counters says; 0 for one that never counted."""
+        value = self.services.registry.get_sample_value(f"stanchion_{name}", labels)
+        return 0.0 if value is None else value
+
+    def metric_sum(self, name: str) -> float:
+        """What a counter says, all labels together."""
+        return sum(
+            sample.value
+            for family in self.services.registry.collect()
+            for sample in family.samples
+            if sample.name == f"stanchion_{name}"
+        )
+
+    async def _run(self) -> None:
+        await self.services.settings.look()
+        await self.engine.run()
+
+    def _time(self, verb: str) -> None:
+        """Tell the ledger of every answer of the gate, and how long it took."""
+        gate, ledger, process = self.services.gate, self._ledger, self.process
+        really: Callable[..., Awaitable[object]] = getattr(gate, verb)
+
+        async def timed(*arguments: Any, **how: Any) -> object:  # noqa: ANN401 - passed on
+            began_s, pauses = asyncio.get_running_loop().time(), process.pauses
+            answer = await really(*arguments, **how)
+            took_s = asyncio.get_running_loop().time() - began_s
+            ledger.gated(process, answer, took_s if pauses == process.pauses else 0.0)
+            return answer
+
+        vars(gate)[verb] = timed
+
+    def _watch(self, leasing: Leasing) -> None:
+        """Tell the ledger of every lease that this replica has in hand."""
+        really, ledger, process = leasing.hold, self._ledger, self.process
+
+        @asynccontextmanager
+        async def hold(name: str, **how: Any) -> AsyncIterator[Outcome]:  # noqa: ANN401 - passed on
+            since_s = asyncio.get_running_loop().time()
+            async with really(name, **how) as outcome:
+                if not isinstance(outcome, Lease):
+                    yield outcome
+                    return
+                held = Hold(
+                    process, outcome, how["policy"], since_s, bool(how.get("escalated", False))
+                )
+                ledger.locks.holding(held)
+                try:
+                    yield outcome
+                finally:
+                    ledger.locks.let_go(held)
+
+        vars(leasing)["hold"] = hold

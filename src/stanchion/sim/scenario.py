@@ -1,0 +1,253 @@
+"""Scenarios: one bad day, as a value.
+
+Everything that will be done to the world is drawn from the seed before the day begins: who asks for
+what and when, which faults befall whom and for how long. So a day can be told, replayed, and made
+shorter by leaving things out.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from random import Random
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+__all__ = ["PROFILES", "Ask", "Fault", "Kind", "Profile", "Scenario", "Then", "draw"]
+
+TENANTS: Final = ("acme", "globex", "quiet")
+WORKFLOWS: Final = ("three", "fan", "wide", "wide", "review", "patient", "nested", "job")
+
+
+class Kind(StrEnum):
+    """What can befall the world."""
+
+    PAUSE_REPLICA = "replica stands still"
+    CRASH_REPLICA = "replica crashes"
+    DRAIN_REPLICA = "replica is replaced in good order"
+    STEP_REPLICA = "replica's clock is set"
+    PAUSE_WORKER = "worker stands still"
+    CRASH_WORKER = "worker crashes"
+    SLOW_WORKER = "worker is slow"
+    CUT_WORKER = "worker is cut off"
+    CUT_CALLER = "callers are cut off"
+    CUT = "replica and server cut apart"
+    CUT_THERE = "requests to a server cut off"
+    CUT_BACK = "answers of a server cut off"
+    SLOW = "link to a server is slow"
+    PAUSE_STORE = "store stands still"
+    CRASH_STORE = "store restarts"
+    FAIL_OVER = "store fails over, with loss"
+    PAUSE_LOCKS = "lock server stands still"
+    CRASH_LOCKS = "lock server restarts"
+    EMPTY_LOCKS = "lock server loses everything"
+    REPLACE_LOCKS = "lock server replaced, its clock behind"
+    FORCE_RELEASE = "operator releases a lock"
+    CRASH_BUS = "bus restarts, with loss"
+    PAUSE_BUS = "bus stands still"
+    CAP = "cap changes"
+    SETTINGS = "settings change"
+    WORKFLOW = "workflow changes"
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Something bad, at a time, for a while."""
+
+    at_s: float
+    kind: Kind
+    target: int
+    lasts_s: float
+    amount: float
+    """In [0, 1): how bad, or which one, as the kind will have it."""
+
+    def __str__(self) -> str:
+        return f"{self.at_s:8.3f} s  {self.kind} (#{self.target}, {self.lasts_s:.1f} s)"
+
+
+class Then(StrEnum):
+    """What a caller does after a start."""
+
+    WAIT = "wait"
+    CANCEL = "cancel"
+    RERUN = "rerun"
+    LEAVE = "leave"
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A caller who wants a run."""
+
+    at_s: float
+    tenant: str
+    workflow: str
+    key: str
+    copies: int
+    """Sent by so many at once, under the same key."""
+    then: Then
+    after_s: float
+
+    def __str__(self) -> str:
+        many = "" if self.copies == 1 else f" ×{self.copies}"
+        return f"{self.at_s:8.3f} s  {self.tenant} starts {self.workflow}{many}, then {self.then}"
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What kind of deployment, and what kind of day."""
+
+    name: str
+    replicas: tuple[int, int] = (2, 3)
+    day_s: float = 40.0
+    run_ttl_ms: int = 3_000
+    job_ttl_ms: int = 6_000
+    pause_s_max: float = 25.0
+    asks: tuple[int, int] = (8, 20)
+    faults: tuple[int, int] = (2, 9)
+    kinds: tuple[Kind, ...] = ()
+    is_embedded: bool = False
+    store_loses: bool = False
+    cap_factor: int = 1
+    """How much more than usual tenants may run at once."""
+    is_stormy: bool = True
+    """Single calls go wrong as well."""
+
+
+_REPLICAS: Final = (
+    *(Kind.PAUSE_REPLICA,) * 3,
+    *(Kind.CRASH_REPLICA,) * 3,
+    *(Kind.DRAIN_REPLICA,) * 2,
+    Kind.STEP_REPLICA,
+    *(Kind.PAUSE_WORKER,) * 2,
+    *(Kind.CRASH_WORKER,) * 2,
+    Kind.SLOW_WORKER,
+    Kind.CUT_WORKER,
+    Kind.CUT_CALLER,
+    *(Kind.CUT,) * 2,
+    Kind.CUT_THERE,
+    *(Kind.CUT_BACK,) * 2,
+    *(Kind.SLOW,) * 2,
+    Kind.PAUSE_STORE,
+    Kind.CRASH_STORE,
+    Kind.PAUSE_LOCKS,
+    *(Kind.CRASH_LOCKS,) * 2,
+    *(Kind.EMPTY_LOCKS,) * 2,
+    Kind.REPLACE_LOCKS,
+    Kind.FORCE_RELEASE,
+    Kind.CRASH_BUS,
+    Kind.PAUSE_BUS,
+    Kind.CAP,
+    Kind.SETTINGS,
+    Kind.WORKFLOW,
+)
+_EMBEDDED: Final = (
+    *(Kind.CRASH_REPLICA,) * 3,
+    Kind.DRAIN_REPLICA,
+    Kind.PAUSE_REPLICA,
+    Kind.STEP_REPLICA,
+    Kind.PAUSE_WORKER,
+    Kind.CRASH_WORKER,
+    Kind.SLOW_WORKER,
+    Kind.CUT_WORKER,
+    Kind.CUT_CALLER,
+    Kind.SLOW,
+    Kind.PAUSE_STORE,
+    Kind.CAP,
+    Kind.SETTINGS,
+    Kind.WORKFLOW,
+)
+
+REPLICAS: Final = Profile(name="replicas", kinds=_REPLICAS)
+FAILOVER: Final = Profile(
+    name="failover", kinds=(*_REPLICAS, *(Kind.FAIL_OVER,) * 25), store_loses=True
+)
+EMBEDDED: Final = Profile(name="embedded", replicas=(1, 1), kinds=_EMBEDDED, is_embedded=True)
+CROWD: Final = Profile(
+    name="crowd",
+    replicas=(3, 3),
+    day_s=40.0,
+    asks=(30, 50),
+    faults=(3, 8),
+    cap_factor=10,
+    kinds=(
+        *(Kind.CRASH_LOCKS,) * 4,
+        *(Kind.EMPTY_LOCKS,) * 2,
+        *(Kind.PAUSE_LOCKS,) * 2,
+        *(Kind.SLOW,) * 3,
+        *(Kind.PAUSE_REPLICA,) * 3,
+        Kind.CRASH_REPLICA,
+        Kind.DRAIN_REPLICA,
+        Kind.FORCE_RELEASE,
+    ),
+)
+"""Many runs at once, and a lock server that is away: writers meet."""
+LONG: Final = Profile(
+    name="long",
+    day_s=1_200.0,
+    run_ttl_ms=30_000,
+    job_ttl_ms=60_000,
+    pause_s_max=120.0,
+    asks=(40, 80),
+    faults=(10, 30),
+    kinds=_REPLICAS,
+)
+CALM: Final = Profile(name="calm", kinds=_REPLICAS, faults=(0, 0), is_stormy=False)
+PROFILES: Final = MappingProxyType(
+    {each.name: each for each in (REPLICAS, FAILOVER, EMBEDDED, CROWD, LONG, CALM)}
+)
+MIXED: Final = "mixed"
+"""By the seed: mostly replicas, with failovers and single servers in between."""
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """One day."""
+
+    seed: int
+    profile: Profile
+    replicas: int
+    workers: int
+    asks: tuple[Ask, ...]
+    faults: tuple[Fault, ...]
+    is_stormy: bool
+    max_deliveries: int
+
+
+def draw(seed: int, profile_name: str = MIXED) -> Scenario:
+    """The day that a seed stands for."""
+    chance = Random(f"day {seed} {profile_name}")  # noqa: S311 - to be foreseen is the point
+    if profile_name == MIXED:
+        profile = chance.choice((REPLICAS, REPLICAS, REPLICAS, FAILOVER, EMBEDDED, CROWD))
+    else:
+        profile = PROFILES[profile_name]
+    asks = tuple(_ask(chance, profile, number) for number in range(chance.randint(*profile.asks)))
+    faults = tuple(_fault(chance, profile) for _ in range(chance.randint(*profile.faults)))
+    return Scenario(
+        seed=seed,
+        profile=profile,
+        replicas=chance.randint(*profile.replicas),
+        workers=chance.randint(2, 3),
+        asks=tuple(sorted(asks, key=lambda each: each.at_s)),
+        faults=tuple(sorted(faults, key=lambda each: each.at_s)),
+        max_deliveries=chance.choice((5, 2)),
+        is_stormy=profile.is_stormy and chance.random() < 0.8,  # noqa: PLR2004 - most days
+    )
+
+
+def _ask(chance: Random, profile: Profile, number: int) -> Ask:
+    # Most come early and together, so that caps are met and faults find work under way.
+    at_s = chance.uniform(0, profile.day_s) * chance.random()
+    return Ask(
+        at_s=round(at_s, 3),
+        tenant=chance.choice(("acme", "acme", "globex")) if chance.random() < 0.9 else "quiet",  # noqa: PLR2004 - most
+        workflow=chance.choice(WORKFLOWS),
+        key=f"key-{number}",
+        copies=chance.choice((1, 1, 1, 2, 3)),
+        then=chance.choice((Then.WAIT, Then.WAIT, Then.LEAVE, Then.CANCEL, Then.RERUN)),
+        after_s=round(chance.uniform(0, 6), 3),
+    )
+
+
+def _fault(chance: Random, profile: Profile) -> Fault:
+    kind = chance.choice(profile.kinds)
+    at_s = chance.uniform(0, profile.day_s)
+    # Short ones and long ones alike: some end before anybody notices, some after every lease.
+    lasts_s = profile.pause_s_max ** chance.random() if chance.random() < 0.8 else 0.3  # noqa: PLR2004 - most
+    return Fault(round(at_s, 3), kind, chance.randrange(12), round(lasts_s, 3), chance.random())

@@ -1,0 +1,270 @@
+"""Servers: one store, one lock server, each behind links; and what can befall them.
+
+Both are the memory adapters, which keep the ports' contracts in their plainest form. Around them is
+what a network and a bad day add: deadlines that have passed when a command arrives, a crash, a
+restart that has lost what was not on disk, a replacement whose clock is behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol, TypeVar, cast
+
+from stanchion.adapters.locks.memory import MemoryLocks
+from stanchion.adapters.store.memory import MemoryStore
+from stanchion.adapters.store.memory.shelf import Shelf
+from stanchion.core.model import Instant
+from stanchion.ports.clock import Clock
+from stanchion.ports.locks import AcquireAnswer, LockView, NotOwned, Released, Renewed
+from stanchion.ports.store import Store
+from stanchion.sim.link import BOUND_S, Link
+from stanchion.sim.loop import LoopClock
+from stanchion.sim.process import Process
+
+__all__ = [
+    "LockPort",
+    "LockServer",
+    "LockWatcher",
+    "Locksmith",
+    "Shelved",
+    "StorePort",
+    "StoreServer",
+    "StoreWatcher",
+]
+
+TOO_LATE: Final = -1
+"""As ``within_ms``: the time was over before the command was executed."""
+_Answer = TypeVar("_Answer")
+
+
+def at_once(work: Coroutine[Any, Any, _Answer]) -> _Answer:
+    """The answer of a coroutine that never waits."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return cast("_Answer", done.value)
+    work.close()
+    raise AssertionError("a verb of a memory adapter waited")
+
+
+class StoreWatcher(Protocol):
+    """Sees everything that the store does, in the step in which it does it."""
+
+    def sends(self, link: Link, verb: str, arguments: tuple[Any, ...]) -> None:
+        """A replica is about to send this."""
+
+    def stored(
+        self, link: Link, verb: str, arguments: tuple[Any, ...], answer: object, *, is_late: bool
+    ) -> None:
+        """The store has executed this. ``is_late``: after the deadline that it carried."""
+
+    def brought(self, link: Link, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
+        """The answer has reached the replica."""
+
+
+class LockWatcher(Protocol):
+    """Likewise, for the lock server."""
+
+    def locked(
+        self, verb: str, name: str, token: str, answer: object, *, is_late: bool, ttl_ms: int
+    ) -> None:
+        """The lock server has executed this."""
+
+    def told_not_owned(self, name: str, token: str) -> None:
+        """A holder was told that its lease is not its own any more."""
+
+
+class Shelved(MemoryStore):
+    """A memory store whose shelf can be seen, copied and replaced."""
+
+    @property
+    def shelf(self) -> Shelf:
+        """All that it keeps."""
+        return self._shelf
+
+    def copy(self) -> Shelf:
+        """All that it keeps now, for later."""
+        shelf = self._shelf
+        ready, schedules = vars(shelf.ready), (shelf.leases, shelf.timers, shelf.outbox)
+        shared = [vars(shelf)["_clock"], shelf.letter_order, ready["_turns"]]
+        shared += [vars(each)["_order"] for each in schedules]
+        # The clock is not a part of it, and counters that go on counting do no harm.
+        return copy.deepcopy(shelf, {id(each): each for each in shared})
+
+    def become(self, shelf: Shelf) -> None:
+        """Be what was copied: what came after is lost."""
+        self._shelf = shelf
+
+
+class StoreServer:
+    """The store."""
+
+    def __init__(self, clock: Clock, make: Callable[[Clock], Shelved] = Shelved) -> None:
+        self.process = Process("store")
+        self.clock = clock
+        self.is_down = False
+        self.real = make(clock)
+        self._copy: Shelf | None = None
+
+    def replicate(self) -> None:
+        """What a replica of the store has at this moment."""
+        self._copy = self.real.copy()
+
+    def fail_over(self) -> bool:
+        """The replica takes over, without what it was not told of."""
+        shelf, self._copy = self._copy, None
+        if shelf is not None:
+            self.real.become(shelf)
+        return shelf is not None
+
+
+class StorePort:
+    """The store port of one replica."""
+
+    def __init__(self, link: Link, server: StoreServer, watcher: StoreWatcher) -> None:
+        self.link = link
+        self._server = server
+        self._watcher = watcher
+
+    @property
+    def port(self) -> Store:
+        """Itself, as whoever needs a store sees it."""
+        return cast("Store", self)
+
+    def __getattr__(self, verb: str) -> Callable[..., Awaitable[object]]:
+        link, server, watcher = self.link, self._server, self._watcher
+
+        async def call(*arguments: Any, **named: Any) -> object:  # noqa: ANN401 - any verb's
+            watcher.sends(link, verb, arguments)
+            within_ms: int | None = named.get("within_ms")
+            bound_s = BOUND_S if within_ms is None else min(BOUND_S, within_ms / 1000)
+            # In the server's time, as a real adapter states it.
+            not_after = None if within_ms is None else Instant(server.clock.now() + within_ms)
+
+            def execute() -> object:
+                is_late = not_after is not None and server.clock.now() > not_after
+                late = {"within_ms": TOO_LATE} if is_late else {}
+                answer = at_once(getattr(server.real, verb)(*arguments, **(named | late)))
+                watcher.stored(link, verb, arguments, answer, is_late=is_late)
+                return answer
+
+            answer = await link.ask(verb, execute, bound_s=bound_s)
+            watcher.brought(link, verb, arguments, answer)
+            return answer
+
+        self.__dict__[verb] = call
+        return call
+
+
+class Locksmith(MemoryLocks):
+    """Memory locks that can lose everything."""
+
+    def forget(self) -> None:
+        """Start again with nothing, as a lock server without a disk does."""
+        self._holders.clear()
+        self._fences.clear()
+
+    def fence_of(self, name: str) -> int | None:
+        """The fence of whoever has the name now."""
+        holder = self._present(name)
+        return None if holder is None else holder.fence
+
+    def names(self) -> list[str]:
+        """What is held now."""
+        return [name for name in sorted(self._holders) if self._present(name) is not None]
+
+
+class LockServer:
+    """The lock server."""
+
+    def __init__(self, clock: LoopClock, make: Callable[[Clock], Locksmith] = Locksmith) -> None:
+        self.process = Process("locks")
+        self.clock = clock
+        self.is_down = False
+        self.real = make(clock)
+        self.lost_at_s = -1e9
+        """When it last lost everything."""
+
+    def forget(self, *, behind_ms: int = 0) -> None:
+        """Everything is lost; what takes its place may have a clock that is behind."""
+        self.real.forget()
+        self.clock.step_ms -= behind_ms
+        self.lost_at_s = asyncio.get_running_loop().time()
+
+
+class LockPort:
+    """The lock port of one replica."""
+
+    def __init__(self, link: Link, server: LockServer, watcher: LockWatcher) -> None:
+        self.link = link
+        self._server = server
+        self._watcher = watcher
+
+    async def acquire(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
+    ) -> AcquireAnswer:
+        clock = self._server.clock
+        not_after = clock.now() + within_ms
+
+        def execute() -> AcquireAnswer:
+            is_late = clock.now() > not_after
+            answer = at_once(
+                self._server.real.acquire(
+                    name,
+                    token,
+                    ttl_ms=ttl_ms,
+                    within_ms=TOO_LATE if is_late else within_ms,
+                    floor=floor,
+                )
+            )
+            self._watcher.locked("acquire", name, token, answer, is_late=is_late, ttl_ms=ttl_ms)
+            return answer
+
+        return await self.link.ask("acquire", execute, bound_s=min(BOUND_S, within_ms / 1000))
+
+    async def renew(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int
+    ) -> Renewed | NotOwned:
+        def execute() -> Renewed | NotOwned:
+            answer = at_once(
+                self._server.real.renew(name, token, ttl_ms=ttl_ms, within_ms=within_ms)
+            )
+            self._watcher.locked("renew", name, token, answer, is_late=False, ttl_ms=ttl_ms)
+            return answer
+
+        answer = await self.link.ask("renew", execute, bound_s=min(BOUND_S, within_ms / 1000))
+        if isinstance(answer, NotOwned):
+            self._watcher.told_not_owned(name, token)
+        return answer
+
+    async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:
+        def execute() -> Released | NotOwned:
+            answer = at_once(self._server.real.release(name, token, within_ms=within_ms))
+            self._watcher.locked("release", name, token, answer, is_late=False, ttl_ms=0)
+            return answer
+
+        return await self.link.ask("release", execute, bound_s=min(BOUND_S, within_ms / 1000))
+
+    async def inspect(self, name: str) -> LockView | None:
+        return await self.link.ask("inspect", lambda: at_once(self._server.real.inspect(name)))
+
+    async def list(self, prefix: str = "", *, limit: int = 1000) -> Sequence[LockView]:
+        return await self.link.ask(
+            "list", lambda: at_once(self._server.real.list(prefix, limit=limit))
+        )
+
+    async def force_release(self, name: str) -> bool:
+        def execute() -> bool:
+            was_held = at_once(self._server.real.force_release(name))
+            self._watcher.locked("force", name, "", was_held, is_late=False, ttl_ms=0)
+            return was_held
+
+        return await self.link.ask("force_release", execute)
+
+    async def ping(self) -> None:
+        await self.link.ask("ping", lambda: None)
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""

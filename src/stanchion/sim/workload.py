@@ -1,0 +1,333 @@
+"""The workload: what tenants run, what workers do, and what callers want."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from random import Random
+from typing import Final
+
+import msgspec
+
+from stanchion.client.async_client import AsyncClient
+from stanchion.client.budgets import RetryBudgets
+from stanchion.client.engine import Pace
+from stanchion.client.errors import CallFailed
+from stanchion.client.exchange import NoReply, Reply, Request
+from stanchion.client.signals import CallSignal, Retrying
+from stanchion.client.verdicts import retry_after_ms
+from stanchion.core.json_value import JsonValue
+from stanchion.core.model import Instant, JobId, Risk, RunStatus, StepId, Topic, WorkflowId
+from stanchion.core.retry import RETRIES, Budget, Exponential, Fixed, RetryClass
+from stanchion.core.workflow import (
+    ApprovalSpec,
+    DelaySpec,
+    ForEachSpec,
+    JobSpec,
+    RetrySpec,
+    SubworkflowSpec,
+    Workflow,
+)
+from stanchion.sim import invariants as must
+from stanchion.sim.chance import share
+from stanchion.sim.history import History
+from stanchion.sim.http import CallerTransport, Network, WorkerTransport
+from stanchion.sim.ledger import Ledger
+from stanchion.sim.loop import LoopClock
+from stanchion.sim.process import Process
+from stanchion.sim.scenario import Ask, Then
+from stanchion.wire.worker import ResultsAnswer, ResultsRequest
+from stanchion.worker import FinalError, Job, JobFailed, Worker
+from stanchion.worker.http1 import Answer
+
+__all__ = ["CAPS", "WORKFLOWS", "Callers", "Hands", "changed"]
+
+CAPS: Final = {"acme": 3, "globex": 2, "quiet": 50}
+BUDGETS: Final = {
+    RetryClass.QUOTA: Budget(tokens_max=4, refill_per_s=0.3),
+    RetryClass.UNAVAILABLE: Budget(tokens_max=6, refill_per_s=0.5),
+}
+"""Smaller than the SDK's own: a few callers must be able to spend them."""
+CALL_TIMEOUT_S: Final = 6.0
+
+
+def _job(topic: str, *needs: str, attempts: int = 1) -> JobSpec:
+    return JobSpec(
+        topic=Topic(topic),
+        needs=tuple(map(StepId, needs)),
+        retry=RetrySpec(max_attempts=attempts, backoff=Exponential(base_ms=200, cap_ms=2_000)),
+    )
+
+
+def _workflow(name: str, risk: Risk, **steps: object) -> Workflow:
+    return Workflow(
+        id=WorkflowId(name),
+        risk=risk,
+        steps={StepId(each): spec for each, spec in steps.items()},  # type: ignore[misc]  # specs
+        timeout_s=900,
+    )
+
+
+WORKFLOWS: Final = (
+    _workflow("three", Risk.STANDARD, a=_job("plan"), b=_job("search", "a"), c=_job("write", "b")),
+    _workflow(
+        "fan",
+        Risk.HIGH,
+        list=_job("plan"),
+        each=ForEachSpec(
+            for_each='${["x", "y", "z"]}',
+            topic=Topic("search"),
+            needs=(StepId("list"),),
+            retry=RetrySpec(max_attempts=2, backoff=Fixed(delay_ms=300)),
+        ),
+        end=_job("write", "each"),
+    ),
+    _workflow(
+        "wide",
+        Risk.LOW,
+        each=ForEachSpec(for_each='${["a", "b", "c", "d", "e"]}', topic=Topic("quick")),
+        beside=_job("quick"),
+    ),
+    _workflow(
+        "review",
+        Risk.LOW,
+        draft=_job("plan"),
+        review=ApprovalSpec(needs=(StepId("draft"),)),
+        publish=_job("write", "review"),
+    ),
+    _workflow(
+        "patient",
+        Risk.CRITICAL,
+        flaky=_job("flaky", attempts=3),
+        beside=_job("search"),
+        cool=DelaySpec(delay_s=2.0, needs=(StepId("flaky"),)),
+        last=_job("write", "cool", "beside"),
+    ),
+    _workflow(
+        "nested",
+        Risk.HIGH,
+        first=_job("plan"),
+        inner=SubworkflowSpec(workflow=WorkflowId("three"), needs=(StepId("first"),)),
+    ),
+)
+
+
+def changed(workflow: Workflow, number: int) -> Workflow:
+    """The same workflow, in a version that differs."""
+    return Workflow(
+        id=workflow.id, risk=workflow.risk, steps=workflow.steps, timeout_s=900 + number
+    )
+
+
+# ── Workers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Hands:
+    """One worker process: the real worker loop, and handlers that take their time."""
+
+    def __init__(self, name: str, seed: int, network: Network, ledger: Ledger) -> None:
+        self.process = network.caller
+        self.network = network
+        self.slowness = 1.0
+        self._seed = seed
+        self._ledger = ledger
+        chance = Random(f"{seed}/{name}/worker")  # noqa: S311 - to be foreseen is the point
+        worker = Worker()
+        for topic in ("plan", "search", "write", "flaky", "quick"):
+            worker.task(topic)(self._handle)
+        self.process.begin(self._work(worker, name, chance), name="worker")
+
+    async def _work(self, worker: Worker, name: str, chance: Random) -> None:
+        await worker.run_over(
+            _Told(self.network, self._ledger),
+            clock=LoopClock(drift=chance.uniform(-0.01, 0.01)),
+            chance=chance.random,
+            worker_id=name,
+            concurrency=4,
+            wait_s=10.0,
+        )
+
+    async def _handle(self, job: Job) -> JsonValue:
+        since_s = asyncio.get_running_loop().time()
+        fate = share(self._seed, job.job_id, job.delivery)
+        # Most are quick; some take longer than a lease lasts, so that it has to be renewed.
+        takes_s = (0.05 + fate if fate < 0.85 else 12 * fate) * self.slowness  # noqa: PLR2004 - most
+        if job.topic == "quick":
+            # All at once: their results meet.
+            takes_s = 0.02 * self.slowness
+        for _ in range(4):
+            await asyncio.sleep(takes_s / 4)
+            if job.lost is None:
+                self._ledger.works(JobId(job.job_id), job.fence, since_s)
+        outcome = share("outcome", self._seed, job.job_id)
+        if job.topic == "flaky" and job.attempt == 1 and outcome < 0.7:  # noqa: PLR2004 - most
+            raise JobFailed("not this time")
+        if outcome > 0.96:  # noqa: PLR2004 - few
+            raise FinalError("never")
+        return {"by": job.step_id}
+
+
+class _Told(WorkerTransport):
+    """Looks at what workers are told."""
+
+    def __init__(self, network: Network, ledger: Ledger) -> None:
+        super().__init__(network)
+        self._ledger = ledger
+
+    async def post(self, path: str, body: bytes) -> Answer:
+        answer = await super().post(path, body)
+        if path.endswith("/results") and answer.status == HTTPStatus.OK:
+            sent = msgspec.json.decode(body, type=ResultsRequest).results
+            accepted = msgspec.json.decode(answer.body, type=ResultsAnswer).accepted
+            for each in sent:
+                if each.job_id in accepted:
+                    self._ledger.told_accepted(each.job_id, each.fence)
+        return answer
+
+
+# ── Callers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class Callers:
+    """One process of callers: clients of all tenants, with one budget for retries."""
+
+    network: Network
+    seed: int
+    ledger: Ledger
+    history: History
+    clock: LoopClock = field(default_factory=LoopClock)
+    budgets: RetryBudgets = field(default_factory=lambda: RetryBudgets(BUDGETS))
+    started: dict[str, dict[str, None]] = field(default_factory=dict)
+    """For every key, the runs that callers were told of."""
+    told: dict[str, RunStatus] = field(default_factory=dict)
+    """Runs that callers were told have ended, and how."""
+    decided: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+    """What callers were told about approvals: run and step, and the verbs that succeeded."""
+    retries: Counter[RetryClass] = field(default_factory=Counter)
+    first_retry_at: dict[RetryClass, Instant] = field(default_factory=dict)
+
+    @property
+    def process(self) -> Process:
+        return self.network.caller
+
+    def client(self, tenant: str, chance: Random) -> AsyncClient:
+        """A client of the real SDK, over the simulated network."""
+        clock = self.clock
+        pace = Pace(
+            budgets=self.budgets,
+            now=lambda: Instant(clock.moment()),
+            wall=clock.now,
+            sample=chance.random,
+        )
+        return AsyncClient(
+            "http://127.0.0.1:1",
+            tenant=tenant,
+            timeout_s=CALL_TIMEOUT_S,
+            pace=pace,
+            on_event=lambda signal: self._told(signal, Instant(clock.moment())),
+            transport=_Heard(self.network, self.history),
+        )
+
+    def begin(self, ask: Ask, asking: list[asyncio.Task[None]]) -> None:
+        """Have everybody ask who asks for this."""
+        asking.extend(
+            self.process.spawn(self._ask(ask, copy), name=f"ask {ask.key}")
+            for copy in range(ask.copies)
+        )
+
+    async def _ask(self, ask: Ask, copy: int) -> None:
+        chance = Random(f"{self.seed}/{ask.key}/{copy}")  # noqa: S311 - to be foreseen is the point
+        client = self.client(ask.tenant, chance)
+        run_id = await self._insist(client, ask, f"caller {ask.key}/{copy}", chance)
+        if run_id is None:
+            return
+        self.started.setdefault(ask.key, {})[run_id] = None
+        self.history.tell(f"caller {ask.key}/{copy}: has run {run_id}")
+        if copy == 0:
+            await self._then(client, ask, run_id)
+
+    async def _insist(self, client: AsyncClient, ask: Ask, who: str, chance: Random) -> str | None:
+        """Start; and again with the same key, if the run may be there after all."""
+        for _ in range(3):
+            try:
+                return await self._start(client, ask)
+            except CallFailed as error:
+                self.history.tell(f"{who}: {error}")
+                if not error.facts.may_have_run:
+                    return None
+            await asyncio.sleep(5 + 5 * chance.random())
+        return None
+
+    async def _start(self, client: AsyncClient, ask: Ask) -> str:
+        if ask.workflow == "job":
+            answer = await client.submit_job("plan", {"n": ask.key}, idempotency_key=ask.key)
+            return answer.run_id
+        handle = await client.start(ask.workflow, {"n": ask.key}, idempotency_key=ask.key)
+        return handle.run_id
+
+    async def decide(self, tenant: str, run_id: str, step_id: str, verb: str) -> None:
+        """Approve or reject."""
+        chance = Random(f"{self.seed}/{run_id}/{step_id}/{verb}")  # noqa: S311 - to be foreseen
+        client = self.client(tenant, chance)
+        with suppress(CallFailed):
+            change = await getattr(client, verb)(run_id, step_id)
+            self.history.tell(f"person {verb} {run_id}/{step_id}: {change.status}")
+            if change.applied:
+                self.decided.setdefault((run_id, step_id), {})[verb] = None
+
+    async def _then(self, client: AsyncClient, ask: Ask, run_id: str) -> None:
+        try:
+            match ask.then:
+                case Then.WAIT:
+                    self.told[run_id] = (await client.wait(run_id, timeout_s=30)).status
+                case Then.CANCEL:
+                    await asyncio.sleep(ask.after_s)
+                    change = await client.cancel(run_id)
+                    if change.status.is_finished:
+                        self.told[run_id] = change.status
+                    self.history.tell(f"caller {ask.key}: cancel {run_id}, {change.status}")
+                case Then.RERUN:
+                    await client.wait(run_id, timeout_s=30)
+                    key = f"{ask.key}-again"
+                    again = await client.rerun(run_id, idempotency_key=key)
+                    self.started.setdefault(key, {})[again.run_id] = None
+                case Then.LEAVE:
+                    pass
+        except CallFailed as error:
+            self.history.tell(f"caller {ask.key}: {error}")
+
+    def _told(self, signal: CallSignal, now: Instant) -> None:
+        if not isinstance(signal, Retrying):
+            return
+        kind = signal.retry_class
+        self.history.check("delays within policy", must.client_retries_in_bounds(signal, RETRIES))
+        self.retries[kind] += 1
+        elapsed_ms = now - self.first_retry_at.setdefault(kind, now)
+        self.history.check(
+            "retries within budget",
+            must.retries_in_budget(
+                kind, BUDGETS[kind], retries=self.retries[kind], elapsed_ms=elapsed_ms
+            ),
+        )
+
+
+class _Heard(CallerTransport):
+    """Looks at what callers are told."""
+
+    def __init__(self, network: Network, history: History) -> None:
+        super().__init__(network)
+        self._history = history
+
+    async def send(self, request: Request) -> Reply | NoReply:
+        outcome = await super().send(request)
+        if isinstance(outcome, Reply) and outcome.status in {429, 503}:
+            asked_ms = retry_after_ms(outcome, Instant(0))
+            self._history.check(
+                "Retry-After within its bounds",
+                must.retry_after_in_bounds(outcome.status, asked_ms),
+            )
+        return outcome

@@ -1,0 +1,314 @@
+"""The world: replicas, servers, workers and callers, and one day of their lives.
+
+``play`` runs a scenario from its first minute until everything has healed and ended, and says what
+was wrong. All of it is in one process on one virtual loop: no thread, no socket, no clock of the
+machine's, no chance but the seed's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter, defaultdict
+from contextlib import suppress
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import OnDecision, RunId, TenantId
+from stanchion.ports.errors import BackendError
+from stanchion.ports.records import Tenant
+from stanchion.services.engine import Terms
+from stanchion.sim.bus import BusServer
+from stanchion.sim.ending import check_end, check_looked_after, tell_unfinished
+from stanchion.sim.history import History
+from stanchion.sim.http import Desk, Network
+from stanchion.sim.ledger import Ledger
+from stanchion.sim.link import BAD_WEATHER, CLEAR
+from stanchion.sim.linking import linked_once, plan_of
+from stanchion.sim.lock_ledger import LockLedger
+from stanchion.sim.log import bugs_told, quiet
+from stanchion.sim.loop import LoopClock, VirtualLoop
+from stanchion.sim.mischief import Mischief
+from stanchion.sim.mutant import NO_MUTANT, Mutant
+from stanchion.sim.process import Process
+from stanchion.sim.replica import Place, Replica
+from stanchion.sim.scenario import Ask, Scenario, Then
+from stanchion.sim.servers import LockServer, StoreServer, at_once
+from stanchion.sim.workload import CAPS, WORKFLOWS, Callers, Hands
+
+__all__ = ["Verdict", "World", "play"]
+
+HEAL_S_MAX: Final = 240.0
+"""Within so long after the last fault everything has ended."""
+QUICK_TO_ESCALATE: Final[JsonObject] = {
+    "escalation": {"fallbacks_per_s": 0.05, "window_s": 10, "closes": ["standard", "low"]}
+}
+"""Otherwise an outage would have to last for longer than most of these days do."""
+OPERATOR_EVERY_S: Final = 2.0
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a day."""
+
+    scenario: Scenario
+    broken: tuple[str, ...]
+    digest: str
+    simulated_s: float
+    faults: dict[str, int]
+    checks: dict[str, int]
+    runs: int
+    lines: tuple[str, ...]
+
+
+def play(scenario: Scenario, mutant: Mutant = NO_MUTANT) -> Verdict:
+    """Play one day."""
+    world: World | None = None
+
+    async def main() -> Verdict:
+        nonlocal world
+        world = World(scenario, mutant)
+        return await world.day()
+
+    loop = VirtualLoop()
+    loop.set_exception_handler(lambda loop, context: _raised(loop, context, world))
+    # Collecting garbage runs the ends of coroutines that were left: not at a time of its choosing.
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with quiet(), mutant.applied():
+            try:
+                return loop.run_until_complete(main())
+            finally:
+                loop.dissolve()
+    finally:
+        if was_collecting:
+            gc.enable()
+
+
+def _raised(loop: asyncio.AbstractEventLoop, context: dict[str, Any], world: World | None) -> None:
+    """An exception that nobody caught, in a callback or a task."""
+    assert isinstance(loop, VirtualLoop)
+    if world is not None and not loop.is_over:
+        said = f"{context.get('message')} {context.get('exception')!r}"
+        world.history.check("no error of our own", [said])
+
+
+class World:
+    """Everything there is."""
+
+    def __init__(self, scenario: Scenario, mutant: Mutant) -> None:
+        profile = scenario.profile
+        self.scenario = scenario
+        self.history = History()
+        self.chance = Random(f"world {scenario.seed}")  # noqa: S311 - to be foreseen is the point
+        self.store = StoreServer(LoopClock(), mutant.store)
+        self.locks = LockServer(LoopClock(), mutant.locks)
+        self.bus = (
+            None
+            if profile.is_embedded
+            else BusServer(Random(f"bus {scenario.seed}"), self.history.faults)  # noqa: S311 - likewise
+        )
+        tallies: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.ledger = Ledger(
+            history=self.history,
+            store=self.store,
+            plan_of=lambda run: plan_of(self.store.real.shelf, run),
+            run_ttl_ms=profile.run_ttl_ms,
+            locks=LockLedger(self.history, self.locks, tallies),
+            tallies=tallies,
+        )
+        self.weather = BAD_WEATHER if scenario.is_stormy else CLEAR
+        self._place = Place(
+            seed=scenario.seed,
+            store=self.store,
+            locks=self.locks,
+            bus=self.bus,
+            ledger=self.ledger,
+            faults=self.history.faults,
+            terms=Terms(
+                run_lease_ttl_ms=profile.run_ttl_ms,
+                job_lease_ttl_ms=profile.job_ttl_ms,
+                max_deliveries=scenario.max_deliveries,
+            ),
+            linker=linked_once,
+            store_port=mutant.store_port,
+            lock_port=mutant.lock_port,
+            bus_port=mutant.bus_port,
+        )
+        self._mutant = mutant
+        self._born: Counter[str] = Counter()
+        self.replicas: list[Replica] = []
+        self.workers: list[Hands] = []
+        self.callers: list[Callers] = []
+
+    # ── Who there is ─────────────────────────────────────────────────────────────────────────────
+
+    def add_replica(self, number: int) -> Replica:
+        """Start a replica, as the successor of the one with the same number."""
+        self._born[f"replica-{number}"] += 1
+        name = f"replica-{number}.{self._born[f'replica-{number}']}"
+        is_embedded = self.scenario.profile.is_embedded
+        if is_embedded:
+            # Its locks are in its own memory, and its store is a file.
+            self.locks.forget()
+            self.ledger.locks.lost()
+        weather = CLEAR if is_embedded else self.weather
+        replica = Replica(self._place, name, weather)
+        self._mutant.on_replica(replica)
+        if number < len(self.replicas):
+            self.replicas[number] = replica
+        else:
+            self.replicas.append(replica)
+        return replica
+
+    def add_worker(self, number: int) -> Hands:
+        """Start a worker, likewise."""
+        self._born[f"worker-{number}"] += 1
+        name = f"worker-{number}.{self._born[f'worker-{number}']}"
+        hands = Hands(name, self.scenario.seed, self._network(Process(name)), self.ledger)
+        if number < len(self.workers):
+            self.workers[number] = hands
+        else:
+            self.workers.append(hands)
+        return hands
+
+    def up(self) -> list[Desk]:
+        """The replicas that take connections."""
+        return [replica for replica in self.replicas if replica.is_up]
+
+    def _network(self, process: Process) -> Network:
+        chance = Random(f"{self.scenario.seed}/{process.name}/network")  # noqa: S311 - to be foreseen
+        return Network(process, self.up, chance, self.history.faults, self.weather)
+
+    # ── The day ──────────────────────────────────────────────────────────────────────────────────
+
+    async def day(self) -> Verdict:
+        """From the first start until everything has ended."""
+        with bugs_told(self.history):
+            self._found()
+            asking = await self._work_and_suffer()
+            if not self.history.broken:
+                await self._heal(asking)
+        loop = asyncio.get_running_loop()
+        return Verdict(
+            scenario=self.scenario,
+            broken=tuple(self.history.broken),
+            digest=self.history.digest,
+            simulated_s=loop.time(),
+            faults=dict(sorted(self.history.faults.items())),
+            checks=dict(sorted(self.history.checks.items())),
+            runs=len(self.ledger.runs),
+            lines=tuple(self.history.lines),
+        )
+
+    def _found(self) -> None:
+        for tenant, cap in CAPS.items():
+            config = Tenant(max_concurrent_runs=cap * self.scenario.profile.cap_factor)
+            at_once(self.store.real.put_tenant(TenantId(tenant), config))
+            for workflow in WORKFLOWS:
+                at_once(self.store.real.put_workflow(TenantId(tenant), workflow))
+        for number in range(self.scenario.replicas):
+            self.add_replica(number)
+        for number in range(self.scenario.workers):
+            self.add_worker(number)
+        if self.chance.random() < 0.5:  # noqa: PLR2004 - every other day
+            self.replicas[0].process.begin(
+                self.replicas[0].services.settings.patch(QUICK_TO_ESCALATE, actor="operator")
+            )
+        for number in range(2):
+            network = self._network(Process(f"callers-{number}"))
+            callers = Callers(network, self.scenario.seed, self.ledger, self.history)
+            self._mutant.on_callers(callers)
+            self.callers.append(callers)
+
+    async def _work_and_suffer(self) -> list[asyncio.Task[None]]:
+        loop = asyncio.get_running_loop()
+        mischief = Mischief(self)
+        asking: list[asyncio.Task[None]] = []
+        for number, ask in enumerate(self.scenario.asks):
+            callers = self.callers[number % len(self.callers)]
+            loop.call_at(ask.at_s, callers.begin, ask, asking)
+        for fault in self.scenario.faults:
+            loop.call_at(fault.at_s, mischief.do, fault)
+        until_s = self.scenario.profile.day_s
+        while loop.time() < until_s and not self.history.broken:
+            await self.history.go_on(min(OPERATOR_EVERY_S, until_s - loop.time()))
+            if self.bus is not None and not self.bus.is_down:
+                self.bus.sync()
+            if self.chance.random() < 0.3:  # noqa: PLR2004 - now and then
+                self._operate()
+        mischief.end()
+        return asking
+
+    async def _heal(self, asking: list[asyncio.Task[None]]) -> None:
+        """No more faults: everything is looked after soon, and ends in time."""
+        loop = asyncio.get_running_loop()
+        profile = self.scenario.profile
+        self.history.tell("healed")
+        until_s = loop.time() + HEAL_S_MAX + 6 * profile.job_ttl_ms / 1000
+        # A lease may just have been granted, and whoever had it is gone.
+        bound_s = loop.time() + (profile.job_ttl_ms + profile.run_ttl_ms) / 1000 + 3
+        is_bound_checked = False
+        while loop.time() < until_s and not self.history.broken:
+            await self.history.go_on(1)
+            self._operate(for_good=True)
+            if not is_bound_checked and loop.time() > bound_s:
+                is_bound_checked = True
+                check_looked_after(self)
+            if is_bound_checked and all(task.done() for task in asking) and self._is_all_ended():
+                break
+        else:
+            tell_unfinished(self)
+        if not self.history.broken:
+            await self._start_one_more()
+            await asyncio.sleep(4)
+            check_end(self)
+
+    async def _start_one_more(self) -> None:
+        """The world works: a run that is asked for now begins at once, and ends."""
+        at_once(self.store.real.put_tenant(TenantId("acme"), Tenant(max_concurrent_runs=1)))
+        callers, said = self.callers[0], "no answer"
+        ask = Ask(
+            at_s=0,
+            tenant="acme",
+            workflow="three",
+            key="after",
+            copies=1,
+            then=Then.WAIT,
+            after_s=0,
+        )
+        asking: list[asyncio.Task[None]] = []
+        callers.begin(ask, asking)
+        await asyncio.wait(asking, timeout=60)
+        for run_id in callers.started.get("after", {}):
+            file = self.store.real.shelf.runs.get(RunId(run_id))
+            said = "it is not there" if file is None else str(file.run.status)
+        is_ended = said in {"succeeded", "failed"}
+        self.history.check("the world works again", [] if is_ended else [f"a new run: {said}"])
+
+    def _is_all_ended(self) -> bool:
+        shelf = self.store.real.shelf
+        return all(file.run.status.is_finished for file in shelf.runs.values())
+
+    def _operate(self, *, for_good: bool = False) -> None:
+        """Be the people: decide what waits for a decision, replay what is dead."""
+        shelf = self.store.real.shelf
+        for run_id, file in list(shelf.runs.items()):
+            for step_id, step in file.run.steps.items():
+                if isinstance(step.wait, OnDecision):
+                    verb = "approve" if for_good or self.chance.random() < 0.7 else "reject"  # noqa: PLR2004 - mostly
+                    callers = self.chance.choice(self.callers)
+                    callers.process.begin(callers.decide(file.run.tenant, run_id, step_id, verb))
+        up = [each for each in self.replicas if each.is_up and not each.process.is_paused]
+        for letter_id in list(shelf.letters):
+            if up:
+                replica = self.chance.choice(up)
+                replica.process.begin(self._replay(replica, letter_id))
+
+    async def _replay(self, replica: Replica, letter_id: str) -> None:
+        with suppress(BackendError):
+            letter = await replica.services.inbox.replay(letter_id, actor="operator")
+            self.history.tell(f"person replays {letter_id}: {letter is not None}")

@@ -1,0 +1,99 @@
+"""A few hundred bad days, and that each is the same every time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from stanchion.sim.command import main, replay, run
+from stanchion.sim.scenario import draw
+from stanchion.sim.world import play
+
+DAYS = 180
+A_PART = 20
+
+
+@pytest.mark.parametrize("first", range(0, DAYS, A_PART))
+def test_every_day_ends_well(first: int) -> None:
+    broken = {
+        seed: verdict.broken[0]
+        for seed in range(first, first + A_PART)
+        if (verdict := play(draw(seed))).broken
+    }
+    assert broken == {}
+
+
+def test_a_day_with_the_usual_terms_ends_well() -> None:
+    verdict = play(draw(0, "long"))
+    assert verdict.broken == ()
+    assert verdict.simulated_s > 1_200
+
+
+def test_on_a_calm_day_everybody_gets_a_run_and_nothing_goes_wrong() -> None:
+    verdict = play(draw(3, "calm"))
+    assert verdict.broken == ()
+    assert verdict.runs >= len({ask.key for ask in verdict.scenario.asks}) / 2
+    assert set(verdict.faults) <= {"bell lost", "delivered twice"}
+
+
+def test_a_day_is_the_same_every_time() -> None:
+    first, second = play(draw(5)), play(draw(5))
+    assert first.lines == second.lines
+    assert first.digest == second.digest
+
+
+def test_a_day_is_the_same_in_another_process_with_other_hashes() -> None:
+    code = (
+        "from stanchion.sim.scenario import draw\n"
+        "from stanchion.sim.world import play\n"
+        "print([play(draw(seed)).digest for seed in (1, 2, 6)])"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert told[0] == told[1]
+    assert told[0].strip() == str([play(draw(seed)).digest for seed in (1, 2, 6)])
+
+
+def test_other_seeds_are_other_days() -> None:
+    assert len({play(draw(seed)).digest for seed in range(4)}) == 4
+
+
+def test_between_them_the_days_meet_every_kind_of_fault() -> None:
+    kinds = {fault.kind for seed in range(DAYS) for fault in draw(seed).faults}
+    assert kinds == {fault.kind for seed in range(DAYS, 2 * DAYS) for fault in draw(seed).faults}
+    assert len(kinds) == 26
+
+
+def test_a_summary_says_how_it_went() -> None:
+    said: list[str] = []
+    assert run(range(2), say=said.append) == 0
+    text = "\n".join(said)
+    assert "2 days" in text
+    assert "h a second" in text
+    assert "commits form one chain" in text
+    assert text.endswith("ALL GOOD")
+
+
+def test_a_replay_tells_the_day_line_by_line() -> None:
+    said: list[str] = []
+    assert replay(1, say=said.append) == 0
+    assert said[0].startswith("day 1:")
+    assert any("granted with fence" in line for line in said)
+    assert any(line.startswith("digest ") for line in said)
+
+
+def test_a_range_of_seeds_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--seeds", "one..two"])
+    assert "is not A..B" in capsys.readouterr().err

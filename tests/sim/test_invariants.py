@@ -1,0 +1,283 @@
+"""Each invariant says what is wrong, and nothing when nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from stanchion.adapters.manual_clock import ManualClock
+from stanchion.adapters.store.memory.shelf import JobFile, RunFile, Shelf
+from stanchion.client.signals import Retrying
+from stanchion.core.events import CancelRequested, Timer, TimerKind
+from stanchion.core.model import (
+    Instant,
+    Job,
+    JobId,
+    OnJob,
+    Run,
+    RunId,
+    RunStatus,
+    Stamp,
+    Step,
+    StepId,
+    StepStatus,
+    TenantId,
+    Topic,
+    WorkflowId,
+)
+from stanchion.core.retry import RETRIES, Budget, Fixed, RetryClass
+from stanchion.core.settings import AdmissionSettings, LockBusy, Settings
+from stanchion.ports.records import JobState
+from stanchion.sim import invariants as must
+
+NOW = Instant(1_000_000)
+RUN = RunId("run")
+JOB = JobId("run:a@1")
+
+
+def good(sentences: Iterable[str]) -> bool:
+    return list(sentences) == []
+
+
+def shelf_with(run: Run | None = None) -> tuple[Shelf, RunFile]:
+    shelf = Shelf(ManualClock(NOW), 1_000)
+    file = RunFile(run or a_run(), None)
+    shelf.runs[RUN] = file
+    return shelf, file
+
+
+def a_run(status: RunStatus = RunStatus.RUNNING, **steps: Step) -> Run:
+    return Run(
+        id=RUN,
+        tenant=TenantId("acme"),
+        workflow_id=WorkflowId("three"),
+        workflow_version=1,
+        input={},
+        created_at=NOW,
+        status=status,
+        steps={StepId(name): step for name, step in steps.items()},
+    )
+
+
+def a_job(**members: object) -> JobFile:
+    job = Job(
+        id=JOB,
+        run_id=RUN,
+        tenant=TenantId("acme"),
+        step_id=StepId("a"),
+        topic=Topic("plan"),
+        attempt=1,
+        input={},
+    )
+    return replace(JobFile(job), **members)  # type: ignore[arg-type]  # members by name
+
+
+def test_a_cap_holds_up_to_its_number() -> None:
+    assert good(must.cap_holds("acme", 2, 2))
+    assert good(must.cap_holds("acme", 200, None))
+    assert not good(must.cap_holds("acme", 3, 2))
+
+
+def test_slots_are_neither_more_nor_fewer_than_unfinished_runs() -> None:
+    assert good(must.slots_are_unfinished_runs("acme", 2, 2))
+    assert not good(must.slots_are_unfinished_runs("acme", 3, 2))
+    assert not good(must.slots_are_unfinished_runs("acme", 1, 2))
+
+
+def test_a_key_has_one_run() -> None:
+    assert good(must.one_run_per_key(("acme", "key"), ["one"]))
+    assert not good(must.one_run_per_key(("acme", "key"), ["one", "two"]))
+
+
+def test_only_what_changed_too_late_is_wrong() -> None:
+    assert good(must.nothing_after_deadline("it", is_late=True, has_changed=False))
+    assert good(must.nothing_after_deadline("it", is_late=False, has_changed=True))
+    assert not good(must.nothing_after_deadline("it", is_late=True, has_changed=True))
+
+
+def test_the_gate_has_its_budget_and_half_a_second() -> None:
+    settings = [Settings(admission=AdmissionSettings(lock_wait_s=2))]
+    assert good(must.gate_answers_in_time(2.5, settings))
+    assert not good(must.gate_answers_in_time(2.51, settings))
+
+
+def test_a_chain_compares_version_and_nonce() -> None:
+    present = Stamp(2, "one")
+    assert good(must.chain_holds("run", read=Stamp(2, "one"), present=present))
+    assert not good(must.chain_holds("run", read=Stamp(2, "two"), present=present))
+    assert not good(must.chain_holds("run", read=Stamp(1, "one"), present=present))
+
+
+def test_fences_rise() -> None:
+    assert good(must.fence_rises("run", before=1, now=1))
+    assert good(must.fence_rises("run", before=1, now=2, strictly=True))
+    assert not good(must.fence_rises("run", before=2, now=1))
+    assert not good(must.fence_rises("run", before=1, now=1, strictly=True))
+
+
+def test_a_finished_run_does_not_change() -> None:
+    assert good(must.finished_is_absorbing("run", was_finished=False))
+    assert not good(must.finished_is_absorbing("run", was_finished=True))
+
+
+def test_closed_classes_do_not_work_unleased() -> None:
+    assert good(must.unleased_only_by_policy("run", must_close=False))
+    assert not good(must.unleased_only_by_policy("run", must_close=True))
+
+
+def test_an_inbox_needs_a_row() -> None:
+    shelf, file = shelf_with()
+    assert good(must.inbox_has_row(shelf, RUN))
+    file.inbox["one"] = CancelRequested()
+    assert not good(must.inbox_has_row(shelf, RUN))
+    shelf.outbox.put(RUN, NOW)
+    assert good(must.inbox_has_row(shelf, RUN))
+
+
+def test_grants_do_not_overlap() -> None:
+    assert good(must.grant_is_disjoint("run", until=None, now=NOW))
+    assert good(must.grant_is_disjoint("run", until=NOW, now=NOW))
+    assert not good(must.grant_is_disjoint("run", until=Instant(NOW + 1), now=NOW))
+
+
+def test_who_trusts_a_lease_owns_it() -> None:
+    assert good(must.holder_owns("run", fence=5, owner=5))
+    assert not good(must.holder_owns("run", fence=5, owner=6))
+    assert not good(must.holder_owns("run", fence=5, owner=None))
+
+
+@pytest.mark.parametrize(
+    ("file", "is_good"),
+    [
+        (a_job(state=JobState.LEASED, fence=5, expires_at=Instant(NOW + 1)), True),
+        (a_job(state=JobState.LEASED, fence=5, expires_at=NOW), False),
+        (a_job(state=JobState.LEASED, fence=6, expires_at=Instant(NOW + 1)), False),
+        (a_job(state=JobState.READY, fence=5), False),
+        (a_job(state=JobState.DEAD, fence=5), False),
+        (a_job(state=JobState.REVOKED, fence=5), True),
+        (a_job(state=JobState.FINISHED, fence=6), False),
+        (None, False),
+    ],
+)
+def test_a_worker_that_trusts_its_lease_has_the_job(file: JobFile | None, is_good: bool) -> None:
+    assert good(must.job_holder_owns(JOB, 5, file, NOW)) is is_good
+
+
+def test_a_result_is_taken_once_and_from_its_holder() -> None:
+    assert good(must.accepted_once(JOB, fence=5, holder=5, before=0))
+    assert not good(must.accepted_once(JOB, fence=5, holder=5, before=1))
+    assert not good(must.accepted_once(JOB, fence=5, holder=6, before=0))
+    assert not good(must.accepted_once(JOB, fence=5, holder=None, before=0))
+
+
+def test_what_was_told_stays_true() -> None:
+    assert good(must.told_stays_true(a_run(RunStatus.CANCELLED), RunStatus.CANCELLED))
+    assert not good(must.told_stays_true(a_run(RunStatus.SUCCEEDED), RunStatus.CANCELLED))
+
+
+def test_nobody_was_told_of_a_decision_that_was_not_taken() -> None:
+    approved, rejected = Step(StepStatus.SUCCEEDED), Step(StepStatus.FAILED)
+    assert good(must.decision_stays_true("review", approved, ["approve"]))
+    assert good(must.decision_stays_true("review", rejected, ["reject"]))
+    assert not good(must.decision_stays_true("review", approved, ["approve", "reject"]))
+    assert not good(must.decision_stays_true("review", rejected, ["approve"]))
+
+
+@pytest.mark.parametrize(
+    ("delay_ms", "is_good"),
+    [(299, False), (300, True), (700, True), (750, False), (800, True), (1_200, True)],
+)
+def test_a_call_comes_again_within_the_window(delay_ms: int, is_good: bool) -> None:
+    assert good(must.call_retries_in_bounds(delay_ms, [Settings()])) is is_good
+
+
+def test_a_fixed_rhythm_is_exact() -> None:
+    fixed = [Settings(lock_busy=LockBusy(retry=Fixed(delay_ms=500)))]
+    assert good(must.call_retries_in_bounds(500, fixed))
+    assert not good(must.call_retries_in_bounds(501, fixed))
+
+
+def retrying(delay_ms: int, retry_after_ms: int) -> Retrying:
+    return Retrying(
+        call="start",
+        attempt=1,
+        retry_class=RetryClass.QUOTA,
+        delay_ms=delay_ms,
+        retry_after_ms=retry_after_ms,
+    )
+
+
+def test_a_caller_honours_the_servers_word() -> None:
+    assert good(must.client_retries_in_bounds(retrying(20_000, 20_000), RETRIES))
+    assert good(must.client_retries_in_bounds(retrying(25_000, 20_000), RETRIES))
+    assert not good(must.client_retries_in_bounds(retrying(19_999, 20_000), RETRIES))
+    assert not good(must.client_retries_in_bounds(retrying(26_000, 20_000), RETRIES))
+
+
+def test_a_budget_is_a_burst_and_a_rate() -> None:
+    budget = Budget(tokens_max=3, refill_per_s=1.0)
+    assert good(must.retries_in_budget(RetryClass.QUOTA, budget, retries=5, elapsed_ms=2_000))
+    assert not good(must.retries_in_budget(RetryClass.QUOTA, budget, retries=6, elapsed_ms=2_000))
+
+
+@pytest.mark.parametrize(
+    ("status", "asked_ms", "is_good"),
+    [
+        (429, 1_000, True),
+        (429, 30_000, True),
+        (429, 30_001, False),
+        (503, 10_000, True),
+        (503, 10_001, False),
+        (503, 999, False),
+        (429, None, False),
+        (200, None, True),
+    ],
+)
+def test_a_refusal_says_when_to_come_again(
+    status: int, asked_ms: int | None, is_good: bool
+) -> None:
+    assert good(must.retry_after_in_bounds(status, asked_ms)) is is_good
+
+
+def looked_after(shelf: Shelf, file: RunFile) -> bool:
+    return good(must.owned_queued_or_finished(shelf, file, now=NOW, grace_ms=100))
+
+
+def test_a_run_with_nothing_overdue_is_looked_after() -> None:
+    shelf, file = shelf_with()
+    assert looked_after(shelf, file)
+
+
+def test_events_with_a_row_that_is_long_due_are_not_looked_after() -> None:
+    shelf, file = shelf_with()
+    file.inbox["one"] = CancelRequested()
+    assert not looked_after(shelf, file)
+    shelf.outbox.put(RUN, Instant(NOW - 101))
+    assert not looked_after(shelf, file)
+    shelf.outbox.put(RUN, Instant(NOW - 100))
+    assert looked_after(shelf, file)
+
+
+def test_a_timer_that_is_long_due_is_not_looked_after() -> None:
+    shelf, file = shelf_with()
+    file.timers[Timer(TimerKind.RUN_TIMEOUT)] = Instant(NOW - 101)
+    assert not looked_after(shelf, file)
+
+
+def test_a_lease_that_ran_out_long_ago_is_not_looked_after() -> None:
+    shelf, file = shelf_with()
+    file.jobs.append(JOB)
+    shelf.jobs[JOB] = a_job(state=JobState.LEASED, expires_at=Instant(NOW - 101))
+    assert not looked_after(shelf, file)
+    shelf.jobs[JOB] = a_job(state=JobState.LEASED, expires_at=NOW)
+    assert looked_after(shelf, file)
+
+
+def test_a_result_that_was_accepted_and_never_applied_is_lost() -> None:
+    waiting = Step(StepStatus.RUNNING, attempt=1, wait=OnJob(JOB))
+    shelf, file = shelf_with(a_run(a=waiting))
+    file.jobs.append(JOB)
+    shelf.jobs[JOB] = a_job(state=JobState.FINISHED)
+    assert not looked_after(shelf, file)

@@ -1,0 +1,85 @@
+"""Deliberate defects: each is found out, so each check can fail."""
+
+from __future__ import annotations
+
+from itertools import count, islice
+
+import pytest
+
+from stanchion.sim import mutants
+from stanchion.sim.command import hunt
+from stanchion.sim.mutant import Mutant
+from stanchion.sim.scenario import draw
+from stanchion.sim.shrink import shrunk
+from stanchion.sim.world import play
+
+FOUND_ON = {
+    "release-without-token": (0, "only the owner releases"),
+    "fence-by-incr": (2, "fences rise"),
+    "version-without-nonce": (13, "commits form one chain"),
+    "no-fence-check": (18, "fences rise"),
+    "count-only-fencing": (9, "a trusted lease is owned"),
+    "renewal-ignores-not-owned": (0, "who is told 'not yours' stops"),
+    "acquire-without-floor": (18, "everything ends"),
+    "fail-open-for-all": (0, "unleased only by policy"),
+    "late-grant": (0, "nothing after its deadline"),
+    "late-admit": (0, "nothing after its deadline"),
+    "slot-freed-later": (0, "slots equal unfinished runs"),
+    "key-reserved-apart": (0, "one run per key"),
+    "cap-read-before": (12, "never above the cap"),
+    "ack-before-commit": (0, "no accepted result is lost"),
+    "publish-before-commit": (10, "what is waited for is out there"),
+    "outbox-forgets": (0, "one row for whatever lies in an inbox"),
+    "relay-never-again": (4, "everything ends"),
+    "result-from-anybody": (38, "each effect is accepted once"),
+    "reconciler-without-recheck": (1, "grants are disjoint"),
+    "jitter-out-of-bounds": (0, "delays within policy"),
+    "retry-without-budget": (0, "retries within budget"),
+}
+"""A day on which each was found out, and by which statement. Days change when services do."""
+DAYS_MAX = 60
+
+
+@pytest.mark.parametrize("mutant", mutants.ALL, ids=lambda mutant: mutant.name)
+def test_a_defect_is_found_out(mutant: Mutant) -> None:
+    seed, name = FOUND_ON[mutant.name]
+    days = (play(draw(each, mutant.profile), mutant) for each in count(seed))
+    found = next(filter(lambda day: day.broken, islice(days, DAYS_MAX)), None)
+    assert found is not None
+    assert found.broken[0].startswith(name)
+
+
+def test_there_are_at_least_a_dozen_defects_each_with_a_sentence() -> None:
+    assert len(mutants.ALL) >= 12
+    assert {mutant.name for mutant in mutants.ALL} == set(FOUND_ON)
+    assert all(mutant.says for mutant in mutants.ALL)
+
+
+def test_a_defect_leaves_nothing_behind() -> None:
+    before = play(draw(0)).digest
+    for mutant in mutants.ALL:
+        with mutant.applied():
+            pass
+    assert play(draw(0)).digest == before
+
+
+def test_a_hunt_says_what_was_found_and_how_soon() -> None:
+    said: list[str] = []
+    assert hunt("slot-freed-later", seeds_max=3, say=said.append) == 0
+    assert "slots equal unfinished runs" in said[1]
+    assert said[-1] == "days to find out: median 1, worst 1"
+
+
+def test_a_hunt_that_finds_nothing_says_so() -> None:
+    said: list[str] = []
+    assert hunt("result-from-anybody", seeds_max=1, say=said.append) == 1
+    assert "not within 1 days" in said[1]
+
+
+def test_a_broken_day_is_made_shorter_and_stays_broken() -> None:
+    (mutant,) = (each for each in mutants.ALL if each.name == "key-reserved-apart")
+    whole = play(draw(0), mutant)
+    small = shrunk(whole, lambda scenario: play(scenario, mutant), plays_max=40)
+    assert small.broken[0].startswith("one run per key")
+    assert len(small.scenario.asks) < len(whole.scenario.asks)
+    assert small.scenario.faults == ()
