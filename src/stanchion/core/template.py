@@ -249,13 +249,15 @@ def _closing(text: str, start: int) -> int | None:
     return None
 
 
-# CEL's tokens, as far as they can hide a brace. Possessive: it never goes back.
+# CEL's tokens, as far as they can hide a brace. No text can be read in two ways, so there is no
+# reason to go back. Possessive where a single character repeats, and nowhere else: with groups,
+# Python's first releases of 3.11 match wrongly.
 _TOKEN = re.compile(
     r"""
-      [bB]?[rR] (?: '''(?:(?!''').)*+''' | \"""(?:(?!\""").)*+\""" )
+      [bB]?[rR] (?: '''(?:(?!''').)*''' | \"""(?:(?!\""").)*\""" )
     | [bB]?[rR] (?: '[^'\r\n]*+' | "[^"\r\n]*+" )
-    | '''(?:\\.|(?!''').)*+''' | \"""(?:\\.|(?!\""").)*+\"""
-    | '(?:\\.|[^'\\\r\n])*+' | "(?:\\.|[^"\\\r\n])*+"
+    | '''(?:\\.|(?!''')[^\\])*''' | \"""(?:\\.|(?!\""")[^\\])*\"""
+    | '(?:\\.|[^'\\\r\n])*' | "(?:\\.|[^"\\\r\n])*"
     | //[^\n]*+
     | \w++
     | .

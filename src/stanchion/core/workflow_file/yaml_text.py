@@ -25,7 +25,7 @@ _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FORBIDDEN = re.compile(
     "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
-_DIRECTIVE = re.compile(r"(?:[ \t]*+(?:#[^\n]*+)?+\n)*+%")
+_DIRECTIVE = re.compile(r"(?:[ \t]*+(?:#[^\n]*+)?\n)*%")
 _NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _WORDS: Final[Mapping[str, JsonValue]] = {
