@@ -390,7 +390,9 @@ async def test_a_single_job_takes_no_slot_and_is_limited_by_rate(gates: Gatehous
 # ── Silence ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.HANG, never], ids=str)
+@pytest.mark.parametrize(
+    "fault", [Fault.ERROR, Fault.HANG, never], ids=["error", "hang", "silence"]
+)
 @pytest.mark.parametrize("verb", ["workflow", "tenant", "admit"])
 @pytest.mark.parametrize("wait_s", [0, 2, 60])
 @virtual

@@ -363,7 +363,9 @@ async def test_a_lock_whose_grant_was_lost_is_given_back_once_the_store_answers(
     await house.started()
 
 
-@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.HANG, never], ids=str)
+@pytest.mark.parametrize(
+    "fault", [Fault.ERROR, Fault.HANG, never], ids=["error", "hang", "silence"]
+)
 @virtual
 async def test_a_store_that_fails_behind_the_lock_is_another_answer(
     gates: Gatehouse, fault: Fault | Meanwhile

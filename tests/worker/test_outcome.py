@@ -62,7 +62,7 @@ def test_whatever_has_a_place_in_json_is_sent() -> None:
 @pytest.mark.parametrize(
     "output",
     [object(), float("nan"), {"a": [float("inf"), None]}, "\ud800", {(1, 2): 3}, lambda: None],
-    ids=repr,
+    ids=["object", "nan", "infinity", "surrogate", "tuple key", "function"],
 )
 def test_what_is_not_json_is_a_final_failure(output: object) -> None:
     error = _error(outcome.succeeded("j", 1, output))
