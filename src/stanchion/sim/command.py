@@ -22,7 +22,7 @@ from stanchion.sim.scenario import MIXED, PROFILES, Scenario, draw
 from stanchion.sim.shrink import shrunk
 from stanchion.sim.world import Verdict, play
 
-__all__ = ["Summary", "hunt", "main", "replay", "run"]
+__all__ = ["Summary", "arguments", "hunt", "main", "replay", "run"]
 
 PROGRESS_EVERY_S: Final = 5.0
 FAILURES_SHOWN: Final = 3
@@ -70,9 +70,9 @@ class Summary:
             yield f"  {number:9,d}  {name}"
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """The command; its exit code."""
-    given = _parser().parse_args(arguments)
+    given = arguments().parse_args(words)
     if given.mutants:
         return hunt(given.only, seeds_max=given.seeds_max, workers=given.workers, say=_say)
     if given.seed is not None:
@@ -191,7 +191,8 @@ def _mutant(name: str | None) -> Mutant:
     return next((each for each in mutants.ALL if each.name == name), NO_MUTANT)
 
 
-def _parser() -> argparse.ArgumentParser:
+def arguments() -> argparse.ArgumentParser:
+    """What it can be told."""
     parser = argparse.ArgumentParser(
         prog="stanchion sim", description="Run the services under seeded faults, in virtual time."
     )
