@@ -148,7 +148,11 @@ class WrongHarness(MemoryHarness):
         return self._class(self.clock, key_ttl_ms=key_ttl_ms)
 
 
-@pytest.mark.parametrize("wrong", MemoryStore.__subclasses__(), ids=lambda each: each.__name__)
+# Those of this page: others that somebody derives from the memory store keep its promises.
+WRONG = [each for each in MemoryStore.__subclasses__() if each.__module__ == __name__]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda each: each.__name__)
 def test_a_store_that_breaks_a_promise_is_found_out(wrong: type[MemoryStore]) -> None:
     with pytest.raises(AssertionError):
         _search(wrong, EXAMPLES)
