@@ -263,18 +263,21 @@ async def test_switching_in_the_middle_of_a_burst_never_admits_a_third(
     houses[seed % 3].store.each_way_s = 0.007
 
     async def switch() -> None:
-        for n in range(200):
-            strategy = "lock" if (n + seed) % 2 else "atomic"
-            if n % 3 == 0:
-                await gates.configure(2, override={"strategy": strategy})
-            else:
-                houses[n % 3].patch({"admission": {"strategy": strategy}})
-            await asyncio.sleep(0.003)
+        async with asyncio.TaskGroup() as answers:
+            for n in range(300):
+                strategy = "lock" if (n + seed) % 2 else "atomic"
+                if n % 3 == 0:
+                    change = gates.configure(2, override={"strategy": strategy})
+                    answers.create_task(change)
+                else:
+                    houses[n % 3].patch({"admission": {"strategy": strategy}})
+                await asyncio.sleep(0.003)
 
     switching = asyncio.create_task(switch())
 
     async def start(n: int) -> StartAnswer:
-        await asyncio.sleep(n % 17 / 1000)
+        # The changes go on for most of a second: what one replica knows of them, another does not.
+        await asyncio.sleep(n % 17 / 20)
         return await houses[n % 3].start()
 
     counts = tally(await asyncio.gather(*(start(n) for n in range(100))))

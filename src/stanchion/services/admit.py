@@ -98,8 +98,8 @@ class Admitter:
         on_admitted: Callable[[Run, Plan], None],
     ) -> None:
         self._parts = parts
-        self.tenants = Tenants(parts.store, bus=parts.bus, clock=parts.clock)
-        """How each tenant's starts are gated. Whoever changes that tells it."""
+        self.tenants = Tenants(parts.store, clock=parts.clock)
+        """How each tenant's starts are gated. Whoever changes that goes through it."""
         self._settings = settings
         self._pacing = pacing
         self._signals = signals
@@ -113,7 +113,6 @@ class Admitter:
 
     async def close(self) -> None:
         """Give back locks that are still to be given back."""
-        self.tenants.close()
         await self._lock.close()
 
     async def in_time(

@@ -127,9 +127,11 @@ class NatsBus:
         await self._link.close()
 
     async def _greet(self, client: Client) -> None:
+        # First of all: what is answered on this connection afterwards tells that the server knows
+        # of the ear, so nothing that is rung once the bus is open goes unheard.
+        await self._bells.subscribe(client)
         ask = functools.partial(client.request, timeout=self._timeout_s)
         self._standing = await set_up(ask, self._names, ack_wait_s=self._standing.ack_wait_s)
-        await self._bells.subscribe(client)
 
     async def _put(self, call: OutboxRow) -> bool:
         """Whether it was new."""
