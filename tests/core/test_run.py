@@ -454,7 +454,7 @@ def test_a_for_each_dispatches_a_job_per_item_and_gathers_outputs_in_the_order_o
     for index in (2, 0, 1):
         world.succeed("a", f"out {index}", item=index)
     assert world.job("b").input == ["out 0", "out 1", "out 2"]
-    assert world.run.step(A).items == ItemCounts(total=3, succeeded=3)
+    assert world.run.step(A).items == ItemCounts(total=3, succeeded=3, output_bytes=21)
 
 
 def test_an_empty_for_each_succeeds_with_an_empty_list() -> None:
@@ -479,7 +479,7 @@ def test_each_item_has_attempts_of_its_own() -> None:
     world.succeed("a", "out 1", item=1)
     assert world.run.step(A).status == "waiting"
     world.fire(Timer(TimerKind.RETRY, A, 0, 1))
-    assert world.run.step(A).items == ItemCounts(total=2, succeeded=1)
+    assert world.run.step(A).items == ItemCounts(total=2, succeeded=1, output_bytes=len('"out 1"'))
     assert world.job("a", 0).input == {"value": "x", "at": 0}
     world.succeed("a", "out 0", item=0)
     assert world.job("b").input == ["out 0", "out 1"]
@@ -580,10 +580,11 @@ def test_a_for_each_takes_no_decision() -> None:
     assert world.feed(Approved(step_id=A)).ignored == (Ignored.NOT_WAITING_FOR_IT,)
 
 
-def test_outputs_that_are_too_large_together_fail_the_step() -> None:
-    world = started(fan_out(), list=list(range(5)))
+def test_outputs_that_are_too_large_together_fail_the_step_before_there_are_more() -> None:
+    world = started(fan_out(), list=list(range(9)))
     for index in range(5):
         world.succeed("a", "x" * 900_000, item=index)
+    assert not world.jobs
     assert world.run.error is not None
     assert world.run.error.code == "output_too_large"
     assert "at most 4194304 are allowed" in world.run.error.message
@@ -593,6 +594,19 @@ def test_outputs_of_exactly_the_allowed_size_pass() -> None:
     world = started(fan_out(), list=[0])
     world.succeed("a", "x" * (4 * 1024 * 1024 - 4), item=0)
     assert world.run.step(A).status == "succeeded"
+
+
+def test_steps_whose_outputs_are_too_large_together_fail_the_one_that_is_too_much() -> None:
+    world = started(workflow(**{f"s{n}": job() for n in range(5)}))
+    for n in range(5):
+        world.succeed(f"s{n}", "x" * (4 * 1024 * 1024 - 64))
+    assert [str(world.run.step(StepId(f"s{n}")).status) for n in range(5)] == [
+        *["succeeded"] * 4,
+        "failed",
+    ]
+    assert world.run.error is not None
+    assert world.run.error.code == "output_too_large"
+    assert "at most 16777216 are allowed" in world.run.error.message
 
 
 def test_only_what_the_events_name_is_read_until_they_can_be_the_last() -> None:

@@ -210,10 +210,27 @@ class Draft:
         error: Failure | None = None,
         remark: str | None = None,
     ) -> None:
-        """End a step that has no work out, begun or not. A remark goes into the timeline."""
+        """End a step that has no work out, begun or not. A remark goes into the timeline.
+
+        A step whose output is more than the run may still have fails: to try it again is no help.
+        """
         if self.step(step.id).status.is_active and step.timeout_s is not None:
             self.then(ClearTimer(_timeout_of(step.id)))
+        if output is not None and (excess := self._excess(step.id, output)) is not None:
+            self._end(step, StepStatus.FAILED, error=excess)
+            return
         self._end(step, status, output=output, error=error, remark=remark)
+
+    def _excess(self, step_id: StepId, output: JsonValue) -> Failure | None:
+        outputs = [step.output for step in self.every_step() if step.output is not None]
+        size = len(msgspec.json.encode([*outputs, output]))
+        if size <= limits.RUN_OUTPUT_BYTES_MAX:
+            return None
+        message = (
+            f"the outputs of the run's steps together would be {size} bytes;"
+            f" at most {limits.RUN_OUTPUT_BYTES_MAX} are allowed"
+        )
+        return Failure("output_too_large", message, step_id)
 
     def abandon(self, step: PlannedStep, status: StepStatus, error: Failure) -> None:
         """End a step that may have work out: revoke its jobs, forget its timers."""

@@ -197,6 +197,8 @@ class ItemCounts(msgspec.Struct, frozen=True):
     succeeded: int = 0
     failed: int = 0
     waiting: int = 0
+    output_bytes: int = 0
+    """Of those that succeeded, all together."""
 
     @property
     def unfinished(self) -> int:

@@ -91,24 +91,35 @@ def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
     draft.put_item(key, after)
     if after.status is StepStatus.SUCCEEDED:
         draft.note("item_succeeded", step.id, item=index, attempt=after.attempt)
-    _count(draft, step, before.status, after.status)
+    _count(draft, step, before, after)
     return None
 
 
-def _count(draft: Draft, step: PlannedStep, before: StepStatus, after: StepStatus) -> None:
+def _count(draft: Draft, step: PlannedStep, before: Item, after: Item) -> None:
     state = draft.step(step.id)
     assert state.items is not None
+    succeeded = after.status is StepStatus.SUCCEEDED
     counts = ItemCounts(
         total=state.items.total,
-        succeeded=state.items.succeeded + (after is StepStatus.SUCCEEDED),
-        failed=state.items.failed + (after is StepStatus.FAILED),
+        succeeded=state.items.succeeded + succeeded,
+        failed=state.items.failed + (after.status is StepStatus.FAILED),
         waiting=state.items.waiting
-        + (after is StepStatus.WAITING)
-        - (before is StepStatus.WAITING),
+        + (after.status is StepStatus.WAITING)
+        - (before.status is StepStatus.WAITING),
+        output_bytes=state.items.output_bytes
+        + (len(msgspec.json.encode(after.output)) if succeeded else 0),
     )
     status = StepStatus.RUNNING if counts.running else StepStatus.WAITING
     draft.put(step.id, msgspec.structs.replace(state, status=status, items=counts))
-    if counts.unfinished == 0:
+    # As one list: a comma between two, and the brackets.
+    size = counts.output_bytes + counts.succeeded + 1
+    if size > limits.FOR_EACH_OUTPUT_BYTES_MAX:
+        message = (
+            f"the items' outputs together are {size} bytes;"
+            f" at most {limits.FOR_EACH_OUTPUT_BYTES_MAX} are allowed"
+        )
+        draft.abandon(step, StepStatus.FAILED, Failure("output_too_large", message, step.id))
+    elif counts.unfinished == 0:
         _gather(draft, step, counts)
 
 
@@ -121,16 +132,7 @@ def _gather(draft: Draft, step: PlannedStep, counts: ItemCounts) -> None:
         message = f"{counts.failed} of {counts.total} items failed; item {first}: {error.message}"
         draft.end(step, StepStatus.FAILED, error=Failure("items_failed", message, step.id))
         return
-    outputs = [item.output for item in items]
-    size = len(msgspec.json.encode(outputs))
-    if size > limits.FOR_EACH_OUTPUT_BYTES_MAX:
-        message = (
-            f"the items' outputs together are {size} bytes;"
-            f" at most {limits.FOR_EACH_OUTPUT_BYTES_MAX} are allowed"
-        )
-        draft.end(step, StepStatus.FAILED, error=Failure("output_too_large", message, step.id))
-        return
-    draft.end(step, StepStatus.SUCCEEDED, output=outputs)
+    draft.end(step, StepStatus.SUCCEEDED, output=[item.output for item in items])
 
 
 def _index(event: Event) -> int | None:
