@@ -114,6 +114,23 @@ async def test_requests_that_come_together_are_answered_one_by_one() -> None:
         assert answer.count(b"HTTP/1.1 200 OK") == 3
 
 
+async def test_whoever_wants_to_hang_up_afterwards_is_told_that_it_will() -> None:
+    async with served() as server:
+        close = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        for last in (close, GET.replace(b"HTTP/1.1", b"HTTP/1.0")):
+            head, _, body = (await server.say(last)).partition(b"\r\n\r\n")
+            assert head.lower().count(b"connection: close") == 1
+            assert b"content-length: %d" % len(body) in head
+
+
+async def test_only_the_head_of_an_answer_is_told_of_what_would_follow() -> None:
+    async with served() as server:
+        ask = GET.replace(b"GET", b"HEAD", 1).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        head, _, body = (await server.say(ask)).partition(b"\r\n\r\n")
+        assert b"content-length: " in head
+        assert (b"content-length: 0" in head, body) == (False, b"")
+
+
 async def test_an_offer_to_speak_another_protocol_is_passed_over() -> None:
     async with served() as server:
         await server.house.start()

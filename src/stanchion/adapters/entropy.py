@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from typing import Final
 
 __all__ = ["SystemEntropy"]
@@ -22,8 +23,10 @@ class SystemEntropy:
     def __init__(self) -> None:
         self._stock = b""
         self._used = 0
-        self._owner = os.getpid()
         self._drawing = threading.Lock()
+        # A child that was forked has the same stock, and must not give out the same tokens.
+        mine = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _renew(mine()))
 
     def unit(self) -> float:
         bits = int.from_bytes(self._draw(_UNIT_BYTES), "big") >> (8 * _UNIT_BYTES - _UNIT_BITS)
@@ -35,10 +38,19 @@ class SystemEntropy:
     def _draw(self, size: int) -> bytes:
         with self._drawing:
             start, end = self._used, self._used + size
-            # A child that was forked has the same stock, and must not give out the same tokens.
-            if end > len(self._stock) or self._owner != os.getpid():
+            if end > len(self._stock):
                 self._stock = os.urandom(_STOCK_BYTES)
-                self._owner = os.getpid()
                 start, end = 0, size
             self._used = end
             return self._stock[start:end]
+
+    def renew(self) -> None:
+        """Throw the stock away. Whoever was about to draw from it does not exist any more."""
+        self._drawing = threading.Lock()
+        self._stock = b""
+        self._used = 0
+
+
+def _renew(entropy: SystemEntropy | None) -> None:
+    if entropy is not None:
+        entropy.renew()

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
@@ -67,10 +67,11 @@ class Call(Generic[_Thing]):
         else:
             self.future.set_exception(self._error)
 
-    def time_out(self, message: str) -> None:
+    def time_out(self, lane: str, wait_s: float) -> None:
         """End the wait without an answer. On the caller's thread."""
         if not self.future.done():
             self.is_wanted = False
+            message = f"{lane}: no answer within {wait_s:g} s"
             self.future.set_exception(BackendTimeout(message))
 
 
@@ -95,8 +96,9 @@ class Lane(Generic[_Thing]):
         self._serve = serve
         self._end = end
         self._queue_max = queue_max
-        self._queue: deque[Call[_Thing]] = deque()
-        self._changed = threading.Condition()
+        self._queue: SimpleQueue[Call[_Thing] | None] = SimpleQueue()
+        """``None`` is the last there will be."""
+        self._entering = threading.Lock()
         self._is_closing = False
         self._opened: Future[None] = Future()
         self._ended: Future[None] = Future()
@@ -131,9 +133,7 @@ class Lane(Generic[_Thing]):
         loop = asyncio.get_running_loop()
         call = Call(act, loop)
         self._enqueue(call)
-        timer = loop.call_later(
-            wait_s, call.time_out, f"{self._name}: no answer within {wait_s:g} s"
-        )
+        timer = loop.call_later(wait_s, call.time_out, self._name, wait_s)
         try:
             answer: _Answer = await call.future
         finally:
@@ -152,18 +152,18 @@ class Lane(Generic[_Thing]):
         self._thread.join()  # It has said its last word: nothing is left of it but to be gone.
 
     def _enqueue(self, call: Call[_Thing]) -> None:
-        with self._changed:
+        with self._entering:
             if self._is_closing:
                 raise BackendUnavailable(f"{self._name}: closed")
-            if len(self._queue) >= self._queue_max:
+            if self._queue.qsize() >= self._queue_max:
                 raise BackendUnavailable(f"{self._name}: {self._queue_max} calls wait already")
-            self._queue.append(call)
-            self._changed.notify()
+            self._queue.put(call)
 
     def _stop(self) -> None:
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
+        with self._entering:
+            if not self._is_closing:
+                self._is_closing = True
+                self._queue.put(None)
 
     # ── On the lane's thread ─────────────────────────────────────────────────────────────────────
 
@@ -186,10 +186,14 @@ class Lane(Generic[_Thing]):
 
     def _take(self) -> list[Call[_Thing]]:
         """Everybody who waits, at most a batch; nobody, once the lane is closed and empty."""
-        with self._changed:
-            while not self._queue and not self._is_closing:
-                self._changed.wait()
-            return [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH_MAX))]
+        batch: list[Call[_Thing]] = []
+        while not batch or (self._queue.qsize() and len(batch) < _BATCH_MAX):
+            call = self._queue.get()
+            if call is None:
+                self._queue.put(None)  # for the next time, when there is nobody before it
+                break
+            batch.append(call)
+        return batch
 
     def _serve_all(self, thing: _Thing, batch: list[Call[_Thing]]) -> None:
         wanted = [call for call in batch if call.is_wanted]

@@ -8,7 +8,6 @@ sixty bits of chance.
 
 from __future__ import annotations
 
-import base64
 import functools
 import hashlib
 from typing import Final
@@ -20,31 +19,35 @@ __all__ = ["SHARDS", "make_run_id", "shard_of_run", "shard_of_tenant"]
 SHARDS: Final = 64
 """Fixed for ever: it is part of every id and every key."""
 
-_ALPHABET: Final = b"0123456789abcdefghjkmnpqrstvwxyz"
+_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 """In the order of their values, without what is easily taken for another: ids sort by age."""
-_OURS: Final = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", _ALPHABET)
+_PAIRS: Final = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
 _TIME_DIGITS: Final = 9
 _CHANCE_DIGITS: Final = 12
 _DIGITS: Final = _TIME_DIGITS + _CHANCE_DIGITS
-_CHANCE_BITS: Final = 5 * _CHANCE_DIGITS
-_CHANCE_MASK: Final = (1 << _CHANCE_BITS) - 1
-_TIME_MASK: Final = (1 << 5 * _TIME_DIGITS) - 1
-_BYTES: Final = 15
-"""As many as the digits need, in the groups of five that become eight digits."""
 
 
 def make_run_id(tenant: TenantId, at: Instant, chance: int) -> RunId:
     """Build an id. ``chance`` is a random integer of at least sixty bits."""
-    number = (at & _TIME_MASK) << _CHANCE_BITS | chance & _CHANCE_MASK
-    digits = base64.b32encode(number.to_bytes(_BYTES, "big")).translate(_OURS)
-    return RunId(_prefix(tenant) + digits[-_DIGITS:].decode())
+    # Written out, because every start needs one: a loop over the digits takes three times as long.
+    return RunId(
+        f"{_prefix(tenant)}{_time(at)}{_PAIRS[chance >> 50 & 1023]}{_PAIRS[chance >> 40 & 1023]}"
+        f"{_PAIRS[chance >> 30 & 1023]}{_PAIRS[chance >> 20 & 1023]}{_PAIRS[chance >> 10 & 1023]}"
+        f"{_PAIRS[chance & 1023]}"
+    )
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=64)
+def _time(at: Instant) -> str:
+    places = range(_TIME_DIGITS - 1, -1, -1)
+    return "".join(_ALPHABET[at >> 5 * place & 31] for place in places)
+
+
 def _prefix(tenant: TenantId) -> str:
     return f"{shard_of_tenant(tenant):02x}"
 
 
+@functools.lru_cache(maxsize=16_384)
 def shard_of_tenant(tenant: TenantId) -> int:
     """The place of everything that is the tenant's."""
     digest = hashlib.blake2b(tenant.encode(), digest_size=4).digest()

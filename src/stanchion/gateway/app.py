@@ -14,6 +14,7 @@ from stanchion.gateway.endpoint import Endpoint
 from stanchion.gateway.exchange import Exchange
 from stanchion.gateway.openapi import document
 from stanchion.gateway.options import GatewayOptions
+from stanchion.gateway.paths import Paths
 from stanchion.gateway.problems import Refusal
 from stanchion.gateway.route import PATHS, Route
 from stanchion.gateway.routes import ROUTES
@@ -40,22 +41,23 @@ class Gateway:
         signals = RequestSignals(services.registry)
         self._unrouted = signals.unrouted
         endpoints = _endpoints(services, self._desk, signals)
-        # The worker's routes are the busiest, and have nothing to match: they skip the router.
-        self._fixed = {path: each for path, each in endpoints.items() if "{" not in path}
+        self._paths = Paths(endpoints)
+        # Starlette's router tries one pattern after the other, which costs as much as all the rest
+        # of the routing: it is left with what only a pattern can tell.
         matched: list[BaseRoute] = [
-            PathRoute(_template(path), each) for path, each in endpoints.items() if "{" in path
+            PathRoute(_template(path), endpoints[path]) for path in self._paths.left_out
         ]
         self._router = Router(matched, redirect_slashes=False, default=self._nowhere)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
         """Answer one request."""
         if scope["type"] == "http":
-            fixed = self._fixed.get(scope["path"])
-            if fixed is None:
+            found = self._paths.find(scope["path"])
+            if found is None:
                 await self._router(scope, receive, send)
             else:
-                scope["path_params"] = {}
-                await fixed(scope, receive, send)
+                endpoint, scope["path_params"] = found
+                await endpoint(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1000})

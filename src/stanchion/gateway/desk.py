@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from stanchion.gateway.auth import Auth
 from stanchion.gateway.body import Bodies
-from stanchion.gateway.deadlines import Deadlines
 from stanchion.gateway.load import Load
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, Refused, unavailable_after_ms
 from stanchion.gateway.readiness import Readiness
+from stanchion.services.deadlines import Deadlines
 from stanchion.services.keys import Keys
 from stanchion.services.services import Services
 from stanchion.wire.problems import Code
@@ -21,6 +21,9 @@ from stanchion.wire.problems import Code
 __all__ = ["Desk"]
 
 _Result = TypeVar("_Result")
+
+_SWEEP_S: Final = 0.5
+"""How exactly a request's deadline is kept: it is for those who would never end."""
 
 
 class Desk:
@@ -37,7 +40,7 @@ class Desk:
         self.auth = Auth(self.keys)
         self.bodies = Bodies(options)
         self.load = Load(options, services.registry, services.entropy.unit)
-        self.deadlines = Deadlines()
+        self.deadlines = Deadlines(sweep_s=_SWEEP_S)
         self.readiness = Readiness(services)
         self.draining = asyncio.Event()
         self.openapi = b""

@@ -20,7 +20,17 @@ from stanchion.gateway.problems import Refusal, answer_parts
 from stanchion.gateway.signals import Observe
 from stanchion.wire.problems import Code
 
-__all__ = ["GONE", "ClientGone", "Exchange", "Message", "Ready", "Receive", "Send", "ready"]
+__all__ = [
+    "ANSWER",
+    "GONE",
+    "ClientGone",
+    "Exchange",
+    "Message",
+    "Ready",
+    "Receive",
+    "Send",
+    "ready",
+]
 
 _Result = TypeVar("_Result")
 Message: TypeAlias = MutableMapping[str, Any]
@@ -28,6 +38,11 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 _HARDENING: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+_NO_EXTENSIONS: Final[Mapping[str, Any]] = {}
+GONE: Final = "stanchion.gone"
+"""The name under which our server offers to tell when the caller has hung up."""
+ANSWER: Final = "stanchion.answer"
+"""The name under which our server takes a whole answer at once: one write instead of two."""
 _SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}")
 _ONCE: Final = frozenset(
     {
@@ -137,9 +152,12 @@ class Exchange:
         headers.append((b"content-length", b"%d" % len(body)))
         headers.append((b"x-request-id", self.request_id.encode()))
         headers.extend(_HARDENING)
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        is_head = self.scope["method"] == "HEAD"
-        await self.send({"type": "http.response.body", "body": b"" if is_head else body})
+        if self.scope["method"] == "HEAD":
+            body = b""
+        take = self.scope.get("extensions", _NO_EXTENSIONS).get(ANSWER)
+        if take is None or not take(status, headers, body):
+            await self.send({"type": "http.response.start", "status": status, "headers": headers})
+            await self.send({"type": "http.response.body", "body": body})
         self._observe(time.perf_counter() - self._began_s, status)
 
     async def stream(self, stream: Stream, load: Load) -> None:
@@ -203,11 +221,6 @@ class Exchange:
     async def _gone(self) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
-
-
-GONE: Final = "stanchion.gone"
-"""The name under which our server offers to tell when the caller has hung up."""
-_NO_EXTENSIONS: Final[Mapping[str, Any]] = {}
 
 
 class ClientGone(Exception):

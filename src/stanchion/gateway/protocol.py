@@ -10,7 +10,8 @@ answer is not taken, so that those who do as they should pay nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import (
@@ -19,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from stanchion.gateway.exchange import GONE
+from stanchion.gateway.exchange import ANSWER, GONE
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, answer_parts
 from stanchion.wire.problems import Code
@@ -27,6 +28,7 @@ from stanchion.wire.problems import Code
 __all__ = ["HEAD_BYTES_MAX", "GuardedProtocol", "guarded"]
 
 HEAD_BYTES_MAX: Final = 64 * 1024
+_CLOSE: Final = (b"connection", b"close")
 _REST_S: Final = 20.0
 """For a body that nobody waits for any more, because it was refused: then the line is cut."""
 
@@ -93,14 +95,16 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = self._is_in_request = True
         self._head_bytes = 0
-        extensions: dict[str, Any] = {GONE: self._when_gone}
-        self.scope["extensions"] = extensions
+        self._offers: dict[str, Any] = {GONE: self._when_gone}
+        self.scope["extensions"] = self._offers
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         if self._timer is not None:
             self._set_timer(self.request_s, self._too_slow)
         super().on_headers_complete()
+        # The app begins later. Of several requests in a row each has a cycle of its own.
+        self._offers[ANSWER] = partial(self._answer, self.cycle)
 
     def on_message_complete(self) -> None:
         self._is_in_request = False
@@ -126,6 +130,36 @@ class GuardedProtocol(HttpToolsProtocol):
     def _when_gone(self, then: Callable[[], object]) -> None:
         self._gone = then
 
+    def _answer(
+        self,
+        cycle: RequestResponseCycle,
+        status: int,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+    ) -> bool:
+        """Write a whole answer, as the cycle's own ``send`` would in two steps; whether it could.
+
+        It could not if the caller is behind with reading: then the one who answers has to wait.
+        """
+        if cycle.response_started or self.flow.write_paused:
+            return False
+        if cycle.disconnected:
+            return True
+        always, given = _lines(tuple(cycle.default_headers)), _text(headers)
+        end = b"\r\n"
+        if _CLOSE in headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            end = b"connection: close\r\n\r\n"
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        self.transport.write(b"".join((STATUS_LINE[status], always, given, end, body)))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
+
     def _too_slow(self) -> None:
         self._timer = None
         detail = "the request did not arrive in time"
@@ -149,10 +183,9 @@ class GuardedProtocol(HttpToolsProtocol):
         lines = [
             *headers,
             (b"content-length", b"%d" % len(body)),
-            (b"connection", b"close"),
+            _CLOSE,
         ]
-        head = b"".join(b"%b: %b\r\n" % line for line in lines)
-        self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
+        self.transport.write(STATUS_LINE[status] + _text(lines) + b"\r\n" + body)
 
     def _set_timer(self, seconds: float, then: Callable[[], None]) -> None:
         self._clear_timer()
@@ -167,3 +200,14 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _text(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    text = b"".join([b"%b: %b\r\n" % header for header in headers])
+    if text.count(b"\n") != len(headers):
+        raise ValueError("a header with an end of line in it")
+    return text
+
+
+_lines = lru_cache(maxsize=4)(_text)
+"""For what is the same in all answers of a second."""

@@ -29,6 +29,7 @@ from stanchion.ports.records import Admission
 from stanchion.services import admission_lock
 from stanchion.services.admission_lock import SharedLock, SoleLock
 from stanchion.services.admission_signals import AdmissionSignals, Endpoint
+from stanchion.services.deadlines import Deadlines
 from stanchion.services.gate_answers import (
     GateCode,
     GateFailed,
@@ -45,8 +46,10 @@ from stanchion.services.trouble import Trouble
 
 __all__ = ["Admitter", "Call", "Ready"]
 
-ANSWER_MS: Final = 400
+ANSWER_MS: Final = 350
 """On top of the wait budget. What is left of the half second is for the way to the caller."""
+SWEEP_S: Final = 0.05
+"""How exactly that is kept."""
 STORE_MS_MAX: Final = 2_000
 """One question to the store, however long the budget is."""
 STATUS_MS_MAX: Final = 500
@@ -104,6 +107,7 @@ class Admitter:
         self._pacing = pacing
         self._signals = signals
         self._on_admitted = on_admitted
+        self._deadlines = Deadlines(sweep_s=SWEEP_S)
         self._trouble = Trouble("admission_failed", "admission_recovered", level=logging.ERROR)
         self._lock: admission_lock.AdmissionLock = (
             SoleLock(parts.clock)
@@ -113,6 +117,7 @@ class Admitter:
 
     async def close(self) -> None:
         """Give back locks that are still to be given back."""
+        self._deadlines.close()
         await self._lock.close()
 
     async def in_time(
@@ -125,13 +130,17 @@ class Admitter:
         call.lock_until = Moment(now + wait_ms)
         call.ends_at = Moment(now + wait_ms + ANSWER_MS)
         answer: _Answer | GateFailed
+        deadline = self._deadlines.begin((wait_ms + ANSWER_MS) / 1000)
         try:
-            async with asyncio.timeout_at(began_s + (wait_ms + ANSWER_MS) / 1000):
-                answer = await answering
-        except TimeoutError:
+            answer = await answering
+        except asyncio.CancelledError:
+            if not deadline.is_why():
+                raise
             answer = self._store_failed(call, "no answer within the wait budget")
         except BackendError as error:
             answer = self._store_failed(call, sentence(error))
+        finally:
+            deadline.end()
         self._signals.waited(call.tenant, call.endpoint, loop.time() - began_s)
         outcome = _outcome(answer)
         if outcome is not None:

@@ -28,11 +28,11 @@ def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: in
 
 def _facts(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: int) -> Facts:
     run, now = admission.run, db.now()
-    if db.first(_SQL["run_exists"], run_id=run.id) is not None:
+    found = db.first(_SQL["read_facts"], run_id=run.id, tenant=run.tenant)
+    assert found is not None
+    exists, config, active, rate_used_until_ms = found
+    if exists:
         return Facts(run_id=run.id, now=now, not_after=not_after, exists=True)
-    account = db.first(_SQL["read_account"], tenant=run.tenant)
-    assert account is not None
-    config, active, rate_used_until_ms = account
     tenant = _DEFAULTS if config is None else TENANT.decode(config)
     rate = None
     if admission.is_rate_limited and tenant.job_rate_per_s is not None:

@@ -1,8 +1,18 @@
 -- The gate: what bears on admission, and a run's first rows.
 
--- name: run_exists
--- Answers a row if there is such a run: the same request has been executed before.
-SELECT 1 FROM runs WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
+-- name: read_facts
+-- Answers (exists, config, active, rate_used_until_ms), each but the first NULL if there is none.
+-- A run that exists: the same request has been executed before.
+SELECT
+    EXISTS (
+        SELECT 1 FROM runs WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
+    ),
+    tenants.config,
+    accounts.active,
+    accounts.rate_used_until_ms
+FROM (SELECT :tenant AS tenant) AS asked
+LEFT JOIN tenants ON tenants.tenant = asked.tenant
+LEFT JOIN accounts ON accounts.tenant = asked.tenant
 
 -- name: read_key
 -- Answers (fingerprint, run_id, ended_at): what a key stands for, and when that run ended.
@@ -13,13 +23,6 @@ WHERE keys.tenant = :tenant AND keys.key = :key
 -- name: newest_version
 -- Answers (version).
 SELECT version FROM newest_workflows WHERE tenant = :tenant AND workflow_id = :workflow_id
-
--- name: read_account
--- Answers (config, active, rate_used_until_ms), each NULL if there is none.
-SELECT
-    (SELECT config FROM tenants WHERE tenant = :tenant),
-    (SELECT active FROM accounts WHERE tenant = :tenant),
-    (SELECT rate_used_until_ms FROM accounts WHERE tenant = :tenant)
 
 -- name: insert_run
 -- Answers (run): its number in this file.

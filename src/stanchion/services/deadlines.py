@@ -1,18 +1,15 @@
-"""Deadlines: no request lasts for ever, or longer than its caller.
+"""Deadlines: nothing lasts for ever, or longer than whoever asked for it.
 
 ``asyncio.timeout`` sets and clears a timer for each request, which costs more than routing it. Here
-one sweep looks at everything under way twice a second: a deadline is kept to within half a second,
+one sweep looks at everything under way a few times a second: a deadline is kept to within a sweep,
 and beginning and ending one costs next to nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 __all__ = ["Deadline", "Deadlines"]
-
-SWEEP_S: Final = 0.5
 
 
 class Deadline:
@@ -20,7 +17,7 @@ class Deadline:
 
     __slots__ = ("_all", "_cancelling", "_task", "due_s", "is_abandoned", "is_over")
 
-    def __init__(self, everyone: set[Deadline], due_s: float) -> None:
+    def __init__(self, everyone: dict[Deadline, None], due_s: float) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -29,17 +26,17 @@ class Deadline:
         self.due_s = due_s
         self.is_over = False
         self.is_abandoned = False
-        everyone.add(self)
+        everyone[self] = None
 
     def end(self) -> None:
         """The work is done, in time or not."""
-        self._all.discard(self)
+        self._all.pop(self, None)
 
     def expire(self) -> None:
         """The time is over."""
         if self in self._all:
             self.is_over = True
-            self._all.discard(self)
+            self._all.pop(self, None)
             self._task.cancel()
 
     def abandon(self) -> None:
@@ -53,17 +50,19 @@ class Deadline:
 
 
 class Deadlines:
-    """All deadlines of one gateway."""
+    """All deadlines of one place, kept to within so many seconds."""
 
-    def __init__(self) -> None:
-        self._all: set[Deadline] = set()
+    def __init__(self, *, sweep_s: float) -> None:
+        self._sweep_s = sweep_s
+        self._all: dict[Deadline, None] = {}
+        """In the order of their beginning, so that the same history has the same end."""
         self._sweep: asyncio.TimerHandle | None = None
 
     def begin(self, within_s: float) -> Deadline:
         """A deadline for the task that asks."""
         loop = asyncio.get_running_loop()
         if self._sweep is None:
-            self._sweep = loop.call_later(SWEEP_S, self._look)
+            self._sweep = loop.call_later(self._sweep_s, self._look)
         return Deadline(self._all, loop.time() + within_s)
 
     def extend(self, deadline: Deadline, within_s: float) -> None:
@@ -80,4 +79,4 @@ class Deadlines:
         now_s = loop.time()
         for deadline in [each for each in self._all if each.due_s <= now_s]:
             deadline.expire()
-        self._sweep = loop.call_later(SWEEP_S, self._look) if self._all else None
+        self._sweep = loop.call_later(self._sweep_s, self._look) if self._all else None
