@@ -10,7 +10,13 @@ import pytest
 from stanchion.adapters.manual_clock import ManualClock
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.ports.errors import BackendError
-from stanchion.services.keys import BELIEVED_MS, BELIEVED_WITHOUT_STORE_MS, Holder, Keys
+from stanchion.services.keys import (
+    BELIEVED_MS,
+    BELIEVED_WITHOUT_STORE_MS,
+    READ_AGAIN_MS,
+    Holder,
+    Keys,
+)
 from stanchion.wire.admin import Role
 from tests.services.faulty_locks import Fault
 from tests.services.faulty_store import FaultyStore
@@ -90,6 +96,18 @@ async def test_a_good_key_costs_one_question_in_a_while(replicas: Replicas) -> N
         await replicas.there.holder(key)
         replicas.clock.advance(10)
     assert replicas.lines[1].calls["document"] == 1
+
+
+async def test_a_key_in_use_is_read_again_before_it_is_believed_no_more(replicas: Replicas) -> None:
+    key = await replicas.made()
+    await replicas.there.holder(key)
+    replicas.clock.advance(READ_AGAIN_MS)
+    assert await replicas.there.holder(key) is not None
+    await asyncio.sleep(0)  # what nobody waited for
+    assert replicas.lines[1].calls["document"] == 2
+    replicas.clock.advance(READ_AGAIN_MS - 1)
+    assert await replicas.there.holder(key) is not None
+    assert replicas.lines[1].calls["document"] == 2
 
 
 async def test_requests_at_the_same_time_ask_once_and_one_that_leaves_disturbs_nobody(

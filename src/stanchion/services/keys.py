@@ -5,7 +5,8 @@ cannot be guessed, so a fast hash is as good as a slow one. The secret itself is
 the key is made.
 
 What was read is believed for a little less than two seconds, so a revoked key stops working within
-two seconds everywhere, and at once where it was revoked. While the store is away, keys that were
+two seconds everywhere, and at once where it was revoked. It is read again before that time is over,
+so that a busy server does not let its callers wait for it. While the store is away, keys that were
 good when it was last read go on working for five minutes; a key this replica has never seen cannot
 be judged then, and is answered with "unavailable", never with "no".
 """
@@ -38,6 +39,8 @@ __all__ = ["Holder", "KeyRecord", "Keys", "NewKey"]
 _Answer = TypeVar("_Answer")
 
 BELIEVED_MS: Final = 1_500
+READ_AGAIN_MS: Final = 1_000
+"""From then on whoever asks has it read again, and does not wait for that."""
 BELIEVED_WITHOUT_STORE_MS: Final = 5 * 60 * 1_000
 _ASK_AGAIN_MS: Final = 1_000
 """After the store failed: every request would wait for it otherwise."""
@@ -114,6 +117,8 @@ class Keys:
         now = self._clock.moment()
         age_ms = now - self._any_read_at
         if self._any is not None and (age_ms < BELIEVED_MS or self._is_store_away(now)):
+            if age_ms >= READ_AGAIN_MS and not self._is_store_away(now):
+                _ = self._ask(_ANY, lambda: self._read_any(now))
             return self._still_none(age_ms)
         try:
             within_s = None if self._any is None else _SILENCE_S
@@ -195,6 +200,8 @@ class Keys:
         now = self._clock.moment()
         known = self._known.get(key_id, _NOBODY_KNOWN)
         if now - known.read_at < BELIEVED_MS:
+            if now - known.read_at >= READ_AGAIN_MS and not self._is_store_away(now):
+                _ = self._ask(key_id, lambda: self._read(key_id, now))
             return known.record
         if self._is_store_away(now):
             return self._last_word(known, now)
@@ -226,13 +233,19 @@ class Keys:
         within_s: float | None,
     ) -> _Answer:
         """Ask the store once for all requests that want to know the same at the same time."""
+        asking = self._ask(name, ask)
+        # Whoever leaves does not take the question along.
+        async with asyncio.timeout(within_s):
+            return await asyncio.shield(asking)
+
+    def _ask(
+        self, name: str, ask: Callable[[], Coroutine[Any, Any, _Answer]]
+    ) -> asyncio.Task[_Answer]:
         asking: asyncio.Task[_Answer] | None = self._asking.get(name)
         if asking is None:
             asking = self._asking[name] = asyncio.create_task(ask())
             asking.add_done_callback(lambda done: self._asked(name, done))
-        # Whoever leaves does not take the question along.
-        async with asyncio.timeout(within_s):
-            return await asyncio.shield(asking)
+        return asking
 
     def _asked(self, name: str, asking: asyncio.Task[Any]) -> None:
         del self._asking[name]
