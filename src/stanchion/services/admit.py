@@ -46,7 +46,7 @@ from stanchion.services.trouble import Trouble
 
 __all__ = ["Admitter", "Call", "Ready"]
 
-ANSWER_MS: Final = 350
+ANSWER_MS: Final = 250
 """On top of the wait budget. What is left of the half second is for the way to the caller."""
 SWEEP_S: Final = 0.05
 """How exactly that is kept."""
