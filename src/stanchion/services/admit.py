@@ -30,6 +30,7 @@ from stanchion.services import admission_lock
 from stanchion.services.admission_lock import SharedLock, SoleLock
 from stanchion.services.admission_signals import AdmissionSignals, Endpoint
 from stanchion.services.deadlines import Deadlines
+from stanchion.services.fullness import Fullness, Question
 from stanchion.services.gate_answers import (
     GateCode,
     GateFailed,
@@ -74,6 +75,10 @@ class Call:
     """The tenant's lock is held for this caller."""
     lock_until: Moment = field(init=False)
     ends_at: Moment = field(init=False)
+    question: Question | None = None
+    """Others wait for what the store says to this caller."""
+    full: judged.Full | None = None
+    """What it said, if that was it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,7 @@ class Admitter:
         self._signals = signals
         self._on_admitted = on_admitted
         self._deadlines = Deadlines(sweep_s=SWEEP_S)
+        self._fullness = Fullness()
         self._trouble = Trouble("admission_failed", "admission_recovered", level=logging.ERROR)
         self._lock: admission_lock.AdmissionLock = (
             SoleLock(parts.clock)
@@ -141,11 +147,29 @@ class Admitter:
             answer = self._store_failed(call, sentence(error))
         finally:
             deadline.end()
+            if call.question is not None:
+                self._fullness.close(call.question, call.full)
         self._signals.waited(call.tenant, call.endpoint, loop.time() - began_s)
         outcome = _outcome(answer)
         if outcome is not None:
             self._signals.decided(call.tenant, call.workflow_id, outcome, exists=call.exists)
         return answer
+
+    async def full_already(self, call: Call) -> TenantFull | None:
+        """What the callers of a tenant that is known to be full are told together, if they are.
+
+        Nobody else has to decide or ask anything. Raises ``BackendError``.
+        """
+        if call.key is not None or not self._fullness.is_full(call.tenant):
+            return None
+        override = await self.tenants.admission(call.tenant)
+        if effective_admission(self._settings(), override).strategy is not Strategy.ATOMIC:
+            return None
+        found = await self._fullness.enter(call.tenant)
+        if isinstance(found, judged.Full):
+            return TenantFull(found.limit, found.active, self._pacing.full(call.tenant))
+        call.question = found
+        return None
 
     async def admit(
         self, call: Call, ready: Ready, again: Again[_Refusal] | None = None
@@ -174,6 +198,11 @@ class Admitter:
         verdict = await self._parts.store.admit(admission, within_ms=within_ms)
         self._pacing.answered(Backend.STORE)
         self._trouble.worked()
+        if isinstance(verdict, judged.Full):
+            call.full = verdict
+            self._fullness.heard(call.tenant, verdict)
+        elif isinstance(verdict, judged.Admitted) and admission.run.holds_slot:
+            self._fullness.heard(call.tenant, None)
         return verdict
 
     async def replayed(self, call: Call, run_id: RunId, told_before: RunStatus) -> Started:

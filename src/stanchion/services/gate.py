@@ -168,6 +168,8 @@ class Gate:
             return await self._drafted(call, given, actor, refresh=True)
         if faults:
             return await self._known(call, given, asked) or InvalidInput(faults)
+        if not refresh and (full := await self._admitter.full_already(call)) is not None:
+            return full
         pending = self._pending(call.tenant, linked, given)
         ready = self._ready(call, linked.plan, pending, asked=asked, actor=actor)
         return Ready(replace(ready.admission, definitions=linked.definitions), ready.plan)
