@@ -8,6 +8,7 @@ in what was before: no message has to arrive for that.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import Final
 
@@ -15,6 +16,7 @@ from stanchion.core.json_value import JsonObject
 from stanchion.core.lease import Moment
 from stanchion.core.model import TenantId
 from stanchion.ports.clock import Clock
+from stanchion.ports.errors import BackendError
 from stanchion.ports.records import Tenant
 from stanchion.ports.store import Tenants as Stored
 
@@ -31,16 +33,40 @@ class Tenants:
         self._stored = stored
         self._clock = clock
         self._known: OrderedDict[TenantId, tuple[JsonObject | None, Moment]] = OrderedDict()
+        self._reading: dict[TenantId, list[asyncio.Future[None]]] = {}
+        """Who is being read, and who waits for that."""
         self._forgotten = 0
 
     async def admission(self, tenant: TenantId) -> JsonObject | None:
         """What the tenant wants different about its gate. Raises ``BackendError``."""
-        known = self._known.get(tenant)
-        now = self._clock.moment()
-        if known is not None and now - known[1] < BELIEVED_MS:
-            return known[0]
+        while True:
+            known = self._known.get(tenant)
+            now = self._clock.moment()
+            if known is not None and now - known[1] < BELIEVED_MS:
+                return known[0]
+            others = self._reading.get(tenant)
+            if others is None:
+                return await self._read(tenant, now)
+            # A thousand callers need not read the same: what another finds is believed as well.
+            waiting = asyncio.get_running_loop().create_future()
+            others.append(waiting)
+            await waiting
+
+    async def _read(self, tenant: TenantId, now: Moment) -> JsonObject | None:
+        others = self._reading[tenant] = []
         forgotten = self._forgotten
-        found = (await self._stored.tenant(tenant)).admission
+        try:
+            found = (await self._stored.tenant(tenant)).admission
+        except BackendError as error:
+            for each in others:
+                if not each.done():
+                    each.set_exception(error)
+            raise
+        finally:
+            del self._reading[tenant]
+            for each in others:
+                if not each.done():
+                    each.set_result(None)
         # An answer that was under way when somebody wrote may be the older one.
         if forgotten == self._forgotten:
             self._known[tenant] = (found, now)
