@@ -7,12 +7,9 @@ SELECT
     EXISTS (
         SELECT 1 FROM runs WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
     ),
-    tenants.config,
-    accounts.active,
-    accounts.rate_used_until_ms
-FROM (SELECT :tenant AS tenant) AS asked
-LEFT JOIN tenants ON tenants.tenant = asked.tenant
-LEFT JOIN accounts ON accounts.tenant = asked.tenant
+    (SELECT config FROM tenants WHERE tenant = :tenant),
+    (SELECT active FROM accounts WHERE tenant = :tenant),
+    (SELECT rate_used_until_ms FROM accounts WHERE tenant = :tenant)
 
 -- name: read_key
 -- Answers (fingerprint, run_id, ended_at): what a key stands for, and when that run ended.
