@@ -15,7 +15,7 @@ import pytest
 from tests.acceptance.stack import ADMIN_KEY, Kind, Stack, running_stack
 
 BUDGET_S = 45
-BUDGET_LONG_S = 900
+BUDGET_LONG_S = 600
 CASES = 500
 CASES_LONG = 20_000
 _END_S_MAX = 60.0

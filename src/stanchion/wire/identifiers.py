@@ -60,7 +60,10 @@ TenantOrAll: TypeAlias = Annotated[
         examples=["default"],
     ),
 ]
-RunName: TypeAlias = Annotated[str, Meta(pattern=r"^[!-.0-~]{1,128}\Z", description="A run's id.")]
+# Ids that stand in a path have no percent sign: some clients take what follows it for a code.
+RunName: TypeAlias = Annotated[
+    str, Meta(pattern=r"^[!-$&-.0-~]{1,128}\Z", description="A run's id.")
+]
 StepName: TypeAlias = Annotated[
     str,
     Meta(
@@ -69,18 +72,18 @@ StepName: TypeAlias = Annotated[
     ),
 ]
 JobName: TypeAlias = Annotated[
-    str, Meta(pattern=r"^[!-.0-~]{1,1024}\Z", description="A job's id: `run:step@attempt`.")
+    str, Meta(pattern=r"^[!-$&-.0-~]{1,1024}\Z", description="A job's id: `run:step@attempt`.")
 ]
 KeyName: TypeAlias = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9]{1,64}\Z", description="A key's id, the middle part of it.")
 ]
 LetterName: TypeAlias = Annotated[
-    str, Meta(pattern=r"^[!-~]{1,2048}\Z", description="A dead letter's id, from the list.")
+    str, Meta(pattern=r"^[!-$&-~]{1,2048}\Z", description="A dead letter's id, from the list.")
 ]
 LockName: TypeAlias = Annotated[
     str,
     Meta(
-        pattern=r"^(?:admission|run)/[!-.0-~]{1,128}\Z",
+        pattern=r"^(?:admission|run)/[!-$&-.0-~]{1,128}\Z",
         description="`admission/<tenant>` or `run/<run_id>`.",
         examples=["admission/default"],
     ),
