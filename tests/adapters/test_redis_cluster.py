@@ -16,7 +16,7 @@ from stanchion.core.run_id import shard_of_tenant
 from stanchion.ports.errors import BackendRefused, BackendUnavailable
 from stanchion.ports.records import Tenant
 from tests.contract.builders import ACME, TOPIC, WITHIN_MS, admission, cancel, start
-from tests.servers import Cluster, Server, running_cluster
+from tests.servers import Cluster, Server, running_cluster, running_server
 
 _SLOT = slot_of(f"{shard_of_tenant(ACME):02x}")
 
@@ -32,6 +32,17 @@ async def store(cluster: Cluster) -> AsyncIterator[RedisStore]:
     store = await RedisStore.open(cluster.url, timeout_s=5.0)
     yield store
     await store.close()
+
+
+async def test_a_server_that_hangs_does_not_use_up_the_time_of_the_others(
+    cluster: Cluster,
+) -> None:
+    with running_server() as hung:
+        hung.pause()
+        url = cluster.url.replace("://", f"://{hung.address},", 1)
+        store = await RedisStore.open(url, timeout_s=3.0)
+        await store.ping()
+        await store.close()
 
 
 class _Move:

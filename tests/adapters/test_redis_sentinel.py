@@ -98,6 +98,65 @@ async def test_the_new_primary_is_found_after_a_failover(tmp_path: Path) -> None
         await store.close()
 
 
+async def test_a_primary_that_hangs_is_left_when_it_has_been_replaced(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        primary = stack.enter_context(running_server(None, "--repl-diskless-sync-delay", "0"))
+        replica = stack.enter_context(
+            running_server(None, "--replicaof", f"127.0.0.1 {primary.port}")
+        )
+        sentinel = stack.enter_context(_sentinel(primary, tmp_path))
+        store = await RedisStore.open(
+            f"redis+sentinel://{sentinel.address}/{_SERVICE}", timeout_s=1.0
+        )
+        await start(store)
+        primary.pause()
+        # Its sockets take what is sent, now and later: nothing but the silence tells. And nobody
+        # looks at its clock, which would have been noticed.
+        await _written(store)
+        with replica.client() as client:
+            assert client.role()[0] == "master"
+        primary.resume()
+        await start(store)
+        await store.close()
+
+
+async def test_a_primary_that_does_not_know_it_was_replaced_is_left(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        primary = stack.enter_context(running_server(None, "--repl-diskless-sync-delay", "0"))
+        replica = stack.enter_context(
+            running_server(None, "--replicaof", f"127.0.0.1 {primary.port}")
+        )
+        sentinel = stack.enter_context(_sentinel(primary, tmp_path))
+        store = await RedisStore.open(
+            f"redis+sentinel://{sentinel.address}/{_SERVICE}", timeout_s=5.0
+        )
+        await start(store)
+        with primary.client() as old, replica.client() as new, sentinel.client() as watcher:
+            old.config_set("min-replicas-to-write", 1)
+            # Told before it is promoted: the old one must not be made a replica by the sentinel.
+            watcher.sentinel_remove(_SERVICE)
+            new.replicaof("NO", "ONE")
+            watcher.sentinel_monitor(_SERVICE, "127.0.0.1", replica.port, 1)
+            _until(lambda: old.info("replication")["connected_slaves"] == 0)
+            assert old.role()[0] == "master"
+        run_id = await _started(store)
+        with replica.client() as new:
+            assert new.keys(f"*{run_id}*")
+        await store.close()
+
+
+async def _written(store: RedisStore) -> None:
+    """Something, once the failover is over."""
+    async with asyncio.timeout(_SOON_S):
+        while True:
+            try:
+                await store.put_tenant(ACME, Tenant(max_concurrent_runs=7))
+            except BackendUnavailable:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
 async def _started(store: RedisStore) -> RunId:
     """A run that begins once the failover is over: bad news is allowed until then."""
     async with asyncio.timeout(_SOON_S):
@@ -106,6 +165,22 @@ async def _started(store: RedisStore) -> RunId:
                 return await start(store)
             except BackendUnavailable:
                 await asyncio.sleep(0.05)
+
+
+async def test_a_sentinel_that_hangs_does_not_use_up_the_time_of_the_others(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        primary = stack.enter_context(running_server())
+        stack.enter_context(running_server(None, "--replicaof", f"127.0.0.1 {primary.port}"))
+        sentinel = stack.enter_context(_sentinel(primary, tmp_path))
+        hung = stack.enter_context(running_server())
+        hung.pause()
+        store = await RedisStore.open(
+            f"redis+sentinel://{hung.address},{sentinel.address}/{_SERVICE}", timeout_s=3.0
+        )
+        await store.ping()
+        await store.close()
 
 
 async def test_a_service_that_no_sentinel_knows_is_unavailable(tmp_path: Path) -> None:

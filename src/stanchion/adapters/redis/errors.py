@@ -34,6 +34,7 @@ class Code(StrEnum):
     ASK = "ASK"
     TRY_AGAIN = "TRYAGAIN"
     READ_ONLY = "READONLY"
+    NO_REPLICAS = "NOREPLICAS"
     CLUSTER_DOWN = "CLUSTERDOWN"
 
 

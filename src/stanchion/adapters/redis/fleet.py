@@ -181,10 +181,13 @@ class Fleet:
         topology, slot = self.topology, request.slot
         if isinstance(why, ConnectionLost) and request.is_repeatable:
             return topology.node_of(slot), []
-        if isinstance(why, BackendError):
+        if isinstance(why, BackendTimeout):
             # Nobody knows whether a request that timed out was executed: that is for its caller.
-            was_sent = isinstance(why, BackendTimeout)
-            if was_sent or not await topology.has_moved(slot, deadline):
+            # But a server that hangs is replaced like one that died, and never says so itself.
+            topology.suspect()
+            raise why
+        if isinstance(why, BackendError):
+            if not await topology.has_moved(slot, deadline):
                 raise why
             return topology.node_of(slot), []
         code, *rest = str(why).split()
@@ -200,7 +203,8 @@ class Fleet:
             case Code.TRY_AGAIN:
                 await self._pause(deadline)
                 return topology.node_of(slot), []
-            case Code.READ_ONLY if await topology.has_moved(slot, deadline):
+            # A primary that was replaced is a replica now, or does not know yet and has none.
+            case Code.READ_ONLY | Code.NO_REPLICAS if await topology.has_moved(slot, deadline):
                 return topology.node_of(slot), []
             case _:
                 raise self._translated(request, why) from None

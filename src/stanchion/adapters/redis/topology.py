@@ -86,12 +86,14 @@ class Topology:
 
     async def find(self, deadline: float) -> None:
         """Learn anew who has what. Those who ask at the same time share one answer."""
-        if asyncio.get_running_loop().time() < self._found_at + _FOUND_S:
-            return
-        if self._finding is None or self._finding.done():
-            self._finding = asyncio.create_task(self._find(deadline))
-            self._finding.add_done_callback(forget)
-        await asyncio.shield(self._finding)
+        finding = self._begin_to_find(deadline)
+        if finding is not None:
+            await asyncio.shield(finding)
+
+    def suspect(self) -> None:
+        """A server is silent, and may have been replaced: find out, while nobody waits for it."""
+        if self.target.kind is not Kind.SINGLE:
+            self._begin_to_find(asyncio.get_running_loop().time() + self._timeout_s)
 
     async def close(self) -> None:
         """Let go of all connections. Safe to call twice."""
@@ -99,6 +101,15 @@ class Topology:
             self._finding.cancel()
         for node in list(self._nodes.values()):
             await node.close()
+
+    def _begin_to_find(self, deadline: float) -> asyncio.Task[None] | None:
+        """Who is asking already, or begins to; nobody if it has just been answered."""
+        if asyncio.get_running_loop().time() < self._found_at + _FOUND_S:
+            return None
+        if self._finding is None or self._finding.done():
+            self._finding = asyncio.create_task(self._find(deadline))
+            self._finding.add_done_callback(forget)
+        return self._finding
 
     async def _find(self, deadline: float) -> None:
         match self.target.kind:
@@ -117,9 +128,11 @@ class Topology:
 
     async def _ask_cluster(self, deadline: float) -> dict[range, Address]:
         error: BackendError = BackendUnavailable("no server of the cluster is known")
-        for address in dict.fromkeys([*self._nodes, *self.target.addresses]):
+        addresses = list(dict.fromkeys([*self._nodes, *self.target.addresses]))
+        for number, address in enumerate(addresses):
+            share = _share(deadline, len(addresses) - number)
             try:
-                reply = await self.node_at(address).ask(_CLUSTER_SLOTS, deadline=deadline)
+                reply = await self.node_at(address).ask(_CLUSTER_SLOTS, deadline=share)
             except BackendUnavailable as unavailable:
                 error = unavailable
                 continue
@@ -136,10 +149,11 @@ class Topology:
     async def _ask_sentinels(self, deadline: float) -> Address:
         error: BackendError = BackendUnavailable("no sentinel is known")
         question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.target.service)
-        for address in self.target.addresses:
+        for number, address in enumerate(self.target.addresses):
+            share = _share(deadline, len(self.target.addresses) - number)
             sentinel = self._make(address, Greeting())
             try:
-                reply = await sentinel.ask(question, deadline=deadline)
+                reply = await sentinel.ask(question, deadline=share)
             except BackendUnavailable as unavailable:
                 error = unavailable
                 continue
@@ -167,6 +181,12 @@ class Topology:
 
 
 _CLUSTER_SLOTS: Final = pack("CLUSTER", "SLOTS")
+
+
+def _share(deadline: float, asked: int) -> float:
+    """Until when the first of so many may take: one that hangs must not use up the others' time."""
+    now = asyncio.get_running_loop().time()
+    return now + (deadline - now) / asked
 
 
 def forget(future: asyncio.Future[Any]) -> None:
