@@ -2,7 +2,8 @@
 
 Each direction either passes, or is lost (read and thrown away), or is held (not even read, so that
 the sender's buffers fill). All connections can be cut, and none let in, until it is mended. A
-direction can be slow. And a *trap* waits for a request that contains some bytes: the request
+direction can be slow. Connections that lost something can be broken, since TCP has no gaps; without
+that, they go on. And a *trap* waits for a request that contains some bytes: the request
 reaches the server, its answer never reaches the client. (Nor does anything that comes after it on
 the same connection. A client must not have other questions open there when it asks.)
 
@@ -108,6 +109,12 @@ class Proxy:
         for link in list(self._links):
             link.reset()
 
+    def hang_up_gaps(self) -> None:
+        """Break the connections on which something was lost: TCP has no gaps."""
+        for link in list(self._links):
+            if link.has_gap:
+                link.reset()
+
     def mend(self) -> None:
         """Let everything pass again, and forget the traps."""
         self._is_cut = False
@@ -160,6 +167,8 @@ class _Link:
         self._client = client
         self._server = server
         self._trap: Trap | None = None
+        self.has_gap = False
+        """Whether something that was sent was thrown away."""
         self._tail = b""
         """The end of what was sent so far: a needle may lie across two chunks."""
 
@@ -189,6 +198,7 @@ class _Link:
                 await asyncio.sleep(self._proxy.requests_delay_s)
                 await self._proxy.wait_until_held_no_more("requests")
                 if self._proxy.requests is Flow.IS_LOST:
+                    self.has_gap = True
                     continue
                 # Before it is sent: the answer may be quicker than we are.
                 self._trap = self._trap or self._proxy.spring(self._tail + chunk)
@@ -208,6 +218,7 @@ class _Link:
                 await asyncio.sleep(self._proxy.replies_delay_s)
                 await self._proxy.wait_until_held_no_more("replies")
                 if self._proxy.replies is Flow.IS_LOST:
+                    self.has_gap = True
                     continue
                 self._client.write(chunk)
                 await self._client.drain()

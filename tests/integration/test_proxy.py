@@ -83,6 +83,22 @@ async def test_answers_that_are_lost_were_asked_for(echo: tuple[Echo, Proxy]) ->
         assert await client.hears(5) == b"found"
 
 
+async def test_connections_that_lost_something_can_be_broken_and_others_stay(
+    echo: tuple[Echo, Proxy],
+) -> None:
+    proxy = echo[1]
+    async with client_of(proxy) as lossy, client_of(proxy) as whole:
+        proxy.set_flow(replies=Flow.IS_LOST)
+        lossy.writer.write(b"lost")
+        assert await lossy.hears_nothing()
+        proxy.hang_up_gaps()
+        proxy.mend()
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await lossy.hears(1)
+        whole.writer.write(b"whole")
+        assert await whole.hears(5) == b"whole"
+
+
 async def test_questions_that_are_lost_never_arrive(echo: tuple[Echo, Proxy]) -> None:
     server, proxy = echo
     async with client_of(proxy) as client:

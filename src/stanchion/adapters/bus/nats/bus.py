@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -23,6 +24,8 @@ from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.records import OutboxRow
 
 __all__ = ["NatsBus"]
+
+_log: Final = logging.getLogger("stanchion")
 
 _AT_ONCE_MAX: Final = 1_000
 """How many publishes wait for their confirmations together."""
@@ -132,6 +135,9 @@ class NatsBus:
         await self._bells.subscribe(client)
         ask = functools.partial(client.request, timeout=self._timeout_s)
         self._standing = await set_up(ask, self._names, ack_wait_s=self._standing.ack_wait_s)
+        if self._standing.is_fragile:
+            fields = {"server": self._link.who, "stream": self._names.stream}
+            _log.warning("bus_fragile", extra={"fields": fields})
 
     async def _put(self, call: OutboxRow) -> bool:
         """Whether it was new."""

@@ -10,7 +10,8 @@ Each setting that is checked is here because of what happens without it:
   limit busy runs would hold up everybody else's.
 
 What is not checked (replicas, placement, compression, how long the server waits for an answer) is
-the operator's to choose.
+the operator's to choose. Where nobody has chosen yet, a cluster keeps the stream on three of its
+servers, so that the bus goes on when one of them dies; a server on its own keeps it once.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _UNAVAILABLE: Final = 503
 _TAKEN: Final = frozenset({10013, 10058, 10105, 10148})
 """A consumer or stream of this name exists already, or has come into being meanwhile."""
 _NO_JETSTREAM: Final = frozenset({10039, 10076})
+_REPLICAS: Final = (3, 1)
+"""How many servers keep the stream, the best first."""
 
 _STREAM: Final = {
     "retention": "workqueue",
@@ -62,6 +65,8 @@ class Standing(msgspec.Struct, frozen=True):
 
     ack_wait_s: float
     """How long it waits for an answer before it delivers a call to somebody else."""
+    is_fragile: bool = False
+    """A cluster keeps the stream on one of its servers only: without that one, the bus is away."""
 
 
 class _Problem(msgspec.Struct):
@@ -74,19 +79,25 @@ class _State(msgspec.Struct):
     messages: int = 0
 
 
+class _Cluster(msgspec.Struct):
+    name: str = ""
+
+
 class _Info(msgspec.Struct):
     config: dict[str, object] = {}
+    cluster: _Cluster | None = None
     state: _State = msgspec.field(default_factory=_State)
     error: _Problem | None = None
 
 
 async def set_up(ask: Ask, names: Names, *, ack_wait_s: float) -> Standing:
     """Have the stream and the consumer there. Raises ``BackendRefused`` if they are other ones."""
+    ours = {"name": names.stream, "subjects": [names.calls], **_STREAM}
     stream = await _have(
         ask,
         f"STREAM.INFO.{names.stream}",
         f"STREAM.CREATE.{names.stream}",
-        {"name": names.stream, "subjects": [names.calls], "num_replicas": 1, **_STREAM},
+        *({**ours, "num_replicas": replicas} for replicas in _REPLICAS),
     )
     _compare(
         stream.config,
@@ -114,7 +125,11 @@ async def set_up(ask: Ask, names: Names, *, ack_wait_s: float) -> Standing:
         f"nats consumer rm {names.stream} {names.consumer}",
     )
     ack_wait_ns = msgspec.convert(consumer.config["ack_wait"], int)
-    return Standing(ack_wait_s=ack_wait_ns / _NS_PER_S)
+    is_clustered = stream.cluster is not None and stream.cluster.name != ""
+    return Standing(
+        ack_wait_s=ack_wait_ns / _NS_PER_S,
+        is_fragile=is_clustered and stream.config.get("num_replicas", 1) == 1,
+    )
 
 
 async def look(ask: Ask, names: Names) -> int:
@@ -124,13 +139,19 @@ async def look(ask: Ask, names: Names) -> int:
     return info.state.messages
 
 
-async def _have(ask: Ask, info: str, create: str, config: Mapping[str, object]) -> _Info:
+async def _have(ask: Ask, info: str, create: str, *configs: Mapping[str, object]) -> _Info:
+    """What is there, or what is made by the first of these that the server wants."""
     found = await _info(ask, info)
     if found.error is not None and found.error.code == _NOT_THERE:
-        found = await _info(ask, create, msgspec.json.encode(config))
-        if found.error is not None and found.error.err_code in _TAKEN:
-            # Another replica was quicker. What it made is compared like anything else.
-            found = await _info(ask, info)
+        for config in configs:
+            found = await _info(ask, create, msgspec.json.encode(config))
+            if found.error is None or found.error.code == _UNAVAILABLE:
+                # One that cannot say now is not asked for less: it would have to keep that.
+                break
+            if found.error.err_code in _TAKEN:
+                # Another replica was quicker. What it made is compared like anything else.
+                found = await _info(ask, info)
+                break
     _raise_for(found.error)
     return found
 

@@ -1,0 +1,1 @@
+"""Whole stacks of real processes, and everything that can happen to them while they work."""
