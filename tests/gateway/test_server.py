@@ -212,6 +212,33 @@ async def test_a_caller_who_leaves_before_its_turn_makes_no_run() -> None:
         assert len((await house.ask("GET", "/v1/runs")).json["runs"]) == 2
 
 
+async def test_a_caller_who_leaves_while_it_waits_gives_its_place_back() -> None:
+    async with served() as server:
+        house = server.house
+        run_id = await house.start()
+        ask = b"GET /v1/runs/%b?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n" % run_id.encode()
+        for _ in range(3):
+            async with server.line() as (_, writer):
+                writer.write(ask)
+                await house.has_under_way("waits")
+            await house.has_under_way("waits", count=0)
+
+
+async def test_a_line_on_which_somebody_waited_serves_the_next_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with served() as server:
+        run_id = await server.house.start()
+        ask = b"GET /v1/runs/%b?wait=0.01 HTTP/1.1\r\nHost: localhost\r\n\r\n" % run_id.encode()
+        async with server.line() as (reader, writer):
+            for _ in range(3):
+                writer.write(ask)
+                assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+                await reader.readuntil(b'"rerun_of":null}')
+        await server.house.has_under_way("waits", count=0)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 @asynccontextmanager
 async def never_reading(server: Served) -> AsyncIterator[asyncio.StreamWriter]:
     """A connection that asks for more than the line holds, and takes nothing of it."""

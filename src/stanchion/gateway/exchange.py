@@ -203,24 +203,86 @@ class Exchange:
 
         Now and then ``check`` is called; what it raises stops the work as well.
         """
-        working = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(self._gone())
-        first = asyncio.FIRST_COMPLETED
+        vigil = Vigil(check)
+        listening: asyncio.Task[None] | None = None
+        offer = self.scope.get("extensions", _NO_EXTENSIONS).get(GONE)
+        if offer is None:
+            listening = asyncio.create_task(self._listen(vigil))
+        else:
+            offer(vigil.leave)
         try:
-            while not (await asyncio.wait((working, gone), timeout=_CHECK_S, return_when=first))[0]:
-                if check is not None:
-                    await check()
-            if working.done():
-                return working.result()
-            raise ClientGone
+            return await vigil.over(work)
         finally:
-            for each in (working, gone):
-                each.cancel()
-            await asyncio.gather(working, gone, return_exceptions=True)
+            vigil.end()
+            if listening is not None:
+                listening.cancel()
 
-    async def _gone(self) -> None:
+    async def _listen(self, vigil: Vigil) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
+        vigil.leave()
+
+
+class Vigil:
+    """Watches over a task that waits for long: it ends when nobody wants it any more."""
+
+    __slots__ = ("_cancelling", "_check", "_checking", "_is_over", "_task", "_timer", "_why")
+
+    def __init__(self, check: Callable[[], Awaitable[None]] | None) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._is_over = False
+        self._why: BaseException | None = None
+        self._check = check
+        self._checking: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._set_timer()
+
+    async def over(self, work: Awaitable[_Result]) -> _Result:
+        """Do the work. Raises what ended it, if it was ended from here."""
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._why is None or self._task.uncancel() > self._cancelling:
+                raise
+            raise self._why from None
+
+    def leave(self) -> None:
+        """The caller has hung up."""
+        self._stop(ClientGone())
+
+    def end(self) -> None:
+        """The work is done: from now on the task has nothing to do with this."""
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
+
+    def _set_timer(self) -> None:
+        if self._check is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_CHECK_S, self._look, self._check)
+
+    def _look(self, check: Callable[[], Awaitable[None]]) -> None:
+        self._checking = asyncio.ensure_future(check())
+        self._checking.add_done_callback(self._looked)
+
+    def _looked(self, checking: asyncio.Future[None]) -> None:
+        if checking.cancelled():
+            return
+        error = checking.exception()
+        if error is None:
+            self._set_timer()
+        else:
+            self._stop(error)
+
+    def _stop(self, why: BaseException) -> None:
+        if self._why is None and not self._is_over:
+            self._why = why
+            self._task.cancel()
 
 
 class ClientGone(Exception):

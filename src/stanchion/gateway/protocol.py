@@ -129,6 +129,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _when_gone(self, then: Callable[[], object]) -> None:
         self._gone = then
+        if self.transport.is_closing():
+            then()
 
     def _answer(
         self,
