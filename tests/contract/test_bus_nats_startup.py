@@ -12,6 +12,7 @@ import pytest
 
 from stanchion.ports.errors import BackendRefused, BackendTimeout, BackendUnavailable
 from tests.contract.buses import NatsStage, plain_client, staged
+from tests.integration.proxy import Loss, proxied
 from tests.servers import NatsServer, running_nats
 
 
@@ -47,6 +48,16 @@ async def test_starting_with_a_server_that_stands_still_fails_in_time(victim: Na
     with pytest.raises(BackendTimeout):
         await NatsStage(victim.url, timeout_s=1.0).open()
     assert time.monotonic() - began < 5.0
+
+
+async def test_a_password_is_not_told_to_a_server_that_does_not_speak_the_tls_it_was_asked_for(
+    server: NatsServer,
+) -> None:
+    async with proxied(server.port) as proxy:
+        trap = proxy.trap(b"sesame", Loss.CUT)
+        with pytest.raises(BackendUnavailable, match="does not speak TLS"):
+            await NatsStage(f"tls://joe:sesame@127.0.0.1:{proxy.port}", timeout_s=2.0).open()
+        assert not trap.sprung.is_set()
 
 
 async def test_of_several_addresses_one_that_answers_is_enough(

@@ -45,6 +45,18 @@ _LOOK_EVERY_S: Final = 1.0
 _HANG_UP_S_MAX: Final = 1.0
 
 
+class _Client(Client):
+    """The library's, which speaks TLS if the server wants it, whatever the address says."""
+
+    def _connect_command(self) -> bytes:
+        # What comes next are user and password, or the token.
+        server = self._current_server
+        is_wanted = server is not None and server.uri.scheme == "tls"
+        if is_wanted and not self._server_info.get("tls_required", False):
+            raise nats.errors.Error("the address says tls://, and the server does not speak TLS")
+        return super()._connect_command()
+
+
 class Link:
     """See above. Made by ``open``."""
 
@@ -179,7 +191,7 @@ class Link:
                     _say(logging.ERROR, "bus_refused", server=self.who, error=said)
 
     async def _connect(self) -> Client:
-        client, self._trouble = Client(), None
+        client, self._trouble = _Client(), None
         try:
             with translated(self.who):
                 try:
