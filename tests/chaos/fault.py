@@ -113,7 +113,7 @@ async def _play_one(stack: Stack, load: Load, fault: Fault) -> Seen:
 
 def chosen_seed() -> int:
     """Of this chaos: the one that is asked for, or another one every time."""
-    wish = os.environ.get("STANCHION_CHAOS_SEED")
+    wish = os.environ.get("STANCHION_TEST_CHAOS_SEED")
     return int(wish) if wish else random.SystemRandom().randrange(1_000_000)
 
 

@@ -52,7 +52,7 @@ async def play_round(
 ) -> Verdict:
     """Let everything happen that is drawn by the seed, and say what came of it."""
     began = time.monotonic()
-    print(f"STANCHION_CHAOS_SEED={seed}")  # noqa: T201 - shown when it fails before the verdict
+    print(f"STANCHION_TEST_CHAOS_SEED={seed}")  # noqa: T201 - shown when it fails before the verdict
     # Apart: how callers pass their time must not change which faults there are.
     faults = draw(random.Random(seed))
     tally = Tally()

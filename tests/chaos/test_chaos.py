@@ -1,7 +1,7 @@
 """Chaos on whole stacks: whatever happens, every statement holds and everything works again.
 
 The order of faults and their durations come from a seed, which is in the verdict:
-``STANCHION_CHAOS_SEED=7`` makes the same faults happen in the same order.
+``STANCHION_TEST_CHAOS_SEED=7`` makes the same faults happen in the same order.
 """
 
 from __future__ import annotations

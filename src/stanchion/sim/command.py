@@ -27,6 +27,7 @@ __all__ = ["Summary", "arguments", "hunt", "main", "replay", "run"]
 PROGRESS_EVERY_S: Final = 5.0
 FAILURES_SHOWN: Final = 3
 MUTANT_SEEDS_MAX: Final = 300
+_SEEDS: Final = range(50)
 Say = Callable[[str], None]
 
 
@@ -72,12 +73,17 @@ class Summary:
 
 def main(words: Sequence[str]) -> int:
     """The command; its exit code."""
-    given = arguments().parse_args(words)
+    parser = arguments()
+    given = parser.parse_args(words)
+    if given.seed is not None and given.seeds is not None:
+        parser.error("--seed plays one day, --seeds many: give one of them")
+    if given.only is not None and not given.mutants and given.seed is None:
+        parser.error("--only needs --seed (that day with the defect) or --mutants (look for it)")
     if given.mutants:
         return hunt(given.only, seeds_max=given.seeds_max, workers=given.workers, say=_say)
     if given.seed is not None:
         return replay(given.seed, given.profile, say=_say, mutant=_mutant(given.only))
-    return run(given.seeds, given.profile, workers=given.workers, say=_say)
+    return run(given.seeds or _SEEDS, given.profile, workers=given.workers, say=_say)
 
 
 def run(seeds: range, profile: str = MIXED, *, workers: int = 1, say: Say = print) -> int:
@@ -112,6 +118,8 @@ def replay(seed: int, profile: str = MIXED, *, say: Say = print, mutant: Mutant 
     say(f"digest {verdict.digest}; {verdict.simulated_s:.0f} s simulated, {verdict.runs} runs")
     for sentence in verdict.broken:
         say(f"BROKEN {sentence}")
+    if not verdict.broken:
+        say("ALL GOOD")
     return 1 if verdict.broken else 0
 
 
@@ -196,10 +204,12 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stanchion sim", description="Run the services under seeded faults, in virtual time."
     )
-    parser.add_argument("--seeds", type=_seeds, default=range(50), help="A..B, B not included")
+    parser.add_argument(
+        "--seeds", type=_seeds, metavar="A..B", help="days to play, B not included; 0..50"
+    )
     parser.add_argument("--seed", type=int, help="play one day and tell all of it")
     parser.add_argument("--profile", default=MIXED, choices=[MIXED, *PROFILES])
-    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--workers", type=_count, default=1, help="processes; 1")
     parser.add_argument("--mutants", action="store_true", help="find out deliberate defects")
     parser.add_argument(
         "--only",
@@ -207,16 +217,30 @@ def arguments() -> argparse.ArgumentParser:
         metavar="DEFECT",
         help="this defect alone",
     )
-    parser.add_argument("--seeds-max", type=int, default=MUTANT_SEEDS_MAX)
+    parser.add_argument(
+        "--seeds-max",
+        type=_count,
+        default=MUTANT_SEEDS_MAX,
+        help=f"days to look for a defect in; {MUTANT_SEEDS_MAX}",
+    )
     return parser
 
 
 def _seeds(text: str) -> range:
     first, dots, last = text.partition("..")
     try:
-        return range(int(first), int(last)) if dots else range(int(first), int(first) + 1)
+        seeds = range(int(first), int(last)) if dots else range(int(first), int(first) + 1)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not A..B") from None
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} has no days: B is not included")
+    return seeds
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _say(text: str) -> None:
