@@ -39,6 +39,13 @@ async def test_readyz_says_what_is_missing_and_does_not_wait_for_it(
     assert answer.json["checks"]["bus"] == "ok"
 
 
+async def test_without_locks_it_is_ready_all_the_same_and_says_so(house: House) -> None:
+    house.locks.always(Fault.ERROR, "ping")
+    answer = await house.ask("GET", "/readyz")
+    assert (answer.status, answer.json["status"]) == (200, "degraded")
+    assert answer.json["checks"] == {"store": "ok", "locks": "unavailable", "bus": "ok"}
+
+
 async def test_many_probes_ask_the_store_once(house: House) -> None:
     await asyncio.gather(*(house.ask("GET", "/readyz") for _ in range(50)))
     assert house.store.calls["ping"] == 1

@@ -19,6 +19,9 @@ __all__ = ["Readiness"]
 
 CHECK_S: Final = 1.0
 KEPT_MS: Final = 500
+_VITAL: Final = "store"
+"""Without it nothing goes on. Without locks or bus much does, and all replicas miss those at once:
+were they not ready then, nobody would be."""
 
 
 class Readiness:
@@ -44,8 +47,10 @@ class Readiness:
             await asyncio.shield(self._asking)
         if is_draining:
             return Health("draining", self._kept)
+        if self._kept[_VITAL] != "ok":
+            return Health("unavailable", self._kept)
         is_ok = all(word == "ok" for word in self._kept.values())
-        return Health("ok" if is_ok else "unavailable", self._kept)
+        return Health("ok" if is_ok else "degraded", self._kept)
 
     async def _ask(self) -> dict[str, str]:
         try:

@@ -188,6 +188,7 @@ class EscalationView(msgspec.Struct, frozen=True, kw_only=True):
 class Health(msgspec.Struct, frozen=True):
     """Whether the server is ready, check by check."""
 
-    status: Literal["ok", "unavailable", "draining"]
+    status: Literal["ok", "degraded", "unavailable", "draining"]
+    """``degraded``: runs go on without what is missing, as policy says. Only the store is vital."""
     checks: dict[str, str]
     """``ok``, or what is wrong, for ``store``, ``locks`` and ``bus``."""

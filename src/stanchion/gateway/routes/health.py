@@ -21,9 +21,9 @@ async def livez(_call: Call[NoBody, NoQuery]) -> Reply:
 
 
 async def readyz(call: Call[NoBody, NoQuery]) -> Reply:
-    """Store, locks and bus answer, and the server is not draining."""
+    """The store answers, and the server is not draining; whether locks and bus do is told."""
     health = await call.desk.readiness.health(is_draining=call.desk.draining.is_set())
-    return Reply(health, status=200 if health.status == "ok" else 503)
+    return Reply(health, status=200 if health.status in {"ok", "degraded"} else 503)
 
 
 async def metrics(call: Call[NoBody, NoQuery]) -> Reply:
@@ -52,7 +52,7 @@ ROUTES: Final = (
         method="GET",
         path="/readyz",
         handler=readyz,
-        says="Whether store, locks and bus answer; 503 also while draining.",
+        says="Whether store, locks and bus answer; 503 without the store and while draining.",
         roles=ANYONE,
         reach=Reach.OPEN,
         answer=Health,
