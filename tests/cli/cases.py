@@ -224,7 +224,7 @@ CASES: Final = (
         body={"comment": "good"},
         answer=runs.Change("07-01h", RunStatus.WAITING, applied=False),
         shape=runs.Change,
-        says=("07-01h  waiting  (recorded: the run was busy, it follows at once)",),
+        says=("07-01h  waiting  (recorded: the run is busy, it follows when that is over)",),
     ),
     Case(
         args=("run", "reject", "07-01h", "review"),

@@ -41,7 +41,7 @@ REFUSALS = [
     (
         problem(403, "forbidden", detail="the key is for another tenant than X-Stanchion-Tenant"),
         Exit.FAILED,
-        ["leave --tenant out or name the key's own tenant"],
+        ["leave --tenant and STANCHION_TENANT out or name the key's own tenant"],
     ),
     (
         problem(403, "forbidden", detail="without keys, only requests for a loopback host"),

@@ -117,5 +117,8 @@ def _allowed(detail: str) -> str:
     if detail.startswith("without keys"):
         return "ask on this machine, with --url http://127.0.0.1:PORT; or give the server keys"
     if "tenant" in detail:
-        return "leave --tenant out or name the key's own tenant, or use a key for all: --for '*'"
+        return (
+            "leave --tenant and STANCHION_TENANT out or name the key's own tenant,"
+            " or use a key for all: --for '*'"
+        )
     return "use a key with a role that may do this: stanchion key create --role …"

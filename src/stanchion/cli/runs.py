@@ -111,7 +111,7 @@ def timeline_lines(answer: dict[str, Any]) -> Iterator[str]:
 
 def change_lines(change: dict[str, Any]) -> Iterator[str]:
     """What became of a cancel or a decision."""
-    how = "" if change["applied"] else "  (recorded: the run was busy, it follows at once)"
+    how = "" if change["applied"] else "  (recorded: the run is busy, it follows when that is over)"
     yield f"{cell(change['run_id'])}  {cell(change['status'])}{how}"
 
 
