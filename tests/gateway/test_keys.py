@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from stanchion.adapters.manual_clock import ManualClock
 from stanchion.adapters.store.memory import MemoryStore
-from stanchion.ports.errors import BackendError
+from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.services.keys import (
     BELIEVED_MS,
     BELIEVED_WITHOUT_STORE_MS,
@@ -160,6 +161,45 @@ async def test_a_silent_store_holds_nobody_up_who_was_known(replicas: Replicas) 
     async with asyncio.timeout(1):
         assert await replicas.there.holder(key) is not None
         assert await replicas.there.holder(key) is not None
+
+
+async def test_a_store_that_is_slow_once_lets_no_revoked_key_in(replicas: Replicas) -> None:
+    key = await replicas.made()
+    assert await replicas.there.holder(key) is not None
+    await replicas.here.revoke(key.split("_")[1], actor="me")
+    replicas.clock.advance(6_000)
+    replicas.lines[1].script("document", Fault.SLOW)
+    with pytest.raises(BackendUnavailable):
+        await replicas.there.holder(key)
+    async with asyncio.timeout(5):
+        while await _judged(replicas.there, key) is not None:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.01)
+
+
+async def _judged(keys: Keys, key: str) -> object:
+    try:
+        return await keys.holder(key)
+    except BackendUnavailable as nobody_knows:
+        return nobody_knows
+
+
+async def test_a_store_that_is_slow_once_does_not_leave_the_door_open(replicas: Replicas) -> None:
+    assert not await replicas.there.configured()
+    await replicas.made()
+    replicas.clock.advance(6_000)
+    replicas.lines[1].script("list_documents", Fault.SLOW)
+    with pytest.raises(BackendUnavailable):
+        await replicas.there.configured()
+
+
+async def test_a_loop_that_is_late_is_not_a_silent_store(replicas: Replicas) -> None:
+    key = await replicas.made()
+    assert await replicas.there.holder(key) is not None
+    replicas.clock.advance(6_000)
+    asking = asyncio.ensure_future(replicas.there.holder(key))
+    await asyncio.sleep(0)
+    time.sleep(0.3)  # noqa: ASYNC251 - that is what a late loop is
+    assert await asking is not None
 
 
 async def test_a_slow_answer_does_not_stretch_an_old_truth(replicas: Replicas) -> None:

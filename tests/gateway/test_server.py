@@ -258,6 +258,25 @@ async def writing_on(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.05)
 
 
+async def test_large_answers_that_nobody_takes_are_bounded_together() -> None:
+    size = 24 * 1024 * 1024  # more than the two ends of a line hold
+    async with (
+        served(GatewayOptions(answers_bytes_max=size + 1)) as server,
+        AsyncExitStack() as lines,
+    ):
+        server.house.app._desk.openapi = b"x" * size  # noqa: SLF001 - no real answer is so large
+        readers, statuses = [], []
+        for _ in range(3):
+            reader, writer = await lines.enter_async_context(server.line())
+            writer.write(GET.replace(b"/livez", b"/openapi.json"))
+            readers.append(reader)
+            statuses.append((await reader.readuntil(b"\r\n"))[9:12])
+        assert statuses == [b"200", b"503", b"503"]
+        await readers[0].readuntil(b"\r\n\r\n")
+        await readers[0].readexactly(size)
+        assert (await server.house.ask("GET", "/openapi.json")).status == 200
+
+
 async def test_a_reader_who_takes_nothing_is_cut_off() -> None:
     options = GatewayOptions(write_timeout_s=0.3)
     async with served(options) as server, never_reading(server) as writer:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from stanchion.gateway.answers import Answers
 from stanchion.gateway.auth import Auth
 from stanchion.gateway.body import Bodies
 from stanchion.gateway.load import Load
@@ -39,6 +40,7 @@ class Desk:
         )
         self.auth = Auth(self.keys)
         self.bodies = Bodies(options)
+        self.answers = Answers(options.answers_bytes_max)
         self.load = Load(options, services.registry, services.entropy.unit)
         self.deadlines = Deadlines(sweep_s=_SWEEP_S)
         self.readiness = Readiness(services)

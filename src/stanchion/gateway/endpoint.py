@@ -21,8 +21,16 @@ from stanchion.gateway.auth import DEFAULT_TENANT, Caller
 from stanchion.gateway.body import decoded
 from stanchion.gateway.call import Call, NoBody, NoQuery, Reply, Stream
 from stanchion.gateway.desk import Desk
-from stanchion.gateway.exchange import ClientGone, Exchange, Ready, Receive, Send, ready
-from stanchion.gateway.problems import Refusal, Refused, invalid_member
+from stanchion.gateway.exchange import (
+    PART_BYTES,
+    ClientGone,
+    Exchange,
+    Ready,
+    Receive,
+    Send,
+    ready,
+)
+from stanchion.gateway.problems import GATE_UNAVAILABLE, Refusal, Refused, invalid_member
 from stanchion.gateway.query import read_query
 from stanchion.gateway.room import Room
 from stanchion.gateway.route import PARAMETERS, Answered, Reach, Route, Takes
@@ -110,19 +118,27 @@ class _Course:
         except BadCursor:
             answer = invalid_member("cursor", "not a cursor of this list")
         except BackendError:
-            detail = "the store does not answer"
-            answer = self._desk.unavailable(Code.STORE_UNAVAILABLE, detail)
+            answer = self._no_store()
         except DefinitionMissing:
             detail = "the store does not have the workflow of this run any more"
             answer = self._desk.unavailable(Code.STORE_UNAVAILABLE, detail)
         except Exception as error:  # noqa: BLE001 - the last resort: answered, and logged in full
             answer = self._broken(exchange, error)
-        if exchange.is_begun:
-            return  # a stream broke off: the server hangs up
-        if isinstance(answer, Ready):
-            await exchange.answer(answer)
-        else:
+        if not exchange.is_begun:  # else a stream broke off: the server hangs up
+            await self._send(exchange, answer)
+
+    async def _send(self, exchange: Exchange, answer: Ready | Refusal) -> None:
+        if not isinstance(answer, Ready):
             await exchange.refuse(answer)
+        elif len(answer.body) <= PART_BYTES:
+            await exchange.answer(answer)
+        elif self._desk.answers.take(len(answer.body)):
+            try:
+                await exchange.answer(answer)
+            finally:
+                self._desk.answers.give(len(answer.body))
+        else:
+            await exchange.refuse(self._desk.overloaded("too many large answers are being read"))
 
     async def _answer(self, exchange: Exchange) -> Answered:
         route = self._route
@@ -211,6 +227,12 @@ class _Course:
             idempotency_key=None if key is None else key.decode("ascii"),
             request_id=exchange.request_id,
         )
+
+    def _no_store(self) -> Refusal:
+        if self._route.takes_key:
+            # What makes runs was not even asked: a gate that cannot judge a key is closed.
+            return self._desk.unavailable(Code.GATE_UNAVAILABLE, GATE_UNAVAILABLE)
+        return self._desk.unavailable(Code.STORE_UNAVAILABLE, "the store does not answer")
 
     def _too_slow(self, *, is_reading: bool) -> Refusal:
         if is_reading:

@@ -23,6 +23,7 @@ from stanchion.wire.problems import Code
 __all__ = [
     "ANSWER",
     "GONE",
+    "PART_BYTES",
     "ClientGone",
     "Exchange",
     "Message",
@@ -59,6 +60,8 @@ _ONCE: Final = frozenset(
 """Headers that mean something here. Given twice, nobody could say which one was meant."""
 
 _CHECK_S: Final = 1.0
+PART_BYTES: Final = 64 * 1024
+"""Answers that are larger are sent in parts."""
 _encode: Final = msgspec.json.Encoder().encode
 _numbers: Final = itertools.count(1)
 _process: Final = secrets.token_hex(6)
@@ -155,9 +158,12 @@ class Exchange:
         if self.scope["method"] == "HEAD":
             body = b""
         take = self.scope.get("extensions", _NO_EXTENSIONS).get(ANSWER)
-        if take is None or not take(status, headers, body):
+        if take is None or len(body) > PART_BYTES or not take(status, headers, body):
             await self.send({"type": "http.response.start", "status": status, "headers": headers})
-            await self.send({"type": "http.response.body", "body": body})
+            # Each part waits until the reader has taken those before it.
+            for begin in range(0, max(1, len(body)), PART_BYTES):
+                part, more = body[begin : begin + PART_BYTES], begin + PART_BYTES < len(body)
+                await self.send({"type": "http.response.body", "body": part, "more_body": more})
         self._observe(time.perf_counter() - self._began_s, status)
 
     async def stream(self, stream: Stream, load: Load) -> None:

@@ -15,6 +15,8 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes_max: int = 1024 * 1024
     bodies_bytes_max: int = 128 * 1024 * 1024
     """All bodies together that are being read or worked on."""
+    answers_bytes_max: int = 128 * 1024 * 1024
+    """All large answers together that their readers have not taken yet."""
     header_bytes_max: int = 32 * 1024
     headers_max: int = 100
     path_bytes_max: int = 4 * 1024

@@ -8,7 +8,8 @@ What was read is believed for a little less than two seconds, so a revoked key s
 two seconds everywhere, and at once where it was revoked. It is read again before that time is over,
 so that a busy server does not let its callers wait for it. While the store is away, keys that were
 good when it was last read go on working for five minutes; a key this replica has never seen cannot
-be judged then, and is answered with "unavailable", never with "no".
+be judged then, and is answered with "unavailable", never with "no". A store that is only slow is
+not away: what was read two seconds ago counts no more then, and the answer is "unavailable" too.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ READ_AGAIN_MS: Final = 1_000
 BELIEVED_WITHOUT_STORE_MS: Final = 5 * 60 * 1_000
 _ASK_AGAIN_MS: Final = 1_000
 """After the store failed: every request would wait for it otherwise."""
-_SILENCE_S: Final = 0.05
-"""A store that says nothing for so long is away: whoever has a last word goes on with it, because
-a request must not wait for the store twice."""
+_SILENCE_S: Final = 0.2
+"""So long a request waits for the store, because it must not do so twice."""
+_BELIEVED_IN_SILENCE_MS: Final = 1_900
+_GRACE_S: Final = 0.02
+"""For a loop that was late itself, to bring an answer that is there already."""
 _KNOWN_MAX: Final = 4_096
 _KIND: Final = "key"
 _ANY: Final = ""
@@ -123,7 +126,9 @@ class Keys:
         try:
             within_s = None if self._any is None else _SILENCE_S
             return await self._once(_ANY, lambda: self._read_any(now), within_s=within_s)
-        except (BackendError, TimeoutError):
+        except TimeoutError:
+            return self._still_none(age_ms, _BELIEVED_IN_SILENCE_MS)
+        except BackendError:
             self._failed_at = now
             if self._any is None:
                 raise
@@ -208,7 +213,9 @@ class Keys:
         try:
             within_s = None if known.record is None else _SILENCE_S
             return await self._once(key_id, lambda: self._read(key_id, now), within_s=within_s)
-        except (BackendError, TimeoutError):
+        except TimeoutError:
+            return self._last_word(known, now, _BELIEVED_IN_SILENCE_MS)
+        except BackendError:
             self._failed_at = now
             return self._last_word(known, now)
 
@@ -235,8 +242,14 @@ class Keys:
         """Ask the store once for all requests that want to know the same at the same time."""
         asking = self._ask(name, ask)
         # Whoever leaves does not take the question along.
-        async with asyncio.timeout(within_s):
-            return await asyncio.shield(asking)
+        try:
+            async with asyncio.timeout(within_s):
+                return await asyncio.shield(asking)
+        except TimeoutError:
+            # Perhaps it was the loop that was late, and the answer has come with the alarm.
+            if (await asyncio.wait({asking}, timeout=_GRACE_S))[0]:
+                return asking.result()
+            raise
 
     def _ask(
         self, name: str, ask: Callable[[], Coroutine[Any, Any, _Answer]]
@@ -269,13 +282,15 @@ class Keys:
     def _is_store_away(self, now: Moment) -> bool:
         return self._failed_at is not None and now - self._failed_at < _ASK_AGAIN_MS
 
-    def _last_word(self, known: _Known, now: Moment) -> KeyRecord | None:
-        if known.record is None or now - known.read_at >= BELIEVED_WITHOUT_STORE_MS:
+    def _last_word(
+        self, known: _Known, now: Moment, limit_ms: int = BELIEVED_WITHOUT_STORE_MS
+    ) -> KeyRecord | None:
+        if known.record is None or now - known.read_at >= limit_ms:
             raise BackendUnavailable("the key cannot be checked while the store is away")
         return known.record
 
-    def _still_none(self, age_ms: int) -> bool:
-        if age_ms >= BELIEVED_WITHOUT_STORE_MS:
+    def _still_none(self, age_ms: int, limit_ms: int = BELIEVED_WITHOUT_STORE_MS) -> bool:
+        if age_ms >= limit_ms:
             raise BackendUnavailable("whether there are keys cannot be checked")
         return False
 
