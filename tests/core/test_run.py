@@ -599,14 +599,14 @@ def test_outputs_of_exactly_the_allowed_size_pass() -> None:
 def test_steps_whose_outputs_are_too_large_together_fail_the_one_that_is_too_much() -> None:
     world = started(workflow(**{f"s{n}": job() for n in range(5)}))
     for n in range(5):
-        world.succeed(f"s{n}", "x" * (4 * 1024 * 1024 - 64))
+        world.succeed(f"s{n}", "x" * (2 * 1024 * 1024 - 64))
     assert [str(world.run.step(StepId(f"s{n}")).status) for n in range(5)] == [
         *["succeeded"] * 4,
         "failed",
     ]
     assert world.run.error is not None
     assert world.run.error.code == "output_too_large"
-    assert "at most 16777216 are allowed" in world.run.error.message
+    assert "at most 8388608 are allowed" in world.run.error.message
 
 
 def test_only_what_the_events_name_is_read_until_they_can_be_the_last() -> None:

@@ -97,6 +97,18 @@ async def test_a_change_is_in_force_elsewhere_when_it_was_answered(stage: Stage)
 
 
 @virtual
+async def test_the_same_change_again_is_in_force_when_it_was_answered(stage: Stage) -> None:
+    wanted: JsonObject | None
+    for wanted in (LOCK, None):
+        await stage.there.admission(ACME)
+        first = asyncio.create_task(stage.here.put(ACME, Tenant(admission=wanted)))
+        await asyncio.sleep(0.02)
+        await stage.here.put(ACME, Tenant(admission=wanted))
+        assert await stage.there.admission(ACME) == wanted
+        await first
+
+
+@virtual
 async def test_a_change_of_the_cap_alone_is_answered_at_once(stage: Stage) -> None:
     began = stage.clock.moment()
     await stage.here.put(ACME, Tenant(max_concurrent_runs=3))

@@ -60,7 +60,7 @@ FOR_EACH_WORK_PER_ITEM: Final = 100
 RUN_ITEMS_MAX: Final = 20_000
 """Items of all for-each steps of a run together. What begins in one step of a run is written in one
 step of the store, and everybody else waits for that."""
-RUN_OUTPUT_BYTES_MAX: Final = 16 * 1024 * 1024
+RUN_OUTPUT_BYTES_MAX: Final = 8 * 1024 * 1024
 """All steps' outputs of a run together: whoever loads the run or looks at it has them at once."""
 EVENT_WORK_MAX: Final = 1_500_000
 """What all expressions that one event sets off may work together, in units of ``cel.budget``: a

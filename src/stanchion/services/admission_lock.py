@@ -34,6 +34,8 @@ __all__ = ["AdmissionLock", "Broken", "Busy", "Outcome", "SharedLock", "SoleLock
 CALL_MS_MIN: Final = 250
 """For a try that begins when the time is nearly over: less would take a slow answer for none."""
 CALL_MS_MAX: Final = 2_000
+_PROOF_MS: Final = 1_000
+"""Silence for less than that may be our own: a loop that is late, a queue of callers."""
 RELEASE_MAX_S: Final = 1.0
 RELEASE_TRIES: Final = 2
 
@@ -101,7 +103,7 @@ class SharedLock:
     async def _take(self, name: str, token: str, how: AdmissionSettings, until: Moment) -> Outcome:
         tries = 0
         while True:
-            outcome = await self._try(name, token, how, until)
+            outcome = await self._try(name, token, how, until, is_first=tries == 0)
             left_ms = until - self._clock.moment()
             if not isinstance(outcome, Busy) or left_ms <= 0:
                 return outcome
@@ -110,7 +112,9 @@ class SharedLock:
             pause_ms = max(1, backoff_ms(how.lock_retry, tries, self._entropy.unit()))
             await self._clock.sleep(min(left_ms, pause_ms) / 1000)
 
-    async def _try(self, name: str, token: str, how: AdmissionSettings, until: Moment) -> Outcome:
+    async def _try(
+        self, name: str, token: str, how: AdmissionSettings, until: Moment, *, is_first: bool
+    ) -> Outcome:
         if self._health.error is not None:
             # It was logged when it was found out; each refusal is still counted as one.
             return Broken(self._health.error)
@@ -125,6 +129,10 @@ class SharedLock:
             self._release_soon(name, token, None)
             raise
         except TimeoutError:
+            if not is_first and within_ms < _PROOF_MS:
+                # The end of a long wait for a lock that others had: no proof that it is broken.
+                self._health.orphaned(name, token)
+                return Busy()
             return self._broken(name, token, f"no answer within {within_ms} ms")
         except Exception as error:  # noqa: BLE001 - whatever it was, nobody knows what the store has
             return self._broken(name, token, sentence(error))

@@ -35,6 +35,8 @@ class Tenants:
         self._known: OrderedDict[TenantId, tuple[JsonObject | None, Moment]] = OrderedDict()
         self._reading: dict[TenantId, list[asyncio.Future[None]]] = {}
         """Who is being read, and who waits for that."""
+        self._changed: OrderedDict[TenantId, Moment] = OrderedDict()
+        """When a gate was last changed from here."""
         self._forgotten = 0
 
     async def admission(self, tenant: TenantId) -> JsonObject | None:
@@ -78,7 +80,16 @@ class Tenants:
         """Replace a tenant's configuration: in force on every replica when this returns."""
         before = await self._stored.tenant(tenant)
         await self._stored.put_tenant(tenant, config)
+        now = self._clock.moment()
         self._known.pop(tenant, None)
         self._forgotten += 1
-        if config.admission != before.admission:
-            await self._clock.sleep(BELIEVED_MS / 1_000)
+        # Also what changes nothing may follow on a change that is not in force everywhere yet.
+        changed_at = self._changed.get(tenant)
+        is_recent = changed_at is not None and now - changed_at < BELIEVED_MS
+        if config.admission is None and before.admission is None and not is_recent:
+            return
+        self._changed[tenant] = now
+        self._changed.move_to_end(tenant)
+        if len(self._changed) > KEPT_MAX:
+            self._changed.popitem(last=False)
+        await self._clock.sleep(BELIEVED_MS / 1_000)
