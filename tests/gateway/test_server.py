@@ -224,6 +224,20 @@ async def test_a_caller_who_leaves_while_it_waits_gives_its_place_back() -> None
             await house.has_under_way("waits", count=0)
 
 
+async def test_a_caller_who_leaves_with_another_request_in_line_gives_its_place_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with served() as server:
+        house = server.house
+        run_id = await house.start()
+        ask = b"GET /v1/runs/%b?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n" % run_id.encode()
+        async with server.line() as (_, writer):
+            writer.write(ask + ask + GET)
+            await house.has_under_way("waits")
+        await house.has_under_way("waits", count=0)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 async def test_a_line_on_which_somebody_waited_serves_the_next_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -29,6 +29,8 @@ __all__ = ["HEAD_BYTES_MAX", "GuardedProtocol", "guarded"]
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 _CLOSE: Final = (b"connection", b"close")
+_QUEUED_MAX: Final = 16
+"""Requests that may stand in line behind the one being answered, before no more are read."""
 _REST_S: Final = 20.0
 """For a body that nobody waits for any more, because it was refused: then the line is cut."""
 
@@ -56,6 +58,8 @@ class GuardedProtocol(HttpToolsProtocol):
     _stall: asyncio.TimerHandle | None = None
     _gone: Callable[[], object] = staticmethod(lambda: None)
     """Who wants to know when the caller hangs up: the request under way, if any."""
+    _under_way: RequestResponseCycle | None = None
+    """Of several requests in a row, the one that is being answered."""
     _head_bytes = 0
     _is_in_head = False
     _is_in_request = False
@@ -72,6 +76,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._clear_timer()
         self._clear_stall()
         super().connection_lost(exc)
+        if self._under_way is not None:
+            # The one above knows the newest request only, and others may stand before it.
+            self._under_way.disconnected = True
+            self._under_way.message_event.set()
         self._gone()
 
     def data_received(self, data: bytes) -> None:
@@ -103,8 +111,15 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._set_timer(self.request_s, self._too_slow)
         super().on_headers_complete()
+        if 0 < len(self.pipeline) <= _QUEUED_MAX:
+            # Whoever does not read does not learn either that the caller has hung up.
+            self.flow.resume_reading()
         # The app begins later. Of several requests in a row each has a cycle of its own.
         self._offers[ANSWER] = partial(self._answer, self.cycle)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        self._under_way = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         self._is_in_request = False
