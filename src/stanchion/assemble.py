@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -37,6 +38,7 @@ from stanchion.services.plans import link_off_loop
 __all__ = ["run_server"]
 
 START_S_MAX: Final = 20.0
+_GC_THRESHOLDS: Final = (20_000, 20, 50)
 
 
 async def run_server(config: Config, *, on_ready: Callable[[str], None]) -> int:
@@ -65,6 +67,7 @@ def _refused(error: str) -> int:
 async def _serve(config: Config, wires: Wires, on_ready: Callable[[str], None]) -> None:
     engine = Engine(wires.entropy.token()[:12], wires, terms=_terms(config), linker=link_off_loop)
     app = make_app(engine.services, GatewayOptions(admin_key=config.admin_key))
+    _leave_to_itself()
     async with _going(engine):
         await serve(
             app, host=config.host, port=config.port, drain_s=config.drain_s, on_ready=on_ready
@@ -84,6 +87,17 @@ async def _going(engine: Engine) -> AsyncIterator[None]:
         with suppress(asyncio.CancelledError):
             await loops
         await engine.close()
+
+
+def _leave_to_itself() -> None:
+    """Have the garbage collector look at what comes and goes, and less often.
+
+    All that was loaded stays for good, and a request leaves next to nothing in circles; as it is
+    set by default, the collector takes a quarter of a busy server's time to find that out.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def _terms(config: Config) -> Terms:
