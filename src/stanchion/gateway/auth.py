@@ -52,7 +52,8 @@ class Auth:
 
     async def caller(self, headers: Mapping[bytes, bytes], route: Route) -> Caller:
         """Who calls, or a refusal: 401 without a good key, 403 with one that is not enough."""
-        holder = await self._holder(headers)
+        # What makes a run is answered within the budget of its gate, and must not wait here.
+        holder = await self._holder(headers, is_patient=not route.takes_key)
         if route.roles and holder.role not in route.roles and holder is not ANONYMOUS:
             raise Refused(_forbidden(f"a key with the role {holder.role} may not do this"))
         if route.reach is Reach.DEPLOYMENT and holder.tenant != ALL_TENANTS:
@@ -68,15 +69,19 @@ class Auth:
             return False
         return True
 
-    async def _holder(self, headers: Mapping[bytes, bytes]) -> Holder:
-        if not await self._keys.configured():
+    async def _holder(self, headers: Mapping[bytes, bytes], *, is_patient: bool) -> Holder:
+        if not await self._keys.configured(is_patient=is_patient):
             self._refuse_strangers(headers)
             return ANONYMOUS
         shown = headers.get(b"authorization")
         if shown is None:
             raise Refused(_unauthenticated("this needs a key: Authorization: Bearer <key>", ""))
         found = _BEARER.fullmatch(shown)
-        holder = None if found is None else await self._keys.holder(_text(found[1]))
+        holder = (
+            None
+            if found is None
+            else await self._keys.holder(_text(found[1]), is_patient=is_patient)
+        )
         if holder is None:
             raise Refused(_unauthenticated("this key is not known", ', error="invalid_token"'))
         return holder

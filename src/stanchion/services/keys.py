@@ -9,7 +9,8 @@ two seconds everywhere, and at once where it was revoked. It is read again befor
 so that a busy server does not let its callers wait for it. While the store is away, keys that were
 good when it was last read go on working for five minutes; a key this replica has never seen cannot
 be judged then, and is answered with "unavailable", never with "no". A store that is only slow is
-not away: what was read two seconds ago counts no more then, and the answer is "unavailable" too.
+not away: what was read two seconds ago counts no more then. Whoever has patience waits until the
+store has spoken or failed; for others the answer is "unavailable" too.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _ASK_AGAIN_MS: Final = 1_000
 """After the store failed: every request would wait for it otherwise."""
 _SILENCE_S: Final = 0.2
 """So long a request waits for the store, because it must not do so twice."""
-_BELIEVED_IN_SILENCE_MS: Final = 1_900
+_BELIEVED_IN_SILENCE_MS: Final = 1_700
 _GRACE_S: Final = 0.02
 """For a loop that was late itself, to bring an answer that is there already."""
 _KNOWN_MAX: Final = 4_096
@@ -113,7 +114,7 @@ class Keys:
         self._failed_at: Moment | None = None
         self._asking: dict[str, asyncio.Task[Any]] = {}
 
-    async def configured(self) -> bool:
+    async def configured(self, *, is_patient: bool = True) -> bool:
         """Whether there are keys, so that callers must show one. Once so, it stays so."""
         if self._any:
             return True
@@ -124,7 +125,7 @@ class Keys:
                 _ = self._ask(_ANY, lambda: self._read_any(now))
             return self._still_none(age_ms)
         try:
-            within_s = None if self._any is None else _SILENCE_S
+            within_s = _patience_s(None if self._any is None else age_ms, is_patient=is_patient)
             return await self._once(_ANY, lambda: self._read_any(now), within_s=within_s)
         except TimeoutError:
             return self._still_none(age_ms, _BELIEVED_IN_SILENCE_MS)
@@ -134,7 +135,7 @@ class Keys:
                 raise
             return self._still_none(age_ms)
 
-    async def holder(self, key: str) -> Holder | None:
+    async def holder(self, key: str, *, is_patient: bool = True) -> Holder | None:
         """Who shows this key; ``None`` if it is none, or no longer. Raises ``BackendError``."""
         if self._admin_hash is not None and hmac.compare_digest(_hash(key), self._admin_hash):
             return _ADMIN
@@ -142,7 +143,7 @@ class Keys:
         key_id, _, secret = rest.partition("_")
         if prefix != _PREFIX or not _is_id(key_id) or not 0 < len(secret) <= _KEY_CHARS_MAX:
             return None
-        record = await self._record(key_id)
+        record = await self._record(key_id, is_patient=is_patient)
         # Compared also when there is no such key, so that both answers take as long.
         is_right = hmac.compare_digest(_hash(secret), _NO_HASH if record is None else record.hash)
         if record is None or not is_right or record.revoked_at is not None:
@@ -201,7 +202,7 @@ class Keys:
             page.cursor,
         )
 
-    async def _record(self, key_id: str) -> KeyRecord | None:
+    async def _record(self, key_id: str, *, is_patient: bool) -> KeyRecord | None:
         now = self._clock.moment()
         known = self._known.get(key_id, _NOBODY_KNOWN)
         if now - known.read_at < BELIEVED_MS:
@@ -211,7 +212,8 @@ class Keys:
         if self._is_store_away(now):
             return self._last_word(known, now)
         try:
-            within_s = None if known.record is None else _SILENCE_S
+            age_ms = None if known.record is None else now - known.read_at
+            within_s = _patience_s(age_ms, is_patient=is_patient)
             return await self._once(key_id, lambda: self._read(key_id, now), within_s=within_s)
         except TimeoutError:
             return self._last_word(known, now, _BELIEVED_IN_SILENCE_MS)
@@ -293,6 +295,12 @@ class Keys:
         if age_ms >= limit_ms:
             raise BackendUnavailable("whether there are keys cannot be checked")
         return False
+
+
+def _patience_s(age_ms: int | None, *, is_patient: bool) -> float | None:
+    """How long the store is waited for, if something so old is known; ``None``: until it fails."""
+    is_known = age_ms is not None and (age_ms < _BELIEVED_IN_SILENCE_MS or not is_patient)
+    return _SILENCE_S if is_known else None
 
 
 def _hash(text: str) -> str:
