@@ -30,8 +30,6 @@ MAKEFLAGS     += --no-print-directory
 
 # $(call heading,text): one line above each stage, so that the red one is found at a glance.
 heading = @printf '\n== %s\n' '$(1)'
-# $(call later,target): a sentence and exit code 2. A target that pretends is worse than none.
-later   = @echo 'make $(1) arrives with a later release; see CHANGELOG.md.' >&2; exit 2
 
 .PHONY: help
 help: ## print this table

@@ -70,12 +70,7 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 async def test_the_new_primary_is_found_after_a_failover(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        primary = stack.enter_context(running_server(None, "--repl-diskless-sync-delay", "0"))
-        replica = stack.enter_context(
-            running_server(None, "--replicaof", f"127.0.0.1 {primary.port}")
-        )
-        sentinel = stack.enter_context(_sentinel(primary, tmp_path))
+    with _replicated(tmp_path) as (primary, replica, sentinel):
         store = await RedisStore.open(
             f"redis+sentinel://127.0.0.1:1,{sentinel.address}/{_SERVICE}", timeout_s=5.0
         )
@@ -99,12 +94,7 @@ async def test_the_new_primary_is_found_after_a_failover(tmp_path: Path) -> None
 
 
 async def test_a_primary_that_hangs_is_left_when_it_has_been_replaced(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        primary = stack.enter_context(running_server(None, "--repl-diskless-sync-delay", "0"))
-        replica = stack.enter_context(
-            running_server(None, "--replicaof", f"127.0.0.1 {primary.port}")
-        )
-        sentinel = stack.enter_context(_sentinel(primary, tmp_path))
+    with _replicated(tmp_path) as (primary, replica, sentinel):
         store = await RedisStore.open(
             f"redis+sentinel://{sentinel.address}/{_SERVICE}", timeout_s=1.0
         )
@@ -121,12 +111,7 @@ async def test_a_primary_that_hangs_is_left_when_it_has_been_replaced(tmp_path: 
 
 
 async def test_a_primary_that_does_not_know_it_was_replaced_is_left(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        primary = stack.enter_context(running_server(None, "--repl-diskless-sync-delay", "0"))
-        replica = stack.enter_context(
-            running_server(None, "--replicaof", f"127.0.0.1 {primary.port}")
-        )
-        sentinel = stack.enter_context(_sentinel(primary, tmp_path))
+    with _replicated(tmp_path) as (primary, replica, sentinel):
         store = await RedisStore.open(
             f"redis+sentinel://{sentinel.address}/{_SERVICE}", timeout_s=5.0
         )
@@ -190,3 +175,15 @@ async def test_a_service_that_no_sentinel_knows_is_unavailable(tmp_path: Path) -
         sentinel = stack.enter_context(_sentinel(primary, tmp_path))
         with pytest.raises(BackendUnavailable, match="knows no primary for 'other'"):
             await RedisStore.open(f"redis+sentinel://{sentinel.address}/other", timeout_s=5.0)
+
+
+@contextmanager
+def _replicated(tmp_path: Path) -> Iterator[tuple[Server, Server, Server]]:
+    """A primary, its replica, and a Sentinel that watches them."""
+    with ExitStack() as stack:
+        primary = stack.enter_context(running_server(None, "--repl-diskless-sync-delay", "0"))
+        replica = stack.enter_context(
+            running_server(None, "--replicaof", f"127.0.0.1 {primary.port}")
+        )
+        sentinel = stack.enter_context(_sentinel(primary, tmp_path))
+        yield primary, replica, sentinel
