@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -15,3 +16,8 @@ settings.register_profile(
     "soak", max_examples=5_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("soak" if SOAK else "test")
+
+# A shell that puts the suite into the background has it ignore Ctrl-C, and every process that it
+# starts inherits that: the tests that press it would wait for nothing.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from typing import NamedTuple
 __all__ = ["Seen", "on_terminal", "plain_environment", "snapshot"]
 
 ROWS, COLUMNS = 40, 100
+_AT_MOST_S = 60.0
 
 
 class Seen(NamedTuple):
@@ -53,6 +55,8 @@ def on_terminal(
     )
     os.close(theirs)
     seen = b""
+    too_long = threading.Timer(_AT_MOST_S, process.kill)
+    too_long.start()
     try:
         while chunk := _read(ours):
             seen += chunk
@@ -61,6 +65,7 @@ def on_terminal(
                 process.send_signal(signal.SIGINT)
         code = process.wait(timeout=20)
     finally:
+        too_long.cancel()
         process.kill()
         process.wait()
         os.close(ours)

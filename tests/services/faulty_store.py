@@ -19,6 +19,8 @@ __all__ = ["FaultyStore", "Meanwhile", "OnCall"]
 
 EACH_WAY_S: Final = 0.001
 TIMEOUT_S: Final = 2.0
+SLOW_S: Final = 1.0
+"""Longer than a busy machine stands still."""
 """What an adapter waits at most: the port promises that every call ends within a bound."""
 
 _Call: TypeAlias = Callable[..., Awaitable[object]]
@@ -117,7 +119,7 @@ class FaultyStore:
                 await asyncio.sleep(TIMEOUT_S)
                 raise BackendTimeout("no answer")
             case Fault.SLOW:
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(SLOW_S)
                 return await really()
             case Fault.LATE | Fault.NOT_OWNED:
                 raise AssertionError("a store does not answer like this")
