@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from stanchion.adapters.manual_clock import ManualClock
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.model import StepId, TenantId, Topic, WorkflowId
 from stanchion.core.workflow import JobSpec, SubworkflowSpec, Workflow
-from stanchion.services.plans import Linked, Plans
+from stanchion.ports.errors import BackendUnavailable
+from stanchion.ports.records import StoredWorkflow
+from stanchion.services.plans import Linked, Plans, UnknownWorkflow
 
 ACME, OTHER = TenantId("acme"), TenantId("other")
 INNER, OUTER = WorkflowId("inner"), WorkflowId("outer")
@@ -49,3 +53,102 @@ async def test_tenants_with_the_same_workflow_share_its_plan() -> None:
     plans.forget(OTHER, INNER)
     changed = await linked(plans, INNER, OTHER)
     assert changed.plan is not (await linked(plans, INNER, ACME)).plan
+
+
+class SlowReads(MemoryStore):
+    """A store whose answers stay on their way until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualClock())
+        self.reads = 0
+        self.gate = asyncio.Event()
+
+    async def workflow(
+        self, tenant: TenantId, workflow_id: WorkflowId, *, version: int | None = None
+    ) -> StoredWorkflow | None:
+        self.reads += 1
+        found = await super().workflow(tenant, workflow_id, version=version)
+        await self.gate.wait()
+        await asyncio.sleep(0)
+        return found
+
+
+async def test_a_thousand_callers_read_a_workflow_once() -> None:
+    store = SlowReads()
+    await store.put_workflow(ACME, inner("work"))
+    plans = Plans(store)
+    asking = [asyncio.create_task(linked(plans, INNER)) for _ in range(1_000)]
+    await asyncio.sleep(0)
+    store.gate.set()
+    assert {found.version for found in await asyncio.gather(*asking)} == {1}
+    assert store.reads == 1
+
+
+async def test_when_the_one_who_reads_leaves_the_next_one_reads() -> None:
+    store = SlowReads()
+    await store.put_workflow(ACME, inner("work"))
+    plans = Plans(store)
+    asking = [asyncio.create_task(linked(plans, INNER)) for _ in range(10)]
+    await asyncio.sleep(0.001)
+    for each in asking[:2]:
+        each.cancel()  # the first reads, the second waits
+    await asyncio.sleep(0.001)
+    store.gate.set()
+    assert {found.version for found in await asyncio.gather(*asking[2:])} == {1}
+    assert store.reads == 2
+
+
+async def test_nobody_is_told_no_by_a_question_that_was_asked_before_it_came() -> None:
+    store = SlowReads()
+    plans = Plans(store)
+    early = asyncio.create_task(plans.newest(ACME, INNER))
+    await asyncio.sleep(0.001)
+    await store.put_workflow(ACME, inner("work"))
+    late = asyncio.create_task(plans.newest(ACME, INNER))
+    await asyncio.sleep(0.001)
+    store.gate.set()
+    assert isinstance(await early, UnknownWorkflow)
+    assert isinstance(await late, Linked)
+
+
+async def test_a_thousand_callers_of_a_workflow_that_is_not_there_ask_twice() -> None:
+    store = SlowReads()
+    plans = Plans(store)
+    asking = [asyncio.create_task(plans.newest(ACME, INNER)) for _ in range(1_000)]
+    await asyncio.sleep(0.001)
+    store.gate.set()
+    assert all(isinstance(found, UnknownWorkflow) for found in await asyncio.gather(*asking))
+    assert store.reads == 2
+
+
+async def test_whoever_wants_the_newest_does_not_join_an_older_question() -> None:
+    store = SlowReads()
+    await store.put_workflow(ACME, inner("first"))
+    plans = Plans(store)
+    early = asyncio.create_task(plans.newest(ACME, INNER))
+    await asyncio.sleep(0.001)
+    await store.put_workflow(ACME, inner("second"))
+    late = asyncio.create_task(plans.newest(ACME, INNER, refresh=True))
+    await asyncio.sleep(0.001)
+    store.gate.set()
+    found = await asyncio.gather(early, late)
+    assert [each.version for each in found if isinstance(each, Linked)] == [1, 2]
+
+
+async def test_a_question_that_fails_fails_for_all_who_asked_it_and_the_next_asks_anew() -> None:
+    store = SlowReads()
+    await store.put_workflow(ACME, inner("work"))
+    plans = Plans(store)
+
+    async def away(*_: object, **__: object) -> None:
+        await store.gate.wait()
+        raise BackendUnavailable("away")
+
+    really, store.workflow = store.workflow, away  # type: ignore[method-assign]
+    asking = [asyncio.create_task(plans.newest(ACME, INNER)) for _ in range(3)]
+    await asyncio.sleep(0.001)
+    store.gate.set()
+    found = await asyncio.gather(*asking, return_exceptions=True)
+    assert all(isinstance(each, BackendUnavailable) for each in found)
+    store.workflow = really  # type: ignore[method-assign]
+    assert isinstance(await plans.newest(ACME, INNER), Linked)

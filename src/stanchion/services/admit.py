@@ -44,6 +44,7 @@ from stanchion.services.pacing import Backend, Pacing
 from stanchion.services.parts import Parts
 from stanchion.services.tenants import Tenants
 from stanchion.services.trouble import Trouble
+from stanchion.services.turnstile import Turnstile
 
 __all__ = ["Admitter", "Call", "Ready"]
 
@@ -79,6 +80,8 @@ class Call:
     """Others wait for what the store says to this caller."""
     full: judged.Full | None = None
     """What it said, if that was it."""
+    has_turn: bool = False
+    """It has a place before the store, to be given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ class Admitter:
         self._on_admitted = on_admitted
         self._deadlines = Deadlines(sweep_s=SWEEP_S)
         self._fullness = Fullness()
+        self._turnstile = Turnstile()
         self._trouble = Trouble("admission_failed", "admission_recovered", level=logging.ERROR)
         self._lock: admission_lock.AdmissionLock = (
             SoleLock(parts.clock)
@@ -149,6 +153,8 @@ class Admitter:
             deadline.end()
             if call.question is not None:
                 self._fullness.close(call.question, call.full)
+            if call.has_turn:
+                self._turnstile.leave(call.tenant)
         self._signals.waited(call.tenant, call.endpoint, loop.time() - began_s)
         outcome = _outcome(answer)
         if outcome is not None:
@@ -156,19 +162,24 @@ class Admitter:
         return answer
 
     async def full_already(self, call: Call) -> TenantFull | None:
-        """What the callers of a tenant that is known to be full are told together, if they are.
+        """Wait for a turn; or what the callers of a tenant that is full are told together.
 
-        Nobody else has to decide or ask anything. Raises ``BackendError``.
+        Those need not decide or ask anything. Raises ``BackendError``.
         """
-        if call.key is not None or not self._fullness.is_full(call.tenant):
-            return None
         override = await self.tenants.admission(call.tenant)
         if effective_admission(self._settings(), override).strategy is not Strategy.ATOMIC:
+            # The tenant's lock is the line, and whoever waits for it is told so.
             return None
-        found = await self._fullness.enter(call.tenant)
-        if isinstance(found, judged.Full):
-            return TenantFull(found.limit, found.active, self._pacing.full(call.tenant))
-        call.question = found
+        while not call.has_turn:
+            if call.key is None and self._fullness.is_full(call.tenant):
+                found = await self._fullness.enter(call.tenant)
+                if isinstance(found, judged.Full):
+                    return TenantFull(found.limit, found.active, self._pacing.full(call.tenant))
+                if found is not None:
+                    # Others wait for what it asks, so it does not wait for others.
+                    call.question = found
+                    return None
+            call.has_turn = await self._turnstile.enter(call.tenant, may_share=call.key is None)
         return None
 
     async def admit(
@@ -200,7 +211,9 @@ class Admitter:
         self._trouble.worked()
         if isinstance(verdict, judged.Full):
             call.full = verdict
-            self._fullness.heard(call.tenant, verdict)
+            if not self._fullness.is_full(call.tenant):
+                self._fullness.heard(call.tenant, verdict)
+                self._turnstile.send_away(call.tenant)
         elif isinstance(verdict, judged.Admitted) and admission.run.holds_slot:
             self._fullness.heard(call.tenant, None)
         return verdict

@@ -19,6 +19,7 @@ from stanchion.core.faults import WorkflowFaults
 from stanchion.core.model import Run, StepId, TenantId, Topic, WorkflowId
 from stanchion.core.plan import Plan, link, subworkflows
 from stanchion.core.workflow import JobSpec, Workflow
+from stanchion.ports.errors import BackendError
 from stanchion.ports.store import Definitions
 
 __all__ = [
@@ -62,6 +63,9 @@ class UnknownWorkflow(msgspec.Struct, frozen=True):
     workflow_id: WorkflowId
 
 
+_Newest: TypeAlias = "Linked | UnknownWorkflow | WorkflowFaults"
+
+
 class DefinitionMissing(RuntimeError):
     """A run was linked with something that the store does not have any more."""
 
@@ -90,16 +94,55 @@ class Plans:
         self._by_version: OrderedDict[object, Plan] = OrderedDict()
         self._by_content: OrderedDict[bytes, Plan] = OrderedDict()
         self._jobs: OrderedDict[Topic, Linked] = OrderedDict()
+        self._reading: dict[tuple[TenantId, WorkflowId], list[asyncio.Future[_Newest | None]]] = {}
+        """What is being read, and who waits for that."""
 
     async def newest(
         self, tenant: TenantId, workflow_id: WorkflowId, *, refresh: bool = False
-    ) -> Linked | UnknownWorkflow | WorkflowFaults:
+    ) -> _Newest:
         """The plan of the newest versions, as far as is known; ``refresh`` asks the store."""
+        if refresh:
+            return await self._read_newest(tenant, workflow_id)
         key = (tenant, workflow_id)
-        known = self._newest.get(key)
-        if known is not None and not refresh:
-            self._newest.move_to_end(key)
-            return known
+        is_later = False
+        while True:
+            known = self._newest.get(key)
+            if known is not None:
+                self._newest.move_to_end(key)
+                return known
+            others = self._reading.get(key)
+            if others is None:
+                return await self._read_for_all(key)
+            # A thousand callers need not read the same: whoever comes while somebody reads waits
+            # for that. What was asked for before one came is good enough for a plan, which is
+            # looked at again when it is used, but not for a "no".
+            waiting: asyncio.Future[_Newest | None] = asyncio.get_running_loop().create_future()
+            others.append(waiting)
+            found = await waiting
+            if isinstance(found, Linked) or (is_later and found is not None):
+                return found
+            is_later = True
+
+    async def _read_for_all(self, key: tuple[TenantId, WorkflowId]) -> _Newest:
+        others = self._reading[key] = []
+        found: _Newest | None = None
+        try:
+            found = await self._read_newest(*key)
+        except BackendError as error:
+            for each in others:
+                if not each.done():
+                    each.set_exception(error)
+            raise
+        finally:
+            # Nothing was found if the one who read has left: then the next one reads.
+            del self._reading[key]
+            for each in others:
+                if not each.done():
+                    each.set_result(found)
+        return found
+
+    async def _read_newest(self, tenant: TenantId, workflow_id: WorkflowId) -> _Newest:
+        key = (tenant, workflow_id)
         found = await self._gather(tenant, workflow_id, {})
         if workflow_id not in found:
             self._newest.pop(key, None)

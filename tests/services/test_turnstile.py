@@ -1,0 +1,146 @@
+"""A tenant's callers come to the store so many at a time, and nobody's line is another's."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stanchion.services.gate import Started, TenantFull
+from stanchion.services.turnstile import AT_ONCE, Turnstile
+from tests.services.gatehouse import ACME, GLOBEX, Gatehouse, tally, virtual
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def in_line(turnstile: Turnstile, *, may_share: bool = True) -> asyncio.Task[bool]:
+    task = asyncio.create_task(turnstile.enter(ACME, may_share=may_share))
+    await turns(2)
+    return task
+
+
+async def test_so_many_are_inside_and_the_next_waits_for_a_place() -> None:
+    turnstile = Turnstile(2)
+    for _ in range(2):
+        assert await turnstile.enter(ACME, may_share=True)
+    third = await in_line(turnstile)
+    assert not third.done()
+    turnstile.leave(ACME)
+    assert await third
+
+
+async def test_whoever_came_first_is_next() -> None:
+    turnstile = Turnstile(1)
+    assert await turnstile.enter(ACME, may_share=True)
+    waiting = [await in_line(turnstile) for _ in range(3)]
+    for number in range(3):
+        turnstile.leave(ACME)
+        await turns(2)
+        assert [task.done() for task in waiting] == [each <= number for each in range(3)]
+
+
+async def test_another_tenant_does_not_wait() -> None:
+    turnstile = Turnstile(1)
+    assert await turnstile.enter(ACME, may_share=True)
+    assert await asyncio.wait_for(turnstile.enter(GLOBEX, may_share=True), 1)
+
+
+async def test_only_those_who_may_share_are_sent_away() -> None:
+    turnstile = Turnstile(1)
+    assert await turnstile.enter(ACME, may_share=True)
+    keyless = await in_line(turnstile)
+    keyed = await in_line(turnstile, may_share=False)
+    turnstile.send_away(ACME)
+    assert not await keyless
+    assert not keyed.done()
+    turnstile.leave(ACME)
+    assert await keyed
+
+
+async def test_to_send_away_nobody_is_nothing() -> None:
+    Turnstile().send_away(ACME)
+
+
+@pytest.mark.parametrize("let_through", [False, True])
+async def test_a_caller_who_leaves_takes_no_place_along(let_through: bool) -> None:
+    turnstile = Turnstile(1)
+    assert await turnstile.enter(ACME, may_share=True)
+    leaving = await in_line(turnstile)
+    staying = await in_line(turnstile)
+    if let_through:
+        turnstile.leave(ACME)
+    leaving.cancel()
+    await turns(2)
+    assert leaving.cancelled()
+    if not let_through:
+        turnstile.leave(ACME)
+    assert await asyncio.wait_for(staying, 1)
+
+
+@virtual
+async def test_a_thousand_callers_of_a_tenant_nobody_knows_ask_a_few_questions(
+    gates: Gatehouse,
+) -> None:
+    await gates.define(2)
+    house = gates.add()
+    house.store.each_way_s = 0.010
+    answers = await asyncio.gather(*(house.start() for _ in range(1_000)))
+    assert tally(answers) == {"admitted": 2, "full": 998}
+    # Those who are let through ask for themselves, the rest shares.
+    assert house.store.calls["admit"] < 100
+
+
+@virtual
+async def test_a_thousand_callers_with_keys_ask_each_for_himself(gates: Gatehouse) -> None:
+    await gates.define(2)
+    house = gates.add()
+    house.store.each_way_s = 0.001
+    answers = await asyncio.gather(*(house.start(key=f"key-{each}") for each in range(1_000)))
+    assert tally(answers) == {"admitted": 2, "full": 998}
+    assert house.store.calls["admit"] == 1_000
+
+
+@virtual
+async def test_a_quiet_tenant_finds_a_few_of_the_loud_one_before_it(gates: Gatehouse) -> None:
+    await gates.define(None)
+    await gates.define(None, tenant=GLOBEX)
+    house = gates.add()
+    for tenant in (ACME, GLOBEX):
+        await house.started(tenant=tenant)  # what is asked from now on is asked by starts
+    house.store.calls.clear()
+    house.store.each_way_s = 0.010
+    crowd = [asyncio.create_task(house.start()) for _ in range(1_000)]
+    await turns(20)
+    assert house.store.calls["admit"] == AT_ONCE
+    assert isinstance(await house.start(tenant=GLOBEX), Started)
+    assert house.store.calls["admit"] <= 2 * AT_ONCE + 1
+    assert tally(await asyncio.gather(*crowd)) == {"admitted": 1_000}
+
+
+@virtual
+async def test_a_caller_in_the_line_is_told_in_time_that_the_store_is_away(
+    gates: Gatehouse,
+) -> None:
+    await gates.define(None)
+    house = gates.add()
+    house.store.each_way_s = 30.0
+    answers = await asyncio.gather(*(house.start() for _ in range(3 * AT_ONCE)))
+    assert set(tally(answers)) == {"gate_unavailable"}
+    house.store.each_way_s = 0.0
+    assert isinstance(await house.start(), Started)
+
+
+@virtual
+async def test_a_full_tenant_whose_crowd_was_sent_away_fills_up_again(gates: Gatehouse) -> None:
+    await gates.define(1)
+    house = gates.add()
+    house.store.each_way_s = 0.010
+    first = await asyncio.gather(*(house.start() for _ in range(200)))
+    assert tally(first) == {"admitted": 1, "full": 199}
+    await gates.cancel(house, house.admitted[0][0].id)
+    again = await asyncio.gather(*(house.start() for _ in range(200)))
+    assert tally(again) == {"admitted": 1, "full": 199}
+    assert isinstance(await house.start(), TenantFull)
