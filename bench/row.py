@@ -8,7 +8,17 @@ from statistics import quantiles
 
 import msgspec
 
-__all__ = ["Row", "at_least", "at_most", "below", "best_of", "skipped", "spread", "table"]
+__all__ = [
+    "Row",
+    "at_least",
+    "at_most",
+    "below",
+    "best_of",
+    "recorded",
+    "skipped",
+    "spread",
+    "table",
+]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -55,6 +65,11 @@ def below(name: str, measured: float, unit: str, ceiling: float, note: str = "")
     return Row(name, measured, unit, f"< {ceiling:,g}", measured < ceiling, note)
 
 
+def recorded(name: str, measured: float, unit: str, note: str = "") -> Row:
+    """Say what it is, and promise nothing."""
+    return Row(name, measured, unit, "", holds=True, note=note)
+
+
 def skipped(name: str, unit: str, promise: str, why: str) -> Row:
     """Say that a promise was not looked at."""
     return Row(name, 0.0, unit, promise, holds=True, skipped=why)
@@ -97,7 +112,8 @@ def _line(row: Row, width: int, before: float | None) -> str:
         return f"{verdict}  {row.name:{width}}  {figure}  promised {row.promise}; {row.skipped}"
     figure = f"{_figure(row.measured):>10} {row.unit:10}"
     verdict = "ok " if row.holds else "NOT"
-    parts = [f"promised {row.promise}", _change(row, before), row.note]
+    promised = f"promised {row.promise}" if row.promise else "for the record"
+    parts = [promised, _change(row, before), row.note]
     return f"{verdict}  {row.name:{width}}  {figure}  {'; '.join(part for part in parts if part)}"
 
 
