@@ -19,11 +19,11 @@ from tests.integration.program import running_program
 
 FLOOD_S = 4.0
 FLOOD_LONG_S = 30.0
-CONNECTIONS = 200
+CONNECTIONS = 300
 """Of each of two processes: many times as much as is answered at once."""
 HEALTH_S_MAX = 1.0
 GROWTH_BYTES_MAX = 300 * 1024 * 1024
-CAP = 300
+CAP = 50
 
 
 @pytest.fixture(scope="module", params=[Kind.SQLITE], ids=str)

@@ -317,6 +317,44 @@ async def test_one_connection_too_many_is_told_so() -> None:
         assert (await server.say(close)).startswith(b"HTTP/1.1 200")
 
 
+RUNS = GET.replace(b"/livez", b"/v1/runs")
+HALF = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+
+
+async def test_a_caller_who_was_told_it_is_too_much_is_not_heard_for_a_moment() -> None:
+    async with (
+        served(GatewayOptions(requests_at_once_max=1)) as server,
+        server.line() as (_, busy),
+        server.line() as (deaf_reader, deaf),
+        server.line() as (reader, writer),
+        asyncio.timeout(8),
+    ):
+        busy.write(HALF)
+        await server.house.has_under_way("requests")
+        deaf.write(RUNS)
+        assert b" 503 " in await deaf_reader.readuntil(b"\r\n")
+        busy.transport.abort()
+        await server.house.has_under_way("requests", count=0)
+        deaf.write(RUNS)
+        again = asyncio.create_task(deaf_reader.readuntil(b"HTTP/1.1 200 OK\r\n"))
+        writer.write(RUNS)
+        assert b" 200 " in await reader.readuntil(b"\r\n")
+        assert not again.done()
+        await again
+
+
+async def test_a_caller_who_hangs_up_while_it_is_not_heard_is_forgotten() -> None:
+    async with served(GatewayOptions(requests_at_once_max=1)) as server:
+        async with server.line() as (_, busy):
+            busy.write(HALF)
+            await server.house.has_under_way("requests")
+            async with server.line() as (reader, writer):
+                writer.write(RUNS)
+                assert b" 503 " in await reader.readuntil(b"\r\n")
+        close = RUNS.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        assert (await server.say(close)).startswith(b"HTTP/1.1 200")
+
+
 async def test_a_signal_drains_streams_and_waits_end_and_nothing_under_way_is_lost() -> None:
     async with served(drain_s=4) as server:
         run_id = await server.house.start()

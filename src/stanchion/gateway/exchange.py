@@ -24,6 +24,7 @@ __all__ = [
     "ANSWER",
     "GONE",
     "PART_BYTES",
+    "REST",
     "ClientGone",
     "Exchange",
     "Message",
@@ -44,6 +45,8 @@ GONE: Final = "stanchion.gone"
 """The name under which our server offers to tell when the caller has hung up."""
 ANSWER: Final = "stanchion.answer"
 """The name under which our server takes a whole answer at once: one write instead of two."""
+REST: Final = "stanchion.rest"
+"""The name under which our server offers not to listen to the caller for a moment."""
 _SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}")
 _ONCE: Final = frozenset(
     {
@@ -150,6 +153,11 @@ class Exchange:
     async def refuse(self, refusal: Refusal) -> None:
         """Send why not."""
         await self._finish(*answer_parts(refusal, self.request_id))
+        if refusal.code is Code.OVERLOADED:
+            # Whoever asks again at once would be refused again, at the cost of everybody else.
+            rest = self.scope.get("extensions", _NO_EXTENSIONS).get(REST)
+            if rest is not None:
+                rest()
 
     async def _finish(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         headers.append((b"content-length", b"%d" % len(body)))

@@ -5,6 +5,10 @@ request's head must be there within ten seconds of its first byte, and all of it
 connection that says nothing is closed; heads have a size; connections have a number; and a reader
 who lets answers pile up is cut off. Timers are set only when a request arrives in pieces or an
 answer is not taken, so that those who do as they should pay nothing.
+
+A caller that was told that there is too much to do is not listened to for a second, the least that
+its ``Retry-After`` asks for: thousands that ask again at once would else keep the server busy with
+refusing them.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from stanchion.gateway.exchange import ANSWER, GONE
+from stanchion.gateway.exchange import ANSWER, GONE, REST
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, answer_parts
 from stanchion.wire.problems import Code
@@ -54,8 +58,10 @@ class GuardedProtocol(HttpToolsProtocol):
     head_s = 10.0
     request_s = 30.0
     write_s = 10.0
+    deaf_s = 1.0
     _timer: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
+    _deaf: asyncio.TimerHandle | None = None
     _gone: Callable[[], object] = staticmethod(lambda: None)
     """Who wants to know when the caller hangs up: the request under way, if any."""
     _under_way: RequestResponseCycle | None = None
@@ -75,6 +81,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_timer()
         self._clear_stall()
+        if self._deaf is not None:
+            self._deaf.cancel()
         super().connection_lost(exc)
         if self._under_way is not None:
             # The one above knows the newest request only, and others may stand before it.
@@ -103,7 +111,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = self._is_in_request = True
         self._head_bytes = 0
-        self._offers: dict[str, Any] = {GONE: self._when_gone}
+        self._offers: dict[str, Any] = {GONE: self._when_gone, REST: self._rest}
         self.scope["extensions"] = self._offers
 
     def on_headers_complete(self) -> None:
@@ -176,6 +184,17 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.close()
         cycle.on_response()
         return True
+
+    def _rest(self) -> None:
+        """Do not listen for a moment, unless there is more to be answered already."""
+        if self._deaf is None and not self.pipeline and not self.transport.is_closing():
+            self.flow.pause_reading()
+            self._deaf = self.loop.call_later(self.deaf_s, self._listen)
+
+    def _listen(self) -> None:
+        self._deaf = None
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def _too_slow(self) -> None:
         self._timer = None
