@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from stanchion.core.model import Topic
 from stanchion.services.gate import Started, TenantFull
 from stanchion.services.turnstile import AT_ONCE, Turnstile
 from tests.services.gatehouse import ACME, GLOBEX, Gatehouse, tally, virtual
@@ -118,6 +119,21 @@ async def test_a_quiet_tenant_finds_a_few_of_the_loud_one_before_it(gates: Gateh
     assert isinstance(await house.start(tenant=GLOBEX), Started)
     assert house.store.calls["admit"] <= 2 * AT_ONCE + 1
     assert tally(await asyncio.gather(*crowd)) == {"admitted": 1_000}
+
+
+@virtual
+async def test_jobs_that_are_submitted_take_their_turn_as_well(gates: Gatehouse) -> None:
+    house = gates.add()
+    house.store.each_way_s = 0.010
+    crowd = [
+        asyncio.create_task(
+            house.gate.submit(ACME, Topic("work"), {"n": each}, key=None, actor="caller")
+        )
+        for each in range(3 * AT_ONCE)
+    ]
+    await turns(20)
+    assert house.store.calls["admit"] == AT_ONCE
+    assert all(isinstance(answer, Started) for answer in await asyncio.gather(*crowd))
 
 
 @virtual

@@ -239,16 +239,23 @@ class Admitter:
         run = ready.admission.run
         if not run.holds_slot:
             # There is no cap to be checked, so there is nothing for a lock to pace.
+            await self._take_turn(call)
             return nullcontext(admission_lock.Taken())
         override = await self.tenants.admission(call.tenant)
         how = effective_admission(self._settings(), override)
         match how.strategy:
             case Strategy.ATOMIC:
+                await self._take_turn(call)
                 return nullcontext(admission_lock.Taken())
             case Strategy.LOCK:
                 return self._locked(call, how, run.risk)
             case _:
                 assert_never(how.strategy)
+
+    async def _take_turn(self, call: Call) -> None:
+        """Wait for a place before the store, unless the caller has one or asks for many."""
+        if not call.has_turn and call.question is None:
+            call.has_turn = await self._turnstile.enter(call.tenant, may_share=False)
 
     @asynccontextmanager
     async def _locked(
