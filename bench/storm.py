@@ -4,7 +4,8 @@
 every 10 ms. Both are measured in turns, each time with a tenant that nobody has used. Then each
 refusal is timed: of a thousand callers who ask once, all at the same moment, over new connections
 and over kept ones; and for the record, of a thousand who never pause, which nobody promises
-anything about: with a client that honours ``Retry-After`` there are none.
+anything about: with a client that honours ``Retry-After`` there are none. Beside it stands how soon
+a bare endpoint answers a thousand callers at once on the same machine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from bench.http import BODY, PATH
 from bench.loadgen import Load, Seen, send
 from bench.pace import Pace
 from bench.row import Row, at_most, below, recorded, spread
-from bench.serving import Site, distributed, embedded
+from bench.serving import Site, distributed, echoing, embedded
 from bench.workflows import ONE_JOB
 
 __all__ = ["rows"]
@@ -27,10 +28,17 @@ LOCKED = {"strategy": "lock", "lock_retry": {"kind": "fixed", "delay_ms": 10, "j
 
 def rows(pace: Pace) -> list[Row]:
     """Measure both durable stores."""
-    with embedded() as site:
-        on_sqlite = [*_all_at_once("SQLite", site, pace), *_refusals("SQLite", site, pace)]
-    with distributed() as site:
-        on_redis = [*_all_at_once("Valkey", site, pace), *_refusals("Valkey", site, pace)]
+    with echoing() as echo:
+        with embedded() as site:
+            on_sqlite = [
+                *_all_at_once("SQLite", site, pace),
+                *_refusals("SQLite", site, echo, pace),
+            ]
+        with distributed() as site:
+            on_redis = [
+                *_all_at_once("Valkey", site, pace),
+                *_refusals("Valkey", site, echo, pace),
+            ]
     return [*on_sqlite, *on_redis]
 
 
@@ -65,30 +73,32 @@ def _burst(site: Site, tenant: str, admission: object = None) -> Seen:
     site.prepare({"one-job": ONE_JOB}, tenant=tenant)
     limits = {"max_concurrent_runs": CAP, "admission": admission}
     site.call("PUT", f"/v1/admin/tenants/{tenant}", limits)
-    seen = send(_asking(site, tenant, seconds=30, requests_max=CALLERS))
+    seen = send(_asking(site.url, tenant, seconds=30, requests_max=CALLERS))
     # Under the lock most callers run out of patience: fewer than two may be let in, never more.
     assert seen.statuses.get("200", 0) <= CAP, seen.statuses
     return seen
 
 
-def _refusals(name: str, site: Site, pace: Pace) -> list[Row]:
+def _refusals(name: str, site: Site, echo: str, pace: Pace) -> list[Row]:
     site.prepare({"one-job": ONE_JOB}, tenant="full", cap=CAP)
-    send(_asking(site, "full", requests_max=CAP))
-    fresh, kept, unending = [], [], []
+    send(_asking(site.url, "full", requests_max=CAP))
+    fresh, kept, bare, unending = [], [], [], []
     for _ in range(pace.rounds):
-        fresh.append(send(_asking(site, "full", requests_max=CALLERS, fresh=True)))
-        kept.append(send(_asking(site, "full", requests_max=CALLERS)))
-        unending.append(send(_asking(site, "full", seconds=pace.seconds)))
+        fresh.append(send(_asking(site.url, "full", requests_max=CALLERS, fresh=True)))
+        kept.append(send(_asking(site.url, "full", requests_max=CALLERS)))
+        bare.append(send(_asking(echo, "full", requests_max=CALLERS)))
+        unending.append(send(_asking(site.url, "full", seconds=pace.seconds)))
     label = f"p99 of a refusal on {name}, {CALLERS:,}"
+    beside = f"{_noted(kept)}; a bare echo {_p99(bare):.0f} ms"
     return [
         below(f"{label} new connections", _p99(fresh), "ms", 400, _noted(fresh)),
-        below(f"{label} kept connections", _p99(kept), "ms", 150, _noted(kept)),
+        below(f"{label} kept connections", _p99(kept), "ms", 150, beside),
         recorded(f"{label} callers without a pause", _p99(unending), "ms", _noted(unending)),
     ]
 
 
 def _asking(
-    site: Site,
+    url: str,
     tenant: str,
     *,
     seconds: float = 5.0,
@@ -96,7 +106,7 @@ def _asking(
     fresh: bool = False,
 ) -> Load:
     return Load(
-        url=site.url + PATH,
+        url=url + PATH,
         body=BODY,
         headers={"x-stanchion-tenant": tenant},
         connections=CALLERS,
