@@ -118,7 +118,7 @@ def _box(box: Box, height: int) -> str:
     y = height - 8 - ROW * (box.depth + 1)
     kind = "root" if box.depth == 0 else "ours" if "(stanchion/" in box.frame else "others"
     letters = int((width - 6) / LETTER)
-    name = box.frame.partition(" (")[0]
+    name = box.frame if box.depth == 0 else box.frame.partition(" (")[0]
     shown = name if len(name) <= letters else name[: letters - 1] + "…" if letters > 3 else ""
     text = f'<text x="{x + 3:.1f}" y="{y + 12}">{escape(shown)}</text>' if shown else ""
     return (
