@@ -29,6 +29,7 @@ from stanchion.services.lease_signals import LeaseErrors
 from stanchion.services.pacing import Pacing
 from stanchion.services.parts import Parts
 from stanchion.services.plans import Plans
+from stanchion.services.tenants import Tenants
 from stanchion.sim.loop import LoopClock
 from tests.services.faulty_locks import FaultyLocks
 from tests.services.faulty_store import FaultyStore
@@ -186,7 +187,7 @@ class Gatehouse:
         if self.houses:
             await self.houses[0].gate.tenants.put(tenant, config)
         else:
-            await self.store.put_tenant(tenant, config)
+            await Tenants(self.store, clock=self.clock).put(tenant, config)
 
     async def run(self, run_id: RunId) -> Run:
         loaded = await self.store.load(run_id)

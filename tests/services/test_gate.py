@@ -393,7 +393,7 @@ async def test_a_single_job_takes_no_slot_and_is_limited_by_rate(gates: Gatehous
 @pytest.mark.parametrize(
     "fault", [Fault.ERROR, Fault.HANG, never], ids=["error", "hang", "silence"]
 )
-@pytest.mark.parametrize("verb", ["workflow", "tenant", "admit"])
+@pytest.mark.parametrize("verb", ["workflow", "list_documents", "admit"])
 @pytest.mark.parametrize("wait_s", [0, 2, 60])
 @virtual
 async def test_a_store_that_is_away_is_an_answer_within_the_budget(
@@ -429,7 +429,7 @@ async def test_the_store_is_asked_for_no_longer_than_its_caller_waits(gates: Gat
     gates.store = Overheard(gates.clock)
     await gates.define(None)
     house = gates.add()
-    house.store.script("tenant", Fault.SLOW)
+    house.store.script("list_documents", Fault.SLOW)
     for wait_s in (2, 0.2, 60):
         house.patch({"admission": {"lock_wait_s": wait_s}})
         await house.start()

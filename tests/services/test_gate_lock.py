@@ -390,7 +390,7 @@ async def test_a_store_that_fails_before_the_lock_is_no_failed_limit_check(
 ) -> None:
     await gates.define()
     house = gates.add(strategy="lock")
-    house.store.script("tenant", Fault.ERROR)
+    house.store.script("list_documents", Fault.ERROR)
     assert code_of(await house.start()) is GateCode.GATE_UNAVAILABLE
 
 

@@ -8,25 +8,36 @@ from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import TenantId
 from stanchion.ports.errors import BackendUnavailable
-from stanchion.ports.records import Tenant
-from stanchion.services.tenants import Tenants
+from stanchion.ports.records import Document, Page, Tenant
+from stanchion.services.tenants import LISTED_MAX, Tenants
 from stanchion.sim import loop
 from tests.services.virtual import in_virtual_time
 
-ACME = TenantId("acme")
+ACME, OTHER = TenantId("acme"), TenantId("other")
 LOCK: JsonObject = {"strategy": "lock"}
 
 
 class Counted(MemoryStore):
     reads = 0
+    lists = 0
     broken = False
 
     async def tenant(self, tenant: TenantId) -> Tenant:
         self.reads += 1
+        await self._travel()
+        return await super().tenant(tenant)
+
+    async def list_documents(
+        self, kind: str, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[tuple[str, Document]]:
+        self.lists += 1
+        await self._travel()
+        return await super().list_documents(kind, cursor=cursor, limit=limit)
+
+    async def _travel(self) -> None:
         await asyncio.sleep(0.001)
         if self.broken:
             raise BackendUnavailable("away")
-        return await super().tenant(tenant)
 
 
 class Stage:
@@ -42,18 +53,38 @@ virtual = in_virtual_time(Stage)
 
 
 @virtual
-async def test_many_starts_in_a_row_read_the_tenant_once(stage: Stage) -> None:
-    for _ in range(100):
-        assert await stage.here.admission(ACME) is None
-    assert stage.store.reads == 1
+async def test_tenants_that_want_nothing_cost_one_read_for_all_of_them(stage: Stage) -> None:
+    for number in range(1_000):
+        assert await stage.here.admission(TenantId(f"tenant-{number}")) is None
+    assert (stage.store.lists, stage.store.reads) == (1, 0)
 
 
 @virtual
-async def test_many_starts_at_once_read_the_tenant_once(stage: Stage) -> None:
-    await stage.store.put_tenant(ACME, Tenant(admission=LOCK))
+async def test_many_starts_at_once_read_once(stage: Stage) -> None:
+    await stage.there.put(ACME, Tenant(admission=LOCK))
+    stage.store.reads = stage.store.lists = 0
     found = await asyncio.gather(*(stage.here.admission(ACME) for _ in range(100)))
     assert found == [LOCK] * 100
-    assert stage.store.reads == 1
+    assert (stage.store.lists, stage.store.reads) == (1, 1)
+
+
+@virtual
+async def test_many_starts_in_a_row_read_once(stage: Stage) -> None:
+    await stage.there.put(ACME, Tenant(admission=LOCK))
+    stage.store.reads = stage.store.lists = 0
+    for _ in range(100):
+        assert await stage.here.admission(ACME) == LOCK
+        assert await stage.here.admission(OTHER) is None
+    assert (stage.store.lists, stage.store.reads) == (1, 1)
+
+
+@virtual
+async def test_if_very_many_want_something_different_each_is_asked_for(stage: Stage) -> None:
+    for number in range(LISTED_MAX):
+        await stage.store.put_document("gates", f"tenant-{number}", {}, read=None)
+    await stage.there.put(ACME, Tenant(admission=LOCK))
+    assert await stage.here.admission(ACME) == LOCK
+    assert await stage.here.admission(OTHER) is None
 
 
 @virtual
@@ -67,7 +98,7 @@ async def test_a_read_that_fails_fails_for_all_who_waited_and_the_next_one_reads
     assert [type(each) for each in found] == [BackendUnavailable] * 3
     stage.store.broken = False
     assert await stage.here.admission(ACME) is None
-    assert stage.store.reads == 2
+    assert stage.store.lists == 2
 
 
 @virtual
@@ -120,8 +151,10 @@ async def test_an_answer_that_was_under_way_when_somebody_wrote_is_not_kept(stag
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(MemoryStore):
-        async def tenant(self, tenant: TenantId) -> Tenant:
-            before = await super().tenant(tenant)
+        async def list_documents(
+            self, kind: str, *, cursor: str | None = None, limit: int = 100
+        ) -> Page[tuple[str, Document]]:
+            before = await super().list_documents(kind, cursor=cursor, limit=limit)
             if not asked.is_set():
                 asked.set()
                 await go_on.wait()
