@@ -78,6 +78,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *_Arguments,
         context: Context | None = None,
     ) -> asyncio.Handle:
+        if self.is_closed():
+            # Whoever could not unwind in time is thrown away after the end, and may still want to
+            # wake somebody on its way out: there is nobody any more.
+            return asyncio.Handle(callback, args, self, context)
         handle = super().call_soon(callback, *args, context=context)
         handle.__class__ = _Handle
         return handle

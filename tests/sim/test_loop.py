@@ -1,0 +1,19 @@
+"""After the end of a simulated world, nothing happens any more, and nobody minds."""
+
+from __future__ import annotations
+
+import asyncio
+
+from stanchion.sim import loop
+
+
+def test_whoever_is_thrown_away_after_the_end_wakes_nobody() -> None:
+    woken: list[object] = []
+
+    async def main() -> asyncio.Future[None]:
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.add_done_callback(woken.append)
+        return waiting
+
+    loop.run(main()).set_result(None)
+    assert woken == []
