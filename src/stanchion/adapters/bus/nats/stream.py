@@ -16,6 +16,7 @@ servers, so that the bus goes on when one of them dies; a server on its own keep
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeAlias
 
@@ -38,6 +39,10 @@ _TAKEN: Final = frozenset({10013, 10058, 10105, 10148})
 _NO_JETSTREAM: Final = frozenset({10039, 10076})
 _REPLICAS: Final = (3, 1)
 """How many servers keep the stream, the best first."""
+_NO_PEERS: Final = 10005
+_PEERS_TRIES: Final = 4
+_PEERS_PAUSE_S: Final = 0.25
+"""A cluster that has too few servers now may have enough in a moment; the stream is made once."""
 
 _STREAM: Final = {
     "retention": "workqueue",
@@ -145,6 +150,11 @@ async def _have(ask: Ask, info: str, create: str, *configs: Mapping[str, object]
     if found.error is not None and found.error.code == _NOT_THERE:
         for config in configs:
             found = await _info(ask, create, msgspec.json.encode(config))
+            for _ in range(_PEERS_TRIES):
+                if found.error is None or found.error.err_code != _NO_PEERS:
+                    break
+                await asyncio.sleep(_PEERS_PAUSE_S)
+                found = await _info(ask, create, msgspec.json.encode(config))
             if found.error is None or found.error.code == _UNAVAILABLE:
                 # One that cannot say now is not asked for less: it would have to keep that.
                 break
