@@ -268,6 +268,7 @@ async def test_a_job_that_is_out_already_is_not_sent_out_again(store: Store) -> 
     found = await loaded(store, run_id)
     again = replace(nothing(found), effects=(DispatchJob(leased.job),))
     await store.commit(commit_of(found, again))
+    assert await store.ready_topics() == {}
     assert await lease(store) == ()
     view = await store.job(leased.job.id)
     assert view is not None

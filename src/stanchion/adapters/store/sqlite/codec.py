@@ -30,6 +30,7 @@ __all__ = [
     "Origin",
     "encode",
     "encode_some",
+    "encode_text",
 ]
 
 
@@ -52,6 +53,11 @@ encode: Final = msgspec.json.Encoder().encode
 def encode_some(value: object) -> bytes | None:
     """As ``encode``, but nothing stays nothing: it needs no bytes."""
     return None if value is None else encode(value)
+
+
+def encode_text(value: object) -> str:
+    """As ``encode``, for SQLite's own functions: they take a BLOB for their own form of JSON."""
+    return encode(value).decode()
 
 
 DEAD_LETTER: Final = msgspec.json.Decoder(DeadLetter)

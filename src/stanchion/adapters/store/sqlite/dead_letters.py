@@ -43,7 +43,7 @@ def bury(db: Database, run_id: RunId, entry_id: str, cause: str) -> DeadLetter |
         event=event,
     )
     add(db, run, letter)
-    inbox.drop(db, run, (entry_id,))
+    inbox.drop(db, run, entry_id)
     return letter
 
 

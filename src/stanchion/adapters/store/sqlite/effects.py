@@ -54,7 +54,7 @@ def carry_out(db: Database, run: int, effects: Iterable[Effect]) -> None:
 
 
 def _dispatch(db: Database, run: int, job: Job) -> None:
-    found = db.first(
+    db.run(
         _SQL["dispatch_job"],
         id=job.id,
         run=run,
@@ -65,10 +65,8 @@ def _dispatch(db: Database, run: int, job: Job) -> None:
         attempt=job.attempt,
         dispatch=job.dispatch,
         ticket=db.ticket(),
+        input=encode(job.input),
     )
-    if found is not None:
-        db.run(_SQL["put_job_input"], job=found[0], input=encode(job.input))
-        ready.enter(db, job.topic, job.tenant)
 
 
 def _revoke(db: Database, jobs: Sequence[Row]) -> None:

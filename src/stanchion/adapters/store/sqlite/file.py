@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,7 @@ __all__ = ["Claim", "open_reader", "open_writer", "shut"]
 
 _SQL = read_statements(__package__, "sql", "store.sql")
 _SCHEMA: Final = read_schema(b"STCN", __package__, "migrations")
+_TOGETHER: Final = files(__package__).joinpath("sql", "together.sql").read_text("utf-8")
 _BUSY_MS: Final = 2_000
 """Nobody else writes, but a backup may hold the file for a moment."""
 
@@ -110,6 +112,7 @@ def open_writer(path: str, clock: Clock) -> Database:
     try:
         db.own_lock = None if path == MEMORY else _lock_itself(path)
         with translated_sqlite_errors(path):
+            connection.execute(_TOGETHER).fetchall()
             found = db.first(_SQL["highest_ticket"])
     except BaseException:
         shut(db)

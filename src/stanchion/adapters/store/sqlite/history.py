@@ -12,7 +12,7 @@ from stanchion.core.model import RunId, TenantId
 from stanchion.core.transition import TimelineEntry
 from stanchion.ports.records import FeedEntry, Page
 
-__all__ = ["feed", "feed_position", "timeline", "write"]
+__all__ = ["feed", "feed_position", "lines", "timeline"]
 
 _SQL = read_statements(__package__, "sql", "history.sql")
 _FEED: Final = "feed"
@@ -21,10 +21,9 @@ _FEED_ENTRIES_MAX: Final = 10_000
 _TIMELINE: Final = "timeline"
 
 
-def write(db: Database, tenant: TenantId, run: int, entries: tuple[TimelineEntry, ...]) -> None:
-    """Add a commit's lines, if it has any."""
-    if entries:
-        db.run(_SQL["write_history"], tenant=tenant, run=run, entries=encode(entries))
+def lines(entries: tuple[TimelineEntry, ...]) -> bytes | None:
+    """A commit's lines as they are written; nothing, if it has none."""
+    return encode(entries) if entries else None
 
 
 def timeline(db: Database, run_id: RunId, cursor: str | None, limit: int) -> Page[TimelineEntry]:

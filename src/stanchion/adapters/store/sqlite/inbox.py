@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.statements import read_statements
 from stanchion.adapters.store.sqlite.codec import EVENT, encode
@@ -11,7 +9,7 @@ from stanchion.core.events import Event
 from stanchion.core.model import Instant, RunId
 from stanchion.ports.records import InboxEntry, PostAnswer
 
-__all__ = ["count_failure", "drop", "empty", "post", "put", "read"]
+__all__ = ["count_failure", "drop", "post", "put", "read"]
 
 _SQL = read_statements(__package__, "sql", "inbox.sql")
 
@@ -30,13 +28,16 @@ def post(db: Database, run_id: RunId, event: Event, entry_id: str) -> PostAnswer
 
 def put(db: Database, run: int, entry_id: str, event: Event, due: Instant) -> bool:
     """Put an event into the inbox of an unfinished run; ``False`` if it lies there already."""
-    ticket = db.ticket()
-    is_new = db.changed(
-        _SQL["put_entry"], run=run, ticket=ticket, entry_id=entry_id, event=encode(event)
+    before = db.connection.total_changes()
+    db.run(
+        _SQL["put_entry"],
+        run=run,
+        ticket=db.ticket(),
+        entry_id=entry_id,
+        event=encode(event),
+        due=due,
     )
-    if is_new:
-        db.run(_SQL["hasten_outbox"], run=run, turn=ticket, due=due)
-    return bool(is_new)
+    return db.connection.total_changes() > before
 
 
 def read(db: Database, run: int) -> tuple[InboxEntry, ...]:
@@ -45,17 +46,10 @@ def read(db: Database, run: int) -> tuple[InboxEntry, ...]:
     return tuple(InboxEntry(entry_id, EVENT.decode(event)) for entry_id, event in found)
 
 
-def drop(db: Database, run: int, entry_ids: Iterable[str]) -> None:
-    """Take entries out. The outbox row goes with the last one."""
-    for entry_id in entry_ids:
-        db.run(_SQL["remove_entry"], run=run, entry_id=entry_id)
+def drop(db: Database, run: int, entry_id: str) -> None:
+    """Take an entry out. The outbox row goes with the last one."""
+    db.run(_SQL["remove_entry"], run=run, entry_id=entry_id)
     db.run(_SQL["rest_outbox"], run=run)
-
-
-def empty(db: Database, run: int) -> None:
-    """Take everything out, and the outbox row with it: the run has ended."""
-    db.run(_SQL["empty_inbox"], run=run)
-    db.run(_SQL["remove_outbox"], run=run)
 
 
 def count_failure(db: Database, run_id: RunId, entry_id: str) -> int:

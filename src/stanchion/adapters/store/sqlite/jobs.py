@@ -8,7 +8,7 @@ from stanchion.adapters.letters import death_of, letter_of
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.statements import read_statements
 from stanchion.adapters.store.sqlite import dead_letters, inbox, ready
-from stanchion.adapters.store.sqlite.codec import VALUE
+from stanchion.adapters.store.sqlite.codec import VALUE, encode
 from stanchion.core.events import JobFailed, JobSucceeded
 from stanchion.core.model import Instant, Job, JobId, StepId
 from stanchion.ports.records import (
@@ -65,8 +65,16 @@ def _accept(db: Database, result: Result, due: Instant) -> Acceptance:
     # the job yet, and work that is done should not be done again.
     if state != JobState.LEASED or fence != result.fence or ended_at is not None:
         return Rejected(result.job_id, RejectedCode.STALE_FENCE)
-    db.run(_SQL["finish_job"], job=job, worker_id=result.worker_id)
-    inbox.put(db, run, f"result:{result.job_id}#{fence}", _event(result, step_id, item), due)
+    db.run(
+        _SQL["accept_result"],
+        job=job,
+        worker_id=result.worker_id,
+        run=run,
+        ticket=db.ticket(),
+        entry_id=f"result:{result.job_id}#{fence}",
+        event=encode(_event(result, step_id, item)),
+        due=due,
+    )
     return Accepted(result.job_id, run_id)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.sqlite.statements import read_statements
-from stanchion.adapters.store.sqlite.codec import VALUE, encode
+from stanchion.adapters.store.sqlite.codec import VALUE, encode_text
 from stanchion.core.lease import next_fence
 from stanchion.core.model import Instant, Job, TenantId, Topic
 from stanchion.ports.records import LeasedJob
@@ -43,10 +43,12 @@ def lease(
     leased: list[LeasedJob] = []
     while heads and len(leased) < max_jobs:
         _, _, topic, whose = min(heads.values())
-        job = _take(db, topic, whose, worker_id, expires_at)
+        turn = db.ticket()
+        job = _take(db, topic, whose, turn, worker_id, expires_at)
         if job is not None:
             leased.append(job)
-        _send_to_tail(db, asked, topic, whose)
+        if len(asked) > 1:
+            db.run(_SQL["move_queues"], topics=encode_text(asked), tenant=whose, turn=turn)
         # The rings with another tenant at their head have it there still.
         _look(db, heads, [each for each, head in heads.items() if head[3] == whose], tenant)
     return tuple(leased)
@@ -61,7 +63,8 @@ def leave(db: Database, topic: Topic, tenant: TenantId, count: int) -> None:
     """So many of the tenant's jobs are no longer ready, without having been leased."""
     if count:
         left = db.first(_SQL["leave_queue"], topic=topic, tenant=tenant, count=count)
-        _tidy(db, topic, tenant, left)
+        if left is not None and left[0] <= 0:
+            db.run(_SQL["remove_queue"], topic=topic, tenant=tenant)
 
 
 def count_by_topic(db: Database) -> dict[Topic, int]:
@@ -85,11 +88,18 @@ def _look(
 
 
 def _take(
-    db: Database, topic: Topic, tenant: TenantId, worker_id: str, expires_at: Instant
+    db: Database,
+    topic: Topic,
+    tenant: TenantId,
+    turn: int,
+    worker_id: str,
+    expires_at: Instant,
 ) -> LeasedJob | None:
-    """Lease the oldest job of a queue."""
+    """Lease the oldest job of a queue, and send the queue to the tail of its ring."""
     found = db.first(_SQL["oldest_ready_job"], topic=topic, tenant=tenant)
     if found is None:
+        # Not so long as queues and jobs agree. A count that is too high must not stop the ring.
+        leave(db, topic, tenant, 1)
         return None
     row, job_id, run_id, step_id, item, attempt, dispatch, fence, deliveries, value = found
     fence = next_fence(fence, 0, db.now() * _US_PER_MS)
@@ -100,6 +110,9 @@ def _take(
         deliveries=deliveries + 1,
         worker_id=worker_id,
         expires_at=expires_at,
+        topic=topic,
+        tenant=tenant,
+        turn=turn,
     )
     job = Job(
         id=job_id,
@@ -113,16 +126,3 @@ def _take(
         dispatch=dispatch,
     )
     return LeasedJob(job, fence, deliveries + 1, expires_at)
-
-
-def _send_to_tail(db: Database, topics: Collection[Topic], served: Topic, tenant: TenantId) -> None:
-    turn = db.ticket()
-    left = db.first(_SQL["serve_queue"], topic=served, tenant=tenant, turn=turn)
-    _tidy(db, served, tenant, left)
-    if len(topics) > 1:
-        db.run(_SQL["move_queues"], topics=encode(topics).decode(), tenant=tenant, turn=turn)
-
-
-def _tidy(db: Database, topic: Topic, tenant: TenantId, left: Row | None) -> None:
-    if left is not None and left[0] <= 0:
-        db.run(_SQL["remove_queue"], topic=topic, tenant=tenant)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.statements import read_statements
 from stanchion.adapters.store.sqlite import effects, history, inbox
-from stanchion.adapters.store.sqlite.codec import FAILURE, ORIGIN, VALUE, encode_some
-from stanchion.adapters.store.sqlite.state import put_items, put_steps, read_items, read_steps
+from stanchion.adapters.store.sqlite.codec import FAILURE, ORIGIN, VALUE, encode_some, encode_text
+from stanchion.adapters.store.sqlite.state import put_items, read_items, read_steps
 from stanchion.core.model import Item, ItemKey, Run, RunId, RunStatus, Stamp, StepId, TenantId
 from stanchion.ports.records import (
     Commit,
@@ -82,8 +82,10 @@ def commit(db: Database, wanted: Commit) -> CommitAnswer:
     stamp = Stamp(version + 1, wanted.nonce)
     ends = transition.status.is_finished and ended_at is None
     db.run(
-        _SQL["update_run"],
+        _SQL["commit_run"],
         run=run,
+        tenant=tenant,
+        holds_slot=holds_slot,
         status=transition.status,
         finished_at=transition.finished_at,
         ended_at=now if ends else ended_at,
@@ -92,18 +94,13 @@ def commit(db: Database, wanted: Commit) -> CommitAnswer:
         fence=fence if wanted.fence is None else wanted.fence,
         error=encode_some(transition.error),
         output=encode_some(transition.output),
+        steps=encode_text(transition.steps),
+        entries=history.lines(transition.timeline),
+        applied=encode_text(wanted.applied),
+        ends=ends,
     )
-    put_steps(db, run, transition.steps)
     put_items(db, run, transition.items)
     effects.carry_out(db, run, transition.effects)
-    history.write(db, tenant, run, transition.timeline)
-    if ends:
-        # Nothing can change any more, so nothing need be applied any more.
-        inbox.empty(db, run)
-        if holds_slot:
-            db.run(_SQL["free_slot"], tenant=tenant)
-    else:
-        inbox.drop(db, run, wanted.applied)
     return Committed(stamp)
 
 

@@ -9,17 +9,9 @@ from stanchion.adapters.sqlite.statements import read_statements
 from stanchion.adapters.store.sqlite.codec import ITEM, STEP, encode
 from stanchion.core.model import Item, ItemKey, RunId, Step, StepId
 
-__all__ = ["put_items", "put_steps", "read_items", "read_steps"]
+__all__ = ["put_items", "read_items", "read_steps"]
 
 _SQL = read_statements(__package__, "sql", "state.sql")
-
-
-def put_steps(db: Database, run: int, steps: Mapping[StepId, Step]) -> None:
-    """Write the steps that changed."""
-    db.run_each(
-        _SQL["put_step"],
-        ({"run": run, "step_id": id_, "state": encode(step)} for id_, step in steps.items()),
-    )
 
 
 def put_items(db: Database, run: int, items: Mapping[ItemKey, Item]) -> None:

@@ -1,15 +1,24 @@
 -- The gate: what bears on admission, and a run's first rows.
 
 -- name: read_facts
--- Answers (exists, config, active, rate_used_until_ms), each but the first NULL if there is none.
--- A run that exists: the same request has been executed before.
+-- Answers (exists, config, active, rate_used_until_ms, current, next): whether the run is there
+-- already, which means that the same request was executed before; what is known of its tenant,
+-- NULL where nothing is; how many of :definitions, a JSON object of workflow ids and versions, are
+-- the newest; and what a new run's number is.
 SELECT
     EXISTS (
         SELECT 1 FROM runs WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
     ),
     (SELECT config FROM tenants WHERE tenant = :tenant),
     (SELECT active FROM accounts WHERE tenant = :tenant),
-    (SELECT rate_used_until_ms FROM accounts WHERE tenant = :tenant)
+    (SELECT rate_used_until_ms FROM accounts WHERE tenant = :tenant),
+    (
+        -- Crossed, so that each that is wanted is looked up, and not all that the tenant has.
+        SELECT count(*) FROM json_each(:definitions) CROSS JOIN newest_workflows AS newest
+        WHERE newest.tenant = :tenant AND newest.workflow_id = json_each.key
+            AND newest.version = json_each.value
+    ),
+    1 + coalesce((SELECT max(run) FROM runs), 0)
 
 -- name: read_key
 -- Answers (fingerprint, run_id, ended_at): what a key stands for, and when that run ended.
@@ -17,34 +26,16 @@ SELECT keys.fingerprint, runs.id, runs.ended_at
 FROM keys JOIN runs ON runs.run = keys.run
 WHERE keys.tenant = :tenant AND keys.key = :key
 
--- name: newest_version
--- Answers (version).
-SELECT version FROM newest_workflows WHERE tenant = :tenant AND workflow_id = :workflow_id
-
--- name: insert_run
--- Answers (run): its number in this file.
-INSERT INTO runs (
-    id, tenant, workflow_id, workflow_version, created_at, holds_slot, key, status, finished_at,
-    ended_at, version, nonce, fence, error, output
+-- name: begin_run
+-- Makes the run, see together.sql.
+INSERT INTO beginnings (
+    run, id, tenant, workflow_id, workflow_version, created_at, holds_slot, key, fingerprint,
+    status, finished_at, ended_at, version, nonce, fence, error, output, origin, steps, entries
 ) VALUES (
-    :id, :tenant, :workflow_id, :workflow_version, :created_at, :holds_slot, :key, :status,
-    :finished_at, :ended_at, :version, :nonce, :fence, :error, :output
+    :run, :id, :tenant, :workflow_id, :workflow_version, :created_at, :holds_slot, :key,
+    :fingerprint, :status, :finished_at, :ended_at, :version, :nonce, :fence, :error, :output,
+    :origin, :steps, :entries
 )
-RETURNING run
-
--- name: insert_origin
--- What never changes about the run.
-INSERT INTO origins (run, origin) VALUES (:run, :origin)
-
--- name: bind_key
--- The key stands for this run. One that has aged is taken over.
-INSERT INTO keys (tenant, key, run, fingerprint) VALUES (:tenant, :key, :run, :fingerprint)
-ON CONFLICT (tenant, key) DO UPDATE SET run = excluded.run, fingerprint = excluded.fingerprint
-
--- name: take_slot
--- One slot more in use. The account is opened with the first.
-INSERT INTO accounts (tenant, active) VALUES (:tenant, 1)
-ON CONFLICT (tenant) DO UPDATE SET active = active + 1
 
 -- name: use_rate
 -- The tenant has used its job rate up to then.

@@ -1,20 +1,12 @@
 -- What a transition asks for besides steps and items: jobs and timers.
 
 -- name: dispatch_job
--- Makes a job ready. One that is dead becomes ready again under its old fence; any other is left
--- alone. Answers (job) unless it was.
-INSERT INTO jobs (id, run, tenant, topic, step_id, item, attempt, dispatch, state, ticket)
-VALUES (:id, :run, :tenant, :topic, :step_id, :item, :attempt, :dispatch, 'ready', :ticket)
-ON CONFLICT (tail, head) DO UPDATE SET
-    topic = excluded.topic, attempt = excluded.attempt, dispatch = excluded.dispatch,
-    state = 'ready', ticket = excluded.ticket, deliveries = 0, worker_id = NULL, expires_at = NULL
-WHERE state = 'dead'
-RETURNING job
-
--- name: put_job_input
--- What the worker gets. A dead job's replay may bring another.
-INSERT INTO job_inputs (job, input) VALUES (:job, :input)
-ON CONFLICT (job) DO UPDATE SET input = excluded.input
+-- Makes a job ready, see together.sql.
+INSERT INTO dispatches (
+    id, run, tenant, topic, step_id, item, attempt, dispatch, ticket, input
+) VALUES (
+    :id, :run, :tenant, :topic, :step_id, :item, :attempt, :dispatch, :ticket, :input
+)
 
 -- name: open_jobs_of_run
 -- Answers (job, topic, tenant, state) of jobs that wait or are leased.

@@ -1,17 +1,5 @@
 -- History: one row per commit, read as a run's timeline or as a tenant's feed.
 
--- name: write_history
--- At the next position of the tenant's feed: above all that are there, and all that were.
-INSERT INTO history (tenant, position, run, entries) VALUES (
-    :tenant,
-    1 + max(
-        coalesce((SELECT max(position) FROM history WHERE tenant = :tenant), 0),
-        coalesce((SELECT feed_end FROM accounts WHERE tenant = :tenant), 0)
-    ),
-    :run,
-    :entries
-)
-
 -- name: read_timeline
 -- Answers (position, entries) of a run, oldest first, from :start on.
 SELECT position, entries FROM history

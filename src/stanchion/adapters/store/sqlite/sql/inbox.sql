@@ -6,17 +6,9 @@ SELECT run, ended_at FROM runs
 WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 
 -- name: put_entry
--- Adds an entry; changes nothing if one with this id lies there.
-INSERT INTO inbox (run, ticket, entry_id, event) VALUES (:run, :ticket, :entry_id, :event)
-ON CONFLICT (run, entry_id) DO NOTHING
-
--- name: hasten_outbox
--- The run's row is due at :due, or earlier if it was.
-INSERT INTO outbox (run, number, turn, due) VALUES (:run, 1, :turn, :due)
-ON CONFLICT (run) DO UPDATE SET
-    number = number + 1,
-    turn = iif(due <= excluded.due, turn, excluded.turn),
-    due = iif(due <= excluded.due, due, excluded.due)
+-- Puts an entry before a run, see together.sql.
+INSERT INTO arrivals (run, ticket, entry_id, event, due)
+VALUES (:run, :ticket, :entry_id, :event, :due)
 
 -- name: read_inbox
 -- Answers (entry_id, event), oldest first.
@@ -33,18 +25,10 @@ WHERE (runs.tail, runs.head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 -- Takes one entry out; nothing, if it is gone.
 DELETE FROM inbox WHERE run = :run AND entry_id = :entry_id
 
--- name: empty_inbox
--- Takes everything out.
-DELETE FROM inbox WHERE run = :run
-
 -- name: rest_outbox
 -- The run's row is due no more if its inbox is empty.
 UPDATE outbox SET due = NULL
 WHERE run = :run AND due IS NOT NULL AND NOT EXISTS (SELECT 1 FROM inbox WHERE run = :run)
-
--- name: remove_outbox
--- Forgets the row and its number: nothing will be put into this inbox again.
-DELETE FROM outbox WHERE run = :run
 
 -- name: count_failure
 -- Raises and answers (failures) of one entry.

@@ -12,9 +12,10 @@ SELECT jobs.job, runs.run, runs.id, runs.ended_at, jobs.step_id, jobs.item, jobs
 FROM jobs JOIN runs ON runs.run = jobs.run
 WHERE (jobs.tail, jobs.head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
 
--- name: finish_job
--- The lease ends with its result.
-UPDATE jobs SET state = 'finished', worker_id = :worker_id, expires_at = NULL WHERE job = :job
+-- name: accept_result
+-- Takes a result, see together.sql.
+INSERT INTO results (job, worker_id, run, ticket, entry_id, event, due)
+VALUES (:job, :worker_id, :run, :ticket, :entry_id, :event, :due)
 
 -- name: show_job
 -- Answers the job's columns in the order of JobView, and its input.

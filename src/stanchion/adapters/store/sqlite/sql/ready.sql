@@ -23,12 +23,6 @@ WHERE topic = :topic ORDER BY turn, served LIMIT 1
 -- As head_of_ring, with one tenant to choose from.
 SELECT turn, served, topic, tenant FROM queues WHERE topic = :topic AND tenant = :tenant
 
--- name: serve_queue
--- Sends a queue to the tail of its ring, one job fewer in it. Answers (ready): how many are left.
-UPDATE queues SET turn = :turn, served = :turn, ready = ready - 1
-WHERE topic = :topic AND tenant = :tenant
-RETURNING ready
-
 -- name: move_queues
 -- Sends a tenant's queues for these topics, a JSON array, to the tail of their rings.
 UPDATE queues SET turn = :turn
@@ -46,11 +40,9 @@ WHERE jobs.state = 'ready' AND jobs.topic = :topic AND jobs.tenant = :tenant
 ORDER BY jobs.ticket LIMIT 1
 
 -- name: lease_job
--- Hands a job to a worker.
-UPDATE jobs SET
-    state = 'leased', ticket = NULL, fence = :fence, deliveries = :deliveries,
-    worker_id = :worker_id, expires_at = :expires_at
-WHERE job = :job
+-- Hands a job to a worker and sends its queue to the tail of its ring, see together.sql.
+INSERT INTO leasings (job, fence, deliveries, worker_id, expires_at, topic, tenant, turn)
+VALUES (:job, :fence, :deliveries, :worker_id, :expires_at, :topic, :tenant, :turn)
 
 -- name: count_ready
 -- Answers (topic, ready).

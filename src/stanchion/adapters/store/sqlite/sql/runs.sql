@@ -14,16 +14,15 @@ WHERE (runs.tail, runs.head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 SELECT run, tenant, holds_slot, ended_at, version, nonce, fence FROM runs
 WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 
--- name: update_run
--- The part of a commit that is in the row of the run itself.
-UPDATE runs SET
-    status = :status, finished_at = :finished_at, ended_at = :ended_at, version = :version,
-    nonce = :nonce, fence = :fence, error = :error, output = :output
-WHERE run = :run
-
--- name: free_slot
--- One slot fewer in use.
-UPDATE accounts SET active = max(0, active - 1) WHERE tenant = :tenant
+-- name: commit_run
+-- Makes a transition true but for its items and effects, see together.sql.
+INSERT INTO commits (
+    run, tenant, holds_slot, status, finished_at, ended_at, version, nonce, fence, error, output,
+    steps, entries, applied, ends
+) VALUES (
+    :run, :tenant, :holds_slot, :status, :finished_at, :ended_at, :version, :nonce, :fence, :error,
+    :output, :steps, :entries, :applied, :ends
+)
 
 -- name: active_runs
 -- Answers (active).

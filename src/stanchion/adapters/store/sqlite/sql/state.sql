@@ -1,10 +1,5 @@
 -- Steps and items: one row each, so that a commit writes those that changed and no others.
 
--- name: put_step
--- Writes a step as it is now.
-INSERT INTO steps (run, step_id, state) VALUES (:run, :step_id, :state)
-ON CONFLICT (run, step_id) DO UPDATE SET state = excluded.state
-
 -- name: put_item
 -- Writes an item as it is now.
 INSERT INTO items (run, step_id, item, state) VALUES (:run, :step_id, :item, :state)

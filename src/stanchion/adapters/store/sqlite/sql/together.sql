@@ -1,0 +1,158 @@
+-- What belongs together, written by one statement.
+--
+-- Each of these views exists to be inserted into: its trigger does what a row asks for. A statement
+-- costs a store more than what it writes, since with every one its thread lets go of the
+-- interpreter and has to ask for it again. They are made by each connection that writes, for
+-- itself, and are not in the file.
+
+-- A run's first row and all that comes with it but its items, jobs and timers.
+-- `steps` is a JSON object, step ids to steps; `entries` its first lines of history, if any.
+CREATE TEMP VIEW beginnings AS SELECT
+    NULL AS run, NULL AS id, NULL AS tenant, NULL AS workflow_id, NULL AS workflow_version,
+    NULL AS created_at, NULL AS holds_slot, NULL AS key, NULL AS fingerprint, NULL AS status,
+    NULL AS finished_at, NULL AS ended_at, NULL AS version, NULL AS nonce, NULL AS fence,
+    NULL AS error, NULL AS output, NULL AS origin, NULL AS steps, NULL AS entries;
+
+CREATE TEMP TRIGGER begin_run INSTEAD OF INSERT ON beginnings BEGIN
+    INSERT INTO runs (
+        run, id, tenant, workflow_id, workflow_version, created_at, holds_slot, key, status,
+        finished_at, ended_at, version, nonce, fence, error, output
+    ) VALUES (
+        NEW.run, NEW.id, NEW.tenant, NEW.workflow_id, NEW.workflow_version, NEW.created_at,
+        NEW.holds_slot, NEW.key, NEW.status, NEW.finished_at, NEW.ended_at, NEW.version, NEW.nonce,
+        NEW.fence, NEW.error, NEW.output
+    );
+    INSERT INTO origins (run, origin) VALUES (NEW.run, NEW.origin);
+    INSERT INTO steps (run, step_id, state)
+        SELECT NEW.run, key, CAST(value AS BLOB) FROM json_each(NEW.steps);
+    INSERT INTO history_lines (tenant, run, entries) VALUES (NEW.tenant, NEW.run, NEW.entries);
+    -- The key stands for this run. One that has aged is taken over.
+    INSERT INTO keys (tenant, key, run, fingerprint)
+        SELECT NEW.tenant, NEW.key, NEW.run, NEW.fingerprint WHERE NEW.key IS NOT NULL
+        ON CONFLICT (tenant, key)
+        DO UPDATE SET run = excluded.run, fingerprint = excluded.fingerprint;
+    -- One slot more in use. The account is opened with the first.
+    INSERT INTO accounts (tenant, active)
+        SELECT NEW.tenant, 1 WHERE NEW.holds_slot AND NEW.ended_at IS NULL
+        ON CONFLICT (tenant) DO UPDATE SET active = active + 1;
+END;
+
+-- A job that is to be ready. One that is dead becomes ready again under its old fence; any other
+-- that is there already is left alone.
+CREATE TEMP VIEW dispatches AS SELECT
+    NULL AS id, NULL AS run, NULL AS tenant, NULL AS topic, NULL AS step_id, NULL AS item,
+    NULL AS attempt, NULL AS dispatch, NULL AS ticket, NULL AS input;
+
+CREATE TEMP TRIGGER dispatch_job INSTEAD OF INSERT ON dispatches BEGIN
+    INSERT INTO jobs (id, run, tenant, topic, step_id, item, attempt, dispatch, state, ticket)
+        VALUES (
+            NEW.id, NEW.run, NEW.tenant, NEW.topic, NEW.step_id, NEW.item, NEW.attempt,
+            NEW.dispatch, 'ready', NEW.ticket
+        )
+        ON CONFLICT (tail, head) DO UPDATE SET
+            topic = excluded.topic, attempt = excluded.attempt, dispatch = excluded.dispatch,
+            state = 'ready', ticket = excluded.ticket, deliveries = 0, worker_id = NULL,
+            expires_at = NULL
+        WHERE state = 'dead';
+    -- Each of the next two only if the one before has changed something. A dead job's replay may
+    -- bring another input.
+    INSERT INTO job_inputs (job, input)
+        SELECT job, NEW.input FROM jobs
+        WHERE changes() AND (tail, head) = (substr(NEW.id, 3), substr(NEW.id, 1, 2))
+        ON CONFLICT (job) DO UPDATE SET input = excluded.input;
+    INSERT INTO queues (topic, tenant, turn, served, ready)
+        SELECT NEW.topic, NEW.tenant, NEW.ticket, NEW.ticket, 1 WHERE changes()
+        ON CONFLICT (topic, tenant) DO UPDATE SET ready = ready + 1;
+END;
+
+-- A commit's lines of history, at the next position of the tenant's feed: above all that are there,
+-- and all that were.
+CREATE TEMP VIEW history_lines AS SELECT NULL AS tenant, NULL AS run, NULL AS entries;
+
+CREATE TEMP TRIGGER write_history INSTEAD OF INSERT ON history_lines WHEN NEW.entries IS NOT NULL
+BEGIN
+    INSERT INTO history (tenant, position, run, entries) VALUES (
+        NEW.tenant,
+        1 + max(
+            coalesce((SELECT max(position) FROM history WHERE tenant = NEW.tenant), 0),
+            coalesce((SELECT feed_end FROM accounts WHERE tenant = NEW.tenant), 0)
+        ),
+        NEW.run,
+        NEW.entries
+    );
+END;
+
+-- A commit: the run's row as it is now, the steps that changed, history, inbox, slot. `applied` is a
+-- JSON array of inbox entries; `ends` says that the run ends with it.
+CREATE TEMP VIEW commits AS SELECT
+    NULL AS run, NULL AS tenant, NULL AS holds_slot, NULL AS status, NULL AS finished_at,
+    NULL AS ended_at, NULL AS version, NULL AS nonce, NULL AS fence, NULL AS error, NULL AS output,
+    NULL AS steps, NULL AS entries, NULL AS applied, NULL AS ends;
+
+CREATE TEMP TRIGGER commit_run INSTEAD OF INSERT ON commits BEGIN
+    UPDATE runs SET
+        status = NEW.status, finished_at = NEW.finished_at, ended_at = NEW.ended_at,
+        version = NEW.version, nonce = NEW.nonce, fence = NEW.fence, error = NEW.error,
+        output = NEW.output
+        WHERE run = NEW.run;
+    INSERT INTO steps (run, step_id, state)
+        SELECT NEW.run, key, CAST(value AS BLOB) FROM json_each(NEW.steps) WHERE true
+        ON CONFLICT (run, step_id) DO UPDATE SET state = excluded.state;
+    INSERT INTO history_lines (tenant, run, entries) VALUES (NEW.tenant, NEW.run, NEW.entries);
+    -- Once nothing can change any more, nothing need be applied any more, and nothing will be put
+    -- into this inbox again. Before, the row is due no more if the inbox is empty.
+    DELETE FROM inbox WHERE NEW.ends AND run = NEW.run;
+    DELETE FROM outbox WHERE NEW.ends AND run = NEW.run;
+    UPDATE accounts SET active = max(0, active - 1)
+        WHERE NEW.ends AND NEW.holds_slot AND tenant = NEW.tenant;
+    DELETE FROM inbox WHERE NOT NEW.ends AND run = NEW.run
+        AND entry_id IN (SELECT value FROM json_each(NEW.applied));
+    UPDATE outbox SET due = NULL
+        WHERE NOT NEW.ends AND run = NEW.run AND due IS NOT NULL
+        AND NOT EXISTS (SELECT 1 FROM inbox WHERE run = NEW.run);
+END;
+
+-- An entry for a run's inbox, once an `entry_id`, and the run's row due at `due`, or earlier if it
+-- was.
+CREATE TEMP VIEW arrivals AS SELECT
+    NULL AS run, NULL AS ticket, NULL AS entry_id, NULL AS event, NULL AS due;
+
+CREATE TEMP TRIGGER put_entry INSTEAD OF INSERT ON arrivals BEGIN
+    INSERT INTO inbox (run, ticket, entry_id, event)
+        VALUES (NEW.run, NEW.ticket, NEW.entry_id, NEW.event)
+        ON CONFLICT (run, entry_id) DO NOTHING;
+    INSERT INTO outbox (run, number, turn, due)
+        SELECT NEW.run, 1, NEW.ticket, NEW.due WHERE changes()
+        ON CONFLICT (run) DO UPDATE SET
+            number = number + 1,
+            turn = iif(due <= excluded.due, turn, excluded.turn),
+            due = iif(due <= excluded.due, due, excluded.due);
+END;
+
+-- A result: the lease ends with it, and the run hears of it.
+CREATE TEMP VIEW results AS SELECT
+    NULL AS job, NULL AS worker_id, NULL AS run, NULL AS ticket, NULL AS entry_id, NULL AS event,
+    NULL AS due;
+
+CREATE TEMP TRIGGER accept_result INSTEAD OF INSERT ON results BEGIN
+    UPDATE jobs SET state = 'finished', worker_id = NEW.worker_id, expires_at = NULL
+        WHERE job = NEW.job;
+    INSERT INTO arrivals (run, ticket, entry_id, event, due)
+        VALUES (NEW.run, NEW.ticket, NEW.entry_id, NEW.event, NEW.due);
+END;
+
+-- A job that a worker gets. Its queue goes to the tail of its ring with one job fewer; without jobs
+-- there is no queue.
+CREATE TEMP VIEW leasings AS SELECT
+    NULL AS job, NULL AS fence, NULL AS deliveries, NULL AS worker_id, NULL AS expires_at,
+    NULL AS topic, NULL AS tenant, NULL AS turn;
+
+CREATE TEMP TRIGGER lease_job INSTEAD OF INSERT ON leasings BEGIN
+    UPDATE jobs SET
+        state = 'leased', ticket = NULL, fence = NEW.fence, deliveries = NEW.deliveries,
+        worker_id = NEW.worker_id, expires_at = NEW.expires_at
+        WHERE job = NEW.job;
+    UPDATE queues SET turn = NEW.turn, served = NEW.turn, ready = ready - 1
+        WHERE topic = NEW.topic AND tenant = NEW.tenant;
+    DELETE FROM queues WHERE topic = NEW.topic AND tenant = NEW.tenant AND ready <= 0;
+END;
