@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from stanchion.core.model import RunId, RunStatus
 from stanchion.ports.records import Loaded
@@ -34,6 +35,41 @@ async def test_whoever_waits_for_a_run_is_told_at_once_on_every_replica(
     assert world.clock.moment() - began < 50
     assert loaded is not None
     assert loaded.run.status is RunStatus.SUCCEEDED
+
+
+@virtual
+async def test_what_whoever_waits_is_told_is_what_the_store_has(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    watches = [watched(one, run_id), watched(one, run_id)]
+    await asyncio.sleep(0.1)
+    await world.report(one, *await world.lease(one, "work"))
+    told = [await watch for watch in watches]
+    kept = await world.run(run_id)
+    for each in told:
+        assert each is not None
+        # The stamp and the fence are the store's own business.
+        assert replace(each.run, stamp=kept.stamp, fence=kept.fence) == kept
+        assert each.inbox == ()
+
+
+@virtual
+async def test_whoever_waits_where_a_run_ends_does_not_read_it_again(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    watch = watched(one, run_id)
+    await asyncio.sleep(0.1)
+    done: list[str] = []
+    one.on_call(lambda verb, is_done: done.append(verb) if is_done else None)
+    await world.report(one, *await world.lease(one, "work"))
+    assert await watch is not None
+    # Once to decide on the result.
+    assert done.count("load") == 1
+    # Nobody waits any more: the next one asks the store.
+    assert await one.watching.finished(run_id, within_s=0) is not None
+    assert done.count("load") == 2
 
 
 @virtual

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias, assert_never
 
 import msgspec
@@ -29,7 +29,7 @@ from stanchion.core.lease_policy import LeaseOverride
 from stanchion.core.model import Risk, Run, RunId, RunStatus
 from stanchion.core.plan import Plan
 from stanchion.core.run import decide_all, items_to_read
-from stanchion.core.transition import DispatchJob, Transition
+from stanchion.core.transition import DispatchJob, Transition, evolve
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.records import (
@@ -120,6 +120,7 @@ class Advancer:
         plans: Plans,
         leasing: Leasing,
         rules: Rules,
+        on_ended: Callable[[Run], None] = lambda _run: None,
         poison_failures_max: int = 5,
     ) -> None:
         self._store = parts.store
@@ -130,6 +131,7 @@ class Advancer:
         self._plans = plans
         self._leasing = leasing
         self._rules = rules
+        self._on_ended = on_ended
         self._poison_failures_max = poison_failures_max
         self._turns: dict[RunId, _Turn] = {}
         self._classes: OrderedDict[RunId, _Class] = OrderedDict()
@@ -311,6 +313,8 @@ class Advancer:
         )
         if not isinstance(answer, Committed):
             return answer
+        if transition.status.is_finished:
+            self._on_ended(evolve(loaded.run, transition))
         self._tell(loaded.run, transition)
         if transition.status.is_finished:
             self._classes.pop(loaded.run.id, None)

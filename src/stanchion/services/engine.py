@@ -159,11 +159,13 @@ class Engine:
         )
         rules = _Rules(settings, self._escalating)
         plans = Plans(store, linker=linker)
+        watching = Watching(parts)
         self._advancer = Advancer(
             parts,
             plans=plans,
             leasing=self._leasing,
             rules=rules,
+            on_ended=watching.has_ended,
             poison_failures_max=terms.poison_failures_max,
         )
         self._calls = Calls(parts, advancer=self._advancer, rules=rules)
@@ -196,7 +198,7 @@ class Engine:
             ),
             inbox=Inbox(parts, plans=plans, advancer=self._advancer, rules=rules),
             scheduler=Scheduler(parts, ttl_ms=terms.job_lease_ttl_ms),
-            watching=Watching(parts),
+            watching=watching,
             settings=settings,
             escalating=self._escalating,
             registry=registry,

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, TypeAlias, TypeVar
 
-from stanchion.core.model import RunId, TenantId
+import msgspec
+
+from stanchion.core.model import Run, RunId, TenantId
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import Loaded
 from stanchion.ports.store import Runs
@@ -47,6 +49,8 @@ class Watching:
         self._runs: Runs = parts.store
         self._clock = parts.clock
         self._ends: dict[RunId, _Waiting] = {}
+        self._ended: dict[RunId, Run] = {}
+        """As they ended here, for those who wait: nothing about them changes any more."""
         self._tenants: dict[TenantId, _Waiting] = {}
         self._is_draining = False
         self._stops = (
@@ -62,9 +66,10 @@ class Watching:
         ``None`` at once if there is no such run, or it is not one ``of`` that tenant.
         """
         began = self._clock.moment()
-        with _among(self._ends, run_id) as ended:
+        with self._waiting_for(run_id) as ended:
             while True:
-                loaded = await self._runs.load(run_id)
+                known = self._ended.get(run_id)
+                loaded = await self._runs.load(run_id) if known is None else Loaded(known)
                 if of is not None and loaded is not None and loaded.run.tenant != of:
                     return None
                 left_s = within_s - (self._clock.moment() - began) / 1000
@@ -81,6 +86,20 @@ class Watching:
                 except TimeoutError:
                     continue
                 ended.clear()
+
+    def has_ended(self, run: Run) -> None:
+        """It was committed here that the run has ended: whoever waits need not read it again."""
+        if run.id in self._ends:
+            self._ended[run.id] = msgspec.structs.replace(run, items={})
+
+    @contextmanager
+    def _waiting_for(self, run_id: RunId) -> Iterator[asyncio.Event]:
+        try:
+            with _among(self._ends, run_id) as ended:
+                yield ended
+        finally:
+            if run_id not in self._ends:
+                self._ended.pop(run_id, None)
 
     @contextmanager
     def feed(self, tenant: TenantId) -> Iterator[Changes]:
