@@ -52,6 +52,60 @@ async def test_an_operation_that_fails_takes_back_only_what_it_did(db: Database)
     assert _lines(db) == [1, 3]
 
 
+async def test_what_is_left_for_later_is_written_with_the_batch(db: Database) -> None:
+    statements = _count_statements(db)
+    await _write(db, *(_leave(line) for line in range(100)))
+    assert _lines(db) == list(range(100))
+    inserts = [each for each in statements if each.startswith("INSERT")]
+    assert [each.count("(?)") for each in inserts] == [64, 32, 4]
+
+
+async def test_whoever_reads_sees_what_was_left_for_later_before(db: Database) -> None:
+    def read(db: Database) -> list[tuple[int]]:
+        return db.every("SELECT line FROM lines")
+
+    def peek(db: Database) -> list[tuple[int]]:
+        return db.peek_every("SELECT line FROM lines")
+
+    def settle(db: Database) -> list[tuple[int]]:
+        db.settle("another")
+        before = peek(db)
+        db.settle("touched")
+        return before + peek(db)
+
+    assert await _write(db, _leave(1), peek) == [None, []]
+    assert await _write(db, _leave(2), read) == [None, [(1,), (2,)]]
+    assert await _write(db, _leave(3), settle) == [None, [(1,), (2,), (1,), (2,), (3,)]]
+
+
+async def test_what_is_left_for_later_and_fails_takes_back_only_its_own(db: Database) -> None:
+    def half(db: Database) -> None:
+        db.later(_PUT, line=10)
+        db.later(_PUT, line=1)  # there already
+
+    first, failed, last = await _write(db, _leave(1), half, _leave(3))
+    assert (first, last) == (None, None)
+    assert isinstance(failed, BackendError)
+    assert "UNIQUE" in str(failed)
+    assert _lines(db) == [1, 3]
+
+
+async def test_nothing_is_left_over_for_the_next_batch(db: Database) -> None:
+    def fault(db: Database) -> float:
+        db.later(_PUT, line=10)
+        db.pending.touch("touched")
+        db.pending.known["known"] = 1
+        return 1 / 0
+
+    left, failed = await _write(db, _leave(1), fault)
+    assert left is None
+    assert isinstance(failed, Exception)
+    assert not db.pending.touched("touched")
+    assert not db.pending.known
+    await _write(db, _leave(3))
+    assert _lines(db) == [1, 3]
+
+
 async def test_an_operation_with_a_fault_of_its_own_fails_alone(db: Database) -> None:
     def divide(db: Database) -> float:
         db.run(_PUT, line=10)
@@ -168,6 +222,14 @@ def _put(line: int) -> Callable[[Database], int]:
     return put
 
 
+def _leave(line: int) -> Callable[[Database], None]:
+    def leave(db: Database) -> None:
+        db.later(_PUT, line=line)
+        db.pending.touch("touched")
+
+    return leave
+
+
 def _lines(db: Database) -> list[int]:
     return [line for (line,) in db.every("SELECT line FROM lines ORDER BY line")]
 
@@ -181,3 +243,11 @@ def _count_commits(db: Database) -> list[int]:
 
     db.connection.set_commit_hook(count)
     return commits
+
+
+def _count_statements(db: Database) -> list[str]:
+    statements: list[str] = []
+    db.connection.trace_v2(
+        apsw.SQLITE_TRACE_STMT, lambda event: statements.append(str(event["sql"]))
+    )
+    return statements

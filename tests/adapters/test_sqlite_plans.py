@@ -138,6 +138,23 @@ def _empty(package: str) -> apsw.Connection:
     return connection
 
 
+def test_starts_that_come_together_are_written_by_a_few_statements() -> None:
+    world = _World(_FEW)
+    world.db.pending.write()
+    statements: list[str] = []
+    world.db.connection.trace_v2(
+        apsw.SQLITE_TRACE_PROFILE, lambda event: statements.append(str(event["sql"]))
+    )
+    for _ in range(32):
+        gate.admit(world.db, world.fresh(_TENANTS[0]), _AHEAD, 1_000)
+    world.db.pending.write()
+    world.db.connection.trace_v2(0, None)
+    kinds = [re.sub(r"\W.*", "", each.removeprefix("INSERT INTO ")) for each in statements]
+    # One of each kind, for all of them.
+    assert sorted(kinds) == ["SELECT", "beginnings", "dispatches", "settings_of_timers"]
+    world.db.connection.close()
+
+
 # ── The same number of steps of SQLite's machine, with few runs and with many ────────────────────
 
 _FEW, _MANY = 60, 400
@@ -185,6 +202,7 @@ def _steps(verb: _Verb, count: int) -> int:
     verb(world)  # so that statements are prepared, and rings have turned
     with _counted(world.db.connection) as steps:
         assert verb(world), "there was nothing to do"
+        world.db.pending.write()
     world.db.connection.close()
     return sum(steps)
 

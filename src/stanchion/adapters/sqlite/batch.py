@@ -34,6 +34,7 @@ def write_together(database: Database, calls: Sequence[Call[Database]]) -> None:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 served = [call for call in calls if serve(database, call)]
+                _write_pending(database)
             except _Failed:
                 serve = _write_apart
             else:
@@ -66,6 +67,14 @@ def _write(database: Database, call: Call[Database]) -> bool:
     return True
 
 
+def _write_pending(database: Database) -> None:
+    """Write what the calls left for later. Whose fault it is if that fails, nobody knows."""
+    try:
+        database.pending.write()
+    except Exception as error:
+        raise _Failed from error
+
+
 def _write_apart(database: Database, call: Call[Database]) -> bool:
     """Do the same so that it can be taken back alone."""
     connection = database.connection
@@ -75,7 +84,9 @@ def _write_apart(database: Database, call: Call[Database]) -> bool:
     connection.execute("SAVEPOINT call")
     try:
         call.answer(call.act(database))
+        database.pending.write()
     except Exception as error:
+        database.pending.forget()
         # A full disk or a failing one makes SQLite take back the whole transaction.
         if not connection.in_transaction:
             raise
@@ -103,6 +114,7 @@ def read_together(database: Database, calls: Sequence[Call[Database]]) -> None:
 
 def _end(database: Database, statement: str) -> None:
     """End the transaction, if there still is one. Nothing depends on how that goes."""
+    database.pending.forget()
     with suppress(apsw.Error):
         if database.connection.in_transaction:
             database.connection.execute(statement)

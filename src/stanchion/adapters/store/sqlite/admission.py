@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.statements import read_statements
-from stanchion.adapters.store.sqlite import effects, history
+from stanchion.adapters.store.sqlite import about, effects, history
 from stanchion.adapters.store.sqlite.codec import (
     TENANT,
     Origin,
@@ -23,54 +27,86 @@ _SQL = read_statements(__package__, "sql", "admission.sql")
 _DEFAULTS = Tenant()
 
 
+class _Standing(NamedTuple):
+    """How things are with a tenant and with what is to run, but for what is pending."""
+
+    tenant: Tenant
+    active: int
+    rate_used_until_ms: float
+    is_current: bool
+    """The definitions that were decided on are the newest."""
+    next_run: int
+    """The number of the next run."""
+
+
 def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: int) -> Verdict:
     """See ``ports.store.Runs.admit``."""
-    facts, number = _facts(db, admission, not_after, key_ttl_ms)
-    verdict = judge(facts)
-    if isinstance(verdict, Admitted) and not facts.exists:
-        _begin(db, admission, facts, number)
+    run = admission.run
+    db.settle(about.run(run.id), about.key(run.tenant, admission.key))
+    if admission.is_rate_limited:
+        db.pending.write()
+    asked = (run.tenant, *admission.definitions.items())
+    standing: _Standing | None = db.pending.known.get(asked)
+    is_known, exists = standing is not None, False
+    if standing is None:
+        exists, standing = _read_standing(db, admission)
+        db.pending.known[asked] = standing
+    facts = _facts(db, admission, standing, not_after, key_ttl_ms)
+    verdict = judge(replace(facts, exists=exists))
+    if is_known and not isinstance(verdict, Admitted):
+        # Of those that come together the first is asked whether it is there already, the others
+        # before they are refused. One that is there and is not refused cannot be written: then the
+        # batch is done again, one by one.
+        exists, _ = _read_standing(db, admission)
+        verdict = judge(replace(facts, exists=exists))
+    if isinstance(verdict, Admitted) and not exists:
+        _begin(db, admission, facts, standing.next_run + db.pending.touched(about.BEGUN))
     return verdict
 
 
-def _facts(
-    db: Database, admission: Admission, not_after: Instant, key_ttl_ms: int
-) -> tuple[Facts, int]:
-    """What bears on it; and the number that the run would have in this file."""
-    run, now = admission.run, db.now()
-    found = db.first(
+def _read_standing(db: Database, admission: Admission) -> tuple[bool, _Standing]:
+    found = db.peek(
         _SQL["read_facts"],
-        run_id=run.id,
-        tenant=run.tenant,
+        run_id=admission.run.id,
+        tenant=admission.run.tenant,
         definitions=encode_text(admission.definitions),
     )
     assert found is not None
-    exists, config, active, rate_used_until_ms, current, number = found
-    if exists:
-        facts = Facts(run_id=run.id, now=now, not_after=not_after, exists=True)
-        return facts, number
-    tenant = _DEFAULTS if config is None else TENANT.decode(config)
+    exists, config, active, rate_used_until_ms, current, next_run = found
+    return bool(exists), _Standing(
+        tenant=_DEFAULTS if config is None else TENANT.decode(config),
+        active=active or 0,
+        rate_used_until_ms=rate_used_until_ms or 0.0,
+        is_current=current == len(admission.definitions),
+        next_run=next_run,
+    )
+
+
+def _facts(
+    db: Database, admission: Admission, standing: _Standing, not_after: Instant, key_ttl_ms: int
+) -> Facts:
+    run, now, tenant = admission.run, db.now(), standing.tenant
     rate = None
     if admission.is_rate_limited and tenant.job_rate_per_s is not None:
-        rate = Rate(tenant.job_rate_per_s, rate_used_until_ms or 0.0)
-    facts = Facts(
+        rate = Rate(tenant.job_rate_per_s, standing.rate_used_until_ms)
+    return Facts(
         run_id=run.id,
         now=now,
         not_after=not_after,
         key=_key(db, run.tenant, admission.key, Instant(now - key_ttl_ms)),
         fingerprint=admission.fingerprint,
-        definition_is_current=current == len(admission.definitions),
+        definition_is_current=standing.is_current,
         takes_slot=run.holds_slot,
         limit=tenant.max_concurrent_runs,
-        active=active or 0,
+        active=standing.active + about.slots_pending(db, run.tenant),
         rate=rate,
     )
-    return facts, number
 
 
 def _key(db: Database, tenant: TenantId, key: str | None, aged_before: Instant) -> KeyRecord | None:
     if key is None:
         return None
-    found = db.first(_SQL["read_key"], tenant=tenant, key=key)
+    found = db.peek(_SQL["read_key"], tenant=tenant, key=key)
     if found is None:
         return None
     fingerprint, run_id, ended_at = found
@@ -81,7 +117,7 @@ def _key(db: Database, tenant: TenantId, key: str | None, aged_before: Instant) 
 
 def _begin(db: Database, admission: Admission, facts: Facts, number: int) -> None:
     run, transition = admission.run, admission.transition
-    db.run(
+    db.later(
         _SQL["begin_run"],
         run=number,
         id=run.id,
@@ -104,6 +140,12 @@ def _begin(db: Database, admission: Admission, facts: Facts, number: int) -> Non
         steps=encode_text(run.steps),
         entries=history.lines(transition.timeline),
     )
+    db.pending.touch(about.BEGUN)
+    db.pending.touch(about.run(run.id))
+    if admission.key is not None:
+        db.pending.touch(about.key(run.tenant, admission.key))
+    if run.holds_slot and not run.status.is_finished:
+        db.pending.touch(about.slot_taken(run.tenant))
     put_items(db, number, run.items)
     effects.carry_out(db, number, transition.effects)
     if facts.rate is not None:

@@ -8,7 +8,7 @@ import msgspec
 
 from stanchion.core.events import Event, Timer
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.model import Failure, Item, Risk, Run, RunId, Step, WorkflowId
+from stanchion.core.model import Failure, Item, Risk, Run, RunId, Step, StepId, WorkflowId
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.workflow import Workflow
 from stanchion.ports.records import DeadLetter, Tenant
@@ -20,9 +20,10 @@ __all__ = [
     "HISTORY",
     "HISTORY_LINE",
     "HISTORY_LINES",
+    "INBOX",
     "ITEM",
     "ORIGIN",
-    "STEP",
+    "STEPS",
     "TENANT",
     "TIMER",
     "VALUE",
@@ -67,9 +68,12 @@ HISTORY: Final = msgspec.json.Decoder(tuple[TimelineEntry, ...])
 HISTORY_LINE: Final = msgspec.json.Decoder(TimelineEntry)
 HISTORY_LINES: Final = msgspec.json.Decoder(list[msgspec.Raw])
 """Finds where each line is, without reading it: a page may need three of ten thousand."""
+INBOX: Final[msgspec.json.Decoder[list[tuple[int, str, Event]]]] = msgspec.json.Decoder(
+    list[tuple[int, str, Event]]
+)
 ITEM: Final = msgspec.json.Decoder(Item)
 ORIGIN: Final = msgspec.json.Decoder(Origin)
-STEP: Final = msgspec.json.Decoder(Step)
+STEPS: Final = msgspec.json.Decoder(dict[StepId, Step])
 TENANT: Final = msgspec.json.Decoder(Tenant)
 TIMER: Final = msgspec.json.Decoder(Timer)
 VALUE: Final[msgspec.json.Decoder[JsonValue]] = msgspec.json.Decoder()

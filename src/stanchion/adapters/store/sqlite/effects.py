@@ -8,9 +8,10 @@ from typing import assert_never
 
 from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.sqlite.statements import read_statements
-from stanchion.adapters.store.sqlite import ready
+from stanchion.adapters.store.sqlite import about, ready
 from stanchion.adapters.store.sqlite.codec import encode
-from stanchion.core.model import Job, TenantId, Topic
+from stanchion.core.events import Timer
+from stanchion.core.model import Instant, Job, TenantId, Topic
 from stanchion.core.transition import (
     ClearTimer,
     DispatchJob,
@@ -33,16 +34,9 @@ def carry_out(db: Database, run: int, effects: Iterable[Effect]) -> None:
             case DispatchJob(job):
                 _dispatch(db, run, job)
             case SetTimer(timer, due):
-                db.run(
-                    _SQL["set_timer"],
-                    run=run,
-                    step_id=timer.step_id or "",
-                    key=timer.key,
-                    due=due,
-                    timer=encode(timer),
-                )
+                _set_timer(db, run, timer, due)
             case ClearTimer(timer):
-                db.run(_SQL["clear_timer"], run=run, step_id=timer.step_id or "", key=timer.key)
+                _set_timer(db, run, timer, None)
             case StopStep(step_id):
                 _revoke(db, db.every(_SQL["open_jobs_of_step"], run=run, step_id=step_id))
                 db.run(_SQL["clear_timers_of_step"], run=run, step_id=step_id)
@@ -53,8 +47,19 @@ def carry_out(db: Database, run: int, effects: Iterable[Effect]) -> None:
                 assert_never(effect)
 
 
+def _set_timer(db: Database, run: int, timer: Timer, due: Instant | None) -> None:
+    db.later(
+        _SQL["set_timer"],
+        run=run,
+        step_id=timer.step_id or "",
+        key=timer.key,
+        due=due,
+        timer=encode(timer),
+    )
+
+
 def _dispatch(db: Database, run: int, job: Job) -> None:
-    db.run(
+    db.later(
         _SQL["dispatch_job"],
         id=job.id,
         run=run,
@@ -67,6 +72,7 @@ def _dispatch(db: Database, run: int, job: Job) -> None:
         ticket=db.ticket(),
         input=encode(job.input),
     )
+    db.pending.touch(about.job(job.id))
 
 
 def _revoke(db: Database, jobs: Sequence[Row]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.statements import read_statements
-from stanchion.adapters.store.sqlite.codec import EVENT, encode
+from stanchion.adapters.store.sqlite.codec import encode
 from stanchion.core.events import Event
 from stanchion.core.model import Instant, RunId
-from stanchion.ports.records import InboxEntry, PostAnswer
+from stanchion.ports.records import PostAnswer
 
-__all__ = ["count_failure", "drop", "post", "put", "read"]
+__all__ = ["count_failure", "drop", "post", "put"]
 
 _SQL = read_statements(__package__, "sql", "inbox.sql")
 
@@ -38,12 +38,6 @@ def put(db: Database, run: int, entry_id: str, event: Event, due: Instant) -> bo
         due=due,
     )
     return db.connection.total_changes() > before
-
-
-def read(db: Database, run: int) -> tuple[InboxEntry, ...]:
-    """All that lies there, oldest first."""
-    found = db.every(_SQL["read_inbox"], run=run)
-    return tuple(InboxEntry(entry_id, EVENT.decode(event)) for entry_id, event in found)
 
 
 def drop(db: Database, run: int, entry_id: str) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from stanchion.adapters.letters import death_of, letter_of
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.statements import read_statements
-from stanchion.adapters.store.sqlite import dead_letters, inbox, ready
+from stanchion.adapters.store.sqlite import about, dead_letters, inbox, ready
 from stanchion.adapters.store.sqlite.codec import VALUE, encode
 from stanchion.core.events import JobFailed, JobSucceeded
-from stanchion.core.model import Instant, Job, JobId, StepId
+from stanchion.core.model import Instant, Job, JobId, RunId, StepId
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
@@ -53,7 +53,8 @@ def accept(db: Database, results: Sequence[Result], row_due_in_ms: int) -> tuple
 
 
 def _accept(db: Database, result: Result, due: Instant) -> Acceptance:
-    found = db.first(_SQL["find_job"], job_id=result.job_id)
+    db.settle(about.job(result.job_id), about.run(_run_of(result.job_id)))
+    found = db.peek(_SQL["find_job"], job_id=result.job_id)
     if found is None:
         return Rejected(result.job_id, RejectedCode.UNKNOWN_JOB)
     job, run, run_id, ended_at, step_id, item, state, fence = found
@@ -65,7 +66,7 @@ def _accept(db: Database, result: Result, due: Instant) -> Acceptance:
     # the job yet, and work that is done should not be done again.
     if state != JobState.LEASED or fence != result.fence or ended_at is not None:
         return Rejected(result.job_id, RejectedCode.STALE_FENCE)
-    db.run(
+    db.later(
         _SQL["accept_result"],
         job=job,
         worker_id=result.worker_id,
@@ -75,7 +76,13 @@ def _accept(db: Database, result: Result, due: Instant) -> Acceptance:
         event=encode(_event(result, step_id, item)),
         due=due,
     )
+    db.pending.touch(about.job(result.job_id))
     return Accepted(result.job_id, run_id)
+
+
+def _run_of(job_id: JobId) -> RunId:
+    """Whose job it would be. What is no job's id is nobody's, and nothing is pending for it."""
+    return RunId(job_id.partition(":")[0])
 
 
 def _event(result: Result, step_id: StepId, item: int | None) -> JobSucceeded | JobFailed:

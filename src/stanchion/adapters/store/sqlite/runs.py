@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.statements import read_statements
-from stanchion.adapters.store.sqlite import effects, history, inbox
-from stanchion.adapters.store.sqlite.codec import FAILURE, ORIGIN, VALUE, encode_some, encode_text
-from stanchion.adapters.store.sqlite.state import put_items, read_items, read_steps
+from stanchion.adapters.store.sqlite import about, effects, history
+from stanchion.adapters.store.sqlite.codec import (
+    FAILURE,
+    INBOX,
+    ORIGIN,
+    STEPS,
+    VALUE,
+    encode_some,
+    encode_text,
+)
+from stanchion.adapters.store.sqlite.state import put_items, read_items
 from stanchion.core.model import Item, ItemKey, Run, RunId, RunStatus, Stamp, StepId, TenantId
 from stanchion.ports.records import (
     Commit,
@@ -16,6 +25,7 @@ from stanchion.ports.records import (
     Committed,
     Conflict,
     Gone,
+    InboxEntry,
     Loaded,
     StaleFence,
 )
@@ -30,8 +40,9 @@ def load(db: Database, run_id: RunId) -> Loaded | None:
     found = db.first(_SQL["load_run"], run_id=run_id)
     if found is None:
         return None
-    number, id_, tenant, workflow_id, workflow_version, created_at, *rest = found
-    holds_slot, status, finished_at, version, nonce, fence, error, output, body = rest
+    id_, tenant, workflow_id, workflow_version, created_at, *rest = found
+    holds_slot, status, finished_at, version, nonce, fence, error, output, body, *others = rest
+    steps, inbox = others
     origin = ORIGIN.decode(body)
     run = Run(
         id=id_,
@@ -48,11 +59,12 @@ def load(db: Database, run_id: RunId) -> Loaded | None:
         output=None if output is None else VALUE.decode(output),
         error=None if error is None else FAILURE.decode(error),
         finished_at=finished_at,
-        steps=read_steps(db, number),
+        steps=STEPS.decode(steps),
         stamp=Stamp(version, nonce),
         fence=fence,
     )
-    return Loaded(run, inbox.read(db, number))
+    entries = sorted(INBOX.decode(inbox), key=itemgetter(0))
+    return Loaded(run, tuple(InboxEntry(entry_id, event) for _, entry_id, event in entries))
 
 
 def items_at(
@@ -68,7 +80,8 @@ def items_at(
 
 def commit(db: Database, wanted: Commit) -> CommitAnswer:
     """See ``ports.store.Runs.commit``."""
-    found = db.first(_SQL["read_stamp"], run_id=wanted.run_id)
+    db.settle(about.run(wanted.run_id))
+    found = db.peek(_SQL["read_stamp"], run_id=wanted.run_id)
     if found is None:
         return Gone()
     run, tenant, holds_slot, ended_at, version, nonce, fence = found
@@ -81,7 +94,7 @@ def commit(db: Database, wanted: Commit) -> CommitAnswer:
     transition, now = wanted.transition, db.now()
     stamp = Stamp(version + 1, wanted.nonce)
     ends = transition.status.is_finished and ended_at is None
-    db.run(
+    db.later(
         _SQL["commit_run"],
         run=run,
         tenant=tenant,
@@ -99,6 +112,9 @@ def commit(db: Database, wanted: Commit) -> CommitAnswer:
         applied=encode_text(wanted.applied),
         ends=ends,
     )
+    db.pending.touch(about.run(wanted.run_id))
+    if ends and holds_slot:
+        db.pending.touch(about.slot_freed(tenant))
     put_items(db, run, transition.items)
     effects.carry_out(db, run, transition.effects)
     return Committed(stamp)

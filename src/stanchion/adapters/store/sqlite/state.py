@@ -1,4 +1,4 @@
-"""A run's steps and items, each in a row of its own."""
+"""A run's items, each in a row of its own."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.statements import read_statements
-from stanchion.adapters.store.sqlite.codec import ITEM, STEP, encode
-from stanchion.core.model import Item, ItemKey, RunId, Step, StepId
+from stanchion.adapters.store.sqlite.codec import ITEM, encode
+from stanchion.core.model import Item, ItemKey, RunId, StepId
 
-__all__ = ["put_items", "read_items", "read_steps"]
+__all__ = ["put_items", "read_items"]
 
 _SQL = read_statements(__package__, "sql", "state.sql")
 
@@ -24,14 +24,6 @@ def put_items(db: Database, run: int, items: Mapping[ItemKey, Item]) -> None:
                 for (step_id, index), item in items.items()
             ),
         )
-
-
-def read_steps(db: Database, run: int) -> dict[StepId, Step]:
-    """All steps that something has happened to."""
-    return {
-        StepId(step_id): STEP.decode(state)
-        for step_id, state in db.every(_SQL["read_steps"], run=run)
-    }
 
 
 def read_items(

@@ -23,13 +23,9 @@ UPDATE jobs SET state = 'revoked', ticket = NULL, worker_id = NULL, expires_at =
 WHERE job = :job
 
 -- name: set_timer
--- Sets a timer, or sets it anew.
-INSERT INTO timers (run, step_id, key, due, timer) VALUES (:run, :step_id, :key, :due, :timer)
-ON CONFLICT (run, step_id, key) DO UPDATE SET due = excluded.due
-
--- name: clear_timer
--- Forgets one timer.
-DELETE FROM timers WHERE run = :run AND step_id = :step_id AND key = :key
+-- Sets a timer, or sets it anew; forgets it, if it is due at no time. See together.sql.
+INSERT INTO settings_of_timers (run, step_id, key, due, timer)
+VALUES (:run, :step_id, :key, :due, :timer)
 
 -- name: clear_timers_of_step
 -- Forgets a step's timers, and its items'.

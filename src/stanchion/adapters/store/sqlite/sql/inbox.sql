@@ -10,10 +10,6 @@ WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 INSERT INTO arrivals (run, ticket, entry_id, event, due)
 VALUES (:run, :ticket, :entry_id, :event, :due)
 
--- name: read_inbox
--- Answers (entry_id, event), oldest first.
-SELECT entry_id, event FROM inbox WHERE run = :run ORDER BY ticket
-
 -- name: find_entry
 -- Answers (tenant, run, event) of one entry.
 SELECT runs.tenant, runs.run, inbox.event

@@ -15,9 +15,9 @@ RETURNING ready
 DELETE FROM queues WHERE topic = :topic AND tenant = :tenant
 
 -- name: head_of_ring
--- Answers (turn, served, topic, tenant): whose turn it is for a topic.
+-- Answers (turn, served, topic, tenant): whose turn it is for a topic, and who comes after.
 SELECT turn, served, topic, tenant FROM queues
-WHERE topic = :topic ORDER BY turn, served LIMIT 1
+WHERE topic = :topic ORDER BY turn, served LIMIT :limit
 
 -- name: queue_of_tenant
 -- As head_of_ring, with one tenant to choose from.
@@ -28,16 +28,17 @@ SELECT turn, served, topic, tenant FROM queues WHERE topic = :topic AND tenant =
 UPDATE queues SET turn = :turn
 WHERE topic IN (SELECT value FROM json_each(:topics)) AND tenant = :tenant
 
--- name: oldest_ready_job
--- Answers (job, id, run_id, step_id, item, attempt, dispatch, fence, deliveries, input).
+-- name: oldest_ready_jobs
+-- Answers (ticket, job, id, run_id, step_id, item, attempt, dispatch, fence, deliveries, input).
 SELECT
-    jobs.job, jobs.id, runs.id, jobs.step_id, jobs.item, jobs.attempt, jobs.dispatch, jobs.fence,
-    jobs.deliveries, job_inputs.input
+    jobs.ticket, jobs.job, jobs.id, runs.id, jobs.step_id, jobs.item, jobs.attempt, jobs.dispatch,
+    jobs.fence, jobs.deliveries, job_inputs.input
 FROM jobs
 JOIN runs ON runs.run = jobs.run
 JOIN job_inputs ON job_inputs.job = jobs.job
 WHERE jobs.state = 'ready' AND jobs.topic = :topic AND jobs.tenant = :tenant
-ORDER BY jobs.ticket LIMIT 1
+    AND jobs.ticket > :after
+ORDER BY jobs.ticket LIMIT :limit
 
 -- name: lease_job
 -- Hands a job to a worker and sends its queue to the tail of its ring, see together.sql.

@@ -1,11 +1,27 @@
 -- Runs as they are, and the commit.
 
 -- name: load_run
--- Answers the run's row and its origin.
+-- Answers the run's row and its origin; its steps as a JSON object, and what lies in its inbox as an
+-- array of arrays (ticket, entry_id, event), in no order.
 SELECT
-    runs.run, runs.id, runs.tenant, runs.workflow_id, runs.workflow_version, runs.created_at,
+    runs.id, runs.tenant, runs.workflow_id, runs.workflow_version, runs.created_at,
     runs.holds_slot, runs.status, runs.finished_at, runs.version, runs.nonce, runs.fence,
-    runs.error, runs.output, origins.origin
+    runs.error, runs.output, origins.origin,
+    (
+        SELECT '{' || coalesce(
+            group_concat(json_quote(step_id) || ':' || CAST(state AS TEXT), ','), ''
+        ) || '}'
+        FROM steps WHERE steps.run = runs.run
+    ),
+    (
+        SELECT '[' || coalesce(
+            group_concat(
+                '[' || ticket || ',' || json_quote(entry_id) || ',' || CAST(event AS TEXT) || ']',
+                ','
+            ), ''
+        ) || ']'
+        FROM inbox WHERE inbox.run = runs.run
+    )
 FROM runs JOIN origins ON origins.run = runs.run
 WHERE (runs.tail, runs.head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 

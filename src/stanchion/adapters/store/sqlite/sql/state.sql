@@ -5,10 +5,6 @@
 INSERT INTO items (run, step_id, item, state) VALUES (:run, :step_id, :item, :state)
 ON CONFLICT (run, step_id, item) DO UPDATE SET state = excluded.state
 
--- name: read_steps
--- Answers (step_id, state).
-SELECT step_id, state FROM steps WHERE run = :run
-
 -- name: read_items
 -- Answers (item, state) of those named by :items, a JSON array.
 SELECT item, state FROM items

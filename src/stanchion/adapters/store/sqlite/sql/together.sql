@@ -65,6 +65,18 @@ CREATE TEMP TRIGGER dispatch_job INSTEAD OF INSERT ON dispatches BEGIN
         ON CONFLICT (topic, tenant) DO UPDATE SET ready = ready + 1;
 END;
 
+-- A timer that is set, set anew, or forgotten, if it is due at no time.
+CREATE TEMP VIEW settings_of_timers AS SELECT
+    NULL AS run, NULL AS step_id, NULL AS key, NULL AS due, NULL AS timer;
+
+CREATE TEMP TRIGGER set_timer INSTEAD OF INSERT ON settings_of_timers BEGIN
+    INSERT INTO timers (run, step_id, key, due, timer)
+        SELECT NEW.run, NEW.step_id, NEW.key, NEW.due, NEW.timer WHERE NEW.due IS NOT NULL
+        ON CONFLICT (run, step_id, key) DO UPDATE SET due = excluded.due;
+    DELETE FROM timers
+        WHERE NEW.due IS NULL AND run = NEW.run AND step_id = NEW.step_id AND key = NEW.key;
+END;
+
 -- A commit's lines of history, at the next position of the tenant's feed: above all that are there,
 -- and all that were.
 CREATE TEMP VIEW history_lines AS SELECT NULL AS tenant, NULL AS run, NULL AS entries;
