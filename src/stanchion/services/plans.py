@@ -19,8 +19,8 @@ from stanchion.core.faults import WorkflowFaults
 from stanchion.core.model import Run, StepId, TenantId, Topic, WorkflowId
 from stanchion.core.plan import Plan, link, subworkflows
 from stanchion.core.workflow import JobSpec, Workflow
-from stanchion.ports.errors import BackendError
 from stanchion.ports.store import Definitions
+from stanchion.services.shared_reading import SharedReading
 
 __all__ = [
     "JOB_STEP",
@@ -94,8 +94,7 @@ class Plans:
         self._by_version: OrderedDict[object, Plan] = OrderedDict()
         self._by_content: OrderedDict[bytes, Plan] = OrderedDict()
         self._jobs: OrderedDict[Topic, Linked] = OrderedDict()
-        self._reading: dict[tuple[TenantId, WorkflowId], list[asyncio.Future[_Newest | None]]] = {}
-        """What is being read, and who waits for that."""
+        self._reading: SharedReading[tuple[TenantId, WorkflowId], _Newest] = SharedReading()
 
     async def newest(
         self, tenant: TenantId, workflow_id: WorkflowId, *, refresh: bool = False
@@ -110,36 +109,14 @@ class Plans:
             if known is not None:
                 self._newest.move_to_end(key)
                 return known
-            others = self._reading.get(key)
-            if others is None:
-                return await self._read_for_all(key)
-            # A thousand callers need not read the same: whoever comes while somebody reads waits
-            # for that. What was asked for before one came is good enough for a plan, which is
-            # looked at again when it is used, but not for a "no".
-            waiting: asyncio.Future[_Newest | None] = asyncio.get_running_loop().create_future()
-            others.append(waiting)
-            found = await waiting
+            if not self._reading.is_under_way(key):
+                return await self._reading.read(key, lambda: self._read_newest(*key))
+            # What was asked for before one came is good enough for a plan, which is looked at again
+            # when it is used, but not for a "no".
+            found = await self._reading.found(key)
             if isinstance(found, Linked) or (is_later and found is not None):
                 return found
             is_later = True
-
-    async def _read_for_all(self, key: tuple[TenantId, WorkflowId]) -> _Newest:
-        others = self._reading[key] = []
-        found: _Newest | None = None
-        try:
-            found = await self._read_newest(*key)
-        except BackendError as error:
-            for each in others:
-                if not each.done():
-                    each.set_exception(error)
-            raise
-        finally:
-            # Nothing was found if the one who read has left: then the next one reads.
-            del self._reading[key]
-            for each in others:
-                if not each.done():
-                    each.set_result(found)
-        return found
 
     async def _read_newest(self, tenant: TenantId, workflow_id: WorkflowId) -> _Newest:
         key = (tenant, workflow_id)

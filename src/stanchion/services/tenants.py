@@ -11,7 +11,6 @@ once for all: ten thousand tenants that want nothing cost one read, not one each
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, TypeVar, cast
@@ -20,10 +19,10 @@ from stanchion.core.json_value import JsonObject
 from stanchion.core.lease import Moment
 from stanchion.core.model import TenantId
 from stanchion.ports.clock import Clock
-from stanchion.ports.errors import BackendError
 from stanchion.ports.records import Tenant
 from stanchion.ports.store import Documents
 from stanchion.ports.store import Tenants as StoredTenants
+from stanchion.services.shared_reading import SharedReading
 
 __all__ = ["Tenants"]
 
@@ -47,8 +46,7 @@ class Tenants:
         self._stored = stored
         self._clock = clock
         self._known: OrderedDict[TenantId, tuple[object, Moment]] = OrderedDict()
-        self._reading: dict[TenantId, list[asyncio.Future[None]]] = {}
-        """Who is being read, and who waits for that."""
+        self._reading: SharedReading[TenantId, object] = SharedReading()
         self._changed: OrderedDict[TenantId, Moment] = OrderedDict()
         """When a gate was last changed from here."""
         self._forgotten = 0
@@ -74,31 +72,15 @@ class Tenants:
             now = self._clock.moment()
             if known is not None and now - known[1] < BELIEVED_MS:
                 return cast("_Value", known[0])  # each key has its own kind of value
-            others = self._reading.get(key)
-            if others is None:
+            if not self._reading.is_under_way(key):
                 return await self._read(key, read, now)
-            # A thousand callers need not read the same: what another finds is believed as well.
-            waiting = asyncio.get_running_loop().create_future()
-            others.append(waiting)
-            await waiting
+            await self._reading.found(key)
 
     async def _read(
         self, key: TenantId, read: Callable[[], Awaitable[_Value]], now: Moment
     ) -> _Value:
-        others = self._reading[key] = []
         forgotten = self._forgotten
-        try:
-            found = await read()
-        except BackendError as error:
-            for each in others:
-                if not each.done():
-                    each.set_exception(error)
-            raise
-        finally:
-            del self._reading[key]
-            for each in others:
-                if not each.done():
-                    each.set_result(None)
+        found = cast("_Value", await self._reading.read(key, read))
         # An answer that was under way when somebody wrote may be the older one.
         if forgotten == self._forgotten:
             self._known[key] = (found, now)
