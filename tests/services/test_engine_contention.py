@@ -223,3 +223,31 @@ async def test_a_lost_reply_to_a_commit_is_no_conflict_and_nothing_is_applied_tw
     assert told["job_dispatched second work-worker"] == 1
     assert one.metric("commit_conflicts_total") == 0
     await world.assert_nothing_left()
+
+
+@virtual
+async def test_a_replica_that_meets_a_run_for_the_first_time_reads_it_once(world: World) -> None:
+    one, two = world.add(), world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    leased = await world.lease(two, "work")
+    before = two.store.calls["load"]
+    await world.report(two, *leased)
+    assert await world.ended(run_id) == "succeeded"
+    assert two.store.calls["load"] - before == 1
+
+
+@virtual
+async def test_what_was_read_before_the_hold_may_be_old_and_that_is_no_conflict(
+    world: World,
+) -> None:
+    one, two = world.add(), world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    leased = await world.lease(two, "work")
+    two.store.script("commit", lambda: _written_by_another(world, run_id))
+    await world.report(two, *leased)
+    assert await world.ended(run_id) == "succeeded"
+    assert (await world.told(run_id)).count("another was here - test") == 1
+    assert two.metric("commit_conflicts_total") == 0
+    await world.assert_nothing_left()

@@ -19,7 +19,7 @@ FOUND_ON = {
     "version-without-nonce": (13, "commits form one chain"),
     "no-fence-check": (18, "fences rise"),
     "count-only-fencing": (9, "a trusted lease is owned"),
-    "renewal-ignores-not-owned": (0, "who is told 'not yours' stops"),
+    "renewal-ignores-not-owned": (56, "who is told 'not yours' stops"),
     "acquire-without-floor": (18, "everything ends"),
     "fail-open-for-all": (0, "unleased only by policy"),
     "late-grant": (0, "nothing after its deadline"),

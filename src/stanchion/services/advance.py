@@ -204,9 +204,12 @@ class Advancer:
         return Busy()
 
     async def _under_lease(self, run_id: RunId, turn: _Turn, floor: int) -> Outcome | StaleFence:
-        known = await self._class_of(run_id)
+        known, seen = self._classes.get(run_id), None
         if known is None:
-            return Missing()
+            seen = await self._store.load(run_id)
+            if seen is None:
+                return Missing()
+            known = await self._class_of(seen)
         async with self._leasing.hold(
             f"run/{run_id}",
             risk=known.risk,
@@ -216,7 +219,7 @@ class Advancer:
         ) as held:
             match held:
                 case Lease():
-                    return await self._empty_inbox(run_id, turn, held)
+                    return await self._empty_inbox(run_id, turn, held, seen)
                 case Contended():
                     return Busy()
                 case Refused(error):
@@ -224,23 +227,22 @@ class Advancer:
                 case _:
                     assert_never(held)
 
-    async def _class_of(self, run_id: RunId) -> _Class | None:
-        known = self._classes.get(run_id)
-        if known is None:
-            loaded = await self._store.load(run_id)
-            if loaded is None:
-                return None
-            plan = await self._plan_of(loaded)
-            known = _Class(loaded.run.risk, None if plan is None else plan.lock_policy)
-            if plan is not None:
-                self.remember(loaded.run, plan)
-        return known
+    async def _class_of(self, loaded: Loaded) -> _Class:
+        plan = await self._plan_of(loaded)
+        if plan is None:
+            return _Class(loaded.run.risk, None)
+        self.remember(loaded.run, plan)
+        return self._classes[loaded.run.id]
 
-    async def _empty_inbox(self, run_id: RunId, turn: _Turn, lease: Lease) -> Outcome | StaleFence:
+    async def _empty_inbox(
+        self, run_id: RunId, turn: _Turn, lease: Lease, seen: Loaded | None
+    ) -> Outcome | StaleFence:
+        """Apply all of it. ``seen`` was read before the hold: it will do, if it is still so."""
         conflicts = 0
         for _ in range(LOOKS_MAX):
-            turn.again = False
-            loaded = await self._store.load(run_id)
+            is_fresh = seen is None
+            turn.again &= not is_fresh
+            loaded, seen = seen or await self._store.load(run_id), None
             if loaded is None:
                 return Missing()
             if not loaded.inbox:
@@ -249,12 +251,13 @@ class Advancer:
             match answer:
                 case Committed():
                     conflicts = 0
-                case Conflict():
+                case Conflict() if is_fresh:
                     self._signals.conflict()
                     conflicts += 1
                     if conflicts == TRIES_MAX:
                         return Busy()
-                    continue
+                case Conflict():
+                    pass
                 case Gone():
                     return Missing()
                 case StaleFence() | Broken() | Buried():
