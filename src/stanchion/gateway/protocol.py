@@ -129,6 +129,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._under_way = cycle
         super()._start_asgi_task(cycle, app)
 
+    def on_response_complete(self) -> None:
+        if self._under_way is not None:
+            # It knows the cycle, which knows it: only the garbage collector would ever part them,
+            # and a server that leaves it thousands to part stands still meanwhile.
+            self._under_way.scope["extensions"].pop(ANSWER, None)
+        super().on_response_complete()
+
     def on_message_complete(self) -> None:
         self._is_in_request = False
         super().on_message_complete()

@@ -105,7 +105,7 @@ class _Turn(msgspec.Struct):
     """Somebody came after the inbox was last read."""
 
 
-class _Class(msgspec.Struct, frozen=True):
+class _Class(msgspec.Struct, frozen=True, gc=False):
     risk: Risk
     override: LeaseOverride | None
 
