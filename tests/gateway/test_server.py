@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.server import serve
@@ -81,6 +83,23 @@ async def test_a_good_request_is_answered() -> None:
         answer = await server.say(close)
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
         assert b"server:" not in answer
+
+
+async def test_a_request_that_was_answered_is_let_go_without_the_garbage_collector() -> None:
+    async with served() as server, server.line() as (reader, writer):
+        gc.collect()
+        gc.disable()
+        try:
+            for path in (b"/livez", b"/v1/runs", b"/nowhere") * 20:
+                writer.write(GET.replace(b"/livez", path))
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+                await reader.readexactly(int(length))
+            kept = sum(isinstance(each, RequestResponseCycle) for each in gc.get_objects())
+        finally:
+            gc.enable()
+        # The newest, which the connection still knows.
+        assert kept <= 2
 
 
 NONSENSE = [
