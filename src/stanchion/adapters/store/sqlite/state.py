@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.statements import read_statements
-from stanchion.adapters.store.sqlite.codec import ITEM, encode
+from stanchion.adapters.store.sqlite.codec import ITEM, encode, encode_text
 from stanchion.core.model import Item, ItemKey, RunId, StepId
 
 __all__ = ["put_items", "read_items"]
@@ -32,12 +32,7 @@ def read_items(
     """See ``ports.store.Runs.load_items``."""
     found: dict[ItemKey, Item] = {}
     for step_id, indexes in wanted.items():
-        # As text: SQLite takes a BLOB for its own binary form of JSON.
-        rows = db.every(
-            _SQL["read_items"],
-            run_id=run_id,
-            step_id=step_id,
-            items=encode(list(indexes)).decode(),
-        )
+        items = encode_text(list(indexes))
+        rows = db.every(_SQL["read_items"], run_id=run_id, step_id=step_id, items=items)
         found |= {ItemKey(step_id, index): ITEM.decode(state) for index, state in rows}
     return found
