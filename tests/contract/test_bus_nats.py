@@ -268,7 +268,9 @@ async def test_after_a_restart_everything_goes_on_without_reopening(
         victim.start()
         await _until_works(bus)
         assert await bus.publish([second := row()]) == 1
-        assert await desk.next() == second
+        came = await desk.next()
+        # What was acknowledged in the moment of the kill may come again: at least once is promised.
+        assert (await desk.next() if came == first else came) == second
         await until_pending(bus, 0)
     assert [each for each in caplog.messages if each in {"bus_lost", "bus_regained"}] == [
         "bus_lost",
