@@ -155,6 +155,25 @@ def test_starts_that_come_together_are_written_by_a_few_statements() -> None:
     world.db.connection.close()
 
 
+def test_an_entry_that_lies_there_is_not_new_because_of_what_others_left_for_later() -> None:
+    world = _World(_FEW)
+    (run,) = world.db.first("SELECT run FROM runs WHERE ended_at IS NULL") or (0,)
+    assert inbox.put(world.db, run, "twice", CancelRequested(), Instant(1))
+    gate.admit(world.db, world.fresh(), _AHEAD, 1_000)
+    assert not inbox.put(world.db, run, "twice", CancelRequested(), Instant(1))
+    world.db.connection.close()
+
+
+def test_a_queue_that_counts_more_jobs_than_there_are_does_not_stop_the_ring() -> None:
+    world = _World(_FEW)
+    world.db.run("UPDATE queues SET ready = ready + 7")
+    ready_now = sum(ready.count_by_topic(world.db).values())
+    leased = ready.lease(world.db, "w", [TOPIC], max_jobs=1_000, ttl_ms=50, tenant=None)
+    assert 0 < len(leased) < ready_now
+    assert ready.count_by_topic(world.db) == {}
+    world.db.connection.close()
+
+
 # ── The same number of steps of SQLite's machine, with few runs and with many ────────────────────
 
 _FEW, _MANY = 60, 400

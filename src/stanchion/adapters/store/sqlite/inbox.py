@@ -28,6 +28,7 @@ def post(db: Database, run_id: RunId, event: Event, entry_id: str) -> PostAnswer
 
 def put(db: Database, run: int, entry_id: str, event: Event, due: Instant) -> bool:
     """Put an event into the inbox of an unfinished run; ``False`` if it lies there already."""
+    db.pending.write()  # before counting: what others left for later is not this entry
     before = db.connection.total_changes()
     db.run(
         _SQL["put_entry"],

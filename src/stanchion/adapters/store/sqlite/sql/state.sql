@@ -1,4 +1,4 @@
--- Steps and items: one row each, so that a commit writes those that changed and no others.
+-- Items: one row each, so that a commit writes those that changed and no others.
 
 -- name: put_item
 -- Writes an item as it is now.
