@@ -32,6 +32,7 @@ _FIXES: Final = {
     " stanchion tenant set NAME --max-concurrent-runs N",
     "job_throttled": "submit more slowly, or raise the rate:"
     " stanchion tenant set NAME --job-rate R",
+    "tenant_overloaded": "this tenant has too much under way: send less at once, or slower",
     "idempotency_mismatch": "this key was used for another request: give a new --idempotency-key",
     "gate_busy": "somebody holds the admission lock: stanchion lease list",
     "gate_unavailable": "look at the server's /readyz and at its store and lock server",

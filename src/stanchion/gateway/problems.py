@@ -59,6 +59,7 @@ STATUS: Final[Mapping[Code, int]] = MappingProxyType(
         Code.IDEMPOTENCY_MISMATCH: 422,
         Code.MAX_CONCURRENT_RUNS_REACHED: 429,
         Code.JOB_THROTTLED: 429,
+        Code.TENANT_OVERLOADED: 429,
         Code.HEADERS_TOO_LARGE: 431,
         Code.INTERNAL: 500,
         Code.GATE_UNAVAILABLE: 503,

@@ -40,6 +40,7 @@ _MEANS: Final[Mapping[Code, str]] = MappingProxyType(
         Code.INVALID_WORKFLOW: "The workflow file has faults, or does not fit its sub-workflows.",
         Code.MAX_CONCURRENT_RUNS_REACHED: "The tenant has as many unfinished runs as it may.",
         Code.JOB_THROTTLED: "The tenant submits jobs faster than it may.",
+        Code.TENANT_OVERLOADED: "The tenant uses more of the server than its share.",
         Code.HEADERS_TOO_LARGE: "More than 100 headers, or more than 32 KiB of them.",
         Code.INTERNAL: "A fault of our own. The log has it, under the request id.",
         Code.DRAINING: "The server is shutting down. Another replica may take it.",

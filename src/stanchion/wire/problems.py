@@ -34,6 +34,7 @@ class Code(StrEnum):
     REQUEST_TIMEOUT = "request_timeout"
     MAX_CONCURRENT_RUNS_REACHED = "max_concurrent_runs_reached"
     JOB_THROTTLED = "job_throttled"
+    TENANT_OVERLOADED = "tenant_overloaded"
     GATE_UNAVAILABLE = "gate_unavailable"
     GATE_BUSY = "gate_busy"
     LIMIT_CHECK_FAILED = "limit_check_failed"
