@@ -20,6 +20,7 @@ from stanchion.core.admission import (
     Throttled,
     TooLate,
     Verdict,
+    WorkAllowance,
     fingerprint,
     judge,
 )
@@ -195,3 +196,36 @@ def test_a_print_stays_what_it_is() -> None:
         fingerprint(W, {"input": {"a": [1, 2.5, None, True, "é"]}})
         == "1c17102be3f29aab41c4fb898c91912c12e6391bd2759cf69dfc3fa32031741b"
     )
+
+
+# ── Processor time ───────────────────────────────────────────────────────────────────────────────
+
+QUARTER = WorkAllowance(share=0.25, burst_s=2.0)
+
+
+def test_a_bucket_is_overdrawn_only_after_its_burst() -> None:
+    full_at_ms = QUARTER.after(0.0, 2.0, now_ms=1_000)
+    assert full_at_ms == 1_000 + 8_000
+    assert QUARTER.wait_ms(full_at_ms, now_ms=1_000) == 0
+    full_at_ms = QUARTER.after(full_at_ms, 0.1, now_ms=1_000)
+    assert QUARTER.wait_ms(full_at_ms, now_ms=1_000) == 400
+    assert QUARTER.wait_ms(full_at_ms, now_ms=1_400) == 0
+
+
+def test_no_debt_means_a_longer_wait_than_is_allowed() -> None:
+    full_at_ms = QUARTER.after(0.0, 10_000, now_ms=50)
+    assert QUARTER.wait_ms(full_at_ms, now_ms=50) == 30_000
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 5_000)), max_size=50))
+def test_over_any_time_a_tenant_gets_its_share_and_its_burst(
+    asked: list[tuple[float, float]],
+) -> None:
+    full_at_ms = now_ms = spent_s = 0.0
+    for seconds, pause_ms in asked:
+        now_ms += pause_ms
+        if not QUARTER.wait_ms(full_at_ms, now_ms=now_ms):
+            full_at_ms = QUARTER.after(full_at_ms, seconds, now_ms=now_ms)
+            spent_s += seconds
+    # What was allowed to begin is finished: one piece of work may be over.
+    assert spent_s <= 2.0 + now_ms / 1000 * 0.25 + 1.0 + 1e-6

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from stanchion.core.model import TenantId
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.problems import (
     STATUS,
@@ -198,3 +199,20 @@ async def test_too_many_requests_at_once_are_shed_and_health_goes_on() -> None:
         assert house.metric("stanchion_http_shed_total", reason="requests") == 1
         for vital in ("/livez", "/readyz", "/metrics", "/openapi.json"):
             assert (await house.ask("GET", vital)).status == 200
+
+
+async def test_a_tenant_over_its_share_of_the_processor_is_told_when_to_ask_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with opened_house() as house:
+
+        async def overdrawn(*_: object, **__: object) -> None:
+            house.services.work.charge(TenantId("acme"), 5)
+            house.services.work.check(TenantId("acme"))
+
+        monkeypatch.setattr(house.services.gate, "start", overdrawn)
+        answer = await house.ask("POST", "/v1/workflows/any/runs", {}, tenant="acme")
+        assert (answer.status, answer.code) == (429, "tenant_overloaded")
+        assert 12_000 <= answer.json["retry_after_ms"] <= 15_000
+        assert answer.json["retry_class"] == "quota"
+        assert 12 <= int(answer.headers["retry-after"]) <= 15

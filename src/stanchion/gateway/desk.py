@@ -44,6 +44,7 @@ class Desk:
         self.load = Load(options, services.registry, services.entropy.unit)
         self.deadlines = Deadlines(sweep_s=_SWEEP_S)
         self.readiness = Readiness(services)
+        self.work = services.work
         self.draining = asyncio.Event()
         self.openapi = b""
         """The document, encoded. Set by the app, which knows all routes."""

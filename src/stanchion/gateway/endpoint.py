@@ -30,7 +30,13 @@ from stanchion.gateway.exchange import (
     Send,
     ready,
 )
-from stanchion.gateway.problems import GATE_UNAVAILABLE, Refusal, Refused, invalid_member
+from stanchion.gateway.problems import (
+    GATE_UNAVAILABLE,
+    Refusal,
+    Refused,
+    invalid_member,
+    overdrawn,
+)
 from stanchion.gateway.query import read_query
 from stanchion.gateway.room import Room
 from stanchion.gateway.route import PARAMETERS, Answered, Reach, Route, Takes
@@ -40,6 +46,7 @@ from stanchion.ports.records import BadCursor
 from stanchion.services.log import LOGGER
 from stanchion.services.plans import DefinitionMissing
 from stanchion.services.services import Services
+from stanchion.services.work import TenantOverloaded
 from stanchion.wire.problems import Code
 
 __all__ = ["Endpoint"]
@@ -117,6 +124,8 @@ class _Course:
             answer = refused.refusal
         except BadCursor:
             answer = invalid_member("cursor", "not a cursor of this list")
+        except TenantOverloaded as over:
+            answer = overdrawn(over)
         except BackendError:
             answer = self._no_store()
         except DefinitionMissing:

@@ -16,6 +16,7 @@ import msgspec
 
 from stanchion.core.faults import Fault
 from stanchion.core.retry import RetryClass
+from stanchion.services.work import TenantOverloaded
 from stanchion.wire.problems import PROBLEM_TYPE, Code, FieldError, Problem
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "invalid",
     "invalid_member",
     "not_found",
+    "overdrawn",
     "retry_after_s",
     "unavailable_after_ms",
 ]
@@ -117,6 +119,13 @@ def invalid_member(path: str, message: str) -> Refusal:
 def not_found(what: str) -> Refusal:
     """There is no such thing, or it is another tenant's: the answer does not tell which."""
     return Refusal(code=Code.NOT_FOUND, detail=f"there is no such {what}")
+
+
+def overdrawn(over: TenantOverloaded) -> Refusal:
+    """The tenant uses more of the server than its share."""
+    return Refusal(
+        code=Code.TENANT_OVERLOADED, detail=over.detail, retry_after_ms=over.retry_after_ms
+    )
 
 
 def unavailable_after_ms(sample: float) -> int:

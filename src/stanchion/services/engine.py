@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -16,6 +17,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from stanchion.core import lease
+from stanchion.core.admission import WorkAllowance
 from stanchion.core.escalation import Announcement
 from stanchion.core.lease_policy import LeaseOverride, LeasePolicy, policy_for
 from stanchion.core.model import Instant, Risk, Run
@@ -46,6 +48,7 @@ from stanchion.services.scheduler import Scheduler
 from stanchion.services.services import Services
 from stanchion.services.settings import SettingsKeeper
 from stanchion.services.watching import Watching
+from stanchion.services.work import DEFAULT_ALLOWANCE, TenantWorkBudget
 
 __all__ = ["DEFAULT_TERMS", "Engine", "Terms", "Wires"]
 
@@ -62,6 +65,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     max_deliveries: int = 5
     poison_failures_max: int = 5
     retention_ms: int = 30 * 24 * 60 * 60 * 1000
+    tenant_work: WorkAllowance = DEFAULT_ALLOWANCE
+    """Processor time that one tenant may use on one replica."""
 
 
 DEFAULT_TERMS: Final = Terms()
@@ -114,7 +119,9 @@ class Engine:
         *,
         terms: Terms = DEFAULT_TERMS,
         linker: Linker = link_here,
+        processor_s: Callable[[], float] = time.thread_time,
     ) -> None:
+        """``processor_s`` reads the processor time of the calling thread, in seconds."""
         registry = CollectorRegistry()
         store, bus, clock = wires.store, wires.bus, wires.clock
         settings = SettingsKeeper(
@@ -133,6 +140,14 @@ class Engine:
             registry=registry,
         )
         labels = TenantLabels()
+        work = TenantWorkBudget(
+            registry,
+            clock=clock,
+            entropy=wires.entropy,
+            labels=labels,
+            allowance=terms.tenant_work,
+            processor_s=processor_s,
+        )
         self._pacing = Pacing(clock=clock, entropy=wires.entropy)
         self._bus = bus
         self._lease_signals = RunLeaseSignals(registry)
@@ -202,6 +217,7 @@ class Engine:
             settings=settings,
             escalating=self._escalating,
             registry=registry,
+            work=work,
         )
 
     async def run(self) -> None:

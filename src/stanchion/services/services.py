@@ -18,6 +18,7 @@ from stanchion.services.plans import Plans
 from stanchion.services.scheduler import Scheduler
 from stanchion.services.settings import SettingsKeeper
 from stanchion.services.watching import Watching
+from stanchion.services.work import TenantWorkBudget
 
 __all__ = ["Services"]
 
@@ -39,3 +40,4 @@ class Services:
     settings: SettingsKeeper
     escalating: Escalating
     registry: CollectorRegistry
+    work: TenantWorkBudget

@@ -94,6 +94,7 @@ class Replica:
             ),
             terms=place.terms,
             linker=place.linker,
+            processor_s=lambda: 0.0,  # measured time would make a history differ from its replay
         )
         self.services = self.engine.services
         self.front = Front(self.services)
