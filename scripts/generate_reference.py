@@ -52,6 +52,7 @@ Which server, and as whom:
 |---|---|---|
 | `--url` | `STANCHION_URL` | the server, `http://127.0.0.1:8420` unless told otherwise |
 | `--api-key` | `STANCHION_API_KEY` | the key; prefer the variable, other users can read a flag |
+| | `STANCHION_API_KEY_FILE` | a file that holds the key; not together with the variable |
 | `--tenant` | `STANCHION_TENANT` | the tenant, where the key does not say which |
 
 A person gets lines and tables, in colour on a terminal (`NO_COLOR` turns it off). With `-o json` a
@@ -115,7 +116,8 @@ def _with_table(page: Path, name: str, table: str) -> str:
 
 
 def _row(option: Option) -> str:
-    return f"| `{option.name}` | {_values(option)} | {_default(option)} | {option.help} |"
+    twin = f" Also from a file: `{option.file_variable}`." if option.is_secret else ""
+    return f"| `{option.name}` | {_values(option)} | {_default(option)} | {option.help}{twin} |"
 
 
 def _values(option: Option) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -128,15 +129,41 @@ async def _store(config: Config, clock: Clock) -> Store:
         return MemoryStore(clock, key_ttl_ms)
     if url.startswith("sqlite:"):
         path = Path(url.removeprefix("sqlite:"))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BackendRefused(
-                f"{path.parent}: cannot be made ({error.strerror}). Give --data-dir a directory"
-                " that this process may write to"
-            ) from error
+        # For the files that this process creates: the database, its log and its lock.
+        os.umask(0o077)
+        _make_private(path, Path(config.data_dir))
         return await SqliteStore.open(path, clock=clock, key_ttl_ms=key_ttl_ms)
     return await RedisStore.open(url, namespace=config.namespace, key_ttl_ms=key_ttl_ms)
+
+
+def _make_private(database: Path, data_dir: Path) -> None:
+    """Make the directory 0700 and existing files of the database 0600.
+
+    A directory other than the data directory, or one that also holds files of others, keeps its
+    mode: nobody asked us to close a home or /tmp.
+    """
+    directory = database.parent
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = list(directory.iterdir())
+        ours = [file for file in found if file.name.startswith(database.name)]
+        for file in ours:
+            _restrict(file, 0o600)
+        if directory == data_dir and len(ours) == len(found):
+            _restrict(directory, 0o700)
+    except OSError as error:
+        raise BackendRefused(
+            f"{directory}: cannot be made or read ({error.strerror}). Give --data-dir a directory"
+            " that this process may write to"
+        ) from error
+    if directory == data_dir and directory.stat().st_mode & 0o077:
+        log_event(logging.WARNING, "data_dir_not_private", directory=str(directory))
+
+
+def _restrict(path: Path, mode: int) -> None:
+    found = path.stat()
+    if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+        path.chmod(mode)
 
 
 async def _locks(config: Config, clock: Clock, entropy: Entropy) -> Locks:

@@ -221,6 +221,72 @@ def test_a_wrong_variable_is_refused_with_its_name(name: str, value: str, said: 
     assert said in fault
 
 
+# ── Secrets from files ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("admin_key", KEY),
+        ("store", "redis://:pw@cache/0"),
+        ("locks", "redis://:pw@locks/0"),
+        ("bus", "nats://me:pw@bell:4222"),
+    ],
+)
+def test_a_secret_can_come_from_a_file(name: str, value: str, tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(value + "\n", encoding="utf-8")
+    environ = {"STANCHION_STORE": "redis://cache/0", "STANCHION_BUS": "nats://bell:4222"}
+    environ.pop(f"STANCHION_{name.upper()}", None)
+    config = loaded(environ=environ | {f"STANCHION_{name.upper()}_FILE": str(file)})
+    assert getattr(config, name) == value
+
+
+def test_exactly_the_settings_that_may_hold_a_password_can_come_from_a_file() -> None:
+    secret = {option.name for option in OPTIONS if option.is_secret}
+    assert secret == {"admin_key", "store", "locks", "bus"}
+    [fault] = faults(environ={"STANCHION_PORT_FILE": "/nowhere"})
+    assert fault.startswith("STANCHION_PORT_FILE: nothing is called so")
+
+
+def test_a_secret_given_twice_is_refused_with_both_names(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(KEY, encoding="utf-8")
+    [fault] = faults(environ={"STANCHION_ADMIN_KEY": KEY, "STANCHION_ADMIN_KEY_FILE": str(file)})
+    assert fault == (
+        "STANCHION_ADMIN_KEY_FILE: STANCHION_ADMIN_KEY is set too:"
+        " set STANCHION_ADMIN_KEY or STANCHION_ADMIN_KEY_FILE"
+    )
+
+
+SECRET_FILES: list[tuple[bytes | None, str]] = [
+    (None, "cannot be read: No such file or directory"),
+    (b"", "is empty"),
+    (b"\n", "is empty"),
+    (b"\xff" * 20, "is not UTF-8 text"),
+    (b"k" * 70_000, "has more than 65536 bytes"),
+]
+
+
+@pytest.mark.parametrize(("content", "said"), SECRET_FILES, ids=[each[1] for each in SECRET_FILES])
+def test_a_file_that_is_no_secret_is_refused_with_its_path(
+    content: bytes | None, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "key"
+    if content is not None:
+        file.write_bytes(content)
+    [fault] = faults(environ={"STANCHION_ADMIN_KEY_FILE": str(file)})
+    assert fault == f"STANCHION_ADMIN_KEY_FILE: the file {str(file)!r} {said}"
+
+
+def test_a_wrong_value_in_a_file_is_refused_without_repeating_it(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("hunter2", encoding="utf-8")
+    [fault] = faults(environ={"STANCHION_ADMIN_KEY_FILE": str(file)})
+    assert fault.startswith("STANCHION_ADMIN_KEY_FILE: should be 16 to 255 visible ASCII")
+    assert "hunter2" not in fault
+
+
 FILE_FAULTS = [
     ("\nprot = 1\n", ":2: prot: nothing is called so; did you mean 'port'?"),
     ("# port\nport = true\n", ":2: port: should be a whole number"),

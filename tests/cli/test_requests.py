@@ -41,6 +41,28 @@ def test_key_and_tenant_come_from_the_environment_and_flags_win(
     assert asked == [("Bearer sk_one", "first"), ("Bearer sk_two", "second")]
 
 
+def test_the_key_may_come_from_a_file_and_a_flag_wins(
+    cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server.says(Said({"runs": []}))
+    file = tmp_path / "key"
+    file.write_text("sk_file\n", encoding="utf-8")
+    monkeypatch.setenv("STANCHION_API_KEY_FILE", str(file))
+    assert cli("run", "list").code == 0
+    assert cli("run", "list", "--api-key", "sk_flag").code == 0
+    keys = [request.headers["Authorization"] for request in server.requests]
+    assert keys == ["Bearer sk_file", "Bearer sk_flag"]
+    monkeypatch.setenv("STANCHION_API_KEY", "sk_env")
+    both = cli("run", "list")
+    assert both.code == Exit.USAGE
+    assert "set STANCHION_API_KEY or STANCHION_API_KEY_FILE" in both.err
+    monkeypatch.delenv("STANCHION_API_KEY")
+    file.unlink()
+    missing = cli("run", "list")
+    assert missing.code == Exit.USAGE
+    assert f"STANCHION_API_KEY_FILE: the file '{file}' cannot be read" in missing.err
+
+
 def test_a_server_may_live_below_a_path(cli: Cli, server: Script) -> None:
     server.says(LIST)
     cli("run", "list", "--url", f"{server.url}/behind/proxy/")

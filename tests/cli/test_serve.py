@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import stat
 import subprocess
 import sys
 import urllib.request
@@ -132,3 +133,50 @@ def test_strangers_are_not_let_in_without_a_key(tmp_path: Path) -> None:
     )
     assert done.returncode == Exit.FAILED
     assert "STANCHION_ADMIN_KEY" in done.stderr
+
+
+def test_the_data_directory_and_its_files_are_for_their_owner_only(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    (data / "stanchion.db").touch(mode=0o644)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stanchion", "serve", "--port", "0", "--data-dir", str(data)],
+        env=plain_environment(),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        umask=0o022,
+    )
+    try:
+        ready(process)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in data.iterdir()}
+    finally:
+        process.kill()
+        process.communicate()
+    assert {"stanchion.db", "stanchion.db-wal", "stanchion.db-shm"} <= modes.keys()
+    assert set(modes.values()) == {0o600}, modes
+    assert stat.S_IMODE(data.stat().st_mode) == 0o700
+
+
+def test_a_directory_with_files_of_others_keeps_its_mode(tmp_path: Path) -> None:
+    data = tmp_path / "shared"
+    data.mkdir(mode=0o755)
+    (data / "notes.txt").touch()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stanchion", "serve", "--port", "0", "--data-dir", str(data)],
+        env=plain_environment(),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert json.loads(process.stderr.readline())["event"] == "data_dir_not_private"
+    finally:
+        process.kill()
+        process.communicate()
+    assert stat.S_IMODE(data.stat().st_mode) == 0o755

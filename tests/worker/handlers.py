@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 from stanchion import FinalError, Job, Worker
@@ -33,6 +35,24 @@ async def wedge(job: Job) -> str:
 def compute(job: Job) -> dict[str, object]:
     job.heartbeat({"half": True})
     return {"pid": os.getpid(), "double": 2 * int(str(job.input))}
+
+
+def _seen() -> list[str]:
+    script = "import os; print(*sorted(n for n in os.environ if n.startswith('STANCHION_')))"
+    command = [sys.executable, "-c", script]
+    child = subprocess.run(command, capture_output=True, text=True, check=True)
+    own = (name for name in os.environ if name.startswith("STANCHION_"))
+    return sorted({*own, *child.stdout.split()})
+
+
+@app.task("environment.thread")
+def environment_in_a_thread(_job: Job) -> list[str]:
+    return _seen()
+
+
+@app.task("environment.process", executor="process")
+def environment_in_a_process(_job: Job) -> list[str]:
+    return _seen()
 
 
 @app.task("compute.fail", executor="process")

@@ -7,6 +7,7 @@ port (``serving``). What it accepted is counted, so that "nothing lost, nothing 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -62,6 +63,8 @@ class Ledger:
         self.results: dict[str, JobResult] = {}
         self.rejected: list[tuple[str, str]] = []
         self.progress: list[JsonValue] = []
+        self.keys: set[str] = set()
+        """The keys that came over HTTP."""
         self.renewed: list[tuple[int, tuple[str, ...]]] = []
         """When each renewal was done, and for whom."""
         self.largest_lease = 0
@@ -281,6 +284,7 @@ async def serving(ledger: Ledger) -> AsyncIterator[str]:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 path = head.split(" ", 2)[1]
+                ledger.keys |= set(re.findall("(?im)^authorization: (.*?)\r$", head))
                 length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
                 body = await reader.readexactly(length)
                 answer = await _unless_gone(reader, ledger.answer(path, body))

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from stanchion.config import OPTIONS
 from stanchion.wire.worker import JobError
 from stanchion.worker import Job, Worker
 from stanchion.worker.events import JobAbandoned, WorkerEvent
+from stanchion.worker.worker import SECRET_VARIABLES
 from tests.worker.handlers import app as everything
 from tests.worker.ledger import Fault, Ledger, serving
 
@@ -222,3 +224,32 @@ async def test_a_job_in_a_process_is_killed_when_its_lease_is_lost() -> None:
         await ledger.until(lambda: everything.counts["JobAbandoned"] > before)
         await ledger.all_done()
     assert ledger.results["run:step@1"].output == "delivery 2"
+
+
+async def test_no_handler_sees_keys_and_store_urls_in_its_environment(tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("sk_from_a_file\n", encoding="utf-8")
+    secrets = {name: "not for handlers" for name in SECRET_VARIABLES if "API_KEY" not in name}
+    ledger = Ledger(_now_ms)
+    ledger.put("run:0@1", "environment.thread")
+    ledger.put("run:1@1", "environment.process")
+    async with serving(ledger) as url:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stanchion", "worker", "tests.worker.handlers:app"),
+            cwd=ROOT,
+            env={"STANCHION_URL": url, "STANCHION_API_KEY_FILE": str(key_file)} | secrets,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            await ledger.all_done()
+        finally:
+            process.kill()
+            await process.wait()
+    assert ledger.keys == {"Bearer sk_from_a_file"}
+    assert ledger.results["run:0@1"].output == ["STANCHION_URL"]
+    assert ledger.results["run:1@1"].output == ["STANCHION_URL"]
+
+
+def test_every_secret_option_of_a_server_is_hidden_from_handlers() -> None:
+    options = {option.variable for option in OPTIONS if option.is_secret}
+    assert options | {"STANCHION_API_KEY"} == set(SECRET_VARIABLES)

@@ -126,15 +126,28 @@ def talks(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
     return command
 
 
+def _api_key(_context: click.Context, _option: click.Parameter, flag: str | None) -> str | None:
+    """The flag, else the variable, else the contents of the file that the other variable names."""
+    if flag is not None or "STANCHION_API_KEY_FILE" not in os.environ:
+        return flag if flag is not None else os.environ.get("STANCHION_API_KEY")
+    from stanchion.config import secret_from  # noqa: PLC0415 - 15 ms, for those who use a file
+    from stanchion.core.faults import Fault  # noqa: PLC0415 - as above
+
+    found = secret_from(os.environ, "STANCHION_API_KEY")
+    if isinstance(found, Fault):
+        raise Ending(str(found), Exit.USAGE)
+    return found
+
+
 def where(function: _F) -> _F:
     """The options that say which server, and as whom."""
     for decorate in (
         click.option(
             "--api-key",
             metavar="KEY",
-            envvar="STANCHION_API_KEY",
-            show_envvar=True,
-            help="Other users of this machine can read a flag: prefer the variable.",
+            help="Other users of this machine can read a flag: prefer STANCHION_API_KEY, or"
+            " STANCHION_API_KEY_FILE, which names a file that holds the key.",
+            callback=_api_key,
         ),
         click.option(
             "--url",

@@ -6,14 +6,16 @@
 of the file. A key that nobody knows is a fault: a setting that was written down and ignored is
 worse than none. What can change while a server runs is not here, it is in the settings.
 
-Nothing else of a server reads the environment, and this opens nothing but the file.
+A key or a URL with a password can also be read from a file: STANCHION_ADMIN_KEY_FILE names one.
+
+Nothing else of a server reads the environment, and this opens nothing but these files.
 """
 
 from __future__ import annotations
 
 from stanchion.config.addresses import is_loopback, without_password
 from stanchion.config.options import OPTIONS, PREFIX, Config, Option
-from stanchion.config.reading import config_file, load
+from stanchion.config.reading import config_file, load, secret_from
 
 __all__ = [
     "OPTIONS",
@@ -23,5 +25,6 @@ __all__ = [
     "config_file",
     "is_loopback",
     "load",
+    "secret_from",
     "without_password",
 ]

@@ -12,9 +12,10 @@ import msgspec
 
 from stanchion.config.addresses import is_redis, without_password
 
-__all__ = ["OPTIONS", "PREFIX", "Config", "Option"]
+__all__ = ["FILE_SUFFIX", "OPTIONS", "PREFIX", "Config", "Option"]
 
 PREFIX: Final = "STANCHION_"
+FILE_SUFFIX: Final = "_FILE"
 _DAY_S: Final = 86_400.0
 
 
@@ -79,6 +80,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """What ``pattern`` means, in words."""
     choices: tuple[str, ...] = ()
     has_flag: bool = True
+    is_secret: bool = False
+    """Its value is or may contain a password, so it can also be read from a file."""
 
     @property
     def flag(self) -> str:
@@ -89,6 +92,11 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     def variable(self) -> str:
         """Its name in the environment."""
         return PREFIX + self.name.upper()
+
+    @property
+    def file_variable(self) -> str:
+        """Names a file that holds the value, for an option that is secret."""
+        return self.variable + FILE_SUFFIX
 
 
 OPTIONS: Final = (
@@ -111,6 +119,7 @@ OPTIONS: Final = (
         name="store",
         kind="url",
         metavar="URL",
+        is_secret=True,
         help="Where everything is kept: sqlite:PATH, redis://…, redis+cluster://…,"
         " redis+sentinel://… or memory:. Default: a SQLite file in the data directory.",
     ),
@@ -118,6 +127,7 @@ OPTIONS: Final = (
         name="locks",
         kind="url",
         metavar="URL",
+        is_secret=True,
         help="Where run leases are kept: redis://… (and its forms) or memory:. Default: with a"
         " Redis store, else in memory.",
     ),
@@ -125,6 +135,7 @@ OPTIONS: Final = (
         name="bus",
         kind="url",
         metavar="URL",
+        is_secret=True,
         help="What wakes replicas up: local: or nats://…. A Redis store needs nats://….",
     ),
     Option(
@@ -167,6 +178,7 @@ OPTIONS: Final = (
         pattern=r"[!-~]{16,255}",
         form="16 to 255 visible ASCII characters without spaces",
         has_flag=False,
+        is_secret=True,
     ),
     Option(
         name="idempotency_ttl_s",

@@ -12,14 +12,17 @@ from typing import Final, cast
 import msgspec
 
 from stanchion.config.addresses import is_nats, is_redis, wrong_url
-from stanchion.config.options import OPTIONS, PREFIX, Config, Option
+from stanchion.config.options import FILE_SUFFIX, OPTIONS, PREFIX, Config, Option
 from stanchion.core.faults import Fault, Near, listed, named
 
-__all__ = ["config_file", "load"]
+__all__ = ["config_file", "load", "secret_from"]
 
 _BY_NAME: Final = {option.name: option for option in OPTIONS}
 # What clients read, and what names the file.
-_NOT_OURS: Final = frozenset(PREFIX + name for name in ("URL", "API_KEY", "TENANT", "CONFIG"))
+_NOT_OURS: Final = frozenset(
+    PREFIX + name for name in ("URL", "API_KEY", "API_KEY_FILE", "TENANT", "CONFIG")
+)
+_SECRET_BYTES_MAX: Final = 64 * 1024
 _OF_TESTS: Final = PREFIX + "TEST_"
 # Kubernetes sets these in every pod beside a Service that is called "stanchion".
 _SERVICE_LINK: Final = re.compile(r"STANCHION_(SERVICE_(HOST|PORT)(_.*)?|PORT_\d+_.*)")
@@ -90,6 +93,7 @@ class _Reading:
 
     def take_environment(self, environ: Mapping[str, str]) -> None:
         by_variable = {option.variable: option for option in OPTIONS}
+        by_file = {option.file_variable: option for option in OPTIONS if option.is_secret}
         for variable in sorted(environ):
             if not variable.startswith(PREFIX) or variable in _NOT_OURS:
                 continue
@@ -97,8 +101,18 @@ class _Reading:
                 continue
             if variable in by_variable:
                 self._take(by_variable[variable], environ[variable], variable, is_text=True)
+            elif variable in by_file:
+                self._take_secret(by_file[variable], environ)
             else:
-                self.faults.append(Fault(variable, _unknown_variable(variable, by_variable)))
+                known = by_variable | by_file
+                self.faults.append(Fault(variable, _unknown_variable(variable, known)))
+
+    def _take_secret(self, option: Option, environ: Mapping[str, str]) -> None:
+        value = secret_from(environ, option.variable)
+        if isinstance(value, Fault):
+            self.faults.append(value)
+        elif value is not None:
+            self._take(option, value, option.file_variable, is_text=True)
 
     def take_flags(self, flags: Mapping[str, object]) -> None:
         for name, value in flags.items():
@@ -127,6 +141,32 @@ class _Reading:
             self.places[option.name] = place
         else:
             self.faults.append(Fault(place, wrong))
+
+
+def secret_from(environ: Mapping[str, str], variable: str) -> str | Fault | None:
+    """The value of ``variable``, or the contents of the file that ``variable``_FILE names.
+
+    Line breaks at the end of the file are not part of the value. The fault never repeats it.
+    """
+    file_variable = variable + FILE_SUFFIX
+    path = environ.get(file_variable)
+    if path is None:
+        return environ.get(variable)
+    if variable in environ:
+        return Fault(file_variable, f"{variable} is set too: set {variable} or {file_variable}")
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(_SECRET_BYTES_MAX + 1)
+        value = content.decode().rstrip("\r\n")
+    except OSError as error:
+        return Fault(file_variable, f"the file {path!r} cannot be read: {error.strerror}")
+    except ValueError:
+        return Fault(file_variable, f"the file {path!r} is not UTF-8 text")
+    if len(content) > _SECRET_BYTES_MAX:
+        return Fault(file_variable, f"the file {path!r} has more than {_SECRET_BYTES_MAX} bytes")
+    if not value:
+        return Fault(file_variable, f"the file {path!r} is empty")
+    return value
 
 
 def _unknown_variable(variable: str, known: Mapping[str, Option]) -> str:

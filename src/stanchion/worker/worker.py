@@ -30,6 +30,13 @@ __all__ = ["DEFAULT_URL", "RunOptions", "Worker"]
 DEFAULT_URL: Final = "http://127.0.0.1:8420"
 CONCURRENCY_MAX: Final = 10_000
 WAIT_S_MAX: Final = 60
+SECRET_VARIABLES: Final = (
+    "STANCHION_API_KEY",
+    "STANCHION_ADMIN_KEY",
+    "STANCHION_STORE",
+    "STANCHION_LOCKS",
+    "STANCHION_BUS",
+)
 _Handler = TypeVar("_Handler", bound=Callable[[Job], Any])
 
 
@@ -86,6 +93,9 @@ class Worker:
     async def run(self, url: str = DEFAULT_URL, **options: Unpack[RunOptions]) -> None:
         """Work for the server at ``url`` until stopped, by ``stop`` or a signal.
 
+        Keys and store URLs are removed from ``os.environ`` first: handlers and the processes that
+        they start do not see them.
+
         Raises ``WorkerRefused`` if the server does not want this worker.
         """
         api_key = options.get("api_key")
@@ -105,6 +115,7 @@ class Worker:
         if self._working is not None:
             raise RuntimeError("this worker is running already")
         settings = self._checked(options)
+        _hide_secrets()
         worker_id = options.get("worker_id") or _worker_id()
         server = Server(transport, worker_id)
         clock = clock or BootClock()
@@ -176,6 +187,13 @@ def _check_importable(topic: str, task: Computing) -> None:
         raise ValueError(
             f"the handler of {topic!r} cannot run in a process: define it at the top of a module"
         ) from error
+
+
+def _hide_secrets() -> None:
+    """Take keys and URLs with passwords out of the environment that handlers and children see."""
+    for variable in SECRET_VARIABLES:
+        os.environ.pop(variable, None)
+        os.environ.pop(f"{variable}_FILE", None)
 
 
 def _worker_id() -> str:
