@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 import pytest
 
 from stanchion.gateway import GatewayOptions
+from stanchion.services.keys import Keys
+from stanchion.wire.admin import Role
 from tests.gateway.asgi import Stuck
-from tests.gateway.house import ONE_STEP, House, opened_house
+from tests.gateway.house import ADMIN, ONE_STEP, House, opened_house
 from tests.services.faulty_locks import Fault
 
 MIB = 1024 * 1024
@@ -209,6 +212,20 @@ HEADERS = [
     Hostile("a name that was rebound", "GET", "/v1/runs", 403, "forbidden", b"",
             (("Host", "evil.example:8420"),)),
     Hostile("no host", "GET", "/v1/runs", 403, "forbidden", b"", (("Host", ""),)),
+    *(
+        Hostile(f"{said} for {path}", "GET", path, 403, "forbidden", b"", (header,))
+        for path in ("/livez", "/readyz", "/metrics", "/openapi.json", "/v1/runs", "/nowhere")
+        for said, header in (
+            ("a foreign name", ("Host", "attacker.example")),
+            ("another site", ("Sec-Fetch-Site", "cross-site")),
+            ("another port", ("Sec-Fetch-Site", "same-site")),
+            ("another origin", ("Origin", "https://evil.example")),
+        )
+    ),
+    Hostile("a foreign name, a wrong method", "PUT", "/metrics", 403, "forbidden", b"",
+            (("Host", "attacker.example"),)),
+    Hostile("a foreign address for what is no probe", "GET", "/metrics", 403, "forbidden", b"",
+            (("Host", "10.0.0.7:8420"),)),
 ]  # fmt: skip
 
 HOSTILE = [*BODIES, *MEMBERS, *PLACES, *HEADERS]
@@ -228,6 +245,39 @@ async def test_every_hostile_request_gets_the_answer_that_is_written_down() -> N
         assert not wrong, "\n".join(wrong)
         listed = await house.ask("GET", "/v1/runs")
         assert listed.json["runs"] == [], "one of them was let through"
+
+
+async def test_without_keys_probes_may_name_an_address_or_nothing(house: House) -> None:
+    for host in ("10.0.0.7:8420", "[fe80::1]:8420", ""):
+        for path in ("/livez", "/readyz"):
+            assert (await house.ask("GET", path, headers=[("Host", host)])).status == 200, host
+
+
+async def test_requests_of_this_servers_own_pages_are_answered(house: House) -> None:
+    for site in ("same-origin", "none"):
+        own = [("Sec-Fetch-Site", site), ("Host", "localhost:8420")]
+        assert (await house.ask("GET", "/v1/runs", headers=own)).status == 200
+
+
+async def test_with_keys_any_host_and_site_is_answered(guarded_house: House) -> None:
+    foreign = [("Host", "stanchion.example"), ("Sec-Fetch-Site", "cross-site")]
+    for path in ("/livez", "/readyz", "/v1/runs"):
+        assert (await guarded_house.ask("GET", path, key=ADMIN, headers=foreign)).status == 200
+
+
+async def test_a_first_key_made_elsewhere_opens_other_hosts(house: House) -> None:
+    foreign = [("Host", "stanchion.example")]
+    assert (await house.ask("GET", "/readyz", headers=foreign)).status == 403
+    elsewhere = Keys(
+        documents=house.services.store,
+        clock=house.services.clock,
+        entropy=house.services.entropy,
+        admin_key=None,
+    )
+    await elsewhere.create(role=Role.ADMIN, tenant="*", note=None, actor="test")
+    async with asyncio.timeout(5):
+        while (await house.ask("GET", "/readyz", headers=foreign)).status != 200:  # noqa: ASYNC110 - it is read in the background, nobody is told
+            await asyncio.sleep(0.05)
 
 
 def test_there_are_enough_of_them_and_each_has_a_name_of_its_own() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.routing import BaseRoute, Router
@@ -19,10 +21,13 @@ from stanchion.gateway.problems import Refusal
 from stanchion.gateway.route import PATHS, Route
 from stanchion.gateway.routes import ROUTES
 from stanchion.gateway.signals import Observe, RequestSignals
+from stanchion.ports.errors import BackendError
 from stanchion.services.services import Services
 from stanchion.wire.problems import Code
 
 __all__ = ["Gateway", "make_app"]
+
+_PREPARE_S: Final = 2.0
 
 
 def make_app(services: Services, options: GatewayOptions | None = None) -> Gateway:
@@ -64,6 +69,15 @@ class Gateway:
         else:
             await _lifespan(receive, send)
 
+    async def prepare(self) -> None:
+        """Read whether there are keys, so that the first request is judged by it.
+
+        A store that fails or is slow does not stop the server: it then acts as if there were none.
+        """
+        with suppress(BackendError, TimeoutError):
+            async with asyncio.timeout(_PREPARE_S):
+                await self._desk.keys.configured()
+
     @property
     def is_draining(self) -> bool:
         """Whether it was told to."""
@@ -82,7 +96,8 @@ class Gateway:
     async def _nowhere(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
         exchange = Exchange(self.options, scope, receive, send, self._unrouted)
         nothing = Refusal(code=Code.NOT_FOUND, detail="there is nothing at this path")
-        await exchange.refuse(exchange.flaw() or nothing)
+        foreign = self._desk.auth.foreign(exchange.headers)
+        await exchange.refuse(exchange.flaw() or foreign or nothing)
 
 
 @cache

@@ -3,9 +3,15 @@
 With keys, the key says it all: its role, and its tenant. A key for one tenant is for that tenant,
 whatever the headers say. A key for all tenants (``*``) names one with ``X-Stanchion-Tenant``.
 
-Without any key in the deployment everybody may do everything. The server then listens on loopback
-only, and what reaches it must mean to: a page in a browser can send requests to loopback as well,
-so requests from foreign origins and for foreign host names are refused.
+Without any key in the deployment every caller may do everything. The server then listens on
+loopback only. A page in a browser can send requests to loopback too, so a server without keys
+checks where each request comes from before it does anything else, on every path:
+
+* ``Host`` must be a loopback name or address. A page that rebinds its own DNS name to 127.0.0.1
+  still sends that name. ``/livez`` and ``/readyz`` also accept any other IP address and an absent
+  ``Host``: probes send those, and neither can be the result of DNS rebinding.
+* ``Origin``, if given, must be this server's own.
+* ``Sec-Fetch-Site``, if given, must be ``same-origin`` or ``none`` (typed into the address bar).
 """
 
 from __future__ import annotations
@@ -69,9 +75,18 @@ class Auth:
             return False
         return True
 
+    def foreign(self, headers: Mapping[bytes, bytes], *, is_probe: bool = False) -> Refusal | None:
+        """The refusal of a request that another site made, on a server without keys."""
+        if self._keys.is_any_known:
+            return None
+        refusal = self._foreign(headers, is_probe=is_probe)
+        if refusal is not None:
+            # Another replica may have made the first key: the next request then finds it known.
+            self._keys.look_for_any()
+        return refusal
+
     async def _holder(self, headers: Mapping[bytes, bytes], *, is_patient: bool) -> Holder:
         if not await self._keys.configured(is_patient=is_patient):
-            self._refuse_strangers(headers)
             return ANONYMOUS
         shown = headers.get(b"authorization")
         if shown is None:
@@ -86,18 +101,24 @@ class Auth:
             raise Refused(_unauthenticated("this key is not known", ', error="invalid_token"'))
         return holder
 
-    def _refuse_strangers(self, headers: Mapping[bytes, bytes]) -> None:
+    def _foreign(self, headers: Mapping[bytes, bytes], *, is_probe: bool) -> Refusal | None:
         host = headers.get(b"host", b"")
         if host not in self._local_hosts:
-            if not _is_loopback(host):
-                raise Refused(_forbidden(_FOREIGN_HOST))
-            if len(self._local_hosts) < _HOSTS_KNOWN_MAX:
-                self._local_hosts.add(host)
+            if _is_loopback(host):
+                if len(self._local_hosts) < _HOSTS_KNOWN_MAX:
+                    self._local_hosts.add(host)
+            elif not is_probe or (host and _address(host) is None):
+                return _forbidden(_FOREIGN_HOST)
         origin = headers.get(b"origin")
         if origin is not None and origin.partition(b"://")[2] != host:
-            raise Refused(_forbidden("without keys, requests from other origins are refused"))
+            return _forbidden("without keys, requests from other origins are refused")
+        if headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
+            return _forbidden("without keys, requests that another site makes are refused")
+        return None
 
 
+_OWN_SITE: Final = frozenset({b"same-origin", b"none"})
+"""Another port of the same host is ``same-site``, and may be anyone's."""
 _FOREIGN_HOST: Final = "without keys, only requests for a loopback host are answered"
 
 
@@ -124,17 +145,25 @@ def _only(holder: Holder, named: bytes | None) -> TenantId | None:
 
 
 def _is_loopback(host: bytes) -> bool:
+    name = _host_name(host)
+    address = _address(host)
+    if address is not None:
+        return address.is_loopback
+    return name == "localhost" or name.endswith(".localhost")
+
+
+def _address(host: bytes) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(_host_name(host))
+    except ValueError:
+        return None
+
+
+def _host_name(host: bytes) -> str:
     name = host.decode("latin-1").lower()
     if name.startswith("["):
-        name = name[1:].partition("]")[0]
-    elif name.count(":") <= 1:
-        name = name.partition(":")[0]
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0] if name.count(":") <= 1 else name
 
 
 def _forbidden(detail: str) -> Refusal:

@@ -1,8 +1,9 @@
 """Endpoints: one path of the table, and the course of a request to it.
 
-The order is always the same: room (or 503), caller (or 401, 403), parameters and body (or 400, 408,
-413, 422), handler, answer. Whatever is raised on the way becomes a problem document here, and
-nowhere else. A fault of our own is answered with 500 and logged with its request id.
+The order is always the same: where the request comes from (or 403, on a server without keys), room
+(or 503), caller (or 401, 403), parameters and body (or 400, 408, 413, 422), handler, answer.
+Whatever is raised on the way becomes a problem document here, and nowhere else. A fault of our own
+is answered with 500 and logged with its request id.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from stanchion.gateway.problems import (
 )
 from stanchion.gateway.query import read_query
 from stanchion.gateway.room import Room
-from stanchion.gateway.route import PARAMETERS, Answered, Reach, Route, Takes
+from stanchion.gateway.route import PARAMETERS, PROBES, Answered, Reach, Route, Takes
 from stanchion.gateway.signals import Observe
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import BadCursor
@@ -67,6 +68,7 @@ class Endpoint:
         routes: Sequence[tuple[Route, Observe]],
         unrouted: Observe,
     ) -> None:
+        self._desk = desk
         self._options = desk.options
         self._unrouted = unrouted
         self._by_method = {
@@ -84,7 +86,8 @@ class Endpoint:
             await course.run(exchange)
             return
         await exchange.refuse(
-            Refusal(
+            self._desk.auth.foreign(exchange.headers)
+            or Refusal(
                 code=Code.METHOD_NOT_ALLOWED,
                 detail=f"this path allows {self._allow.decode()}",
                 headers=((b"allow", self._allow),),
@@ -99,6 +102,7 @@ class _Course:
         self._services = services
         self._desk = desk
         self._route = route
+        self._is_probe = route.path in PROBES
         self._query = route.query or NoQuery
         names = re.findall(r"\{(\w+)\}", route.path)
         self._params = tuple((name, _pattern(PARAMETERS[name])) for name in names)
@@ -112,7 +116,11 @@ class _Course:
         """Answer, whatever happens."""
         answer: Ready | Refusal
         try:
-            found = exchange.flaw() or await self._answer(exchange)
+            found = (
+                exchange.flaw()
+                or self._desk.auth.foreign(exchange.headers, is_probe=self._is_probe)
+                or await self._answer(exchange)
+            )
             if isinstance(found, Stream):
                 await exchange.stream(found, self._desk.load)
                 return

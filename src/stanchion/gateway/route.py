@@ -35,6 +35,7 @@ __all__ = [
     "OPERATORS",
     "PARAMETERS",
     "PATHS",
+    "PROBES",
     "RUNNERS",
     "WORKERS",
     "Answered",
@@ -68,6 +69,8 @@ PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType(
 """What may stand in a path, by the name it has in the template."""
 PATHS: Final = frozenset({"name", "letter_id"})
 """Those that may hold a slash."""
+PROBES: Final = frozenset({"/livez", "/readyz"})
+"""What a supervisor or load balancer asks: answered also when no connection is left for others."""
 
 
 class Reach(Enum):

@@ -60,6 +60,7 @@ async def serve(
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(drain_s)),
     )
+    await app.prepare()
     server = _Server(config, lambda: on_ready and on_ready(_url(listener)))
     with _signals(_Ending(app, server, min(_NOTICE_S, drain_s / 4))):
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))

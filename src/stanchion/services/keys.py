@@ -114,6 +114,18 @@ class Keys:
         self._failed_at: Moment | None = None
         self._asking: dict[str, asyncio.Task[Any]] = {}
 
+    @property
+    def is_any_known(self) -> bool:
+        """Whether keys are known to exist. Not known before the first read."""
+        return self._any is True
+
+    def look_for_any(self) -> None:
+        """Read in the background whether there are keys, at most once a second."""
+        now = self._clock.moment()
+        is_fresh = self._any is not None and now - self._any_read_at < READ_AGAIN_MS
+        if not self._any and not is_fresh and not self._is_store_away(now):
+            _ = self._ask(_ANY, lambda: self._read_any(now))
+
     async def configured(self, *, is_patient: bool = True) -> bool:
         """Whether there are keys, so that callers must show one. Once so, it stays so."""
         if self._any:
