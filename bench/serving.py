@@ -11,7 +11,6 @@ import http.client
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tests.acceptance.stack import Replica
+from stanchion.drills.processes import ServerProcess, free_port
 from tests.servers import running_nats, running_server
 
 __all__ = [
@@ -58,7 +57,7 @@ class Backends(msgspec.Struct, frozen=True):
 class Site:
     """Servers that belong together."""
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
+    def __init__(self, replicas: Sequence[ServerProcess]) -> None:
         self.replicas = tuple(replicas)
 
     @property
@@ -137,7 +136,7 @@ def _serving(flags: Sequence[str], count: int) -> Iterator[Site]:
         directory = Path(stack.enter_context(made))
         replicas = []
         for number in range(count):
-            replica = Replica(
+            replica = ServerProcess(
                 port=free_port(),
                 flags=["--data-dir", str(directory / f"data-{number}"), *flags],
                 settings={"STANCHION_LOG_LEVEL": "error"},
@@ -207,13 +206,6 @@ def until_answering(of: subprocess.Popen[bytes], port: int, path: str) -> None:
                 return
         time.sleep(LOOK_EVERY_S)
     raise RuntimeError(f"{of.args!r} does not become ready")
-
-
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _cpu_s(pid: int) -> float:

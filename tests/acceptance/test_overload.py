@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 import pytest
 
+from stanchion.drills.processes import ServerProcess
 from tests.acceptance.caller import Caller, calling
 from tests.acceptance.flood import Said
-from tests.acceptance.stack import Kind, Replica, Stack, running_stack
+from tests.acceptance.stack import Kind, Stack, running_stack
 from tests.acceptance.worker import Worker, success
 from tests.acceptance.workflows import one_job
 from tests.integration.program import running_program
@@ -86,7 +87,7 @@ async def _flood(stack: Stack, caller: Caller, seconds: float) -> None:
     assert admitted <= {run["run_id"] for run in await caller.runs("succeeded")}
 
 
-async def _watch(replica: Replica, caller: Caller, stop: asyncio.Event) -> tuple[float, int]:
+async def _watch(replica: ServerProcess, caller: Caller, stop: asyncio.Event) -> tuple[float, int]:
     """How long health took at the worst, and how much memory there was at the most."""
     slowest_s, highest = 0.0, 0
     while not stop.is_set():

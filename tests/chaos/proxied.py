@@ -12,9 +12,9 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
+from stanchion.drills.proxy import Flow, Proxy
 from tests.chaos.fault import Fault, is_soak
 from tests.chaos.stack import ProxiedStack
-from tests.integration.proxy import Flow, Proxy
 from tests.servers import NatsServer, Server
 
 __all__ = ["proxied_faults"]

@@ -20,12 +20,12 @@ from typing import Final
 
 import msgspec
 
-from tests.acceptance.stack import Replica
+from stanchion.drills.processes import ServerProcess
+from stanchion.drills.proxy import Proxy, proxied
 from tests.chaos.nats_cluster import NatsCluster, running_nats_cluster
 from tests.chaos.ports import free_ports
 from tests.chaos.sentinels import Service, running_service
 from tests.chaos.worker import Handed, Line, Told, read_lines
-from tests.integration.proxy import Proxy, proxied
 from tests.servers import NatsServer, Server, running_nats, running_server
 
 __all__ = [
@@ -115,7 +115,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     store_url: str
     """The store without detours, for whoever checks."""
-    replicas: tuple[Replica, ...]
+    replicas: tuple[ServerProcess, ...]
     workers: tuple[WorkerProcess, ...]
 
     @property
@@ -199,7 +199,7 @@ async def proxied_stack() -> AsyncIterator[ProxiedStack]:
 
 async def _processes(
     cleaning: AsyncExitStack, namespace: str, ways: Sequence[tuple[str, str]]
-) -> tuple[tuple[Replica, ...], tuple[WorkerProcess, ...]]:
+) -> tuple[tuple[ServerProcess, ...], tuple[WorkerProcess, ...]]:
     """Replicas, each with its ways to store and bus, and workers that know all replicas."""
     made = tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True)
     directory = Path(cleaning.enter_context(made))
@@ -212,7 +212,7 @@ async def _processes(
     for number, (port, (store, bus)) in enumerate(zip(free_ports(len(ways)), ways, strict=True)):
         flags = ["--store", store, "--bus", bus, "--data-dir", str(directory / f"data-{number}")]
         log = directory / f"replica-{number}.log"
-        replicas.append(Replica(port=port, flags=flags, settings=settings, log=log))
+        replicas.append(ServerProcess(port=port, flags=flags, settings=settings, log=log))
     for replica in replicas:
         # Not on this loop: the proxies are on it.
         cleaning.push_async_callback(asyncio.to_thread, replica.stop)

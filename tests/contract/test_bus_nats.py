@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stanchion.adapters.bus.nats.pulling import answer_to
+from stanchion.drills.proxy import Loss, proxied
 from stanchion.ports.bus import Ack, Bell, Bus, Dead, Retry
 from stanchion.ports.errors import BackendError, BackendTimeout, BackendUnavailable
 from stanchion.ports.records import OutboxRow
@@ -26,7 +27,6 @@ from tests.contract.buses import (
     staged,
     until_pending,
 )
-from tests.integration.proxy import Loss, proxied
 from tests.servers import NatsServer, running_nats
 
 

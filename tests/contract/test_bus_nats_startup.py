@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from stanchion.drills.proxy import Loss, proxied
 from stanchion.ports.errors import BackendRefused, BackendTimeout, BackendUnavailable
 from tests.contract.buses import NatsStage, plain_client, staged
-from tests.integration.proxy import Loss, proxied
 from tests.servers import NatsServer, running_nats
 
 

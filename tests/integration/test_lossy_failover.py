@@ -19,6 +19,7 @@ from stanchion.adapters.locks.redis import RedisLocks
 from stanchion.adapters.store.redis import RedisStore
 from stanchion.core.admission import Admitted
 from stanchion.core.model import RunId, Stamp
+from stanchion.drills.proxy import Proxy, proxied
 from stanchion.ports.locks import Granted, Held, Locks, NotOwned
 from stanchion.ports.records import (
     Accepted,
@@ -41,7 +42,6 @@ from tests.contract.builders import (
     result_of,
     start,
 )
-from tests.integration.proxy import Proxy, proxied
 from tests.servers import Server, running_server
 
 LONG_MS = 60_000

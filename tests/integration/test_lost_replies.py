@@ -14,6 +14,7 @@ from stanchion.adapters.locks.redis import RedisLocks
 from stanchion.adapters.store.redis import RedisStore
 from stanchion.core.admission import Admitted, Full
 from stanchion.core.model import Stamp
+from stanchion.drills.proxy import Loss, Proxy, proxied
 from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.locks import Granted, Held, Released
 from stanchion.ports.records import Accepted, Committed, Tenant
@@ -27,7 +28,6 @@ from tests.contract.builders import (
     result_of,
     start,
 )
-from tests.integration.proxy import Loss, Proxy, proxied
 from tests.servers import Server
 
 PATIENCE_MS = 1_000

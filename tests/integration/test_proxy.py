@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.integration.proxy import Flow, Loss, Proxy, proxied
+from stanchion.drills.proxy import Flow, Loss, Proxy, proxied
 
 SOON_S = 5.0
 NEVER_S = 0.1

@@ -1,20 +1,20 @@
-"""A proxy that stands between a client and a server and spoils what passes through it.
+"""A TCP proxy that can cut, hold, lose or delay what passes through it.
 
-Each direction either passes, or is lost (read and thrown away), or is held (not even read, so that
-the sender's buffers fill). All connections can be cut, and none let in, until it is mended. A
-direction can be slow. Connections that lost something can be broken, since TCP has no gaps; without
-that, they go on. And a *trap* waits for a request that contains some bytes: the request
-reaches the server, its answer never reaches the client. (Nor does anything that comes after it on
-the same connection. A client must not have other questions open there when it asks.)
+Each direction passes, is lost (read and discarded) or is held (not read, so that the sender's
+buffers fill up). ``cut`` resets every connection and refuses new ones until ``mend``. A direction
+can be delayed. ``hang_up_gaps`` resets connections that lost bytes, since TCP has no gaps; without
+it they stay open. A *trap* matches one request that contains given bytes: the request reaches the
+server, the reply is dropped, and so is everything after it on that connection, so the client must
+have no other request under way there.
 
     async with proxied(server.port) as proxy:
         locks = await RedisLocks.open(proxy.url)
         trap = proxy.trap(b"invoice:42", Loss.CUT)
-        await locks.acquire("invoice:42", …)     # executed, and then the connection breaks
+        await locks.acquire("invoice:42", …)     # executed, then the connection is reset
         assert trap.is_sprung
 
-It listens on 127.0.0.1 at a free port, keeps at most a chunk per direction and connection, and is
-gone with everything it opened when the block ends.
+It listens on 127.0.0.1 at a free port, buffers at most one chunk for each direction and connection,
+and closes everything it opened when the block ends.
 """
 
 from __future__ import annotations
