@@ -7,10 +7,19 @@ import asyncio
 from msgspec.structs import replace
 
 from stanchion.core.events import JobDied
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import JobId, RunId, StepId, TenantId, Topic
 from stanchion.core.run_id import shard_of_tenant
 from stanchion.core.transition import DispatchJob, StopStep
-from stanchion.ports.records import Committed, ExpiredJob, JobLease, JobState, JobView, Renewals
+from stanchion.ports.records import (
+    Committed,
+    ExpiredJob,
+    JobLease,
+    JobState,
+    JobView,
+    LeasedJob,
+    Renewals,
+)
 from stanchion.ports.store import Store
 from tests.contract.builders import (
     ACME,
@@ -271,6 +280,99 @@ async def test_each_lease_is_renewed_or_lost_on_its_own(store: Store) -> None:
 
 async def test_no_leases_renew_nothing(store: Store) -> None:
     assert await store.renew_jobs([], ttl_ms=LONG_MS) == Renewals((), ())
+
+
+async def test_a_lease_of_another_tenants_job_is_lost_like_one_of_no_job(store: Store) -> None:
+    await start(store)
+    await start(store, tenant=GLOBEX)
+    mine, foreign = await _one_of_each(store)
+    ghost = JobLease(JobId(f"{mine.job.run_id}:ghost@1"), 1)
+    odd = JobLease(JobId("nonsense"), 1)
+    asked = [odd, held(foreign), ghost, held(mine), held(foreign)]
+    renewals = await store.renew_jobs(asked, ttl_ms=2 * LONG_MS, tenant=ACME)
+    lost = (odd.job_id, foreign.job.id, ghost.job_id, foreign.job.id)
+    assert renewals == Renewals((mine.job.id,), lost)
+    view = await store.job(foreign.job.id)
+    assert view is not None
+    assert view.expires_at == foreign.expires_at
+    assert (await store.renew_jobs([held(foreign)], ttl_ms=1, tenant=GLOBEX)).lost == ()
+
+
+# ── Progress ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_progress_comes_with_a_renewal_and_is_shown(store: Store) -> None:
+    run_id = await start(store)
+    leased = await lease_one(store)
+    assert await store.progress(run_id, [leased.job.id]) == {}
+    for said in ({"done": 1, "of": [2.5, None, "ü"]}, "half", 0, False):
+        renewals = await store.renew_jobs([replace(held(leased), progress=said)], ttl_ms=LONG_MS)
+        assert renewals.renewed == (leased.job.id,)
+        assert await _progress(store, leased) == said
+        # A renewal without news leaves it as it was.
+        await store.renew_jobs([held(leased)], ttl_ms=LONG_MS)
+        assert await _progress(store, leased) == said
+
+
+async def test_progress_of_a_lost_lease_is_not_taken(store: Store) -> None:
+    await start(store)
+    leased = await lease_one(store)
+    for wrong in (
+        JobLease(leased.job.id, leased.fence - 1, "stale"),
+        JobLease(JobId("nonsense"), 1, "odd"),
+    ):
+        await store.renew_jobs([wrong], ttl_ms=LONG_MS)
+    await store.renew_jobs([replace(held(leased), progress="no")], ttl_ms=LONG_MS, tenant=GLOBEX)
+    assert await _progress(store, leased) is None
+
+
+async def test_progress_ends_with_the_lease(store: Store, harness: Harness) -> None:
+    run_id = await start(store)
+    leased = await lease_one(store)
+    await store.renew_jobs([replace(held(leased), progress="half")], ttl_ms=harness.short_ms)
+    await harness.pass_time(harness.short_ms)
+    assert await store.expire_jobs(limit=10, max_deliveries=5)
+    assert await _progress(store, leased) is None
+    again = await lease_one(store)
+    assert await _progress(store, again) is None
+    await store.renew_jobs([replace(held(again), progress="most")], ttl_ms=LONG_MS)
+    await accept(store, again)
+    assert await _progress(store, again) is None
+    second = await start(store)
+    leased = await lease_one(store)
+    await store.renew_jobs([replace(held(leased), progress="half")], ttl_ms=LONG_MS)
+    await cancel(store, second)
+    assert await _progress(store, leased) is None
+    assert await store.progress(run_id, [leased.job.id]) == {}
+
+
+async def test_progress_is_asked_for_job_by_job(store: Store) -> None:
+    run_id = await start(store, SIDE_BY_SIDE)
+    other = await start(store)
+    left, right = await lease(store, "left", "right", max_jobs=2)
+    theirs = await lease_one(store)
+    for each in (left, theirs):
+        await store.renew_jobs([replace(held(each), progress=each.job.id)], ttl_ms=LONG_MS)
+    names = [left.job.id, right.job.id, theirs.job.id, JobId("nonsense")]
+    assert await store.progress(run_id, names) == {left.job.id: left.job.id}
+    assert await store.progress(other, names) == {theirs.job.id: theirs.job.id}
+    assert await store.progress(RunId("nonsense"), names) == {}
+    assert await store.progress(run_id, []) == {}
+
+
+async def _one_of_each(store: Store) -> tuple[LeasedJob, LeasedJob]:
+    (mine,) = await lease(store, tenant=ACME)
+    (foreign,) = await lease(store, tenant=GLOBEX)
+    return mine, foreign
+
+
+async def _progress(store: Store, leased: LeasedJob) -> JsonValue:
+    """What both ways of asking say."""
+    view = await store.job(leased.job.id)
+    assert view is not None
+    found = await store.progress(leased.job.run_id, [leased.job.id])
+    assert found.get(leased.job.id) == view.progress
+    return view.progress
 
 
 # ── Expiry ───────────────────────────────────────────────────────────────────────────────────────

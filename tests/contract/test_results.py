@@ -22,6 +22,7 @@ from stanchion.ports.records import (
 )
 from stanchion.ports.store import Store
 from tests.contract.builders import (
+    ACME,
     FOR_EACH,
     GLOBEX,
     ONE_JOB,
@@ -315,3 +316,21 @@ async def test_many_results_of_many_tenants_are_answered_in_order(store: Store) 
 
 async def test_no_results_have_no_answers(store: Store) -> None:
     assert await store.accept([]) == ()
+
+
+async def test_a_result_for_another_tenants_job_is_for_an_unknown_job(store: Store) -> None:
+    for tenant in (ACME, GLOBEX, GLOBEX):
+        await start(store, tenant=tenant)
+    (mine,) = await lease(store, tenant=ACME)
+    foreign, finished = await lease(store, max_jobs=2, tenant=GLOBEX)
+    await accept(store, finished)
+    ghost = replace(result_of(mine), job_id=JobId(f"{mine.job.run_id}:ghost@1"))
+    odd = replace(ghost, job_id=JobId("nonsense"))
+    sent = [odd, result_of(foreign), ghost, result_of(mine), result_of(finished)]
+    answers = await store.accept(sent, tenant=ACME)
+    unknown = [Rejected(each.job_id, RejectedCode.UNKNOWN_JOB) for each in sent]
+    assert answers == (*unknown[:3], Accepted(mine.job.id, mine.job.run_id), unknown[4])
+    assert (await loaded(store, foreign.job.run_id)).inbox == ()
+    assert await store.accept([result_of(foreign)], tenant=GLOBEX) == (
+        Accepted(foreign.job.id, foreign.job.run_id),
+    )

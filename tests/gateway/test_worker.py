@@ -169,3 +169,51 @@ async def test_a_key_that_is_revoked_while_its_holder_waits_gets_no_job() -> Non
             await house.ask("DELETE", f"/v1/admin/keys/{key.split('_')[1]}", key=ADMIN)
             answer = await asyncio.wait_for(feed.answer(), 5)
         assert answer.status == 401
+
+
+async def test_the_order_of_an_answer_does_not_tell_which_foreign_jobs_exist(
+    guarded_house: House,
+) -> None:
+    house = guarded_house
+    runner = await house.make_key("runner", "acme")
+    for _ in range(2):
+        await house.start(key=runner)
+    worker, stranger = await house.make_key("worker", "acme"), await house.make_key("worker", "x")
+    first, second = [await house.lease(key=worker) for _ in range(2)]
+    ghosts = [f"{job['run_id']}:ghost@1" for job in (first, second)]
+    names = [ghosts[0], first["job_id"], "nonsense", second["job_id"], ghosts[1]]
+    refs: list[dict[str, object]] = [{"job_id": name, "fence": first["fence"]} for name in names]
+    asked = {"worker_id": "w", "leases": refs}
+    renewed = await house.ask("POST", "/v1/worker/renew", asked, key=stranger)
+    assert renewed.json == {"renewed": [], "lost": names}
+    results = [{**each, "status": "succeeded"} for each in refs]
+    sent = {"worker_id": "w", "results": results}
+    answer = await house.ask("POST", "/v1/worker/results", sent, key=stranger)
+    rejected = [{"job_id": name, "code": "unknown_job"} for name in names]
+    assert answer.json == {"accepted": [], "rejected": rejected}
+    assert house.store.calls["job"] == 0  # nothing is loaded to learn whose job it is
+
+
+async def test_progress_is_shown_on_the_job_and_on_the_runs_step(house: House) -> None:
+    run_id = await house.start()
+    job = await house.lease()
+
+    async def renew(progress: object) -> int:
+        ref = {"job_id": job["job_id"], "fence": job["fence"], "progress": progress}
+        asked = {"worker_id": "worker-1", "leases": [ref]}
+        return (await house.ask("POST", "/v1/worker/renew", asked)).status
+
+    async def shown() -> list[object]:
+        at_job = await house.ask("GET", f"/v1/jobs/{job['job_id']}")
+        at_run = await house.ask("GET", f"/v1/runs/{run_id}")
+        return [at_job.json["progress"], at_run.json["steps"]["only"]["progress"]]
+
+    assert await shown() == [None, None]
+    assert await renew({"pages": 3}) == 200
+    assert await shown() == [{"pages": 3}] * 2
+    assert await renew("x" * 4_094) == 200
+    assert await renew("x" * 4_095) == 422
+    assert await shown() == ["x" * 4_094] * 2
+    result = {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded"}
+    await house.ask("POST", "/v1/worker/results", {"worker_id": "w", "results": [result]})
+    assert await shown() == [None, None]

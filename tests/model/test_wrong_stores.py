@@ -90,18 +90,22 @@ class LeaksTheSlotOfARunThatWasCancelled(MemoryStore):
 
 
 class TakesResultsUnderAnyFence(MemoryStore):
-    def _accept(self, result: Result, row_due: Instant) -> Acceptance:
+    def _accept(self, result: Result, row_due: Instant, tenant: TenantId | None) -> Acceptance:
         file = self._shelf.jobs.get(result.job_id)
         return super()._accept(
-            result if file is None else replace(result, fence=file.fence), row_due
+            result if file is None else replace(result, fence=file.fence), row_due, tenant
         )
 
 
 class AcceptsWithoutAnOutboxRow(MemoryStore):
     async def accept(
-        self, results: Sequence[Result], *, row_due_in_ms: int = 0
+        self,
+        results: Sequence[Result],
+        *,
+        row_due_in_ms: int = 0,
+        tenant: TenantId | None = None,
     ) -> tuple[Acceptance, ...]:
-        answers = await super().accept(results, row_due_in_ms=row_due_in_ms)
+        answers = await super().accept(results, row_due_in_ms=row_due_in_ms, tenant=tenant)
         for result in results:
             if (file := self._shelf.jobs.get(result.job_id)) is not None:
                 self._shelf.outbox.remove(file.job.run_id)

@@ -27,6 +27,7 @@ __all__ = [
     "JSON_DEPTH_MAX",
     "NEEDS_MAX",
     "PLAN_STEPS_MAX",
+    "PROGRESS_BYTES_MAX",
     "RESULT_BYTES_MAX",
     "RUN_ITEMS_MAX",
     "RUN_OUTPUT_BYTES_MAX",
@@ -67,6 +68,8 @@ EVENT_WORK_MAX: Final = 1_500_000
 third of a second at most. Nobody else is served meanwhile."""
 INPUT_BYTES_MAX: Final = 256 * 1024
 RESULT_BYTES_MAX: Final = 256 * 1024
+PROGRESS_BYTES_MAX: Final = 4 * 1024
+"""What a worker's handler may report with one renewal."""
 
 ATTEMPTS_MAX: Final = 100
 BACKOFF_MS_MAX: Final = 24 * 60 * 60 * 1000

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Final, assert_never
 
 import msgspec
 
-from stanchion.core.json_value import JsonObject
+from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (
     Instant,
     Item,
+    JobId,
     OnChildren,
     OnDecision,
     OnDelay,
@@ -47,6 +50,7 @@ __all__ = [
     "definition",
     "feed_line",
     "job_answer",
+    "jobs_out",
     "key_row",
     "leased_job",
     "run_row",
@@ -67,8 +71,18 @@ def _when_if(instant: Instant | None) -> datetime | None:
     return None if instant is None else when(instant)
 
 
-def run_view(run: Run, plan: Plan | None) -> RunView:
-    """A whole run. With its plan, steps that nothing has happened to are shown too."""
+def jobs_out(run: Run) -> tuple[JobId, ...]:
+    """The jobs that the run's steps wait for, without those of for-each items."""
+    return tuple(step.wait.job_id for step in run.steps.values() if isinstance(step.wait, OnJob))
+
+
+def run_view(
+    run: Run, plan: Plan | None, progress: Mapping[JobId, JsonValue] = MappingProxyType({})
+) -> RunView:
+    """A whole run. With its plan, steps that nothing has happened to are shown too.
+
+    ``progress``: what the workers of ``jobs_out`` have reported.
+    """
     steps = dict(run.steps) if plan is None else {each: run.step(each) for each in plan.steps}
     return RunView(
         run_id=run.id,
@@ -81,7 +95,8 @@ def run_view(run: Run, plan: Plan | None) -> RunView:
         output=run.output,
         error=run.error,
         steps={
-            step_id: _step_view(step, _question(plan, step_id)) for step_id, step in steps.items()
+            step_id: _step_view(step, _question(plan, step_id), progress)
+            for step_id, step in steps.items()
         },
         created_at=when(run.created_at),
         finished_at=_when_if(run.finished_at),
@@ -96,7 +111,7 @@ def _question(plan: Plan | None, step_id: StepId) -> str | None:
     return planned.spec.message
 
 
-def _step_view(step: Step, question: str | None) -> StepView:
+def _step_view(step: Step, question: str | None, progress: Mapping[JobId, JsonValue]) -> StepView:
     items = step.items
     return StepView(
         status=step.status,
@@ -110,6 +125,7 @@ def _step_view(step: Step, question: str | None) -> StepView:
         items_failed=None if items is None else items.failed,
         waiting_for=None if step.wait is None else _waiting_for(step.wait),
         question=question,
+        progress=progress.get(step.wait.job_id) if isinstance(step.wait, OnJob) else None,
     )
 
 
@@ -190,6 +206,7 @@ def job_answer(view: JobView, run: Run, place: Step | Item, *, now: Instant) -> 
         error=place.error if is_done else None,
         worker_id=view.worker_id,
         lease_ends_in_ms=None if ends_at is None else max(0, ends_at - now),
+        progress=view.progress,
     )
 
 

@@ -225,6 +225,8 @@ class JobLease(msgspec.Struct, frozen=True):
 
     job_id: JobId
     fence: int
+    progress: JsonValue = None
+    """What the handler has reported since the last renewal; ``None``: nothing new."""
 
 
 class Renewals(msgspec.Struct, frozen=True):
@@ -295,6 +297,8 @@ class JobView(msgspec.Struct, frozen=True):
     """Who has it, or who finished it."""
     expires_at: Instant | None = None
     """While it is leased."""
+    progress: JsonValue = None
+    """What the handler last reported, while it is leased."""
 
 
 # ── Outbox, dead letters, definitions, tenants, documents ───────────────────────────────────────

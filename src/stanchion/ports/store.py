@@ -168,16 +168,26 @@ class Jobs(Protocol):
         restricts it to one.
         """
 
-    async def renew_jobs(self, leases: Sequence[JobLease], *, ttl_ms: int) -> Renewals:
-        """Begin the terms anew of the leases that still stand.
+    async def renew_jobs(
+        self, leases: Sequence[JobLease], *, ttl_ms: int, tenant: TenantId | None = None
+    ) -> Renewals:
+        """Extend the leases that have not expired; answered in the order of the request.
 
-        A lease that ran out is lost, even if nobody else has the job yet.
+        A lease that ran out is lost, even if nobody else has the job yet. With ``tenant``, another
+        tenant's job is an unknown job. A lease with ``progress`` replaces the job's progress, which
+        is kept until the lease ends.
         """
 
     async def accept(
-        self, results: Sequence[Result], *, row_due_in_ms: int = 0
+        self,
+        results: Sequence[Result],
+        *,
+        row_due_in_ms: int = 0,
+        tenant: TenantId | None = None,
     ) -> tuple[Acceptance, ...]:
         """Take results, each on its own: one answer each, in order.
+
+        With ``tenant``, another tenant's job is an unknown job.
 
         Taken only under the job's present fence, up to the moment in which its expiry is noticed.
         The outbox row becomes due after ``row_due_in_ms``: time for whoever accepted to advance the
@@ -186,6 +196,9 @@ class Jobs(Protocol):
 
     async def job(self, job_id: JobId) -> JobView | None:
         """One job."""
+
+    async def progress(self, run_id: RunId, jobs: Collection[JobId]) -> dict[JobId, JsonValue]:
+        """The progress of these jobs of one run: of those that are leased and have reported any."""
 
     async def expire_jobs(self, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
         """End leases that have run out, earliest first.

@@ -12,7 +12,7 @@ from typing import Final, assert_never
 import msgspec
 
 from stanchion.core.events import Approved, CancelRequested, Event, Rejected
-from stanchion.core.model import OnDecision, RunId, RunStatus, Step, StepId, StepStatus
+from stanchion.core.model import OnDecision, RunId, RunStatus, Step, StepId, StepStatus, TenantId
 from stanchion.core.retry import backoff_ms
 from stanchion.core.workflow import ApprovalSpec
 from stanchion.ports.records import (
@@ -71,11 +71,16 @@ class Inbox:
         self._advancer = advancer
         self._rules = rules
 
-    async def results(self, results: Sequence[Result]) -> tuple[Acceptance, ...]:
-        """Take workers' results. They are durable when this returns; runs advance afterwards."""
+    async def results(
+        self, results: Sequence[Result], *, tenant: TenantId | None = None
+    ) -> tuple[Acceptance, ...]:
+        """Take workers' results. They are durable when this returns; runs advance afterwards.
+
+        ``tenant``: see the port.
+        """
         # If the run is busy now, its row is due when a busy run would be tried again.
         row_due_in_ms = backoff_ms(self._rules.lock_busy(), 1, self._entropy.unit())
-        answers = await self._store.accept(results, row_due_in_ms=row_due_in_ms)
+        answers = await self._store.accept(results, row_due_in_ms=row_due_in_ms, tenant=tenant)
         for answer in answers:
             if isinstance(answer, Accepted):
                 if answer.repeated:

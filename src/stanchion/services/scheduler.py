@@ -87,9 +87,11 @@ class Scheduler:
             del self._waiting[waiter]
             self._wake(waiter.heard)  # It rang for one who is leaving.
 
-    async def renew(self, leases: Sequence[JobLease]) -> Renewals:
-        """Begin the terms anew of the leases that still stand."""
-        return await self._jobs.renew_jobs(leases, ttl_ms=self.ttl_ms)
+    async def renew(
+        self, leases: Sequence[JobLease], *, tenant: TenantId | None = None
+    ) -> Renewals:
+        """Extend the leases that have not expired. ``tenant``: see the port."""
+        return await self._jobs.renew_jobs(leases, ttl_ms=self.ttl_ms, tenant=tenant)
 
     def drain(self) -> None:
         """End every wait now, and let no other begin."""

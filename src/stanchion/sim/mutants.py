@@ -202,7 +202,11 @@ class _AnyFence(Shelved):
     """A result is taken from whoever had the job at some time."""
 
     async def accept(
-        self, results: Sequence[Result], *, row_due_in_ms: int = 0
+        self,
+        results: Sequence[Result],
+        *,
+        row_due_in_ms: int = 0,
+        tenant: TenantId | None = None,
     ) -> tuple[Acceptance, ...]:
         taken: list[Result] = []
         for result in results:
@@ -212,7 +216,7 @@ class _AnyFence(Shelved):
                 taken.append(replace(result, fence=file.fence))
             else:
                 taken.append(result)
-        return await super().accept(taken, row_due_in_ms=row_due_in_ms)
+        return await super().accept(taken, row_due_in_ms=row_due_in_ms, tenant=tenant)
 
 
 class _Forgetful(Shelved):

@@ -113,6 +113,8 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     waiting_for: WaitingFor | None = None
     question: str | None = None
     """What an approval asks, as the workflow file says it."""
+    progress: JsonValue = None
+    """What the step's worker last reported, while its job is leased."""
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +197,8 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Who has it, or who finished it."""
     lease_ends_in_ms: int | None = None
     """While it is leased."""
+    progress: JsonValue = None
+    """What the worker last reported, while it is leased."""
 
 
 class JobList(msgspec.Struct, frozen=True):

@@ -81,7 +81,7 @@ class LeaseRef(_Request, frozen=True, kw_only=True, omit_defaults=True):
     job_id: JobName
     fence: Fence
     progress: JsonValue = None
-    """How far the work is, if its handler said so."""
+    """How far the work is, if the handler reported it: 4 KiB at most. Shown while it is leased."""
 
 
 class RenewRequest(_Request, frozen=True, kw_only=True):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import FenceCause, LeaseLost
+from stanchion.core.limits import PROGRESS_BYTES_MAX
 from stanchion.wire.worker import LeasedJob
 
-__all__ = ["PROGRESS_BYTES_MAX", "Hold", "Job", "job_of"]
-
-PROGRESS_BYTES_MAX: Final = 1024
+__all__ = ["Hold", "Job", "job_of"]
 
 
 class Hold(Protocol):

@@ -17,7 +17,7 @@ from stanchion.gateway.free_values import check_value
 from stanchion.gateway.gate_answers import refusal_of, started
 from stanchion.gateway.problems import Refusal, Refused, invalid, invalid_member, not_found
 from stanchion.gateway.route import RUNNERS, Reach, Route, Takes
-from stanchion.gateway.views import run_row, run_view, timeline_line
+from stanchion.gateway.views import jobs_out, run_row, run_view, timeline_line
 from stanchion.ports.records import Loaded, RunFilter
 from stanchion.services.gate_answers import (
     GateFailed,
@@ -135,7 +135,9 @@ async def get_run(call: Call[NoBody, Waiting]) -> Reply:
     loaded = await call.services.watching.finished(run_id, of=call.tenant, within_s=within_s)
     if loaded is None:
         raise Refused(not_found("run"))
-    return Reply(run_view(loaded.run, await _plan(call, loaded.run)))
+    run, out = loaded.run, jobs_out(loaded.run)
+    progress = await call.services.store.progress(run_id, out) if out else {}
+    return Reply(run_view(run, await _plan(call, run), progress))
 
 
 async def _plan(call: Call[NoBody, Waiting], run: Run) -> Plan | None:

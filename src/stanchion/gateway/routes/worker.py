@@ -6,19 +6,16 @@ is answered as if there were no such job.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
 from typing import Final, assert_never
 
-from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, RESULT_BYTES_MAX
-from stanchion.core.model import Failure, JobId, TenantId, Topic
+from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, PROGRESS_BYTES_MAX, RESULT_BYTES_MAX
+from stanchion.core.model import Failure, JobId, Topic
 from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
 from stanchion.gateway.free_values import check_value
 from stanchion.gateway.problems import Refused, invalid_member
 from stanchion.gateway.route import OPERATORS, WORKERS, Reach, Route, Takes
 from stanchion.gateway.views import leased_job
 from stanchion.ports.records import Accepted, JobLease, Rejected, Result
-from stanchion.ports.store import Jobs
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import JobList
 from stanchion.wire.worker import (
@@ -58,26 +55,22 @@ async def ready_topics(call: Call[NoBody, NoQuery]) -> Reply:
 
 
 async def renew_leases(call: Call[RenewRequest, NoQuery]) -> Reply:
-    """Begin the terms anew of leases that still stand."""
-    leases = [JobLease(JobId(each.job_id), each.fence) for each in call.body.leases]
-    foreign = await _foreign(call.services.store, call.only, (each.job_id for each in leases))
-    renewals = await call.services.scheduler.renew(
-        [each for each in leases if each.job_id not in foreign] if foreign else leases
-    )
-    lost = (*renewals.lost, *(each.job_id for each in leases if each.job_id in foreign))
-    return Reply(RenewAnswer(renewals.renewed, lost))
+    """Extend the leases that have not expired."""
+    leases = [JobLease(JobId(each.job_id), each.fence, each.progress) for each in call.body.leases]
+    for place, lease in enumerate(leases):
+        if lease.progress is not None:
+            path = f"leases[{place}].progress"
+            check_value(call, path, lease.progress, bytes_max=PROGRESS_BYTES_MAX)
+    renewals = await call.services.scheduler.renew(leases, tenant=call.only)
+    return Reply(RenewAnswer(renewals.renewed, renewals.lost))
 
 
 async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
     """Take results. Accepted means durable."""
     results = [_result(call, place, each) for place, each in enumerate(call.body.results)]
-    foreign = await _foreign(call.services.store, call.only, (each.job_id for each in results))
-    own = [each for each in results if each.job_id not in foreign] if foreign else results
     accepted: list[str] = []
-    rejected = [
-        RejectedResult(each.job_id, "unknown_job") for each in results if each.job_id in foreign
-    ]
-    for answer in await call.services.inbox.results(own) if own else ():
+    rejected: list[RejectedResult] = []
+    for answer in await call.services.inbox.results(results, tenant=call.only):
         match answer:
             case Accepted():
                 accepted.append(answer.job_id)
@@ -116,19 +109,6 @@ def _cut(message: str) -> str:
     if len(message) <= ERROR_MESSAGE_CHARS_MAX:
         return message
     return f"{message[: ERROR_MESSAGE_CHARS_MAX - 1]}…"
-
-
-async def _foreign(jobs: Jobs, only: TenantId | None, names: Iterable[JobId]) -> frozenset[JobId]:
-    """Of these, the jobs that are not this tenant's."""
-    if only is None:
-        return frozenset()
-    wanted: Sequence[JobId] = tuple(dict.fromkeys(names))
-    views = await asyncio.gather(*(jobs.job(name) for name in wanted))
-    return frozenset(
-        name
-        for name, view in zip(wanted, views, strict=True)
-        if view is not None and view.job.tenant != only
-    )
 
 
 ROUTES: Final = (
@@ -170,7 +150,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/worker/renew",
         handler=renew_leases,
-        says="Begin the terms of leases anew, and learn which are lost.",
+        says="Extend leases, report progress, and learn which leases are lost.",
         roles=WORKERS,
         reach=Reach.ONE_OR_ALL,
         takes=Takes.JSON,

@@ -62,7 +62,7 @@ def _revoke(shelf: Shelf, job_ids: Iterable[JobId]) -> None:
             shelf.ready.remove(file.job)
             shelf.leases.remove(job_id)
             file.state = JobState.REVOKED
-            file.worker_id = file.expires_at = None
+            file.worker_id = file.expires_at = file.progress = None
 
 
 def _clear(shelf: Shelf, file: RunFile, timers: Iterable[Timer]) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from stanchion.adapters.letters import death_of, letter_of
 from stanchion.adapters.store.memory.shelf import JobFile, Shelved
 from stanchion.core.events import JobFailed, JobSucceeded
+from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import next_fence
-from stanchion.core.model import Instant, Job, JobId, TenantId, Topic
+from stanchion.core.model import Instant, Job, JobId, RunId, TenantId, Topic
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
@@ -46,23 +47,31 @@ class MemoryJobs(Shelved):
             leased.append(self._lease(self._shelf.jobs[job_id], worker_id, ttl_ms))
         return tuple(leased)
 
-    async def renew_jobs(self, leases: Sequence[JobLease], *, ttl_ms: int) -> Renewals:
+    async def renew_jobs(
+        self, leases: Sequence[JobLease], *, ttl_ms: int, tenant: TenantId | None = None
+    ) -> Renewals:
         renewed: list[JobId] = []
         lost: list[JobId] = []
         for lease in leases:
-            file = self._shelf.jobs.get(lease.job_id)
+            file = self._find(lease.job_id, tenant)
             if file is not None and self._stands(file, lease.fence):
                 self._begin_term(file, ttl_ms)
+                if lease.progress is not None:
+                    file.progress = lease.progress
                 renewed.append(lease.job_id)
             else:
                 lost.append(lease.job_id)
         return Renewals(tuple(renewed), tuple(lost))
 
     async def accept(
-        self, results: Sequence[Result], *, row_due_in_ms: int = 0
+        self,
+        results: Sequence[Result],
+        *,
+        row_due_in_ms: int = 0,
+        tenant: TenantId | None = None,
     ) -> tuple[Acceptance, ...]:
         row_due = Instant(self._shelf.now() + row_due_in_ms)
-        return tuple(self._accept(result, row_due) for result in results)
+        return tuple(self._accept(result, row_due, tenant) for result in results)
 
     async def job(self, job_id: JobId) -> JobView | None:
         file = self._shelf.jobs.get(job_id)
@@ -75,7 +84,16 @@ class MemoryJobs(Shelved):
             deliveries=file.deliveries,
             worker_id=file.worker_id,
             expires_at=file.expires_at,
+            progress=file.progress,
         )
+
+    async def progress(self, run_id: RunId, jobs: Collection[JobId]) -> dict[JobId, JsonValue]:
+        files = [self._shelf.jobs.get(job_id) for job_id in jobs]
+        return {
+            file.job.id: file.progress
+            for file in files
+            if file is not None and file.job.run_id == run_id and file.progress is not None
+        }
 
     async def expire_jobs(self, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
         expired = self._shelf.leases.take(self._shelf.now(), limit)
@@ -87,6 +105,7 @@ class MemoryJobs(Shelved):
     def _lease(self, file: JobFile, worker_id: str, ttl_ms: int) -> LeasedJob:
         file.state = JobState.LEASED
         file.worker_id = worker_id
+        file.progress = None
         file.deliveries += 1
         file.fence = next_fence(file.fence, 0, self._shelf.now_us())
         expires_at = self._begin_term(file, ttl_ms)
@@ -105,8 +124,13 @@ class MemoryJobs(Shelved):
             and self._shelf.now() < file.expires_at
         )
 
-    def _accept(self, result: Result, row_due: Instant) -> Acceptance:
-        file = self._shelf.jobs.get(result.job_id)
+    def _find(self, job_id: JobId, tenant: TenantId | None) -> JobFile | None:
+        """The job, unless it is another tenant's."""
+        file = self._shelf.jobs.get(job_id)
+        return file if file is None or tenant in {None, file.job.tenant} else None
+
+    def _accept(self, result: Result, row_due: Instant, tenant: TenantId | None) -> Acceptance:
+        file = self._find(result.job_id, tenant)
         if file is None:
             return Rejected(result.job_id, RejectedCode.UNKNOWN_JOB)
         job = file.job
@@ -120,7 +144,7 @@ class MemoryJobs(Shelved):
             return Rejected(job.id, RejectedCode.STALE_FENCE)
         file.state = JobState.FINISHED
         file.worker_id = result.worker_id
-        file.expires_at = None
+        file.expires_at = file.progress = None
         self._shelf.leases.remove(job.id)
         run = self._shelf.runs[job.run_id]
         self._shelf.deliver(run, f"result:{job.id}#{result.fence}", _event(job, result), row_due)
@@ -128,7 +152,7 @@ class MemoryJobs(Shelved):
 
     def _expire(self, file: JobFile, max_deliveries: int) -> ExpiredJob:
         job = file.job
-        file.worker_id = file.expires_at = None
+        file.worker_id = file.expires_at = file.progress = None
         is_dead = file.deliveries >= max_deliveries
         if is_dead:
             file.state = JobState.DEAD

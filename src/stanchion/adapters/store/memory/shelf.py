@@ -13,6 +13,7 @@ from stanchion.adapters.store.memory.ready import ReadyIndex
 from stanchion.adapters.store.memory.schedule import Schedule
 from stanchion.core.admission import KeyRecord
 from stanchion.core.events import Event, Timer
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
     Instant,
     Item,
@@ -50,6 +51,7 @@ class JobFile:
     deliveries: int = 0
     worker_id: str | None = None
     expires_at: Instant | None = None
+    progress: JsonValue = None
 
 
 @dataclass(slots=True)

@@ -1,14 +1,16 @@
 -- accept: take results of one run's jobs, each on its own.
 -- KEYS   run inbox out jobs outbox rows open deadlines
--- ARGV   1 run id  2 the outbox row is due in so many ms
+-- ARGV   1 run id  2 the outbox row is due in so many ms  3 the only tenant, or ''
 --        then for each result: job id, fence, worker id, event as JSON without step and item
 -- ANSWER for each result: 'accepted' 'repeated' 'unknown_job' 'already_finished' 'stale_fence'
 -- USES   time jobs retired inbox
-local answer, due = {}, now + tonumber(ARGV[2])
-for i = 3, #ARGV, 4 do
+local answer, due, only = {}, now + tonumber(ARGV[2]), ARGV[3]
+for i = 4, #ARGV, 4 do
   local job_id, fence = ARGV[i], tonumber(ARGV[i + 1])
   local job, work = read_job(job_id)
-  if job and job.state == 'leased' and job.fence == fence then
+  if job and only ~= '' and tenant_of(work) ~= only then
+    answer[#answer + 1] = 'unknown_job'
+  elseif job and job.state == 'leased' and job.fence == fence then
     redis.call('ZREM', key.deadlines, job_id)
     retire(job_id, job, work, 'finished', ARGV[i + 2])
     local entry_id = 'result:' .. job_id .. '#' .. whole(fence)
@@ -17,8 +19,8 @@ for i = 3, #ARGV, 4 do
   elseif job then
     answer[#answer + 1] = 'stale_fence'
   else
-    local state, last_fence = unpack_retired(redis.call('HGET', key.jobs, job_id))
-    if not state then
+    local state, last_fence, last_work = unpack_retired(redis.call('HGET', key.jobs, job_id))
+    if not state or (only ~= '' and tenant_of(last_work) ~= only) then
       answer[#answer + 1] = 'unknown_job'
     elseif state ~= 'finished' then
       answer[#answer + 1] = 'stale_fence'

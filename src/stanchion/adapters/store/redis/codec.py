@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stanchion.core.events import Event, JobFailed, JobSucceeded
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
     Failure,
     Instant,
@@ -51,6 +52,7 @@ __all__ = [
     "read_loaded",
     "read_number_and_event",
     "read_open_job",
+    "read_progress",
     "read_retired_job",
     "read_stamp",
     "read_summary",
@@ -221,6 +223,11 @@ class _Open(msgspec.Struct, frozen=True, array_like=True):
     number: int
     expires: int
     worker: str
+    topic: str = ""
+    step: str = ""
+    item: int | bool = False
+    progress: str = ""
+    """JSON; empty if there is none."""
 
 
 class _Retired(msgspec.Struct, frozen=True, array_like=True):
@@ -255,6 +262,13 @@ def read_job(work: bytes | str) -> Job:
 
 
 @checked
+def read_progress(said: bytes | str) -> JsonValue:
+    """What a handler reported with a renewal."""
+    value: JsonValue = _json_decoder.decode(said)
+    return value
+
+
+@checked
 def read_open_job(packed: bytes, work: bytes) -> JobView:
     """A job that is ready or leased: its state, and what the worker gets."""
     job = _open_decoder.decode(packed)
@@ -265,6 +279,7 @@ def read_open_job(packed: bytes, work: bytes) -> JobView:
         deliveries=job.deliveries,
         worker_id=job.worker or None,
         expires_at=Instant(job.expires) if job.expires else None,
+        progress=read_progress(job.progress) if job.progress else None,
     )
 
 

@@ -16,7 +16,7 @@ if ARGV[5] then
   bury(tenant, ARGV[5], ARGV[6])
   put(run_id, ARGV[7], ARGV[8], now)
 else
-  job.state, job.worker, job.expires = 'ready', '', 0
+  job.state, job.worker, job.expires, job.progress = 'ready', '', 0, ''
   job.number = numbers(1) + 1
   write_job(job_id, job)
   redis.call('ZADD', key.ready, 0, queued(job_id, job.number, job.topic, tenant))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from stanchion.adapters.letters import death_of, letter_of
 from stanchion.adapters.redis.connection import Reply
@@ -12,7 +12,8 @@ from stanchion.adapters.store.redis.due import Due, act_on_due
 from stanchion.adapters.store.redis.keys import run_of_job
 from stanchion.adapters.store.redis.leasing import RedisLeasing
 from stanchion.adapters.store.redis.shards import ALL_SHARDS
-from stanchion.core.model import Instant, JobId, RunId, Topic
+from stanchion.core.json_value import JsonValue
+from stanchion.core.model import Instant, JobId, RunId, TenantId, Topic
 from stanchion.core.run_id import shard_of_run
 from stanchion.ports.records import (
     Acceptance,
@@ -32,45 +33,53 @@ __all__ = ["RedisJobs"]
 class RedisJobs(RedisLeasing):
     """See ``ports.store.Jobs``."""
 
-    async def renew_jobs(self, leases: Sequence[JobLease], *, ttl_ms: int) -> Renewals:
-        by_shard: dict[int, list[JobLease]] = {}
-        for lease in leases:
+    async def renew_jobs(
+        self, leases: Sequence[JobLease], *, ttl_ms: int, tenant: TenantId | None = None
+    ) -> Renewals:
+        by_shard: dict[int, list[int]] = {}
+        for place, lease in enumerate(leases):
             run_id = run_of_job(lease.job_id)
             shard = None if run_id is None else shard_of_run(run_id)
             if shard is not None:
-                by_shard.setdefault(shard, []).append(lease)
+                by_shard.setdefault(shard, []).append(place)
         replies = await self._shards.ask_all(
             [
                 self._shards.step(
                     "renew",
                     shard,
                     ttl_ms,
-                    *(word for lease in some for word in (lease.job_id, lease.fence)),
+                    tenant or "",
+                    *(word for place in some for word in _renewal(leases[place])),
                 )
                 for shard, some in by_shard.items()
             ]
         )
-        stands = {
-            lease
+        good = {
+            place
             for some, reply in zip(by_shard.values(), replies, strict=True)
-            for lease, answer in zip(some, reply, strict=True)
+            for place, answer in zip(some, reply, strict=True)
             if answer
         }
         return Renewals(
-            tuple(lease.job_id for lease in leases if lease in stands),
-            tuple(lease.job_id for lease in leases if lease not in stands),
+            tuple(lease.job_id for place, lease in enumerate(leases) if place in good),
+            tuple(lease.job_id for place, lease in enumerate(leases) if place not in good),
         )
 
     async def accept(
-        self, results: Sequence[Result], *, row_due_in_ms: int = 0
+        self,
+        results: Sequence[Result],
+        *,
+        row_due_in_ms: int = 0,
+        tenant: TenantId | None = None,
     ) -> tuple[Acceptance, ...]:
+        terms = (row_due_in_ms, tenant or "")
         by_run: dict[RunId, list[Result]] = {}
         for result in results:
             run_id = run_of_job(result.job_id)
             if run_id is not None:
                 by_run.setdefault(run_id, []).append(result)
         replies = await self._shards.ask_all(
-            [self._acceptance(run_id, some, row_due_in_ms) for run_id, some in by_run.items()]
+            [self._acceptance(run_id, some, terms) for run_id, some in by_run.items()]
         )
         answers = {run_id: iter(reply) for run_id, reply in zip(by_run, replies, strict=True)}
         return tuple(_acceptance(result.job_id, answers) for result in results)
@@ -87,6 +96,18 @@ class RedisJobs(RedisLeasing):
                 return codec.read_retired_job(retired)
             case _:
                 return None
+
+    async def progress(self, run_id: RunId, jobs: Collection[JobId]) -> dict[JobId, JsonValue]:
+        shard = shard_of_run(run_id)
+        wanted = [job_id for job_id in jobs if run_of_job(job_id) == run_id]
+        if shard is None or not wanted:
+            return {}
+        replies = await self._shards.ask(self._shards.step("progress", shard, *wanted))
+        return {
+            job_id: codec.read_progress(said)
+            for job_id, said in zip(wanted, replies, strict=True)
+            if said
+        }
 
     async def expire_jobs(self, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
         deadline = self._shards.fleet.deadline()
@@ -147,14 +168,16 @@ class RedisJobs(RedisLeasing):
 
     # ── Steps ────────────────────────────────────────────────────────────────────────────────────
 
-    def _acceptance(self, run_id: RunId, results: Sequence[Result], row_due_in_ms: int) -> Request:
+    def _acceptance(
+        self, run_id: RunId, results: Sequence[Result], terms: tuple[int, str]
+    ) -> Request:
         shard = shard_of_run(run_id)
         assert shard is not None
         words: list[str | int] = []
         for result in results:
             event = asks.json(asks.event_of(result))
             words += [result.job_id, result.fence, result.worker_id, event]
-        return self._shards.step("accept", shard, run_id, row_due_in_ms, *words, run_id=run_id)
+        return self._shards.step("accept", shard, run_id, *terms, *words, run_id=run_id)
 
     def _expiry(self, view: JobView, max_deliveries: int) -> Request:
         job, last_words = view.job, []
@@ -172,6 +195,11 @@ class RedisJobs(RedisLeasing):
             *last_words,
             run_id=job.run_id,
         )
+
+
+def _renewal(lease: JobLease) -> tuple[str | int, ...]:
+    progress = "" if lease.progress is None else asks.json(lease.progress)
+    return lease.job_id, lease.fence, progress
 
 
 def _acceptance(job_id: JobId, answers: Mapping[RunId, Reply]) -> Acceptance:

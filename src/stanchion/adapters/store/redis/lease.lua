@@ -33,7 +33,7 @@ local function hand_out(queue, entry)
   local job_id = string.sub(entry, #queue + 17)
   local job, work = read_job(job_id)
   redis.call('ZREM', key.ready, entry)
-  job.state, job.worker, job.expires = 'leased', worker, expires
+  job.state, job.worker, job.expires, job.progress = 'leased', worker, expires, ''
   job.deliveries = job.deliveries + 1
   -- core.lease.next_fence(previous, 0, server time)
   job.fence = math.max(job.fence + 1, 1, now_us)

@@ -1,6 +1,7 @@
 -- part jobs: jobs that are open, that is ready or leased. They lie in the shard.
 --   keys open
 --   read_job(job_id)          the job and what the worker gets, or nil
+--   tenant_of(work)           whose job it is
 --   pack_job(job)
 --   write_job(job_id, job)
 -- Records are MessagePack: it keeps whole numbers whole.
@@ -12,14 +13,19 @@ local function read_job(job_id)
   local v = cmsgpack.unpack(found[1])
   return {
     state = v[1], deliveries = v[2], fence = v[3], number = v[4], expires = v[5],
-    worker = v[6], topic = v[7], step = v[8], item = v[9],
+    worker = v[6], topic = v[7], step = v[8], item = v[9], progress = v[10] or '',
   }, found[2]
+end
+
+-- The head of a job's JSON: ids and tenants contain no quotes. The input after it is not looked at.
+local function tenant_of(work)
+  return string.match(work, '^{"id":"[^"]*","run_id":"[^"]*","tenant":"([^"]*)"')
 end
 
 local function pack_job(job)
   return cmsgpack.pack({
     job.state, job.deliveries, job.fence, job.number, job.expires,
-    job.worker, job.topic, job.step, job.item,
+    job.worker, job.topic, job.step, job.item, job.progress or '',
   })
 end
 

@@ -2,7 +2,7 @@
 --   keys open out jobs
 --   retire(job_id, job, work, state, worker)    from now on it is
 --   pack_retired(job, work, state, worker)
---   unpack_retired(packed)                      state, fence; nil of nothing
+--   unpack_retired(packed)                      state, fence, work; nil of nothing
 local function pack_retired(job, work, state, worker)
   return cmsgpack.pack({state, job.deliveries, job.fence, worker, work})
 end
@@ -12,7 +12,7 @@ local function unpack_retired(packed)
     return nil
   end
   local v = cmsgpack.unpack(packed)
-  return v[1], v[3]
+  return v[1], v[3], v[5]
 end
 
 local function retire(job_id, job, work, state, worker)

@@ -1,13 +1,18 @@
--- renew: begin the terms of leases anew, of those that still stand.
+-- renew: extend the leases that have not expired.
 -- KEYS   open deadlines
--- ARGV   1 term in ms, then for each lease: job id, fence
+-- ARGV   1 term in ms  2 the only tenant, or ''
+--        then for each lease: job id, fence, new progress as JSON or ''
 -- ANSWER for each lease: 1 renewed, 0 lost
 -- USES   time jobs
-local answer = {}
-for i = 2, #ARGV, 2 do
-  local job = read_job(ARGV[i])
-  if job and job.state == 'leased' and job.fence == tonumber(ARGV[i + 1]) and now < job.expires then
+local answer, only = {}, ARGV[2]
+for i = 3, #ARGV, 3 do
+  local job, work = read_job(ARGV[i])
+  if job and job.state == 'leased' and job.fence == tonumber(ARGV[i + 1]) and now < job.expires
+      and (only == '' or tenant_of(work) == only) then
     job.expires = now + tonumber(ARGV[1])
+    if ARGV[i + 2] ~= '' then
+      job.progress = ARGV[i + 2]
+    end
     write_job(ARGV[i], job)
     redis.call('ZADD', key.deadlines, whole(job.expires), ARGV[i])
     answer[#answer + 1] = 1

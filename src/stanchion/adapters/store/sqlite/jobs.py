@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from stanchion.adapters.letters import death_of, letter_of
 from stanchion.adapters.sqlite.database import Database
@@ -10,7 +10,8 @@ from stanchion.adapters.sqlite.statements import read_statements
 from stanchion.adapters.store.sqlite import about, dead_letters, inbox, ready
 from stanchion.adapters.store.sqlite.codec import VALUE, encode
 from stanchion.core.events import JobFailed, JobSucceeded
-from stanchion.core.model import Instant, Job, JobId, RunId, StepId
+from stanchion.core.json_value import JsonValue
+from stanchion.core.model import Instant, Job, JobId, RunId, StepId, TenantId
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
@@ -24,12 +25,14 @@ from stanchion.ports.records import (
     Result,
 )
 
-__all__ = ["accept", "expire", "renew", "show"]
+__all__ = ["accept", "expire", "progress", "renew", "show"]
 
 _SQL = read_statements(__package__, "sql", "jobs.sql")
 
 
-def renew(db: Database, leases: Sequence[JobLease], ttl_ms: int) -> Renewals:
+def renew(
+    db: Database, leases: Sequence[JobLease], ttl_ms: int, tenant: TenantId | None = None
+) -> Renewals:
     """See ``ports.store.Jobs.renew_jobs``."""
     now = db.now()
     renewed: list[JobId] = []
@@ -41,20 +44,33 @@ def renew(db: Database, leases: Sequence[JobLease], ttl_ms: int) -> Renewals:
             fence=lease.fence,
             now=now,
             expires_at=now + ttl_ms,
+            tenant=tenant,
+            progress=None if lease.progress is None else encode(lease.progress),
         )
         (renewed if stands else lost).append(lease.job_id)
     return Renewals(tuple(renewed), tuple(lost))
 
 
-def accept(db: Database, results: Sequence[Result], row_due_in_ms: int) -> tuple[Acceptance, ...]:
+def progress(db: Database, run_id: RunId, wanted: Collection[JobId]) -> dict[JobId, JsonValue]:
+    """See ``ports.store.Jobs.progress``."""
+    rows = (db.first(_SQL["show_progress"], job_id=each, run_id=run_id) for each in wanted)
+    return {row[0]: VALUE.decode(row[1]) for row in rows if row is not None}
+
+
+def accept(
+    db: Database,
+    results: Sequence[Result],
+    row_due_in_ms: int,
+    tenant: TenantId | None = None,
+) -> tuple[Acceptance, ...]:
     """See ``ports.store.Jobs.accept``."""
     due = Instant(db.now() + row_due_in_ms)
-    return tuple(_accept(db, result, due) for result in results)
+    return tuple(_accept(db, result, due, tenant) for result in results)
 
 
-def _accept(db: Database, result: Result, due: Instant) -> Acceptance:
+def _accept(db: Database, result: Result, due: Instant, tenant: TenantId | None) -> Acceptance:
     db.settle(about.job(result.job_id), about.run(_run_of(result.job_id)))
-    found = db.peek(_SQL["find_job"], job_id=result.job_id)
+    found = db.peek(_SQL["find_job"], job_id=result.job_id, tenant=tenant)
     if found is None:
         return Rejected(result.job_id, RejectedCode.UNKNOWN_JOB)
     job, run, run_id, ended_at, step_id, item, state, fence = found
@@ -109,7 +125,7 @@ def show(db: Database, job_id: JobId) -> JobView | None:
     found = db.first(_SQL["show_job"], job_id=job_id)
     if found is None:
         return None
-    id_, run_id, tenant, step_id, topic, attempt, item, dispatch, value, state, *rest = found
+    id_, run_id, tenant, step_id, topic, attempt, item, dispatch, value, state, *rest, said = found
     job = Job(
         id=id_,
         run_id=run_id,
@@ -121,7 +137,16 @@ def show(db: Database, job_id: JobId) -> JobView | None:
         item=item,
         dispatch=dispatch,
     )
-    return JobView(job, JobState(state), *rest)
+    fence, deliveries, worker_id, expires_at = rest
+    return JobView(
+        job=job,
+        state=JobState(state),
+        fence=fence,
+        deliveries=deliveries,
+        worker_id=worker_id,
+        expires_at=expires_at,
+        progress=None if said is None else VALUE.decode(said),
+    )
 
 
 def expire(db: Database, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:

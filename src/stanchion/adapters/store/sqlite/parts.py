@@ -176,16 +176,25 @@ class SqliteJobs(Part):
             )
         )
 
-    async def renew_jobs(self, leases: Sequence[JobLease], *, ttl_ms: int) -> Renewals:
-        return await self._write(lambda db: jobs.renew(db, leases, ttl_ms))
+    async def renew_jobs(
+        self, leases: Sequence[JobLease], *, ttl_ms: int, tenant: TenantId | None = None
+    ) -> Renewals:
+        return await self._write(lambda db: jobs.renew(db, leases, ttl_ms, tenant))
 
     async def accept(
-        self, results: Sequence[Result], *, row_due_in_ms: int = 0
+        self,
+        results: Sequence[Result],
+        *,
+        row_due_in_ms: int = 0,
+        tenant: TenantId | None = None,
     ) -> tuple[Acceptance, ...]:
-        return await self._write(lambda db: jobs.accept(db, results, row_due_in_ms))
+        return await self._write(lambda db: jobs.accept(db, results, row_due_in_ms, tenant))
 
     async def job(self, job_id: JobId) -> JobView | None:
         return await self._read(lambda db: jobs.show(db, job_id))
+
+    async def progress(self, run_id: RunId, wanted: Collection[JobId]) -> dict[JobId, JsonValue]:
+        return await self._read(lambda db: jobs.progress(db, run_id, wanted))
 
     async def expire_jobs(self, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
         return await self._write(lambda db: jobs.expire(db, limit, max_deliveries))

@@ -19,7 +19,8 @@ WHERE run = :run AND state IN ('ready', 'leased') AND step_id = :step_id
 
 -- name: revoke_job
 -- Takes a job from whoever has it or might get it. Its fence stays, and is worth nothing.
-UPDATE jobs SET state = 'revoked', ticket = NULL, worker_id = NULL, expires_at = NULL
+UPDATE jobs SET
+    state = 'revoked', ticket = NULL, worker_id = NULL, expires_at = NULL, progress = NULL
 WHERE job = :job
 
 -- name: set_timer

@@ -1,16 +1,18 @@
 -- Jobs and their leases, from the worker's side.
 
 -- name: renew_job
--- Begins the term anew if the lease stands.
-UPDATE jobs SET expires_at = :expires_at
+-- Extends the lease if it has not expired. NULL for the tenant: of any; for the progress: as it was.
+UPDATE jobs SET expires_at = :expires_at, progress = coalesce(:progress, progress)
 WHERE (tail, head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
     AND state = 'leased' AND fence = :fence AND expires_at > :now
+    AND (:tenant IS NULL OR tenant = :tenant)
 
 -- name: find_job
 -- Answers (job, run, run_id, ended_at, step_id, item, state, fence).
 SELECT jobs.job, runs.run, runs.id, runs.ended_at, jobs.step_id, jobs.item, jobs.state, jobs.fence
 FROM jobs JOIN runs ON runs.run = jobs.run
 WHERE (jobs.tail, jobs.head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
+    AND (:tenant IS NULL OR jobs.tenant = :tenant)
 
 -- name: accept_result
 -- Takes a result, see together.sql.
@@ -22,11 +24,17 @@ VALUES (:job, :worker_id, :run, :ticket, :entry_id, :event, :due)
 SELECT
     jobs.id, runs.id, jobs.tenant, jobs.step_id, jobs.topic, jobs.attempt, jobs.item,
     jobs.dispatch, job_inputs.input, jobs.state, jobs.fence, jobs.deliveries, jobs.worker_id,
-    jobs.expires_at
+    jobs.expires_at, jobs.progress
 FROM jobs
 JOIN runs ON runs.run = jobs.run
 JOIN job_inputs ON job_inputs.job = jobs.job
 WHERE (jobs.tail, jobs.head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
+
+-- name: show_progress
+-- Answers (id, progress) of a job of this run that has any.
+SELECT jobs.id, jobs.progress FROM jobs JOIN runs ON runs.run = jobs.run
+WHERE (jobs.tail, jobs.head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
+    AND runs.id = :run_id AND jobs.progress IS NOT NULL
 
 -- name: expired_jobs
 -- Answers (job, id, run, run_id, tenant, topic, deliveries) of leases that have run out, earliest
@@ -39,9 +47,11 @@ ORDER BY jobs.expires_at LIMIT :limit
 
 -- name: offer_again
 -- Puts a job whose lease ran out at the tail of its queue.
-UPDATE jobs SET state = 'ready', ticket = :ticket, worker_id = NULL, expires_at = NULL
+UPDATE jobs SET state = 'ready', ticket = :ticket, worker_id = NULL, expires_at = NULL,
+    progress = NULL
 WHERE job = :job
 
 -- name: let_die
 -- The job was delivered as often as is allowed.
-UPDATE jobs SET state = 'dead', worker_id = NULL, expires_at = NULL WHERE job = :job
+UPDATE jobs SET state = 'dead', worker_id = NULL, expires_at = NULL, progress = NULL
+WHERE job = :job

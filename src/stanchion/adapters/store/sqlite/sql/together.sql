@@ -147,7 +147,8 @@ CREATE TEMP VIEW results AS SELECT
     NULL AS due;
 
 CREATE TEMP TRIGGER accept_result INSTEAD OF INSERT ON results BEGIN
-    UPDATE jobs SET state = 'finished', worker_id = NEW.worker_id, expires_at = NULL
+    UPDATE jobs SET
+        state = 'finished', worker_id = NEW.worker_id, expires_at = NULL, progress = NULL
         WHERE job = NEW.job;
     INSERT INTO arrivals (run, ticket, entry_id, event, due)
         VALUES (NEW.run, NEW.ticket, NEW.entry_id, NEW.event, NEW.due);

@@ -1,0 +1,11 @@
+-- progress: what the handlers of some open jobs of one run last reported.
+-- KEYS   open
+-- ARGV   job ids
+-- ANSWER for each job: progress as JSON, or ''
+-- USES   jobs
+local answer = {}
+for i = 1, #ARGV do
+  local job = read_job(ARGV[i])
+  answer[i] = job and job.progress or ''
+end
+return answer
