@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import AsyncIterator, Iterator
 
@@ -146,6 +147,16 @@ async def test_a_step_of_thousands_of_jobs_is_still_one_step(store: RedisStore, 
     view = await store.job(first[-1].job.id)
     assert view is not None
     assert view.state is JobState.FINISHED
+
+
+async def test_an_admission_writes_every_item_once(server: Server, store: RedisStore) -> None:
+    with server.client() as client, client.monitor() as monitor:
+        await start(store, FOR_EACH, run_input={"items": ["a", "b", "c"]})
+        client.echo("done")
+        seen = itertools.takewhile(lambda each: "done" not in each["command"], monitor.listen())
+        commands = [each["command"].split() for each in seen]
+    written = [words[2::2] for words in commands if words[0] == "HSET" and ":items:" in words[1]]
+    assert written == [["0:each", "1:each", "2:each"]]
 
 
 async def test_thousands_of_jobs_dispatched_by_a_commit_are_one_step_too(

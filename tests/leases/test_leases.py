@@ -61,6 +61,35 @@ async def test_a_lease_goes_from_hand_to_hand_in_order(url: str, namespace: str)
         await opener.close()
 
 
+def test_a_contended_name_is_handed_over_under_uvloop(server: Server, namespace: str) -> None:
+    # A process of its own: uvloop's close waits for a connection whose protocol raised.
+    program = f"""
+import asyncio, stanchion, uvloop
+from tests.leases.lines import until_waiting
+
+async def fence(leases):
+    async with leases.hold({NAME!r}, wait_s=10) as lease:
+        return lease.fence
+
+async def contend():
+    here, there = (stanchion.Leases({server.url!r}, namespace={namespace!r}) for _ in range(2))
+    async with here, there:
+        async with here.hold({NAME!r}):
+            waiting = asyncio.create_task(fence(there))
+            await until_waiting({server.url!r}, {namespace!r}, {NAME!r}, 1)
+        assert await waiting is not None
+
+uvloop.run(contend())
+"""
+    command = [sys.executable, "-c", program]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        command, timeout=20, capture_output=True, text=True, check=False, cwd=root
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+
+
 async def test_namespaces_are_apart(url: str, namespace: str) -> None:
     async with (
         stanchion.Leases(url, namespace=namespace) as ours,

@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, cast
 
 import hiredis
 
@@ -151,8 +151,8 @@ class _Ear(asyncio.Protocol):
     # ── What the event loop calls ────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not checked: asyncio.Transport is not a base class of uvloop's transports.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._pinged_at = None

@@ -74,7 +74,7 @@ def ask_for_admission(admission: Admission, *, not_after: Instant, key_ttl_ms: i
         *_steps(run.steps),
     ]
     ask["version"], ask["fence"], ask["nonce"] = run.stamp.version, run.fence, run.stamp.nonce
-    ask["items"] = [*_items(run.items), *_items(admission.transition.items)]
+    ask["items"] = _items(run.items)  # the transition has the same items
     ask["is_finished"] = run.status.is_finished
     ask["finished_at"] = _or_false(run.finished_at)
     ask["not_after"] = not_after
