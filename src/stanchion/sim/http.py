@@ -1,4 +1,8 @@
-"""The way of callers and workers to replicas: requests that get lost, answers that do not come."""
+"""The network between callers or workers and replicas: requests get lost, answers do not arrive.
+
+At the other end is the real gateway, called as an ASGI app. What a server does for it (bring the
+body, tell it that the caller has hung up) is done here, without sockets.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,14 @@ from random import Random
 from typing import Final, Protocol
 
 from stanchion.client.exchange import NoReply, Reply, Request, Silence
-from stanchion.sim.front import Front
+from stanchion.gateway import Gateway
+from stanchion.gateway.exchange import GONE, Message
 from stanchion.sim.link import Weather
 from stanchion.sim.process import Process
 from stanchion.worker.http1 import Answer
 from stanchion.worker.transport import TransportFailed
 
-__all__ = ["CallerTransport", "Desk", "Network", "WorkerTransport", "hang_up"]
+__all__ = ["CallerTransport", "HttpServer", "Network", "WorkerTransport", "hang_up"]
 
 _BROKEN: Final = NoReply(Silence.BROKEN, "the connection broke")
 _TIMED_OUT: Final = NoReply(Silence.TIMED_OUT, "no answer in time")
@@ -24,13 +29,67 @@ NOTICED: Final = 0.7
 _UNREACHED: Final = NoReply(Silence.UNREACHED, "connection refused")
 
 
-class Desk(Protocol):
+class HttpServer(Protocol):
     """A replica, as callers see it."""
 
     process: Process
-    front: Front
+    app: Gateway
     inflight: dict[asyncio.Future[Reply | NoReply], None]
     """Requests whose answers break off when it dies."""
+
+
+class _Exchange:
+    """One request to a gateway, as the ASGI messages that a server would make of it."""
+
+    def __init__(
+        self, request_id: str, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> None:
+        path, _, query = path.partition("?")
+        lines = {**headers, "Host": "127.0.0.1", "X-Request-Id": request_id}
+        self._scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": [(name.lower().encode(), text.encode()) for name, text in lines.items()],
+            "extensions": {GONE: self._when_gone},
+        }
+        self._body: bytes | None = body
+        self._hung_up = asyncio.Event()
+        self._then: Callable[[], object] | None = None
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._answer = b""
+
+    async def run(self, app: Gateway) -> Reply | None:
+        """Have the gateway answer it; ``None`` if it gave up because the caller has hung up."""
+        await app(self._scope, self._receive, self._send)
+        return Reply(self._status, self._headers, self._answer) if self._status else None
+
+    def hang_up(self) -> None:
+        """Tell the gateway that the caller has closed the connection."""
+        self._hung_up.set()
+        if self._then is not None:
+            self._then()
+
+    def _when_gone(self, then: Callable[[], object]) -> None:
+        self._then = then
+
+    async def _receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._hung_up.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._headers = {name.decode(): text.decode() for name, text in message["headers"]}
+        else:
+            self._answer += message["body"]
 
 
 class Network:
@@ -39,7 +98,7 @@ class Network:
     def __init__(
         self,
         caller: Process,
-        desks: Callable[[], list[Desk]],
+        replicas: Callable[[], list[HttpServer]],
         chance: Random,
         faults: Counter[str],
         weather: Weather,
@@ -47,8 +106,9 @@ class Network:
         self.caller = caller
         self.weather = weather
         self.is_cut = False
-        self._desks = desks
-        self._served: dict[asyncio.Future[Reply | NoReply], tuple[Desk, asyncio.Task[Reply]]] = {}
+        self._replicas = replicas
+        self._served: dict[asyncio.Future[Reply | NoReply], tuple[HttpServer, _Exchange]] = {}
+        self._requests = 0
         self._chance = chance
         self._faults = faults
 
@@ -59,19 +119,21 @@ class Network:
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Reply | NoReply] = loop.create_future()
         timer = loop.call_later(timeout_s, _time_out, reply)
-        desks = self._desks()
+        replicas = self._replicas()
         chance = self._chance.random()
         weather = self.weather
         if self.is_cut:
             self._faults["request cut off"] += 1
-        elif not desks or chance < weather.refused:
+        elif not replicas or chance < weather.refused:
             self._faults["refused"] += 1
             self.caller.later(self._way_s(), _settle, reply, _UNREACHED)
         else:
-            desk = self._chance.choice(desks)
+            replica = self._chance.choice(replicas)
             is_lost = chance < weather.refused + weather.lost_reply
-            request = (method, path, headers, body)
-            desk.process.later(self._way_s(), self._arrive, desk, request, reply, is_lost)
+            self._requests += 1
+            request_id = f"{self.caller.name}-{self._requests}"
+            exchange = _Exchange(request_id, method, path, headers, body)
+            replica.process.later(self._way_s(), self._arrive, replica, exchange, reply, is_lost)
         try:
             outcome = await reply
         except asyncio.CancelledError:
@@ -87,30 +149,31 @@ class Network:
         """The caller has hung up: a replica that notices stops working for it."""
         served = self._served.get(reply)
         if served is not None and not self.is_cut and self._chance.random() < NOTICED:
-            desk, task = served
+            replica, exchange = served
             self._faults["caller left"] += 1
-            desk.process.later(self._way_s(), task.cancel)
+            replica.process.later(self._way_s(), exchange.hang_up)
 
     def _arrive(
         self,
-        desk: Desk,
-        request: tuple[str, str, Mapping[str, str], bytes],
+        replica: HttpServer,
+        exchange: _Exchange,
         reply: asyncio.Future[Reply | NoReply],
         is_lost: bool,  # noqa: FBT001 - passed by the loop
     ) -> None:
-        desk.inflight[reply] = None
-        task = desk.process.spawn(desk.front.answer(*request), name=f"{request[0]} {request[1]}")
-        self._served[reply] = (desk, task)
+        replica.inflight[reply] = None
+        task = replica.process.spawn(exchange.run(replica.app), name="request")
+        self._served[reply] = (replica, exchange)
 
-        def done(task: asyncio.Task[Reply]) -> None:
-            desk.inflight.pop(reply, None)
+        def done(task: asyncio.Task[Reply | None]) -> None:
+            replica.inflight.pop(reply, None)
             self._served.pop(reply, None)
-            if task.cancelled():
+            answer = None if task.cancelled() else task.result()
+            if answer is None:
                 return
             if is_lost or self.is_cut:
                 self._faults["reply lost"] += 1
                 return
-            self.caller.later(self._way_s(), _settle, reply, task.result())
+            self.caller.later(self._way_s(), _settle, reply, answer)
 
         task.add_done_callback(done)
 
@@ -122,11 +185,11 @@ class Network:
         return self.weather.each_way_s * chance
 
 
-def hang_up(desk: Desk) -> None:
-    """The replica is gone: whoever waits for its answers is told by the network."""
-    for reply in desk.inflight:
+def hang_up(replica: HttpServer) -> None:
+    """Break the connections of a replica that has died: callers see it at once."""
+    for reply in replica.inflight:
         _settle(reply, _BROKEN)
-    desk.inflight.clear()
+    replica.inflight.clear()
 
 
 def _settle(reply: asyncio.Future[Reply | NoReply], answer: Reply | NoReply) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from stanchion.adapters.bus.local import LocalBus
 from stanchion.client.exchange import NoReply, Reply
+from stanchion.gateway import make_app
 from stanchion.ports.bus import Bus
 from stanchion.services.engine import Engine, Terms, Wires
 from stanchion.services.lease import Lease
@@ -19,7 +20,6 @@ from stanchion.services.leasing import Leasing, Outcome
 from stanchion.services.plans import Linker
 from stanchion.sim.bus import BusPort, BusServer
 from stanchion.sim.chance import SeededEntropy
-from stanchion.sim.front import Front
 from stanchion.sim.http import hang_up
 from stanchion.sim.ledger import Ledger
 from stanchion.sim.link import Link, Weather
@@ -97,7 +97,7 @@ class Replica:
             processor_s=lambda: 0.0,  # measured time would make a history differ from its replay
         )
         self.services = self.engine.services
-        self.front = Front(self.services)
+        self.app = make_app(self.services)
         self._watch(vars(self.engine)["_leasing"])
         for verb in ("start", "rerun", "submit"):
             self._time(verb)
@@ -119,10 +119,11 @@ class Replica:
     async def leave(self) -> None:
         """Leave in good order, as after a SIGTERM: what has begun is finished, as far as it can."""
         self.is_leaving = True
-        self.engine.drain()
+        self.app.drain()
         self._task.cancel()
         await asyncio.wait([self._task])
         await self.engine.close()
+        self.app.close()
         self.crash()
 
     def metric(self, name: str, **labels: str) -> float:

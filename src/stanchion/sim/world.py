@@ -24,7 +24,7 @@ from stanchion.services.engine import Terms
 from stanchion.sim.bus import BusServer
 from stanchion.sim.ending import check_end, check_looked_after, tell_unfinished
 from stanchion.sim.history import History
-from stanchion.sim.http import Desk, Network
+from stanchion.sim.http import HttpServer, Network
 from stanchion.sim.ledger import Ledger
 from stanchion.sim.link import BAD_WEATHER, CLEAR
 from stanchion.sim.linking import linked_once, plan_of
@@ -175,7 +175,7 @@ class World:
             self.workers.append(hands)
         return hands
 
-    def up(self) -> list[Desk]:
+    def up(self) -> list[HttpServer]:
         """The replicas that take connections."""
         return [replica for replica in self.replicas if replica.is_up]
 
