@@ -80,7 +80,7 @@ sim: $(READY) ## ten thousand seeded days of the services in virtual time, then 
 	$(call heading,ten thousand bad days)
 	@$(BIN)/stanchion sim --seeds 0..10000 --workers $(WORKERS)
 	$(call heading,deliberate defects must be found)
-	@$(BIN)/stanchion sim --mutants --workers $(WORKERS)
+	@$(BIN)/python -m stanchion sim --mutants --workers $(WORKERS)
 
 .PHONY: chaos
 chaos: $(READY) ## cut, stop and kill real servers, for many rounds; takes long

@@ -6,12 +6,12 @@ from itertools import count, islice
 
 import pytest
 
-from stanchion.sim import mutants
 from stanchion.sim.command import hunt
 from stanchion.sim.mutant import Mutant
 from stanchion.sim.scenario import draw
 from stanchion.sim.shrink import shrunk
 from stanchion.sim.world import play
+from tests.sim import mutants
 
 FOUND_ON = {
     "release-without-token": (0, "only the owner releases"),

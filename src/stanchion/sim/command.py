@@ -2,12 +2,13 @@
 
 stanchion sim --seeds 0..200 --profile mixed      a summary; exit code 1 if a day went wrong
 stanchion sim --seed 7                            one day, line by line
-stanchion sim --mutants                           whether deliberate defects are found out
+python -m stanchion sim --mutants                 in a checkout: deliberate defects are found
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import statistics
 import time
 from collections import Counter
@@ -16,7 +17,6 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Final
 
-from stanchion.sim import mutants
 from stanchion.sim.mutant import NO_MUTANT, Mutant
 from stanchion.sim.scenario import MIXED, PROFILES, Scenario, draw
 from stanchion.sim.shrink import shrunk
@@ -27,7 +27,11 @@ __all__ = ["Summary", "arguments", "hunt", "main", "replay", "run"]
 PROGRESS_EVERY_S: Final = 5.0
 FAILURES_SHOWN: Final = 3
 MUTANT_SEEDS_MAX: Final = 300
+MUTANTS: Final = "tests.sim.mutants"
 _SEEDS: Final = range(50)
+_NO_MUTANTS: Final = (
+    "the deliberate defects come with the tests: in a checkout, run python -m stanchion sim"
+)
 Say = Callable[[str], None]
 
 
@@ -79,6 +83,11 @@ def main(words: Sequence[str]) -> int:
         parser.error("--seed plays one day, --seeds many: give one of them")
     if given.only is not None and not given.mutants and given.seed is None:
         parser.error("--only needs --seed (that day with the defect) or --mutants (look for it)")
+    if given.only is not None and _mutant(given.only) is NO_MUTANT:
+        known = ", ".join(each.name for each in _mutants())
+        parser.error(f"--only: there is no defect {given.only!r}; {known or _NO_MUTANTS}")
+    if given.mutants and not _mutants():
+        parser.error(f"--mutants: {_NO_MUTANTS}")
     if given.mutants:
         return hunt(given.only, seeds_max=given.seeds_max, workers=given.workers, say=_say)
     if given.seed is not None:
@@ -131,7 +140,7 @@ def hunt(
     say: Say = print,
 ) -> int:
     """Play days with each defect until it is found out; 1 if one is not."""
-    names = [each.name for each in mutants.ALL if only in {None, each.name}]
+    names = [each.name for each in _mutants() if only in {None, each.name}]
     days: list[int] = []
     say(f"{'days':>5}  {'defect':<28} found by")
     for name, (number, sentence) in zip(names, _hunted(names, seeds_max, workers), strict=True):
@@ -196,7 +205,16 @@ def _plan(scenario: Scenario) -> Iterable[str]:
 
 
 def _mutant(name: str | None) -> Mutant:
-    return next((each for each in mutants.ALL if each.name == name), NO_MUTANT)
+    return next((each for each in _mutants() if each.name == name), NO_MUTANT)
+
+
+def _mutants() -> Sequence[Mutant]:
+    """The deliberate defects. They live with the tests; outside a checkout there are none."""
+    try:
+        found: Sequence[Mutant] = importlib.import_module(MUTANTS).ALL
+    except ModuleNotFoundError:
+        return ()
+    return found
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -210,12 +228,13 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="play one day and tell all of it")
     parser.add_argument("--profile", default=MIXED, choices=[MIXED, *PROFILES])
     parser.add_argument("--workers", type=_count, default=1, help="processes; 1")
-    parser.add_argument("--mutants", action="store_true", help="find out deliberate defects")
+    parser.add_argument(
+        "--mutants", action="store_true", help="find the deliberate defects of tests/sim/mutants.py"
+    )
     parser.add_argument(
         "--only",
-        choices=[each.name for each in mutants.ALL],
         metavar="DEFECT",
-        help="this defect alone",
+        help="this defect alone, by its name",
     )
     parser.add_argument(
         "--seeds-max",

@@ -182,7 +182,7 @@ class _CapRead(Shelved):
         tenant, now_s = admission.run.tenant, asyncio.get_running_loop().time()
         account = self._shelf.account(tenant)
         read_s, active = self._seen.get(tenant, (-1.0, 0))
-        if now_s - read_s > 0.01:  # noqa: PLR2004 - the time between reading and writing
+        if now_s - read_s > 0.01:
             active = account.active
             self._seen[tenant] = (now_s, active)
         really, account.active = account.active, min(active, account.active)
