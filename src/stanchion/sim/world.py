@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stanchion.core.admission import WorkAllowance
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import OnDecision, RunId, TenantId
 from stanchion.ports.errors import BackendError
@@ -48,6 +49,8 @@ QUICK_TO_ESCALATE: Final[JsonObject] = {
 }
 """Otherwise an outage would have to last for longer than most of these days do."""
 OPERATOR_EVERY_S: Final = 2.0
+_UNBOUNDED_WORK: Final = WorkAllowance(share=1.0, burst_s=1e6)
+"""Processor time is the machine's, not the day's: refusals by it would differ from play to play."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +132,7 @@ class World:
             ledger=self.ledger,
             faults=self.history.faults,
             terms=Terms(
+                tenant_work=_UNBOUNDED_WORK,
                 run_lease_ttl_ms=profile.run_ttl_ms,
                 job_lease_ttl_ms=profile.job_ttl_ms,
                 max_deliveries=scenario.max_deliveries,
