@@ -13,6 +13,8 @@ from tests.gateway.asgi import opened
 from tests.gateway.house import ADMIN, House, bearer, opened_house
 from tests.services.faulty_locks import Fault
 
+TENANT = ("X-Stanchion-Tenant", "acme")
+
 
 def parsed(stream: bytes) -> list[dict[str, Any]]:
     """The events in a piece of stream: their fields, the data decoded."""
@@ -100,6 +102,20 @@ async def test_one_stream_too_many_is_refused_and_a_place_is_given_back() -> Non
             answer = await house.ask("GET", "/v1/events")
             assert (answer.status, answer.code) == (503, "overloaded")
         async with opened(house.app, "GET", "/v1/events") as feed:
+            assert await feed.next()
+
+
+async def test_a_tenant_with_too_many_streams_is_refused_and_others_are_not() -> None:
+    async with opened_house(GatewayOptions(streams_per_tenant_max=1)) as house:
+        async with opened(house.app, "GET", "/v1/events", headers=[TENANT]) as feed:
+            await feed.next()
+            answer = await house.ask("GET", "/v1/events", headers=[TENANT])
+            assert (answer.status, answer.code) == (429, "tenant_overloaded")
+            assert (answer.json["limit"], answer.json["active"]) == (1, 1)
+            assert house.metric("stanchion_http_shed_total", reason="tenant_streams") == 1
+            async with opened(house.app, "GET", "/v1/events") as other:
+                assert await other.next()
+        async with opened(house.app, "GET", "/v1/events", headers=[TENANT]) as feed:
             assert await feed.next()
 
 

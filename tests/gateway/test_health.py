@@ -79,11 +79,33 @@ async def test_one_tenants_burst_does_not_keep_another_out() -> None:
         async with opened(house.app, "GET", "/v1/runs", headers=slow) as feed:
             await house.has_under_way("requests")
             same = await house.ask("GET", "/v1/workflows", tenant="first")
-            assert (same.status, same.code) == (503, "overloaded")
+            assert (same.status, same.code) == (429, "tenant_overloaded")
+            assert 1 <= int(same.headers["retry-after"]) <= 30
             assert (await house.ask("GET", "/v1/workflows", tenant="second")).status == 200
             assert (await feed.answer()).status == 200
         assert (await house.ask("GET", "/v1/workflows", tenant="first")).status == 200
-        assert house.metric("stanchion_http_shed_total", reason="tenant") == 1
+        assert house.metric("stanchion_http_shed_total", reason="tenant_requests") == 1
+
+
+async def test_one_tenants_waits_do_not_keep_another_from_waiting() -> None:
+    async with opened_house(GatewayOptions(waits_per_tenant_max=1)) as house:
+        first, second = await house.start(tenant="first"), await house.start(tenant="second")
+        waiting = [("X-Stanchion-Tenant", "first")]
+        async with opened(house.app, "GET", f"/v1/runs/{first}?wait=5", headers=waiting) as feed:
+            await house.has_under_way("waits")
+            same = await house.ask("GET", f"/v1/runs/{first}?wait=5", tenant="first")
+            assert (same.status, same.code) == (429, "tenant_overloaded")
+            poll = {"worker_id": "w", "topics": ["none"], "wait_s": 5}
+            worker = await house.ask("POST", "/v1/worker/lease", poll, tenant="first")
+            assert (worker.status, worker.code) == (429, "tenant_overloaded")
+            other = await house.ask("GET", f"/v1/runs/{second}?wait=0.01", tenant="second")
+            assert other.status == 200
+            # Who does not wait is not counted among the waits.
+            assert (await house.ask("GET", f"/v1/runs/{first}", tenant="first")).status == 200
+            house.app.drain()
+            assert (await feed.answer()).status == 200
+        assert house.metric("stanchion_http_under_way", kind="waits") == 0
+        assert house.metric("stanchion_http_under_way", kind="requests") == 0
 
 
 async def test_a_request_that_takes_too_long_is_given_up() -> None:

@@ -28,6 +28,8 @@ def test_the_limits_on_the_page_are_those_of_the_code() -> None:
     for said in (
         f"takes {options.requests_at_once_max} requests at a time",
         f"{options.requests_at_once_per_tenant_max} of one tenant",
+        f"{options.waits_per_tenant_max:,} waits and",
+        f"{options.streams_per_tenant_max} streams; what is more is 429",
         f"{options.waits_max:,} waits",
         f"{options.streams_max} streams",
         f"head must arrive within {options.head_timeout_s:g} s",

@@ -15,9 +15,10 @@ import msgspec
 import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from stanchion.core.model import TenantId
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.server import serve
-from tests.gateway.house import House, opened_house
+from tests.gateway.house import ADMIN, House, opened_house
 
 GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -426,3 +427,37 @@ async def test_a_host_that_is_not_there_is_named() -> None:
     async with opened_house() as house:
         with pytest.raises(OSError, match=r"cannot listen on nowhere\.invalid:8420: .* --host"):
             await serve(house.app, host="nowhere.invalid", port=8420)
+
+
+async def test_a_slow_readers_stream_ends_when_its_key_is_revoked() -> None:
+    options = GatewayOptions(admin_key=ADMIN, write_timeout_s=60)
+    async with served(options) as server, asyncio.timeout(20):
+        house, key = server.house, await server.house.make_key("runner", "acme")
+        beginning = await house.services.store.feed_position(TenantId("acme"))
+        wide = {"steps": {"all": {"topic": "t", "for_each": "${input.items}"}}}
+        await house.ask("PUT", "/v1/workflows/wide", wide, key=key)
+        for _ in range(10):
+            asked = {"input": {"items": [0] * 1_000}}
+            started = await house.ask("POST", "/v1/workflows/wide/runs", asked, key=key)
+            assert started.status == 200
+        reader = socket.socket()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        reader.setblocking(False)
+        loop = asyncio.get_running_loop()
+        with reader:
+            await loop.sock_connect(reader, ("127.0.0.1", server.port))
+            head = (
+                "GET /v1/events HTTP/1.1\r\nHost: a\r\n"
+                f"Authorization: Bearer {key}\r\nLast-Event-ID: {beginning}\r\n\r\n"
+            )
+            await loop.sock_sendall(reader, head.encode())
+            assert (await loop.sock_recv(reader, 4_096)).startswith(b"HTTP/1.1 200 OK")
+            await house.ask("DELETE", f"/v1/admin/keys/{key.split('_')[1]}", key=ADMIN)
+            began_s, read = loop.time(), 0
+            with suppress(ConnectionResetError):
+                while part := await loop.sock_recv(reader, 4_096):
+                    read += len(part)
+                    await asyncio.sleep(0.05)  # as slow as it is meant to be
+        assert loop.time() - began_s < 6
+        assert read < 500_000
+        assert house.metric("stanchion_http_under_way", kind="streams") == 0

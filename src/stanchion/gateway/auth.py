@@ -67,14 +67,6 @@ class Auth:
         only = _only(holder, headers.get(TENANT_HEADER))
         return Caller(only or DEFAULT_TENANT, only, holder.actor)
 
-    async def is_still(self, headers: Mapping[bytes, bytes], route: Route) -> bool:
-        """Whether the same request would be allowed now."""
-        try:
-            await self.caller(headers, route)
-        except Refused:
-            return False
-        return True
-
     def foreign(self, headers: Mapping[bytes, bytes], *, is_probe: bool = False) -> Refusal | None:
         """The refusal of a request that another site made, on a server without keys."""
         if self._keys.is_any_known:

@@ -67,3 +67,4 @@ class Stream(msgspec.Struct, frozen=True):
 
     parts: AsyncGenerator[bytes, None]
     content_type: bytes
+    tenant: TenantId

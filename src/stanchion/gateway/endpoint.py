@@ -39,7 +39,7 @@ from stanchion.gateway.problems import (
     overdrawn,
 )
 from stanchion.gateway.query import read_query
-from stanchion.gateway.room import Room
+from stanchion.gateway.room import Room, stream_counted
 from stanchion.gateway.route import PARAMETERS, PROBES, Answered, Reach, Route, Takes
 from stanchion.gateway.signals import Observe
 from stanchion.ports.errors import BackendError
@@ -122,7 +122,8 @@ class _Course:
                 or await self._answer(exchange)
             )
             if isinstance(found, Stream):
-                await exchange.stream(found, self._desk.load)
+                with stream_counted(self._desk.load, found.tenant):
+                    await exchange.stream(found, lambda: self._check_welcome(exchange))
                 return
             # Also what cannot be encoded is a fault to be answered.
             answer = ready(found) if isinstance(found, Reply) else found

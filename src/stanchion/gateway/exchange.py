@@ -14,9 +14,8 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from stanchion.gateway.call import Reply, Stream
-from stanchion.gateway.load import Load
 from stanchion.gateway.options import GatewayOptions
-from stanchion.gateway.problems import Refusal, answer_parts
+from stanchion.gateway.problems import Refusal, Refused, answer_parts
 from stanchion.gateway.signals import Observe
 from stanchion.wire.problems import Code
 
@@ -25,6 +24,7 @@ __all__ = [
     "GONE",
     "PART_BYTES",
     "REST",
+    "STREAM",
     "ClientGone",
     "Exchange",
     "Message",
@@ -47,6 +47,8 @@ ANSWER: Final = "stanchion.answer"
 """The name under which our server takes a whole answer at once: one write instead of two."""
 REST: Final = "stanchion.rest"
 """The name under which our server offers not to listen to the caller for a moment."""
+STREAM: Final = "stanchion.stream"
+"""The name under which our server prepares a connection for a stream, and offers to cut it off."""
 _SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}")
 _ONCE: Final = frozenset(
     {
@@ -153,7 +155,7 @@ class Exchange:
     async def refuse(self, refusal: Refusal) -> None:
         """Send why not."""
         await self._finish(*answer_parts(refusal, self.request_id))
-        if refusal.code is Code.OVERLOADED:
+        if refusal.code in {Code.OVERLOADED, Code.TENANT_OVERLOADED}:
             # Whoever asks again at once would be refused again, at the cost of everybody else.
             rest = self.scope.get("extensions", _NO_EXTENSIONS).get(REST)
             if rest is not None:
@@ -174,9 +176,14 @@ class Exchange:
                 await self.send({"type": "http.response.body", "body": part, "more_body": more})
         self._observe(time.perf_counter() - self._began_s, status)
 
-    async def stream(self, stream: Stream, load: Load) -> None:
-        """Send parts as they come, until they end or the reader is gone or too slow."""
-        load.begin_stream()
+    async def stream(self, stream: Stream, check: Callable[[], Awaitable[None]]) -> None:
+        """Send parts as they come, until they end or the reader is gone or too slow.
+
+        ``check`` is called every second, also while the reader is behind and a part cannot be sent;
+        what it raises ends the stream.
+        """
+        prepare = self.scope.get("extensions", _NO_EXTENSIONS).get(STREAM)
+        cut = _not_cut if prepare is None else prepare()
         try:
             headers = [
                 (b"content-type", stream.content_type),
@@ -187,11 +194,13 @@ class Exchange:
             self.is_begun = True
             await self.send({"type": "http.response.start", "status": 200, "headers": headers})
             if self.scope["method"] != "HEAD":
-                await self.unless_gone(self._pump(stream))
-            else:
-                await self.send({"type": "http.response.body", "body": b""})
+                try:
+                    await self.unless_gone(self._pump(stream), check=check)
+                except Refused:
+                    if cut():
+                        return
+            await self.send({"type": "http.response.body", "body": b""})
         finally:
-            load.end_stream()
             self._observe(time.perf_counter() - self._began_s, 200)
 
     async def _pump(self, stream: Stream) -> None:
@@ -199,7 +208,6 @@ class Exchange:
             async for part in parts:
                 # Waits while the reader is behind; the protocol cuts off one who stays behind.
                 await self.send({"type": "http.response.body", "body": part, "more_body": True})
-        await self.send({"type": "http.response.body", "body": b""})
 
     def when_gone(self, then: Callable[[], object]) -> None:
         """Have this called when the caller hangs up. Costs nothing, but only our server offers it.
@@ -235,6 +243,10 @@ class Exchange:
         while (await self.receive())["type"] != "http.disconnect":
             pass
         vigil.leave()
+
+
+def _not_cut() -> bool:
+    return False
 
 
 class Vigil:

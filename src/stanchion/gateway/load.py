@@ -1,12 +1,15 @@
-"""Load: how much goes on at once, and what is turned away so that the rest gets through.
+"""Load: how much is under way, in total and for each tenant, and what is refused above that.
 
-Three kinds are counted apart, because they cost differently: requests (work), waits (a caller
-parked until something happens) and streams. Of the requests no tenant may have more than its share.
+Requests, waits (a caller parked until something happens) and streams are counted apart, because
+they cost differently. Above a limit of the whole gateway the answer is 503 ``overloaded``; above
+the tenant's own limit it is 429 ``tenant_overloaded``, and other tenants are not affected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -16,91 +19,102 @@ from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, Refused, unavailable_after_ms
 from stanchion.wire.problems import Code
 
-__all__ = ["Load"]
+__all__ = ["Kind", "Load"]
 
-_REQUESTS: Final = "requests"
-_WAITS: Final = "waits"
-_STREAMS: Final = "streams"
-_TENANT: Final = "tenant"
+
+class Kind(StrEnum):
+    """What is counted."""
+
+    REQUESTS = "requests"
+    WAITS = "waits"
+    STREAMS = "streams"
+
+
+_TOO_MANY: Final = {
+    Kind.REQUESTS: "too many requests at once",
+    Kind.WAITS: "too many callers are waiting",
+    Kind.STREAMS: "too many event streams are open",
+}
+_TOO_MANY_OF_TENANT: Final = {
+    Kind.REQUESTS: "the tenant has too many requests under way",
+    Kind.WAITS: "the tenant has too many callers waiting",
+    Kind.STREAMS: "the tenant has too many event streams open",
+}
 
 
 class Load:
-    """Counts what is under way, and refuses what is too much."""
+    """Counts what is under way, and refuses what is above a limit."""
 
     def __init__(
         self, options: GatewayOptions, registry: CollectorRegistry, unit: Callable[[], float]
     ) -> None:
-        self._options = options
         self._unit = unit
-        self.requests = 0
-        self.waits = 0
-        self.streams = 0
-        self._tenants: dict[TenantId, int] = {}
+        self._limits = {
+            Kind.REQUESTS: options.requests_at_once_max,
+            Kind.WAITS: options.waits_max,
+            Kind.STREAMS: options.streams_max,
+        }
+        self._tenant_limits = {
+            Kind.REQUESTS: options.requests_at_once_per_tenant_max,
+            Kind.WAITS: options.waits_per_tenant_max,
+            Kind.STREAMS: options.streams_per_tenant_max,
+        }
+        self._counts = dict.fromkeys(Kind, 0)
+        self._tenants: dict[Kind, dict[TenantId, int]] = {kind: {} for kind in Kind}
         shed = Counter(
             "stanchion_http_shed",
-            "Requests refused because too much was under way.",
+            "Requests refused because too much was under way, in total or of their tenant.",
             ["reason"],
             registry=registry,
         )
-        self._shed = {
-            reason: shed.labels(reason=reason) for reason in (_REQUESTS, _WAITS, _STREAMS, _TENANT)
-        }
+        self._shed = {kind: shed.labels(reason=kind.value) for kind in Kind}
+        self._tenant_shed = {kind: shed.labels(reason=f"tenant_{kind}") for kind in Kind}
         under_way = Gauge(
             "stanchion_http_under_way",
             "Requests, waits and streams under way.",
             ["kind"],
             registry=registry,
         )
-        under_way.labels(kind=_REQUESTS).set_function(lambda: self.requests)
-        under_way.labels(kind=_WAITS).set_function(lambda: self.waits)
-        under_way.labels(kind=_STREAMS).set_function(lambda: self.streams)
+        for kind in Kind:
+            under_way.labels(kind=kind.value).set_function(partial(self._counts.__getitem__, kind))
 
-    def begin_request(self) -> None:
-        """Count a request in, or refuse it."""
-        if self.requests >= self._options.requests_at_once_max:
-            raise self._too_much(_REQUESTS, "too many requests at once")
-        self.requests += 1
+    def begin(self, kind: Kind) -> None:
+        """Count one in, or refuse it with 503."""
+        count = self._counts[kind]
+        if count >= self._limits[kind]:
+            self._shed[kind].inc()
+            raise self._refused(Code.OVERLOADED, _TOO_MANY[kind])
+        self._counts[kind] = count + 1
 
-    def end_request(self) -> None:
+    def end(self, kind: Kind) -> None:
         """Count it out."""
-        self.requests -= 1
+        self._counts[kind] -= 1
 
-    def begin_wait(self) -> None:
-        """Count a wait in, or refuse it."""
-        if self.waits >= self._options.waits_max:
-            raise self._too_much(_WAITS, "too many callers are waiting")
-        self.waits += 1
+    def begin_for(self, kind: Kind, tenant: TenantId) -> None:
+        """Count one in for its tenant, or refuse it with 429."""
+        counts = self._tenants[kind]
+        count = counts.get(tenant, 0)
+        limit = self._tenant_limits[kind]
+        if count >= limit:
+            self._tenant_shed[kind].inc()
+            raise self._refused(
+                Code.TENANT_OVERLOADED, _TOO_MANY_OF_TENANT[kind], limit=limit, active=count
+            )
+        counts[tenant] = count + 1
 
-    def end_wait(self) -> None:
+    def end_for(self, kind: Kind, tenant: TenantId) -> None:
         """Count it out."""
-        self.waits -= 1
-
-    def begin_stream(self) -> None:
-        """Count a stream in, or refuse it."""
-        if self.streams >= self._options.streams_max:
-            raise self._too_much(_STREAMS, "too many event streams are open")
-        self.streams += 1
-
-    def end_stream(self) -> None:
-        """Count it out."""
-        self.streams -= 1
-
-    def begin_for(self, tenant: TenantId) -> None:
-        """Count a request in for its tenant, or refuse it."""
-        under_way = self._tenants.get(tenant, 0)
-        if under_way >= self._options.requests_at_once_per_tenant_max:
-            raise self._too_much(_TENANT, "too many requests of this tenant at once")
-        self._tenants[tenant] = under_way + 1
-
-    def end_for(self, tenant: TenantId) -> None:
-        """Count it out."""
-        left = self._tenants[tenant] - 1
+        counts = self._tenants[kind]
+        left = counts[tenant] - 1
         if left:
-            self._tenants[tenant] = left
+            counts[tenant] = left
         else:
-            del self._tenants[tenant]
+            del counts[tenant]
 
-    def _too_much(self, reason: str, detail: str) -> Refused:
-        self._shed[reason].inc()
+    def _refused(
+        self, code: Code, detail: str, *, limit: int | None = None, active: int | None = None
+    ) -> Refused:
         after_ms = unavailable_after_ms(self._unit())
-        return Refused(Refusal(code=Code.OVERLOADED, detail=detail, retry_after_ms=after_ms))
+        return Refused(
+            Refusal(code=code, detail=detail, retry_after_ms=after_ms, limit=limit, active=active)
+        )

@@ -14,6 +14,8 @@ refusing them.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -24,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from stanchion.gateway.exchange import ANSWER, GONE, REST
+from stanchion.gateway.exchange import ANSWER, GONE, REST, STREAM
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, answer_parts
 from stanchion.wire.problems import Code
@@ -33,6 +35,9 @@ __all__ = ["HEAD_BYTES_MAX", "GuardedProtocol", "guarded"]
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 _CLOSE: Final = (b"connection", b"close")
+_STREAM_SEND_BYTES: Final = 64 * 1024
+_RESET: Final = struct.pack("ii", 1, 0)
+"""A closed socket then drops what was not sent, instead of going on to send it."""
 _QUEUED_MAX: Final = 16
 """Requests that may stand in line behind the one being answered, before no more are read."""
 _REST_S: Final = 20.0
@@ -111,7 +116,11 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = self._is_in_request = True
         self._head_bytes = 0
-        self._offers: dict[str, Any] = {GONE: self._when_gone, REST: self._rest}
+        self._offers: dict[str, Any] = {
+            GONE: self._when_gone,
+            REST: self._rest,
+            STREAM: self._prepare_stream,
+        }
         self.scope["extensions"] = self._offers
 
     def on_headers_complete(self) -> None:
@@ -153,6 +162,25 @@ class GuardedProtocol(HttpToolsProtocol):
         """Hang up on a reader who is behind: the server has no time left to wait."""
         if self._stall is not None:
             self.transport.abort()
+
+    def _prepare_stream(self) -> Callable[[], bool]:
+        """Keep what the kernel holds for a reader small; return the function that cuts it off.
+
+        Otherwise a slow reader is megabytes behind, and goes on reading long after its stream has
+        ended.
+        """
+        connected = self.transport.get_extra_info("socket")
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _STREAM_SEND_BYTES)
+        return self._cut
+
+    def _cut(self) -> bool:
+        """Drop what a reader who is behind has not taken, and hang up; whether it was behind."""
+        if not self.transport.get_write_buffer_size():
+            return False
+        connected = self.transport.get_extra_info("socket")
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
+        return True
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(Refusal(code=Code.MALFORMED_REQUEST, detail=msg))

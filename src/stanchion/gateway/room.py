@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from stanchion.core.model import TenantId
 from stanchion.gateway.desk import Desk
+from stanchion.gateway.load import Kind, Load
 
-__all__ = ["Room"]
+__all__ = ["Room", "stream_counted"]
 
 
 class Room:
     """A place among the requests, later perhaps among the waits, and a body in memory."""
 
-    __slots__ = ("_bodies", "_body", "_is_waiting", "_load", "_tenant")
+    __slots__ = ("_bodies", "_body", "_kind", "_load", "_tenant")
 
     def __init__(self, desk: Desk) -> None:
         self._load = desk.load
         self._bodies = desk.bodies
         self._tenant: TenantId | None = None
         self._body: bytes | None = None
-        self._is_waiting = False
+        self._kind = Kind.REQUESTS
 
     def __enter__(self) -> Self:
-        self._load.begin_request()
+        self._load.begin(self._kind)
         return self
 
     def take_for(self, tenant: TenantId) -> None:
-        """Count it among its tenant's as well."""
-        self._load.begin_for(tenant)
+        """Count it among its tenant's as well. Raises ``Refused``."""
+        self._load.begin_for(self._kind, tenant)
         self._tenant = tenant
 
     def hold(self, body: bytes) -> None:
@@ -36,20 +39,39 @@ class Room:
         self._body = body
 
     def only_wait(self) -> None:
-        """From here on it costs next to nothing: leave the place to others."""
-        self._load.begin_wait()
-        self._is_waiting = True
-        self._leave()
+        """Count it among the waits from here on, and no longer among the requests."""
+        _begin(self._load, Kind.WAITS, self._tenant)
+        _end(self._load, self._kind, self._tenant)
+        self._kind = Kind.WAITS
 
     def __exit__(self, *_error: object) -> None:
         if self._body is not None:
             self._bodies.done(self._body)
-        if self._is_waiting:
-            self._load.end_wait()
-        else:
-            self._leave()
+        _end(self._load, self._kind, self._tenant)
 
-    def _leave(self) -> None:
-        self._load.end_request()
-        if self._tenant is not None:
-            self._load.end_for(self._tenant)
+
+@contextmanager
+def stream_counted(load: Load, tenant: TenantId) -> Iterator[None]:
+    """Count a stream while inside. Raises ``Refused``."""
+    _begin(load, Kind.STREAMS, tenant)
+    try:
+        yield
+    finally:
+        _end(load, Kind.STREAMS, tenant)
+
+
+def _begin(load: Load, kind: Kind, tenant: TenantId | None) -> None:
+    if tenant is not None:
+        load.begin_for(kind, tenant)
+    try:
+        load.begin(kind)
+    except BaseException:
+        if tenant is not None:
+            load.end_for(kind, tenant)
+        raise
+
+
+def _end(load: Load, kind: Kind, tenant: TenantId | None) -> None:
+    load.end(kind)
+    if tenant is not None:
+        load.end_for(kind, tenant)
