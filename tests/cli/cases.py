@@ -13,8 +13,7 @@ import msgspec
 
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Failure, Risk, RunStatus, StepId, StepStatus
-from stanchion.core.settings import Settings
-from stanchion.core.settings_document import settings_document, settings_json_schema
+from stanchion.core.settings import Settings, settings_document, settings_json_schema
 from stanchion.wire import admin, runs
 
 __all__ = ["CASES", "DEFINITION", "RUN", "SETTINGS", "Case"]

@@ -25,8 +25,6 @@ from stanchion.core.settings import (
     Rhythm,
     Settings,
     Strategy,
-)
-from stanchion.core.settings_document import (
     effective_admission,
     override_faults,
     patched,

@@ -15,8 +15,7 @@ from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Risk, Run, RunId, StepId, TenantId, Topic, WorkflowId
 from stanchion.core.plan import Plan
 from stanchion.core.run import decide
-from stanchion.core.settings import Settings
-from stanchion.core.settings_document import patched
+from stanchion.core.settings import Settings, patched
 from stanchion.core.workflow import JobSpec, StepSpec, SubworkflowSpec, Workflow
 from stanchion.ports.bus import Bell, Handler
 from stanchion.ports.records import Commit, Committed, OutboxRow, Tenant

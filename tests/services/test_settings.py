@@ -15,8 +15,7 @@ from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.lease_policy import OnLockError, policy_for
 from stanchion.core.model import Risk, RunId
 from stanchion.core.retry import Fixed
-from stanchion.core.settings import DEFAULTS, Settings, Strategy
-from stanchion.core.settings_document import settings_document
+from stanchion.core.settings import DEFAULTS, Settings, Strategy, settings_document
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.services.escalating import Escalating

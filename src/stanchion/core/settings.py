@@ -1,32 +1,59 @@
-"""Settings: what an operator may change while everything runs.
+"""Settings: what an operator may change while everything runs, and the document that holds them.
 
-One value for the whole deployment. A tenant may override two things for itself: how its starts are
-gated, and how they wait for the gate. How settings are written down and read is in
-``settings_document``.
+There is one value for the whole deployment. A tenant may override two members for itself: the
+strategy of its admission gate, and the retry rhythm at that gate.
+
+A member that is absent from a document has its default. So a document that an older version wrote
+stays valid, and removing a member resets it. Faults of a document are reported together, each with
+its path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Final, TypeAlias
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from stanchion.core import escalation, retry
 from stanchion.core.escalation import Escalation
-from stanchion.core.lease_policy import DEFAULT_POLICIES, LeasePolicy
+from stanchion.core.faults import Fault, Findings
+from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.lease_policy import (
+    DEFAULT_POLICIES,
+    RENEWAL_FAILURES_MAX,
+    LeasePolicy,
+    OnLockError,
+    OnRenewalLost,
+)
+from stanchion.core.limits import BACKOFF_MS_MAX
+from stanchion.core.merge_patch import merged, note_strangers
 from stanchion.core.model import Risk
-from stanchion.core.retry import BoundedJitter, Fixed
+from stanchion.core.retry import BoundedJitter, Faults, Fixed
+from stanchion.core.workflow_file.record import Member, Record
+from stanchion.core.workflow_file.shape import Items, Real, Whole, Word
 
 __all__ = [
     "DEFAULTS",
+    "LOCK_TTL_S_MAX",
+    "LOCK_TTL_S_MIN",
+    "LOCK_WAIT_S_MAX",
     "AdmissionOverride",
     "AdmissionSettings",
     "LockBusy",
     "Rhythm",
     "Settings",
     "Strategy",
+    "effective_admission",
+    "override_faults",
+    "patched",
+    "read_settings",
+    "settings_document",
+    "settings_json_schema",
 ]
 
 Rhythm: TypeAlias = Fixed | BoundedJitter
@@ -92,3 +119,250 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULTS: Final = Settings()
+
+
+LOCK_TTL_S_MIN: Final = 0.1
+LOCK_TTL_S_MAX: Final = 3_600
+LOCK_WAIT_S_MAX: Final = 60
+
+
+def read_settings(document: JsonValue, *, run_lease_ttl_ms: int) -> Settings | Faults:
+    """Read a document, or say everything that is wrong with it."""
+    return _read(document, Findings(), run_lease_ttl_ms)
+
+
+def patched(settings: Settings, patch: JsonValue, *, run_lease_ttl_ms: int) -> Settings | Faults:
+    """The settings after a JSON merge patch. A member that is removed has its default again."""
+    document, findings = settings_document(settings), Findings()
+    note_strangers(document, patch, findings)
+    return _read(merged(document, patch), findings, run_lease_ttl_ms)
+
+
+def _read(document: JsonValue, findings: Findings, run_lease_ttl_ms: int) -> Settings | Faults:
+    settings = _SETTINGS.read(document, (), findings)
+    if not isinstance(settings, Settings) or findings.noted:
+        return findings.faults()
+    admission, lock_busy = settings.admission, settings.lock_busy
+    return (
+        *_term_faults("admission.lock_retry", admission.lock_retry, admission.lock_ttl_ms),
+        *_term_faults("lock_busy", lock_busy.retry, run_lease_ttl_ms),
+    ) or settings
+
+
+def _term_faults(place: str, rhythm: Rhythm, lock_ttl_ms: int) -> Faults:
+    found = retry.faults(rhythm, lock_ttl_ms=lock_ttl_ms)
+    return tuple(Fault(f"{place}.{fault.path}", fault.message) for fault in found)
+
+
+# ── One tenant's override ────────────────────────────────────────────────────────────────────────
+
+
+def effective_admission(settings: Settings, override: JsonValue) -> AdmissionSettings:
+    """How the gate works for a tenant with this override.
+
+    One that does not read is as good as none: the deployment's own word holds.
+    """
+    if override is None:
+        return settings.admission
+    read = _OVERRIDE.read(override, (), Findings())
+    return (
+        read.over(settings.admission) if isinstance(read, AdmissionOverride) else settings.admission
+    )
+
+
+def override_faults(settings: Settings, override: JsonValue) -> Faults:
+    """Everything that is wrong with a tenant's override; nothing, if it may be used."""
+    if override is None:
+        return ()
+    findings = Findings()
+    read = _OVERRIDE.read(override, ("admission",), findings)
+    if not isinstance(read, AdmissionOverride):
+        return findings.faults()
+    if read.lock_retry is None:
+        return ()
+    return _term_faults("admission.lock_retry", read.lock_retry, settings.admission.lock_ttl_ms)
+
+
+# ── Written down ─────────────────────────────────────────────────────────────────────────────────
+
+
+def settings_document(settings: Settings) -> JsonObject:
+    """The settings as everybody sees them: every member, also where it has its default."""
+    admission, lock_busy, watch = settings.admission, settings.lock_busy, settings.escalation
+    return {
+        "admission": {
+            "strategy": str(admission.strategy),
+            "lock_ttl_s": _number(admission.lock_ttl_s),
+            "lock_wait_s": _number(admission.lock_wait_s),
+            "lock_retry": _written(admission.lock_retry),
+        },
+        "lock_busy": {
+            **_written(lock_busy.retry),
+            "backend_error_delay_ms": lock_busy.backend_error_delay_ms,
+        },
+        "policies": {
+            str(risk): {
+                "on_lock_error": str(policy.on_lock_error),
+                "on_renewal_lost": str(policy.on_renewal_lost),
+                "renewal_failures_max": policy.renewal_failures_max,
+            }
+            for risk, policy in settings.policies.items()
+        },
+        "escalation": {
+            "fallbacks_per_s": _number(watch.fallbacks_per_s),
+            "window_s": _number(watch.window_s),
+            "closes": [str(risk) for risk in watch.closes],
+            "dwell_s": _number(watch.dwell_s),
+            "quiet_divisor": watch.quiet_divisor,
+            "probes_min": watch.probes_min,
+            "trips_per_day_max": watch.trips_per_day_max,
+        },
+    }
+
+
+def settings_json_schema() -> JsonObject:
+    """The shape of the document in JSON Schema 2020-12."""
+    return _SETTINGS.schema()
+
+
+def _written(rhythm: Rhythm) -> JsonObject:
+    kind = "fixed" if isinstance(rhythm, Fixed) else "jitter"
+    return {"kind": kind, "delay_ms": rhythm.delay_ms, "jitter_ms": rhythm.jitter_ms}
+
+
+def _number(number: float) -> int | float:
+    """Ten seconds are ``10`` to people, not ``10.0``."""
+    return int(number) if float(number).is_integer() else number
+
+
+# ── Shapes: every member there is, and its range ─────────────────────────────────────────────────
+
+_Enum = TypeVar("_Enum", bound=StrEnum)
+_MS: Final = Whole(0, BACKOFF_MS_MAX)
+_KINDS: Final[Mapping[str, type[Rhythm]]] = {"fixed": Fixed, "jitter": BoundedJitter}
+_DAY_S: Final = 24 * 60 * 60
+
+
+def _word(words: type[_Enum]) -> Word[_Enum]:
+    return Word({word.value: word for word in words})
+
+
+def _rhythm(
+    default: Rhythm,
+    kind: type[Rhythm] = BoundedJitter,
+    delay_ms: int | None = None,
+    jitter_ms: int | None = None,
+) -> Rhythm:
+    delay_ms = default.delay_ms if delay_ms is None else delay_ms
+    # A jitter that nobody asked for must not make a short delay a fault.
+    jitter_ms = min(default.jitter_ms, delay_ms) if jitter_ms is None else jitter_ms
+    return kind(delay_ms, jitter_ms)
+
+
+def _rhythm_faults(rhythm: Rhythm) -> Iterator[tuple[str, str]]:
+    return ((fault.path, fault.message) for fault in retry.faults(rhythm))
+
+
+def _rhythm_members() -> dict[str, Member]:
+    return {
+        "kind": Member(Word(_KINDS), "fixed: always delay_ms; jitter: up to jitter_ms off it."),
+        "delay_ms": Member(_MS, "The wait before asking again."),
+        "jitter_ms": Member(_MS, "How far the wait may be off, up or down. Kept while fixed."),
+    }
+
+
+_LOCK_RETRY: Final[Record[Rhythm]] = Record(
+    "lock_retry",
+    _rhythm_members(),
+    partial(_rhythm, DEFAULTS.admission.lock_retry),
+    _rhythm_faults,
+)
+_OVERRIDABLE: Final = {
+    "strategy": Member(_word(Strategy), "atomic: one store step alone; lock: behind a lock."),
+    "lock_retry": Member(_LOCK_RETRY, "How callers wait for a lock that another has."),
+}
+_OVERRIDE: Final = Record("a tenant's admission", _OVERRIDABLE, AdmissionOverride)
+_ADMISSION: Final = Record(
+    "admission",
+    {
+        **_OVERRIDABLE,
+        "lock_ttl_s": Member(
+            Real(LOCK_TTL_S_MIN, LOCK_TTL_S_MAX), "After so long a lock ends by itself."
+        ),
+        "lock_wait_s": Member(Real(0, LOCK_WAIT_S_MAX), "What a start may wait for the gate."),
+    },
+    AdmissionSettings,
+)
+
+
+def _lock_busy(backend_error_delay_ms: int | None = None, **rhythm: Any) -> LockBusy:  # noqa: ANN401 - each was read by its shape
+    default = DEFAULTS.lock_busy
+    delay_ms = default.backend_error_delay_ms
+    return LockBusy(
+        retry=_rhythm(default.retry, **rhythm),
+        backend_error_delay_ms=delay_ms
+        if backend_error_delay_ms is None
+        else backend_error_delay_ms,
+    )
+
+
+_LOCK_BUSY: Final = Record(
+    "lock_busy",
+    {
+        **_rhythm_members(),
+        "backend_error_delay_ms": Member(
+            Whole(1, BACKOFF_MS_MAX), "The wait when the lock store cannot be asked."
+        ),
+    },
+    _lock_busy,
+    lambda lock_busy: _rhythm_faults(lock_busy.retry),
+)
+_POLICY: Final = {
+    "on_lock_error": Member(_word(OnLockError), "When the lock store cannot be asked."),
+    "on_renewal_lost": Member(_word(OnRenewalLost), "When a lease is no longer trusted."),
+    "renewal_failures_max": Member(
+        Whole(1, RENEWAL_FAILURES_MAX), "Failed renewals in a row that count as lost."
+    ),
+}
+
+
+def _policies(**given: LeasePolicy) -> Mapping[Risk, LeasePolicy]:
+    chosen = {risk: given.get(risk.value, policy) for risk, policy in DEFAULT_POLICIES.items()}
+    return MappingProxyType(chosen)
+
+
+_POLICIES: Final = Record(
+    "policies",
+    {
+        risk.value: Member(
+            Record(f"the policy '{risk}'", _POLICY, partial(replace, policy)),
+            f"Run leases of workflows with risk {risk}.",
+        )
+        for risk, policy in DEFAULT_POLICIES.items()
+    },
+    _policies,
+)
+_ESCALATION: Final = Record(
+    "escalation",
+    {
+        "fallbacks_per_s": Member(Real(0.001, 1_000_000), "The rate above which it counts."),
+        "window_s": Member(Real(1, _DAY_S), "For how long the rate must stay above."),
+        "closes": Member(Items(_word(Risk), len(Risk)), "The classes that then fail closed."),
+        "dwell_s": Member(Real(0, _DAY_S), "How long it must be quiet before it opens again."),
+        "quiet_divisor": Member(Whole(1, 1_000), "Quiet is a rate below the threshold over this."),
+        "probes_min": Member(Whole(0, 1_000), "Good answers of the lock store it also takes."),
+        "trips_per_day_max": Member(Whole(0, 1_000), "More trips than this in a day latch it."),
+    },
+    Escalation,
+    lambda read: ((fault.path, fault.message) for fault in escalation.faults(read)),
+)
+_SETTINGS: Final = Record(
+    "the settings",
+    {
+        "admission": Member(_ADMISSION, "How starts are gated."),
+        "lock_busy": Member(_LOCK_BUSY, "When a busy run is tried again."),
+        "policies": Member(_POLICIES, "What a failing lock store means, by risk class."),
+        "escalation": Member(_ESCALATION, "When failing open is no longer allowed."),
+    },
+    Settings,
+)

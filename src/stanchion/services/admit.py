@@ -20,8 +20,7 @@ from stanchion.core.admission import Verdict
 from stanchion.core.lease import Moment
 from stanchion.core.model import Risk, Run, RunId, RunStatus, TenantId, WorkflowId
 from stanchion.core.plan import Plan
-from stanchion.core.settings import AdmissionSettings, Settings, Strategy
-from stanchion.core.settings_document import effective_admission
+from stanchion.core.settings import AdmissionSettings, Settings, Strategy, effective_admission
 from stanchion.core.transition import DispatchJob
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, sentence

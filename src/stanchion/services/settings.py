@@ -20,8 +20,7 @@ from stanchion.core.faults import Fault, shown
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.merge_patch import changed_paths
 from stanchion.core.model import Instant
-from stanchion.core.settings import DEFAULTS, Settings
-from stanchion.core.settings_document import patched, read_settings, settings_document
+from stanchion.core.settings import DEFAULTS, Settings, patched, read_settings, settings_document
 from stanchion.ports.bus import Bell
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError, BackendTimeout, BackendUnavailable, sentence

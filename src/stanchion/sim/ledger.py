@@ -18,8 +18,7 @@ from stanchion.core import invariants as of_core
 from stanchion.core.admission import Admitted, Full
 from stanchion.core.model import Instant, JobId, Risk, Run, RunId, TenantId
 from stanchion.core.plan import Plan
-from stanchion.core.settings import DEFAULTS, Settings
-from stanchion.core.settings_document import read_settings
+from stanchion.core.settings import DEFAULTS, Settings, read_settings
 from stanchion.ports.bus import Disposition, Retry
 from stanchion.ports.records import (
     Accepted,

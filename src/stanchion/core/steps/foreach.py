@@ -31,7 +31,7 @@ from stanchion.core.model import (
     Step,
     StepStatus,
 )
-from stanchion.core.steps import attempt
+from stanchion.core.steps.job import advance, dispatch
 from stanchion.core.transition import Ignored
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def start(draft: Draft, step: PlannedStep) -> None:
     )
     draft.note("items_started", step.id, detail=f"{len(values)} items")
     for index, work in enumerate(works):
-        item = attempt.dispatch(draft, step, index, Item(), work)
+        item = dispatch(draft, step, index, Item(), work)
         draft.put_item(ItemKey(step.id, index), item)
     if not values:
         draft.end(step, StepStatus.SUCCEEDED, output=[])
@@ -78,7 +78,7 @@ def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
         return Ignored.NOT_WAITING_FOR_IT
     key = ItemKey(step.id, index)
     before = draft.item(key)
-    after = attempt.advance(
+    after = advance(
         draft,
         step,
         index,

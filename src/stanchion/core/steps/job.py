@@ -1,21 +1,55 @@
-"""Job steps: work for one worker."""
+"""Job steps: work for one worker, tried as often as its retry policy allows.
+
+``dispatch`` and ``advance`` are the life of one attempt, for a job step and for an item of a
+for-each alike: dispatched, then succeeded; or failed and retried; or dead, and replayed by hand.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
+import msgspec
+
+from stanchion.core.events import (
+    Approved,
+    CancelRequested,
+    Event,
+    JobDied,
+    JobFailed,
+    JobReplayed,
+    JobReturned,
+    JobSucceeded,
+    Rejected,
+    Started,
+    Timer,
+    TimerFired,
+    TimerKind,
+)
 from stanchion.core.expression import ExpressionError
-from stanchion.core.model import Failure, StepStatus
-from stanchion.core.steps import attempt
-from stanchion.core.transition import Ignored
+from stanchion.core.model import (
+    Failure,
+    Instant,
+    Item,
+    Job,
+    OnJob,
+    OnReplay,
+    OnRetry,
+    Step,
+    StepStatus,
+    job_id,
+)
+from stanchion.core.retry import backoff_ms, sample_from
+from stanchion.core.transition import DispatchJob, Ignored, SetTimer
+from stanchion.core.workflow import ForEachSpec, JobSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stanchion.core.draft import Draft
-    from stanchion.core.events import Event
     from stanchion.core.json_value import JsonValue
     from stanchion.core.plan import PlannedStep
 
-__all__ = ["handle", "start"]
+__all__ = ["advance", "dispatch", "handle", "start"]
 
 
 def start(draft: Draft, step: PlannedStep) -> None:
@@ -29,14 +63,12 @@ def start(draft: Draft, step: PlannedStep) -> None:
             error=Failure("expression_error", f"input: {error}", step.id),
         )
         return
-    draft.begin(step, attempt.dispatch(draft, step, None, draft.step(step.id), work))
+    draft.begin(step, dispatch(draft, step, None, draft.step(step.id), work))
 
 
 def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
     """Take the job's result."""
-    state = attempt.advance(
-        draft, step, None, draft.step(step.id), event, lambda: _work(draft, step)
-    )
+    state = advance(draft, step, None, draft.step(step.id), event, lambda: _work(draft, step))
     if isinstance(state, Ignored):
         return state
     if state.status.is_finished:
@@ -49,3 +81,136 @@ def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
 def _work(draft: Draft, step: PlannedStep) -> JsonValue:
     assert step.input is not None
     return draft.evaluate(step, step.input)
+
+
+_State = TypeVar("_State", Step, Item)
+
+
+def dispatch(
+    draft: Draft, step: PlannedStep, item: int | None, state: _State, work: JsonValue
+) -> _State:
+    """Begin the next attempt: send out ``work`` under a new job id."""
+    return _send(draft, step, item, state, work, attempt=state.attempt + 1, number=1)
+
+
+def advance(
+    draft: Draft,
+    step: PlannedStep,
+    item: int | None,
+    state: _State,
+    event: Event,
+    work: Callable[[], JsonValue],
+) -> _State | Ignored:
+    """What the event makes of a step or item that has work out, or is about to have it again.
+
+    ``work`` renders the input anew. It renders to the same value each time: what it reads had
+    ended before the first attempt.
+    """
+    match event:
+        case JobSucceeded(job_id=about, output=output) if state.wait == OnJob(about):
+            return msgspec.structs.replace(
+                state, status=StepStatus.SUCCEEDED, wait=None, output=output, error=None
+            )
+        case JobFailed(job_id=about) if state.wait == OnJob(about):
+            return _failed(draft, step, item, state, event)
+        case JobDied(job_id=about, dispatch=number, deliveries=deliveries) if (
+            state.wait == OnJob(about) and state.dispatch == number
+        ):
+            draft.note(
+                "job_died",
+                step.id,
+                item=item,
+                attempt=state.attempt,
+                detail=f"handed out {deliveries} times, finished by nobody",
+            )
+            return msgspec.structs.replace(state, status=StepStatus.WAITING, wait=OnReplay(about))
+        case JobReplayed(job_id=about, dispatch=number) if (
+            state.wait == OnReplay(about) and state.dispatch == number
+        ):
+            return _send(
+                draft,
+                step,
+                item,
+                state,
+                work(),
+                attempt=state.attempt,
+                number=state.dispatch + 1,
+            )
+        case TimerFired(timer=timer) if timer == _retry_timer(step, item, state) and isinstance(
+            state.wait, OnRetry
+        ):
+            return dispatch(draft, step, item, state, work())
+        case (
+            JobSucceeded()
+            | JobFailed()
+            | JobDied()
+            | JobReplayed()
+            | JobReturned()
+            | TimerFired()
+            | Approved()
+            | Rejected()
+            | Started()
+            | CancelRequested()
+        ):
+            return Ignored.NOT_WAITING_FOR_IT
+        case _:
+            assert_never(event)
+
+
+def _send(
+    draft: Draft,
+    step: PlannedStep,
+    item: int | None,
+    state: _State,
+    work: JsonValue,
+    *,
+    attempt: int,
+    number: int,
+) -> _State:
+    spec = step.spec
+    assert isinstance(spec, JobSpec | ForEachSpec)
+    job = Job(
+        id=job_id(draft.run.id, step.id, item, attempt),
+        run_id=draft.run.id,
+        tenant=draft.run.tenant,
+        step_id=step.id,
+        item=item,
+        topic=spec.topic,
+        attempt=attempt,
+        input=work,
+        dispatch=number,
+    )
+    draft.then(DispatchJob(job))
+    draft.note("job_dispatched", step.id, item=item, attempt=attempt)
+    return msgspec.structs.replace(
+        state, status=StepStatus.RUNNING, attempt=attempt, dispatch=number, wait=OnJob(job.id)
+    )
+
+
+def _failed(
+    draft: Draft, step: PlannedStep, item: int | None, state: _State, event: JobFailed
+) -> _State:
+    spec = step.spec
+    assert isinstance(spec, JobSpec | ForEachSpec)
+    draft.note("job_failed", step.id, item=item, attempt=state.attempt, detail=event.error.message)
+    if event.final or state.attempt >= spec.retry.max_attempts:
+        return msgspec.structs.replace(
+            state, status=StepStatus.FAILED, wait=None, error=_at(step, event.error)
+        )
+    # Chance comes from a hash of the place: the same failure decided twice waits equally long,
+    # and a thousand items that fail together do not come back together.
+    place = step.id if item is None else f"{step.id}[{item}]"
+    sample = sample_from(draft.run.id, place, state.attempt)
+    due = Instant(draft.now + backoff_ms(spec.retry.backoff, state.attempt, sample))
+    draft.then(SetTimer(_retry_timer(step, item, state), due))
+    return msgspec.structs.replace(
+        state, status=StepStatus.WAITING, wait=OnRetry(due), error=_at(step, event.error)
+    )
+
+
+def _retry_timer(step: PlannedStep, item: int | None, state: Step | Item) -> Timer:
+    return Timer(TimerKind.RETRY, step.id, item, state.attempt)
+
+
+def _at(step: PlannedStep, error: Failure) -> Failure:
+    return Failure(error.code, error.message, step.id)

@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from stanchion.core.model import TenantId
-from stanchion.core.settings_document import override_faults
+from stanchion.core.settings import override_faults
 from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
 from stanchion.gateway.free_values import check_value
 from stanchion.gateway.problems import Refusal, invalid
