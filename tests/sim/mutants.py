@@ -39,8 +39,8 @@ from stanchion.ports.records import (
     Result,
 )
 from stanchion.sim.bus import BusPort
-from stanchion.sim.mutant import Mutant
-from stanchion.sim.servers import LockPort, Locksmith, Shelved
+from stanchion.sim.replica import Mutant
+from stanchion.sim.servers import LockPort, SimLocks, SimStore
 
 if TYPE_CHECKING:
     from stanchion.sim.replica import Replica
@@ -52,12 +52,12 @@ __all__ = ["ALL"]
 # ── Locks ────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _AnybodyReleases(Locksmith):
+class _AnybodyReleases(SimLocks):
     async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:  # noqa: ARG002 - the defect
         return Released() if self._holders.pop(name, None) is not None else NotOwned()
 
 
-class _Counting(Locksmith):
+class _Counting(SimLocks):
     """Fences by INCR: a counter in memory, gone with it."""
 
     async def acquire(
@@ -73,7 +73,7 @@ class _Counting(Locksmith):
         return Granted(fence)
 
 
-class _LateGrants(Locksmith):
+class _LateGrants(SimLocks):
     async def acquire(
         self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
     ) -> AcquireAnswer:
@@ -120,7 +120,7 @@ _on_acquire: Final = lease_policy.on_acquire
 # ── The store ────────────────────────────────────────────────────────────────────────────────────
 
 
-class _VersionOnly(Shelved):
+class _VersionOnly(SimStore):
     async def commit(self, commit: Commit) -> CommitAnswer:
         file = self._shelf.runs.get(commit.run_id)
         if file is not None and file.run.stamp.version == commit.read.version:
@@ -128,7 +128,7 @@ class _VersionOnly(Shelved):
         return await super().commit(commit)
 
 
-class _NoFenceCheck(Shelved):
+class _NoFenceCheck(SimStore):
     async def commit(self, commit: Commit) -> CommitAnswer:
         file = self._shelf.runs.get(commit.run_id)
         is_stale = file is not None and commit.fence is not None and commit.fence < file.run.fence
@@ -140,7 +140,7 @@ class _NoFenceCheck(Shelved):
         return answer
 
 
-class _SlotLater(Shelved):
+class _SlotLater(SimStore):
     """The slot is freed in a second step, a moment after the run has ended."""
 
     async def commit(self, commit: Commit) -> CommitAnswer:
@@ -157,7 +157,7 @@ class _SlotLater(Shelved):
         self._shelf.account(tenant).active -= 1
 
 
-class _KeyLater(Shelved):
+class _KeyLater(SimStore):
     """The key is looked up in one step and bound to its run in another."""
 
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
@@ -171,7 +171,7 @@ class _KeyLater(Shelved):
         return verdict
 
 
-class _CapRead(Shelved):
+class _CapRead(SimStore):
     """The cap is compared with a count that was read a moment ago."""
 
     def __init__(self, clock: Any) -> None:  # noqa: ANN401 - as in the class it is from
@@ -193,12 +193,12 @@ class _CapRead(Shelved):
             account.active = really + account.active - before
 
 
-class _LateAdmits(Shelved):
+class _LateAdmits(SimStore):
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
         return await super().admit(admission, within_ms=max(0, within_ms))
 
 
-class _AnyFence(Shelved):
+class _AnyFence(SimStore):
     """A result is taken from whoever had the job at some time."""
 
     async def accept(
@@ -219,7 +219,7 @@ class _AnyFence(Shelved):
         return await super().accept(taken, row_due_in_ms=row_due_in_ms, tenant=tenant)
 
 
-class _Forgetful(Shelved):
+class _Forgetful(SimStore):
     """A row that was taken is gone: whoever took it will see to it."""
 
     async def take_outbox(self, *, limit: int, hold_ms: int) -> tuple[OutboxRow, ...]:
@@ -229,14 +229,14 @@ class _Forgetful(Shelved):
         return rows
 
 
-class _OnceOnly(Shelved):
+class _OnceOnly(SimStore):
     """A row that was taken is never due again: whoever took it will see to it."""
 
     async def take_outbox(self, *, limit: int, hold_ms: int) -> tuple[OutboxRow, ...]:
         return await super().take_outbox(limit=limit, hold_ms=1_000 * hold_ms)
 
 
-class _Early(Shelved):
+class _Early(SimStore):
     """Work is put out before the commit that asks for it is accepted."""
 
     async def commit(self, commit: Commit) -> CommitAnswer:
@@ -247,7 +247,7 @@ class _Early(Shelved):
         return await super().commit(commit)
 
 
-class _OldListing(Shelved):
+class _OldListing(SimStore):
     """Leases are ended by a list that was made a moment ago: a renewal meanwhile is not seen."""
 
     def __init__(self, clock: Any) -> None:  # noqa: ANN401 - as in the class it is from

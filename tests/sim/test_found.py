@@ -8,7 +8,7 @@ from stanchion.adapters.store.memory.shelf import Shelf
 from stanchion.core.model import StepId, Topic, WorkflowId
 from stanchion.core.workflow import ForEachSpec, Workflow
 from stanchion.ports.locks import Granted
-from stanchion.sim.servers import Shelved
+from stanchion.sim.servers import SimStore
 from tests.contract.builders import advance
 from tests.core.world import World, died, planned, replayed
 from tests.services.stage import World as Stage
@@ -37,7 +37,7 @@ async def test_items_of_a_lost_history_are_not_decided_on(world: Stage) -> None:
     # mixed 10090: one replica reads a run, another commits it, the first reads its items, the store
     # fails over to what it was. Every event looked late to the first, and its commit, decided on
     # nothing that ever was, took them all from the inbox.
-    store = world.store = Shelved(world.clock)
+    store = world.store = SimStore(world.clock)
     flow = Workflow(
         id=WorkflowId("wide"),
         steps={EACH: ForEachSpec(for_each='${["x", "y"]}', topic=Topic("quick"))},

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from stanchion.sim.model import Bounds, Rules, search
+from stanchion.sim.model import Bounds, ModelRules, search
 
 SMALL = Bounds(commits=3, grants=3)
 
 
 def test_with_all_rules_nothing_goes_wrong_in_any_order() -> None:
-    found = search(Rules(), SMALL)
+    found = search(ModelRules(), SMALL)
     assert found.broken is None
     assert found.states > 50_000
 
 
 @pytest.mark.soak
 def test_with_all_rules_nothing_goes_wrong_in_longer_stories_either() -> None:
-    found = search(Rules(), Bounds())
+    found = search(ModelRules(), Bounds())
     assert found.broken is None
     assert found.states > 400_000
 
 
 def test_a_version_alone_lets_a_lost_history_back_in() -> None:
-    found = search(Rules(compares_nonce=False), SMALL)
+    found = search(ModelRules(compares_nonce=False), SMALL)
     assert found.broken == "a commit decided on a lost history was accepted"
     assert any("fails over" in step for step in found.story)
     assert found.story[-1].endswith("accepted")
 
 
 def test_fences_by_a_counter_are_given_out_twice() -> None:
-    found = search(Rules(fences_by_clock=False), SMALL)
+    found = search(ModelRules(fences_by_clock=False), SMALL)
     assert found.broken == "fence 1 is given out again"
     assert found.story == (
         "A gets the lease with fence 1",
@@ -40,13 +40,13 @@ def test_fences_by_a_counter_are_given_out_twice() -> None:
 
 
 def test_without_the_fence_check_a_stale_holder_writes() -> None:
-    found = search(Rules(checks_fence=False), SMALL)
+    found = search(ModelRules(checks_fence=False), SMALL)
     assert found.broken == "a commit of a stale holder was accepted"
 
 
 def test_without_failovers_a_version_alone_would_do() -> None:
-    assert search(Rules(compares_nonce=False), Bounds(3, 3, failovers=0)).broken is None
+    assert search(ModelRules(compares_nonce=False), Bounds(3, 3, failovers=0)).broken is None
 
 
 def test_without_losses_a_counter_would_do() -> None:
-    assert search(Rules(fences_by_clock=False), Bounds(3, 3, losses=0)).broken is None
+    assert search(ModelRules(fences_by_clock=False), Bounds(3, 3, losses=0)).broken is None

@@ -6,10 +6,9 @@ from itertools import count, islice
 
 import pytest
 
-from stanchion.sim.command import hunt
-from stanchion.sim.mutant import Mutant
+from stanchion.sim.command import hunt, shrunk
+from stanchion.sim.replica import Mutant
 from stanchion.sim.scenario import draw
-from stanchion.sim.shrink import shrunk
 from stanchion.sim.world import play
 from tests.sim import mutants
 

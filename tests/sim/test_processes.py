@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from stanchion.sim.loop import NothingLeft, VirtualLoop
-from stanchion.sim.process import Process
+from stanchion.sim.loop import NothingLeft, Process, VirtualLoop
 
 
 def played(main: Coroutine[Any, Any, None]) -> None:

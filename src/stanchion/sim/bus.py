@@ -22,8 +22,8 @@ from stanchion.core.model import RunId
 from stanchion.ports.bus import Ack, Bell, Dead, Disposition, Handler, Retry
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import OutboxRow
-from stanchion.sim.link import Link
-from stanchion.sim.process import Process
+from stanchion.sim.loop import Process
+from stanchion.sim.network import SimLink
 
 __all__ = ["BusPort", "BusServer"]
 
@@ -158,7 +158,7 @@ class BusServer:
 class BusPort:
     """The bus port of one replica."""
 
-    def __init__(self, link: Link, server: BusServer) -> None:
+    def __init__(self, link: SimLink, server: BusServer) -> None:
         self.link = link
         self._at_once_max = 0
         self.on_answer: Callable[[OutboxRow, Disposition], None] = lambda _row, _said: None

@@ -40,16 +40,16 @@ from stanchion.services.gate_answers import (
 )
 from stanchion.sim import invariants as must
 from stanchion.sim.history import History
-from stanchion.sim.link import Link
-from stanchion.sim.lock_ledger import NEVER_S, Hold, LockLedger
-from stanchion.sim.process import Process
+from stanchion.sim.lock_ledger import NEVER_S, LockLedger, ObservedHold
+from stanchion.sim.loop import Process
+from stanchion.sim.network import SimLink
 from stanchion.sim.servers import StoreServer
 
 __all__ = ["Ambush", "Ledger", "Trap"]
 
-Ambush: TypeAlias = Callable[[Process, RunId, Hold], bool]
+Ambush: TypeAlias = Callable[[Process, RunId, ObservedHold], bool]
 """Asked at every read under a lease; whether it struck, and is done with."""
-Trap: TypeAlias = Callable[[Link, Commit], bool]
+Trap: TypeAlias = Callable[[SimLink, Commit], bool]
 """Likewise, at every commit."""
 _CLOSED: Final = frozenset({Risk.HIGH, Risk.CRITICAL})
 """Classes whose policy nobody changes in these days: they fail closed."""
@@ -103,7 +103,7 @@ class Ledger:
 
     # ── What replicas and workers do ─────────────────────────────────────────────────────────────
 
-    def sends(self, link: Link, verb: str, arguments: tuple[Any, ...]) -> None:
+    def sends(self, link: SimLink, verb: str, arguments: tuple[Any, ...]) -> None:
         """A replica is about to send this to the store."""
         if verb == "commit":
             self.locks.writes(link.caller, arguments[0].run_id)
@@ -111,7 +111,7 @@ class Ledger:
                 if trap(link, arguments[0]):
                     self.traps.remove(trap)
 
-    def brought(self, link: Link, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
+    def brought(self, link: SimLink, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
         """The store's answer has reached the replica."""
         tally = self.tallies[link.caller.name]
         match verb, answer:
@@ -160,7 +160,13 @@ class Ledger:
     # ── What the store does ──────────────────────────────────────────────────────────────────────
 
     def stored(
-        self, link: Link, verb: str, arguments: tuple[Any, ...], answer: object, *, is_late: bool
+        self,
+        link: SimLink,
+        verb: str,
+        arguments: tuple[Any, ...],
+        answer: object,
+        *,
+        is_late: bool,
     ) -> None:
         """The store has executed this."""
         note = _NOTES.get(verb)

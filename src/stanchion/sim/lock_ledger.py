@@ -12,16 +12,16 @@ from stanchion.ports.locks import Granted, Released, Renewed
 from stanchion.services.lease import Lease
 from stanchion.sim import invariants as must
 from stanchion.sim.history import History
-from stanchion.sim.process import Process
+from stanchion.sim.loop import Process
 from stanchion.sim.servers import LockServer
 
-__all__ = ["Hold", "LockLedger"]
+__all__ = ["LockLedger", "ObservedHold"]
 
 NEVER_S: float = -1e9
 
 
 @dataclass(slots=True)
-class Hold:
+class ObservedHold:
     """A lease that a replica has in hand."""
 
     process: Process
@@ -45,7 +45,7 @@ class LockLedger:
     history: History
     locks: LockServer
     tallies: defaultdict[str, Counter[str]]
-    holds: dict[int, Hold] = field(default_factory=dict)
+    holds: dict[int, ObservedHold] = field(default_factory=dict)
     _holders: dict[str, _Holder] = field(default_factory=dict)
     _fences: dict[str, dict[int, str]] = field(default_factory=dict)
     """For every name, every fence that was given out, and to which token."""
@@ -54,7 +54,7 @@ class LockLedger:
 
     # ── What replicas do ─────────────────────────────────────────────────────────────────────────
 
-    def holding(self, hold: Hold) -> None:
+    def holding(self, hold: ObservedHold) -> None:
         """A replica has got a lease, or goes on without one."""
         self.holds[id(hold)] = hold
         if hold.lease.is_degraded:
@@ -65,11 +65,11 @@ class LockLedger:
                 must.unleased_only_by_policy(hold.lease.name, must_close=must_close),
             )
 
-    def let_go(self, hold: Hold) -> None:
+    def let_go(self, hold: ObservedHold) -> None:
         """The body of a hold has ended."""
         self.holds.pop(id(hold), None)
 
-    def held_by(self, process: Process, run_id: RunId) -> list[Hold]:
+    def held_by(self, process: Process, run_id: RunId) -> list[ObservedHold]:
         """What a replica has in hand of a run."""
         name = f"run/{run_id}"
         return [
@@ -91,7 +91,7 @@ class LockLedger:
                 [f"{lease.name}: fence {lease.fence} goes on"] if was_told else [],
             )
 
-    def _owns(self, hold: Hold) -> None:
+    def _owns(self, hold: ObservedHold) -> None:
         name = hold.lease.name
         if hold.since_s > max(self.locks.lost_at_s, self._forced_at_s.get(name, NEVER_S)):
             owner = self.locks.real.fence_of(name)

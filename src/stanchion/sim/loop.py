@@ -1,27 +1,110 @@
-"""Virtual time: an event loop in which waiting costs nothing.
+"""Virtual time and simulated processes: an event loop in which waiting costs nothing.
 
-Whenever nothing can run, the clock jumps to the next timer. An hour of sleeping takes as long as
-the code that runs in it. There is no input or output: everything that happens, happens because a
-task or a timer made it happen, so the same program has the same history every time.
+Whenever nothing can run, the clock jumps to the next timer: an hour of sleeping takes as long as
+the code that runs in it. There is no input or output, so the same program has the same history
+every time.
+
+All simulated processes share the loop. Every callback and timer carries, in its context, the
+process that set it. A paused process runs nothing, not even timers; callbacks that become due
+meanwhile run in their order when it resumes. A dead process never runs again: not even its
+``finally`` blocks do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from contextvars import Context
-from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant
-from stanchion.sim.process import CURRENT, Process
 
-__all__ = ["LoopClock", "NothingLeft", "VirtualLoop", "run"]
+__all__ = ["CURRENT", "LoopClock", "NothingLeft", "Process", "VirtualLoop", "run"]
 
 _Result = TypeVar("_Result")
 _Arguments = TypeVarTuple("_Arguments")
+
+
+class DueCallback(Protocol):
+    """A callback that is due and waits for its process."""
+
+    def again(self) -> None:
+        """Run now."""
+
+
+class Process:
+    """One program."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_paused = False
+        self.is_dead = False
+        self.pauses = 0
+        """How often it stood still."""
+        self.context = copy_context()
+        self.context.run(CURRENT.set, self)
+        self._held: deque[DueCallback] = deque()
+        self._begun: list[asyncio.Task[Any]] = []
+        self._kept: list[asyncio.Task[Any]] = []
+        # A virtual loop knows whom it has to wake at the end.
+        getattr(asyncio.get_running_loop(), "processes", []).append(self)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    def spawn(
+        self, work: Coroutine[Any, Any, _Result], name: str | None = None
+    ) -> asyncio.Task[_Result]:
+        """Begin a task of this process."""
+        loop = asyncio.get_running_loop()
+        return loop.create_task(work, name=name, context=self.context.copy())
+
+    def begin(self, work: Coroutine[Any, Any, object], name: str | None = None) -> None:
+        """Begin a task that nobody waits for."""
+        self._begun.append(self.spawn(work, name))
+
+    def later(
+        self,
+        seconds: float,
+        do: Callable[[Unpack[_Arguments]], object],
+        *arguments: *_Arguments,
+    ) -> asyncio.TimerHandle:
+        """Have something done by this process, later."""
+        loop = asyncio.get_running_loop()
+        return loop.call_later(seconds, do, *arguments, context=self.context.copy())
+
+    def pause(self) -> None:
+        """Stand still."""
+        self.is_paused = True
+        self.pauses += 1
+
+    def resume(self) -> list[DueCallback]:
+        """Go on. What became due meanwhile is handed back, for the loop to run now."""
+        self.is_paused = False
+        held, self._held = list(self._held), deque()
+        return held
+
+    def kill(self) -> None:
+        """End now. Tasks are kept until the world ends: to collect them would run their ends."""
+        self.is_dead = True
+        self._kept = list(asyncio.all_tasks())
+
+    def stops(self, handle: DueCallback) -> bool:
+        """Whether a callback that is due does not run now."""
+        if self.is_paused or self.is_dead:
+            self._held.append(handle)
+            return True
+        return False
+
+
+CURRENT: Final[ContextVar[Process | None]] = ContextVar("process", default=None)
+"""In whose name the present callback runs."""
+
+
 _TURNS_MAX: Final = 100_000
 """Turns of the loop in which no time passes."""
 _UNWIND_S: Final = 60.0

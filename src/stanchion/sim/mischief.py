@@ -14,11 +14,10 @@ from stanchion.core.settings import Settings
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import Commit, Tenant
 from stanchion.sim.ledger import Ambush, Trap
-from stanchion.sim.link import CLEAR, Link
-from stanchion.sim.lock_ledger import Hold
-from stanchion.sim.loop import VirtualLoop
-from stanchion.sim.process import Process
-from stanchion.sim.scenario import Fault, Kind
+from stanchion.sim.lock_ledger import ObservedHold
+from stanchion.sim.loop import Process, VirtualLoop
+from stanchion.sim.network import CLEAR, SimLink
+from stanchion.sim.scenario import FaultKind, PlannedFault
 from stanchion.sim.workload import CAPS, WORKFLOWS, changed
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Mischief:
         self._number = 0
         self._is_over = False
 
-    def do(self, fault: Fault) -> None:
+    def do(self, fault: PlannedFault) -> None:
         """Let it happen, and end when its time is over."""
         if self._is_over or self._history.broken:
             return
@@ -98,68 +97,68 @@ class Mischief:
 
     # ── One fault each. Answers how it ends; ``None`` if it cannot befall anybody now. ───────────
 
-    def _begin(self, fault: Fault) -> Callable[[], None] | None:  # noqa: C901, PLR0912 - one case a kind
+    def _begin(self, fault: PlannedFault) -> Callable[[], None] | None:  # noqa: C901, PLR0912 - one case a kind
         world = self._world
         replicas, workers = world.replicas, world.workers
         number = fault.target % len(replicas)
         replica = replicas[number]
         hands = workers[fault.target % len(workers)]
         match fault.kind:
-            case Kind.PAUSE_REPLICA:
+            case FaultKind.PAUSE_REPLICA:
                 if fault.amount < _AMBUSHES:
                     return self._ambush(fault)
                 return self._pause(replica.process)
-            case Kind.CRASH_REPLICA:
+            case FaultKind.CRASH_REPLICA:
                 return self._crash_replica(replica, number)
-            case Kind.DRAIN_REPLICA:
+            case FaultKind.DRAIN_REPLICA:
                 return self._drain_replica(replica, number)
-            case Kind.STEP_REPLICA:
+            case FaultKind.STEP_REPLICA:
                 replica.clock.step_ms += round(STEP_MS_MAX * (2 * fault.amount - 1))
                 return _nothing
-            case Kind.PAUSE_WORKER:
+            case FaultKind.PAUSE_WORKER:
                 return self._pause(hands.process)
-            case Kind.CRASH_WORKER:
+            case FaultKind.CRASH_WORKER:
                 return self._crash_worker(fault.target % len(workers))
-            case Kind.SLOW_WORKER:
+            case FaultKind.SLOW_WORKER:
                 hands.slowness = 1 + 8 * fault.amount
                 return lambda: setattr(hands, "slowness", 1.0)
-            case Kind.CUT_WORKER:
+            case FaultKind.CUT_WORKER:
                 hands.network.is_cut = True
                 return lambda: setattr(hands.network, "is_cut", False)
-            case Kind.CUT_CALLER:
+            case FaultKind.CUT_CALLER:
                 network = world.callers[fault.target % len(world.callers)].network
                 network.is_cut = True
                 return lambda: setattr(network, "is_cut", False)
-            case Kind.CUT | Kind.CUT_THERE | Kind.CUT_BACK | Kind.SLOW:
+            case FaultKind.CUT | FaultKind.CUT_THERE | FaultKind.CUT_BACK | FaultKind.SLOW:
                 return self._link(fault, replica)
-            case Kind.PAUSE_STORE:
+            case FaultKind.PAUSE_STORE:
                 return self._pause(world.store.process)
-            case Kind.CRASH_STORE:
+            case FaultKind.CRASH_STORE:
                 world.store.is_down = True
                 return lambda: setattr(world.store, "is_down", False)
-            case Kind.FAIL_OVER:
+            case FaultKind.FAIL_OVER:
                 return self._fail_over(fault)
-            case Kind.PAUSE_LOCKS:
+            case FaultKind.PAUSE_LOCKS:
                 return self._pause(world.locks.process)
-            case Kind.CRASH_LOCKS | Kind.EMPTY_LOCKS | Kind.REPLACE_LOCKS:
+            case FaultKind.CRASH_LOCKS | FaultKind.EMPTY_LOCKS | FaultKind.REPLACE_LOCKS:
                 return self._locks(fault)
-            case Kind.FORCE_RELEASE:
+            case FaultKind.FORCE_RELEASE:
                 return self._force_release(replica)
-            case Kind.CRASH_BUS:
+            case FaultKind.CRASH_BUS:
                 return self._crash_bus()
-            case Kind.PAUSE_BUS:
+            case FaultKind.PAUSE_BUS:
                 return None if world.bus is None else self._pause(world.bus.process)
-            case Kind.CAP:
+            case FaultKind.CAP:
                 return self._cap(fault, replica)
-            case Kind.SETTINGS:
+            case FaultKind.SETTINGS:
                 return self._settings(fault, replica)
-            case Kind.WORKFLOW:
+            case FaultKind.WORKFLOW:
                 return self._workflow(fault, replica)
 
-    def _ambush(self, fault: Fault) -> Callable[[], None]:
+    def _ambush(self, fault: PlannedFault) -> Callable[[], None]:
         """The next replica that has read a run and not written it yet stands still."""
 
-        def spring(process: Process, _run_id: RunId, _hold: Hold) -> bool:
+        def spring(process: Process, _run_id: RunId, _hold: ObservedHold) -> bool:
             resume = self._pause(process)
             if resume is not None:
                 self._history.tell(f"fault  {process.name} stands still in the middle of a hold")
@@ -219,21 +218,21 @@ class Mischief:
         process.kill()
         return lambda: _drop(self._world.add_worker(number))
 
-    def _link(self, fault: Fault, replica: Replica) -> Callable[[], None]:
-        links: list[Link] = (
+    def _link(self, fault: PlannedFault, replica: Replica) -> Callable[[], None]:
+        links: list[SimLink] = (
             replica.links if fault.amount > 0.8 else [replica.links[fault.target % 3]]  # noqa: PLR2004 - some
         )
         for link in links:
-            if fault.kind in {Kind.CUT, Kind.CUT_THERE}:
+            if fault.kind in {FaultKind.CUT, FaultKind.CUT_THERE}:
                 link.cut_there = True
-            if fault.kind in {Kind.CUT, Kind.CUT_BACK}:
+            if fault.kind in {FaultKind.CUT, FaultKind.CUT_BACK}:
                 link.cut_back = True
-            if fault.kind is Kind.SLOW:
+            if fault.kind is FaultKind.SLOW:
                 link.slow_s = 0.05 + 0.9 * fault.amount**2
 
         return lambda: _mend(links)
 
-    def _fail_over(self, fault: Fault) -> Callable[[], None]:
+    def _fail_over(self, fault: PlannedFault) -> Callable[[], None]:
         """A copy is made just before a commit, and takes over a little later: that much is lost.
 
         On the worst of these days the lock server is away as well, and a commit on what will be
@@ -242,7 +241,7 @@ class Mischief:
         world = self._world
         is_worst = fault.amount < _AMBUSHES
 
-        def copy(_link: Link, _commit: Commit) -> bool:
+        def copy(_link: SimLink, _commit: Commit) -> bool:
             world.store.replicate()
             before = dict(world.ledger.runs)
             if is_worst:
@@ -254,7 +253,7 @@ class Mischief:
             self._end_after(lag_s, self._lose)
             return True
 
-        def delay(link: Link, commit: Commit, before: dict[RunId, Run]) -> bool:
+        def delay(link: SimLink, commit: Commit, before: dict[RunId, Run]) -> bool:
             if before.get(commit.run_id) == world.ledger.runs.get(commit.run_id):
                 return False
             link.slow_s = 1.5 + 3 * fault.amount
@@ -278,13 +277,13 @@ class Mischief:
         self._history.tell("fault  the last writes of the store are lost")
         self._end_after(0.1, lambda: setattr(store, "is_down", False))
 
-    def _locks(self, fault: Fault) -> Callable[[], None]:
+    def _locks(self, fault: PlannedFault) -> Callable[[], None]:
         locks = self._world.locks
         locks.is_down = True
 
         def back() -> None:
-            if fault.kind is not Kind.CRASH_LOCKS:
-                is_behind = fault.kind is Kind.REPLACE_LOCKS
+            if fault.kind is not FaultKind.CRASH_LOCKS:
+                is_behind = fault.kind is FaultKind.REPLACE_LOCKS
                 behind_ms = round(BEHIND_MS_MAX * fault.amount) if is_behind else 0
                 locks.forget(behind_ms=behind_ms)
                 self._world.ledger.locks.lost()
@@ -309,7 +308,7 @@ class Mischief:
             with suppress(BackendError):
                 await locks.force_release(name)
 
-        def spring(process: Process, run_id: RunId, _hold: Hold) -> bool:
+        def spring(process: Process, run_id: RunId, _hold: ObservedHold) -> bool:
             for each in self._world.replicas:
                 if each.process is process:
                     each.links[0].slow_s = 0.7
@@ -322,7 +321,7 @@ class Mischief:
 
     # ── Changes by operators ─────────────────────────────────────────────────────────────────────
 
-    def _cap(self, fault: Fault, replica: Replica) -> Callable[[], None] | None:
+    def _cap(self, fault: PlannedFault, replica: Replica) -> Callable[[], None] | None:
         tenant = ("acme", "globex")[fault.target % 2]
         cap = round(5 * fault.amount)
 
@@ -337,7 +336,7 @@ class Mischief:
         replica.process.begin(put(cap))
         return lambda: replica.process.begin(put(CAPS[tenant]))
 
-    def _settings(self, fault: Fault, replica: Replica) -> Callable[[], None] | None:
+    def _settings(self, fault: PlannedFault, replica: Replica) -> Callable[[], None] | None:
         patch = PATCHES[fault.target % len(PATCHES)]
         if not replica.is_up:
             return None
@@ -350,7 +349,7 @@ class Mischief:
         replica.process.begin(change())
         return _nothing
 
-    def _workflow(self, fault: Fault, replica: Replica) -> Callable[[], None] | None:
+    def _workflow(self, fault: PlannedFault, replica: Replica) -> Callable[[], None] | None:
         workflow = WORKFLOWS[fault.target % len(WORKFLOWS)]
         if not replica.is_up:
             return None
@@ -364,7 +363,7 @@ class Mischief:
         return _nothing
 
 
-def _mend(links: Iterable[Link]) -> None:
+def _mend(links: Iterable[SimLink]) -> None:
     for link in links:
         link.cut_there = link.cut_back = False
         link.slow_s = 0.0

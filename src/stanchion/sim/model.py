@@ -13,8 +13,8 @@ shortest one) and holds each of them against three statements:
 * **no stale holder**: a commit under a lease is accepted only if nobody with a higher fence wrote.
 * **fences rise**: no lock server gives out a fence that it, or one before it, gave out.
 
-``search(Rules())`` finds none. Weaken one rule, and it finds the story: compare-and-set by version
-alone, or fences by a counter, are enough.
+``search(ModelRules())`` finds none. Weaken one rule, and it finds the story: compare-and-set by
+version alone, or fences by a counter, are enough.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["Bounds", "Found", "Rules", "search"]
+__all__ = ["Bounds", "Found", "ModelRules", "search"]
 
 WRITERS: Final = 2
 
 
-class Rules(NamedTuple):
+class ModelRules(NamedTuple):
     """What is compared, and how fences are made."""
 
     compares_nonce: bool = True
@@ -92,7 +92,7 @@ class _Step(NamedTuple):
     broken: str | None = None
 
 
-def search(rules: Rules, bounds: Bounds = Bounds(), *, states_max: int = 2_000_000) -> Found:  # noqa: B008 - a value
+def search(rules: ModelRules, bounds: Bounds = Bounds(), *, states_max: int = 2_000_000) -> Found:  # noqa: B008 - a value
     """Look at every state that can be reached; the shortest way to one that must not be."""
     start = _State()
     came_from: dict[_State, tuple[_State, str] | None] = {start: None}
@@ -111,7 +111,7 @@ def search(rules: Rules, bounds: Bounds = Bounds(), *, states_max: int = 2_000_0
     return Found(len(came_from))
 
 
-def _steps(state: _State, rules: Rules, bounds: Bounds) -> Iterator[_Step]:
+def _steps(state: _State, rules: ModelRules, bounds: Bounds) -> Iterator[_Step]:
     for number in range(WRITERS):
         yield from _writer_steps(state, number, rules, bounds)
     if state.replica != state.primary:
@@ -129,7 +129,7 @@ def _steps(state: _State, rules: Rules, bounds: Bounds) -> Iterator[_Step]:
         yield _Step("the lock server loses everything", lost)
 
 
-def _writer_steps(state: _State, number: int, rules: Rules, bounds: Bounds) -> Iterator[_Step]:
+def _writer_steps(state: _State, number: int, rules: ModelRules, bounds: Bounds) -> Iterator[_Step]:
     writer, name = state.writers[number], "AB"[number]
     if writer.fence is None and not writer.is_unleased:
         if state.owner is None and len(state.given) < bounds.grants:
@@ -143,7 +143,7 @@ def _writer_steps(state: _State, number: int, rules: Rules, bounds: Bounds) -> I
         yield from _commit(state, number, rules, bounds)
 
 
-def _grant(state: _State, number: int, rules: Rules) -> _Step:
+def _grant(state: _State, number: int, rules: ModelRules) -> _Step:
     clock = state.clock + 1
     fence = max(state.counter + 1, clock) if rules.fences_by_clock else state.counter + 1
     after = _put(state, number, _Writer(fence=fence))
@@ -154,7 +154,7 @@ def _grant(state: _State, number: int, rules: Rules) -> _Step:
     return _Step(f"{'AB'[number]} gets the lease with fence {fence}", after, broken)
 
 
-def _commit(state: _State, number: int, rules: Rules, bounds: Bounds) -> Iterator[_Step]:
+def _commit(state: _State, number: int, rules: ModelRules, bounds: Bounds) -> Iterator[_Step]:
     writer, present, name = state.writers[number], state.primary, "AB"[number]
     read = writer.read
     assert read is not None

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from stanchion.adapters.bus.local import LocalBus
+from stanchion.adapters.store.memory.shelf import Shelf
 from stanchion.client.exchange import NoReply, Reply
+from stanchion.core.faults import WorkflowFaults
+from stanchion.core.model import Run, WorkflowId
+from stanchion.core.plan import Plan, link
+from stanchion.core.workflow import Workflow
 from stanchion.gateway import make_app
 from stanchion.ports.bus import Bus
 from stanchion.services.engine import Engine, Terms, Wires
@@ -19,20 +27,36 @@ from stanchion.services.lease import Lease
 from stanchion.services.leasing import Leasing, Outcome
 from stanchion.services.plans import Linker
 from stanchion.sim.bus import BusPort, BusServer
-from stanchion.sim.chance import SeededEntropy
-from stanchion.sim.http import hang_up
 from stanchion.sim.ledger import Ledger
-from stanchion.sim.link import Link, Weather
-from stanchion.sim.lock_ledger import Hold
-from stanchion.sim.loop import LoopClock
-from stanchion.sim.process import Process
-from stanchion.sim.servers import LockPort, LockServer, StorePort, StoreServer
+from stanchion.sim.lock_ledger import ObservedHold
+from stanchion.sim.loop import LoopClock, Process
+from stanchion.sim.network import SimLink, Weather, hang_up
+from stanchion.sim.servers import (
+    LockPort,
+    LockServer,
+    SimLocks,
+    SimStore,
+    StorePort,
+    StoreServer,
+)
 
-__all__ = ["Place", "Replica"]
+if TYPE_CHECKING:
+    from stanchion.sim.workload import Callers
+
+__all__ = [
+    "NO_MUTANT",
+    "Mutant",
+    "Replica",
+    "ReplicaContext",
+    "SeededEntropy",
+    "linked_once",
+    "plan_of",
+    "share",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ReplicaContext:
     """What every replica of a world is connected to."""
 
     seed: int
@@ -52,11 +76,11 @@ class Place:
 class Replica:
     """One replica, from its start to its end. After a crash, another takes its place."""
 
-    def __init__(self, place: Place, name: str, weather: Weather) -> None:
+    def __init__(self, place: ReplicaContext, name: str, weather: Weather) -> None:
         self.process = Process(name)
         chance = Random(f"{place.seed}/{name}")  # noqa: S311 - to be foreseen is the point
         self.links = [
-            Link(
+            SimLink(
                 self.process,
                 server,
                 Random(chance.random()),  # noqa: S311 - likewise
@@ -169,7 +193,7 @@ class Replica:
                 if not isinstance(outcome, Lease):
                     yield outcome
                     return
-                held = Hold(
+                held = ObservedHold(
                     process, outcome, how["policy"], since_s, bool(how.get("escalated", False))
                 )
                 ledger.locks.holding(held)
@@ -179,3 +203,74 @@ class Replica:
                     ledger.locks.let_go(held)
 
         vars(leasing)["hold"] = hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """Parts of the world that are not as they should be."""
+
+    name: str = ""
+    says: str = ""
+    profile: str = "mixed"
+    """The kind of days on which it can show."""
+    store: type[SimStore] = SimStore
+    locks: type[SimLocks] = SimLocks
+    store_port: type[StorePort] = StorePort
+    lock_port: type[LockPort] = LockPort
+    bus_port: type[BusPort] = BusPort
+    on_replica: Callable[[Replica], None] = lambda _replica: None
+    on_callers: Callable[[Callers], None] = lambda _callers: None
+    applied: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+NO_MUTANT: Final = Mutant()
+
+
+class SeededEntropy:
+    """See ``ports.entropy``."""
+
+    def __init__(self, seed: str) -> None:
+        self._random = Random(seed)  # noqa: S311 - to be foreseen is the point
+
+    def unit(self) -> float:
+        return self._random.random()
+
+    def token(self) -> str:
+        return f"{self._random.getrandbits(128):032x}"
+
+
+def share(*parts: object) -> float:
+    """A number in [0, 1) that depends on the parts alone: not on what was drawn before."""
+    return zlib.crc32("/".join(map(str, parts)).encode()) / 2**32
+
+
+_LINKED: dict[tuple[bytes, ...], Plan | WorkflowFaults] = {}
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+async def linked_once(
+    workflow: Workflow, others: Mapping[WorkflowId, Workflow]
+) -> Plan | WorkflowFaults:
+    """The plan of a workflow and those it contains."""
+    return _linked(workflow, others)
+
+
+def plan_of(shelf: Shelf, run: Run) -> Plan | None:
+    """The plan that a run began with, as far as the store has it."""
+    if run.workflow_id.startswith("job/"):
+        return None
+    versions = {**run.uses, run.workflow_id: run.workflow_version}
+    workflows = shelf.peek(run.tenant).workflows
+    try:
+        found = {each: workflows[each][number - 1].workflow for each, number in versions.items()}
+    except (KeyError, IndexError):
+        return None  # Lost in a failover.
+    plan = _linked(found[run.workflow_id], found)
+    return plan if isinstance(plan, Plan) else None
+
+
+def _linked(workflow: Workflow, others: Mapping[WorkflowId, Workflow]) -> Plan | WorkflowFaults:
+    key = (_ENCODE(workflow), *(_ENCODE(others[each]) for each in sorted(others)))
+    if key not in _LINKED:
+        _LINKED[key] = link(workflow, others)
+    return _LINKED[key]

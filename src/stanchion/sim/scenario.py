@@ -14,13 +14,13 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["PROFILES", "Ask", "Fault", "Kind", "Profile", "Scenario", "Then", "draw"]
+__all__ = ["PROFILES", "Ask", "FaultKind", "PlannedFault", "Profile", "Scenario", "Then", "draw"]
 
 TENANTS: Final = ("acme", "globex", "quiet")
 WORKFLOWS: Final = ("three", "fan", "wide", "wide", "review", "patient", "nested", "job")
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """What can befall the world."""
 
     PAUSE_REPLICA = "replica stands still"
@@ -51,11 +51,11 @@ class Kind(StrEnum):
     WORKFLOW = "workflow changes"
 
 
-class Fault(msgspec.Struct, frozen=True):
+class PlannedFault(msgspec.Struct, frozen=True):
     """Something bad, at a time, for a while."""
 
     at_s: float
-    kind: Kind
+    kind: FaultKind
     target: int
     lasts_s: float
     amount: float
@@ -102,7 +102,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     pause_s_max: float = 25.0
     asks: tuple[int, int] = (8, 20)
     faults: tuple[int, int] = (2, 9)
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[FaultKind, ...] = ()
     is_embedded: bool = False
     store_loses: bool = False
     cap_factor: int = 1
@@ -112,52 +112,52 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _REPLICAS: Final = (
-    *(Kind.PAUSE_REPLICA,) * 3,
-    *(Kind.CRASH_REPLICA,) * 3,
-    *(Kind.DRAIN_REPLICA,) * 2,
-    Kind.STEP_REPLICA,
-    *(Kind.PAUSE_WORKER,) * 2,
-    *(Kind.CRASH_WORKER,) * 2,
-    Kind.SLOW_WORKER,
-    Kind.CUT_WORKER,
-    Kind.CUT_CALLER,
-    *(Kind.CUT,) * 2,
-    Kind.CUT_THERE,
-    *(Kind.CUT_BACK,) * 2,
-    *(Kind.SLOW,) * 2,
-    Kind.PAUSE_STORE,
-    Kind.CRASH_STORE,
-    Kind.PAUSE_LOCKS,
-    *(Kind.CRASH_LOCKS,) * 2,
-    *(Kind.EMPTY_LOCKS,) * 2,
-    Kind.REPLACE_LOCKS,
-    Kind.FORCE_RELEASE,
-    Kind.CRASH_BUS,
-    Kind.PAUSE_BUS,
-    Kind.CAP,
-    Kind.SETTINGS,
-    Kind.WORKFLOW,
+    *(FaultKind.PAUSE_REPLICA,) * 3,
+    *(FaultKind.CRASH_REPLICA,) * 3,
+    *(FaultKind.DRAIN_REPLICA,) * 2,
+    FaultKind.STEP_REPLICA,
+    *(FaultKind.PAUSE_WORKER,) * 2,
+    *(FaultKind.CRASH_WORKER,) * 2,
+    FaultKind.SLOW_WORKER,
+    FaultKind.CUT_WORKER,
+    FaultKind.CUT_CALLER,
+    *(FaultKind.CUT,) * 2,
+    FaultKind.CUT_THERE,
+    *(FaultKind.CUT_BACK,) * 2,
+    *(FaultKind.SLOW,) * 2,
+    FaultKind.PAUSE_STORE,
+    FaultKind.CRASH_STORE,
+    FaultKind.PAUSE_LOCKS,
+    *(FaultKind.CRASH_LOCKS,) * 2,
+    *(FaultKind.EMPTY_LOCKS,) * 2,
+    FaultKind.REPLACE_LOCKS,
+    FaultKind.FORCE_RELEASE,
+    FaultKind.CRASH_BUS,
+    FaultKind.PAUSE_BUS,
+    FaultKind.CAP,
+    FaultKind.SETTINGS,
+    FaultKind.WORKFLOW,
 )
 _EMBEDDED: Final = (
-    *(Kind.CRASH_REPLICA,) * 3,
-    Kind.DRAIN_REPLICA,
-    Kind.PAUSE_REPLICA,
-    Kind.STEP_REPLICA,
-    Kind.PAUSE_WORKER,
-    Kind.CRASH_WORKER,
-    Kind.SLOW_WORKER,
-    Kind.CUT_WORKER,
-    Kind.CUT_CALLER,
-    Kind.SLOW,
-    Kind.PAUSE_STORE,
-    Kind.CAP,
-    Kind.SETTINGS,
-    Kind.WORKFLOW,
+    *(FaultKind.CRASH_REPLICA,) * 3,
+    FaultKind.DRAIN_REPLICA,
+    FaultKind.PAUSE_REPLICA,
+    FaultKind.STEP_REPLICA,
+    FaultKind.PAUSE_WORKER,
+    FaultKind.CRASH_WORKER,
+    FaultKind.SLOW_WORKER,
+    FaultKind.CUT_WORKER,
+    FaultKind.CUT_CALLER,
+    FaultKind.SLOW,
+    FaultKind.PAUSE_STORE,
+    FaultKind.CAP,
+    FaultKind.SETTINGS,
+    FaultKind.WORKFLOW,
 )
 
 REPLICAS: Final = Profile(name="replicas", kinds=_REPLICAS)
 FAILOVER: Final = Profile(
-    name="failover", kinds=(*_REPLICAS, *(Kind.FAIL_OVER,) * 25), store_loses=True
+    name="failover", kinds=(*_REPLICAS, *(FaultKind.FAIL_OVER,) * 25), store_loses=True
 )
 EMBEDDED: Final = Profile(name="embedded", replicas=(1, 1), kinds=_EMBEDDED, is_embedded=True)
 CROWD: Final = Profile(
@@ -168,14 +168,14 @@ CROWD: Final = Profile(
     faults=(3, 8),
     cap_factor=10,
     kinds=(
-        *(Kind.CRASH_LOCKS,) * 4,
-        *(Kind.EMPTY_LOCKS,) * 2,
-        *(Kind.PAUSE_LOCKS,) * 2,
-        *(Kind.SLOW,) * 3,
-        *(Kind.PAUSE_REPLICA,) * 3,
-        Kind.CRASH_REPLICA,
-        Kind.DRAIN_REPLICA,
-        Kind.FORCE_RELEASE,
+        *(FaultKind.CRASH_LOCKS,) * 4,
+        *(FaultKind.EMPTY_LOCKS,) * 2,
+        *(FaultKind.PAUSE_LOCKS,) * 2,
+        *(FaultKind.SLOW,) * 3,
+        *(FaultKind.PAUSE_REPLICA,) * 3,
+        FaultKind.CRASH_REPLICA,
+        FaultKind.DRAIN_REPLICA,
+        FaultKind.FORCE_RELEASE,
     ),
 )
 """Many runs at once, and a lock server that is away: writers meet."""
@@ -205,7 +205,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     workers: int
     asks: tuple[Ask, ...]
-    faults: tuple[Fault, ...]
+    faults: tuple[PlannedFault, ...]
     is_stormy: bool
     max_deliveries: int
 
@@ -245,9 +245,11 @@ def _ask(chance: Random, profile: Profile, number: int) -> Ask:
     )
 
 
-def _fault(chance: Random, profile: Profile) -> Fault:
+def _fault(chance: Random, profile: Profile) -> PlannedFault:
     kind = chance.choice(profile.kinds)
     at_s = chance.uniform(0, profile.day_s)
     # Short ones and long ones alike: some end before anybody notices, some after every lease.
     lasts_s = profile.pause_s_max ** chance.random() if chance.random() < 0.8 else 0.3  # noqa: PLR2004 - most
-    return Fault(round(at_s, 3), kind, chance.randrange(12), round(lasts_s, 3), chance.random())
+    return PlannedFault(
+        round(at_s, 3), kind, chance.randrange(12), round(lasts_s, 3), chance.random()
+    )

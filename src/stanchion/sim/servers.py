@@ -19,16 +19,15 @@ from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
 from stanchion.ports.locks import AcquireAnswer, LockView, NotOwned, Released, Renewed
 from stanchion.ports.store import Store
-from stanchion.sim.link import BOUND_S, Link
-from stanchion.sim.loop import LoopClock
-from stanchion.sim.process import Process
+from stanchion.sim.loop import LoopClock, Process
+from stanchion.sim.network import BOUND_S, SimLink
 
 __all__ = [
     "LockPort",
     "LockServer",
     "LockWatcher",
-    "Locksmith",
-    "Shelved",
+    "SimLocks",
+    "SimStore",
     "StorePort",
     "StoreServer",
     "StoreWatcher",
@@ -52,15 +51,21 @@ def at_once(work: Coroutine[Any, Any, _Answer]) -> _Answer:
 class StoreWatcher(Protocol):
     """Sees everything that the store does, in the step in which it does it."""
 
-    def sends(self, link: Link, verb: str, arguments: tuple[Any, ...]) -> None:
+    def sends(self, link: SimLink, verb: str, arguments: tuple[Any, ...]) -> None:
         """A replica is about to send this."""
 
     def stored(
-        self, link: Link, verb: str, arguments: tuple[Any, ...], answer: object, *, is_late: bool
+        self,
+        link: SimLink,
+        verb: str,
+        arguments: tuple[Any, ...],
+        answer: object,
+        *,
+        is_late: bool,
     ) -> None:
         """The store has executed this. ``is_late``: after the deadline that it carried."""
 
-    def brought(self, link: Link, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
+    def brought(self, link: SimLink, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
         """The answer has reached the replica."""
 
 
@@ -76,7 +81,7 @@ class LockWatcher(Protocol):
         """A holder was told that its lease is not its own any more."""
 
 
-class Shelved(MemoryStore):
+class SimStore(MemoryStore):
     """A memory store whose shelf can be seen, copied and replaced."""
 
     @property
@@ -101,7 +106,7 @@ class Shelved(MemoryStore):
 class StoreServer:
     """The store."""
 
-    def __init__(self, clock: Clock, make: Callable[[Clock], Shelved] = Shelved) -> None:
+    def __init__(self, clock: Clock, make: Callable[[Clock], SimStore] = SimStore) -> None:
         self.process = Process("store")
         self.clock = clock
         self.is_down = False
@@ -123,7 +128,7 @@ class StoreServer:
 class StorePort:
     """The store port of one replica."""
 
-    def __init__(self, link: Link, server: StoreServer, watcher: StoreWatcher) -> None:
+    def __init__(self, link: SimLink, server: StoreServer, watcher: StoreWatcher) -> None:
         self.link = link
         self._server = server
         self._watcher = watcher
@@ -158,7 +163,7 @@ class StorePort:
         return call
 
 
-class Locksmith(MemoryLocks):
+class SimLocks(MemoryLocks):
     """Memory locks that can lose everything."""
 
     def forget(self) -> None:
@@ -179,7 +184,7 @@ class Locksmith(MemoryLocks):
 class LockServer:
     """The lock server."""
 
-    def __init__(self, clock: LoopClock, make: Callable[[Clock], Locksmith] = Locksmith) -> None:
+    def __init__(self, clock: LoopClock, make: Callable[[Clock], SimLocks] = SimLocks) -> None:
         self.process = Process("locks")
         self.clock = clock
         self.is_down = False
@@ -197,7 +202,7 @@ class LockServer:
 class LockPort:
     """The lock port of one replica."""
 
-    def __init__(self, link: Link, server: LockServer, watcher: LockWatcher) -> None:
+    def __init__(self, link: SimLink, server: LockServer, watcher: LockWatcher) -> None:
         self.link = link
         self._server = server
         self._watcher = watcher

@@ -32,12 +32,11 @@ from stanchion.core.workflow import (
     Workflow,
 )
 from stanchion.sim import invariants as must
-from stanchion.sim.chance import share
 from stanchion.sim.history import History
-from stanchion.sim.http import CallerTransport, Network, WorkerTransport
 from stanchion.sim.ledger import Ledger
-from stanchion.sim.loop import LoopClock
-from stanchion.sim.process import Process
+from stanchion.sim.loop import LoopClock, Process
+from stanchion.sim.network import CallerTransport, Network, WorkerTransport
+from stanchion.sim.replica import share
 from stanchion.sim.scenario import Ask, Then
 from stanchion.wire.worker import ResultsAnswer, ResultsRequest
 from stanchion.worker import FinalError, Job, JobFailed, Worker

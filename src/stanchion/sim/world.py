@@ -23,19 +23,14 @@ from stanchion.ports.errors import BackendError
 from stanchion.ports.records import Tenant
 from stanchion.services.engine import Terms
 from stanchion.sim.bus import BusServer
-from stanchion.sim.ending import check_end, check_looked_after, tell_unfinished
-from stanchion.sim.history import History
-from stanchion.sim.http import HttpServer, Network
+from stanchion.sim.history import History, bugs_told, quiet
+from stanchion.sim.invariants import check_end, check_looked_after, tell_unfinished
 from stanchion.sim.ledger import Ledger
-from stanchion.sim.link import BAD_WEATHER, CLEAR
-from stanchion.sim.linking import linked_once, plan_of
 from stanchion.sim.lock_ledger import LockLedger
-from stanchion.sim.log import bugs_told, quiet
-from stanchion.sim.loop import LoopClock, VirtualLoop
+from stanchion.sim.loop import LoopClock, Process, VirtualLoop
 from stanchion.sim.mischief import Mischief
-from stanchion.sim.mutant import NO_MUTANT, Mutant
-from stanchion.sim.process import Process
-from stanchion.sim.replica import Place, Replica
+from stanchion.sim.network import BAD_WEATHER, CLEAR, HttpServer, Network
+from stanchion.sim.replica import NO_MUTANT, Mutant, Replica, ReplicaContext, linked_once, plan_of
 from stanchion.sim.scenario import Ask, Scenario, Then
 from stanchion.sim.servers import LockServer, StoreServer, at_once
 from stanchion.sim.workload import CAPS, WORKFLOWS, Callers, Hands
@@ -124,7 +119,7 @@ class World:
             tallies=tallies,
         )
         self.weather = BAD_WEATHER if scenario.is_stormy else CLEAR
-        self._place = Place(
+        self._place = ReplicaContext(
             seed=scenario.seed,
             store=self.store,
             locks=self.locks,

@@ -13,10 +13,9 @@ import pytest
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
 from stanchion.ports.locks import Granted, TooLate
 from stanchion.sim.history import History
-from stanchion.sim.link import CLEAR, Link, Weather
 from stanchion.sim.lock_ledger import LockLedger
-from stanchion.sim.loop import LoopClock, VirtualLoop
-from stanchion.sim.process import Process
+from stanchion.sim.loop import LoopClock, Process, VirtualLoop
+from stanchion.sim.network import CLEAR, SimLink, Weather
 from stanchion.sim.servers import LockPort, LockServer
 
 SURE = 1.0
@@ -29,7 +28,7 @@ class _Bench:
         self.caller = Process("caller")
         self.server = LockServer(LoopClock())
         self.faults: Counter[str] = Counter()
-        self.link = Link(self.caller, self.server, Random(1), self.faults, weather)
+        self.link = SimLink(self.caller, self.server, Random(1), self.faults, weather)
         self.history = History()
         ledger = LockLedger(self.history, self.server, defaultdict(Counter))
         self.locks = LockPort(self.link, self.server, ledger)
