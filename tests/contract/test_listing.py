@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import re
+from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec.structs import replace
@@ -145,6 +148,41 @@ async def test_a_bad_cursor_is_said_to_be_bad(store: Store) -> None:
             await store.list_runs(ACME, cursor=bad)
         with pytest.raises(BadCursor):
             await store.timeline(run_id, cursor=bad)
+
+
+_MEMBERS = (
+    *("0", "1", "-1", "-0", "1.5", "1e3", "1e400", "NaN", "Infinity", "true", "null", "[]", "{}"),
+    *(str(2**53), str(2**63 - 1), str(2**63), str(2**64), "9" * 400, "-" + "9" * 400),
+    *('""', '"x"', '"\\u0000"', '"\\uffff"', '"0-0"', '"99999999999999999999-0"', '"-"', '"+"'),
+    '"' + "x" * 700 + '"',
+)
+
+
+async def test_no_forged_cursor_gets_more_than_a_page_or_a_refusal(store: Store) -> None:
+    run_id = await start(store)
+    lists: dict[str, Callable[[str], Awaitable[object]]] = {
+        "runs": lambda cursor: store.list_runs(ACME, cursor=cursor),
+        "timeline": lambda cursor: store.timeline(run_id, cursor=cursor),
+        "feed": lambda cursor: store.feed(ACME, after=cursor),
+        "workflows": lambda cursor: store.list_workflows(ACME, cursor=cursor),
+        "tenants": lambda cursor: store.list_tenants(cursor=cursor),
+        "documents": lambda cursor: store.list_documents("key", cursor=cursor),
+        "dead-letters": lambda cursor: store.list_dead_letters(None, cursor=cursor),
+    }
+
+    async def asked(kind: str, members: str) -> object:
+        text = f'["{kind}",{members}]'.encode()
+        try:
+            return await lists[kind](base64.urlsafe_b64encode(text).decode().rstrip("="))
+        except BadCursor as bad:
+            return bad
+
+    pairs = [f"{one},{other}" for one, other in zip(_MEMBERS, _MEMBERS[::-1], strict=True)]
+    answers = await asyncio.gather(
+        *(asked(kind, members) for kind in lists for members in (*_MEMBERS, *pairs))
+    )
+    assert all(isinstance(each, Page | tuple | BadCursor) for each in answers)
+    assert sum(isinstance(each, BadCursor) for each in answers) > len(answers) / 2
 
 
 async def test_a_cursor_of_another_list_is_bad(store: Store) -> None:

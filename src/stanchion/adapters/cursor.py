@@ -8,15 +8,19 @@ does not disturb the pages.
 from __future__ import annotations
 
 import base64
-from typing import TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from stanchion.ports.records import BadCursor
 
 __all__ = ["read_cursor", "write_cursor"]
 
 _Position = TypeVar("_Position")
+_Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+"""Every store can count with these: Lua has doubles, SQLite signed integers of 64 bits."""
+_decode: Final = msgspec.json.Decoder(list[_Number | str]).decode
 
 
 def write_cursor(kind: str, *position: int | str) -> str:
@@ -32,7 +36,7 @@ def read_cursor(kind: str, cursor: str, position: type[_Position]) -> _Position:
     """
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        found, *rest = msgspec.json.decode(text, type=list[int | str])
+        found, *rest = _decode(text)
         if found == kind:
             return msgspec.convert(rest, position)
     except (ValueError, msgspec.MsgspecError) as error:

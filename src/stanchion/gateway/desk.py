@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 from stanchion.gateway.answers import Answers
 from stanchion.gateway.auth import Auth
 from stanchion.gateway.body import Bodies
+from stanchion.gateway.cursors import Cursors
 from stanchion.gateway.load import Load
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, Refused, unavailable_after_ms
@@ -39,6 +40,7 @@ class Desk:
             admin_key=options.admin_key,
         )
         self.auth = Auth(self.keys)
+        self.cursors = Cursors(services.store, services.entropy)
         self.bodies = Bodies(options)
         self.answers = Answers(options.answers_bytes_max)
         self.load = Load(options, services.registry, services.entropy.unit)

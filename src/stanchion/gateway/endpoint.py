@@ -48,6 +48,7 @@ from stanchion.services.log import LOGGER
 from stanchion.services.plans import DefinitionMissing
 from stanchion.services.services import Services
 from stanchion.services.work import TenantOverloaded
+from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
 __all__ = ["Endpoint"]
@@ -104,6 +105,7 @@ class _Course:
         self._route = route
         self._is_probe = route.path in PROBES
         self._query = route.query or NoQuery
+        self._is_list = "cursor" in self._query.__struct_fields__
         names = re.findall(r"\{(\w+)\}", route.path)
         self._params = tuple((name, _pattern(PARAMETERS[name])) for name in names)
         self._decoder = msgspec.json.Decoder(route.body) if route.body is not None else None
@@ -179,9 +181,9 @@ class _Course:
                 if wait_s:
                     room.only_wait()
                     return await exchange.unless_gone(
-                        route.handler(call), check=lambda: self._check_welcome(exchange)
+                        self._handle(call), check=lambda: self._check_welcome(exchange)
                     )
-                return await route.handler(call)
+                return await self._handle(call)
             except asyncio.CancelledError:
                 if not deadline.is_why():
                     raise
@@ -190,6 +192,21 @@ class _Course:
                 return self._too_slow(is_reading=call is None)
             finally:
                 deadline.end()
+
+    async def _handle(self, call: Call[Any, Any]) -> Answered:
+        """Have the route's handler answer. The cursors of every list are sealed and opened here."""
+        if not self._is_list:
+            return await self._route.handler(call)
+        cursors, context = self._desk.cursors, _list_of(call)
+        if call.query.cursor is not None:
+            cursor = await cursors.open(call.query.cursor, *context)
+            call.query = msgspec.structs.replace(call.query, cursor=cursor)
+        answer = await self._route.handler(call)
+        page: Any = answer.value if isinstance(answer, Reply) else None
+        if page is None or page.cursor is None:
+            return answer
+        sealed = (await cursors.of(*context)).seal(page.cursor)
+        return Reply(msgspec.structs.replace(page, cursor=sealed))
 
     async def _check_welcome(self, exchange: Exchange) -> None:
         """A key may be revoked while its holder waits. Raises ``Refused``."""
@@ -274,6 +291,14 @@ class _Course:
             },
         )
         return Refusal(code=Code.INTERNAL, detail="a fault of our own; the log has it")
+
+
+def _list_of(call: Call[Any, Any]) -> tuple[str, ...]:
+    """What a cursor is bound to: the list, its path, and whose rows it shows."""
+    route = call.route
+    tenant = call.tenant if route.reach is Reach.TENANT else call.only or ALL_TENANTS
+    is_common = route.reach is Reach.DEPLOYMENT
+    return (route.id, *call.params.values(), ALL_TENANTS if is_common else tenant)
 
 
 def _pattern(annotated: Any) -> re.Pattern[str]:  # noqa: ANN401 - an annotated type, which has no type

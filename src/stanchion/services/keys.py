@@ -55,6 +55,8 @@ _KNOWN_MAX: Final = 4_096
 _KIND: Final = "key"
 _ANY: Final = ""
 """In a key's place: whether there is any. No key has this id."""
+_PAGE: Final = 1_000
+_PAGES_LOOKED_AT_MAX: Final = 10
 _PREFIX: Final = "sk"
 _ID_CHARS: Final = 16
 _KEY_CHARS_MAX: Final = 512
@@ -206,8 +208,35 @@ class Keys:
         document = await self._documents.document(_KIND, key_id)
         return None if document is None else msgspec.convert(document.value, KeyRecord)
 
-    async def list(self, *, cursor: str | None, limit: int) -> Page[tuple[str, KeyRecord]]:
-        """All keys, by id."""
+    async def list(
+        self, tenant: str | None, *, cursor: str | None, limit: int
+    ) -> Page[tuple[str, KeyRecord]]:
+        """One tenant's keys, or all, by id.
+
+        A page looks at 10,000 keys at most; behind so many of other tenants it may be short. Apart
+        from that it does not depend on them: there is a cursor only if the tenant has more keys.
+        """
+        if tenant is None:
+            return await self._read_page(cursor, limit)
+        found: tuple[tuple[str, KeyRecord], ...] = ()
+        for _ in range(_PAGES_LOOKED_AT_MAX):
+            page = await self._read_page(cursor, _PAGE)
+            own = [place for place, each in enumerate(page.items) if each[1].tenant == tenant]
+            left = limit - len(found)
+            if len(own) > left:
+                # There are more: the next page begins behind the last key of this one.
+                if left:
+                    page = await self._read_page(cursor, own[left - 1] + 1)
+                    found += tuple(each for each in page.items if each[1].tenant == tenant)
+                    cursor = page.cursor
+                return Page(found, cursor)
+            found += tuple(page.items[place] for place in own)
+            cursor = page.cursor
+            if cursor is None:
+                break
+        return Page(found, cursor)
+
+    async def _read_page(self, cursor: str | None, limit: int) -> Page[tuple[str, KeyRecord]]:
         page = await self._documents.list_documents(_KIND, cursor=cursor, limit=limit)
         return Page(
             tuple((name, msgspec.convert(each.value, KeyRecord)) for name, each in page.items),

@@ -17,6 +17,7 @@ import msgspec
 
 from stanchion.core.model import RunId
 from stanchion.gateway.call import Call, NoBody, Stream
+from stanchion.gateway.cursors import CursorSeal
 from stanchion.gateway.problems import Refused, invalid_member, not_found
 from stanchion.gateway.route import RUNNERS, Reach, Route
 from stanchion.gateway.views import feed_line
@@ -46,27 +47,35 @@ async def follow_events(call: Call[NoBody, Followed]) -> Stream:
         loaded = await store.load(RunId(call.query.run_id))
         if loaded is None or loaded.run.tenant != call.tenant:
             raise Refused(not_found("run"))
-    after = _last_event_id(call)
-    if after is not None:
-        try:
-            await store.feed(call.tenant, after=after, limit=1)
-        except BadCursor:
-            raise Refused(invalid_member("Last-Event-ID", "not an id of this stream")) from None
-    elif call.query.run_id is None:
+    after = await _last_event_id(call)
+    if after is None and call.query.run_id is None:
         after = await store.feed_position(call.tenant)
-    return Stream(_parts(call, after), EVENT_STREAM, call.tenant)
+    seal = await call.desk.cursors.of(*_feed_of(call))
+    return Stream(_parts(call, after, seal), EVENT_STREAM, call.tenant)
 
 
-def _last_event_id(call: Call[NoBody, Followed]) -> str | None:
+def _feed_of(call: Call[NoBody, Followed]) -> tuple[str, str]:
+    """What an event's id is bound to: the tenant's feed. All its streams have the same ids."""
+    return call.route.id, call.tenant
+
+
+async def _last_event_id(call: Call[NoBody, Followed]) -> str | None:
     given = call.headers.get(b"last-event-id")
     if not given:
         return None
-    if len(given) > _ID_BYTES_MAX or not given.isascii():
-        raise Refused(invalid_member("Last-Event-ID", "not an id of this stream"))
-    return given.decode("ascii")
+    try:
+        if len(given) <= _ID_BYTES_MAX and given.isascii():
+            after = await call.desk.cursors.open(given.decode("ascii"), *_feed_of(call))
+            await call.services.store.feed(call.tenant, after=after, limit=1)
+            return after
+    except BadCursor:
+        pass
+    raise Refused(invalid_member("Last-Event-ID", "not an id of this stream"))
 
 
-async def _parts(call: Call[NoBody, Followed], after: str | None) -> AsyncGenerator[bytes, None]:
+async def _parts(
+    call: Call[NoBody, Followed], after: str | None, seal: CursorSeal
+) -> AsyncGenerator[bytes, None]:
     """Events and heartbeats, until the server drains.
 
     Never more than one batch is in memory: the next is read when the reader has taken this one.
@@ -74,7 +83,7 @@ async def _parts(call: Call[NoBody, Followed], after: str | None) -> AsyncGenera
     clock = call.services.clock
     heartbeat_ms = call.desk.options.heartbeat_s * 1000
     # The position goes out first, so that a reader who is cut off at once can come back to it.
-    yield b": events follow\n\n" if after is None else b"id: %b\n\n" % after.encode()
+    yield b": events follow\n\n" if after is None else b"id: %b\n\n" % seal.seal(after).encode()
     spoke_at = clock.moment()
     with call.services.watching.feed(call.tenant) as changed:
         while not call.desk.draining.is_set():
@@ -83,7 +92,7 @@ async def _parts(call: Call[NoBody, Followed], after: str | None) -> AsyncGenera
                 after = entries[-1].position
                 wanted = [each for each in entries if each.entries and _is_wanted(call, each)]
                 if wanted:
-                    yield b"".join(map(_event, wanted))
+                    yield b"".join(_event(each, seal) for each in wanted)
                     spoke_at = clock.moment()
                 continue
             if clock.moment() - spoke_at >= heartbeat_ms:
@@ -103,13 +112,13 @@ def _is_wanted(call: Call[NoBody, Followed], entry: FeedEntry) -> bool:
     return call.query.run_id is None or entry.run_id == call.query.run_id
 
 
-def _event(entry: FeedEntry) -> bytes:
+def _event(entry: FeedEntry, seal: CursorSeal) -> bytes:
     lines = [
         b"event: %b\ndata: %b\n\n" % (each.what.encode(), _encode(feed_line(entry.run_id, each)))
         for each in entry.entries
     ]
     # On the last line only: who saw but a part of a commit gets it again.
-    lines[-1] = b"id: %b\n%b" % (entry.position.encode(), lines[-1])
+    lines[-1] = b"id: %b\n%b" % (seal.seal(entry.position).encode(), lines[-1])
     return b"".join(lines)
 
 

@@ -47,14 +47,10 @@ async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
 
 
 async def list_keys(call: Call[NoBody, Paged]) -> Reply:
-    """Keys, by id, without their secrets; a page may hold fewer than asked for."""
-    page = await call.desk.keys.list(cursor=call.query.cursor, limit=call.query.limit)
-    rows = tuple(
-        key_row(key_id, record)
-        for key_id, record in page.items
-        if call.only is None or record.tenant == call.only
-    )
-    return Reply(KeyList(rows, page.cursor))
+    """Keys, by id, without their secrets."""
+    query = call.query
+    page = await call.desk.keys.list(call.only, cursor=query.cursor, limit=query.limit)
+    return Reply(KeyList(tuple(key_row(*each) for each in page.items), page.cursor))
 
 
 async def revoke_key(call: Call[NoBody, NoQuery]) -> Reply | Refusal:

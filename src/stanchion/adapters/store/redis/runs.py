@@ -50,7 +50,7 @@ __all__ = ["RedisRuns"]
 
 _CHUNK: Final = 1_000
 """How many items or runs are asked for in one command."""
-_STREAM_ID: Final = re.compile(r"\d{1,20}-\d{1,20}")
+_STREAM_ID: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
 class RedisRuns(Sharded):
@@ -291,6 +291,7 @@ def _fits(summary: RunSummary, only: RunFilter) -> bool:
 
 def _stream_id(position: str) -> str:
     stream_id = read_cursor("feed", position, tuple[str])[0]
-    if _STREAM_ID.fullmatch(stream_id) is None:
+    found = _STREAM_ID.fullmatch(stream_id)
+    if found is None or max(map(int, found.groups())) >= 2**64:
         raise BadCursor(position)
     return stream_id
