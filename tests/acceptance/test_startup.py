@@ -95,3 +95,16 @@ async def test_a_file_is_for_one_process_and_survives_it() -> None:
                 return not (await caller.start("hold", key="kept")).is_replayed
 
             await until(is_forgotten, within_s=5.0)
+
+
+def test_an_idle_server_sends_redis_at_most_twenty_scripts_a_second() -> None:
+    watched_s = 3
+
+    def scripts() -> int:
+        return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+    with running_stack(Kind.REDIS) as stack, stack.valkey.client() as client:
+        client.blpop(["nothing"], timeout=1)  # Until what a start takes is over.
+        before = scripts()
+        client.blpop(["nothing"], timeout=watched_s)
+        assert 0 < scripts() - before <= 20 * watched_s

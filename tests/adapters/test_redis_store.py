@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 from msgspec.structs import replace
@@ -157,6 +157,26 @@ async def test_an_admission_writes_every_item_once(server: Server, store: RedisS
         commands = [each["command"].split() for each in seen]
     written = [words[2::2] for words in commands if words[0] == "HSET" and ":items:" in words[1]]
     assert written == [["0:each", "1:each", "2:each"]]
+
+
+async def test_a_look_at_all_shards_of_a_server_is_one_command(
+    server: Server, store: RedisStore
+) -> None:
+    looks: list[Callable[[], Awaitable[object]]] = [
+        lambda: store.fire_timers(limit=500),
+        lambda: store.take_outbox(limit=500, hold_ms=1_000),
+        lambda: store.expire_jobs(limit=500, max_deliveries=5),
+        store.outbox_size,
+        store.ready_topics,
+        lambda: store.lease_jobs("worker", [TOPIC], max_jobs=1, ttl_ms=60_000),
+    ]
+    with server.client() as client:
+        for look in looks:
+            await look()  # The first time, the server may have to be sent the script.
+            client.config_resetstat()
+            await look()
+            stats = client.info("commandstats")
+            assert stats["cmdstat_evalsha"]["calls"] == 1
 
 
 async def test_thousands_of_jobs_dispatched_by_a_commit_are_one_step_too(

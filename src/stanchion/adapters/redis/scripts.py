@@ -2,7 +2,8 @@
 
 A script is a file. It opens with its contract, and the contract is what the loader reads:
 
-    -- KEYS  run inbox outbox        the names of its keys, in order: ``key.inbox`` is ``KEYS[2]``
+    -- KEYS  run inbox outbox        the names of its keys, in order: ``key.inbox`` is ``KEYS[2]``;
+                                     with a star (``index*``): any number of such keys
     -- USES  time inbox              parts (``part_time.lua`` …) that stand before its own text,
                                      from beside the script or, for all adapters, from here
 
@@ -28,6 +29,7 @@ class Script:
     def __init__(self, name: str, source: str, key_names: tuple[str, ...]) -> None:
         self.name = name
         self.key_names = key_names
+        """Empty for a script that takes any number of keys."""
         self._source = source.encode()
         self._sha = hashlib.sha1(self._source, usedforsecurity=False).hexdigest()
 
@@ -35,7 +37,7 @@ class Script:
     def read(cls, package: str, name: str) -> Script:
         """Read a script that lies beside the adapter, with the parts that it uses."""
         text = _text(package, name)
-        key_names = tuple(_words(text, "KEYS"))
+        key_names = tuple(word for word in _words(text, "KEYS") if not word.endswith("*"))
         parts = [_text(package, f"part_{part}") for part in _words(text, "USES")]
         source = "\n".join([*parts, text])
         # By name for whoever reads it, by number for the server: a table would be built every time.
@@ -48,7 +50,7 @@ class Script:
     def call(self, keys: Iterable[str], arguments: Iterable[str | bytes | int]) -> bytes:
         """The command that runs it."""
         known = [*keys]
-        assert len(known) == len(self.key_names), self.name
+        assert not self.key_names or len(known) == len(self.key_names), self.name
         return pack("EVALSHA", self._sha, len(known), *known, *arguments)
 
     def load(self) -> bytes:

@@ -1,6 +1,11 @@
--- due: what is due by this server's clock, earliest first, without touching it.
--- KEYS   index
--- ARGV   1 how many at most
--- ANSWER name, time, …
+-- due: what is due by this server's clock in each of several indexes, earliest first. Read only.
+-- KEYS   index*
+-- ARGV   1 how many of each index at most
+-- ANSWER for each index: {name, time, …}
 -- USES   time
-return redis.call('ZRANGEBYSCORE', key.index, '-inf', whole(now), 'WITHSCORES', 'LIMIT', 0, ARGV[1])
+local answer = {}
+for i, at in ipairs(KEYS) do
+  answer[i] = redis.call(
+    'ZRANGEBYSCORE', at, '-inf', whole(now), 'WITHSCORES', 'LIMIT', 0, ARGV[1])
+end
+return answer

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from stanchion.adapters.redis.fleet import Request
 from stanchion.adapters.store.redis.shards import Shards
 from stanchion.ports.errors import BackendError
 
@@ -31,12 +30,7 @@ class Due(NamedTuple):
 
 async def find_due(shards: Shards, index: str, limit: int, deadline: float) -> list[Due]:
     """At most ``limit`` things of an index that are due, the earliest of all shards."""
-
-    def look(shard: int) -> Request:
-        keys = shards.keys
-        return shards.step_at("due", keys.slots[shard], [keys.of_shard(shard, index)], limit)
-
-    replies = await shards.ask_some(shards.everywhere((index, limit), look), deadline)
+    replies = await shards.run_on_all("due", [index], limit, deadline=deadline)
     found = [
         Due(int(at), name.decode(), shard)
         for shard, reply in enumerate(replies)

@@ -1,9 +1,16 @@
--- forget: remove idempotency keys whose time is over.
--- KEYS   keys aging
--- ARGV   1 how many at most
--- ANSWER nothing
+-- forget: remove idempotency keys whose time is over, in each of several shards.
+-- KEYS   keys* aging*
+-- ARGV   1 how many of each shard at most
+-- ANSWER for each shard: how many were removed
 -- USES   time
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', key.aging, 0, whole(now), 'LIMIT', 0, ARGV[1])) do
-  redis.call('HDEL', key.keys, name)
-  redis.call('ZREM', key.aging, name)
+local answer = {}
+for i = 1, #KEYS, 2 do
+  local names, at = KEYS[i], KEYS[i + 1]
+  local old = redis.call('ZRANGEBYSCORE', at, 0, whole(now), 'LIMIT', 0, ARGV[1])
+  for _, name in ipairs(old) do
+    redis.call('HDEL', names, name)
+    redis.call('ZREM', at, name)
+  end
+  answer[#answer + 1] = #old
 end
+return answer

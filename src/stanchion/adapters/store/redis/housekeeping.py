@@ -41,14 +41,9 @@ class RedisHousekeeping(Sharded):
 
     async def purge(self, *, finished_before: Instant, limit: int) -> int:
         deadline = self._shards.fleet.deadline()
-        keys = self._shards.keys
-        replies = await self._shards.ask_each(
-            lambda shard: self._shards.command(
-                shard,
-                *("ZRANGEBYSCORE", keys.of_shard(shard, "finished"), "-inf", f"({finished_before}"),
-                *("WITHSCORES", "LIMIT", 0, limit),
-            ),
-            deadline,
+        words = ("-inf", f"({finished_before}", "WITHSCORES", "LIMIT", 0, limit)
+        replies = await self._shards.read_all(
+            "ZRANGEBYSCORE", "finished", *words, deadline=deadline
         )
         found = sorted(
             (int(ended_at), name.decode(), shard)
@@ -58,8 +53,8 @@ class RedisHousekeeping(Sharded):
         removed = await self._shards.ask_all(
             [self._purge(shard, name) for _, name, shard in found[:limit]], deadline
         )
-        await self._shards.ask_each(
-            lambda shard: self._shards.step("forget", shard, _KEYS_FORGOTTEN_MAX), deadline
+        await self._shards.run_on_all(
+            "forget", ["keys", "aging"], _KEYS_FORGOTTEN_MAX, deadline=deadline
         )
         return sum(removed)
 
@@ -84,10 +79,7 @@ class RedisHousekeeping(Sharded):
         """Tenants behind the one that was audited last, at least ``limit`` of them or all."""
         last_shard, last_tenant = self._audited
         keys = self._shards.keys
-        sizes = await self._shards.ask_each(
-            lambda shard: self._shards.command(shard, "ZCARD", keys.of_shard(shard, "known")),
-            deadline,
-        )
+        sizes = await self._shards.read_all("ZCARD", "known", deadline=deadline)
         after = "-" if last_tenant is None else f"({last_tenant}"
         spans = [(last_shard, after, "+")]
         count = 0

@@ -119,11 +119,7 @@ class RedisJobs(RedisLeasing):
 
     async def ready_topics(self) -> Mapping[Topic, int]:
         deadline = self._shards.fleet.deadline()
-        keys = self._shards.keys
-        queues = await self._shards.ask_each(
-            lambda shard: self._shards.command(shard, "HKEYS", keys.of_shard(shard, "turns")),
-            deadline,
-        )
+        queues = await self._shards.read_all("HKEYS", "turns", deadline=deadline)
         topics = [tuple({_topic_of(queue) for queue in some}) for some in queues]
         shards = [shard for shard in ALL_SHARDS if topics[shard]]
         replies = await self._shards.ask_each(

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from stanchion.adapters.redis.fleet import Request
 from stanchion.adapters.store.redis import codec
 from stanchion.adapters.store.redis.rounds import Shares, Waiting
 from stanchion.adapters.store.redis.shards import Sharded
@@ -56,11 +55,7 @@ class RedisLeasing(Sharded):
 
     async def _look(self, topics: Sequence[Topic], deadline: float) -> None:
         """See what waits where, and begin a round with it."""
-
-        def size(shard: int) -> Request:
-            return self._shards.command(shard, "ZCARD", self._shards.keys.of_shard(shard, "ready"))
-
-        sizes = await self._shards.ask_some(self._shards.everywhere("ready", size), deadline)
+        sizes = await self._shards.run_on_all("each", ["ready"], "ZCARD", deadline=deadline)
         shards = [
             shard
             for shard, size in enumerate(sizes)

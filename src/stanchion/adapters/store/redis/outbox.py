@@ -54,11 +54,8 @@ class RedisOutbox(Sharded):
             await self._shards.ask(self._shards.step("defer", shard, *words))
 
     async def outbox_size(self) -> int:
-        keys = self._shards.keys
-        sizes = await self._shards.ask_each(
-            lambda shard: self._shards.command(shard, "ZCARD", keys.of_shard(shard, "outbox"))
-        )
-        return sum(sizes)
+        deadline = self._shards.fleet.deadline()
+        return sum(await self._shards.read_all("ZCARD", "outbox", deadline=deadline))
 
     async def _fire(self, due: Sequence[Due], deadline: float) -> list[RunId]:
         timers = [(RunId(each.name[:RUN_ID_CHARS]), each.name[RUN_ID_CHARS:]) for each in due]

@@ -1,7 +1,9 @@
 """Shards: where a tenant's things are, and how to ask for them.
 
-A call goes to one shard, or to all 64 of them side by side. Everything that one verb asks has to be
-answered before the same deadline.
+A call goes to one shard, or to all 64 of them. Without a cluster one server has all shards, and one
+script asks them all; a cluster allows no script over several slots, so there every shard gets a
+script of its own, and those of one server are one pipeline. Everything that one verb asks has to
+be answered before the same deadline.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
 from typing import Final
 
+from stanchion.adapters.redis.address import Kind
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.redis.fleet import Fleet, Request
 from stanchion.adapters.redis.gather import pack
@@ -25,7 +28,7 @@ __all__ = ["ALL_SHARDS", "Sharded", "Shards"]
 
 ALL_SHARDS: Final = range(SHARDS)
 _OWNERS_MAX: Final = 50_000
-_EVERYWHERE_MAX: Final = 100
+_KEPT_MAX: Final = 100
 
 
 class Shards:
@@ -37,7 +40,7 @@ class Shards:
         self.rounds = rounds
         self.key_ttl_ms = key_ttl_ms
         self._owners: dict[RunId, TenantId] = {}
-        self._everywhere: dict[Hashable, list[Request]] = {}
+        self._kept: dict[Hashable, list[Request]] = {}
 
     def step(
         self,
@@ -99,14 +102,55 @@ class Shards:
         """The answers of many shards to the same request, in the order of the shards."""
         return await self.ask_all([make(shard) for shard in shards], deadline)
 
-    def everywhere(self, what: Hashable, make: Callable[[int], Request]) -> list[Request]:
-        """A request for every shard. What is asked again and again is made once."""
-        known = self._everywhere.get(what)
+    async def run_on_all(
+        self, name: str, keys: Sequence[str], *arguments: str | int, deadline: float
+    ) -> list[Reply | BackendError]:
+        """Run a script on these keys of every shard; one answer for each shard.
+
+        The script takes any number of keys and answers with one value for each shard. A server that
+        does not answer gives an error in place of the answers of its shards. Raises the first error
+        if no server answered.
+        """
+        requests = self._on_all(name, tuple(keys), arguments)
+        replies = await self.ask_some(requests, deadline)
+        answers: list[Reply | BackendError] = []
+        for shards, reply in zip(self._shards_by_request(), replies, strict=True):
+            answers += [reply] * len(shards) if isinstance(reply, BackendError) else reply
+        return answers
+
+    async def read_all(
+        self, command: str, key: str, *arguments: str | int, deadline: float
+    ) -> list[Reply]:
+        """The answer of every shard to one read command on its key. Raises the first error."""
+        answers = await self.run_on_all("each", [key], command, *arguments, deadline=deadline)
+        for answer in answers:
+            if isinstance(answer, BackendError):
+                raise answer
+        return answers
+
+    def _on_all(
+        self, name: str, keys: tuple[str, ...], arguments: tuple[str | int, ...]
+    ) -> list[Request]:
+        """The requests of ``run_on_all``, kept: the same ones are sent several times a second."""
+        known = self._kept.get((name, keys, arguments))
         if known is None:
-            if len(self._everywhere) >= _EVERYWHERE_MAX:
-                self._everywhere.clear()
-            known = self._everywhere[what] = [make(shard) for shard in ALL_SHARDS]
+            if len(self._kept) >= _KEPT_MAX:
+                self._kept.clear()
+            known = self._kept[name, keys, arguments] = [
+                self.step_at(
+                    name,
+                    self.keys.slots[shards[0]],
+                    [self.keys.of_shard(shard, key) for shard in shards for key in keys],
+                    *arguments,
+                )
+                for shards in self._shards_by_request()
+            ]
         return known
+
+    def _shards_by_request(self) -> Sequence[Sequence[int]]:
+        """Which shards one script may read together."""
+        is_cluster = self.fleet.topology.target.kind is Kind.CLUSTER
+        return [[shard] for shard in ALL_SHARDS] if is_cluster else [ALL_SHARDS]
 
     def remember(self, run_id: RunId, tenant: TenantId) -> None:
         """Whose run it is never changes, so it may be known without asking."""
