@@ -23,8 +23,8 @@ from stanchion.ports.errors import BackendError
 from stanchion.ports.records import Tenant
 from stanchion.services.engine import Terms
 from stanchion.sim.bus import BusServer
+from stanchion.sim.ending import check_end, check_looked_after, tell_unfinished
 from stanchion.sim.history import History, bugs_told, quiet
-from stanchion.sim.invariants import check_end, check_looked_after, tell_unfinished
 from stanchion.sim.ledger import Ledger
 from stanchion.sim.lock_ledger import LockLedger
 from stanchion.sim.loop import LoopClock, Process, VirtualLoop

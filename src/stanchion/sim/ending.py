@@ -1,0 +1,111 @@
+"""Endings: what must hold when the faults are over, and when everything has ended."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from stanchion.core.model import Run, RunId, StepId, TenantId
+from stanchion.sim import invariants as must
+from stanchion.sim.workload import CAPS
+
+if TYPE_CHECKING:
+    from stanchion.sim.world import World
+
+__all__ = ["check_end", "check_looked_after", "tell_unfinished"]
+
+
+def check_looked_after(world: World) -> None:
+    """Soon after healing: everything is owned, queued or finished."""
+    shelf, now = world.store.real.shelf, world.store.clock.now()
+    for file in shelf.runs.values():
+        world.history.check(
+            "owned, queued or finished",
+            must.owned_queued_or_finished(shelf, file, now=now, grace_ms=3_000),
+        )
+
+
+def tell_unfinished(world: World) -> None:
+    """The time is over, and something has not ended."""
+    shelf = world.store.real.shelf
+    said = [
+        f"run {run_id} is {file.run.status}: {sorted(file.inbox)} {_waits(file.run)}"
+        for run_id, file in shelf.runs.items()
+        if not file.run.status.is_finished
+    ]
+    world.history.check("everything ends", said or ["a caller still waits"])
+
+
+def check_end(world: World) -> None:
+    """Everything has ended: nothing is left, and what was told and counted is so."""
+    shelf, history = world.store.real.shelf, world.history
+    left = [
+        *(f"{len(shelf.outbox)} rows are left in the outbox" for _ in range(len(shelf.outbox))),
+        *(f"jobs are ready: {topic}" for topic in shelf.ready.counts()),
+        *(
+            f"a lease of {job_id} stands"
+            for job_id in world.ledger.leases
+            if shelf.leases.due(job_id) is not None
+        ),
+        *(f"{name} is locked" for name in world.locks.real.names()),
+    ]
+    history.check("nothing is left", left)
+    for tenant in CAPS:
+        history.check(
+            "slots equal unfinished runs",
+            must.slots_are_unfinished_runs(tenant, shelf.peek(TenantId(tenant)).active, 0),
+        )
+    if not world.scenario.profile.store_loses:
+        _check_told(world)
+    _check_metrics(world)
+
+
+def _check_told(world: World) -> None:
+    shelf = world.store.real.shelf
+    for callers in world.callers:
+        for key, run_ids in callers.started.items():
+            missing = [run_id for run_id in run_ids if run_id not in shelf.runs]
+            world.history.check(
+                "every answered start exists",
+                [f"{key}: run {run_id} is not there" for run_id in missing],
+            )
+            many = len(run_ids) > 1
+            said = [f"{key}: callers were told of {sorted(run_ids)}"] if many else []
+            world.history.check("one run per key", said)
+        for run_id, status in callers.told.items():
+            run = shelf.runs[RunId(run_id)].run
+            world.history.check(
+                "what a caller was told stays true",
+                must.told_stays_true(run, status),
+            )
+    verbs: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for callers in world.callers:
+        for place, said_yes in callers.decided.items():
+            verbs[place] |= said_yes
+    for (run_id, step_id), told in verbs.items():
+        step = shelf.runs[RunId(run_id)].run.step(StepId(step_id))
+        world.history.check(
+            "the first decision counts", must.decision_stays_true(step_id, step, list(told))
+        )
+
+
+def _check_metrics(world: World) -> None:
+    for replica in world.replicas:
+        tally = world.ledger.tallies[replica.process.name]
+        for name in (
+            "commit_conflicts",
+            "runs_finished",
+            "scheduler_job_lock_abandoned",
+            "workflow_lock_fallback",
+            "admission_decisions",
+        ):
+            counted, seen = replica.metric_sum(f"{name}_total"), tally[name]
+            # A commit decided on a run as this replica last wrote it may meet another's; that
+            # is no sign of two writers, and is not counted.
+            is_so = counted <= seen if name == "commit_conflicts" else counted == seen
+            said = [f"{replica.process.name}: {name} is {counted}, and {seen} were seen"]
+            world.history.check("metrics equal the history", [] if is_so else said)
+
+
+def _waits(run: Run) -> dict[str, str]:
+    return {step_id: str(step.wait) for step_id, step in run.steps.items() if step.wait is not None}
