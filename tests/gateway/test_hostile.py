@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
+from stanchion.core.model import TenantId
 from stanchion.gateway import GatewayOptions
+from stanchion.gateway.answers import Answers
 from stanchion.services.keys import Keys
 from stanchion.wire.admin import Role
 from tests.gateway.asgi import Stuck
@@ -330,10 +332,10 @@ async def test_a_whole_number_may_be_written_with_a_fraction_of_nothing(house: H
     answer = await house.ask("PUT", "/v1/admin/tenants/acme", written)
     assert answer.json["max_concurrent_runs"] == 2
     many = b'{"worker_id": "w", "leases": [' + b",".join(
-        b'{"job_id": "j%d", "fence": %d.0}' % (n, n) for n in range(40)
+        b'{"job_id": "j%d", "fence": %d.0}' % (n, n) for n in range(1, 400)
     )
     renewed = await house.ask("POST", "/v1/worker/renew", many + b"]}")
-    assert len(renewed.json["lost"]) == 40
+    assert len(renewed.json["lost"]) == 399
     for wrong in (b'{"max_concurrent_runs": 2.5}', b'{"max_concurrent_runs": 1e300}'):
         answer = await house.ask("PUT", "/v1/admin/tenants/acme", wrong)
         assert (answer.status, answer.json["errors"][0]["path"]) == (422, "max_concurrent_runs")
@@ -361,3 +363,57 @@ async def test_an_answer_that_cannot_be_written_is_a_fault_like_any_other(
     monkeypatch.setattr(house.services.settings, "document", lambda: {"x": object()})
     answer = await house.ask("GET", "/v1/admin/settings")
     assert (answer.status, answer.code) == (500, "internal")
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "says"),
+    [
+        (b"!", 400, "the body is not JSON: JSON is malformed: invalid character (byte 600018)"),
+        (b"-Infinity", 422, "-Infinity is not a finite number"),
+        (b'"\\ud83d"', 400, "the body is not JSON: text holds half of a surrogate pair"),
+        (b'"\\ud83d\\ude00" "', 400, "the body is not JSON: JSON is malformed"),
+    ],
+)
+async def test_what_is_wrong_at_the_end_of_a_large_body_is_told(
+    house: House, end: bytes, status: int, says: str
+) -> None:
+    answer = await house.ask("POST", START, b'{"input": {"xy": [' + b"[0]," * 150_000 + end)
+    assert answer.status == status
+    assert says in answer.json["detail"]
+
+
+async def test_large_bodies_and_answers_are_charged_to_their_tenant(house: House) -> None:
+    work = house.services.work
+    large = {"topic": "work", "input": "y" * 250_000}
+    answer = await house.ask("POST", "/v1/jobs", large, tenant="acme")
+    assert answer.status == 200
+    charged_s = house.metric("stanchion_tenant_work_seconds_total", tenant="acme")
+    assert charged_s
+    run_id = answer.json["run_id"]
+    read = await house.ask("GET", f"/v1/runs/{run_id}", tenant="acme")
+    assert read.status == 200
+    read_s = house.metric("stanchion_tenant_work_seconds_total", tenant="acme")
+    assert read_s is not None
+    assert read_s - charged_s >= 0.003
+    work.charge(TenantId("acme"), 5)
+    for method, target, body in (
+        ("GET", f"/v1/runs/{run_id}", b""),
+        ("GET", "/v1/runs", b""),
+        ("POST", "/v1/jobs", large),
+    ):
+        answer = await house.ask(method, target, body, tenant="acme")
+        assert (answer.status, answer.code) == (429, "tenant_overloaded"), target
+    assert (await house.ask("POST", "/v1/jobs", {"topic": "work"}, tenant="acme")).status == 200
+    assert (await house.ask("GET", "/v1/runs", tenant="other")).status == 200
+
+
+def test_one_tenants_readers_hold_a_quarter_of_all_large_answers() -> None:
+    answers = Answers(400)
+    one, other = TenantId("one"), TenantId("other")
+    assert not answers.is_tenant_full(500, one), "one alone fits"
+    assert answers.take(60, one)
+    assert answers.is_tenant_full(60, one)
+    assert not answers.is_tenant_full(40, one)
+    assert not answers.is_tenant_full(100, other)
+    answers.give(60, one)
+    assert not answers.is_tenant_full(101, one)

@@ -6,8 +6,8 @@ every expression, and sent back. Small values cannot break either rule, and are 
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Sequence
 from typing import Any, Final, Never
 
 import msgspec
@@ -21,7 +21,11 @@ __all__ = ["Malformed", "Unfit", "decode_json", "fault_in", "is_suspect", "why_n
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**63 - 1
 _MANY_DIGITS = re.compile(rb"[0-9]{19}")
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_HALF_PAIR = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+)
+"""The escape of one half of a surrogate pair without the other."""
 
 
 class Malformed(Exception):
@@ -71,19 +75,30 @@ def _with_whole_numbers(
 
 
 def _made_whole(value: Any, steps: list[str | int]) -> bool:  # noqa: ANN401 - any JSON
+    """Make the number at this place whole, and those at the same place of other list entries.
+
+    One look at the value then serves a whole list: ``leases[0].fence`` and ``leases[1].fence``.
+    """
     *inner, last = steps
+    holders = [value]
     for step in inner:
-        value = value[step]
-    number = value[last]
-    if not isinstance(number, float) or not number.is_integer():
-        return False
-    value[last] = int(number)
-    return True
+        many = isinstance(step, int)
+        found = [each if many else [each[step]] for each in holders if many or step in each]
+        holders = [each for some in found for each in some if isinstance(each, dict | list)]
+    is_changed = False
+    for holder in holders:
+        places = range(len(holder)) if isinstance(holder, list) else [last]
+        for place in places:
+            number = holder.get(place) if isinstance(holder, dict) else holder[place]
+            if isinstance(number, float) and number.is_integer():
+                holder[place] = int(number)
+                is_changed = True
+    return is_changed
 
 
-_WHOLE_NUMBERS_MAX: Final = 50
+_WHOLE_NUMBERS_MAX: Final = 8
 _WHOLE_NUMBERS_BYTES_MAX: Final = 64 * 1024
-"""So many in a request of this size: each costs another look at all of it."""
+"""So many places in a request of this size: each costs another look at all of it."""
 _FLOAT_FOR_INT = re.compile(r"^Expected `int[^,]*, got `float`")
 _STEP = re.compile(r"\.([^.\[\]`]+)|\[(\d+)\]")
 
@@ -98,18 +113,21 @@ def is_suspect(body: bytes) -> bool:
 
 def fault_in(value: JsonValue, path: str) -> Fault | None:
     """What is wrong with a free value: nested too deep, or an integer beyond 64 bits."""
-    level: list[JsonValue] = [value]
+    # Level by level and in comprehensions: a value has up to half a million members.
+    members: Sequence[JsonValue] = (value,)
     for depth in range(JSON_DEPTH_MAX + 1):
-        inner: list[JsonValue] = []
-        for each in level:
-            if isinstance(each, dict | list):
-                if depth == JSON_DEPTH_MAX:
-                    return Fault(path, _TOO_DEEP)
-                inner.extend(each.values() if isinstance(each, dict) else each)
-            elif type(each) is int and not _INT_MIN <= each <= _INT_MAX:
-                return Fault(path, "holds an integer beyond 64 bits")
-        level = inner
-    return None
+        integers = [each for each in members if type(each) is int]
+        if integers and not _INT_MIN <= min(integers) <= max(integers) <= _INT_MAX:
+            return Fault(path, "holds an integer beyond 64 bits")
+        holders = [each for each in members if type(each) is dict or type(each) is list]
+        if not holders:
+            return None
+        if depth == JSON_DEPTH_MAX:
+            break
+        members = [
+            inner for each in holders for inner in (each.values() if type(each) is dict else each)
+        ]
+    return Fault(path, _TOO_DEEP)
 
 
 def why_not(error: msgspec.ValidationError) -> Fault:
@@ -138,19 +156,20 @@ def _readable(message: str) -> str:
 
 
 def _explain(body: bytes, message: str) -> Never:
-    """Tell ``NaN`` in otherwise good JSON from text that is no JSON. Errors may be slow."""
-    strange: list[str] = []
+    """Tell ``NaN`` and half characters from other text that is not JSON, without reading it all."""
     try:
-        text = body.decode("utf-8")
-        json.loads(text, parse_constant=strange.append)
+        body.decode("utf-8")
     except UnicodeDecodeError:
         raise Malformed("the body is not UTF-8") from None
-    except RecursionError:
-        raise Unfit(Fault("", _TOO_DEEP)) from None
-    except ValueError:
-        raise Malformed(message) from None
-    if strange:
-        raise Unfit(Fault("", f"{strange[0]} is not a finite number"))
-    if _SURROGATE.search(text) or "\\u" in text:
+    place = _PLACE.search(message)
+    strange = None if place is None else _NOT_FINITE.match(body, max(0, int(place[1]) - 1))
+    if strange is not None:
+        raise Unfit(Fault("", f"{strange[1].decode()} is not a finite number"))
+    if _HALF_PAIR.search(body):
         raise Malformed("text holds half of a surrogate pair, which is no character")
     raise Malformed(message)
+
+
+_PLACE = re.compile(r"\(byte ([0-9]+)\)$")
+_NOT_FINITE = re.compile(rb"[^-]?(NaN|-?Infinity)")
+"""From the character before the one that the decoder stops at: it may be a minus."""

@@ -58,6 +58,9 @@ _NO_BODY: Final = NoBody()
 _NO_QUERY: Final = NoQuery()
 _KEY = re.compile(rb"[!-~]{1,255}")
 
+_ANSWER_S_PER_BYTE: Final = 12e-9
+"""Processor time of a large answer (read, decode, encode), charged to its tenant."""
+
 
 class Endpoint:
     """Everything that can be asked of one path, as an ASGI app."""
@@ -152,11 +155,23 @@ class _Course:
             await exchange.refuse(answer)
         elif len(answer.body) <= PART_BYTES:
             await exchange.answer(answer)
-        elif self._desk.answers.take(len(answer.body)):
+        else:
+            await self._send_large(exchange, answer)
+
+    async def _send_large(self, exchange: Exchange, answer: Ready) -> None:
+        size, tenant = len(answer.body), exchange.tenant
+        if tenant is not None:
+            self._desk.work.charge(tenant, size * _ANSWER_S_PER_BYTE)
+        if tenant is not None and self._desk.answers.is_tenant_full(size, tenant):
+            after_ms = self._desk.overloaded("").retry_after_ms
+            detail = "too many large answers to the tenant are being read"
+            code = Code.TENANT_OVERLOADED
+            await exchange.refuse(Refusal(code=code, detail=detail, retry_after_ms=after_ms))
+        elif self._desk.answers.take(size, tenant):
             try:
                 await exchange.answer(answer)
             finally:
-                self._desk.answers.give(len(answer.body))
+                self._desk.answers.give(size, tenant)
         else:
             await exchange.refuse(self._desk.overloaded("too many large answers are being read"))
 
@@ -170,6 +185,9 @@ class _Course:
             caller = await self._desk.auth.caller(exchange.headers, route)
             if caller.only is not None or route.reach is Reach.TENANT:
                 room.take_for(caller.tenant)
+                exchange.tenant = caller.tenant
+                if route.method == "GET":
+                    self._desk.work.check(caller.tenant)
             deadline = self._desk.deadlines.begin(self._first_s)
             if route.admits:
                 exchange.when_gone(deadline.abandon)
@@ -232,7 +250,11 @@ class _Course:
             return self._call(exchange, caller, query, raw, raw)
         if not raw and route.takes is Takes.JSON_OR_NOTHING:
             raw = b"{}"
-        return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
+        if len(raw) <= PART_BYTES or exchange.tenant is None:
+            return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
+        self._desk.work.check(exchange.tenant)
+        with self._desk.work.measured(exchange.tenant):
+            return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
 
     def _call(
         self,

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+from stanchion.core.model import TenantId
 from stanchion.gateway.call import Reply, Stream
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, Refused, answer_parts
@@ -100,6 +101,7 @@ class Exchange:
         "request_id",
         "scope",
         "send",
+        "tenant",
     )
 
     def __init__(
@@ -114,6 +116,8 @@ class Exchange:
         self._options = options
         self._observe = observe
         self.is_begun = False
+        self.tenant: TenantId | None = None
+        """Whose request it is, once that is known: its cost is charged to this tenant."""
         self.scope = scope
         self.receive = receive
         self.send = send
