@@ -1,0 +1,292 @@
+"""A quiet tenant beside hostile neighbours: what it does, and how long its requests take.
+
+    python -m tests.acceptance.quiet sqlite [NAME …]
+
+prints a table: for each neighbour of the catalogue the p99 of the quiet tenant beside it, its
+refusals, and how long ``/livez`` took at the worst.
+
+The quiet tenant's rounds (start, read, list, cancel) begin at fixed times, whether or not earlier
+ones have been answered, so that a server that does not answer for a while delays all requests of
+that while and not only one. A latency counts from the moment of sending: the caller's own delays
+are not the server's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from bench.connection import Answer, Connection, as_bytes, connect
+from tests.acceptance.caller import calling
+from tests.acceptance.neighbours import CATALOGUE, Spec, Statuses
+from tests.acceptance.stack import ADMIN_KEY, Kind, Stack, running_stack
+from tests.acceptance.workflows import HOLD
+from tests.integration.program import Program, running_program
+
+__all__ = ["Bound", "Quiet", "Seen", "Street", "hostile_stack", "street"]
+
+ROUNDS_PER_S: Final = 40
+ANSWER_S_MAX: Final = 10.0
+LIVENESS_EVERY_S: Final = 0.05
+FILES_MAX: Final = 1_024
+"""What a server may open, unless it raises the limit: the usual one of a shell."""
+_BEGIN_S_MAX: Final = 60.0
+_TENANT: Final = "quiet"
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What the quiet tenant saw in one window."""
+
+    latencies_ms: list[float]
+    refusals: dict[str, int]
+    liveness_ms: list[float]
+    """Of each look at ``/livez``; infinite if it was not answered with 200."""
+    statuses: dict[str, int] = {}
+    """What the neighbour was answered meanwhile."""
+    starvation: float = 1.0
+    """How much longer the servers' work took because other processes had the cores."""
+
+    @property
+    def p50_ms(self) -> float:
+        return _percentile(self.latencies_ms, 0.5)
+
+    @property
+    def p99_ms(self) -> float:
+        return _percentile(self.latencies_ms, 0.99)
+
+    @property
+    def liveness_max_ms(self) -> float:
+        return max(self.liveness_ms, default=math.inf)
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """What a neighbour may do to the quiet tenant."""
+
+    alone: Seen
+    p99_floor_ms: float = 50.0
+    ratio_max: float = 3.0
+    liveness_ms_max: float = 500.0
+    starvation_max: float = 5.0
+
+    def p99_ms_max(self, seen: Seen) -> float:
+        """The bound, stretched by as much as the machine kept the server from working."""
+        bound_ms = max(self.p99_floor_ms, self.ratio_max * self.alone.p99_ms)
+        return bound_ms * min(self.starvation_max, seen.starvation)
+
+    def faults(self, seen: Seen) -> list[str]:
+        """What the quiet tenant or liveness suffered beyond the bound."""
+        found = []
+        if seen.refusals:
+            found.append(f"refused: {seen.refusals}")
+        if seen.p99_ms > self.p99_ms_max(seen):
+            found.append(f"p99 {seen.p99_ms:.0f} ms, at most {self.p99_ms_max(seen):.0f}")
+        if seen.liveness_max_ms > self.liveness_ms_max:
+            found.append(f"/livez took {seen.liveness_max_ms:.0f} ms")
+        return found
+
+
+class Quiet:
+    """A tenant that does little, on connections of its own to every replica."""
+
+    def __init__(self, urls: Sequence[str], key: str) -> None:
+        self._urls = tuple(urls)
+        self._headers = {"authorization": f"Bearer {key}"}
+        self._idle: list[tuple[str, Connection]] = []
+        self._turn = 0
+
+    async def measure(self, seconds: float) -> Seen:
+        """Begin rounds for so long, and wait for their ends."""
+        latencies_ms: list[float] = []
+        refusals: Counter[str] = Counter()
+        liveness_ms: list[float] = []
+        stop = asyncio.Event()
+        looking = [asyncio.create_task(self._look(url, liveness_ms, stop)) for url in self._urls]
+        rounds = set()
+        began = time.perf_counter()
+        for number in range(int(seconds * ROUNDS_PER_S)):
+            await asyncio.sleep(max(0.0, began + number / ROUNDS_PER_S - time.perf_counter()))
+            rounds.add(asyncio.create_task(self._round(latencies_ms, refusals)))
+        await asyncio.gather(*rounds)
+        stop.set()
+        await asyncio.gather(*looking)
+        return Seen(latencies_ms=latencies_ms, refusals=dict(refusals), liveness_ms=liveness_ms)
+
+    def close(self) -> None:
+        """Hang up."""
+        for _, connection in self._idle:
+            connection.close()
+
+    async def _round(self, latencies_ms: list[float], refusals: Counter[str]) -> None:
+        """Start a run, read it, list runs, cancel it."""
+        self._turn += 1
+        url, connection = self._idle.pop(0) if len(self._idle) > 8 else await self._fresh()
+        run_id = "none"
+        for method, path in (
+            ("POST", "/v1/workflows/hold/runs"),
+            ("GET", "/v1/runs/{}"),
+            ("GET", "/v1/runs?limit=10"),
+            ("POST", "/v1/runs/{}/cancel"),
+        ):
+            body = "{}" if method == "POST" else ""
+            request = as_bytes(method, url + path.format(run_id), body, self._headers)
+            sent = time.perf_counter()
+            answer = await _asked(connection, request)
+            latencies_ms.append((time.perf_counter() - sent) * 1_000)
+            if answer.status not in {"200", "202"}:
+                refusals[f"{answer.status} {answer.body[:80].decode(errors='replace')}"] += 1
+                connection.close()
+                return
+            if run_id == "none":
+                run_id = msgspec.json.decode(answer.body)["run_id"]
+        self._idle.append((url, connection))
+
+    async def _fresh(self) -> tuple[str, Connection]:
+        url = self._urls[self._turn % len(self._urls)]
+        return url, await connect(url)
+
+    async def _look(self, url: str, liveness_ms: list[float], stop: asyncio.Event) -> None:
+        """Ask for liveness, each time on a connection of its own."""
+        while not stop.is_set():
+            sent = time.perf_counter()
+            try:
+                connection = await connect(url)
+                answer = await _asked(connection, as_bytes("GET", url + "/livez"))
+                connection.close()
+            except OSError:
+                answer = _NONE
+            took_ms = (time.perf_counter() - sent) * 1_000
+            liveness_ms.append(took_ms if answer.status == "200" else math.inf)
+            await asyncio.sleep(LIVENESS_EVERY_S)
+
+
+_NONE: Final = Answer("none")
+
+
+async def _asked(connection: Connection, request: bytes) -> Answer:
+    try:
+        async with asyncio.timeout(ANSWER_S_MAX):
+            return await connection.ask(request)
+    except TimeoutError:
+        connection.close()
+        return _NONE
+
+
+class Street:
+    """A quiet tenant and its neighbours, on one stack."""
+
+    def __init__(self, stack: Stack, quiet: Quiet, program: Program) -> None:
+        self.quiet = quiet
+        self._stack = stack
+        self._program = program
+
+    async def beside(self, name: str, seconds: float) -> Seen:
+        """Measure the quiet tenant beside one neighbour."""
+        self._program.tell(name)
+        begun = await self._program.line(_BEGIN_S_MAX)
+        assert begun == {"begun": name}, begun
+        before = [_scheduled(replica.process.pid) for replica in self._stack.replicas]
+        seen = await self.quiet.measure(seconds)
+        after = [_scheduled(replica.process.pid) for replica in self._stack.replicas]
+        self._program.tell("stop")
+        said = msgspec.convert(await self._program.line(_BEGIN_S_MAX), Statuses)
+        starvation = max(map(_starvation, before, after))
+        return msgspec.structs.replace(seen, statuses=said.statuses, starvation=starvation)
+
+
+def _scheduled(pid: int) -> tuple[int, int]:
+    """For how long the main thread of a process ran, and waited for a core, in nanoseconds."""
+    try:
+        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except OSError:
+        return 0, 0
+    return int(ran), int(waited)
+
+
+def _starvation(before: tuple[int, int], after: tuple[int, int]) -> float:
+    ran, waited = after[0] - before[0], after[1] - before[1]
+    return 1 + waited / ran if ran > 0 else 1.0
+
+
+@contextmanager
+def hostile_stack(kind: Kind) -> Iterator[Stack]:
+    """A stack that wants keys, started with the usual limit of open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as cleaning:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES_MAX, hard), hard))
+        try:
+            stack = cleaning.enter_context(running_stack(kind, admin_key=ADMIN_KEY))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        yield stack
+
+
+@asynccontextmanager
+async def street(stack: Stack) -> AsyncIterator[Street]:
+    """Keys and workflows for all tenants, and the process of the neighbours."""
+    async with calling(stack.urls) as caller:
+        admin = caller.bearing(ADMIN_KEY)
+        answer = await admin.call(
+            "PUT", f"/v1/admin/tenants/{_TENANT}", {"max_concurrent_runs": None}
+        )
+        assert answer.status == 200, answer.text
+        asked = {"role": "runner", "tenant": _TENANT}
+        answer = await admin.call("POST", "/v1/admin/keys", asked)
+        assert answer.status == 200, answer.text
+        quiet_key = str(answer.body["key"])
+        await admin.bearing(quiet_key).apply("hold", HOLD)
+    quiet = Quiet(stack.urls, quiet_key)
+    spec = Spec(tuple(replica.port for replica in stack.replicas), ADMIN_KEY)
+    text = msgspec.json.encode(spec).decode()
+    async with running_program("tests.acceptance.neighbours", text) as program:
+        yield Street(stack, quiet, program)
+    quiet.close()
+
+
+def _percentile(values: Sequence[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else math.inf
+
+
+# ── The table ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _table(kind: Kind, names: Sequence[str], seconds: float) -> None:
+    """Measure each neighbour on a stack of its own, so that none suffers from an earlier one."""
+    for name in names:
+        with hostile_stack(kind) as stack:
+            async with street(stack) as beside:
+                await beside.quiet.measure(0.5)
+                bound = Bound(await beside.quiet.measure(2.0))
+                seen = await beside.beside(name, seconds)
+            memory = sum(replica.resident_bytes() for replica in stack.replicas) / 2**20
+        faults = "; ".join(bound.faults(seen)) or "ok"
+        sys.stdout.write(
+            f"| {name} | {bound.alone.p99_ms:.1f} | {seen.p50_ms:.1f} | {seen.p99_ms:.1f} |"
+            f" {seen.liveness_max_ms:.0f} | {sum(seen.refusals.values())} | {faults[:150]} |"
+            f" {memory:.0f} MiB, starved {seen.starvation:.1f}, {seen.statuses} |\n"
+        )
+        sys.stdout.flush()
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.acceptance.quiet")
+    parser.add_argument("kind", type=Kind)
+    parser.add_argument("names", nargs="*", default=list(CATALOGUE))
+    parser.add_argument("--seconds", type=float, default=3.0)
+    asked = parser.parse_intermixed_args()
+    asyncio.run(_table(asked.kind, asked.names, asked.seconds))
+
+
+if __name__ == "__main__":
+    _main()
