@@ -10,8 +10,10 @@ from prometheus_client import CollectorRegistry
 
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.escalation import Announcement, Escalation, Level, Order
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Risk
 from stanchion.ports.errors import BackendUnavailable
+from stanchion.ports.records import Document
 from stanchion.services.escalating import Escalating
 from stanchion.services.log import LOGGER
 from stanchion.sim import loop
@@ -131,6 +133,121 @@ async def test_an_old_clear_does_not_undo_a_newer_latch(fleet: Fleet) -> None:
     await fresh.look()
     await replica.look()
     assert (replica.level, fresh.level) == (Level.LATCHED, Level.LATCHED)
+
+
+async def _latch(fleet: Fleet) -> None:
+    for _ in range(3):
+        await fleet.trip()
+        await fleet.seconds(90, probes_ok=1)
+
+
+@virtual
+async def test_a_clear_holds_whatever_fails_after_it_was_written(fleet: Fleet) -> None:
+    class Failing(MemoryStore):
+        """Reads what the real one has, and takes orders; nothing else can be written any more."""
+
+        async def document(self, kind: str, name: str) -> Document | None:
+            return await fleet.store.document(kind, name)
+
+        async def put_document(
+            self, kind: str, name: str, value: JsonValue, *, read: int | None
+        ) -> Document | None:
+            if name != "order":
+                raise BackendUnavailable("not now")
+            return await fleet.store.put_document(kind, name, value, read=read)
+
+        async def delete_document(self, kind: str, name: str) -> bool:
+            raise BackendUnavailable(f"not now: {kind} {name}")
+
+    replica = fleet.add()
+    await _latch(fleet)
+    assert fleet.levels() == ["latched"]
+    replica._documents = Failing(fleet.clock)  # noqa: SLF001 - the port fails under the service
+    await replica.order(Order.CLEAR, actor="reviewer")
+    assert fleet.levels() == ["normal"]
+    await fleet.seconds(5)
+    fresh = fleet.add()
+    await fresh.look()
+    assert (replica.level, fresh.level) == (Level.NORMAL, Level.NORMAL)
+
+
+@virtual
+async def test_a_clear_stays_carried_out_under_later_orders(fleet: Fleet) -> None:
+    replica = fleet.add()
+    await _latch(fleet)
+    await replica.order(Order.CLEAR, actor="reviewer")
+    await replica.order(Order.FORCE_OPEN, actor="reviewer")
+    fresh = fleet.add()
+    await fresh.look()
+    assert fresh._state.level == Level.NORMAL  # noqa: SLF001 - what the order to open hides
+
+
+@virtual
+async def test_a_latch_after_a_clear_is_kept_though_another_replica_obeys_the_clear_later(
+    fleet: Fleet,
+) -> None:
+    replica = fleet.add()
+    await _latch(fleet)
+    late = fleet.add()
+    await late.look()
+    fleet.replicas.remove(late)
+    await replica.order(Order.CLEAR, actor="reviewer")
+    await _latch(fleet)
+    await late.look()
+    fresh = fleet.add()
+    await fresh.look()
+    assert (replica.level, late.level, fresh.level) == (Level.LATCHED,) * 3
+
+
+@virtual
+async def test_a_latch_of_an_older_version_is_taken_over_and_can_be_cleared(fleet: Fleet) -> None:
+    await fleet.store.put_document("escalation", "latch", {"replica": "old", "at": 1}, read=0)
+    order: JsonValue = {"order": "clear", "actor": "reviewer", "at": 0, "number": 4}
+    await fleet.store.put_document("escalation", "order", order, read=0)
+    replica = fleet.add()
+    await replica.look()
+    assert fleet.levels() == ["latched"]
+    await replica.order(Order.CLEAR, actor="reviewer")
+    await replica.look()
+    assert fleet.levels() == ["normal"]
+
+
+@virtual
+async def test_orders_at_the_same_time_get_numbers_of_their_own(fleet: Fleet) -> None:
+    class Slow(MemoryStore):
+        """Between a read and the write after it others have time to read the same."""
+
+        async def document(self, kind: str, name: str) -> Document | None:
+            found = await fleet.store.document(kind, name)
+            await asyncio.sleep(0.01)
+            return found
+
+        async def put_document(
+            self, kind: str, name: str, value: JsonValue, *, read: int | None
+        ) -> Document | None:
+            written = await fleet.store.put_document(kind, name, value, read=read)
+            if written is not None and name == "order":
+                numbers.append(value)
+            return written
+
+    numbers: list[JsonValue] = []
+    replicas = [fleet.add() for _ in range(3)]
+    for replica in replicas:
+        replica._documents = Slow(fleet.clock)  # noqa: SLF001 - the port is slow under the service
+    orders = (Order.FORCE_CLOSED, Order.FORCE_OPEN, Order.CLEAR)
+    await asyncio.gather(
+        *(
+            replica.order(order, actor=str(order))
+            for replica, order in zip(replicas, orders, strict=True)
+        )
+    )
+    assert len({each["number"] for each in numbers if isinstance(each, dict)}) == 3
+    await fleet.seconds(2)
+    (last,) = {replica.forced for replica in replicas}
+    known = await fleet.store.document("escalation", "order")
+    assert known is not None
+    assert isinstance(known.value, dict)
+    assert (last or Order.CLEAR) == known.value["order"]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
 """Escalating: the shell around ``core.escalation``.
 
 It gathers what the replica counts, looks every few seconds, tells the other replicas, and keeps in
-the store what must outlive a process: the latch, and an operator's order. Whoever holds leases asks
-it whether a class is closed; the answer is in memory, so that asking costs nothing and works while
-the store is away.
+the store what must outlive a process: the latch, and an operator's order. Lease holders ask it
+whether a class is closed; the answer is in memory, so that asking costs nothing and works while the
+store is down.
+
+Orders are numbered, and written by compare-and-set, so no two have the same number. A latch carries
+the number of the last order before it: a ``clear`` voids every latch with a lower number. Nothing
+has to be deleted for that, so a clear cannot be half done.
 """
 
 from __future__ import annotations
@@ -18,28 +22,41 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from stanchion.core import escalation as rules
 from stanchion.core.escalation import Announcement, Escalation, Level, Observation, Order
-from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant, Risk
 from stanchion.ports.clock import Clock
-from stanchion.ports.errors import BackendError
+from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.store import Documents
 from stanchion.services.log import log_event
 
-__all__ = ["Escalating", "Standing"]
+__all__ = ["Escalating", "StoredOrder"]
 
 LOOK_EVERY_S: Final = 2.0
 _KIND: Final = "escalation"
 _LATCH: Final = "latch"
 _ORDER: Final = "order"
+_WRITES_MAX: Final = 20
+"""How often an order is tried while others give orders at the same time."""
 
 
-class Standing(msgspec.Struct, frozen=True):
+class StoredOrder(msgspec.Struct, frozen=True):
     """An operator's order, as the store keeps it. A higher number is a new order."""
 
     order: Order
     actor: str
     at: Instant
     number: int
+    cleared: int = 0
+    """The number of the last order to clear. Later orders carry it on."""
+
+
+_NO_ORDER: Final = StoredOrder(Order.CLEAR, "", Instant(0), 0)
+
+
+class _Latch(msgspec.Struct, frozen=True):
+    replica: str
+    at: Instant
+    after: int | None = None
+    """The number of the last order before it. Older versions did not write it."""
 
 
 class Escalating:
@@ -112,10 +129,21 @@ class Escalating:
 
     async def order(self, order: Order, *, actor: str) -> None:
         """An operator decides. In force here at once, elsewhere at the next look."""
-        known = await self._documents.document(_KIND, _ORDER)
-        last = 0 if known is None else msgspec.convert(known.value, Standing).number
-        standing = Standing(order, actor, self._clock.now(), last + 1)
-        await self._documents.put_document(_KIND, _ORDER, msgspec.to_builtins(standing), read=None)
+        for _ in range(_WRITES_MAX):
+            last, revision = await self._read_order()
+            now = self._clock.now()
+            # Not last + 1 alone: a store that lost an order would give its number again.
+            number = max(last.number + 1, now)
+            cleared = number if order is Order.CLEAR else last.cleared
+            given = StoredOrder(order, actor, now, number, cleared)
+            value = msgspec.to_builtins(given)
+            if await self._documents.put_document(_KIND, _ORDER, value, read=revision) is not None:
+                break
+        else:
+            raise BackendUnavailable("too many orders at the same time")
+        if self._obeyed is None:
+            self._obeyed = last.number
+        self._obey(given)
         await self.look()
 
     async def run(self) -> None:
@@ -137,29 +165,41 @@ class Escalating:
 
     async def _share(self) -> None:
         """Take the operator's order from the store, and keep the latch there."""
+        order, revision = await self._read_order()
+        if revision:
+            self._obey(order)
+        else:
+            self._obeyed = 0
+        known = await self._documents.document(_KIND, _LATCH)
+        latch = None if known is None else msgspec.convert(known.value, _Latch)
+        after = None if latch is None else latch.after
+        is_void = after is not None and after < order.cleared
+        if latch is not None and not is_void:
+            self._state = rules.obey(self._state, Order.LATCH, self._clock.now())
+        if self._state.level is Level.LATCHED and (after is None or is_void):
+            replica, now = self._state.replica, self._clock.now()
+            await self._documents.put_document(
+                _KIND,
+                _LATCH,
+                msgspec.to_builtins(_Latch(replica, now, order.number)),
+                read=0 if known is None else known.revision,
+            )
+
+    async def _read_order(self) -> tuple[StoredOrder, int]:
+        """The last order and its document's revision: 0 if there was none yet."""
         known = await self._documents.document(_KIND, _ORDER)
         if known is None:
-            self._obeyed = 0
-        else:
-            await self._obey(msgspec.convert(known.value, Standing))
-        latch = await self._documents.document(_KIND, _LATCH)
-        if latch is not None:
-            self._state = rules.obey(self._state, Order.LATCH, self._clock.now())
-        elif self._state.level is Level.LATCHED:
-            value: JsonObject = {"replica": self._state.replica, "at": self._clock.now()}
-            await self._documents.put_document(_KIND, _LATCH, value, read=0)
+            return _NO_ORDER, 0
+        return msgspec.convert(known.value, StoredOrder), known.revision
 
-    async def _obey(self, standing: Standing) -> None:
-        if self._obeyed is not None and standing.number <= self._obeyed:
+    def _obey(self, order: StoredOrder) -> None:
+        if self._obeyed is not None and order.number <= self._obeyed:
             return
         is_old = self._obeyed is None
-        self._obeyed = standing.number
-        if standing.order is not Order.CLEAR:
-            self._state = rules.obey(self._state, standing.order, self._clock.now())
-        elif not is_old:
-            # Found at the start it was carried out before us, and a latch that is there is newer.
-            self._state = rules.obey(self._state, Order.CLEAR, self._clock.now())
-            await self._documents.delete_document(_KIND, _LATCH)
+        self._obeyed = order.number
+        # A clear that is found at the start came before whatever this process has seen.
+        if order.order is not Order.CLEAR or not is_old:
+            self._state = rules.obey(self._state, order.order, self._clock.now())
 
     def _show(self) -> None:
         level = rules.level_at(self._state, self._clock.now())
