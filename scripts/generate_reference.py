@@ -126,6 +126,8 @@ def _values(option: Option) -> str:
             return f"{option.least:g} to {option.most:.0f}"
         case "seconds":
             return f"{option.least:g} to {option.most:.0f} s"
+        case "switch":
+            return "`true`, `false`"
         case "choice":
             return ", ".join(f"`{choice}`" for choice in option.choices)
         case "url":
@@ -138,6 +140,8 @@ def _default(option: Option) -> str:
     default = getattr(Config(), option.name)
     if default is None or option.name == "data_dir":
         return "–"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
     return f"`{default:.10g}`" if isinstance(default, float) else f"`{default}`"
 
 

@@ -148,7 +148,9 @@ class _Connection:
 @asynccontextmanager
 async def _served(config: Config) -> AsyncIterator[_Connection]:
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(run_server(config, on_ready=url.set_result))
+    serving = asyncio.create_task(
+        run_server(config, on_ready=lambda ready, _metrics: url.set_result(ready))
+    )
     waiting: set[asyncio.Future[Any]] = {serving, url}
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     if not url.done():

@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from prometheus_client import disable_created_metrics
 
@@ -23,8 +23,8 @@ from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.store.redis import RedisStore
 from stanchion.adapters.store.sqlite import SqliteStore
 from stanchion.config import Config, is_loopback
-from stanchion.gateway import GatewayOptions, make_app
-from stanchion.gateway.server import serve
+from stanchion.gateway import Gateway, GatewayOptions, make_app
+from stanchion.gateway.server import serve, serving_metrics
 from stanchion.ports.bus import Bus
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
@@ -38,11 +38,13 @@ from stanchion.services.plans import link_off_loop
 
 __all__ = ["run_server"]
 
+OnReady: TypeAlias = Callable[[str, str | None], None]
+"""Called with the server's URL, and with that of its metrics if they have a listener."""
 START_S_MAX: Final = 20.0
 _GC_THRESHOLDS: Final = (20_000, 20, 50)
 
 
-async def run_server(config: Config, *, on_ready: Callable[[str], None]) -> int:
+async def run_server(config: Config, *, on_ready: OnReady) -> int:
     """Open everything, serve until told to stop, close everything; the exit code."""
     # A series "…_created" beside every counter and histogram: twice the scrape, and nobody asks.
     disable_created_metrics()  # type: ignore[no-untyped-call] # theirs has no annotations
@@ -65,14 +67,33 @@ def _refused(error: str) -> int:
     return 1
 
 
-async def _serve(config: Config, wires: Wires, on_ready: Callable[[str], None]) -> None:
+async def _serve(config: Config, wires: Wires, on_ready: OnReady) -> None:
     engine = Engine(wires.entropy.token()[:12], wires, terms=_terms(config), linker=link_off_loop)
-    app = make_app(engine.services, GatewayOptions(admin_key=config.admin_key))
+    app = make_app(
+        engine.services,
+        GatewayOptions(admin_key=config.admin_key, metrics_open=config.metrics_open),
+    )
     _leave_to_itself()
-    async with _going(engine):
+    async with _going(engine), _metrics(config, app) as metrics_url:
         await serve(
-            app, host=config.host, port=config.port, drain_s=config.drain_s, on_ready=on_ready
+            app,
+            host=config.host,
+            port=config.port,
+            drain_s=config.drain_s,
+            on_ready=lambda url: on_ready(url, metrics_url),
         )
+
+
+@asynccontextmanager
+async def _metrics(config: Config, app: Gateway) -> AsyncIterator[str | None]:
+    """The listener for metrics, if there is to be one; yields its URL."""
+    if config.metrics_port is None:
+        yield None
+        return
+    scraping = app.scraping(is_private=is_loopback(config.metrics_host))
+    host, port = config.metrics_host, config.metrics_port
+    async with serving_metrics(scraping, host=host, port=port) as url:
+        yield url
 
 
 @asynccontextmanager
@@ -188,8 +209,10 @@ async def _refuse_strangers(config: Config, wires: Wires) -> None:
         entropy=wires.entropy,
         admin_key=config.admin_key,
     )
-    if not is_loopback(config.host) and not await keys.configured():
+    hosts = [config.host, *([] if config.metrics_port is None else [config.metrics_host])]
+    reachable = next((host for host in hosts if not is_loopback(host)), None)
+    if reachable is not None and not await keys.configured():
         raise BackendRefused(
-            f"host '{config.host}' can be reached by others, and there are no API keys:"
+            f"host '{reachable}' can be reached by others, and there are no API keys:"
             " set STANCHION_ADMIN_KEY, or listen on 127.0.0.1"
         )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
 
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.acceptance.caller import Caller
@@ -41,9 +44,23 @@ async def read_signals(caller: Caller) -> Signals:
     samples: list[tuple[str, Mapping[str, str], float]] = []
     names: set[str] = set()
     for number in range(len(caller.urls)):
-        answer = await caller.at(number).call("GET", "/metrics")
-        assert answer.status == 200, answer.text
-        for family in text_string_to_metric_families(answer.text):
+        for family in await _rendered_now(caller.at(number)):
             names.add(family.name)
             samples += [(each.name, each.labels, each.value) for each in family.samples]
     return Signals(samples, names)
+
+
+async def _rendered_now(caller: Caller) -> list[Metric]:
+    """What the server counts, from a text that it rendered after this was called."""
+    asked_s = time.time()
+    while True:
+        answer = await caller.call("GET", "/metrics")
+        assert answer.status == 200, answer.text
+        families = list(text_string_to_metric_families(answer.text))
+        (rendered,) = (each for each in families if each.name == _RENDERED)
+        if rendered.samples[0].value >= asked_s:
+            return families
+        await asyncio.sleep(0.1)  # a text is answered for a second
+
+
+_RENDERED = "stanchion_metrics_rendered_timestamp_seconds"

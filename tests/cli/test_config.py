@@ -81,7 +81,7 @@ def test_every_option_can_be_set_in_the_environment_and_in_the_file(
     value = EXAMPLES[name]
     text = str(value)
     rest = {} if name != "bus" else {"store": "redis://cache"}
-    literal = f'"{value}"' if isinstance(value, str) else text
+    literal = f'"{value}"' if isinstance(value, str) else text.lower()
     by_environment = loaded(dict(rest), {f"STANCHION_{name.upper()}": text})
     by_file = loaded(dict(rest), file=toml(tmp_path, f"{name} = {literal}\n"))
     assert getattr(by_environment, name) == getattr(by_file, name) == value
@@ -99,6 +99,9 @@ EXAMPLES: dict[str, object] = {
     "run_lease_ttl_s": 0.5,
     "job_lease_ttl_s": 3600,
     "admin_key": KEY,
+    "metrics_open": True,
+    "metrics_port": 9464,
+    "metrics_host": "::1",
     "idempotency_ttl_s": 1,
     "retention_s": 86_400,
     "max_deliveries": 1000,
@@ -206,6 +209,7 @@ ENVIRONMENT_FAULTS = [
         "STANCHION_STORE: is empty: give a value, or leave STANCHION_STORE out",
     ),
     ("STANCHION_ADMIN_KEY", "", "STANCHION_ADMIN_KEY: is empty"),
+    ("STANCHION_METRICS_OPEN", "perhaps", "STANCHION_METRICS_OPEN: should be true or false"),
     ("STANCHION_ADMIN_KEY", "short", "STANCHION_ADMIN_KEY: should be 16 to 255 visible ASCII"),
     ("STANCHION_ADMIN_KEY", KEY + " x", "STANCHION_ADMIN_KEY: should be 16 to 255 visible"),
     ("STANCHION_PORT", "tcp://10.0.0.1:8420", "give the pod 'enableServiceLinks: false'"),

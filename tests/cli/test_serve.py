@@ -7,8 +7,10 @@ import signal
 import stat
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,16 @@ from tests.cli.terminal import on_terminal, plain_environment
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    with served(tmp_path) as process:
+        yield process
+
+
+@contextmanager
+def served(tmp_path: Path, *flags: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    serve = ("serve", "--port", "0", "--data-dir", str(tmp_path), *flags)
     process = subprocess.Popen(
-        [sys.executable, "-m", "stanchion", "serve", "--port", "0", "--data-dir", str(tmp_path)],
-        env=plain_environment(),
+        [sys.executable, "-m", "stanchion", *serve],
+        env=plain_environment() | environment,
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -83,6 +92,36 @@ def test_a_server_says_where_it_is_takes_commands_and_stops_when_told(
         ("server_stopped", "INFO"),
     ]
     assert serving.returncode == 0
+
+
+def scraped(url: str, key: str | None = None) -> int:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    asked = urllib.request.Request(f"{url}/metrics", headers=headers)  # noqa: S310 - our own, over http
+    try:
+        with urllib.request.urlopen(asked) as answer:  # noqa: S310 - our own, over http
+            assert b"stanchion_http_under_way" in answer.read()
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code
+
+
+def test_metrics_can_have_a_port_of_their_own(tmp_path: Path) -> None:
+    key = "a-key-of-sixteen-or-more"
+    with served(tmp_path, "--metrics-port", "0", STANCHION_ADMIN_KEY=key) as process:
+        event = ready(process)
+        assert scraped(event["url"]) == 401
+        assert scraped(event["url"], key) == 200
+        assert scraped(event["metrics"]) == 200
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=15)
+        assert process.returncode == 0
+
+
+def test_metrics_can_be_open_on_a_server_with_keys(tmp_path: Path) -> None:
+    key = "a-key-of-sixteen-or-more"
+    with served(tmp_path, "--metrics-open", STANCHION_ADMIN_KEY=key) as process:
+        assert scraped(ready(process)["url"]) == 200
 
 
 def test_a_person_sees_a_banner_and_ctrl_c_is_enough(tmp_path: Path) -> None:

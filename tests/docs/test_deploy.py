@@ -9,6 +9,7 @@ import json
 import shutil
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.docs.terminal import PATIENCE_S, ROOT, Block, Terminal, blocks_of, re
 from tests.servers import NatsServer, Server, running_nats, running_server
 
 PAGE = ROOT / "docs" / "how-to" / "deploy.md"
-KINDS = ["server", "backup", "", "replica", "keys", "revoke"]
+KINDS = ["server", "backup", "", "replica", "keys", "revoke", "scrape-key", "yaml"]
 ADMIN_KEY = "an-admin-key-of-our-own"
 WORKFLOW = 'id: echo\nsteps:\n  echo: {topic: echo, input: "${input}"}\n'
 WORKER = """
@@ -128,6 +129,12 @@ def test_replicas_share_runs_and_keys_and_drain_when_told(tmp_path: Path, replic
             operator.environ["STANCHION_API_KEY"] = ADMIN_KEY
             operator.type(command("revoke").replace("KEY_ID", key_id))
             until_unknown(caller, run_id)
+        scraping = json.loads(operator.type(f"{command('scrape-key')} -o json"))["key"]
+        asked = urllib.request.Request(  # noqa: S310 - our own, over http
+            f"{second}/metrics", headers={"Authorization": f"Bearer {scraping}"}
+        )
+        with urllib.request.urlopen(asked) as scraped:  # noqa: S310 - our own, over http
+            assert b"stanchion_admission_decisions_total" in scraped.read()
 
         for server in servers:
             server.send_signal(signal.SIGTERM)

@@ -15,6 +15,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from stanchion.gateway import Gateway
+from stanchion.gateway.app import MetricsApp
 
 __all__ = ["Answer", "Feed", "Stuck", "ask", "opened"]
 
@@ -44,7 +45,7 @@ class Stuck:
 
 
 async def ask(
-    app: Gateway,
+    app: Gateway | MetricsApp,
     method: str,
     target: str,
     body: object = b"",

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
+from prometheus_client import CollectorRegistry, Gauge
 
+from stanchion.adapters.manual_clock import ManualClock
 from stanchion.gateway import GatewayOptions
-from tests.gateway.asgi import opened
-from tests.gateway.house import House, opened_house
+from stanchion.gateway.metrics import ANSWERS_MAX, CACHED_MS, WAITING_MAX, MetricsPage
+from stanchion.gateway.problems import Refused
+from tests.gateway.asgi import ask, opened
+from tests.gateway.house import ADMIN, House, opened_house
 from tests.services.faulty_locks import Fault
 
 
@@ -68,6 +73,83 @@ async def test_metrics_count_requests_by_route_and_kind_of_answer(house: House) 
     assert f"stanchion_http_request_seconds_count{{{labels}}} 2.0" in answer.body.decode()
     assert 'route="none",status="4xx"} 1.0' in answer.body.decode()
     assert "/nowhere" not in answer.body.decode()
+
+
+async def test_scrapes_at_once_are_answered_with_one_text_and_few_at_a_time() -> None:
+    registry, clock = CollectorRegistry(), ManualClock()
+    threads: list[int] = []
+
+    def look() -> float:
+        threads.append(threading.get_ident())
+        return len(threads)
+
+    Gauge("looks", "Rises with each rendering.", registry=registry).set_function(look)
+    page = MetricsPage(registry, clock)
+    try:
+        first = [asyncio.create_task(page.text()) for _ in range(ANSWERS_MAX)]
+        texts = await asyncio.gather(*first)
+        assert set(texts) == {texts[0]}
+        waiting = [asyncio.create_task(page.text()) for _ in range(WAITING_MAX)]
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match="too many scrapes"):
+            await page.text()
+        assert not any(each.done() for each in waiting)
+        answered = 0
+        while answered < WAITING_MAX:
+            clock.advance(CACHED_MS)
+            async with asyncio.timeout(5):
+                while sum(each.done() for each in waiting) < answered + ANSWERS_MAX:  # noqa: ASYNC110 - a thread works
+                    await asyncio.sleep(0.002)
+            answered += ANSWERS_MAX
+            assert sum(each.done() for each in waiting) == answered
+        assert {each.result() for each in waiting}.isdisjoint(texts)
+        assert len(threads) == 1 + WAITING_MAX / ANSWERS_MAX
+        assert threading.get_ident() not in threads
+    finally:
+        page.close()
+    with pytest.raises(Refused, match="shutting down"):
+        await page.text()
+
+
+async def test_metrics_need_an_operators_key_once_there_are_keys() -> None:
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        assert (await house.ask("GET", "/metrics")).code == "unauthenticated"
+        for role, tenant, status in (
+            ("operator", "*", 200),
+            ("admin", "*", 200),
+            ("operator", "acme", 403),
+            ("runner", "acme", 403),
+            ("worker", "*", 403),
+        ):
+            key = await house.make_key(role, tenant)
+            assert (await house.ask("GET", "/metrics", key=key)).status == status, (role, tenant)
+
+
+async def test_metrics_can_be_left_open() -> None:
+    options = GatewayOptions(admin_key=ADMIN, metrics_open=True)
+    async with opened_house(options) as house:
+        assert (await house.ask("GET", "/metrics")).status == 200
+        assert (await house.ask("GET", "/v1/runs")).status == 401
+
+
+@pytest.mark.parametrize(
+    ("is_private", "path", "host", "status"),
+    [
+        (True, "/metrics", "127.0.0.1:9464", 200),
+        (True, "/livez", "localhost", 200),
+        (True, "/metrics", "attacker.example", 403),
+        (True, "/v1/runs", "localhost", 404),
+        (True, "/readyz", "localhost", 404),
+        (False, "/metrics", "stanchion.internal:9464", 401),
+        (False, "/livez", "stanchion.internal:9464", 200),
+    ],
+)
+async def test_a_listener_for_metrics_serves_nothing_else(
+    is_private: bool, path: str, host: str, status: int
+) -> None:
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        app = house.app.scraping(is_private=is_private)
+        assert (await ask(app, "GET", path, b"", [("Host", host)])).status == status
 
 
 async def test_one_tenants_burst_does_not_keep_another_out() -> None:

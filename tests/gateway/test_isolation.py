@@ -205,6 +205,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
         answer.json == {"renewed": [], "lost": [world.job["job_id"]]}
     ),
     "ready_topics": forbidden,
+    "metrics": forbidden,
     "submit_job": its_own,
     "get_job": not_there,
     "put_workflow": its_own,

@@ -37,6 +37,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_deliveries: int = 5
     poison_failures_max: int = 5
     drain_s: float = 8.0
+    metrics_open: bool = False
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
     log_level: str = "info"
     log_format: str = "auto"
 
@@ -70,7 +73,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One setting: its name in the file, what may be said, and what it means."""
 
     name: str
-    kind: Literal["text", "int", "seconds", "url", "choice"]
+    kind: Literal["text", "int", "seconds", "url", "choice", "switch"]
     metavar: str
     help: str
     least: float = 0
@@ -218,6 +221,28 @@ OPTIONS: Final = (
         metavar="SECONDS",
         help="How long requests under way may take after a signal to stop.",
         most=600,
+    ),
+    Option(
+        name="metrics_open",
+        kind="switch",
+        metavar="",
+        help="Answer /metrics without a key, also once there are keys.",
+    ),
+    Option(
+        name="metrics_port",
+        kind="int",
+        metavar="PORT",
+        help="Serve /metrics and /livez also at this port, with connections of its own; 0 takes a"
+        " free one. On loopback it needs no key.",
+        most=65_535,
+    ),
+    Option(
+        name="metrics_host",
+        kind="text",
+        metavar="HOST",
+        help="Address for metrics_port. Other than loopback asks for a key, like the main port.",
+        pattern=r"[A-Za-z0-9._:%-]{1,255}",
+        form="a host name or an IP address",
     ),
     Option(
         name="log_level",

@@ -134,7 +134,7 @@ class _Reading:
             self.values["data_dir"] = str(chosen)
 
     def _take(self, option: Option, value: object, place: str, *, is_text: bool = False) -> None:
-        judged = _number(option, value) if is_text else value
+        judged = _meant(option, value) if is_text else value
         wrong = _wrong(option, judged, place)
         if wrong is None:
             self.values[option.name] = judged
@@ -175,8 +175,10 @@ def _unknown_variable(variable: str, known: Mapping[str, Option]) -> str:
     return f"nothing is called so{Near(variable, known).hint()}"
 
 
-def _number(option: Option, value: object) -> object:
-    """The number that a text says, if the option is one; else the text as it is."""
+def _meant(option: Option, value: object) -> object:
+    """The number or truth value that a text says, if the option is one; else the text as it is."""
+    if option.kind == "switch" and isinstance(value, str):
+        return {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)
     if not isinstance(value, str) or option.kind not in {"int", "seconds"}:
         return value
     try:
@@ -200,6 +202,8 @@ def _wrong(option: Option, value: object, place: str) -> str | None:
     match option.kind:
         case "int" | "seconds":
             return _wrong_number(option, value)
+        case "switch":
+            return None if isinstance(value, bool) else "should be true or false"
         case "choice":
             if value in option.choices:
                 return None

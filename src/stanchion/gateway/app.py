@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any, Final
 
 import msgspec
 from starlette.routing import BaseRoute, Router
 from starlette.routing import Route as PathRoute
+from starlette.types import ASGIApp
 
 from stanchion.gateway.desk import Desk
 from stanchion.gateway.endpoint import Endpoint
@@ -18,14 +21,14 @@ from stanchion.gateway.openapi import document
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.paths import Paths
 from stanchion.gateway.problems import Refusal
-from stanchion.gateway.route import PATHS, Route
+from stanchion.gateway.route import ANYONE, LIVEZ, METRICS, PATHS, Reach, Route
 from stanchion.gateway.routes import ROUTES
 from stanchion.gateway.signals import Observe, RequestSignals
 from stanchion.ports.errors import BackendError
 from stanchion.services.services import Services
 from stanchion.wire.problems import Code
 
-__all__ = ["Gateway", "make_app"]
+__all__ = ["Gateway", "MetricsApp", "make_app"]
 
 _PREPARE_S: Final = 2.0
 
@@ -43,9 +46,9 @@ class Gateway:
         self.options = options
         self._desk = Desk(services, options)
         self._desk.openapi = _openapi()
-        signals = RequestSignals(services.registry)
+        self._signals = signals = RequestSignals(services.registry)
         self._unrouted = signals.unrouted
-        endpoints = _endpoints(services, self._desk, signals)
+        endpoints = _endpoints(services, self._desk, signals, ROUTES, options)
         self._paths = Paths(endpoints)
         # Starlette's router tries one pattern after the other, which costs as much as all the rest
         # of the routing: it is left with what only a pattern can tell.
@@ -78,6 +81,17 @@ class Gateway:
             async with asyncio.timeout(_PREPARE_S):
                 await self._desk.keys.configured()
 
+    def scraping(self, *, is_private: bool) -> MetricsApp:
+        """The app of a listener that serves only metrics and liveness.
+
+        On a private one, which only this machine reaches, no key is asked for.
+        """
+        table = [each for each in ROUTES if each.path in {METRICS, LIVEZ}]
+        open_too = msgspec.structs.replace(self.options, metrics_open=True)
+        options = open_too if is_private else self.options
+        endpoints = _endpoints(self._services, self._desk, self._signals, table, options)
+        return MetricsApp(Paths(endpoints), self._nowhere, self._desk, is_private=is_private)
+
     @property
     def is_draining(self) -> bool:
         """Whether it was told to."""
@@ -100,18 +114,62 @@ class Gateway:
         await exchange.refuse(exchange.flaw() or foreign or nothing)
 
 
+class MetricsApp:
+    """An ASGI app for a listener of its own: metrics and liveness, and nothing else.
+
+    Also with keys, a private one checks where a request comes from: pages in a browser on this
+    machine can reach it, and must not read what it answers without a key.
+    """
+
+    def __init__(
+        self, paths: Paths[Endpoint], nowhere: ASGIApp, desk: Desk, *, is_private: bool
+    ) -> None:
+        self.options = desk.options
+        self._paths = paths
+        self._nowhere = nowhere
+        self._auth = desk.auth
+        self._is_private = is_private
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        if self._is_private and (foreign := self._auth.from_elsewhere(dict(scope["headers"]))):
+            exchange = Exchange(self.options, scope, receive, send, lambda _s, _status: None)
+            await exchange.refuse(foreign)
+            return
+        found = self._paths.find(scope["path"])
+        if found is None:
+            await self._nowhere(scope, receive, send)
+        else:
+            endpoint, scope["path_params"] = found
+            await endpoint(scope, receive, send)
+
+
 @cache
 def _openapi() -> bytes:
     return msgspec.json.encode(document(ROUTES))
 
 
-def _endpoints(services: Services, desk: Desk, signals: RequestSignals) -> dict[str, Endpoint]:
+def _endpoints(
+    services: Services,
+    desk: Desk,
+    signals: RequestSignals,
+    routes: Iterable[Route],
+    options: GatewayOptions,
+) -> dict[str, Endpoint]:
     by_path: dict[str, list[tuple[Route, Observe]]] = {}
-    for route in ROUTES:
+    for route in map(partial(_as_configured, options), routes):
         by_path.setdefault(route.path, []).append((route, signals.observer(route)))
     return {
         path: Endpoint(services, desk, routes, signals.unrouted) for path, routes in by_path.items()
     }
+
+
+def _as_configured(options: GatewayOptions, route: Route) -> Route:
+    if route.path == METRICS and options.metrics_open:
+        return replace(route, roles=ANYONE, reach=Reach.OPEN)
+    return route
 
 
 def _template(path: str) -> str:

@@ -71,7 +71,7 @@ class Auth:
         """The refusal of a request that another site made, on a server without keys."""
         if self._keys.is_any_known:
             return None
-        refusal = self._foreign(headers, is_probe=is_probe)
+        refusal = self.from_elsewhere(headers, is_probe=is_probe)
         if refusal is not None:
             # Another replica may have made the first key: the next request then finds it known.
             self._keys.look_for_any()
@@ -93,7 +93,10 @@ class Auth:
             raise Refused(_unauthenticated("this key is not known", ', error="invalid_token"'))
         return holder
 
-    def _foreign(self, headers: Mapping[bytes, bytes], *, is_probe: bool) -> Refusal | None:
+    def from_elsewhere(
+        self, headers: Mapping[bytes, bytes], *, is_probe: bool = False
+    ) -> Refusal | None:
+        """The refusal of a request that is not for a loopback host, or that another site made."""
         host = headers.get(b"host", b"")
         if host not in self._local_hosts:
             if _is_loopback(host):

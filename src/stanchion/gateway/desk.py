@@ -12,6 +12,7 @@ from stanchion.gateway.auth import Auth
 from stanchion.gateway.body import Bodies
 from stanchion.gateway.cursors import Cursors
 from stanchion.gateway.load import Load
+from stanchion.gateway.metrics import MetricsPage
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, Refused, unavailable_after_ms
 from stanchion.gateway.readiness import Readiness
@@ -46,6 +47,7 @@ class Desk:
         self.load = Load(options, services.registry, services.entropy.unit)
         self.deadlines = Deadlines(sweep_s=_SWEEP_S)
         self.readiness = Readiness(services)
+        self.metrics = MetricsPage(services.registry, services.clock)
         self.work = services.work
         self.draining = asyncio.Event()
         self.openapi = b""
@@ -75,8 +77,9 @@ class Desk:
         return Refusal(code=code, detail=detail, retry_after_ms=after_ms)
 
     def close(self) -> None:
-        """Let the thread and the timer go."""
+        """Let the threads and the timer go."""
         self.deadlines.close()
+        self.metrics.close()
         self._parser.shutdown(wait=False, cancel_futures=True)
 
     def _parsed(self, future: asyncio.Future[_Result]) -> None:

@@ -178,6 +178,8 @@ class _Course:
     async def _answer(self, exchange: Exchange) -> Answered:
         route = self._route
         if route.is_vital:
+            if route.reach is not Reach.OPEN:
+                await self._desk.auth.caller(exchange.headers, route)
             return await route.handler(self._call(exchange, _NOBODY, _NO_QUERY, b"", _NO_BODY))
         if route.admits and self._desk.draining.is_set():
             return self._desk.unavailable(Code.DRAINING, "the server is shutting down")

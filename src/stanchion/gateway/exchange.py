@@ -159,7 +159,7 @@ class Exchange:
     async def refuse(self, refusal: Refusal) -> None:
         """Send why not."""
         await self._finish(*answer_parts(refusal, self.request_id))
-        if refusal.code in {Code.OVERLOADED, Code.TENANT_OVERLOADED}:
+        if refusal.code is Code.OVERLOADED:
             # Whoever asks again at once would be refused again, at the cost of everybody else.
             rest = self.scope.get("extensions", _NO_EXTENSIONS).get(REST)
             if rest is not None:

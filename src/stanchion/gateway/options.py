@@ -39,6 +39,8 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: float = 15
     write_timeout_s: float = 10
     """A reader who lets an answer pile up for so long is cut off."""
+    metrics_open: bool = False
+    """Whether ``/metrics`` is answered without a key."""
     parses_waiting_max: int = 16
     """Workflow files that wait for their turn: they are read one at a time."""
 

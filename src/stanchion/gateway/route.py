@@ -32,6 +32,8 @@ from stanchion.wire.problems import Code
 __all__ = [
     "ADMINS",
     "ANYONE",
+    "LIVEZ",
+    "METRICS",
     "OPERATORS",
     "PARAMETERS",
     "PATHS",
@@ -69,7 +71,9 @@ PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType(
 """What may stand in a path, by the name it has in the template."""
 PATHS: Final = frozenset({"name", "letter_id"})
 """Those that may hold a slash."""
-PROBES: Final = frozenset({"/livez", "/readyz"})
+LIVEZ: Final = "/livez"
+METRICS: Final = "/metrics"
+PROBES: Final = frozenset({LIVEZ, "/readyz"})
 """What a supervisor or load balancer asks: answered also when no connection is left for others."""
 
 

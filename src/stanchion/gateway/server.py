@@ -14,16 +14,16 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
 import uvicorn
 
-from stanchion.gateway.app import Gateway
+from stanchion.gateway.app import Gateway, MetricsApp
 from stanchion.gateway.protocol import GuardedProtocol, guarded
 from stanchion.services.log import log_event
 
-__all__ = ["serve"]
+__all__ = ["serve", "serving_metrics"]
 
 _FILES_KEPT: Final = 128
 """For the store, the bus, logs: not for callers."""
@@ -33,6 +33,8 @@ _NOTICE_S: Final = 0.5
 _PATIENCE_S: Final = 2.0
 """For readers who are behind when the sockets close."""
 _BACKLOG: Final = 2_048
+_METRICS_CONNECTIONS_MAX: Final = 64
+_METRICS_DRAIN_S: Final = 1.0
 
 
 async def serve(
@@ -45,21 +47,7 @@ async def serve(
 ) -> None:
     """Serve until a signal says otherwise. Raises ``OSError`` if the address cannot be had."""
     listener = _listener(host, port)
-    config = uvicorn.Config(
-        app,
-        loop="none",
-        http=guarded(app.options, _connections_max(app.options.connections_max)),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="critical",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # nothing here depends on where a request says it comes from
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(drain_s)),
-    )
+    config = _config(app, _connections_max(app.options.connections_max), drain_s)
     await app.prepare()
     server = _Server(config, lambda: on_ready and on_ready(_url(listener)))
     with _signals(_Ending(app, server, min(_NOTICE_S, drain_s / 4))):
@@ -73,6 +61,45 @@ async def serve(
                 await serving
             app.close()
             listener.close()
+
+
+@contextlib.asynccontextmanager
+async def serving_metrics(app: MetricsApp, *, host: str, port: int) -> AsyncIterator[str]:
+    """Serve metrics at an address of their own while inside; yields its URL. Raises ``OSError``.
+
+    The listener has connections of its own, so that scrapes and callers do not take each other's.
+    """
+    listener = _listener(host, port, flags=("--metrics-host", "--metrics-port"))
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    server = _Server(
+        _config(app, _METRICS_CONNECTIONS_MAX, _METRICS_DRAIN_S),
+        lambda: ready.set_result(_url(listener)),
+    )
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        yield await ready
+    finally:
+        server.stop_now()
+        await serving
+        listener.close()
+
+
+def _config(app: Gateway | MetricsApp, connections_max: int, drain_s: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="none",
+        http=guarded(app.options, connections_max),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # nothing here depends on where a request says it comes from
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+    )
 
 
 class _Server(uvicorn.Server):
@@ -145,13 +172,13 @@ def _signals(end: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(each)
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def _listener(host: str, port: int, flags: tuple[str, str] = ("--host", "--port")) -> socket.socket:
     try:
         family, kind, number, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise _not_had(host, port, error) from error
+        raise _not_had(host, port, error, flags) from error
     listener = socket.socket(family, kind, number)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -159,15 +186,16 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise _not_had(host, port, error) from error
+        raise _not_had(host, port, error, flags) from error
     listener.settimeout(0)
     return listener
 
 
-def _not_had(host: str, port: int, error: OSError) -> OSError:
+def _not_had(host: str, port: int, error: OSError, flags: tuple[str, str]) -> OSError:
     """The same error with its address, and with what would mend it."""
     is_taken = error.errno == errno.EADDRINUSE
-    fix = "stop who has it, or give another --port" if is_taken else "give another --host or --port"
+    other_port, other = f"another {flags[1]}", f"another {flags[0]} or {flags[1]}"
+    fix = f"stop who has it, or give {other_port}" if is_taken else f"give {other}"
     return OSError(f"cannot listen on {host}:{port}: {error.strerror or error}; {fix}")
 
 

@@ -30,12 +30,23 @@ def _with_every_option(function: _F) -> _F:
         shown = option.name != "data_dir" and default is not None
         extra = f"env var: {option.variable}" + (f"; default: {_text(default)}" if shown else "")
         help_text = f"{option.help}  [{extra}]"
-        decorate = click.option(option.flag, option.name, metavar=option.metavar, help=help_text)
+        is_switch = option.kind == "switch"
+        decorate = click.option(
+            option.flag,
+            option.name,
+            metavar=None if is_switch else option.metavar,
+            is_flag=is_switch,
+            flag_value="true" if is_switch else None,
+            default=None,
+            help=help_text,
+        )
         function = decorate(function)
     return function
 
 
 def _text(default: object) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
     return f"{default:.10g}" if isinstance(default, float) else str(default)
 
 
@@ -85,8 +96,8 @@ def _serve(config: Config, file: Path | None) -> int:
             fix="pip install 'stanchion[server]', or in a clone: pip install '.[server]'",
         ) from error
 
-    def on_ready(url: str) -> None:
-        _say(_facts(config, file, url))
+    def on_ready(url: str, metrics_url: str | None) -> None:
+        _say(_facts(config, file, url, metrics_url))
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(run_server(config, on_ready=on_ready))
@@ -101,9 +112,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _facts(config: Config, file: Path | None, url: str) -> dict[str, str]:
+def _facts(config: Config, file: Path | None, url: str, metrics_url: str | None) -> dict[str, str]:
     return {
         "url": url,
+        **({} if metrics_url is None else {"metrics": metrics_url}),
         "store": without_password(config.store_url),
         "locks": without_password(config.locks_url),
         "bus": without_password(config.bus_url),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
-from stanchion.gateway.route import ANYONE, Reach, Route
+from stanchion.gateway.route import ANYONE, LIVEZ, METRICS, OPERATORS, Reach, Route
 from stanchion.wire.admin import Health
 
 __all__ = ["ROUTES"]
@@ -28,7 +28,7 @@ async def readyz(call: Call[NoBody, NoQuery]) -> Reply:
 
 async def metrics(call: Call[NoBody, NoQuery]) -> Reply:
     """Everything that is counted, for Prometheus."""
-    text = generate_latest(call.services.registry)
+    text = await call.desk.metrics.text()
     return Reply(text, content_type=CONTENT_TYPE_LATEST.encode())
 
 
@@ -40,7 +40,7 @@ async def openapi(call: Call[NoBody, NoQuery]) -> Reply:
 ROUTES: Final = (
     Route(
         method="GET",
-        path="/livez",
+        path=LIVEZ,
         handler=livez,
         says="Whether the process answers. Depends on nothing.",
         roles=ANYONE,
@@ -61,11 +61,11 @@ ROUTES: Final = (
     ),
     Route(
         method="GET",
-        path="/metrics",
+        path=METRICS,
         handler=metrics,
-        says="Metrics in the text format of Prometheus.",
-        roles=ANYONE,
-        reach=Reach.OPEN,
+        says="Metrics in the text format of Prometheus. Without a key with `--metrics-open`.",
+        roles=OPERATORS,
+        reach=Reach.DEPLOYMENT,
         answer=None,
         is_vital=True,
     ),
