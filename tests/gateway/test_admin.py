@@ -194,3 +194,12 @@ async def test_secrets_are_never_logged(
 
 async def _broken() -> None:
     raise ValueError("a bug")
+
+
+async def test_without_keys_all_tenants_are_not_the_default_tenant(house: House) -> None:
+    await house.start()
+    answer = await house.ask("GET", "/v1/runs", tenant="*")
+    assert (answer.status, answer.code) == (422, "invalid_request")
+    assert answer.json["errors"][0]["path"] == "X-Stanchion-Tenant"
+    letters = await house.ask("GET", "/v1/admin/dead-letters", tenant="*")
+    assert letters.status == 200

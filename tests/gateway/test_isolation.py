@@ -145,6 +145,28 @@ async def test_with_a_role_that_is_not_enough_it_is_403(route: Route, world: Wor
     for role in set(Role) - route.roles:
         answer = await call(route, world, world.keys[role, "first"])
         assert (answer.status, answer.code) == (403, "forbidden"), role
+        needed = str(answer.json["detail"]).partition(";")[0]
+        assert all(each in needed for each in route.roles), needed
+        assert role not in needed
+
+
+@EACH
+async def test_all_tenants_are_named_only_where_a_route_is_about_all(
+    route: Route, world: World
+) -> None:
+    path, body = path_of(route, world), body_of(route, world)
+    if route.reach is Reach.ONE_OR_ALL:
+        harmless = path.replace(world.ids["key_id"], "nobody")
+        answer = await world.house.ask(route.method, harmless, {"x": 1}, key=ADMIN, tenant="*")
+        assert "X-Stanchion-Tenant" not in str(answer.json)
+    else:
+        answer = await world.house.ask(route.method, path, body, key=ADMIN, tenant="*")
+        assert (answer.status, answer.code) == (422, "invalid_request")
+        assert answer.json["errors"][0]["path"] == "X-Stanchion-Tenant"
+    for role in route.roles:
+        key = world.keys[role, "first"]
+        answer = await world.house.ask(route.method, path, body, key=key, tenant="*")
+        assert (answer.status, answer.code) == (403, "forbidden")
 
 
 @EACH

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -39,6 +40,14 @@ ANONYMOUS: Final = Holder(Role.ADMIN, ALL_TENANTS, "anonymous")
 _TENANT = re.compile(rb"\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _BEARER = re.compile(rb"(?i:bearer) +([ -~\x80-\xff]{1,512})")
 _HOSTS_KNOWN_MAX: Final = 64
+_EVERY_TENANT: Final = ALL_TENANTS.encode()
+_NOT_ALL: Final = MappingProxyType(
+    {
+        Reach.TENANT: "'*' is not possible here: this is about one tenant, so name it",
+        Reach.DEPLOYMENT: "'*' is not possible here: this is about the deployment, not its tenants",
+    }
+)
+"""What ``*`` is answered with, on the routes that are not about one tenant or all of them."""
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -61,10 +70,15 @@ class Auth:
         # What makes a run is answered within the budget of its gate, and must not wait here.
         holder = await self._holder(headers, is_patient=not route.takes_key)
         if route.roles and holder.role not in route.roles and holder is not ANONYMOUS:
-            raise Refused(_forbidden(f"a key with the role {holder.role} may not do this"))
+            needed = f"this needs the role {_roles(route)}; this key has the role {holder.role}"
+            raise Refused(_forbidden(needed))
         if route.reach is Reach.DEPLOYMENT and holder.tenant != ALL_TENANTS:
-            raise Refused(_forbidden("a key for one tenant may not do this"))
-        only = _only(holder, headers.get(TENANT_HEADER))
+            needed = f"this needs a key for all tenants ('*') with the role {_roles(route)}"
+            raise Refused(_forbidden(f"{needed}; this key is for one tenant"))
+        named = headers.get(TENANT_HEADER)
+        only = _only(holder, named)
+        if named == _EVERY_TENANT and route.reach in _NOT_ALL:
+            raise Refused(invalid_member("X-Stanchion-Tenant", _NOT_ALL[route.reach]))
         return Caller(only or DEFAULT_TENANT, only, holder.actor)
 
     def foreign(self, headers: Mapping[bytes, bytes], *, is_probe: bool = False) -> Refusal | None:
@@ -115,6 +129,11 @@ class Auth:
 _OWN_SITE: Final = frozenset({b"same-origin", b"none"})
 """Another port of the same host is ``same-site``, and may be anyone's."""
 _FOREIGN_HOST: Final = "without keys, only requests for a loopback host are answered"
+
+
+def _roles(route: Route) -> str:
+    """The roles that a route is for, the least first: ``operator or admin``."""
+    return " or ".join(role for role in Role if role in route.roles)
 
 
 def _text(key: bytes) -> str:

@@ -25,7 +25,10 @@ async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
     """Make a key. Its secret is shown this once."""
     wanted = call.body
     if call.only is not None and wanted.tenant != call.only:
-        detail = "a key for one tenant makes keys for that tenant only"
+        detail = (
+            "a key for one tenant makes keys for that tenant only:"
+            " this needs a key for all tenants ('*') with the role admin"
+        )
         return Refusal(code=Code.FORBIDDEN, detail=detail)
     if wanted.role is Role.RUNNER and wanted.tenant == ALL_TENANTS:
         return invalid_member("tenant", "a runner's key is for one tenant")
