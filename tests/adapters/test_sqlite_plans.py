@@ -20,13 +20,9 @@ from stanchion.adapters.store.sqlite import (
 )
 from stanchion.adapters.store.sqlite import (
     definitions,
-    history,
-    inbox,
+    housekeeping,
     jobs,
-    listing,
     outbox,
-    ready,
-    retention,
     runs,
 )
 from stanchion.adapters.store.sqlite.file import open_writer
@@ -158,19 +154,19 @@ def test_starts_that_come_together_are_written_by_a_few_statements() -> None:
 def test_an_entry_that_lies_there_is_not_new_because_of_what_others_left_for_later() -> None:
     world = _World(_FEW)
     (run,) = world.db.first("SELECT run FROM runs WHERE ended_at IS NULL") or (0,)
-    assert inbox.put(world.db, run, "twice", CancelRequested(), Instant(1))
+    assert outbox.put_entry(world.db, run, "twice", CancelRequested(), Instant(1))
     gate.admit(world.db, world.fresh(), _AHEAD, 1_000)
-    assert not inbox.put(world.db, run, "twice", CancelRequested(), Instant(1))
+    assert not outbox.put_entry(world.db, run, "twice", CancelRequested(), Instant(1))
     world.db.connection.close()
 
 
 def test_a_queue_that_counts_more_jobs_than_there_are_does_not_stop_the_ring() -> None:
     world = _World(_FEW)
     world.db.run("UPDATE queues SET ready = ready + 7")
-    ready_now = sum(ready.count_by_topic(world.db).values())
-    leased = ready.lease(world.db, "w", [TOPIC], max_jobs=1_000, ttl_ms=50, tenant=None)
+    ready_now = sum(jobs.ready_topics(world.db).values())
+    leased = jobs.lease_jobs(world.db, "w", [TOPIC], max_jobs=1_000, ttl_ms=50)
     assert 0 < len(leased) < ready_now
-    assert ready.count_by_topic(world.db) == {}
+    assert jobs.ready_topics(world.db) == {}
     world.db.connection.close()
 
 
@@ -186,26 +182,28 @@ _Verb = Callable[["_World"], object]
 _VERBS: dict[str, _Verb] = {
     "admit": lambda world: gate.admit(world.db, world.fresh(), _AHEAD, 1_000),
     "load": lambda world: runs.load(world.db, world.run_id),
-    "lease": lambda world: ready.lease(world.db, "w", [TOPIC], max_jobs=2, ttl_ms=50, tenant=None),
-    "renew": lambda world: jobs.renew(
-        world.db, [JobLease(world.leased.job.id, world.leased.fence)], 50
+    "lease": lambda world: jobs.lease_jobs(
+        world.db, "w", [TOPIC], max_jobs=2, ttl_ms=50, tenant=None
     ),
-    "accept": lambda world: jobs.accept(world.db, [world.result()], 0),
+    "renew": lambda world: jobs.renew_jobs(
+        world.db, [JobLease(world.leased.job.id, world.leased.fence)], ttl_ms=50
+    ),
+    "accept": lambda world: jobs.accept(world.db, [world.result()]),
     "commit": lambda world: world.cancel(),
-    "post": lambda world: inbox.post(world.db, world.run_id, CancelRequested(), "e"),
-    "list": lambda world: listing.list_runs(world.db, _TENANTS[0], RunFilter(), None, 5),
-    "list by status": lambda world: listing.list_runs(
-        world.db, _TENANTS[0], RunFilter(status=RunStatus.RUNNING), None, 5
+    "post": lambda world: outbox.post(world.db, world.run_id, CancelRequested(), entry_id="e"),
+    "list": lambda world: runs.list_runs(world.db, _TENANTS[0], limit=5),
+    "list by status": lambda world: runs.list_runs(
+        world.db, _TENANTS[0], only=RunFilter(status=RunStatus.RUNNING), limit=5
     ),
     # Not by workflow: that looks at up to a thousand rows a page, however many there are.
-    "timeline": lambda world: history.timeline(world.db, world.run_id, None, 5),
-    "feed": lambda world: history.feed(world.db, _TENANTS[0], world.near_the_end, 5),
-    "job": lambda world: jobs.show(world.db, world.leased.job.id),
-    "expire": lambda world: jobs.expire(world.later().db, 5, 5),
-    "fire timers": lambda world: outbox.fire_timers(world.later().db, 5),
-    "take outbox": lambda world: outbox.take(world.db, 5, 50),
-    "audit": lambda world: retention.audit(world.db, "", 1),
-    "purge": lambda world: retention.purge(world.db, _AHEAD, 2),
+    "timeline": lambda world: runs.timeline(world.db, world.run_id, limit=5),
+    "feed": lambda world: runs.feed(world.db, _TENANTS[0], after=world.near_the_end, limit=5),
+    "job": lambda world: jobs.job(world.db, world.leased.job.id),
+    "expire": lambda world: jobs.expire_jobs(world.later().db, limit=5, max_deliveries=5),
+    "fire timers": lambda world: outbox.fire_timers(world.later().db, limit=5),
+    "take outbox": lambda world: outbox.take_outbox(world.db, limit=5, hold_ms=50),
+    "audit": lambda world: housekeeping.audit_slots(world.db, "", 1),
+    "purge": lambda world: housekeeping.purge(world.db, finished_before=_AHEAD, limit=2),
 }
 
 
@@ -251,15 +249,19 @@ class _World:
             gate.admit(self.db, self.fresh(_APART), _AHEAD, 1_000)
         self.ids = [self._start(number) for number in range(count)]
         for run_id in self.ids[count // 3 : count // 2]:
-            inbox.post(self.db, run_id, CancelRequested(), "first")
+            outbox.post(self.db, run_id, CancelRequested(), entry_id="first")
         self._unfinished = iter(self.ids[1:])
         for _ in range(count // 4):
             self.cancel()
-        held = ready.lease(self.db, "w", [TOPIC], max_jobs=count // 4, ttl_ms=1_000, tenant=None)
+        held = jobs.lease_jobs(
+            self.db, "w", [TOPIC], max_jobs=count // 4, ttl_ms=1_000, tenant=None
+        )
         self._held = iter(held)
         self.leased: LeasedJob = held[-1]
         self.run_id: RunId = self.leased.job.run_id
-        self.near_the_end: str = history.feed(self.db, _TENANTS[0], None, 10_000)[-6].position
+        self.near_the_end: str = runs.feed(self.db, _TENANTS[0], after=None, limit=10_000)[
+            -6
+        ].position
 
     def _start(self, number: int) -> RunId:
         wanted = self.fresh(_TENANTS[number % len(_TENANTS)])

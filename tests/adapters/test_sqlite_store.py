@@ -225,5 +225,5 @@ async def _limit_pages(store: SqliteStore, more: int) -> None:
         pages = connection.execute("PRAGMA page_count").get
         connection.execute(f"PRAGMA max_page_count = {pages + more}").fetchall()
 
-    writer = store._writer  # noqa: SLF001 - the limit belongs to the connection that writes
+    writer = store.writer  # the limit belongs to the connection that writes
     await writer.call(lambda db: limit(db.connection), wait_s=10.0)

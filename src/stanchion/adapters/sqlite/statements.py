@@ -22,13 +22,14 @@ _NAME: Final = "-- name:"
 
 
 def read_statements(package: str, *path: str) -> Mapping[str, str]:
-    """The statements of a file that lies in a package, by name."""
-    text = files(package).joinpath(*path).read_text("utf-8")
-    _, *parts = f"\n{text}".split(f"\n{_NAME}")
+    """The statements of a file in a package, or of all files of a folder in it, by name."""
+    where = files(package).joinpath(*path)
     statements: dict[str, str] = {}
-    for part in parts:
-        name, _, body = part.partition("\n")
-        assert name.strip() not in statements, f"two statements are called {name.strip()}"
-        lines = (line for line in body.splitlines() if not line.lstrip().startswith("--"))
-        statements[name.strip()] = " ".join(" ".join(lines).split())
+    for file in sorted(where.iterdir(), key=lambda file: file.name) if where.is_dir() else [where]:
+        _, *parts = f"\n{file.read_text('utf-8')}".split(f"\n{_NAME}")
+        for part in parts:
+            name, _, body = part.partition("\n")
+            assert name.strip() not in statements, f"two statements are called {name.strip()}"
+            lines = (line for line in body.splitlines() if not line.lstrip().startswith("--"))
+            statements[name.strip()] = " ".join(" ".join(lines).split())
     return MappingProxyType(statements)

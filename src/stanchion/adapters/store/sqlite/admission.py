@@ -7,23 +7,26 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from stanchion.adapters.sqlite.database import Database
-from stanchion.adapters.sqlite.statements import read_statements
-from stanchion.adapters.store.sqlite import about, effects, history
 from stanchion.adapters.store.sqlite.codec import (
+    ANY_RUN,
+    SQL,
     TENANT,
     Origin,
     encode,
     encode_some,
     encode_text,
+    pending_key,
+    pending_run,
+    slot_taken,
+    slots_pending,
 )
-from stanchion.adapters.store.sqlite.state import put_items
+from stanchion.adapters.store.sqlite.runs import carry_out, put_items, timeline_lines
 from stanchion.core.admission import Admitted, Facts, KeyRecord, Rate, Verdict, judge
 from stanchion.core.model import Instant, TenantId
 from stanchion.ports.records import Admission, Tenant
 
 __all__ = ["admit"]
 
-_SQL = read_statements(__package__, "sql", "admission.sql")
 _DEFAULTS = Tenant()
 
 
@@ -42,7 +45,7 @@ class _Standing(NamedTuple):
 def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: int) -> Verdict:
     """See ``ports.store.Runs.admit``."""
     run = admission.run
-    db.settle(about.run(run.id), about.key(run.tenant, admission.key))
+    db.settle(pending_run(run.id), pending_key(run.tenant, admission.key))
     if admission.is_rate_limited:
         db.pending.write()
     asked = (run.tenant, *admission.definitions.items())
@@ -60,13 +63,13 @@ def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: in
         exists, _ = _read_standing(db, admission)
         verdict = judge(replace(facts, exists=exists))
     if isinstance(verdict, Admitted) and not exists:
-        _begin(db, admission, facts, standing.next_run + db.pending.touched(about.BEGUN))
+        _begin(db, admission, facts, standing.next_run + db.pending.touched(ANY_RUN))
     return verdict
 
 
 def _read_standing(db: Database, admission: Admission) -> tuple[bool, _Standing]:
     found = db.peek(
-        _SQL["read_facts"],
+        SQL["read_facts"],
         run_id=admission.run.id,
         tenant=admission.run.tenant,
         definitions=encode_text(admission.definitions),
@@ -98,7 +101,7 @@ def _facts(
         definition_is_current=standing.is_current,
         takes_slot=run.holds_slot,
         limit=tenant.max_concurrent_runs,
-        active=standing.active + about.slots_pending(db, run.tenant),
+        active=standing.active + slots_pending(db, run.tenant),
         rate=rate,
     )
 
@@ -106,7 +109,7 @@ def _facts(
 def _key(db: Database, tenant: TenantId, key: str | None, aged_before: Instant) -> KeyRecord | None:
     if key is None:
         return None
-    found = db.peek(_SQL["read_key"], tenant=tenant, key=key)
+    found = db.peek(SQL["read_key"], tenant=tenant, key=key)
     if found is None:
         return None
     fingerprint, run_id, ended_at = found
@@ -118,7 +121,7 @@ def _key(db: Database, tenant: TenantId, key: str | None, aged_before: Instant) 
 def _begin(db: Database, admission: Admission, facts: Facts, number: int) -> None:
     run, transition = admission.run, admission.transition
     db.later(
-        _SQL["begin_run"],
+        SQL["begin_run"],
         run=number,
         id=run.id,
         tenant=run.tenant,
@@ -138,16 +141,16 @@ def _begin(db: Database, admission: Admission, facts: Facts, number: int) -> Non
         output=encode_some(run.output),
         origin=encode(Origin.of(run)),
         steps=encode_text(run.steps),
-        entries=history.lines(transition.timeline),
+        entries=timeline_lines(transition.timeline),
     )
-    db.pending.touch(about.BEGUN)
-    db.pending.touch(about.run(run.id))
+    db.pending.touch(ANY_RUN)
+    db.pending.touch(pending_run(run.id))
     if admission.key is not None:
-        db.pending.touch(about.key(run.tenant, admission.key))
+        db.pending.touch(pending_key(run.tenant, admission.key))
     if run.holds_slot and not run.status.is_finished:
-        db.pending.touch(about.slot_taken(run.tenant))
+        db.pending.touch(slot_taken(run.tenant))
     put_items(db, number, run.items)
-    effects.carry_out(db, number, transition.effects)
+    carry_out(db, number, transition.effects)
     if facts.rate is not None:
         used_until_ms = facts.rate.after_one(facts.now)
-        db.run(_SQL["use_rate"], tenant=run.tenant, used_until_ms=used_until_ms)
+        db.run(SQL["use_rate"], tenant=run.tenant, used_until_ms=used_until_ms)

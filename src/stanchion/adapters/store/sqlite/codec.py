@@ -1,4 +1,9 @@
-"""How values lie in BLOB columns: as JSON. One decoder for each type, made once."""
+"""Statements, values and names: what every module of the SQLite store uses.
+
+Values lie in BLOB columns as JSON, with one decoder for each type. The functions at the end name
+what a pending row is about, so that a verb can tell whether rows that wait to be written concern
+it.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,28 @@ from typing import Final
 
 import msgspec
 
+from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.sqlite.statements import read_statements
 from stanchion.core.events import Event, Timer
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.model import Failure, Item, Risk, Run, RunId, Step, StepId, WorkflowId
+from stanchion.core.model import (
+    Failure,
+    Item,
+    JobId,
+    Risk,
+    Run,
+    RunId,
+    Step,
+    StepId,
+    TenantId,
+    WorkflowId,
+)
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.workflow import Workflow
 from stanchion.ports.records import DeadLetter, Tenant
 
 __all__ = [
+    "ANY_RUN",
     "DEAD_LETTER",
     "EVENT",
     "FAILURE",
@@ -23,6 +42,7 @@ __all__ = [
     "INBOX",
     "ITEM",
     "ORIGIN",
+    "SQL",
     "STEPS",
     "TENANT",
     "TIMER",
@@ -32,6 +52,12 @@ __all__ = [
     "encode",
     "encode_some",
     "encode_text",
+    "pending_job",
+    "pending_key",
+    "pending_run",
+    "slot_freed",
+    "slot_taken",
+    "slots_pending",
 ]
 
 
@@ -48,6 +74,8 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
         return cls(run.input, run.uses, run.risk, run.rerun_of)
 
 
+SQL: Final = read_statements(__package__, "sql")
+"""Every statement of the store, by name."""
 encode: Final = msgspec.json.Encoder().encode
 
 
@@ -78,3 +106,37 @@ TENANT: Final = msgspec.json.Decoder(Tenant)
 TIMER: Final = msgspec.json.Decoder(Timer)
 VALUE: Final[msgspec.json.Decoder[JsonValue]] = msgspec.json.Decoder()
 WORKFLOW: Final = msgspec.json.Decoder(Workflow)
+
+
+ANY_RUN: Final = "begun"
+"""Every run that begins: the number of the next one depends on how many do."""
+
+
+def pending_run(run_id: RunId) -> tuple[str, str]:
+    """A run's own row."""
+    return "run", run_id
+
+
+def pending_job(job_id: JobId) -> tuple[str, str]:
+    """A job's row."""
+    return "job", job_id
+
+
+def pending_key(tenant: TenantId, text: str | None) -> tuple[str, str, str | None]:
+    """What an idempotency key stands for. Without one, nothing is ever pending."""
+    return "key", tenant, text
+
+
+def slot_taken(tenant: TenantId) -> tuple[str, str]:
+    """One slot more in use."""
+    return "taken", tenant
+
+
+def slot_freed(tenant: TenantId) -> tuple[str, str]:
+    """One slot fewer."""
+    return "freed", tenant
+
+
+def slots_pending(db: Database, tenant: TenantId) -> int:
+    """How many more slots are in use than the tenant's account says."""
+    return db.pending.touched(slot_taken(tenant)) - db.pending.touched(slot_freed(tenant))

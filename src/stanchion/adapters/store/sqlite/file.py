@@ -25,13 +25,12 @@ from stanchion.adapters.sqlite.opening import (
     open_for_writing,
 )
 from stanchion.adapters.sqlite.schema import read_schema
-from stanchion.adapters.sqlite.statements import read_statements
+from stanchion.adapters.store.sqlite.codec import SQL
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendRefused
 
 __all__ = ["Claim", "open_reader", "open_writer", "shut"]
 
-_SQL = read_statements(__package__, "sql", "store.sql")
 _SCHEMA: Final = read_schema(b"STCN", __package__, "migrations")
 _TOGETHER: Final = files(__package__).joinpath("sql", "together.sql").read_text("utf-8")
 _BUSY_MS: Final = 2_000
@@ -113,7 +112,7 @@ def open_writer(path: str, clock: Clock) -> Database:
         db.own_lock = None if path == MEMORY else _lock_itself(path)
         with translated_sqlite_errors(path):
             connection.execute(_TOGETHER).fetchall()
-            found = db.first(_SQL["highest_ticket"])
+            found = db.first(SQL["highest_ticket"])
     except BaseException:
         shut(db)
         raise

@@ -1,17 +1,35 @@
-"""Jobs: leases renewed, results accepted, leases that ran out."""
+"""Jobs: the ready index and its leases, renewals, results, and leases that expired.
+
+Each topic has a ring of the tenants with ready jobs. The tenant at the head gives its oldest job
+and goes to the tail, in the rings of all topics that were asked for: a tenant with one job waits
+for one job of each other tenant, however many jobs and topics those have. Of one tenant's topics,
+the one that was served longest ago comes first. The rings are rows of the file: all callers share
+them, and they survive a restart.
+"""
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from stanchion.adapters.letters import death_of, letter_of
-from stanchion.adapters.sqlite.database import Database
-from stanchion.adapters.sqlite.statements import read_statements
-from stanchion.adapters.store.sqlite import about, dead_letters, inbox, ready
-from stanchion.adapters.store.sqlite.codec import VALUE, encode
+from stanchion.adapters.sqlite.database import Database, Row
+from stanchion.adapters.store.sqlite.codec import (
+    SQL,
+    VALUE,
+    encode,
+    encode_text,
+    pending_job,
+    pending_run,
+)
+from stanchion.adapters.store.sqlite.housekeeping import add_letter
+from stanchion.adapters.store.sqlite.outbox import put_entry
 from stanchion.core.events import JobFailed, JobSucceeded
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Instant, Job, JobId, RunId, StepId, TenantId
+from stanchion.core.lease import next_fence
+from stanchion.core.model import Instant, Job, JobId, RunId, StepId, TenantId, Topic
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
@@ -19,19 +37,28 @@ from stanchion.ports.records import (
     JobLease,
     JobState,
     JobView,
+    LeasedJob,
     Rejected,
     RejectedCode,
     Renewals,
     Result,
 )
 
-__all__ = ["accept", "expire", "progress", "renew", "show"]
+__all__ = [
+    "accept",
+    "enter_ready",
+    "expire_jobs",
+    "job",
+    "lease_jobs",
+    "leave_ready",
+    "progress",
+    "ready_topics",
+    "renew_jobs",
+]
 
-_SQL = read_statements(__package__, "sql", "jobs.sql")
 
-
-def renew(
-    db: Database, leases: Sequence[JobLease], ttl_ms: int, tenant: TenantId | None = None
+def renew_jobs(
+    db: Database, leases: Sequence[JobLease], *, ttl_ms: int, tenant: TenantId | None = None
 ) -> Renewals:
     """See ``ports.store.Jobs.renew_jobs``."""
     now = db.now()
@@ -39,7 +66,7 @@ def renew(
     lost: list[JobId] = []
     for lease in leases:
         stands = db.changed(
-            _SQL["renew_job"],
+            SQL["renew_job"],
             job_id=lease.job_id,
             fence=lease.fence,
             now=now,
@@ -51,16 +78,17 @@ def renew(
     return Renewals(tuple(renewed), tuple(lost))
 
 
-def progress(db: Database, run_id: RunId, wanted: Collection[JobId]) -> dict[JobId, JsonValue]:
+def progress(db: Database, run_id: RunId, jobs: Collection[JobId]) -> dict[JobId, JsonValue]:
     """See ``ports.store.Jobs.progress``."""
-    rows = (db.first(_SQL["show_progress"], job_id=each, run_id=run_id) for each in wanted)
+    rows = (db.first(SQL["show_progress"], job_id=each, run_id=run_id) for each in jobs)
     return {row[0]: VALUE.decode(row[1]) for row in rows if row is not None}
 
 
 def accept(
     db: Database,
     results: Sequence[Result],
-    row_due_in_ms: int,
+    *,
+    row_due_in_ms: int = 0,
     tenant: TenantId | None = None,
 ) -> tuple[Acceptance, ...]:
     """See ``ports.store.Jobs.accept``."""
@@ -69,8 +97,8 @@ def accept(
 
 
 def _accept(db: Database, result: Result, due: Instant, tenant: TenantId | None) -> Acceptance:
-    db.settle(about.job(result.job_id), about.run(_run_of(result.job_id)))
-    found = db.peek(_SQL["find_job"], job_id=result.job_id, tenant=tenant)
+    db.settle(pending_job(result.job_id), pending_run(_run_of(result.job_id)))
+    found = db.peek(SQL["find_job"], job_id=result.job_id, tenant=tenant)
     if found is None:
         return Rejected(result.job_id, RejectedCode.UNKNOWN_JOB)
     job, run, run_id, ended_at, step_id, item, state, fence = found
@@ -83,7 +111,7 @@ def _accept(db: Database, result: Result, due: Instant, tenant: TenantId | None)
     if state != JobState.LEASED or fence != result.fence or ended_at is not None:
         return Rejected(result.job_id, RejectedCode.STALE_FENCE)
     db.later(
-        _SQL["accept_result"],
+        SQL["accept_result"],
         job=job,
         worker_id=result.worker_id,
         run=run,
@@ -92,7 +120,7 @@ def _accept(db: Database, result: Result, due: Instant, tenant: TenantId | None)
         event=encode(_event(result, step_id, item)),
         due=due,
     )
-    db.pending.touch(about.job(result.job_id))
+    db.pending.touch(pending_job(result.job_id))
     return Accepted(result.job_id, run_id)
 
 
@@ -120,9 +148,9 @@ def _event(result: Result, step_id: StepId, item: int | None) -> JobSucceeded | 
     )
 
 
-def show(db: Database, job_id: JobId) -> JobView | None:
+def job(db: Database, job_id: JobId) -> JobView | None:
     """See ``ports.store.Jobs.job``."""
-    found = db.first(_SQL["show_job"], job_id=job_id)
+    found = db.first(SQL["show_job"], job_id=job_id)
     if found is None:
         return None
     id_, run_id, tenant, step_id, topic, attempt, item, dispatch, value, state, *rest, said = found
@@ -149,26 +177,214 @@ def show(db: Database, job_id: JobId) -> JobView | None:
     )
 
 
-def expire(db: Database, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
+def expire_jobs(db: Database, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
     """See ``ports.store.Jobs.expire_jobs``."""
     expired: list[ExpiredJob] = []
-    for row in db.every(_SQL["expired_jobs"], now=db.now(), limit=limit):
+    for row in db.every(SQL["expired_jobs"], now=db.now(), limit=limit):
         job, job_id, run, run_id, tenant, topic, deliveries = row
         is_dead = deliveries >= max_deliveries
         if is_dead:
             _let_die(db, job, run, job_id)
         else:
-            db.run(_SQL["offer_again"], job=job, ticket=db.ticket())
-            ready.enter(db, topic, tenant)
+            db.run(SQL["offer_again"], job=job, ticket=db.ticket())
+            enter_ready(db, topic, tenant)
         expired.append(ExpiredJob(job_id, run_id, tenant, topic, deliveries, is_dead))
     return tuple(expired)
 
 
 def _let_die(db: Database, row: int, run: int, job_id: JobId) -> None:
     """A job was handed out as often as is allowed: its run hears of it, and an operator may."""
-    view = show(db, job_id)
+    view = job(db, job_id)
     assert view is not None
-    job, now = view.job, db.now()
-    db.run(_SQL["let_die"], job=row)
-    dead_letters.add(db, run, letter_of(job, view.deliveries, now))
-    inbox.put(db, run, *death_of(job, view.deliveries), now)
+    dead, now = view.job, db.now()
+    db.run(SQL["let_die"], job=row)
+    add_letter(db, run, letter_of(dead, view.deliveries, now))
+    put_entry(db, run, *death_of(dead, view.deliveries), now)
+
+
+_US_PER_MS: Final = 1_000
+
+
+def lease_jobs(
+    db: Database,
+    worker_id: str,
+    topics: Collection[Topic],
+    *,
+    max_jobs: int,
+    ttl_ms: int,
+    tenant: TenantId | None = None,
+) -> tuple[LeasedJob, ...]:
+    """See ``ports.store.Jobs.lease_jobs``."""
+    taking = _Taking(db, worker_id, Instant(db.now() + ttl_ms))
+    ring = _Ring(db, frozenset(topics), tenant, max_jobs)
+    while len(taking.leased) < max_jobs:
+        queue = ring.next_queue()
+        if queue is None:
+            break
+        share = -(-(max_jobs - len(taking.leased)) // len(ring))
+        row = queue.next_job(db, share)
+        if row is None:
+            ring.leave(queue)
+            continue
+        turn = db.ticket()
+        taking.take(queue, row, turn)
+        ring.send_to_tail(queue, turn)
+    ring.write(db)
+    return tuple(taking.leased)
+
+
+def enter_ready(db: Database, topic: Topic, tenant: TenantId) -> None:
+    """One more of the tenant's jobs is ready."""
+    db.run(SQL["enter_queue"], topic=topic, tenant=tenant, turn=db.ticket())
+
+
+def leave_ready(db: Database, topic: Topic, tenant: TenantId, count: int) -> None:
+    """So many of the tenant's jobs are no longer ready, without having been leased."""
+    if count:
+        left = db.first(SQL["leave_queue"], topic=topic, tenant=tenant, count=count)
+        if left is not None and left[0] <= 0:
+            db.run(SQL["remove_queue"], topic=topic, tenant=tenant)
+
+
+def ready_topics(db: Database) -> dict[Topic, int]:
+    """How many jobs are ready."""
+    return dict(db.every(SQL["count_ready"]))
+
+
+class _Queue:
+    """One tenant's ready jobs for one topic, as far as they were read."""
+
+    def __init__(self, turn: int, served: int, topic: Topic, tenant: TenantId) -> None:
+        self.topic = topic
+        self.tenant = tenant
+        self.place = (turn, served, topic, tenant)
+        """The smallest goes first."""
+        self.is_gone = False
+        self._rows: deque[Row] = deque()
+        self._read_to = -1
+        self._is_read = False
+
+    def next_job(self, db: Database, share: int) -> Row | None:
+        """Its oldest job that was not taken yet; if more have to be read, so many of them."""
+        if not self._rows and not self._is_read:
+            self._rows.extend(
+                db.peek_every(
+                    SQL["oldest_ready_jobs"],
+                    topic=self.topic,
+                    tenant=self.tenant,
+                    after=self._read_to,
+                    limit=share,
+                )
+            )
+            self._is_read = len(self._rows) < share
+        if not self._rows:
+            return None
+        row = self._rows.popleft()
+        self._read_to = row[0]
+        return row
+
+
+class _Ring:
+    """Whose turn it is, in the rings of all topics that were asked for.
+
+    So many jobs come from the first so many queues of each topic at most: whoever is sent to the
+    tail is behind all the others, read or not.
+    """
+
+    def __init__(
+        self, db: Database, topics: Collection[Topic], tenant: TenantId | None, max_jobs: int
+    ) -> None:
+        self._topics = topics
+        self._queues: dict[TenantId, list[_Queue]] = {}
+        self._heap: list[tuple[tuple[int, int, Topic, TenantId], _Queue]] = []
+        self._moved: dict[TenantId, int] = {}
+        self._empty: list[_Queue] = []
+        self._count = 0
+        for topic in topics:
+            if tenant is None:
+                rows = db.every(SQL["head_of_ring"], topic=topic, limit=max_jobs)
+            else:
+                rows = db.every(SQL["queue_of_tenant"], topic=topic, tenant=tenant)
+            for row in rows:
+                queue = _Queue(*row)
+                self._queues.setdefault(queue.tenant, []).append(queue)
+                self._heap.append((queue.place, queue))
+                self._count += 1
+        heapq.heapify(self._heap)
+
+    def __len__(self) -> int:
+        """How many queues there are."""
+        return self._count
+
+    def next_queue(self) -> _Queue | None:
+        """Whose turn it is; ``None`` if nobody is left."""
+        while self._heap:
+            place, queue = self._heap[0]
+            if not queue.is_gone and place == queue.place:
+                return queue
+            heapq.heappop(self._heap)  # it has moved since
+        return None
+
+    def send_to_tail(self, served: _Queue, turn: int) -> None:
+        """It has given a job. Its tenant's other queues go with it."""
+        self._moved[served.tenant] = turn
+        for queue in self._queues[served.tenant]:
+            last = turn if queue is served else queue.place[1]
+            queue.place = (turn, last, queue.topic, queue.tenant)
+            if not queue.is_gone:
+                heapq.heappush(self._heap, (queue.place, queue))
+
+    def leave(self, queue: _Queue) -> None:
+        """It has no jobs any more."""
+        queue.is_gone = True
+        self._count -= 1
+        self._empty.append(queue)
+
+    def write(self, db: Database) -> None:
+        """What leasing does not write by itself."""
+        if len(self._topics) > 1:
+            topics = encode_text(self._topics)
+            for tenant, turn in self._moved.items():
+                db.run(SQL["move_queues"], topics=topics, tenant=tenant, turn=turn)
+        for queue in self._empty:
+            # It went with its last job, unless its count was too high, which must not be.
+            db.run(SQL["remove_queue"], topic=queue.topic, tenant=queue.tenant)
+
+
+class _Taking:
+    """A worker, and the jobs it has got so far."""
+
+    def __init__(self, db: Database, worker_id: str, expires_at: Instant) -> None:
+        self.leased: list[LeasedJob] = []
+        self._db = db
+        self._worker_id = worker_id
+        self._expires_at = expires_at
+
+    def take(self, queue: _Queue, row: Row, turn: int) -> None:
+        """Lease a job, and send its queue to the tail of its ring."""
+        _, number, job_id, run_id, step_id, item, attempt, dispatch, fence, deliveries, value = row
+        fence = next_fence(fence, 0, self._db.now() * _US_PER_MS)
+        self._db.later(
+            SQL["lease_job"],
+            job=number,
+            fence=fence,
+            deliveries=deliveries + 1,
+            worker_id=self._worker_id,
+            expires_at=self._expires_at,
+            topic=queue.topic,
+            tenant=queue.tenant,
+            turn=turn,
+        )
+        self._db.pending.touch(pending_job(job_id))
+        job = Job(
+            id=job_id,
+            run_id=run_id,
+            tenant=queue.tenant,
+            step_id=step_id,
+            topic=queue.topic,
+            attempt=attempt,
+            input=VALUE.decode(value),
+            item=item,
+            dispatch=dispatch,
+        )
+        self.leased.append(LeasedJob(job, fence, deliveries + 1, self._expires_at))

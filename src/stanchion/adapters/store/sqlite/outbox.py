@@ -1,56 +1,62 @@
-"""The outbox: who must be advanced, and when to ask again."""
+"""Inbox and outbox: events that wait to be applied to a run, timers, and the runs to advance."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from stanchion.adapters.sqlite.database import Database
-from stanchion.adapters.sqlite.statements import read_statements
-from stanchion.adapters.store.sqlite import inbox
-from stanchion.adapters.store.sqlite.codec import TIMER
-from stanchion.core.events import TimerFired
-from stanchion.core.model import RunId
-from stanchion.ports.records import OutboxRow
+from stanchion.adapters.store.sqlite.codec import SQL, TIMER, encode
+from stanchion.core.events import Event, TimerFired
+from stanchion.core.model import Instant, RunId
+from stanchion.ports.records import OutboxRow, PostAnswer
 
-__all__ = ["confirm", "defer", "fire_timers", "size", "take"]
+__all__ = [
+    "confirm_outbox",
+    "count_failure",
+    "defer_outbox",
+    "drop_entry",
+    "fire_timers",
+    "outbox_size",
+    "post",
+    "put_entry",
+    "take_outbox",
+]
 
-_SQL = read_statements(__package__, "sql", "outbox.sql")
 
-
-def fire_timers(db: Database, limit: int) -> tuple[RunId, ...]:
+def fire_timers(db: Database, *, limit: int) -> tuple[RunId, ...]:
     """See ``ports.store.Outbox.fire_timers``."""
     now = db.now()
     fired: list[RunId] = []
     for run, run_id, ended_at, step_id, key, due, body in db.every(
-        _SQL["due_timers"], now=now, limit=limit
+        SQL["due_timers"], now=now, limit=limit
     ):
-        db.run(_SQL["remove_timer"], run=run, step_id=step_id, key=key)
+        db.run(SQL["remove_timer"], run=run, step_id=step_id, key=key)
         if ended_at is None:
             event = TimerFired(timer=TIMER.decode(body))
-            inbox.put(db, run, f"timer:{key}#{due}", event, now)
+            put_entry(db, run, f"timer:{key}#{due}", event, now)
             fired.append(run_id)
     return tuple(fired)
 
 
-def take(db: Database, limit: int, hold_ms: int) -> tuple[OutboxRow, ...]:
+def take_outbox(db: Database, *, limit: int, hold_ms: int) -> tuple[OutboxRow, ...]:
     """See ``ports.store.Outbox.take_outbox``."""
     now = db.now()
-    rows = db.every(_SQL["due_rows"], now=now, limit=limit)
+    rows = db.every(SQL["due_rows"], now=now, limit=limit)
     for run, *_ in rows:
-        db.run(_SQL["hold_row"], run=run, turn=db.ticket(), due=now + hold_ms)
+        db.run(SQL["hold_row"], run=run, turn=db.ticket(), due=now + hold_ms)
     return tuple(OutboxRow(run_id, tenant, number) for _, run_id, tenant, number in rows)
 
 
-def confirm(db: Database, rows: Sequence[OutboxRow]) -> None:
+def confirm_outbox(db: Database, rows: Sequence[OutboxRow]) -> None:
     """See ``ports.store.Outbox.confirm_outbox``."""
     for row in rows:
-        db.run(_SQL["confirm_row"], run_id=row.run_id, number=row.number)
+        db.run(SQL["confirm_row"], run_id=row.run_id, number=row.number)
 
 
-def defer(db: Database, row: OutboxRow, delay_ms: int) -> None:
+def defer_outbox(db: Database, row: OutboxRow, *, delay_ms: int) -> None:
     """See ``ports.store.Outbox.defer_outbox``."""
     db.run(
-        _SQL["defer_row"],
+        SQL["defer_row"],
         run_id=row.run_id,
         number=row.number,
         turn=db.ticket(),
@@ -58,8 +64,47 @@ def defer(db: Database, row: OutboxRow, delay_ms: int) -> None:
     )
 
 
-def size(db: Database) -> int:
+def outbox_size(db: Database) -> int:
     """See ``ports.store.Outbox.outbox_size``."""
-    found = db.first(_SQL["count_rows"])
+    found = db.first(SQL["count_rows"])
     assert found is not None
     return int(found[0])
+
+
+def post(db: Database, run_id: RunId, event: Event, *, entry_id: str) -> PostAnswer:
+    """See ``ports.store.Runs.post``."""
+    found = db.first(SQL["find_run"], run_id=run_id)
+    if found is None:
+        return PostAnswer.UNKNOWN
+    run, ended_at = found
+    if ended_at is not None:
+        return PostAnswer.FINISHED
+    is_new = put_entry(db, run, entry_id, event, db.now())
+    return PostAnswer.POSTED if is_new else PostAnswer.REPEATED
+
+
+def put_entry(db: Database, run: int, entry_id: str, event: Event, due: Instant) -> bool:
+    """Put an event into the inbox of an unfinished run; ``False`` if it lies there already."""
+    db.pending.write()  # before counting: what others left for later is not this entry
+    before = db.connection.total_changes()
+    db.run(
+        SQL["put_entry"],
+        run=run,
+        ticket=db.ticket(),
+        entry_id=entry_id,
+        event=encode(event),
+        due=due,
+    )
+    return db.connection.total_changes() > before
+
+
+def drop_entry(db: Database, run: int, entry_id: str) -> None:
+    """Take an entry out. The outbox row goes with the last one."""
+    db.run(SQL["remove_entry"], run=run, entry_id=entry_id)
+    db.run(SQL["rest_outbox"], run=run)
+
+
+def count_failure(db: Database, run_id: RunId, entry_id: str) -> int:
+    """See ``ports.store.Housekeeping.count_failure``; 0 if there is no such entry."""
+    found = db.first(SQL["count_failure"], run_id=run_id, entry_id=entry_id)
+    return 0 if found is None else int(found[0])

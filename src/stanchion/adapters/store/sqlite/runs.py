@@ -1,43 +1,95 @@
-"""Runs: loaded whole, changed by commits that take only what is current."""
+"""Runs: loaded whole, changed by commits that accept only what is current, and their history.
+
+A commit's effects (jobs to dispatch or revoke, timers) are carried out in the same step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
+from typing import Final, assert_never
 
-from stanchion.adapters.sqlite.database import Database
-from stanchion.adapters.sqlite.statements import read_statements
-from stanchion.adapters.store.sqlite import about, effects, history
+from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.store.sqlite.codec import (
     FAILURE,
+    HISTORY,
+    HISTORY_LINE,
+    HISTORY_LINES,
     INBOX,
+    ITEM,
     ORIGIN,
+    SQL,
     STEPS,
     VALUE,
+    encode,
     encode_some,
     encode_text,
+    pending_job,
+    pending_run,
+    slot_freed,
 )
-from stanchion.adapters.store.sqlite.state import put_items, read_items
-from stanchion.core.model import Item, ItemKey, Run, RunId, RunStatus, Stamp, StepId, TenantId
+from stanchion.adapters.store.sqlite.jobs import leave_ready
+from stanchion.core.events import Timer
+from stanchion.core.model import (
+    Instant,
+    Item,
+    ItemKey,
+    Job,
+    Run,
+    RunId,
+    RunStatus,
+    Stamp,
+    StepId,
+    TenantId,
+    Topic,
+)
+from stanchion.core.transition import (
+    ClearTimer,
+    DispatchJob,
+    Effect,
+    SetTimer,
+    StopRun,
+    StopStep,
+    TimelineEntry,
+)
 from stanchion.ports.records import (
+    EVERY_RUN,
     Commit,
     CommitAnswer,
     Committed,
     Conflict,
+    FeedEntry,
     Gone,
     InboxEntry,
+    JobState,
     Loaded,
+    Page,
+    RunFilter,
+    RunSummary,
     StaleFence,
 )
 
-__all__ = ["active_runs", "commit", "items_at", "load"]
-
-_SQL = read_statements(__package__, "sql", "runs.sql")
+__all__ = [
+    "active_runs",
+    "carry_out",
+    "commit",
+    "feed",
+    "feed_position",
+    "items_at",
+    "list_runs",
+    "load",
+    "load_items",
+    "put_items",
+    "timeline",
+    "timeline_lines",
+]
 
 
 def load(db: Database, run_id: RunId) -> Loaded | None:
     """See ``ports.store.Runs.load``."""
-    found = db.first(_SQL["load_run"], run_id=run_id)
+    found = db.first(SQL["load_run"], run_id=run_id)
     if found is None:
         return None
     id_, tenant, workflow_id, workflow_version, created_at, *rest = found
@@ -71,31 +123,31 @@ def items_at(
     db: Database, run_id: RunId, stamp: Stamp, wanted: Mapping[StepId, Sequence[int]]
 ) -> dict[ItemKey, Item] | None:
     """See ``ports.store.Runs.items_at``."""
-    found = db.first(_SQL["read_stamp"], run_id=run_id)
+    found = db.first(SQL["read_stamp"], run_id=run_id)
     if found is None:
         return None
     *_, version, nonce, _ = found
-    return read_items(db, run_id, wanted) if Stamp(version, nonce) == stamp else None
+    return load_items(db, run_id, wanted) if Stamp(version, nonce) == stamp else None
 
 
-def commit(db: Database, wanted: Commit) -> CommitAnswer:
+def commit(db: Database, commit: Commit) -> CommitAnswer:
     """See ``ports.store.Runs.commit``."""
-    db.settle(about.run(wanted.run_id))
-    found = db.peek(_SQL["read_stamp"], run_id=wanted.run_id)
+    db.settle(pending_run(commit.run_id))
+    found = db.peek(SQL["read_stamp"], run_id=commit.run_id)
     if found is None:
         return Gone()
     run, tenant, holds_slot, ended_at, version, nonce, fence = found
-    if nonce == wanted.nonce:
+    if nonce == commit.nonce:
         return Committed(Stamp(version, nonce))
-    if wanted.fence is not None and wanted.fence < fence:
+    if commit.fence is not None and commit.fence < fence:
         return StaleFence(fence)
-    if Stamp(version, nonce) != wanted.read:
+    if Stamp(version, nonce) != commit.read:
         return Conflict()
-    transition, now = wanted.transition, db.now()
-    stamp = Stamp(version + 1, wanted.nonce)
+    transition, now = commit.transition, db.now()
+    stamp = Stamp(version + 1, commit.nonce)
     ends = transition.status.is_finished and ended_at is None
     db.later(
-        _SQL["commit_run"],
+        SQL["commit_run"],
         run=run,
         tenant=tenant,
         holds_slot=holds_slot,
@@ -104,23 +156,232 @@ def commit(db: Database, wanted: Commit) -> CommitAnswer:
         ended_at=now if ends else ended_at,
         version=stamp.version,
         nonce=stamp.nonce,
-        fence=fence if wanted.fence is None else wanted.fence,
+        fence=fence if commit.fence is None else commit.fence,
         error=encode_some(transition.error),
         output=encode_some(transition.output),
         steps=encode_text(transition.steps),
-        entries=history.lines(transition.timeline),
-        applied=encode_text(wanted.applied),
+        entries=timeline_lines(transition.timeline),
+        applied=encode_text(commit.applied),
         ends=ends,
     )
-    db.pending.touch(about.run(wanted.run_id))
+    db.pending.touch(pending_run(commit.run_id))
     if ends and holds_slot:
-        db.pending.touch(about.slot_freed(tenant))
+        db.pending.touch(slot_freed(tenant))
     put_items(db, run, transition.items)
-    effects.carry_out(db, run, transition.effects)
+    carry_out(db, run, transition.effects)
     return Committed(stamp)
 
 
 def active_runs(db: Database, tenant: TenantId) -> int:
     """See ``ports.store.Runs.active_runs``."""
-    found = db.first(_SQL["active_runs"], tenant=tenant)
+    found = db.first(SQL["active_runs"], tenant=tenant)
     return 0 if found is None else int(found[0])
+
+
+def put_items(db: Database, run: int, items: Mapping[ItemKey, Item]) -> None:
+    """Write the items that changed."""
+    if items:
+        db.run_each(
+            SQL["put_item"],
+            (
+                {"run": run, "step_id": step_id, "item": index, "state": encode(item)}
+                for (step_id, index), item in items.items()
+            ),
+        )
+
+
+def load_items(
+    db: Database, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]
+) -> dict[ItemKey, Item]:
+    """See ``ports.store.Runs.load_items``."""
+    found: dict[ItemKey, Item] = {}
+    for step_id, indexes in wanted.items():
+        items = encode_text(list(indexes))
+        rows = db.every(SQL["read_items"], run_id=run_id, step_id=step_id, items=items)
+        found |= {ItemKey(step_id, index): ITEM.decode(state) for index, state in rows}
+    return found
+
+
+_FEED: Final = "feed"
+_FEED_ENTRIES_MAX: Final = 10_000
+"""A feed reaches back so far. Older rows are there as long as their run is, for its timeline."""
+_TIMELINE: Final = "timeline"
+
+
+def timeline_lines(entries: tuple[TimelineEntry, ...]) -> bytes | None:
+    """A commit's lines as they are written; nothing, if it has none."""
+    return encode(entries) if entries else None
+
+
+def timeline(
+    db: Database, run_id: RunId, *, cursor: str | None = None, limit: int = 100
+) -> Page[TimelineEntry]:
+    """See ``ports.store.Runs.timeline``. The cursor: a row, and how many of its lines are done."""
+    at, done = (0, 0) if cursor is None else read_cursor(_TIMELINE, cursor, tuple[int, int])
+    lines: list[TimelineEntry] = []
+    # Every row has a line at least: so many rows hold a page and tell whether there is another.
+    for position, entries in db.every(
+        SQL["read_timeline"], run_id=run_id, start=at, limit=limit + 2
+    ):
+        raw = HISTORY_LINES.decode(entries)
+        first = done if position == at else 0
+        for index in range(first, len(raw)):
+            if len(lines) == limit:
+                return Page(tuple(lines), write_cursor(_TIMELINE, position, index))
+            lines.append(HISTORY_LINE.decode(raw[index]))
+    return Page(tuple(lines))
+
+
+def feed(
+    db: Database, tenant: TenantId, *, after: str | None, limit: int = 100
+) -> tuple[FeedEntry, ...]:
+    """See ``ports.store.Runs.feed``."""
+    (start,) = (0,) if after is None else read_cursor(_FEED, after, tuple[int])
+    oldest = _feed_end(db, tenant) - _FEED_ENTRIES_MAX
+    rows = db.every(SQL["read_feed"], tenant=tenant, after=max(start, oldest), limit=limit)
+    return tuple(
+        FeedEntry(write_cursor(_FEED, position), run_id, HISTORY.decode(entries))
+        for position, run_id, entries in rows
+    )
+
+
+def feed_position(db: Database, tenant: TenantId) -> str:
+    """See ``ports.store.Runs.feed_position``."""
+    return write_cursor(_FEED, _feed_end(db, tenant))
+
+
+def _feed_end(db: Database, tenant: TenantId) -> int:
+    found = db.first(SQL["feed_end"], tenant=tenant)
+    assert found is not None
+    return int(found[0])
+
+
+_LIST: Final = "runs"
+_AFTER_ALL: Final = (2**63 - 1, "")
+"""Later than any run: where the first page begins."""
+_ROWS_MAX: Final = 1_000
+"""How many rows one page may look at. By workflow some of them do not count: an index for it would
+cost every start more than it saves the few who ask."""
+
+
+def list_runs(
+    db: Database,
+    tenant: TenantId,
+    *,
+    only: RunFilter = EVERY_RUN,
+    cursor: str | None = None,
+    limit: int = 100,
+) -> Page[RunSummary]:
+    """See ``ports.store.Runs.list_runs``."""
+    before = _AFTER_ALL if cursor is None else read_cursor(_LIST, cursor, tuple[int, str])
+    sifts = only.workflow_id is not None
+    row_limit = max(_ROWS_MAX, limit) if sifts else limit
+    rows = _rows(db, tenant, only, before, row_limit + 1)
+    found: list[RunSummary] = []
+    last: Row | None = None
+    for row in rows[:row_limit]:
+        if len(found) == limit:
+            break
+        last = row
+        if not sifts or row[1] == only.workflow_id:
+            found.append(_summary(row))
+    is_end = last is None or last is rows[-1]
+    return Page(tuple(found), None if last is None or is_end else _cursor(last))
+
+
+def _rows(
+    db: Database, tenant: TenantId, only: RunFilter, before: tuple[int, str], limit: int
+) -> list[Row]:
+    created_at, run_id = before
+    match only:
+        case RunFilter(status=RunStatus() as status):
+            return db.every(
+                SQL["list_runs_by_status"],
+                tenant=tenant,
+                status=status,
+                created_at=created_at,
+                run_id=run_id,
+                limit=limit,
+            )
+        case _:
+            return db.every(
+                SQL["list_runs"],
+                tenant=tenant,
+                created_at=created_at,
+                run_id=run_id,
+                limit=limit,
+            )
+
+
+def _cursor(row: Row) -> str:
+    return write_cursor(_LIST, row[4], row[0])
+
+
+def _summary(row: Row) -> RunSummary:
+    run_id, workflow_id, workflow_version, status, created_at, finished_at, error = row
+    return RunSummary(
+        id=run_id,
+        workflow_id=workflow_id,
+        workflow_version=workflow_version,
+        status=RunStatus(status),
+        created_at=created_at,
+        finished_at=finished_at,
+        error=None if error is None else FAILURE.decode(error),
+    )
+
+
+def carry_out(db: Database, run: int, effects: Iterable[Effect]) -> None:
+    """Make effects true, in their order."""
+    for effect in effects:
+        match effect:
+            case DispatchJob(job):
+                _dispatch(db, run, job)
+            case SetTimer(timer, due):
+                _set_timer(db, run, timer, due)
+            case ClearTimer(timer):
+                _set_timer(db, run, timer, None)
+            case StopStep(step_id):
+                _revoke(db, db.every(SQL["open_jobs_of_step"], run=run, step_id=step_id))
+                db.run(SQL["clear_timers_of_step"], run=run, step_id=step_id)
+            case StopRun():
+                _revoke(db, db.every(SQL["open_jobs_of_run"], run=run))
+                db.run(SQL["clear_timers_of_run"], run=run)
+            case _:
+                assert_never(effect)
+
+
+def _set_timer(db: Database, run: int, timer: Timer, due: Instant | None) -> None:
+    db.later(
+        SQL["set_timer"],
+        run=run,
+        step_id=timer.step_id or "",
+        key=timer.key,
+        due=due,
+        timer=encode(timer),
+    )
+
+
+def _dispatch(db: Database, run: int, job: Job) -> None:
+    db.later(
+        SQL["dispatch_job"],
+        id=job.id,
+        run=run,
+        tenant=job.tenant,
+        topic=job.topic,
+        step_id=job.step_id,
+        item=job.item,
+        attempt=job.attempt,
+        dispatch=job.dispatch,
+        ticket=db.ticket(),
+        input=encode(job.input),
+    )
+    db.pending.touch(pending_job(job.id))
+
+
+def _revoke(db: Database, jobs: Sequence[Row]) -> None:
+    leaving: Counter[tuple[Topic, TenantId]] = Counter()
+    for job, topic, tenant, state in jobs:
+        db.run(SQL["revoke_job"], job=job)
+        leaving[topic, tenant] += state == JobState.READY
+    for (topic, tenant), count in leaving.items():
+        leave_ready(db, topic, tenant, count)

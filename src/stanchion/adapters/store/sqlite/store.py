@@ -9,37 +9,76 @@ What is acknowledged is on the disk. The reader sees it, since it looks only aft
 from __future__ import annotations
 
 import os
-from typing import Final
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 from stanchion.adapters.lane import Lane
 from stanchion.adapters.sqlite.batch import read_together, write_together
+from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.opening import MEMORY, resolved
-from stanchion.adapters.sqlite.statements import read_statements
-from stanchion.adapters.store.sqlite import dead_letters, inbox, retention
+from stanchion.adapters.store.sqlite import admission as gate
+from stanchion.adapters.store.sqlite import definitions, housekeeping, jobs, outbox, runs
+from stanchion.adapters.store.sqlite.codec import SQL
 from stanchion.adapters.store.sqlite.file import open_reader, open_writer, shut
-from stanchion.adapters.store.sqlite.parts import (
-    SqliteDefinitions,
-    SqliteJobs,
-    SqliteOutbox,
-    SqliteRuns,
-)
-from stanchion.core.model import Instant, RunId, TenantId
+from stanchion.core.admission import Verdict
+from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
-from stanchion.ports.records import DeadLetter, Drift, Page
+from stanchion.ports.records import Admission, Drift
 
 __all__ = ["SqliteStore"]
 
-_SQL = read_statements(__package__, "sql", "store.sql")
+_MS_PER_S: Final = 1_000
 _DAY_MS: Final = 86_400_000
 _TIMEOUT_S: Final = 2.0
 _QUEUE_MAX: Final = 10_000
 
 
-class SqliteStore(SqliteRuns, SqliteJobs, SqliteOutbox, SqliteDefinitions):
+_Args = ParamSpec("_Args")
+_Answer = TypeVar("_Answer")
+_Verb: TypeAlias = Callable[Concatenate[Database, _Args], _Answer]
+_Method: TypeAlias = Callable[Concatenate["SqliteStore", _Args], Coroutine[Any, Any, _Answer]]
+
+
+def _reads(verb: _Verb[_Args, _Answer]) -> _Method[_Args, _Answer]:
+    """A verb that only looks, as a method that has the reader's thread carry it out."""
+
+    async def method(self: SqliteStore, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _Answer:
+        return await self.reader.call(lambda db: verb(db, *args, **kwargs), wait_s=self.timeout_s)
+
+    return method
+
+
+def _writes(verb: _Verb[_Args, _Answer]) -> _Method[_Args, _Answer]:
+    """A verb that changes something, as a method that has the writer's thread carry it out."""
+
+    async def method(self: SqliteStore, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _Answer:
+        return await self.writer.call(lambda db: verb(db, *args, **kwargs), wait_s=self.timeout_s)
+
+    return method
+
+
+class SqliteStore:
     """See ``ports.store.Store``. Made by ``open``."""
 
-    _audited = ""
-    """Where the last audit stopped."""
+    def __init__(
+        self,
+        *,
+        path: str,
+        writer: Lane[Database],
+        reader: Lane[Database],
+        clock: Clock,
+        key_ttl_ms: int,
+        timeout_s: float,
+    ) -> None:
+        self.path = path
+        self.writer = writer
+        self.reader = reader
+        self.timeout_s = timeout_s
+        self._clock = clock
+        self._key_ttl_ms = key_ttl_ms
+        self._audited = ""
+        """Where the last audit stopped."""
 
     @classmethod
     async def open(
@@ -86,41 +125,72 @@ class SqliteStore(SqliteRuns, SqliteJobs, SqliteOutbox, SqliteDefinitions):
             timeout_s=timeout_s,
         )
 
-    # ── Housekeeping ─────────────────────────────────────────────────────────────────────────────
+    # ── Verbs: what they promise is in ``ports.store`` ───────────────────────────────────────────
 
-    async def bury(self, run_id: RunId, entry_id: str, *, cause: str) -> DeadLetter | None:
-        return await self._write(lambda db: dead_letters.bury(db, run_id, entry_id, cause))
+    async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+        not_after = Instant(self._clock.now() + within_ms)
+        return await self.writer.call(
+            lambda db: gate.admit(db, admission, not_after, self._key_ttl_ms),
+            wait_s=within_ms / _MS_PER_S,
+        )
 
-    async def count_failure(self, run_id: RunId, entry_id: str) -> int:
-        return await self._write(lambda db: inbox.count_failure(db, run_id, entry_id))
+    load = _reads(runs.load)
+    load_items = _reads(runs.load_items)
+    items_at = _reads(runs.items_at)
+    commit = _writes(runs.commit)
+    timeline = _reads(runs.timeline)
+    list_runs = _reads(runs.list_runs)
+    feed = _reads(runs.feed)
+    feed_position = _reads(runs.feed_position)
+    active_runs = _reads(runs.active_runs)
 
-    async def list_dead_letters(
-        self, tenant: TenantId | None, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[DeadLetter]:
-        return await self._read(lambda db: dead_letters.list_letters(db, tenant, cursor, limit))
+    lease_jobs = _writes(jobs.lease_jobs)
+    renew_jobs = _writes(jobs.renew_jobs)
+    accept = _writes(jobs.accept)
+    job = _reads(jobs.job)
+    progress = _reads(jobs.progress)
+    expire_jobs = _writes(jobs.expire_jobs)
+    ready_topics = _reads(jobs.ready_topics)
 
-    async def replay_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
-        return await self._write(lambda db: dead_letters.replay(db, letter_id, actor))
+    post = _writes(outbox.post)
+    count_failure = _writes(outbox.count_failure)
+    fire_timers = _writes(outbox.fire_timers)
+    take_outbox = _writes(outbox.take_outbox)
+    confirm_outbox = _writes(outbox.confirm_outbox)
+    defer_outbox = _writes(outbox.defer_outbox)
+    outbox_size = _reads(outbox.outbox_size)
+
+    put_workflow = _writes(definitions.put_workflow)
+    workflow = _reads(definitions.workflow_of)
+    list_workflows = _reads(definitions.list_workflows)
+    put_tenant = _writes(definitions.put_tenant)
+    tenant = _reads(definitions.tenant_of)
+    list_tenants = _reads(definitions.list_tenants)
+    document = _reads(definitions.document)
+    put_document = _writes(definitions.put_document)
+    list_documents = _reads(definitions.list_documents)
+    delete_document = _writes(definitions.delete_document)
+
+    bury = _writes(housekeeping.bury)
+    list_dead_letters = _reads(housekeeping.list_dead_letters)
+    replay_dead_letter = _writes(housekeeping.replay_dead_letter)
+    purge = _writes(housekeeping.purge)
 
     async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:
-        drifts, self._audited = await self._write(
-            lambda db: retention.audit(db, self._audited, limit)
-        )
+        audit = partial(housekeeping.audit_slots, after=self._audited, limit=limit)
+        drifts, self._audited = await self.writer.call(audit, wait_s=self.timeout_s)
         return drifts
-
-    async def purge(self, *, finished_before: Instant, limit: int) -> int:
-        return await self._write(lambda db: retention.purge(db, finished_before, limit))
 
     async def now(self) -> Instant:
         return self._clock.now()
 
     async def ping(self) -> None:
         """Answers if it can be read and written: whoever asks wants to know if work would go on."""
-        await self._read(lambda db: db.first(_SQL["look"]))
-        await self._write(lambda db: db.run(_SQL["leave_a_mark"]))
+        await self.reader.call(lambda db: db.first(SQL["look"]), wait_s=self.timeout_s)
+        await self.writer.call(lambda db: db.run(SQL["leave_a_mark"]), wait_s=self.timeout_s)
 
     async def close(self) -> None:
         try:
-            await self._reader.close()
+            await self.reader.close()
         finally:
-            await self._writer.close()
+            await self.writer.close()

@@ -1,0 +1,134 @@
+"""Housekeeping: dead letters, the audit of slots, and the removal of old runs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.letters import event_letter_id, reborn, step_of
+from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.store.sqlite.codec import DEAD_LETTER, EVENT, SQL, encode
+from stanchion.adapters.store.sqlite.outbox import drop_entry, put_entry
+from stanchion.core.model import Instant, RunId, TenantId
+from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page
+
+__all__ = ["add_letter", "audit_slots", "bury", "list_dead_letters", "purge", "replay_dead_letter"]
+
+
+_LIST: Final = "dead-letters"
+
+
+def add_letter(db: Database, run: int, letter: DeadLetter) -> None:
+    """Keep a letter."""
+    db.run(SQL["add_letter"], id=letter.id, tenant=letter.tenant, run=run, body=encode(letter))
+
+
+def bury(db: Database, run_id: RunId, entry_id: str, *, cause: str) -> DeadLetter | None:
+    """See ``ports.store.Housekeeping.bury``."""
+    found = db.first(SQL["find_entry"], run_id=run_id, entry_id=entry_id)
+    if found is None:
+        return None
+    tenant, run, body = found
+    event = EVENT.decode(body)
+    letter = DeadLetter(
+        id=event_letter_id(run_id, entry_id),
+        kind=DeadLetterKind.EVENT,
+        tenant=tenant,
+        run_id=run_id,
+        step_id=step_of(event),
+        cause=cause,
+        at=db.now(),
+        event=event,
+    )
+    add_letter(db, run, letter)
+    drop_entry(db, run, entry_id)
+    return letter
+
+
+def list_dead_letters(
+    db: Database, tenant: TenantId | None, *, cursor: str | None = None, limit: int = 100
+) -> Page[DeadLetter]:
+    """See ``ports.store.Housekeeping.list_dead_letters``."""
+    (after,) = (0,) if cursor is None else read_cursor(_LIST, cursor, tuple[int])
+    if tenant is None:
+        rows = db.every(SQL["list_letters"], after=after, limit=limit + 1)
+    else:
+        rows = db.every(SQL["list_letters_of_tenant"], tenant=tenant, after=after, limit=limit + 1)
+    letters = tuple(DEAD_LETTER.decode(body) for _, body in rows[:limit])
+    return Page(letters, write_cursor(_LIST, rows[limit - 1][0]) if len(rows) > limit else None)
+
+
+def replay_dead_letter(db: Database, letter_id: str, *, actor: str) -> DeadLetter | None:
+    """See ``ports.store.Housekeeping.replay_dead_letter``."""
+    found = db.first(SQL["take_letter"], id=letter_id)
+    if found is None:
+        return None
+    body, run = found
+    letter = DEAD_LETTER.decode(body)
+    ended = db.first(SQL["is_ended"], run=run)
+    # A run that has ended hears nothing any more; its letter is taken out all the same.
+    if ended is not None and ended[0] is None:
+        put_entry(db, run, *reborn(letter, actor), db.now())
+    return letter
+
+
+_BELONGINGS: Final = (
+    "purge_job_inputs",
+    "purge_jobs",
+    "purge_items",
+    "purge_steps",
+    "purge_timers",
+    "purge_inbox",
+    "purge_outbox",
+    "purge_letters",
+    "purge_history",
+    "purge_origin",
+    "purge_run",
+)
+
+
+def audit_slots(db: Database, after: str, limit: int) -> tuple[tuple[Drift, ...], str]:
+    """Audit tenants from one on, round and round; what was wrong, and the last one looked at.
+
+    See ``ports.store.Housekeeping.audit_slots``.
+    """
+    drifts: list[Drift] = []
+    seen: set[str] = set()
+    while len(seen) < limit:
+        tenant = _next_tenant(db, after) or _next_tenant(db, "")
+        if tenant is None or tenant in seen:
+            break
+        seen.add(tenant)
+        after = tenant
+        drift = _compare(db, tenant)
+        if drift is not None:
+            drifts.append(drift)
+    return tuple(drifts), after
+
+
+def _next_tenant(db: Database, after: str) -> TenantId | None:
+    found = db.first(SQL["next_tenant"], after=after)
+    return None if found is None else TenantId(found[0])
+
+
+def _compare(db: Database, tenant: TenantId) -> Drift | None:
+    found = db.first(SQL["compare_slots"], tenant=tenant)
+    assert found is not None
+    counted, actual = found
+    if counted == actual:
+        return None
+    db.run(SQL["repair_slots"], tenant=tenant, actual=actual)
+    return Drift(tenant, counted, actual)
+
+
+def purge(db: Database, *, finished_before: Instant, limit: int) -> int:
+    """See ``ports.store.Housekeeping.purge``."""
+    rows = db.every(SQL["old_runs"], before=finished_before, limit=limit)
+    for tenant in {tenant for _, tenant, _ in rows}:
+        db.run(SQL["keep_feed_end"], tenant=tenant)
+    for run, tenant, key in rows:
+        if key is not None:
+            db.run(SQL["purge_key"], tenant=tenant, key=key, run=run)
+        for statement in _BELONGINGS:
+            db.run(SQL[statement], run=run)
+    return len(rows)
