@@ -269,7 +269,8 @@ MISUSES = [
     (("lease", "hold", "run/x"), "Missing option '--ttl-s'"),
     (("lease", "hold", "acme", "--ttl-s", "5"), "admission/TENANT or run/RUN"),
     (("lease", "release", "run/"), "admission/TENANT or run/RUN"),
-    (("drill", "admission", "--fast"), "drills arrive with a later release"),
+    (("drill", "admission", "--fast"), "No such option"),
+    (("drill", "weather"), "'weather' is not one of"),
 ]
 
 

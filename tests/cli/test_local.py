@@ -57,13 +57,6 @@ def test_without_a_command_one_sees_the_help_and_it_is_no_success(cli: Cli) -> N
     assert "Commands:" in outcome.err + outcome.out
 
 
-@pytest.mark.parametrize("command", ["drill"])
-def test_what_is_not_there_yet_says_so(command: str, cli: Cli) -> None:
-    outcome = cli(command, "--seed", "7", "--help-me")
-    assert outcome.code == Exit.USAGE
-    assert "later release" in outcome.err
-
-
 def test_a_reader_that_went_away_is_no_reason_for_a_traceback(server: Script) -> None:
     server.says(Said(runs.RunList(())))
     ours, theirs = os.pipe()

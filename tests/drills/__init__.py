@@ -1,0 +1,1 @@
+"""Drills: how they judge, what they write, and that each can fail."""

@@ -1,0 +1,104 @@
+"""Each drill once, quick, as somebody would run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stanchion.cli.commands.drill import NAMES
+from stanchion.drills.command import AGAINST, DRILLS
+
+QUICK_S_MAX = 60.0
+MEMBERS = {
+    "drill",
+    "verdict",
+    "seed",
+    "started_at",
+    "duration_s",
+    "environment",
+    "promises",
+    "figures",
+}
+
+
+def drill(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stanchion", "drill", *arguments],
+        env={**_plain(os.environ), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=QUICK_S_MAX + 10,
+    )
+
+
+def _plain(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not name.startswith("STANCHION_")}
+
+
+@pytest.mark.parametrize("name", DRILLS)
+def test_a_quick_drill_holds_and_writes_its_report(name: str, tmp_path: Path) -> None:
+    done = drill(name, "--quick", "--seed", "7", "--out", str(tmp_path), "-o", "json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads((tmp_path / name / "report.json").read_bytes())
+    assert report == json.loads(done.stdout)
+    assert set(report) == MEMBERS
+    assert (report["drill"], report["verdict"], report["seed"]) == (name, "pass", 7)
+    assert report["duration_s"] < QUICK_S_MAX
+    assert len(report["promises"]) >= 4
+    for promise in report["promises"]:
+        assert set(promise) == {"id", "says", "measured", "holds"}
+        assert promise["holds"], promise
+    page = (tmp_path / name / "index.html").read_text(encoding="utf-8")
+    assert page.count("<svg") >= 2
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert f"{name}/index.html" in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
+def test_the_command_names_every_drill() -> None:
+    assert set(DRILLS) <= set(NAMES)
+    assert set(AGAINST) <= set(DRILLS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_drill_that_is_stopped_leaves_no_process_behind(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    # Processes inherit the mark, so that they can be told from those of other tests.
+    mark = f"DRILL_MARK={tmp_path.name}-{os.getpid()}"
+    started = subprocess.Popen(
+        [sys.executable, "-m", "stanchion", "drill", "admission", "--quick", "--out", tmp_path],
+        env={**_plain(os.environ), "DRILL_MARK": mark.partition("=")[2]},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    until = time.monotonic() + 20
+    while len(marked(mark)) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    started.send_signal(number)
+    said, _ = started.communicate(timeout=30)
+    assert started.returncode == 130, said
+    assert "Traceback" not in said
+    assert marked(mark) == set()
+
+
+def marked(mark: str) -> set[int]:
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in path.read_bytes().split(b"\0"):
+                found.add(int(path.parent.name))
+        except OSError:
+            continue
+    return found
