@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
+
+import msgspec
 
 from stanchion.adapters.bus.local import LocalBus
 from stanchion.adapters.clock import SystemClock
 from stanchion.adapters.entropy import SystemEntropy
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.gateway import Gateway, GatewayOptions, make_app
+from stanchion.gateway.server import serve
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.locks import LockView
 from stanchion.services.engine import Engine, Terms, Wires
@@ -18,7 +24,7 @@ from tests.gateway.asgi import Answer, Stuck, ask
 from tests.services.faulty_locks import Fault, FaultyLocks
 from tests.services.faulty_store import FaultyStore
 
-__all__ = ["ADMIN", "House", "bearer", "opened_house"]
+__all__ = ["ADMIN", "GET", "House", "Served", "bearer", "opened_house", "problem", "served"]
 
 ADMIN = "the-admin-key"
 ONE_STEP = {"steps": {"only": {"topic": "work"}}}
@@ -137,3 +143,61 @@ async def opened_house(options: GatewayOptions | None = None) -> AsyncIterator[H
         await engine.close()
         await wires.bus.close()
         app.close()
+
+
+GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Served(NamedTuple):
+    """A house with a door."""
+
+    house: House
+    port: int
+    serving: asyncio.Task[None]
+
+    async def say(self, *parts: bytes) -> bytes:
+        """Send these bytes, and read until the server hangs up."""
+        async with asyncio.timeout(8), self.line() as (reader, writer):
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+            return await reader.read()
+
+    @asynccontextmanager
+    async def line(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A connection, hung up at the end whatever became of it."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@asynccontextmanager
+async def served(
+    options: GatewayOptions | None = None, drain_s: float = 0.4
+) -> AsyncIterator[Served]:
+    async with opened_house(options) as house:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(
+            serve(house.app, host="127.0.0.1", port=0, drain_s=drain_s, on_ready=ready.set_result)
+        )
+        url = await ready
+        try:
+            yield Served(house, int(url.rpartition(":")[2]), serving)
+        finally:
+            if not serving.done():
+                os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(10):
+                await serving
+
+
+def problem(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/problem+json" in head, answer
+    assert b"connection: close" in head
+    said = msgspec.json.decode(body)
+    assert int(head.split()[1]) == said["status"]
+    return said["status"], said["code"]

@@ -9,73 +9,14 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import NamedTuple
 
-import msgspec
 import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from stanchion.core.model import TenantId
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.server import serve
-from tests.gateway.house import ADMIN, House, opened_house
-
-GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-
-class Served(NamedTuple):
-    """A house with a door."""
-
-    house: House
-    port: int
-    serving: asyncio.Task[None]
-
-    async def say(self, *parts: bytes) -> bytes:
-        """Send these bytes, and read until the server hangs up."""
-        async with asyncio.timeout(8), self.line() as (reader, writer):
-            for part in parts:
-                writer.write(part)
-                await writer.drain()
-            return await reader.read()
-
-    @asynccontextmanager
-    async def line(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A connection, hung up at the end whatever became of it."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            yield reader, writer
-        finally:
-            writer.transport.abort()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-
-
-@asynccontextmanager
-async def served(
-    options: GatewayOptions | None = None, drain_s: float = 0.4
-) -> AsyncIterator[Served]:
-    async with opened_house(options) as house:
-        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(
-            serve(house.app, host="127.0.0.1", port=0, drain_s=drain_s, on_ready=ready.set_result)
-        )
-        url = await ready
-        try:
-            yield Served(house, int(url.rpartition(":")[2]), serving)
-        finally:
-            if not serving.done():
-                os.kill(os.getpid(), signal.SIGTERM)
-            async with asyncio.timeout(10):
-                await serving
-
-
-def problem(answer: bytes) -> tuple[int, str]:
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"content-type: application/problem+json" in head, answer
-    assert b"connection: close" in head
-    said = msgspec.json.decode(body)
-    assert int(head.split()[1]) == said["status"]
-    return said["status"], said["code"]
+from tests.gateway.house import ADMIN, GET, Served, opened_house, problem, served
 
 
 async def test_a_good_request_is_answered() -> None:
@@ -324,17 +265,6 @@ async def test_a_reader_who_takes_nothing_does_not_hold_up_the_end() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(4):
             await server.serving
-
-
-async def test_one_connection_too_many_is_told_so() -> None:
-    async with served(GatewayOptions(connections_max=16)) as server:
-        async with AsyncExitStack() as many:
-            for _ in range(16):
-                await many.enter_async_context(server.line())
-            assert problem(await server.say()) == (503, "overloaded")
-        await asyncio.sleep(0.05)
-        close = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-        assert (await server.say(close)).startswith(b"HTTP/1.1 200")
 
 
 RUNS = GET.replace(b"/livez", b"/v1/runs")

@@ -4,10 +4,13 @@
 
 An event's name is its message (see ``services.log``) and its fields travel beside it. Lines of
 other libraries have their text as ``event`` and their name as ``logger``.
+
+What else a process that runs for long needs from its machine is set here as well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Mapping
@@ -16,7 +19,7 @@ from typing import TextIO
 
 from stanchion.cli.text import cell, printable
 
-__all__ = ["JsonLines", "TextLines", "log_to"]
+__all__ = ["JsonLines", "TextLines", "log_to", "raise_open_files_limit"]
 
 _LEVELS = {"WARNING": "WARN"}
 _OURS = "stanchion"
@@ -33,6 +36,21 @@ def log_to(stream: TextIO, *, level: str, format: str) -> None:  # noqa: A002 - 
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
     logging.getLogger(_OURS).setLevel(level.upper())
     logging.captureWarnings(capture=True)
+
+
+def raise_open_files_limit() -> None:
+    """Allow this process as many open files as the machine lets it have.
+
+    The usual limit of 1,024 is for programs that call ``select``, and a connection is a file.
+    """
+    try:
+        import resource  # noqa: PLC0415 - not on every platform
+    except ModuleNotFoundError:
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Some systems have a limit beyond the one they report: the old one is good enough there.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class JsonLines(logging.Formatter):

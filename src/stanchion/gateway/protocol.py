@@ -1,10 +1,25 @@
 """The HTTP protocol: uvicorn's, with limits for callers who are slow, large or many.
 
-uvicorn waits for ever for a request that never ends, and keeps whatever headers come. Here a
-request's head must be there within ten seconds of its first byte, and all of it within thirty; a
-connection that says nothing is closed; heads have a size; connections have a number; and a reader
-who lets answers pile up is cut off. Timers are set only when a request arrives in pieces or an
-answer is not taken, so that those who do as they should pay nothing.
+uvicorn waits for ever for a request that never ends, and keeps whatever headers come. Here every
+connection has a deadline unless a request on it is being served:
+
+* A request's head must be complete within ``head_s`` of the connection's start or of the first byte
+  after the last answer (blank lines count as a first byte), and all of it within ``request_s``.
+* After an answer the next request must begin within the keep-alive time.
+* A closing connection must take what was written to it within ``write_s``, and so must a reader
+  that lets answers pile up.
+
+Timers are set only when a request arrives in pieces or an answer is not taken, so that ordinary
+requests cost none.
+
+Connections have slots. When all are used, the connection that has been idle for longest is dropped
+for a new one; idle means that no request on it waits for its answer. If none is idle, a few more
+connections are accepted that may only ask ``/livez`` and ``/readyz``: a supervisor must not restart
+a server because it is busy. They share the listener with all others because a probe cannot be told
+apart before its head is read; a listener of its own would need a second port in every deployment.
+
+A connection's bytes are parsed in slices, and not while more than a few of its requests wait, so
+that thousands of pipelined requests take turns with other connections.
 
 A caller that was told that there is too much to do is not listened to for a second, the least that
 its ``Retry-After`` asks for: thousands that ask again at once would else keep the server busy with
@@ -18,28 +33,35 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
     RequestResponseCycle,
 )
 
-from stanchion.gateway.exchange import ANSWER, GONE, REST, STREAM
+from stanchion.gateway.exchange import ANSWER, GONE, REST, STREAM, Receive, Send
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, answer_parts
+from stanchion.gateway.route import PROBES
 from stanchion.wire.problems import Code
 
-__all__ = ["HEAD_BYTES_MAX", "GuardedProtocol", "guarded"]
+__all__ = ["HEAD_BYTES_MAX", "PROBE_SLOTS", "GuardedProtocol", "guarded"]
 
 HEAD_BYTES_MAX: Final = 64 * 1024
+PROBE_SLOTS: Final = 32
+"""Connections beyond the limit that may only ask for liveness and readiness."""
 _CLOSE: Final = (b"connection", b"close")
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _STREAM_SEND_BYTES: Final = 64 * 1024
 _RESET: Final = struct.pack("ii", 1, 0)
 """A closed socket then drops what was not sent, instead of going on to send it."""
 _QUEUED_MAX: Final = 16
 """Requests that may stand in line behind the one being answered, before no more are read."""
+_SLICE_BYTES: Final = 8 * 1024
+"""Parsed at once: at most some 450 of the smallest requests."""
 _REST_S: Final = 20.0
 """For a body that nobody waits for any more, because it was refused: then the line is cut."""
 
@@ -52,6 +74,8 @@ def guarded(options: GatewayOptions, connections_max: int) -> type[GuardedProtoc
         head_s = options.head_timeout_s
         request_s = options.body_timeout_s + _REST_S
         write_s = options.write_timeout_s
+        headers_max = options.headers_max
+        idle: ClassVar[dict[GuardedProtocol, None]] = {}
 
     return Guarded
 
@@ -64,6 +88,9 @@ class GuardedProtocol(HttpToolsProtocol):
     request_s = 30.0
     write_s = 10.0
     deaf_s = 1.0
+    headers_max = 100
+    idle: ClassVar[dict[GuardedProtocol, None]] = {}
+    """The server's connections without an unanswered request, the longest idle one first."""
     _timer: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _deaf: asyncio.TimerHandle | None = None
@@ -71,51 +98,129 @@ class GuardedProtocol(HttpToolsProtocol):
     """Who wants to know when the caller hangs up: the request under way, if any."""
     _under_way: RequestResponseCycle | None = None
     """Of several requests in a row, the one that is being answered."""
-    _head_bytes = 0
+    _held = b""
+    """What was read and waits to be parsed, because too many requests are queued before it."""
+    _silent_bytes = 0
+    """Bytes of a head, or of a request's rest since its last piece of body."""
+    _is_for_probes = False
+    _is_replaying = False
+    """Whether the parser is fed what was handled before."""
     _is_in_head = False
     _is_in_request = False
+    _is_lost = False
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether a timer bounds the connection's present state."""
+        timers = (self._timer, self._stall, self.timeout_keep_alive_task)
+        return any(each is not None for each in timers)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as the class above has it
         super().connection_made(transport)
-        if len(self.connections) > self.limit:
-            detail = "too many connections"
-            self._refuse(Refusal(code=Code.OVERLOADED, detail=detail, retry_after_ms=1_000))
-        else:
-            self._set_timer(self.head_s, self.transport.close)
+        excess = len(self.connections) - self.limit
+        if excess > 0 and not self._drop_longest_idle():
+            if excess > PROBE_SLOTS:
+                self._refuse(_no_slot())
+                return
+            self._is_for_probes = True
+        self.idle[self] = None
+        self._set_timer(self.head_s, self._close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_timer()
         self._clear_stall()
+        self._is_lost = True
+        self.idle.pop(self, None)
+        self._held = b""
         if self._deaf is not None:
             self._deaf.cancel()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # the one above leaves it after an error
         if self._under_way is not None:
             # The one above knows the newest request only, and others may stand before it.
             self._under_way.disconnected = True
             self._under_way.message_event.set()
         self._gone()
 
+    def eof_received(self) -> None:
+        # The transport closes itself now, and would wait for ever for a reader who takes nothing.
+        self._close()
+
     def data_received(self, data: bytes) -> None:
+        if self._held:
+            self._held += data
+        elif len(data) <= _SLICE_BYTES:
+            self._parse(data)
+        else:
+            self._parse_slices(data)
+
+    def _parse_slices(self, data: bytes) -> None:
+        for begin in range(0, len(data), _SLICE_BYTES):
+            if len(self.pipeline) > _QUEUED_MAX:
+                self._held = data[begin:]
+                self.flow.pause_reading()
+                return
+            self._parse(data[begin : begin + _SLICE_BYTES])
+
+    def _parse(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
         was_in_request = self._is_in_request
-        super().data_received(data)
-        if not self._is_in_request:
-            self._clear_timer()
+        self._unset_keepalive_if_required()
+        self._feed(data)
+        if self.transport.is_closing():
             return
-        if self._is_in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                detail = f"the head has more than {HEAD_BYTES_MAX} bytes"
-                self._refuse(Refusal(code=Code.HEADERS_TOO_LARGE, detail=detail))
-                return
+        if not self._is_in_request:
+            if self._timer is None and self in self.idle:
+                # Blank lines only: they are no request, and must not stop the clock.
+                self._set_timer(self.head_s, self._close)
+            return
+        self._silent_bytes += len(data)
+        if self._silent_bytes > HEAD_BYTES_MAX:
+            part = "head has" if self._is_in_head else "trailers or chunk extensions have"
+            detail = f"the {part} more than {HEAD_BYTES_MAX} bytes"
+            self._refuse(Refusal(code=Code.HEADERS_TOO_LARGE, detail=detail))
+            return
         if not was_in_request or self._timer is None:
             self._set_timer(self.head_s if self._is_in_head else self.request_s, self._too_slow)
 
+    def _feed(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                # No other protocol is spoken here: the rest is this request's body, if it has one,
+                # and the next request.
+                data = data[offer.args[0] :]
+                self._read_body_after_upgrade()
+                continue
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+            return
+
+    def _read_body_after_upgrade(self) -> None:
+        """Continue with a parser that has read the same framing, without the offer to upgrade.
+
+        The parser takes a request with such an offer to end with its head, and would take its body
+        for the next request.
+        """
+        framing = self._framing()
+        if not framing:
+            return
+        self.parser = httptools.HttpRequestParser(self)
+        self._is_replaying = True
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + _text(framing) + b"\r\n")
+        self._is_replaying = False
+
+    def _framing(self) -> list[tuple[bytes, bytes]]:
+        return [each for each in self.headers if each[0] in _FRAMING]
+
     def on_message_begin(self) -> None:
+        if self._is_replaying:
+            return
         super().on_message_begin()
         self._is_in_head = self._is_in_request = True
-        self._head_bytes = 0
+        self._silent_bytes = 0
         self._offers: dict[str, Any] = {
             GONE: self._when_gone,
             REST: self._rest,
@@ -123,31 +228,83 @@ class GuardedProtocol(HttpToolsProtocol):
         }
         self.scope["extensions"] = self._offers
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # The parser reports trailers here as well, when the app may have begun to read the
+        # headers. They are never headers: no key, tenant or length comes after a body.
+        # One header over the limit is kept, so that the request is refused for it.
+        if self._is_in_head and len(self.headers) <= self.headers_max:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        if self._is_replaying:
+            return
         self._is_in_head = False
+        self._silent_bytes = 0
         if self._timer is not None:
             self._set_timer(self.request_s, self._too_slow)
         super().on_headers_complete()
         if 0 < len(self.pipeline) <= _QUEUED_MAX:
-            # Whoever does not read does not learn either that the caller has hung up.
+            # Keep reading, or a disconnect goes unnoticed.
             self.flow.resume_reading()
         # The app begins later. Of several requests in a row each has a cycle of its own.
         self._offers[ANSWER] = partial(self._answer, self.cycle)
 
+    def on_body(self, body: bytes) -> None:
+        self._silent_bytes = 0
+        super().on_body(body)
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as ASGI has it
         self._under_way = cycle
-        super()._start_asgi_task(cycle, app)
+        self.idle.pop(self, None)
+        if self._is_for_probes:
+            cycle.keep_alive = False
+            if cycle.scope["path"] not in PROBES:
+                app = _refuse_for_lack_of_slots
+        task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self._task_ended)
+        self.tasks.add(task)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if self.transport.is_closing() and not self._is_lost:
+            self._close()
 
     def on_response_complete(self) -> None:
         if self._under_way is not None:
             # It knows the cycle, which knows it: only the garbage collector would ever part them,
             # and a server that leaves it thousands to part stands still meanwhile.
             self._under_way.scope["extensions"].pop(ANSWER, None)
+        is_last = not self.pipeline
         super().on_response_complete()
+        if is_last:
+            self.idle[self] = None
+        if self.transport.is_closing():
+            self._close()
+        elif self._held:
+            if len(self.pipeline) > _QUEUED_MAX // 2:
+                self.flow.pause_reading()
+            else:
+                held, self._held = self._held, b""
+                self._parse_slices(held)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and self._framing():
+            return  # its body is read by the next parser
         self._is_in_request = False
+        self._clear_timer()
+        if self.cycle.response_complete:
+            # The rest of a request that was refused before it had come.
+            self._set_timer(self.timeout_keep_alive, self._close)
         super().on_message_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        self._close()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            self._close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -216,7 +373,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.write(b"".join((STATUS_LINE[status], always, given, end, body)))
         cycle.message_event.set()
         if not cycle.keep_alive:
-            self.transport.close()
+            self.transport.close()  # with a deadline, which on_response sets
         cycle.on_response()
         return True
 
@@ -247,7 +404,28 @@ class GuardedProtocol(HttpToolsProtocol):
             # What the app may still say is for nobody, and must not follow on what was said here.
             cycle.disconnected = True
             cycle.message_event.set()
+        self._held = b""
+        self.idle[self] = None
+        self._close()
+
+    def _close(self) -> None:
+        """Close when what was written has been taken, and after ``write_s`` in any case."""
+        self._clear_timer()
         self.transport.close()
+        self._timer = self.loop.call_later(self.write_s, self.transport.abort)
+
+    def _drop_longest_idle(self) -> bool:
+        """Make place for a connection; whether there was an idle one.
+
+        What its reader has not taken by now is lost: all others began to be idle after it.
+        """
+        for longest in self.idle:
+            del self.idle[longest]
+            # Counted out here: the transport reports the end of a connection later.
+            self.connections.discard(longest)
+            longest.transport.abort()
+            return True
+        return False
 
     def _write(self, refusal: Refusal) -> None:
         status, body, headers = answer_parts(refusal, "")
@@ -271,6 +449,19 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _no_slot() -> Refusal:
+    detail = "too many connections"
+    return Refusal(code=Code.OVERLOADED, detail=detail, retry_after_ms=1_000)
+
+
+async def _refuse_for_lack_of_slots(_scope: object, _receive: Receive, send: Send) -> None:
+    """An app for connections that are kept for probes."""
+    status, body, headers = answer_parts(_no_slot(), "")
+    headers = [*headers, (b"content-length", b"%d" % len(body)), _CLOSE]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _text(headers: Sequence[tuple[bytes, bytes]]) -> bytes:

@@ -20,7 +20,7 @@ from typing import Final
 import uvicorn
 
 from stanchion.gateway.app import Gateway, MetricsApp
-from stanchion.gateway.protocol import GuardedProtocol, guarded
+from stanchion.gateway.protocol import PROBE_SLOTS, GuardedProtocol, guarded
 from stanchion.services.log import log_event
 
 __all__ = ["serve", "serving_metrics"]
@@ -32,8 +32,9 @@ _NOTICE_S: Final = 0.5
 """How long new connections still hear that the server drains, before there is nobody to ask."""
 _PATIENCE_S: Final = 2.0
 """For readers who are behind when the sockets close."""
-_BACKLOG: Final = 2_048
+_BACKLOG_MAX: Final = 2_048
 _METRICS_CONNECTIONS_MAX: Final = 64
+_METRICS_BACKLOG: Final = 32
 _METRICS_DRAIN_S: Final = 1.0
 
 
@@ -47,7 +48,8 @@ async def serve(
 ) -> None:
     """Serve until a signal says otherwise. Raises ``OSError`` if the address cannot be had."""
     listener = _listener(host, port)
-    config = _config(app, _connections_max(app.options.connections_max), drain_s)
+    connections_max, backlog = _connections(app.options.connections_max)
+    config = _config(app, connections_max, backlog, drain_s)
     await app.prepare()
     server = _Server(config, lambda: on_ready and on_ready(_url(listener)))
     with _signals(_Ending(app, server, min(_NOTICE_S, drain_s / 4))):
@@ -72,7 +74,7 @@ async def serving_metrics(app: MetricsApp, *, host: str, port: int) -> AsyncIter
     listener = _listener(host, port, flags=("--metrics-host", "--metrics-port"))
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server = _Server(
-        _config(app, _METRICS_CONNECTIONS_MAX, _METRICS_DRAIN_S),
+        _config(app, _METRICS_CONNECTIONS_MAX, _METRICS_BACKLOG, _METRICS_DRAIN_S),
         lambda: ready.set_result(_url(listener)),
     )
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -84,7 +86,9 @@ async def serving_metrics(app: MetricsApp, *, host: str, port: int) -> AsyncIter
         listener.close()
 
 
-def _config(app: Gateway | MetricsApp, connections_max: int, drain_s: float) -> uvicorn.Config:
+def _config(
+    app: Gateway | MetricsApp, connections_max: int, backlog: int, drain_s: float
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",
@@ -96,7 +100,7 @@ def _config(app: Gateway | MetricsApp, connections_max: int, drain_s: float) -> 
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nothing here depends on where a request says it comes from
-        backlog=_BACKLOG,
+        backlog=backlog,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(drain_s)),
     )
@@ -204,8 +208,14 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _connections_max(wanted: int) -> int:
+def _connections(wanted: int) -> tuple[int, int]:
+    """How many connections there may be, and how many may wait to be accepted.
+
+    The loop accepts all that wait at once, before any of them is counted: there must be files left
+    for a whole backlog, or the next one to be accepted, a probe perhaps, is dropped.
+    """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
-        return wanted
-    return max(16, min(wanted, files - _FILES_KEPT))
+        return wanted, _BACKLOG_MAX
+    backlog = min(_BACKLOG_MAX, max(16, files // 4))
+    return max(16, min(wanted, files - _FILES_KEPT - PROBE_SLOTS - backlog)), backlog

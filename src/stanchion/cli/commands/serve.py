@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from stanchion.cli.endings import Ending, Exit
-from stanchion.cli.logging import log_to
+from stanchion.cli.logging import log_to, raise_open_files_limit
 from stanchion.cli.text import pairs
 from stanchion.config import OPTIONS, Config, config_file, load, without_password
 from stanchion.core.faults import Fault
@@ -72,6 +72,7 @@ def command(config_flag: str | None, **flags: str | None) -> int:
     if isinstance(config, tuple):
         raise _misconfigured(config)
     log_to(sys.stderr, level=config.log_level, format=config.log_format)
+    raise_open_files_limit()
     return _serve(config, file)
 
 

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from stanchion.cli.logging import log_to
+from stanchion.cli.logging import log_to, raise_open_files_limit
 from stanchion.cli.session import where
 
 __all__ = ["command"]
@@ -58,6 +58,7 @@ def command(  # noqa: PLR0913 - one a flag
     from stanchion.worker.command import run_worker  # noqa: PLC0415 - others do not pay for it
 
     log_to(sys.stderr, level=log_level, format="auto")
+    raise_open_files_limit()
     return run_worker(
         target,
         url=url,

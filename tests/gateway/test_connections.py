@@ -1,0 +1,289 @@
+"""Connections over real sockets: deadlines, slots, turns, and where a request begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import re
+import resource
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from stanchion.gateway import GatewayOptions
+from stanchion.gateway.protocol import GuardedProtocol
+from tests.gateway.house import ADMIN, GET, ONE_STEP, Served, problem, served
+
+CLOSE = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+RUNS = CLOSE.replace(b"/livez", b"/v1/runs")
+START = b"POST /v1/workflows/one-step/runs HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+
+
+def connections() -> list[GuardedProtocol]:
+    """The server's side of every connection that is open."""
+    found = [each for each in gc.get_objects() if isinstance(each, GuardedProtocol)]
+    return [each for each in found if each in each.connections]
+
+
+async def turn(server: Served) -> None:
+    """Come back when the server has handled what was sent before."""
+    assert (await server.say(CLOSE)).startswith(b"HTTP/1.1 200")
+
+
+LARGE = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n\r\n"
+IDLE = {
+    "nothing was sent": (b"", b""),
+    "a blank line": (b"\r\n", b""),
+    "blank lines": (b"\r\n" * 50, b""),
+    "part of a request line": (b"GET /liv", b""),
+    "part of a head": (b"GET /livez HTTP/1.1\r\nHost: loc", b""),
+    "a request was answered": (GET, b"}}"),
+    "a request was answered, then a blank line": (GET + b"\r\n", b"}}"),
+    "a request was answered, the next has begun": (GET + b"GET /", b"}}"),
+    "a request was refused": (GET.replace(b"livez", b"nowhere"), b"}"),
+    "a body was refused and does not come": (LARGE, b"}"),
+    "a body was refused and came": (LARGE + b"y" * 2_000_000, b"}"),
+    "an answer without a body": (GET.replace(b"GET", b"HEAD"), b"\r\n\r\n"),
+    "an upgrade was offered": (GET.replace(b"\r\n\r\n", b"\r\nUpgrade: h2c\r\n\r\n"), b"}}"),
+    "a hundred requests were answered": (GET * 100, b"}}"),
+}
+
+
+async def test_every_connection_without_a_request_to_serve_has_a_deadline() -> None:
+    async with served() as server:
+        for state, (sent, answered) in IDLE.items():
+            async with server.line() as (reader, writer):
+                writer.write(sent)
+                await writer.drain()
+                for _ in range(max(1, sent.count(b"GET /livez")) if answered else 0):
+                    await reader.readuntil(answered)
+                await turn(server)
+                open_now = [each for each in connections() if each in each.idle]
+                assert open_now, state
+                assert all(each.has_deadline for each in open_now), state
+
+
+async def test_blank_lines_do_not_stop_the_clock() -> None:
+    async with served(GatewayOptions(head_timeout_s=0.3)) as server:
+        assert await server.say(b"\r\n", b"\r\n\r\n") == b""
+        async with server.line() as (reader, writer), asyncio.timeout(5):
+            for _ in range(2):
+                writer.write(GET)
+                await reader.readuntil(b"}}")
+            writer.write(b"\r\n")
+            assert await reader.read() == b""
+
+
+async def test_a_head_of_one_byte_at_a_time_is_cut_off_at_its_time() -> None:
+    async with served(GatewayOptions(head_timeout_s=0.4)) as server, server.line() as (reader, w):
+        answer = asyncio.create_task(reader.read())
+        for byte in GET * 10:
+            if answer.done():
+                break
+            w.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+        assert problem(await answer) == (408, "request_timeout")
+
+
+async def test_a_closing_connection_is_not_kept_for_a_reader_who_takes_nothing() -> None:
+    async with served(GatewayOptions(write_timeout_s=0.3)) as server:
+        server.house.app._desk.openapi = b"x" * (24 * 1024 * 1024)  # noqa: SLF001 - no real answer is so large
+        async with server.line() as (_, writer):
+            await turn(server)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport that reads, too
+            (mine,) = connections()
+            # As if it were less than the transport reports: it then never pauses the writer.
+            mine.transport.set_write_buffer_limits(high=1 << 30)
+            writer.write(CLOSE.replace(b"/livez", b"/openapi.json"))
+            async with asyncio.timeout(5):
+                while connections():  # noqa: ASYNC110 - nobody is told
+                    await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def full(options: GatewayOptions | None = None) -> AsyncIterator[Served]:
+    """A server with 16 slots, each with a request that waits."""
+    options = options or GatewayOptions(connections_max=16)
+    async with served(options) as server, AsyncExitStack() as busy:
+        run_id = await server.house.start()
+        wait = b"GET /v1/runs/%b?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n" % run_id.encode()
+        for _ in range(16):
+            _, writer = await busy.enter_async_context(server.line())
+            writer.write(wait)
+        await server.house.has_under_way("waits", count=16)
+        yield server
+        assert server.house.metric("stanchion_http_under_way", kind="waits") == 16
+
+
+async def test_the_longest_idle_connection_makes_place_for_a_new_one() -> None:
+    async with served(GatewayOptions(connections_max=16)) as server, AsyncExitStack() as many:
+        lines = [await many.enter_async_context(server.line()) for _ in range(16)]
+        for reader, writer in (lines[0], *lines[2:]):  # the second one has been idle for longest
+            writer.write(GET)
+            await reader.readuntil(b"}}")
+        assert (await server.say(RUNS)).startswith(b"HTTP/1.1 200")
+        async with asyncio.timeout(2):
+            assert await lines[1][0].read() == b""
+        for reader, writer in (lines[0], *lines[2:]):
+            writer.write(GET)
+            assert b" 200 " in await reader.readuntil(b"}}")
+
+
+async def test_probes_are_answered_when_every_slot_is_busy_and_nothing_else_is() -> None:
+    async with full() as server:
+        for path in (b"/livez", b"/readyz"):
+            answer = await server.say(GET.replace(b"/livez", path))
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+        assert problem(await server.say(GET.replace(b"/livez", b"/v1/runs"))) == (503, "overloaded")
+
+
+async def test_connections_that_say_nothing_do_not_keep_probes_out() -> None:
+    async with full() as server, AsyncExitStack() as many:
+        for _ in range(100):
+            _, writer = await many.enter_async_context(server.line())
+            writer.write(b"\r\n")
+        assert (await server.say(CLOSE)).startswith(b"HTTP/1.1 200")
+        assert len(connections()) <= 16 + 33
+
+
+async def test_slow_heads_do_not_keep_others_out() -> None:
+    async with served(GatewayOptions(connections_max=16)) as server, AsyncExitStack() as many:
+        for _ in range(64):
+            _, writer = await many.enter_async_context(server.line())
+            writer.write(b"GET /livez HT")
+        assert (await server.say(RUNS)).startswith(b"HTTP/1.1 200")
+
+
+async def test_connections_that_reset_at_once_leave_nothing_behind() -> None:
+    async with served(GatewayOptions(connections_max=16)) as server:
+        for _ in range(300):
+            with socket.create_connection(("127.0.0.1", server.port)) as line:
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                line.sendall(GET)
+            await asyncio.sleep(0)
+        await turn(server)
+        async with asyncio.timeout(5):
+            while connections():  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0.02)
+
+
+async def test_pipelined_requests_are_parsed_a_few_at_a_time_and_all_answered() -> None:
+    async with served() as server, server.line() as (reader, writer):
+        writer.write(GET * 3_000)
+        queued = 0
+        for number in range(3_000):
+            assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 200")
+            if number % 500 == 0:
+                queued = max(queued, *(len(each.pipeline) for each in connections()))
+        assert 0 < queued <= 17 + 8 * 1024 // len(GET)
+
+
+async def test_a_large_body_behind_pipelined_requests_arrives_whole() -> None:
+    async with served() as server, server.line() as (reader, writer):
+        await server.house.start()
+        body = b'{"input": {"x": "%b"}}' % (b"y" * 200_000)
+        writer.write(GET * 600 + START + b"Content-Length: %d\r\n\r\n" % len(body) + body + GET)
+        for _ in range(600):
+            await reader.readuntil(b"}}")
+        assert b" 200 " in await reader.readuntil(b"}")
+        assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_key_in_a_trailer_is_no_key() -> None:
+    async with served(GatewayOptions(admin_key=ADMIN)) as server:
+        await server.house.start(key=ADMIN)
+        trailer = b"Authorization: Bearer %b\r\n\r\n" % ADMIN.encode()
+        sent = START + b"Connection: close\r\n" + CHUNKED + trailer
+        for parts in ((sent,), (sent[:-30], sent[-30:])):
+            assert (await server.say(*parts)).startswith(b"HTTP/1.1 401")
+
+
+async def test_a_tenant_and_an_idempotency_key_in_trailers_are_passed_over() -> None:
+    async with served() as server:
+        await server.house.start()
+        trailers = b"X-Stanchion-Tenant: other\r\nIdempotency-Key: same\r\nHost: evil.example\r\n"
+        sent = START + b"Connection: close\r\n" + CHUNKED + trailers + b"\r\n"
+        ids = {(await server.say(sent)).partition(b'"run_id":"')[2][:26] for _ in range(2)}
+        assert len(ids) == 2
+        assert len((await server.house.ask("GET", "/v1/runs")).json["runs"]) == 3
+
+
+@pytest.mark.parametrize("rest", [b"0\r\nX: ", b"1;"])
+async def test_trailers_and_chunk_extensions_without_end_are_cut_off(rest: bytes) -> None:
+    async with served() as server:
+        sent = START + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n" + rest
+        assert problem(await server.say(sent, *[b"y" * 30_000] * 3)) == (431, "headers_too_large")
+
+
+async def test_the_body_of_a_request_that_offers_an_upgrade_is_its_body() -> None:
+    """And never the next request, also if it comes later than its head."""
+    async with served() as server:
+        put = b"PUT /v1/workflows/one-step HTTP/1.1\r\nHost: localhost\r\n"
+        offer = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+        file = str(ONE_STEP).replace("'", '"').encode()
+        for framing, body in (
+            (b"Content-Length: %d\r\n\r\n" % len(file), file),
+            (b"Transfer-Encoding: chunked\r\n\r\n", b"%x\r\n%b\r\n0\r\n\r\n" % (len(file), file)),
+            (b"Content-Length: %d\r\n\r\n" % len(GET), GET),
+        ):
+            for parts in ((put + offer + framing + body,), (put + offer + framing, body)):
+                answer = await server.say(*parts, CLOSE)
+                answers = answer.count(b"HTTP/1.1 ")
+                first = answer.startswith(b"HTTP/1.1 200") == (body is not GET)
+                assert (answers, first) == (2, True), (parts, answer)
+
+
+async def test_many_headers_in_one_go_are_refused_cheaply() -> None:
+    async with served() as server:
+        many = GET.replace(b"\r\n\r\n", b"\r\n" + b"a:b\r\n" * 9_000 + b"\r\n")
+        answer = await server.say(many.replace(b"Host", b"Connection: close\r\nHost"))
+        assert answer.startswith(b"HTTP/1.1 431")
+
+
+@asynccontextmanager
+async def process_with_files(
+    soft: int, hard: int, directory: Path
+) -> AsyncIterator[tuple[int, int]]:
+    """A server in a process that may have so many files; its process id and its port."""
+    limits = f"ulimit -Sn {soft} && ulimit -Hn {hard} && exec"
+    server = f"{sys.executable} -m stanchion serve --port 0 --data-dir {directory}"
+    clean = {name: value for name, value in os.environ.items() if "STANCHION" not in name}
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-c", f"{limits} {server}"), stderr=asyncio.subprocess.PIPE, env=clean
+    )
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(30):
+            said = await process.stderr.readuntil(b"server_ready")
+            said += await process.stderr.readline()
+        port = re.search(rb"127\.0\.0\.1:(\d+)", said)
+        assert port is not None, said
+        yield process.pid, int(port[1])
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        await asyncio.wait_for(process.communicate(), 15)
+
+
+async def test_a_server_with_few_files_is_not_used_up_by_connections_that_say_nothing(
+    tmp_path: Path,
+) -> None:
+    async with process_with_files(64, 400, tmp_path) as (pid, port), AsyncExitStack() as many:
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (400, 400)
+        for _ in range(300):
+            line = many.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            with suppress(ConnectionError):
+                line.sendall(b"\r\n")
+        for ask in (CLOSE, RUNS):
+            async with asyncio.timeout(5):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(ask)
+                answer = await reader.read()
+                writer.close()
+            assert answer.startswith(b"HTTP/1.1 200"), answer
