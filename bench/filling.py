@@ -18,9 +18,9 @@ import msgspec
 import stanchion.adapters.store.sqlite as sqlite_adapter
 from bench.serving import ROOT
 from bench.workflows import NOTHING, THREE_STEPS
-from stanchion.adapters.clock import SystemClock
 from stanchion.adapters.store.redis import RedisStore
 from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.adapters.system import SystemClock
 from stanchion.core.admission import Admitted
 from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.core.run import decide_all

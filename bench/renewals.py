@@ -18,11 +18,10 @@ from bench.filling import PATIENCE_S, Stock, fill
 from bench.pace import Pace
 from bench.row import Row, at_least
 from bench.serving import backends
-from stanchion.adapters.clock import SystemClock
-from stanchion.adapters.entropy import SystemEntropy
 from stanchion.adapters.locks.redis import RedisLocks
 from stanchion.adapters.store.redis import RedisStore
 from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.adapters.system import SystemClock, SystemEntropy
 from stanchion.ports.locks import Granted, Renewed
 from stanchion.ports.records import JobLease
 from stanchion.ports.store import Store

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import quantiles
 
 from bench.row import Row
-from stanchion.adapters.clock import SystemClock
 from stanchion.adapters.store.redis import RedisStore
 from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.adapters.system import SystemClock
 from stanchion.core.model import TenantId
 from stanchion.ports.records import LeasedJob, Tenant
 from stanchion.ports.store import Store

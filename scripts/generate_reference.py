@@ -14,10 +14,9 @@ import click
 import msgspec
 
 from stanchion.adapters.bus.local import LocalBus
-from stanchion.adapters.clock import SystemClock
-from stanchion.adapters.entropy import SystemEntropy
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.adapters.store.memory import MemoryStore
+from stanchion.adapters.system import SystemClock, SystemEntropy
 from stanchion.cli.app import app
 from stanchion.config import OPTIONS, Config, Option
 from stanchion.gateway import make_app

@@ -15,13 +15,12 @@ from prometheus_client import disable_created_metrics
 
 from stanchion.adapters.bus.local import LocalBus
 from stanchion.adapters.bus.nats import NatsBus
-from stanchion.adapters.clock import SystemClock
-from stanchion.adapters.entropy import SystemEntropy
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.adapters.locks.redis import RedisLocks
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.store.redis import RedisStore
 from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.adapters.system import SystemClock, SystemEntropy
 from stanchion.config import Config, is_loopback
 from stanchion.gateway import Gateway, GatewayOptions, make_app
 from stanchion.gateway.server import serve, serving_metrics

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from stanchion.adapters.clock import SystemClock
-from stanchion.adapters.manual_clock import ManualClock
+from stanchion.adapters.system import ManualClock, SystemClock
 from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from stanchion.adapters.entropy import SystemEntropy
+from stanchion.adapters.system import SystemEntropy
 from stanchion.ports.entropy import Entropy
 
 

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 import hiredis
 import pytest
 
-from stanchion.adapters.entropy import SystemEntropy
 from stanchion.adapters.redis.address import Address
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.redis.errors import ConnectionLost
 from stanchion.adapters.redis.gather import Greeting, Node, pack
+from stanchion.adapters.system import SystemEntropy
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendRefused, BackendTimeout, BackendUnavailable
 

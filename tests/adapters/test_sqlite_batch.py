@@ -9,10 +9,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from stanchion.adapters.lane import Call
-from stanchion.adapters.manual_clock import ManualClock
-from stanchion.adapters.sqlite.batch import read_together, write_together
 from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.sqlite.thread import ThreadCall, read_together, write_together
+from stanchion.adapters.system import ManualClock
 from stanchion.ports.errors import (
     BackendCorrupt,
     BackendError,
@@ -118,9 +117,9 @@ async def test_an_operation_with_a_fault_of_its_own_fails_alone(db: Database) ->
 
 
 async def test_an_operation_whose_caller_left_does_nothing(db: Database) -> None:
-    gone = Call(_put(1), asyncio.get_running_loop())
+    gone = ThreadCall(_put(1), asyncio.get_running_loop())
     gone.is_wanted = False
-    staying = Call(_put(2), asyncio.get_running_loop())
+    staying = ThreadCall(_put(2), asyncio.get_running_loop())
     write_together(db, [gone, staying])
     assert _lines(db) == [2]
 
@@ -170,7 +169,7 @@ async def test_readers_of_a_batch_fail_each_for_itself(db: Database) -> None:
         raise apsw.CorruptError("database disk image is malformed")
 
     loop = asyncio.get_running_loop()
-    calls: list[Call[Database]] = [Call(damaged, loop), Call(_lines, loop)]
+    calls: list[ThreadCall[Database]] = [ThreadCall(damaged, loop), ThreadCall(_lines, loop)]
     read_together(db, calls)
     failed, lines = await _answers(calls)
     assert isinstance(failed, BackendCorrupt)
@@ -188,9 +187,9 @@ async def test_what_a_caller_asked_for_that_left_meanwhile_does_not_become_true(
         return 2
 
     loop = asyncio.get_running_loop()
-    early: Call[Database] = Call(_put(1), loop)
-    twice: Call[Database] = Call(_put(1), loop)
-    calls = [early, Call(leave, loop), twice]
+    early: ThreadCall[Database] = ThreadCall(_put(1), loop)
+    twice: ThreadCall[Database] = ThreadCall(_put(1), loop)
+    calls = [early, ThreadCall(leave, loop), twice]
     write_together(db, calls)
     answers = await _answers(calls)
     assert isinstance(answers[0], BackendTimeout)
@@ -200,13 +199,13 @@ async def test_what_a_caller_asked_for_that_left_meanwhile_does_not_become_true(
 
 
 async def _write(db: Database, *acts: Callable[[Database], object]) -> list[object]:
-    calls = [Call(act, asyncio.get_running_loop()) for act in acts]
+    calls = [ThreadCall(act, asyncio.get_running_loop()) for act in acts]
     write_together(db, calls)
     assert not db.connection.in_transaction
     return await _answers(calls)
 
 
-async def _answers(calls: Sequence[Call[Database]]) -> list[object]:
+async def _answers(calls: Sequence[ThreadCall[Database]]) -> list[object]:
     for call in calls:
         call.settle()
     futures = [call.future for call in calls]

@@ -13,9 +13,9 @@ import apsw
 import pytest
 
 from stanchion.adapters.locks.sqlite import SqliteLocks
-from stanchion.adapters.manual_clock import ManualClock
-from stanchion.adapters.sqlite.schema import Schema, bring_up_to_date, check_ours
+from stanchion.adapters.sqlite.opening import Schema, bring_up_to_date, check_ours
 from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.adapters.system import ManualClock
 from stanchion.ports.errors import BackendCorrupt, BackendRefused
 from stanchion.ports.records import Document
 from tests.contract.builders import ACME, start
@@ -258,7 +258,7 @@ def _try_in_another_process(path: Path) -> str:
     """Open and close the store over there; the last line of what it complains about."""
     script = (
         "import asyncio, sys\n"
-        "from stanchion.adapters.clock import SystemClock\n"
+        "from stanchion.adapters.system import SystemClock\n"
         "from stanchion.adapters.store.sqlite import SqliteStore\n"
         "async def main():\n"
         "    await (await SqliteStore.open(sys.argv[1], clock=SystemClock())).close()\n"

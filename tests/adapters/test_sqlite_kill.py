@@ -16,8 +16,8 @@ from typing import Final
 
 import pytest
 
-from stanchion.adapters.clock import SystemClock
 from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.adapters.system import SystemClock
 from stanchion.core.model import JobId, RunId, RunStatus, StepId, StepStatus, TenantId
 from stanchion.ports.records import Accepted, Committed, JobState, RunFilter, Tenant
 from tests.contract.builders import (

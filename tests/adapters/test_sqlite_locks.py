@@ -13,9 +13,8 @@ from typing import Final
 import apsw
 import pytest
 
-from stanchion.adapters.clock import SystemClock
 from stanchion.adapters.locks.sqlite import SqliteLocks
-from stanchion.adapters.manual_clock import ManualClock
+from stanchion.adapters.system import ManualClock, SystemClock
 from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.locks import Granted, Held, NotOwned, TooLate
 

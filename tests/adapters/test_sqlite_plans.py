@@ -11,10 +11,8 @@ import apsw
 import pytest
 
 from stanchion.adapters.locks import sqlite as locks_module
-from stanchion.adapters.manual_clock import ManualClock
-from stanchion.adapters.sqlite.database import Database
-from stanchion.adapters.sqlite.schema import read_schema
-from stanchion.adapters.sqlite.statements import read_statements
+from stanchion.adapters.sqlite.database import Database, read_statements
+from stanchion.adapters.sqlite.opening import read_schema
 from stanchion.adapters.store.sqlite import (
     admission as gate,
 )
@@ -26,6 +24,7 @@ from stanchion.adapters.store.sqlite import (
     runs,
 )
 from stanchion.adapters.store.sqlite.file import open_writer
+from stanchion.adapters.system import ManualClock
 from stanchion.core.events import CancelRequested
 from stanchion.core.model import Instant, RunId, RunStatus, TenantId
 from stanchion.core.run import decide

@@ -10,8 +10,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from stanchion.adapters.manual_clock import ManualClock
 from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.adapters.system import ManualClock
 from stanchion.core.admission import Admitted, TooLate
 from stanchion.core.model import TenantId
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable

@@ -18,8 +18,8 @@ from bench.loadgen import Load, send
 from bench.peers.running import Peer
 from bench.serving import echoing, embedded, working
 from bench.workflows import THREE_STEPS
-from stanchion.adapters.clock import SystemClock
 from stanchion.adapters.store.memory import MemoryStore
+from stanchion.adapters.system import SystemClock
 from stanchion.core.model import TenantId, Topic
 from stanchion.core.workflow import Workflow
 

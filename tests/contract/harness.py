@@ -18,8 +18,8 @@ from typing import Final
 import redis.asyncio
 
 from stanchion.adapters.locks.memory import MemoryLocks
-from stanchion.adapters.manual_clock import ManualClock
 from stanchion.adapters.store.memory import MemoryStore
+from stanchion.adapters.system import ManualClock
 from stanchion.core.model import TenantId
 from stanchion.ports.locks import Locks
 from stanchion.ports.store import Store

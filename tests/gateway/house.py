@@ -12,9 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from stanchion.adapters.bus.local import LocalBus
-from stanchion.adapters.clock import SystemClock
-from stanchion.adapters.entropy import SystemEntropy
 from stanchion.adapters.store.memory import MemoryStore
+from stanchion.adapters.system import SystemClock, SystemEntropy
 from stanchion.gateway import Gateway, GatewayOptions, make_app
 from stanchion.gateway.server import serve
 from stanchion.ports.errors import BackendUnavailable

@@ -8,9 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
-from stanchion.adapters.entropy import SystemEntropy
-from stanchion.adapters.manual_clock import ManualClock
 from stanchion.adapters.store.memory import MemoryStore
+from stanchion.adapters.system import ManualClock, SystemEntropy
 from stanchion.gateway.cursors import Cursors, CursorSeal
 from stanchion.gateway.route import Route
 from stanchion.gateway.routes import ROUTES

@@ -8,7 +8,7 @@ import threading
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from stanchion.adapters.manual_clock import ManualClock
+from stanchion.adapters.system import ManualClock
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.metrics import ANSWERS_MAX, CACHED_MS, WAITING_MAX, MetricsPage
 from stanchion.gateway.problems import Refused

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stanchion.adapters.manual_clock import ManualClock
 from stanchion.adapters.store.memory import MemoryStore
+from stanchion.adapters.system import ManualClock
 from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.services.keys import (
     BELIEVED_MS,

@@ -18,9 +18,9 @@ from typing import Final
 
 import msgspec
 
-from stanchion.adapters.clock import SystemClock
 from stanchion.adapters.store.redis import RedisStore
 from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.adapters.system import SystemClock
 from stanchion.core.admission import Admitted
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import JobId, RunId, TenantId, WorkflowId

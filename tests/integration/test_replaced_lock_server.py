@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.adapters.locks.redis import RedisLocks
-from stanchion.adapters.manual_clock import ManualClock
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.store.redis import RedisStore
+from stanchion.adapters.system import ManualClock
 from stanchion.core.model import Instant
 from stanchion.ports.locks import Granted, Held, Locks
 from stanchion.ports.records import Committed, StaleFence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 
-from stanchion.adapters.clock import SystemClock
+from stanchion.adapters.system import SystemClock
 from stanchion.leases.opening import store_at
 
 __all__ = ["until_waiting", "waiting"]

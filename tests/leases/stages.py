@@ -13,7 +13,7 @@ import redis.asyncio
 from stanchion.adapters.locks.memory_turns import MemoryTurns
 from stanchion.adapters.locks.redis.turns import RedisTurns
 from stanchion.adapters.locks.sqlite_turns import SqliteTurns
-from stanchion.adapters.manual_clock import ManualClock
+from stanchion.adapters.system import ManualClock
 from stanchion.ports.turns import Turns
 
 __all__ = ["FileStage", "MemoryStage", "ServerStage", "Stage"]

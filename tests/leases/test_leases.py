@@ -14,7 +14,7 @@ import pytest
 
 import stanchion
 from stanchion import leases as package
-from stanchion.adapters.clock import SystemClock
+from stanchion.adapters.system import SystemClock
 from stanchion.core.retry import BoundedJitter
 from stanchion.leases import events
 from stanchion.leases.leases import RiskName

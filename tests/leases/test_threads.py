@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import stanchion
-from stanchion.adapters.clock import SystemClock
+from stanchion.adapters.system import SystemClock
 from stanchion.leases import events
 from stanchion.leases.opening import store_at
 from tests.leases.lines import until_waiting, waiting

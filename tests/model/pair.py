@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from stanchion.adapters.manual_clock import ManualClock
 from stanchion.adapters.store.memory import MemoryStore
+from stanchion.adapters.system import ManualClock
 from stanchion.core.model import Instant
 from tests.contract.harness import Harness
 from tests.model.call import Call, batches

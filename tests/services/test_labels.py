@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from stanchion.adapters.manual_clock import ManualClock
+from stanchion.adapters.system import ManualClock
 from stanchion.core.model import TenantId
 from stanchion.services.engine_signals import EngineSignals
 from stanchion.services.labels import OTHER, UNNAMED_MAX, TenantLabels

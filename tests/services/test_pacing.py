@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stanchion.adapters.manual_clock import ManualClock
+from stanchion.adapters.system import ManualClock
 from stanchion.core.model import TenantId
 from stanchion.services import pacing as module
 from stanchion.services.pacing import Backend, Pacing, full_window_ms, outage_window_ms

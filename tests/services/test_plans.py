@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from stanchion.adapters.manual_clock import ManualClock
 from stanchion.adapters.store.memory import MemoryStore
+from stanchion.adapters.system import ManualClock
 from stanchion.core.model import StepId, TenantId, Topic, WorkflowId
 from stanchion.core.workflow import JobSpec, SubworkflowSpec, Workflow
 from stanchion.ports.errors import BackendUnavailable

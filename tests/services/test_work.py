@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from stanchion.adapters.manual_clock import ManualClock
+from stanchion.adapters.system import ManualClock
 from stanchion.core.model import TenantId
 from stanchion.services import work as module
 from stanchion.services.labels import TenantLabels

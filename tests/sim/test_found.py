@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stanchion.adapters.locks.memory import MemoryLocks
-from stanchion.adapters.manual_clock import ManualClock
 from stanchion.adapters.store.memory.shelf import Shelf
+from stanchion.adapters.system import ManualClock
 from stanchion.core.model import StepId, Topic, WorkflowId
 from stanchion.core.workflow import ForEachSpec, Workflow
 from stanchion.ports.locks import Granted

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from stanchion.adapters.manual_clock import ManualClock
 from stanchion.adapters.store.memory.shelf import JobFile, RunFile, Shelf
+from stanchion.adapters.system import ManualClock
 from stanchion.client.signals import Retrying
 from stanchion.core.events import CancelRequested, Timer, TimerKind
 from stanchion.core.model import (

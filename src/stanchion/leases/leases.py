@@ -18,8 +18,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias, get_args
 
-from stanchion.adapters.clock import SystemClock
-from stanchion.adapters.entropy import SystemEntropy
+from stanchion.adapters.system import SystemClock, SystemEntropy
 from stanchion.core import lease as rules
 from stanchion.core import lease_policy
 from stanchion.core import retry as rhythms

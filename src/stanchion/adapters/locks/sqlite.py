@@ -14,12 +14,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final, Self, TypeVar
 
-from stanchion.adapters.lane import Lane
-from stanchion.adapters.sqlite.batch import write_together
-from stanchion.adapters.sqlite.database import Database
-from stanchion.adapters.sqlite.opening import open_for_writing, resolved
-from stanchion.adapters.sqlite.schema import read_schema
-from stanchion.adapters.sqlite.statements import read_statements
+from stanchion.adapters.sqlite.database import Database, read_statements
+from stanchion.adapters.sqlite.opening import open_for_writing, read_schema, resolved
+from stanchion.adapters.sqlite.thread import WorkerThread, write_together
 from stanchion.core.lease import next_fence
 from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
@@ -53,8 +50,8 @@ _FORGET_AT_ONCE: Final = 4
 class SqliteLocks:
     """See ``ports.locks.Locks``. Made by ``open``."""
 
-    def __init__(self, lane: Lane[Database], clock: Clock, timeout_s: float) -> None:
-        self._lane = lane
+    def __init__(self, thread: WorkerThread[Database], clock: Clock, timeout_s: float) -> None:
+        self._thread = thread
         self._clock = clock
         self._timeout_s = timeout_s
 
@@ -78,14 +75,14 @@ class SqliteLocks:
             connection = open_for_writing(where, _SCHEMA, sync="NORMAL", busy_ms=busy_ms)
             return Database(connection, where, clock)
 
-        lane = await Lane.open(
+        thread = await WorkerThread.open(
             f"{where} (locks)",
             make,
             write_together,
             lambda db: db.connection.close(),
             queue_max=queue_max,
         )
-        return cls(lane, clock, timeout_s)
+        return cls(thread, clock, timeout_s)
 
     async def acquire(
         self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
@@ -148,13 +145,13 @@ class SqliteLocks:
         await self._call(lambda db: db.first(_SQL["read_lock"], name=""))
 
     async def close(self) -> None:
-        await self._lane.close()
+        await self._thread.close()
 
     async def _call(
         self, act: Callable[[Database], _Answer], within_ms: int | None = None
     ) -> _Answer:
         wait_s = self._timeout_s if within_ms is None else within_ms / _MS_PER_S
-        return await self._lane.call(act, wait_s=min(wait_s, self._timeout_s))
+        return await self._thread.call(act, wait_s=min(wait_s, self._timeout_s))
 
 
 def take(db: Database, name: str, token: str, ttl_ms: int, floor: int) -> AcquireAnswer:

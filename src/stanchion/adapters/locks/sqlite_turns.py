@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from stanchion.adapters.entropy import SystemEntropy
-from stanchion.adapters.lane import Lane
 from stanchion.adapters.locks.sqlite import SqliteLocks, take
-from stanchion.adapters.sqlite.batch import read_together
-from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.sqlite.database import Database, read_statements
 from stanchion.adapters.sqlite.opening import open_for_reading
-from stanchion.adapters.sqlite.statements import read_statements
+from stanchion.adapters.sqlite.thread import WorkerThread, read_together
+from stanchion.adapters.system import SystemEntropy
 from stanchion.core.model import Instant
 from stanchion.core.retry import BoundedJitter, backoff_ms
 from stanchion.ports.clock import Clock
@@ -35,10 +33,10 @@ _QUEUE_MAX: Final = 10_000
 class SqliteTurns(SqliteLocks):
     """See ``ports.turns.Turns``. Made by ``open``."""
 
-    def __init__(self, lane: Lane[Database], clock: Clock, timeout_s: float) -> None:
-        super().__init__(lane, clock, timeout_s)
+    def __init__(self, thread: WorkerThread[Database], clock: Clock, timeout_s: float) -> None:
+        super().__init__(thread, clock, timeout_s)
         self._opening_window = asyncio.Lock()
-        self._window: Lane[Database] | None = None
+        self._window: WorkerThread[Database] | None = None
         """A connection that only looks, made when somebody waits for the first time."""
 
     async def acquire(
@@ -101,12 +99,12 @@ class SqliteTurns(SqliteLocks):
             await self._window.close()
         await super().close()
 
-    async def _look_out(self) -> Lane[Database]:
+    async def _look_out(self) -> WorkerThread[Database]:
         async with self._opening_window:
             if self._window is None:
                 path = await self._call(lambda db: db.path)
                 busy_ms = round(self._timeout_s * 1000)
-                self._window = await Lane.open(
+                self._window = await WorkerThread.open(
                     f"{path} (turns)",
                     lambda: Database(open_for_reading(path, busy_ms=busy_ms), path, self._clock),
                     read_together,

@@ -1,20 +1,39 @@
-"""One connection to the store's file, and what every operation on it needs."""
+"""One connection to the store's file, the rows that wait to be written, and statements from files.
+
+**Pending rows.** Each statement that takes a while costs the thread its turn of the interpreter. So
+the writer collects rows of all callers of a batch and writes rows of one kind with one statement. A
+read sees what was collected before, because that is written first; a read that knows which run, job
+or key it is about (``peek``) only checks that nothing is pending for it.
+
+**Statements** lie in SQL files. A file begins with its contract as comments; then each statement
+has a name and a sentence:
+
+    -- name: put_tenant
+    -- Replaces a tenant's configuration.
+    INSERT INTO ...
+
+The text between two names is one statement.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import cache
+from importlib.resources import files
 from itertools import count
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import apsw
 
-from stanchion.adapters.sqlite.pending import Pending
 from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendCorrupt
 
-__all__ = ["Database", "Row"]
+__all__ = ["Database", "Pending", "Row", "read_statements"]
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -47,7 +66,7 @@ class Database:
     def check_in_place(self) -> None:
         """Raise ``BackendCorrupt`` if the file's name does not lead to the file any more.
 
-        Somebody removed or replaced it. What is written then reaches a file without a name, and is
+        It was removed or replaced. What is written then reaches a file without a name, and is
         gone with this process: nothing of it may be acknowledged.
         """
         if _file_at(self.path) != self._file:
@@ -114,3 +133,95 @@ class Database:
         """Change something once for each row of values."""
         self.pending.write()
         self.connection.executemany(statement, rows)
+
+
+_AT_ONCE_MAX: Final = 64
+"""Rows of one statement. There is one for each power of two, so that all stay prepared."""
+_INSERT = re.compile(r"(INSERT INTO .+? VALUES )\(([:\w, ]+)\)(.*)")
+
+_Row = tuple[object, ...]
+
+
+class Pending:
+    """Rows by the statement that writes them, and whom they are about."""
+
+    def __init__(self, execute: Callable[[str, _Row], object]) -> None:
+        self._execute = execute
+        self._rows: dict[str, list[_Row]] = {}
+        self._touched: Counter[Hashable] = Counter()
+        self.known: dict[Hashable, Any] = {}
+        """What was read and holds, with what is pending, until that is written."""
+
+    def add(self, statement: str, values: Mapping[str, object]) -> None:
+        """Write a row before anything is read. Rows of one statement stay in their order."""
+        self._rows.setdefault(statement, []).append(_insert(statement).row(values))
+
+    def touch(self, whom: Hashable) -> None:
+        """What was added is about them."""
+        self._touched[whom] += 1
+
+    def touched(self, whom: Hashable) -> int:
+        """How often something was added about them that is not written yet."""
+        return self._touched[whom]
+
+    def write(self) -> None:
+        """Write all of it."""
+        self.known.clear()
+        if not self._rows:
+            return
+        rows, self._rows = self._rows, {}
+        self._touched.clear()
+        for statement, theirs in rows.items():
+            insert, done = _insert(statement), 0
+            while done < len(theirs):
+                count = min(_AT_ONCE_MAX, 1 << (len(theirs) - done).bit_length() - 1)
+                some = theirs[done : done + count]
+                self._execute(insert.of(count), tuple(value for row in some for value in row))
+                done += count
+
+    def forget(self) -> None:
+        """Write none of it."""
+        self.known.clear()
+        self._rows.clear()
+        self._touched.clear()
+
+
+class _Insert(NamedTuple):
+    """A statement for one row with names in it, taken apart."""
+
+    head: str
+    places: str
+    tail: str
+    row: Callable[[Mapping[str, object]], _Row]
+    """A row's values in their order."""
+
+    @cache  # noqa: B019 - a few statements, there as long as the program
+    def of(self, count: int) -> str:
+        """The same for so many rows, with places in it."""
+        return self.head + ", ".join([self.places] * count) + self.tail
+
+
+@cache
+def _insert(statement: str) -> _Insert:
+    found = _INSERT.fullmatch(statement)
+    assert found is not None, f"not an INSERT of one row: {statement}"
+    names = [name.strip().removeprefix(":") for name in found[2].split(",")]
+    places = f"({', '.join('?' * len(names))})"
+    return _Insert(found[1], places, found[3], lambda values: tuple(values[name] for name in names))
+
+
+_NAME: Final = "-- name:"
+
+
+def read_statements(package: str, *path: str) -> Mapping[str, str]:
+    """The statements of a file in a package, or of all files of a folder in it, by name."""
+    where = files(package).joinpath(*path)
+    statements: dict[str, str] = {}
+    for file in sorted(where.iterdir(), key=lambda file: file.name) if where.is_dir() else [where]:
+        _, *parts = f"\n{file.read_text('utf-8')}".split(f"\n{_NAME}")
+        for part in parts:
+            name, _, body = part.partition("\n")
+            assert name.strip() not in statements, f"two statements are called {name.strip()}"
+            lines = (line for line in body.splitlines() if not line.lstrip().startswith("--"))
+            statements[name.strip()] = " ".join(" ".join(lines).split())
+    return MappingProxyType(statements)

@@ -1,19 +1,47 @@
-"""Opening: a file is ours and sound before anything is written to it, or it stays as it was."""
+"""Opening a file: it must be ours and sound before anything is written to it. Schema and errors.
+
+A file says which program it belongs to (``application_id``) and how new its schema is
+(``user_version``). Migrations are numbered SQL files; those that a file has not seen run in one
+transaction. There is no way back: a file that a newer Stanchion has migrated is refused.
+
+SQLite's errors are translated into those of the ports here, and nowhere else.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 import apsw
+import msgspec
 
-from stanchion.adapters.sqlite.errors import translated_sqlite_errors
-from stanchion.adapters.sqlite.schema import Schema, bring_up_to_date, check_ours
-from stanchion.ports.errors import BackendCorrupt, BackendError, BackendRefused
+from stanchion.ports.errors import (
+    BackendCorrupt,
+    BackendError,
+    BackendRefused,
+    BackendTimeout,
+    BackendUnavailable,
+)
 
-__all__ = ["MEMORY", "Sync", "check_place", "open_for_reading", "open_for_writing", "resolved"]
+__all__ = [
+    "MEMORY",
+    "Schema",
+    "Sync",
+    "bring_up_to_date",
+    "check_ours",
+    "check_place",
+    "open_for_reading",
+    "open_for_writing",
+    "read_schema",
+    "resolved",
+    "translated",
+    "translated_sqlite_errors",
+]
 
 MEMORY: Final = ":memory:"
 """A path for what nobody keeps."""
@@ -163,3 +191,102 @@ def _sync_directory(path: str) -> None:
             f"{parent}: cannot be synced ({error.strerror}). Give a path in a directory that this"
             " process may read and write"
         ) from error
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """What a file is for, and the scripts that lead to its tables, the first one first."""
+
+    application_id: int
+    migrations: tuple[str, ...]
+
+    @property
+    def version(self) -> int:
+        return len(self.migrations)
+
+
+def read_schema(mark: bytes, package: str, directory: str) -> Schema:
+    """The schema with this mark of four letters, and the scripts of a directory in a package."""
+    scripts = sorted(
+        (each for each in files(package).joinpath(directory).iterdir() if each.is_file()),
+        key=lambda script: script.name,
+    )
+    numbers = [int(script.name.partition("_")[0]) for script in scripts]
+    assert numbers == list(range(1, len(scripts) + 1)), "migrations are numbered from one"
+    return Schema(
+        int.from_bytes(mark, "big"), tuple(script.read_text("utf-8") for script in scripts)
+    )
+
+
+def check_ours(connection: apsw.Connection, path: str, schema: Schema) -> None:
+    """Refuse a file that is another's, or too new. Changes nothing."""
+    tables = _number(connection, "SELECT count(*) FROM sqlite_schema")
+    owner = _number(connection, "PRAGMA application_id")
+    version = _number(connection, "PRAGMA user_version")
+    if owner != schema.application_id and (tables or owner):
+        raise BackendRefused(
+            f"{path}: a SQLite database that is not for this. Give another path: Stanchion does not"
+            " add its tables to it"
+        )
+    if version > schema.version:
+        raise BackendRefused(
+            f"{path}: written by a newer Stanchion (schema {version}, this one knows"
+            f" {schema.version}). Upgrade Stanchion, or restore a backup from before the upgrade"
+        )
+
+
+def bring_up_to_date(connection: apsw.Connection, path: str, schema: Schema) -> None:
+    """Run the migrations that this file has not seen: all of them, or none."""
+    # At once as a writer: another process may be about to do the same.
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        check_ours(connection, path, schema)
+        seen = _number(connection, "PRAGMA user_version")
+        for script in schema.migrations[seen:]:
+            connection.execute(script).fetchall()
+        connection.execute(f"PRAGMA user_version = {schema.version}").fetchall()
+        connection.execute(f"PRAGMA application_id = {schema.application_id}").fetchall()
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _number(connection: apsw.Connection, statement: str) -> int:
+    found = connection.execute(statement).get
+    assert isinstance(found, int)
+    return found
+
+
+@contextmanager
+def translated_sqlite_errors(path: str) -> Iterator[None]:
+    """Whatever SQLite raises inside comes out as a ``BackendError`` that names the file."""
+    try:
+        yield
+    except (apsw.Error, msgspec.DecodeError) as error:
+        raise translated(error, path) from error
+
+
+def translated(error: Exception, path: str) -> Exception:
+    """The error as ours if it was SQLite's, or came from reading what is stored; else itself."""
+    fault: BackendError
+    match error:
+        case apsw.FullError():
+            fault = BackendUnavailable(f"{path}: the disk is full; free some space ({error})")
+        case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
+            fault = BackendCorrupt(f"{path}: damaged; restore it from a backup ({error})")
+        case msgspec.DecodeError():
+            fault = BackendCorrupt(f"{path}: a stored value cannot be read ({error})")
+        case apsw.BusyError() | apsw.LockedError():
+            fault = BackendTimeout(f"{path}: another program keeps the file locked ({error})")
+        case apsw.ReadOnlyError() | apsw.CantOpenError() | apsw.PermissionsError():
+            fault = BackendUnavailable(f"{path}: cannot be opened for writing ({error})")
+        case apsw.IOError() | apsw.NoMemError() | apsw.InterruptError():
+            fault = BackendUnavailable(f"{path}: cannot be read or written ({error})")
+        case apsw.Error():
+            # A statement of ours that SQLite would not run: nobody's disk is at fault.
+            fault = BackendError(f"{path}: {type(error).__name__}: {error}")
+        case _:
+            return error
+    fault.__cause__ = error
+    return fault

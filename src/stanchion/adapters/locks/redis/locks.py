@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final, Self
 
-from stanchion.adapters.entropy import SystemEntropy
 from stanchion.adapters.redis.address import checked_namespace, read_url
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.redis.fleet import Fleet, Request
@@ -27,6 +26,7 @@ from stanchion.adapters.redis.patience import ask_in_time
 from stanchion.adapters.redis.scripts import Script
 from stanchion.adapters.redis.startup import claim_format, examine
 from stanchion.adapters.redis.topology import slot_of
+from stanchion.adapters.system import SystemEntropy
 from stanchion.core.model import Instant
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendCorrupt

@@ -9,11 +9,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
-from stanchion.adapters.entropy import SystemEntropy
 from stanchion.adapters.locks.redis.bells import Bells
 from stanchion.adapters.locks.redis.locks import RedisLocks, slots
 from stanchion.adapters.redis.fleet import Fleet, Request
 from stanchion.adapters.redis.scripts import Script
+from stanchion.adapters.system import SystemEntropy
 from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.locks import AcquireAnswer, Granted
 from stanchion.ports.turns import Place

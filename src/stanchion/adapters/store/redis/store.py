@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from stanchion.adapters.entropy import SystemEntropy
 from stanchion.adapters.redis.address import read_url
 from stanchion.adapters.redis.fleet import Fleet
 from stanchion.adapters.redis.startup import claim_format, examine
@@ -27,6 +26,7 @@ from stanchion.adapters.store.redis.outbox import RedisOutbox
 from stanchion.adapters.store.redis.rounds import Rounds
 from stanchion.adapters.store.redis.runs import RedisRuns
 from stanchion.adapters.store.redis.shards import Shards
+from stanchion.adapters.system import SystemEntropy
 from stanchion.core.run_id import SHARDS
 from stanchion.ports.entropy import Entropy
 

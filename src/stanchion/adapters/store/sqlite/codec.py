@@ -11,8 +11,7 @@ from typing import Final
 
 import msgspec
 
-from stanchion.adapters.sqlite.database import Database
-from stanchion.adapters.sqlite.statements import read_statements
+from stanchion.adapters.sqlite.database import Database, read_statements
 from stanchion.core.events import Event, Timer
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (

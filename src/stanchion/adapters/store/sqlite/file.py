@@ -17,14 +17,14 @@ from typing import Final
 import apsw
 
 from stanchion.adapters.sqlite.database import Database
-from stanchion.adapters.sqlite.errors import translated_sqlite_errors
 from stanchion.adapters.sqlite.opening import (
     MEMORY,
     check_place,
     open_for_reading,
     open_for_writing,
+    read_schema,
+    translated_sqlite_errors,
 )
-from stanchion.adapters.sqlite.schema import read_schema
 from stanchion.adapters.store.sqlite.codec import SQL
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendRefused
@@ -34,7 +34,7 @@ __all__ = ["Claim", "open_reader", "open_writer", "shut"]
 _SCHEMA: Final = read_schema(b"STCN", __package__, "migrations")
 _TOGETHER: Final = files(__package__).joinpath("sql", "together.sql").read_text("utf-8")
 _BUSY_MS: Final = 2_000
-"""Nobody else writes, but a backup may hold the file for a moment."""
+"""No other process writes, but a backup may hold the file for a moment."""
 
 
 class Claim:
@@ -93,7 +93,7 @@ class _Claimed(Database):
 
     claim: Claim | None = None
     own_lock: int | None = None
-    """On the file itself: it holds also if somebody removes the one beside it."""
+    """On the file itself: it holds also if the one beside it is removed."""
 
 
 def open_writer(path: str, clock: Clock) -> Database:

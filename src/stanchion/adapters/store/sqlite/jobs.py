@@ -106,8 +106,8 @@ def _accept(db: Database, result: Result, due: Instant, tenant: TenantId | None)
         if fence == result.fence:
             return Accepted(result.job_id, run_id, repeated=True)
         return Rejected(result.job_id, RejectedCode.ALREADY_FINISHED)
-    # A lease that has run out is good for its result until the expiry is noticed: nobody else has
-    # the job yet, and work that is done should not be done again.
+    # An expired lease is good for its result until the expiry is noticed: no other worker has the
+    # job yet, and finished work should not be repeated.
     if state != JobState.LEASED or fence != result.fence or ended_at is not None:
         return Rejected(result.job_id, RejectedCode.STALE_FENCE)
     db.later(
@@ -125,7 +125,7 @@ def _accept(db: Database, result: Result, due: Instant, tenant: TenantId | None)
 
 
 def _run_of(job_id: JobId) -> RunId:
-    """Whose job it would be. What is no job's id is nobody's, and nothing is pending for it."""
+    """The run of a job id. A malformed id gives an id for which nothing is pending."""
     return RunId(job_id.partition(":")[0])
 
 
@@ -287,8 +287,8 @@ class _Queue:
 class _Ring:
     """Whose turn it is, in the rings of all topics that were asked for.
 
-    So many jobs come from the first so many queues of each topic at most: whoever is sent to the
-    tail is behind all the others, read or not.
+    It reads ``max_jobs`` queues of each topic at most: no more are needed for so many jobs, since a
+    queue that has given one goes behind all others, read or not.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class _Ring:
         return self._count
 
     def next_queue(self) -> _Queue | None:
-        """Whose turn it is; ``None`` if nobody is left."""
+        """The queue whose turn it is; ``None`` if none is left."""
         while self._heap:
             place, queue = self._heap[0]
             if not queue.is_gone and place == queue.place:

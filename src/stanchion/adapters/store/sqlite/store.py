@@ -13,10 +13,9 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
-from stanchion.adapters.lane import Lane
-from stanchion.adapters.sqlite.batch import read_together, write_together
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.opening import MEMORY, resolved
+from stanchion.adapters.sqlite.thread import WorkerThread, read_together, write_together
 from stanchion.adapters.store.sqlite import admission as gate
 from stanchion.adapters.store.sqlite import definitions, housekeeping, jobs, outbox, runs
 from stanchion.adapters.store.sqlite.codec import SQL
@@ -65,8 +64,8 @@ class SqliteStore:
         self,
         *,
         path: str,
-        writer: Lane[Database],
-        reader: Lane[Database],
+        writer: WorkerThread[Database],
+        reader: WorkerThread[Database],
         clock: Clock,
         key_ttl_ms: int,
         timeout_s: float,
@@ -96,7 +95,7 @@ class SqliteStore:
         long a caller waits. ``queue_max``: how many may.
         """
         where = resolved(path)
-        writer = await Lane.open(
+        writer = await WorkerThread.open(
             f"{where} (writer)",
             lambda: open_writer(where, clock),
             write_together,
@@ -106,7 +105,7 @@ class SqliteStore:
         try:
             reader = writer
             if where != MEMORY:
-                reader = await Lane.open(
+                reader = await WorkerThread.open(
                     f"{where} (reader)",
                     lambda: open_reader(where, clock),
                     read_together,
@@ -185,7 +184,7 @@ class SqliteStore:
         return self._clock.now()
 
     async def ping(self) -> None:
-        """Answers if it can be read and written: whoever asks wants to know if work would go on."""
+        """Answer if the file can be read and written."""
         await self.reader.call(lambda db: db.first(SQL["look"]), wait_s=self.timeout_s)
         await self.writer.call(lambda db: db.run(SQL["leave_a_mark"]), wait_s=self.timeout_s)
 

@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from stanchion.adapters.lane import Call, Lane
+from stanchion.adapters.sqlite.thread import ThreadCall, WorkerThread
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
 
 _LONG_S = 10.0
 
 
 async def test_callers_who_wait_are_served_together() -> None:
-    async with _lane() as (lane, book):
-        gate = await _occupy(lane)
-        calls = [_start(lane, number) for number in range(5)]
+    async with _thread() as (thread, book):
+        gate = await _occupy(thread)
+        calls = [_start(thread, number) for number in range(5)]
         await asyncio.sleep(0)  # they queue up
         gate.set()
         assert await asyncio.gather(*calls) == [0, 1, 2, 3, 4]
@@ -26,9 +26,9 @@ async def test_callers_who_wait_are_served_together() -> None:
 
 
 async def test_a_batch_has_a_bound() -> None:
-    async with _lane() as (lane, book):
-        gate = await _occupy(lane)
-        calls = [_start(lane, number) for number in range(1_200)]
+    async with _thread() as (thread, book):
+        gate = await _occupy(thread)
+        calls = [_start(thread, number) for number in range(1_200)]
         await asyncio.sleep(0)  # they queue up
         gate.set()
         await asyncio.gather(*calls)
@@ -36,18 +36,18 @@ async def test_a_batch_has_a_bound() -> None:
 
 
 async def test_a_caller_waits_no_longer_than_it_said() -> None:
-    async with _lane() as (lane, book):
-        gate = await _occupy(lane)
+    async with _thread() as (thread, book):
+        gate = await _occupy(thread)
         with pytest.raises(BackendTimeout, match=r"book: no answer within 0\.01 s"):
-            await lane.call(lambda book: book.write(1), wait_s=0.01)
+            await thread.call(lambda book: book.write(1), wait_s=0.01)
         gate.set()
     assert book.lines == []
 
 
 async def test_a_caller_who_was_cancelled_before_its_turn_is_passed_over() -> None:
-    async with _lane() as (lane, book):
-        gate = await _occupy(lane)
-        calls = [_start(lane, number) for number in range(3)]
+    async with _thread() as (thread, book):
+        gate = await _occupy(thread)
+        calls = [_start(thread, number) for number in range(3)]
         await asyncio.sleep(0)  # they queue up
         calls[1].cancel()
         await asyncio.wait([calls[1]])
@@ -58,8 +58,8 @@ async def test_a_caller_who_was_cancelled_before_its_turn_is_passed_over() -> No
 
 
 async def test_a_caller_who_is_cancelled_during_its_turn_does_not_disturb_the_others() -> None:
-    async with _lane() as (lane, book):
-        first = _start(lane, 1)
+    async with _thread() as (thread, book):
+        first = _start(thread, 1)
         gate = threading.Event()
         begun = threading.Event()
 
@@ -68,58 +68,58 @@ async def test_a_caller_who_is_cancelled_during_its_turn_does_not_disturb_the_ot
             gate.wait(_LONG_S)
             book.write(2)
 
-        cancelled = asyncio.ensure_future(lane.call(slow, wait_s=_LONG_S))
+        cancelled = asyncio.ensure_future(thread.call(slow, wait_s=_LONG_S))
         await asyncio.to_thread(begun.wait, _LONG_S)
         cancelled.cancel()
         await asyncio.wait([cancelled])
         gate.set()
         assert await first == 1
-        assert await lane.call(lambda book: book.write(3), wait_s=_LONG_S) == 3
+        assert await thread.call(lambda book: book.write(3), wait_s=_LONG_S) == 3
     assert book.lines == [1, 2, 3]
 
 
 async def test_a_queue_that_is_too_long_turns_new_callers_away() -> None:
-    async with _lane(queue_max=2) as (lane, _):
-        gate = await _occupy(lane)
-        waiting = [_start(lane, number) for number in range(2)]
+    async with _thread(queue_max=2) as (thread, _):
+        gate = await _occupy(thread)
+        waiting = [_start(thread, number) for number in range(2)]
         await asyncio.sleep(0)  # they queue up
         with pytest.raises(BackendUnavailable, match="book: 2 calls wait already"):
-            await lane.call(lambda book: book.write(9), wait_s=_LONG_S)
+            await thread.call(lambda book: book.write(9), wait_s=_LONG_S)
         gate.set()
         assert await asyncio.gather(*waiting) == [0, 1]
-        assert await lane.call(lambda book: book.write(3), wait_s=_LONG_S) == 3
+        assert await thread.call(lambda book: book.write(3), wait_s=_LONG_S) == 3
 
 
 async def test_whoever_breaks_the_serving_breaks_it_for_one_batch() -> None:
-    async with _lane() as (lane, book):
+    async with _thread() as (thread, book):
         book.is_broken = True
         with pytest.raises(ZeroDivisionError):
-            await lane.call(lambda book: book.write(1), wait_s=_LONG_S)
+            await thread.call(lambda book: book.write(1), wait_s=_LONG_S)
         book.is_broken = False
-        assert await lane.call(lambda book: book.write(2), wait_s=_LONG_S) == 2
+        assert await thread.call(lambda book: book.write(2), wait_s=_LONG_S) == 2
 
 
 async def test_closing_serves_all_who_wait_and_then_ends() -> None:
-    async with _lane() as (lane, book):
-        gate = await _occupy(lane)
-        calls = [_start(lane, number) for number in range(3)]
+    async with _thread() as (thread, book):
+        gate = await _occupy(thread)
+        calls = [_start(thread, number) for number in range(3)]
         await asyncio.sleep(0)  # they queue up
-        closing = asyncio.ensure_future(lane.close())
+        closing = asyncio.ensure_future(thread.close())
         await asyncio.sleep(0)
         with pytest.raises(BackendUnavailable, match="closed"):
-            await lane.call(lambda book: book.write(9), wait_s=_LONG_S)
+            await thread.call(lambda book: book.write(9), wait_s=_LONG_S)
         gate.set()
         await closing
         assert await asyncio.gather(*calls) == [0, 1, 2]
         assert book.is_closed
-        await lane.close()
+        await thread.close()
 
 
 async def test_a_closed_lane_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
-    async with _lane() as (lane, _):
+    async with _thread() as (thread, _):
         assert set(threading.enumerate()) - before
-        await lane.close()
+        await thread.close()
         assert not set(threading.enumerate()) - before
 
 
@@ -130,7 +130,7 @@ async def test_what_cannot_be_made_is_told_to_the_one_who_opens() -> None:
         raise BackendUnavailable("no paper")
 
     with pytest.raises(BackendUnavailable, match="no paper"):
-        await Lane.open("book", fail, _serve, _Book.close, queue_max=1)
+        await WorkerThread.open("book", fail, _serve, _Book.close, queue_max=1)
     assert not [each for each in set(threading.enumerate()) - before if each.is_alive()]
 
 
@@ -139,30 +139,30 @@ def test_callers_of_a_loop_that_is_gone_do_not_stop_the_lane() -> None:
     book = _Book()
     gate = threading.Event()
 
-    async def leave() -> Lane[_Book]:
-        lane = await Lane.open("book", lambda: book, _serve, _Book.close, queue_max=10)
+    async def leave() -> WorkerThread[_Book]:
+        thread = await WorkerThread.open("book", lambda: book, _serve, _Book.close, queue_max=10)
         begun = threading.Event()
 
         def slow(_: _Book) -> None:
             begun.set()
             gate.wait(_LONG_S)
 
-        call = asyncio.ensure_future(lane.call(slow, wait_s=_LONG_S))
+        call = asyncio.ensure_future(thread.call(slow, wait_s=_LONG_S))
         await asyncio.to_thread(begun.wait, _LONG_S)
         call.cancel()
-        return lane
+        return thread
 
-    async def come(lane: Lane[_Book]) -> int:
+    async def come(thread: WorkerThread[_Book]) -> int:
         gate.set()
-        answer = await lane.call(lambda book: book.write(7), wait_s=_LONG_S)
-        await lane.close()
+        answer = await thread.call(lambda book: book.write(7), wait_s=_LONG_S)
+        await thread.close()
         return answer
 
     assert asyncio.run(come(asyncio.run(leave()))) == 7
 
 
 class _Book:
-    """Something that a lane may own."""
+    """Something that a thread may own."""
 
     def __init__(self) -> None:
         self.lines: list[int] = []
@@ -178,7 +178,7 @@ class _Book:
         self.is_closed = True
 
 
-def _serve(book: _Book, calls: Sequence[Call[_Book]]) -> None:
+def _serve(book: _Book, calls: Sequence[ThreadCall[_Book]]) -> None:
     book.batches.append(len(calls))
     if book.is_broken:
         raise ZeroDivisionError
@@ -187,22 +187,22 @@ def _serve(book: _Book, calls: Sequence[Call[_Book]]) -> None:
 
 
 @asynccontextmanager
-async def _lane(queue_max: int = 10_000) -> AsyncIterator[tuple[Lane[_Book], _Book]]:
+async def _thread(queue_max: int = 10_000) -> AsyncIterator[tuple[WorkerThread[_Book], _Book]]:
     book = _Book()
-    lane = await Lane.open("book", lambda: book, _serve, _Book.close, queue_max=queue_max)
-    yield lane, book
-    await lane.close()
+    thread = await WorkerThread.open("book", lambda: book, _serve, _Book.close, queue_max=queue_max)
+    yield thread, book
+    await thread.close()
 
 
-async def _occupy(lane: Lane[_Book]) -> threading.Event:
-    """Keep the lane's thread busy until the event is set."""
+async def _occupy(thread: WorkerThread[_Book]) -> threading.Event:
+    """Keep the thread's thread busy until the event is set."""
     begun, gate = threading.Event(), threading.Event()
 
     def occupy(_: _Book) -> None:
         begun.set()
         gate.wait(_LONG_S)
 
-    _occupants.append(asyncio.ensure_future(lane.call(occupy, wait_s=_LONG_S)))
+    _occupants.append(asyncio.ensure_future(thread.call(occupy, wait_s=_LONG_S)))
     await asyncio.to_thread(begun.wait, _LONG_S)
     return gate
 
@@ -211,5 +211,5 @@ _occupants: list[asyncio.Task[None]] = []
 """Kept from the garbage collector while they wait."""
 
 
-def _start(lane: Lane[_Book], line: int) -> asyncio.Task[int]:
-    return asyncio.ensure_future(lane.call(lambda book: book.write(line), wait_s=_LONG_S))
+def _start(thread: WorkerThread[_Book], line: int) -> asyncio.Task[int]:
+    return asyncio.ensure_future(thread.call(lambda book: book.write(line), wait_s=_LONG_S))

@@ -1,0 +1,330 @@
+"""A worker thread that owns one database, a queue of calls in front of it, and batches of calls.
+
+Files and disks may block, so they get a thread of their own, and coroutines queue for it. The
+thread takes all calls that wait, up to a bound, and serves them together: the cost of a transaction
+and of a sync to disk is shared by the batch.
+
+Every wait is bounded. A caller that has waited long enough gets ``BackendTimeout``. A call whose
+caller timed out or was cancelled before its turn is skipped. When the queue is too long, new
+callers get ``BackendUnavailable`` at once, since they would time out before their turn.
+
+A batch is one transaction, and callers get their answers after its commit. An operation that fails
+is rolled back for its own caller and leaves the others as they are. Few operations fail, so a batch
+is first tried without savepoints; if an operation fails, the whole batch is rolled back and done
+again with a savepoint for each.
+
+A caller that leaves while its batch is under way has been told that there was no answer in time.
+Its operation must not take effect: the batch is rolled back and done again without it. That ends,
+since each repetition has fewer callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+import apsw
+
+from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.sqlite.opening import translated
+from stanchion.ports.errors import BackendTimeout, BackendUnavailable
+
+__all__ = ["Serve", "ThreadCall", "WorkerThread", "read_together", "write_together"]
+
+_Thing = TypeVar("_Thing")
+_Answer = TypeVar("_Answer")
+
+_BATCH_MAX: Final = 512
+"""Callers served together. More would not be cheaper, and the first one waits for the last."""
+_CLOSE_WAIT_S: Final = 30.0
+
+
+class ThreadCall(Generic[_Thing]):
+    """One caller's request, and its answer once there is one."""
+
+    __slots__ = ("_answer", "_error", "act", "future", "is_wanted", "loop")
+
+    def __init__(self, act: Callable[[_Thing], Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.act = act
+        self.loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.is_wanted = True
+        """Whether the caller still waits. Turns false once, on the caller's thread."""
+        self._answer: Any = None
+        self._error: Exception | None = None
+
+    def answer(self, answer: object) -> None:
+        """Say what came of it."""
+        self._answer = answer
+
+    def fail(self, error: Exception) -> None:
+        """Say that nothing came of it. What was said before no longer counts."""
+        self._error = error
+
+    def forget(self) -> None:
+        """What was said no longer counts: it will be done again."""
+        self._answer = None
+        self._error = None
+
+    def settle(self) -> None:
+        """Hand the answer over. On the caller's thread."""
+        if self.future.done():
+            return
+        if self._error is None:
+            self.future.set_result(self._answer)
+        else:
+            self.future.set_exception(self._error)
+
+    def time_out(self, thread: str, wait_s: float) -> None:
+        """End the wait without an answer. On the caller's thread."""
+        if not self.future.done():
+            self.is_wanted = False
+            message = f"{thread}: no answer within {wait_s:g} s"
+            self.future.set_exception(BackendTimeout(message))
+
+
+Serve: TypeAlias = Callable[[_Thing, Sequence[ThreadCall[_Thing]]], None]
+"""Answers or fails every call of a batch. Runs on the worker thread."""
+
+
+class WorkerThread(Generic[_Thing]):
+    """A thread that owns one thing. Open it with ``WorkerThread.open``."""
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], _Thing],
+        serve: Serve[_Thing],
+        end: Callable[[_Thing], None],
+        *,
+        queue_max: int,
+    ) -> None:
+        self._name = name
+        self._make = make
+        self._serve = serve
+        self._end = end
+        self._queue_max = queue_max
+        self._queue: SimpleQueue[ThreadCall[_Thing] | None] = SimpleQueue()
+        """``None`` is the last there will be."""
+        self._entering = threading.Lock()
+        self._is_closing = False
+        self._opened: Future[None] = Future()
+        self._ended: Future[None] = Future()
+        # Not cancellable: a caller that stops waiting for the end does not undo it.
+        self._opened.set_running_or_notify_cancel()
+        self._ended.set_running_or_notify_cancel()
+        # A daemon: a program that ends without closing must not hang on a thread that waits for it.
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+
+    @classmethod
+    async def open(
+        cls,
+        name: str,
+        make: Callable[[], _Thing],
+        serve: Serve[_Thing],
+        end: Callable[[_Thing], None],
+        *,
+        queue_max: int,
+    ) -> WorkerThread[_Thing]:
+        """Start the thread and make its thing there; raises what making it raised."""
+        thread = cls(name, make, serve, end, queue_max=queue_max)
+        thread._thread.start()
+        try:
+            await asyncio.wrap_future(thread._opened)
+        except asyncio.CancelledError:
+            thread._stop()
+            raise
+        return thread
+
+    async def call(self, act: Callable[[_Thing], _Answer], *, wait_s: float) -> _Answer:
+        """Do something with the thing, in turn; its answer. Waits at most ``wait_s``."""
+        loop = asyncio.get_running_loop()
+        call = ThreadCall(act, loop)
+        self._enqueue(call)
+        timer = loop.call_later(wait_s, call.time_out, self._name, wait_s)
+        try:
+            answer: _Answer = await call.future
+        finally:
+            timer.cancel()
+            call.is_wanted = False
+        return answer
+
+    async def close(self) -> None:
+        """Serve all who wait, then let go of the thing. Safe to call twice."""
+        self._stop()
+        try:
+            async with asyncio.timeout(_CLOSE_WAIT_S):
+                await asyncio.wrap_future(self._ended)
+        except TimeoutError:
+            raise BackendTimeout(f"{self._name}: not closed within {_CLOSE_WAIT_S:g} s") from None
+        self._thread.join()  # ``_ended`` is the last thing it sets, so this returns at once.
+
+    def _enqueue(self, call: ThreadCall[_Thing]) -> None:
+        with self._entering:
+            if self._is_closing:
+                raise BackendUnavailable(f"{self._name}: closed")
+            if self._queue.qsize() >= self._queue_max:
+                raise BackendUnavailable(f"{self._name}: {self._queue_max} calls wait already")
+            self._queue.put(call)
+
+    def _stop(self) -> None:
+        with self._entering:
+            if not self._is_closing:
+                self._is_closing = True
+                self._queue.put(None)
+
+    # ── On the worker thread ─────────────────────────────────────────────────────────────────────
+
+    def _live(self) -> None:
+        try:
+            thing = self._make()
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the one who opens
+            self._opened.set_exception(error)
+            self._ended.set_result(None)
+            return
+        self._opened.set_result(None)
+        try:
+            while batch := self._take():
+                self._serve_all(thing, batch)
+            self._end(thing)
+        except Exception as error:  # noqa: BLE001 - and this to the one who closes
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+
+    def _take(self) -> list[ThreadCall[_Thing]]:
+        """All waiting calls, at most a batch; none, once the thread is closed and empty."""
+        batch: list[ThreadCall[_Thing]] = []
+        while not batch or (self._queue.qsize() and len(batch) < _BATCH_MAX):
+            call = self._queue.get()
+            if call is None:
+                self._queue.put(None)  # for the next time, when no call is before it
+                break
+            batch.append(call)
+        return batch
+
+    def _serve_all(self, thing: _Thing, batch: list[ThreadCall[_Thing]]) -> None:
+        wanted = [call for call in batch if call.is_wanted]
+        try:
+            if wanted:
+                self._serve(thing, wanted)
+        except Exception as error:  # noqa: BLE001 - every call must get an answer
+            for call in wanted:
+                call.fail(error)
+        _deliver(wanted)
+
+
+def _deliver(calls: Iterable[ThreadCall[Any]]) -> None:
+    """Wake the callers: each loop once, however many of its callers were served."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[ThreadCall[Any]]] = {}
+    for call in calls:
+        by_loop.setdefault(call.loop, []).append(call)
+    for loop, theirs in by_loop.items():
+        # A closed loop has no callers any more.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_settle, theirs)
+
+
+def _settle(calls: Iterable[ThreadCall[Any]]) -> None:
+    for call in calls:
+        call.settle()
+
+
+def write_together(database: Database, calls: Sequence[ThreadCall[Database]]) -> None:
+    """Serve calls that change something, in one durable step."""
+    connection = database.connection
+    serve = _write
+    try:
+        while True:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                served = [call for call in calls if serve(database, call)]
+                _write_pending(database)
+            except _Failed:
+                serve = _write_apart
+            else:
+                if all(call.is_wanted for call in served):
+                    break
+            _end(database, "ROLLBACK")
+            for call in calls:
+                call.forget()
+        database.check_in_place()
+        connection.execute("COMMIT")
+    except Exception as error:  # noqa: BLE001 - it belongs to every caller of the batch
+        # Nothing of the batch is true, also what went well: its answers were not given yet.
+        _end(database, "ROLLBACK")
+        for call in calls:
+            call.fail(translated(error, database.path))
+
+
+class _Failed(Exception):
+    """An operation of the batch failed."""
+
+
+def _write(database: Database, call: ThreadCall[Database]) -> bool:
+    """Do what the call asks for; ``False`` if its caller has left."""
+    if not call.is_wanted:
+        return False
+    try:
+        call.answer(call.act(database))
+    except Exception as error:
+        raise _Failed from error
+    return True
+
+
+def _write_pending(database: Database) -> None:
+    """Write the pending rows of all calls. A failure cannot be attributed to one of them."""
+    try:
+        database.pending.write()
+    except Exception as error:
+        raise _Failed from error
+
+
+def _write_apart(database: Database, call: ThreadCall[Database]) -> bool:
+    """Do the same so that it can be taken back alone."""
+    connection = database.connection
+    # The transaction may have had to wait for another process's, and the caller not so long.
+    if not call.is_wanted:
+        return False
+    connection.execute("SAVEPOINT call")
+    try:
+        call.answer(call.act(database))
+        database.pending.write()
+    except Exception as error:
+        database.pending.forget()
+        # A full disk or a failing one makes SQLite take back the whole transaction.
+        if not connection.in_transaction:
+            raise
+        connection.execute("ROLLBACK TO call")
+        call.fail(translated(error, database.path))
+    connection.execute("RELEASE call")
+    return True
+
+
+def read_together(database: Database, calls: Sequence[ThreadCall[Database]]) -> None:
+    """Serve calls that only look. All see the same state, with all that was acknowledged before."""
+    try:
+        database.connection.execute("BEGIN")
+        for call in calls:
+            try:
+                call.answer(call.act(database))
+            except Exception as error:  # noqa: BLE001 - it belongs to the one who asked
+                call.fail(translated(error, database.path))
+    except apsw.Error as error:
+        for call in calls:
+            call.fail(translated(error, database.path))
+    finally:
+        _end(database, "COMMIT")
+
+
+def _end(database: Database, statement: str) -> None:
+    """End the transaction, if there still is one. Nothing depends on how that goes."""
+    database.pending.forget()
+    with suppress(apsw.Error):
+        if database.connection.in_transaction:
+            database.connection.execute(statement)
