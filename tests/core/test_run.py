@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
+from stanchion.core import draft
 from stanchion.core.events import (
     Approved,
     CancelRequested,
@@ -13,6 +16,8 @@ from stanchion.core.events import (
     TimerFired,
     TimerKind,
 )
+from stanchion.core.json_value import JsonValue
+from stanchion.core.limits import RUN_OUTPUT_BYTES_MAX
 from stanchion.core.model import (
     Failure,
     Instant,
@@ -607,6 +612,45 @@ def test_steps_whose_outputs_are_too_large_together_fail_the_one_that_is_too_muc
     assert world.run.error is not None
     assert world.run.error.code == "output_too_large"
     assert "at most 8388608 are allowed" in world.run.error.message
+
+
+def test_the_size_of_all_outputs_is_that_of_their_json_list_to_the_byte() -> None:
+    for spare, status in ((0, "succeeded"), (-1, "failed")):
+        world = started(workflow(a=job(), b=job(), c=job()))
+        first: JsonValue = {"n": [1, "ü"]}
+        second = "x" * 1_000
+        rest = RUN_OUTPUT_BYTES_MAX - len(msgspec.json.encode([first, second, ""])) - spare
+        outputs: list[tuple[str, JsonValue]] = [("a", first), ("b", second), ("c", "x" * rest)]
+        for name, output in outputs:
+            world.succeed(name, output)
+        assert str(world.run.step(StepId("c")).status) == status
+        if status == "failed":
+            assert world.run.error is not None
+            assert f"would be {RUN_OUTPUT_BYTES_MAX + 1} bytes" in world.run.error.message
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_an_output_is_measured_once_however_many_steps_there_are(
+    monkeypatch: pytest.MonkeyPatch, *, is_old: bool
+) -> None:
+    measured: list[JsonValue] = []
+    really = draft.size_of
+
+    def counted(output: JsonValue) -> int:
+        measured.append(output)
+        return really(output)
+
+    monkeypatch.setattr(draft, "size_of", counted)
+    world = started(workflow(**{f"s{n}": job() for n in range(50)}))
+    for n in range(49):
+        world.succeed(f"s{n}", n)
+    assert measured == list(range(49))
+    if is_old:  # a run that was written before steps kept the size
+        steps = {name: replace(step, output_bytes=0) for name, step in world.run.steps.items()}
+        world.run = replace(world.run, steps=steps)
+    measured.clear()
+    world.succeed("s49", "last")
+    assert len(measured) == (50 if is_old else 1)
 
 
 def test_only_what_the_events_name_is_read_until_they_can_be_the_last() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -49,6 +49,28 @@ if TYPE_CHECKING:
 __all__ = ["Draft"]
 
 
+def size_of(output: JsonValue) -> int:
+    """The bytes of an output as JSON."""
+    return len(msgspec.json.encode(output))
+
+
+def _weight(step: Step) -> int:
+    """What a step's output adds to the size of all of them: its bytes and a comma."""
+    if step.output is None:
+        return 0
+    return (step.output_bytes or size_of(step.output)) + 1
+
+
+class _Done(NamedTuple):
+    """What a step has put out, and how large it is."""
+
+    output: JsonValue
+    output_bytes: int
+
+
+_NOTHING: Final = _Done(None, 0)
+
+
 class Draft:
     """The working copy of one decision: reads fall through to the run, writes stay here."""
 
@@ -71,6 +93,8 @@ class Draft:
         self._inputs: dict[StepId | None, JsonObject] = {None: run.input}
         self._work_left = limits.EVENT_WORK_MAX
         self._work_done = 0
+        self._outputs_weight: int | None = None
+        """Of all steps' outputs together, once somebody has asked: see ``_weight``."""
 
     @property
     def is_large(self) -> bool:
@@ -159,6 +183,8 @@ class Draft:
 
     def put(self, step_id: StepId, step: Step) -> None:
         """Change a step."""
+        if self._outputs_weight is not None:
+            self._outputs_weight += _weight(step) - _weight(self.step(step_id))
         self._steps[step_id] = step
 
     def put_item(self, key: ItemKey, item: Item) -> None:
@@ -216,14 +242,19 @@ class Draft:
         """
         if self.step(step.id).status.is_active and step.timeout_s is not None:
             self.then(ClearTimer(_timeout_of(step.id)))
-        if output is not None and (excess := self._excess(step.id, output)) is not None:
+        output_bytes = 0 if output is None else size_of(output)
+        if output_bytes and (excess := self._excess(step.id, output_bytes)) is not None:
             self._end(step, StepStatus.FAILED, error=excess)
             return
-        self._end(step, status, output=output, error=error, remark=remark)
+        done = _Done(output, output_bytes)
+        self._end(step, status, done=done, error=error, remark=remark)
 
-    def _excess(self, step_id: StepId, output: JsonValue) -> Failure | None:
-        outputs = [step.output for step in self.every_step() if step.output is not None]
-        size = len(msgspec.json.encode([*outputs, output]))
+    def _excess(self, step_id: StepId, output_bytes: int) -> Failure | None:
+        """The failure of a step with so large an output, if the run may not have it as well."""
+        if self._outputs_weight is None:
+            self._outputs_weight = sum(map(_weight, self.every_step()))
+        # As a JSON list: a comma or a bracket after each, and one bracket before them.
+        size = self._outputs_weight + output_bytes + 2
         if size <= limits.RUN_OUTPUT_BYTES_MAX:
             return None
         message = (
@@ -242,11 +273,11 @@ class Draft:
         step: PlannedStep,
         status: StepStatus,
         *,
-        output: JsonValue = None,
+        done: _Done = _NOTHING,
         error: Failure | None = None,
         remark: str | None = None,
     ) -> None:
-        self._close(step.id, status, output=output, error=error)
+        self._close(step.id, status, done=done, error=error)
         self._close_below(step, status)
         self.note(f"step_{status}", step.id, detail=remark if error is None else error.message)
         self.unsettled.append(step.id)
@@ -269,7 +300,7 @@ class Draft:
         step_id: StepId,
         status: StepStatus,
         *,
-        output: JsonValue = None,
+        done: _Done = _NOTHING,
         error: Failure | None = None,
     ) -> None:
         self.put(
@@ -278,7 +309,8 @@ class Draft:
                 self.step(step_id),
                 status=status,
                 wait=None,
-                output=output,
+                output=done.output,
+                output_bytes=done.output_bytes,
                 error=error,
                 finished_at=self.now,
             ),

@@ -224,6 +224,8 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     started_at: Instant | None = None
     finished_at: Instant | None = None
     items: ItemCounts | None = None
+    output_bytes: int = 0
+    """The size of ``output`` as JSON; 0 without one, and in runs that an older version wrote."""
 
 
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):
