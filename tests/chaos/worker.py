@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from stanchion.transport.messages import Reply
 from stanchion.wire.worker import (
     JobResult,
     LeaseAnswer,
@@ -29,7 +30,6 @@ from stanchion.wire.worker import (
     ResultsRequest,
 )
 from stanchion.worker import Job, Worker
-from stanchion.worker.http1 import Answer
 from stanchion.worker.transport import HttpTransport, TransportFailed
 
 __all__ = ["TOPIC", "Handed", "Line", "Told", "read_lines"]
@@ -85,7 +85,7 @@ class _Recording:
         self._ways = [HttpTransport(url) for url in urls]
         self._file = file
 
-    async def post(self, path: str, body: bytes) -> Answer:
+    async def post(self, path: str, body: bytes) -> Reply:
         way = self._ways[0]
         is_good = False
         try:
@@ -181,7 +181,7 @@ async def _finish(name: str, way: _Recording, job: LeasedJob) -> None:
         await asyncio.sleep(_PAUSE_S)
 
 
-async def _asked(way: _Recording, path: str, body: bytes, within_s: float) -> Answer | None:
+async def _asked(way: _Recording, path: str, body: bytes, within_s: float) -> Reply | None:
     try:
         async with asyncio.timeout(within_s):
             answer = await way.post(path, body)

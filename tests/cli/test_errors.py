@@ -196,7 +196,7 @@ def test_where_nobody_listens_one_is_told_how_to_start_a_server(cli: Cli, nobody
     outcome = cli("run", "list", "--url", nobody)
     assert outcome.code == Exit.UNAVAILABLE
     assert outcome.err == (
-        f"error: nobody listens at {nobody}\n"
+        f"error: no server listens at {nobody}\n"
         "fix: is the server running? start one with: stanchion serve (or give --url)\n"
     )
 

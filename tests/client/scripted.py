@@ -12,11 +12,11 @@ import msgspec
 from stanchion.client.async_client import AsyncClient
 from stanchion.client.budgets import RetryBudgets
 from stanchion.client.engine import Pace
-from stanchion.client.exchange import AsyncTransport, NoReply, Reply, Request, Silence
 from stanchion.client.signals import CallSignal
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant
 from stanchion.core.retry import RETRIES, Budget, RetryClass
+from stanchion.transport.messages import AsyncTransport, NoReply, Reply, Request, Silence
 
 ALMOST_ONE = 1 - 2**-53
 URL = "http://server.test"

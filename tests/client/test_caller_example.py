@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from tests.client.scripted import away, full, run_view
-from tests.client.tiny_server import Heard, Reaction, answer, tiny_server
+from tests.transport.tiny_server import Heard, Reaction, answer, tiny_server
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "caller.py"
 

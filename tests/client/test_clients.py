@@ -15,10 +15,10 @@ import pytest
 
 import stanchion
 from stanchion.client import errors
-from stanchion.client.exchange import Reply, Request
 from stanchion.core.retry import Budget, RetryClass
+from stanchion.transport.messages import Reply, Request
 from tests.client.scripted import URL, run_view, started
-from tests.client.tiny_server import answer, tiny_server
+from tests.transport.tiny_server import answer, tiny_server
 
 CHANGE = {"run_id": "r1", "status": "running", "applied": False}
 JOB = {
@@ -361,7 +361,7 @@ def test_a_blocking_client_pays_for_no_event_loop_and_no_server() -> None:
     heavy = {"asyncio", "ssl", "http.client", "email", "logging", "httpx2", "starlette", "redis"}
     assert heavy & set(loaded) == set()
     ours = {name.split(".")[1] for name in loaded if name.startswith("stanchion.")}
-    assert ours == {"client", "core", "wire"}
+    assert ours == {"client", "core", "transport", "wire"}
     third = {"msgspec", "cel_expr_python", "jsonschema_rs", "yaml", "apsw", "click"}
     assert third & set(loaded) == {"msgspec"}
 

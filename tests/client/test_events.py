@@ -14,10 +14,10 @@ from stanchion.client.client import Client
 from stanchion.client.engine import Pace
 from stanchion.client.errors import InvalidRequest, ServerUnavailable, UnexpectedAnswer
 from stanchion.client.events import Event, EventParser
-from stanchion.client.exchange import NoReply, Opened, Reply, Request, Silence
 from stanchion.sim.loop import run
+from stanchion.transport.messages import NoReply, Opened, Reply, Request, Silence
 from tests.client.scripted import DEAD, away, client, now, problem
-from tests.client.tiny_server import Heard, Reaction, answer, event_stream, tiny_server
+from tests.transport.tiny_server import Heard, Reaction, answer, event_stream, tiny_server
 
 
 def line(what: str, run_id: str = "r1") -> bytes:

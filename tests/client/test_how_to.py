@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from stanchion.core.retry import BUDGETS, RETRIES, RetryClass
 from tests.client.scripted import PLENTY, away, full, run_view
 from tests.client.test_storms import JITTERED_FOR_ALL, ONE_FOR_ALL, storm
-from tests.client.tiny_server import Heard, Reaction, answer, tiny_server
+from tests.transport.tiny_server import Heard, Reaction, answer, tiny_server
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "handle-429-and-503.md"
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from stanchion.client.errors import IdempotencyMismatch, ServerUnavailable
-from stanchion.client.exchange import NoReply, Reply, Request
 from stanchion.sim.loop import run
+from stanchion.transport.messages import NoReply, Reply, Request
 from tests.client.scripted import DEAD, LOST, Script, away, client, problem, started
 
 

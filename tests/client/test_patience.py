@@ -13,10 +13,10 @@ from stanchion.client.errors import (
     TenantFull,
     UnexpectedAnswer,
 )
-from stanchion.client.exchange import NoReply, Reply, Silence
 from stanchion.client.signals import Answered, CallSignal, GaveUp, Retrying
 from stanchion.core.retry import RetryClass
 from stanchion.sim.loop import run
+from stanchion.transport.messages import NoReply, Reply, Silence
 from tests.client.scripted import (
     ALMOST_ONE,
     DEAD,

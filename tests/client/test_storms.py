@@ -17,7 +17,6 @@ from stanchion.client.async_client import AsyncClient
 from stanchion.client.budgets import SHARED, RetryBudgets
 from stanchion.client.engine import Pace
 from stanchion.client.errors import CallFailed, GaveUpBecause, ServerUnavailable, TenantFull
-from stanchion.client.exchange import NoReply, Reply, Request
 from stanchion.core.retry import (
     BUDGETS,
     RETRIES,
@@ -27,6 +26,7 @@ from stanchion.core.retry import (
     RetryPolicy,
 )
 from stanchion.sim.loop import run
+from stanchion.transport.messages import NoReply, Reply, Request
 from tests.client.scripted import DEAD, PLENTY, URL, Script, away, client, full, now, started
 
 

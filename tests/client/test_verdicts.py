@@ -9,10 +9,10 @@ import pytest
 
 from stanchion.client import errors
 from stanchion.client.errors import CallFailed, GaveUpBecause, InvalidRequest
-from stanchion.client.exchange import Reply, Request
 from stanchion.client.verdicts import answer_of, failure, retry_after_ms
 from stanchion.core.model import Instant
 from stanchion.core.retry import RetryClass
+from stanchion.transport.messages import Reply, Request
 from tests.client.scripted import DEAD, full, problem
 
 WALL = Instant(1_784_117_600_000)  # 2026-07-15 12:13:20 UTC

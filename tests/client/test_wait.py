@@ -8,8 +8,8 @@ import pickle
 import pytest
 
 from stanchion.client.errors import GaveUpBecause, NotFound, ServerUnavailable, WaitTimeout
-from stanchion.client.exchange import NoReply, Reply, Request
 from stanchion.sim.loop import run
+from stanchion.transport.messages import NoReply, Reply, Request
 from tests.client.scripted import DEAD, Script, client, now, problem, run_view
 
 

@@ -17,6 +17,7 @@ from typing import assert_never
 import msgspec
 
 from stanchion.core.json_value import JsonValue
+from stanchion.transport.messages import Reply
 from stanchion.wire.problems import Problem
 from stanchion.wire.worker import (
     JobResult,
@@ -29,7 +30,7 @@ from stanchion.wire.worker import (
     ResultsAnswer,
     ResultsRequest,
 )
-from stanchion.worker.transport import Answer, TransportFailed
+from stanchion.worker.transport import TransportFailed
 
 
 class Fault(StrEnum):
@@ -119,14 +120,14 @@ class Ledger:
 
     # ── The protocol ─────────────────────────────────────────────────────────────────────────────
 
-    async def answer(self, path: str, body: bytes) -> Answer | None:
+    async def answer(self, path: str, body: bytes) -> Reply | None:
         """What the server answers; nothing, if it hangs up."""
         verb = path.rsplit("/", 1)[1]
         self.asked[verb].append(self._now_ms())
         self._wake()
         script = self._scripts[verb]
         fault = script.popleft() if script else self._always.get(verb, Fault.NONE)
-        answer: Answer | None
+        answer: Reply | None
         match fault:
             case Fault.AWAY:
                 answer = _problem(503, "store_unavailable")
@@ -149,7 +150,7 @@ class Ledger:
         self._wake()
         return answer
 
-    async def _do(self, verb: str, body: bytes) -> Answer:
+    async def _do(self, verb: str, body: bytes) -> Reply:
         match verb:
             case "lease":
                 return await self._lease(msgspec.json.decode(body, type=LeaseRequest))
@@ -158,7 +159,7 @@ class Ledger:
             case _:
                 return self._take(msgspec.json.decode(body, type=ResultsRequest))
 
-    async def _lease(self, request: LeaseRequest) -> Answer:
+    async def _lease(self, request: LeaseRequest) -> Reply:
         began = self._now_ms()
         until = began + request.wait_s * 1000
         while True:
@@ -190,7 +191,7 @@ class Ledger:
             del self._held_until[job_id]
             self._ready.append(job_id)
 
-    def _renew(self, request: RenewRequest) -> Answer:
+    def _renew(self, request: RenewRequest) -> Reply:
         renewed, lost = [], []
         self.renewed.append((self._now_ms(), tuple(ref.job_id for ref in request.leases)))
         for ref in request.leases:
@@ -205,7 +206,7 @@ class Ledger:
                 renewed.append(ref.job_id)
         return _ok(RenewAnswer(tuple(renewed), tuple(lost)))
 
-    def _take(self, request: ResultsRequest) -> Answer:
+    def _take(self, request: ResultsRequest) -> Reply:
         if any(map(self.is_invalid, request.results)):
             return _problem(422, "invalid_request")
         self.batches.append(request.results)
@@ -241,7 +242,7 @@ class Wire:
         self._ledger = ledger
         self.is_closed = False
 
-    async def post(self, path: str, body: bytes) -> Answer:
+    async def post(self, path: str, body: bytes) -> Reply:
         answer = await self._ledger.answer(path, body)
         if answer is None:
             raise TransportFailed("cut")
@@ -251,18 +252,18 @@ class Wire:
         self.is_closed = True
 
 
-def _ok(value: msgspec.Struct) -> Answer:
-    return Answer(200, msgspec.json.encode(value))
+def _ok(value: msgspec.Struct) -> Reply:
+    return Reply(200, {}, msgspec.json.encode(value))
 
 
-def _problem(status: int, code: str) -> Answer:
+def _problem(status: int, code: str) -> Reply:
     problem = Problem(status=status, code=code, title=code, detail=f"said the script: {code}")
-    return Answer(status, msgspec.json.encode(problem))
+    return Reply(status, {}, msgspec.json.encode(problem))
 
 
 async def _unless_gone(
-    reader: asyncio.StreamReader, answering: Coroutine[None, None, Answer | None]
-) -> Answer | None:
+    reader: asyncio.StreamReader, answering: Coroutine[None, None, Reply | None]
+) -> Reply | None:
     """What the server answers, unless the worker hung up: then nobody must be given a job."""
     answer = asyncio.create_task(answering)
     gone = asyncio.create_task(reader.read(1))

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from stanchion.transport.messages import Reply
 from stanchion.worker.server import Answered, Away, Refused, Server
-from stanchion.worker.transport import Answer, HttpTransport, TransportFailed
+from stanchion.worker.transport import HttpTransport, TransportFailed
 
 _OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -32,7 +33,7 @@ class Listener:
 
     async def request(self, reader: asyncio.StreamReader) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = int(head.split("content-length: ")[1].split("\r\n")[0])
+        length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
         self.heads.append(head)
         self.bodies.append(await reader.readexactly(length))
 
@@ -78,12 +79,13 @@ async def test_a_hundred_requests_one_after_the_other_use_one_connection() -> No
     async with _listening(_always(_OK)) as (listener, url):
         transport = HttpTransport(f"{url}/below/", api_key="sk-1")
         for number in range(100):
-            assert await transport.post("/v1/x", b"%d" % number) == Answer(200, b"ok")
+            reply = await transport.post("/v1/x", b"%d" % number)
+            assert (reply.status, reply.body) == (200, b"ok")
         await transport.close()
     assert listener.connections == 1
     assert listener.bodies == [b"%d" % number for number in range(100)]
-    assert listener.heads[0].startswith("POST /below/v1/x HTTP/1.1\r\nhost: 127.0.0.1:")
-    assert "\r\nauthorization: Bearer sk-1\r\n" in listener.heads[0]
+    assert listener.heads[0].startswith("POST /below/v1/x HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert "\r\nAuthorization: Bearer sk-1\r\n" in listener.heads[0]
 
 
 async def test_requests_at_once_use_a_connection_each_and_a_few_are_kept() -> None:
@@ -107,7 +109,7 @@ async def test_a_connection_closed_while_idle_is_replaced_without_an_error() -> 
 async def test_a_server_that_hangs_up_on_a_fresh_connection_is_an_error() -> None:
     async with _listening(_once(b"")) as (listener, url):
         transport = HttpTransport(url)
-        with pytest.raises(TransportFailed, match="before an answer"):
+        with pytest.raises(TransportFailed, match="before anything came"):
             await transport.post("/", b"x")
         await transport.close()
     assert listener.connections == 1
@@ -116,8 +118,8 @@ async def test_a_server_that_hangs_up_on_a_fresh_connection_is_an_error() -> Non
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok", "within an answer"),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "does not begin like"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok", "before the answer did"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "not an HTTP/1.1 response"),
     ],
 )
 async def test_half_an_answer_and_no_answer_are_errors(answer: bytes, message: str) -> None:
@@ -131,7 +133,7 @@ async def test_half_an_answer_and_no_answer_are_errors(answer: bytes, message: s
 async def test_an_answer_up_to_the_end_of_the_connection_is_read() -> None:
     async with _listening(_once(b"HTTP/1.1 502 Bad\r\n\r\noops")) as (_, url):
         transport = HttpTransport(url)
-        assert await transport.post("/", b"x") == Answer(502, b"oops")
+        assert await transport.post("/", b"x") == Reply(502, {}, b"oops")
         await transport.close()
 
 
@@ -171,7 +173,7 @@ async def test_a_cancelled_request_closes_its_connection() -> None:
     "url", ["ftp://x", "127.0.0.1:8420", "http://", "http://me@x", "http://x?a=b", "http://x#a"]
 )
 def test_what_is_no_address_of_a_server_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="address of a server"):
+    with pytest.raises(ValueError, match="server's URL"):
         HttpTransport(url)
 
 
@@ -185,10 +187,10 @@ def test_a_key_that_would_break_the_head_is_refused(key: str) -> None:
 
 
 class Fixed:
-    def __init__(self, answer: Answer | None) -> None:
+    def __init__(self, answer: Reply | None) -> None:
         self._answer = answer
 
-    async def post(self, _path: str, _body: bytes) -> Answer:
+    async def post(self, _path: str, _body: bytes) -> Reply:
         if self._answer is None:
             await asyncio.Event().wait()
         assert self._answer is not None
@@ -199,7 +201,7 @@ class Fixed:
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
 async def test_what_may_pass_by_itself_is_away(status: int) -> None:
-    server = Server(Fixed(Answer(status, b"<html>")), "w")
+    server = Server(Fixed(Reply(status, {}, b"<html>")), "w")
     outcome = await server.lease(("t",), max_jobs=1, wait_s=0)
     assert outcome == Away(f"{status} unknown: HTTP status {status}", 0)
 
@@ -207,25 +209,25 @@ async def test_what_may_pass_by_itself_is_away(status: int) -> None:
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 405, 413, 422])
 async def test_what_will_not_pass_is_refused(status: int) -> None:
     body = b'{"status":4,"code":"c","title":"t","detail":"d"}'
-    server = Server(Fixed(Answer(status, body)), "w")
+    server = Server(Fixed(Reply(status, {}, body)), "w")
     assert await server.lease(("t",), max_jobs=1, wait_s=0) == Refused(status, "c", "d")
 
 
 async def test_the_servers_word_on_when_to_come_back_is_passed_on() -> None:
     body = b'{"status":503,"code":"c","title":"t","detail":"d","retry_after_ms":1500}'
-    outcome = await Server(Fixed(Answer(503, body)), "w").renew((), timeout_s=1)
+    outcome = await Server(Fixed(Reply(503, {}, body)), "w").renew((), timeout_s=1)
     assert outcome == Away("503 c: d", 1500)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"jobs": [{}]}', b'{"jobs": 1}'])
 async def test_an_answer_in_the_servers_name_that_is_not_its_own_is_away(body: bytes) -> None:
-    outcome = await Server(Fixed(Answer(200, body)), "w").lease(("t",), max_jobs=1, wait_s=0)
+    outcome = await Server(Fixed(Reply(200, {}, body)), "w").lease(("t",), max_jobs=1, wait_s=0)
     assert isinstance(outcome, Away)
 
 
 async def test_members_that_a_newer_server_adds_are_passed_over() -> None:
     body = b'{"jobs": [], "waited_ms": 5, "weather": "fine"}'
-    outcome = await Server(Fixed(Answer(200, body)), "w").lease(("t",), max_jobs=1, wait_s=0)
+    outcome = await Server(Fixed(Reply(200, {}, body)), "w").lease(("t",), max_jobs=1, wait_s=0)
     assert isinstance(outcome, Answered)
 
 

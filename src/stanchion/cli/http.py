@@ -1,21 +1,21 @@
-"""The server, as the command line speaks to it: one request, one answer or one ``Ending``.
+"""The server as the command line calls it: one request, one response or one ``Ending``.
 
-On the standard library, because a command must start at once. Nothing is tried again here: who
-types sees the answer and the time to wait. A script that wants retries uses the client SDK.
+Nothing is retried here: the caller sees the answer and the time to wait. A script that wants
+retries uses the client SDK.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from socket import gaierror
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
-from urllib.parse import SplitResult, quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from stanchion.cli.endings import Ending, Exit
 from stanchion.cli.problems import ending_of
+from stanchion.transport.blocking import BlockingTransport
+from stanchion.transport.messages import NoReply, Reply, Request, Silence, parse_address
 
 __all__ = ["Answer", "Content", "Server", "path_to"]
 
@@ -38,26 +38,19 @@ class Content(NamedTuple):
     kind: str
 
 
-class _Request(NamedTuple):
-    method: str
-    target: str
-    content: Content | None
-    headers: dict[str, str]
-    timeout_s: float
-
-
 def path_to(*parts: str) -> str:
     """A path below ``/v1``. Each part is quoted, also its slashes."""
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Server:
     """Where it is, and who asks."""
 
     url: str
     api_key: str | None = None
     tenant: str | None = None
+    _transport: BlockingTransport | None = field(default=None, init=False, repr=False)
 
     def ask(
         self,
@@ -70,16 +63,28 @@ class Server:
         wait_s: float = 0,
     ) -> Answer:
         """Send one request. A body is sent as JSON; one that is ``None`` is left out."""
-        at = _address(self.url)
         asked = {name: value for name, value in (query or {}).items() if value is not None}
-        target = at.path.rstrip("/") + path + (f"?{urlencode(asked)}" if asked else "")
         content = None if body is None else _content(body)
-        request = _Request(method, target, content, self._headers(key), _PATIENCE_S + wait_s)
-        status, said, is_replay = self._exchange(at, request)
-        document = _document(said, status, self.url)
-        if status > _OK_MAX:
-            raise ending_of(document, status=status, path=path, has_key=self.api_key is not None)
-        return Answer(document, is_replay)
+        headers = self._headers(key)
+        if content is not None:
+            headers["Content-Type"] = content.kind
+        request = Request(
+            name=path,
+            method=method,
+            path=path + (f"?{urlencode(asked)}" if asked else ""),
+            headers=tuple(headers.items()),
+            body=b"" if content is None else content.data,
+            timeout_s=_PATIENCE_S + wait_s,
+            # Sent once: if an answer is lost, the caller is told so and decides.
+            is_repeatable=method == "GET",
+        )
+        reply = self._send(request)
+        document = _document(reply, self.url)
+        if reply.status > _OK_MAX:
+            raise ending_of(
+                document, status=reply.status, path=path, has_key=self.api_key is not None
+            )
+        return Answer(document, reply.headers.get("idempotency-replayed") == "true")
 
     def _headers(self, key: str | None) -> dict[str, str]:
         headers = {
@@ -94,26 +99,21 @@ class Server:
                 raise Ending(f"{name} should have visible ASCII characters only", Exit.USAGE)
         return given
 
-    def _exchange(self, at: SplitResult, request: _Request) -> tuple[int, bytes, bool]:
-        kind = HTTPSConnection if at.scheme == "https" else HTTPConnection
-        connection = kind(at.hostname or "", at.port, timeout=request.timeout_s)
-        headers = request.headers
-        if request.content is not None:
-            headers = headers | {"Content-Type": request.content.kind}
-        try:
-            connection.request(
-                request.method,
-                request.target,
-                body=None if request.content is None else request.content.data,
-                headers=headers,
-            )
-            response = connection.getresponse()
-            said = response.read()
-            return response.status, said, response.headers["Idempotency-Replayed"] == "true"
-        except (OSError, HTTPException) as error:
-            raise _unreachable(error, self.url, request.timeout_s) from error
-        finally:
-            connection.close()
+    def _send(self, request: Request) -> Reply:
+        if self._transport is None:
+            try:
+                self._transport = BlockingTransport(parse_address(self.url))
+            except ValueError as error:
+                raise Ending(
+                    "this is not the URL of a server",
+                    Exit.USAGE,
+                    fix="write --url http://HOST:PORT",
+                ) from error
+        outcome = self._transport.send(request)
+        if isinstance(outcome, Reply):
+            return outcome
+        assert isinstance(outcome, NoReply)  # Streams are not asked for.
+        raise _unreachable(outcome, self.url, request.timeout_s)
 
 
 def _content(body: object) -> Content:
@@ -122,47 +122,33 @@ def _content(body: object) -> Content:
     return Content(json.dumps(body).encode(), "application/json")
 
 
-def _address(url: str) -> SplitResult:
-    wrong = Ending(
-        "this is not the URL of a server", Exit.USAGE, fix="write --url http://HOST:PORT"
-    )
+def _document(reply: Reply, url: str) -> Any:  # noqa: ANN401 - any JSON value
     try:
-        at = urlsplit(url)
-        is_whole = at.scheme in {"http", "https"} and bool(at.hostname) and at.port != 0
-    except ValueError:
-        raise wrong from None
-    if not is_whole or at.query or at.fragment or at.username is not None:
-        raise wrong
-    return at
-
-
-def _document(said: bytes, status: int, url: str) -> Any:  # noqa: ANN401 - any JSON value
-    try:
-        return json.loads(said) if said else None
+        return json.loads(reply.body) if reply.body else None
     except ValueError as error:
         raise Ending(
-            f"{url} answered {status} with something that is not JSON: is it a Stanchion server?",
+            f"{url} answered {reply.status} with something that is not JSON:"
+            " is it a Stanchion server?",
             Exit.UNAVAILABLE,
             fix="check --url or STANCHION_URL, and any proxy in between",
         ) from error
 
 
-def _unreachable(error: Exception, url: str, timeout_s: float) -> Ending:
-    if isinstance(error, TimeoutError):
+def _unreachable(outcome: NoReply, url: str, timeout_s: float) -> Ending:
+    if outcome.silence is Silence.TIMED_OUT:
         message = f"{url} did not answer within {timeout_s:.0f} s"
         fix = "look at the server's log, and at its /readyz"
-    elif isinstance(error, ConnectionRefusedError):
-        message = f"nobody listens at {url}"
+    elif "refused" in outcome.message:
+        message = f"no server listens at {url}"
         fix = "is the server running? start one with: stanchion serve (or give --url)"
     else:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        message = f"{url} cannot be reached: {reason}"
+        message = f"{url} cannot be reached: {outcome.message}"
         fix = "check --url or STANCHION_URL"
     return Ending(
         message,
         Exit.UNAVAILABLE,
         fix=fix,
-        may_have_happened=not isinstance(error, ConnectionRefusedError | gaierror),
+        may_have_happened=outcome.may_have_run,
         problem={
             "status": 503,
             "code": "unreachable",

@@ -18,11 +18,17 @@ from stanchion.client import calls
 from stanchion.client.calls import Started
 from stanchion.client.engine import Command, Emit, Engine, Feed, Op, Read, Send, Sleep
 from stanchion.client.events import events
-from stanchion.client.exchange import AsyncByteStream, AsyncTransport, NoReply, Outcome, Reply
-from stanchion.client.http1 import Address
 from stanchion.client.opening import Caller, Handle
 from stanchion.client.signature import as_method, named
-from stanchion.client.streams import StreamTransport
+from stanchion.transport.event_loop import LoopTransport
+from stanchion.transport.messages import (
+    Address,
+    AsyncByteStream,
+    AsyncTransport,
+    NoReply,
+    Outcome,
+    Reply,
+)
 
 __all__ = ["AsyncClient", "AsyncRunHandle"]
 
@@ -96,11 +102,11 @@ class AsyncClient(Caller[AsyncTransport]):
 
     async def close(self) -> None:
         """Hang up."""
-        if isinstance(self._transport, StreamTransport):
+        if isinstance(self._transport, LoopTransport):
             await self._transport.close()
 
     def _transport_to(self, to: Address) -> AsyncTransport:
-        return StreamTransport(to)
+        return LoopTransport(to)
 
     async def __aenter__(self) -> Self:
         return self

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from stanchion.client.engine import Call, Emit, Engine, Feed, Op, Sleep
 from stanchion.client.errors import Facts, WaitTimeout
-from stanchion.client.exchange import Reply
 from stanchion.client.requests import (
     JSON,
     any_json,
@@ -35,6 +34,7 @@ from stanchion.client.requests import (
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Instant, RunStatus
 from stanchion.core.retry import BoundedJitter, backoff_ms
+from stanchion.transport.messages import Reply
 from stanchion.wire.runs import (
     ApplyAnswer,
     Change,

@@ -18,11 +18,10 @@ from stanchion.client import calls
 from stanchion.client.calls import Started
 from stanchion.client.engine import Command, Emit, Engine, Feed, Op, Read, Send, Sleep
 from stanchion.client.events import events
-from stanchion.client.exchange import ByteStream, NoReply, Outcome, Reply, Transport
-from stanchion.client.http1 import Address
 from stanchion.client.opening import Caller, Handle
 from stanchion.client.signature import as_method, named
-from stanchion.client.sockets import SocketTransport
+from stanchion.transport.blocking import BlockingTransport
+from stanchion.transport.messages import Address, ByteStream, NoReply, Outcome, Reply, Transport
 
 __all__ = ["Client", "RunHandle"]
 
@@ -96,11 +95,11 @@ class Client(Caller[Transport]):
 
     def close(self) -> None:
         """Hang up."""
-        if isinstance(self._transport, SocketTransport):
+        if isinstance(self._transport, BlockingTransport):
             self._transport.close()
 
     def _transport_to(self, to: Address) -> Transport:
-        return SocketTransport(to)
+        return BlockingTransport(to)
 
     def __enter__(self) -> Self:
         return self

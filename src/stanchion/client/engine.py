@@ -23,12 +23,12 @@ import msgspec
 
 from stanchion.client.budgets import SHARED, RetryBudgets
 from stanchion.client.errors import Facts, GaveUpBecause, UnexpectedAnswer
-from stanchion.client.exchange import NoReply, Opened, Outcome, Reply, Request
 from stanchion.client.signals import Answered, CallHook, GaveUp, Retrying
 from stanchion.client.verdicts import answer_of, failure, may_have_run
 from stanchion.core.model import Instant
 from stanchion.core.retry import RETRIES, Answer, RetryClass, RetryPolicy, Tries, Wait, next_try
 from stanchion.core.retry import GiveUp as NoMore
+from stanchion.transport.messages import NoReply, Opened, Outcome, Reply, Request
 
 __all__ = [
     "Call",

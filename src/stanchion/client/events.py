@@ -17,9 +17,9 @@ import msgspec
 
 from stanchion.client.engine import Emit, Engine, Feed, Read, Sleep
 from stanchion.client.errors import Facts, UnexpectedAnswer
-from stanchion.client.exchange import NoReply, Request, Silence
 from stanchion.core.model import RunStatus
 from stanchion.core.retry import RetryClass, Tries, backoff_ms
+from stanchion.transport.messages import NoReply, Request, Silence
 from stanchion.wire.runs import FeedLine
 
 __all__ = ["Event", "EventParser", "events"]

@@ -8,8 +8,8 @@ from typing import Final, Generic, TypeVar
 
 from stanchion.client.calls import Started
 from stanchion.client.engine import Engine, Pace
-from stanchion.client.http1 import Address, address
 from stanchion.client.signals import CallHook, guarded
+from stanchion.transport.messages import Address, parse_address
 
 __all__ = ["Caller", "Handle"]
 
@@ -56,7 +56,7 @@ class Caller(ABC, Generic[TransportT]):
             headers=tuple(headers),
             timeout_s=timeout_s,
         )
-        to = address(url)
+        to = parse_address(url)
         self._transport = self._transport_to(to) if transport is None else transport
 
     @abstractmethod

@@ -13,8 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from stanchion.client.engine import Call, Engine
-from stanchion.client.exchange import Reply, Request
 from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.transport.messages import Reply, Request
 
 __all__ = [
     "JSON",

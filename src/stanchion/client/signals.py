@@ -12,8 +12,8 @@ from typing import TypeAlias
 import msgspec
 
 from stanchion.client.errors import GaveUpBecause
-from stanchion.client.exchange import Silence
 from stanchion.core.retry import RetryClass
+from stanchion.transport.messages import Silence
 
 __all__ = ["Answered", "CallHook", "CallSignal", "GaveUp", "Retrying", "guarded"]
 

@@ -28,9 +28,9 @@ from stanchion.client.errors import (
     Unauthenticated,
     UnexpectedAnswer,
 )
-from stanchion.client.exchange import NoReply, Reply, Request, Silence
 from stanchion.core.model import Instant
 from stanchion.core.retry import Answer, RetryClass
+from stanchion.transport.messages import NoReply, Reply, Request, Silence
 from stanchion.wire.problems import Code, FieldError
 
 __all__ = ["answer_of", "failure", "may_have_run", "retry_after_ms"]

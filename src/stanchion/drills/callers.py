@@ -17,11 +17,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from stanchion.client.exchange import AsyncByteStream, NoReply, Reply, Request
-from stanchion.client.http1 import address
-from stanchion.client.streams import StreamTransport
 from stanchion.core.json_value import JsonObject
 from stanchion.drills.processes import CouldNotRun
+from stanchion.transport.event_loop import LoopTransport
+from stanchion.transport.messages import AsyncByteStream, NoReply, Reply, Request, parse_address
 
 __all__ = ["DrillTenant", "Sample", "delayed", "drill_tenant", "one_job", "until", "waiting_run"]
 
@@ -57,7 +56,7 @@ class DrillTenant:
     def __init__(self, urls: Sequence[str], name: str, *, api_key: str | None = None) -> None:
         self.name = name
         self.urls = tuple(urls)
-        self._ways = [StreamTransport(address(url)) for url in urls]
+        self._ways = [LoopTransport(parse_address(url)) for url in urls]
         headers = [("X-Stanchion-Tenant", name), ("Content-Type", "application/json")]
         if api_key is not None:
             headers.append(("Authorization", f"Bearer {api_key}"))

@@ -27,7 +27,7 @@ __all__ = ["serve", "serving_metrics"]
 
 _FILES_KEPT: Final = 128
 """For the store, the bus, logs: not for callers."""
-_KEEP_ALIVE_S: Final = 75
+KEEP_ALIVE_S: Final = 75
 _NOTICE_S: Final = 0.5
 """How long new connections still hear that the server drains, before there is nobody to ask."""
 _PATIENCE_S: Final = 2.0
@@ -101,7 +101,7 @@ def _config(
         server_header=False,
         proxy_headers=False,  # nothing here depends on where a request says it comes from
         backlog=backlog,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(drain_s)),
     )
 

@@ -15,12 +15,11 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from stanchion.client.exchange import NoReply, Reply, Request, Silence
 from stanchion.gateway import Gateway
 from stanchion.gateway.exchange import GONE, Message
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
 from stanchion.sim.loop import Process
-from stanchion.worker.http1 import Answer
+from stanchion.transport.messages import NoReply, Reply, Request, Silence
 from stanchion.worker.transport import TransportFailed
 
 __all__ = [
@@ -380,11 +379,11 @@ class WorkerTransport:
     def __init__(self, network: Network) -> None:
         self._network = network
 
-    async def post(self, path: str, body: bytes) -> Answer:
+    async def post(self, path: str, body: bytes) -> Reply:
         answer = await self._network.send("POST", path, {}, body, 60.0)
         if isinstance(answer, NoReply):
             raise TransportFailed(answer.message)
-        return Answer(answer.status, answer.body)
+        return answer
 
     async def close(self) -> None:
         """There is nothing to let go of."""

@@ -15,7 +15,6 @@ import msgspec
 
 from stanchion.adapters.bus.local import LocalBus
 from stanchion.adapters.store.memory.shelf import Shelf
-from stanchion.client.exchange import NoReply, Reply
 from stanchion.core.faults import WorkflowFaults
 from stanchion.core.model import Run, WorkflowId
 from stanchion.core.plan import Plan, link
@@ -39,6 +38,7 @@ from stanchion.sim.servers import (
     StorePort,
     StoreServer,
 )
+from stanchion.transport.messages import NoReply, Reply
 
 if TYPE_CHECKING:
     from stanchion.sim.workload import Callers

@@ -16,7 +16,6 @@ from stanchion.client.async_client import AsyncClient
 from stanchion.client.budgets import RetryBudgets
 from stanchion.client.engine import Pace
 from stanchion.client.errors import CallFailed
-from stanchion.client.exchange import NoReply, Reply, Request
 from stanchion.client.signals import CallSignal, Retrying
 from stanchion.client.verdicts import retry_after_ms
 from stanchion.core.json_value import JsonValue
@@ -38,9 +37,9 @@ from stanchion.sim.loop import LoopClock, Process
 from stanchion.sim.network import CallerTransport, Network, WorkerTransport
 from stanchion.sim.replica import share
 from stanchion.sim.scenario import Ask, Then
+from stanchion.transport.messages import NoReply, Reply, Request
 from stanchion.wire.worker import ResultsAnswer, ResultsRequest
 from stanchion.worker import FinalError, Job, JobFailed, Worker
-from stanchion.worker.http1 import Answer
 
 __all__ = ["CAPS", "WORKFLOWS", "Callers", "Hands", "changed"]
 
@@ -176,7 +175,7 @@ class _Told(WorkerTransport):
         super().__init__(network)
         self._ledger = ledger
 
-    async def post(self, path: str, body: bytes) -> Answer:
+    async def post(self, path: str, body: bytes) -> Reply:
         answer = await super().post(path, body)
         if path.endswith("/results") and answer.status == HTTPStatus.OK:
             sent = msgspec.json.decode(body, type=ResultsRequest).results

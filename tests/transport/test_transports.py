@@ -15,11 +15,11 @@ from typing import Protocol
 
 import pytest
 
-from stanchion.client.exchange import NoReply, Reply, Request, Silence
-from stanchion.client.http1 import address
-from stanchion.client.sockets import KEPT_MAX, SocketTransport
-from stanchion.client.streams import LoopStream, StreamTransport
-from tests.client.tiny_server import (
+from stanchion.gateway.server import KEEP_ALIVE_S
+from stanchion.transport.blocking import IDLE_S_MAX, KEPT_MAX, BlockingTransport
+from stanchion.transport.event_loop import LoopStream, LoopTransport
+from stanchion.transport.messages import NoReply, Reply, Request, Silence, parse_address
+from tests.transport.tiny_server import (
     HangUp,
     Heard,
     KeepSilent,
@@ -42,13 +42,13 @@ class Line:
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._runner = asyncio.Runner()
-        self._open: dict[str, SocketTransport | StreamTransport] = {}
+        self._open: dict[str, BlockingTransport | LoopTransport] = {}
 
     def send(self, url: str, request: Request) -> Reply | NoReply | list[bytes | NoReply]:
         """What came of it; of a stream, every piece and how it ended."""
         if self._kind == "sockets":
-            blocking = self._open.setdefault(url, SocketTransport(address(url)))
-            assert isinstance(blocking, SocketTransport)
+            blocking = self._open.setdefault(url, BlockingTransport(parse_address(url)))
+            assert isinstance(blocking, BlockingTransport)
             outcome = blocking.send(request)
             if isinstance(outcome, Reply | NoReply):
                 return outcome
@@ -57,13 +57,13 @@ class Line:
                 pieces.append(piece)
             outcome.close()
             return [*pieces, piece]
-        other = self._open.setdefault(url, StreamTransport(address(url)))
-        assert isinstance(other, StreamTransport)
+        other = self._open.setdefault(url, LoopTransport(parse_address(url)))
+        assert isinstance(other, LoopTransport)
         return self._runner.run(self._send(other, request))
 
     @staticmethod
     async def _send(
-        transport: StreamTransport, request: Request
+        transport: LoopTransport, request: Request
     ) -> Reply | NoReply | list[bytes | NoReply]:
         outcome = await transport.send(request)
         if not isinstance(outcome, LoopStream):
@@ -80,7 +80,7 @@ class Line:
 
     def close(self) -> None:
         for each in self._open.values():
-            if isinstance(each, SocketTransport):
+            if isinstance(each, BlockingTransport):
                 each.close()
             else:
                 self._runner.run(each.close())
@@ -327,7 +327,7 @@ def test_a_refusal_before_a_reset_is_read_by_a_blocking_caller() -> None:
 
         refusing = threading.Thread(target=refuse)
         refusing.start()
-        transport = SocketTransport(address(f"http://127.0.0.1:{port}"))
+        transport = BlockingTransport(parse_address(f"http://127.0.0.1:{port}"))
         outcome = transport.send(asking(method="POST", body=b"x" * 8_000_000))
         refusing.join(5)
     assert isinstance(outcome, Reply)
@@ -370,7 +370,7 @@ def test_a_stream_that_is_refused_is_an_answer_like_others(line: Line) -> None:
 
 def test_threads_that_share_a_transport_never_get_each_others_answers() -> None:
     with tiny_server(lambda heard: answer(heard.body)) as server:
-        transport = SocketTransport(address(server.url))
+        transport = BlockingTransport(parse_address(server.url))
 
         def talk(name: int) -> list[bool]:
             bodies = [b"%d-%d" % (name, number) for number in range(30)]
@@ -390,7 +390,7 @@ def test_no_more_connections_are_kept_than_is_said() -> None:
     together = KEPT_MAX + 5
 
     async def main(url: str) -> None:
-        transport = StreamTransport(address(url))
+        transport = LoopTransport(parse_address(url))
         for _ in range(2):
             await asyncio.gather(*(transport.send(asking()) for _ in range(together)))
         await transport.close()
@@ -401,9 +401,38 @@ def test_no_more_connections_are_kept_than_is_said() -> None:
     assert server.connections == together + 5
 
 
+@pytest.mark.parametrize("kind", ["blocking", "event loop"])
+def test_a_connection_is_kept_for_almost_as_long_as_the_server_keeps_it(kind: str) -> None:
+    moments = [0.0]
+
+    async def main(url: str) -> None:
+        to, now_s = parse_address(url), lambda: moments[0]
+        loop, sockets = LoopTransport(to, now_s=now_s), BlockingTransport(to, now_s=now_s)
+        for moments[0] in (0.0, 60.0, 129.0, 200.0):
+            if kind == "blocking":
+                assert isinstance(await asyncio.to_thread(sockets.send, asking()), Reply)
+            else:
+                assert isinstance(await loop.send(asking()), Reply)
+        await loop.close()
+        sockets.close()
+
+    with tiny_server(always(answer(b"ok"))) as server:
+        asyncio.run(main(server.url))
+    assert [heard.connection for heard in server.heard] == [1, 1, 1, 2]
+    assert 60 <= IDLE_S_MAX < KEEP_ALIVE_S
+
+
+def test_a_stream_that_is_larger_than_what_is_held_is_read_to_its_end(line: Line) -> None:
+    pieces = [b"x" * 300_000] * 20
+    with tiny_server(always(event_stream(*pieces))) as server:
+        outcome = line.send(server.url, asking(is_stream=True))
+    assert isinstance(outcome, list)
+    assert sum(len(each) for each in outcome if isinstance(each, bytes)) == 6_000_000
+
+
 def test_a_client_outlives_the_loop_that_it_was_used_in() -> None:
     with tiny_server(always(answer(b"ok"))) as server:
-        transport = StreamTransport(address(server.url))
+        transport = LoopTransport(parse_address(server.url))
 
         async def main() -> None:
             assert isinstance(await transport.send(asking()), Reply)
@@ -425,7 +454,7 @@ def test_a_cancelled_call_leaves_no_connection_that_somebody_else_would_read_fro
         return KeepSilent() if heard.number == 1 else answer(b"mine")
 
     async def main(url: str) -> None:
-        transport = StreamTransport(address(url))
+        transport = LoopTransport(parse_address(url))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await transport.send(asking())
@@ -441,11 +470,11 @@ def test_a_cancelled_call_leaves_no_connection_that_somebody_else_would_read_fro
 
 FORKING = """
 import os, sys
-from stanchion.client.exchange import Reply, Request
-from stanchion.client.http1 import address
-from stanchion.client.sockets import KEPT_MAX, SocketTransport
+from stanchion.transport.messages import Reply, Request
+from stanchion.transport.messages import parse_address
+from stanchion.transport.blocking import KEPT_MAX, BlockingTransport
 
-transport = SocketTransport(address(sys.argv[1]))
+transport = BlockingTransport(parse_address(sys.argv[1]))
 
 def echo(body):
     request = Request(name="t", method="POST", path="/", body=body, timeout_s=5, is_repeatable=True)
