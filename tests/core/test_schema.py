@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any, cast
 
 import jsonschema_rs
 import msgspec
@@ -16,6 +17,7 @@ from stanchion.core.schema import InputSchema, SchemaFaults, compile_schema, jud
 from stanchion.core.schema_rules import (
     INPUT_SCHEMA_BYTES_MAX,
     INPUT_SCHEMA_SUBSCHEMAS_MAX,
+    judge_rules,
     refuse_remote,
 )
 
@@ -144,6 +146,172 @@ def test_a_value_nested_beyond_reason_is_a_fault_and_no_crash(depth: int) -> Non
 
     assert faults[-1].path == "input"
     assert faults[-1].message.startswith("cannot be checked: ")
+
+
+# ── Bounded checks ───────────────────────────────────────────────────────────────────────────────
+
+ALTERNATIVES: JsonObject = {"anyOf": [{"const": each + 1} for each in range(488)]}
+TINY = 1e-300
+
+
+def stacked(levels: int) -> JsonObject:
+    """Each ``unevaluatedProperties`` evaluates what is below it three times."""
+    schema: JsonObject = {"unevaluatedProperties": True}
+    for _ in range(levels):
+        schema = {"allOf": [schema], "unevaluatedProperties": {"type": "integer"}}
+    return schema
+
+
+COSTLY: dict[str, tuple[JsonObject, JsonValue]] = {
+    "alternatives": (
+        {"properties": {"x": {"type": "array", "items": ALTERNATIVES}}},
+        {"x": [0] * 130_900},
+    ),
+    "alternatives by reference": (
+        {"$defs": {"any": ALTERNATIVES}, "items": {"$ref": "#/$defs/any"}},
+        [0] * 130_900,
+    ),
+    "alternatives, each with a list": (
+        {"anyOf": [{"items": {"type": "string"}} for _ in range(200)]},
+        [0] * 100_000,
+    ),
+    "a long enum of unlike things": ({"items": {"enum": [*range(5_000), "x", []]}}, [1] * 50_000),
+    "an enum of floats": (
+        {"items": {"enum": [each + 0.5 for each in range(1_000)]}},
+        [0.5] * 1_000,
+    ),
+    "an enum of integers, and floats": ({"items": {"enum": [*range(5_000)]}}, [0.5] * 1_000),
+    "an enum of objects": (
+        {"items": {"enum": [{"a": [0] * 50, "b": each} for each in range(100)]}},
+        [{"a": [0] * 50, "b": -1}] * 1_000,
+    ),
+    "multiples of a fraction": (
+        {"items": {"allOf": [{"multipleOf": 0.1} for _ in range(100)]}},
+        [TINY] * 1_000,
+    ),
+    "bounds and tiny numbers": ({"items": {"minimum": 0.01}}, [TINY] * 20_000),
+    "constants and tiny numbers": ({"items": {"not": {"const": 5}}}, [TINY] * 20_000),
+    "unique lists": ({"uniqueItems": True}, [[each] for each in range(65_000)]),
+    "unevaluated members": (stacked(16), {str(each): 0 for each in range(100)}),
+    "a pattern that fits no cache": ({"items": {"pattern": "a[ab]{600}c"}}, ["ab" * 5_000]),
+    "names that match many patterns": (
+        {"patternProperties": {f"a[ab]{{{each}}}c": {} for each in (20, 21, 22, 23)}},
+        {"ab" * 2_000: 0},
+    ),
+    "names with alternatives": (
+        {"propertyNames": {"anyOf": [{"const": str(each)} for each in range(400)]}},
+        {str(each): 0 for each in range(20_000)},
+    ),
+    "many required members": (
+        {"items": {"required": [f"k{each}" for each in range(5_000)]}},
+        [{}] * 50_000,
+    ),
+    "deep lists": (
+        {"items": {"contains": {"items": {"contains": ALTERNATIVES}}}},
+        [[[[0] * 10] * 10] * 10] * 10,
+    ),
+}
+
+
+class CountingValidator:
+    """Counts how often an input is checked."""
+
+    def __init__(self, validator: Any) -> None:  # noqa: ANN401 - three methods of theirs
+        self._validator = validator
+        self.checks: list[str] = []
+
+    def is_valid(self, value: JsonValue) -> bool:
+        self.checks.append("is_valid")
+        return bool(self._validator.is_valid(value))
+
+    def validate(self, value: JsonValue) -> None:
+        self.checks.append("validate")
+        self._validator.validate(value)
+
+    def iter_errors(self, value: JsonValue) -> Any:  # noqa: ANN401 - theirs
+        self.checks.append("iter_errors")
+        return self._validator.iter_errors(value)
+
+
+def counted(schema: JsonObject) -> tuple[InputSchema, CountingValidator]:
+    cost = judge_rules(schema, (), Findings())
+    assert cost is not None
+    counting = CountingValidator(jsonschema_rs.Draft202012Validator(schema))
+    return InputSchema(cast("jsonschema_rs.Validator", counting), cost), counting
+
+
+@pytest.mark.parametrize(("schema", "value"), COSTLY.values(), ids=COSTLY)
+def test_a_check_that_could_take_long_is_refused_before_it_begins(
+    schema: JsonObject, value: JsonValue
+) -> None:
+    checker, counting = counted(schema)
+
+    (fault,) = checker.faults(value)
+
+    assert fault.path == "input"
+    assert fault.message.startswith("too large for the workflow's schema: checking it could take")
+    assert "times as long as the 10 ms that are allowed" in fault.message
+    assert counting.checks == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"items": {"type": "integer", "minimum": 0}}, [1] * 130_000),
+        (
+            {"items": {"properties": {f"k{each}": {"type": "integer"} for each in range(100)}}},
+            [{f"k{each}": each for each in range(100)}] * 250,
+        ),
+        ({"items": {"enum": [f"country-{each}" for each in range(300)]}}, ["country-7"] * 15_000),
+        ({"items": {"pattern": "^[0-9a-f]{8}-[0-9a-f]{4}$"}}, ["0123abcd-ef01"] * 15_000),
+        ({"items": {"type": "number", "minimum": -1, "maximum": 1}}, [0.123456] * 25_000),
+        ({"uniqueItems": True}, [f"item-{each}" for each in range(15_000)]),
+        ({"type": "object", "properties": {"text": {"type": "string"}}}, {"text": "x" * 250_000}),
+        (ALTERNATIVES, 488),
+    ],
+)
+def test_large_inputs_of_plain_schemas_are_checked_as_ever(
+    schema: JsonObject, value: JsonValue
+) -> None:
+    checker, counting = counted(schema)
+    assert checker.faults(value) == ()
+    assert len(counting.checks) == 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "check", "message"),
+    [
+        ({"items": {"type": "string"}}, [1] * 5, "iter_errors", "not of type"),
+        ({"items": {"type": "string"}}, [1] * 100_000, "validate", "not of type"),
+        ({"required": ["y"]}, {"x": [1] * 100_000}, "validate", "missing"),
+        (
+            {"anyOf": [{"required": [f"y{each}"]} for each in range(50)]},
+            {"x": [1] * 60_000},
+            "is_valid",
+            "does not match the workflow's schema; it is too large to say where",
+        ),
+        (
+            {"propertyNames": {"pattern": "^(x|y|z)*a[0-9]+$"}},
+            {f"b{each}": 0 for each in range(5_000)},
+            "validate",
+            "does not match",
+        ),
+    ],
+)
+def test_an_invalid_input_is_checked_once(
+    schema: JsonObject, value: JsonValue, check: str, message: str
+) -> None:
+    checker, counting = counted(schema)
+    faults = checker.faults(value)
+    assert message in faults[0].message
+    assert counting.checks == [check]
+
+
+def test_a_check_counts_as_work_in_proportion_to_its_cost() -> None:
+    checker = compile_schema({"items": ALTERNATIVES})
+    assert checker.work([]) == 0
+    assert 50_000 < checker.work([488] * 90) <= 10_000_000 / 150
+    assert checker.work([488] * 90) > 8 * checker.work([488] * 10)
 
 
 # ── Schemas ──────────────────────────────────────────────────────────────────────────────────────

@@ -417,3 +417,21 @@ def test_one_tenants_readers_hold_a_quarter_of_all_large_answers() -> None:
     assert not answers.is_tenant_full(100, other)
     answers.give(60, one)
     assert not answers.is_tenant_full(101, one)
+
+
+async def test_a_schema_of_many_alternatives_does_not_hold_up_the_server() -> None:
+    alternatives = {"anyOf": [{"const": each + 1} for each in range(488)]}
+    schema = {"properties": {"x": {"type": "array", "items": alternatives}}}
+    async with opened_house() as house:
+        file = {"steps": {"only": {"topic": "work"}}, "input_schema": schema}
+        put = await house.ask("PUT", "/v1/workflows/costly", file)
+        assert put.status == 200, put.body
+        body = {"input": {"x": [0] * 130_900}}
+        answer = await house.ask("POST", "/v1/workflows/costly/runs", body)
+        assert (answer.status, answer.code) == (422, "invalid_input")
+        (error,) = answer.json["errors"]
+        assert error["path"] == "input"
+        assert error["message"].startswith("too large for the workflow's schema")
+        spent_s = house.metric("stanchion_tenant_work_seconds_total", tenant="default")
+        assert spent_s is not None
+        assert spent_s < 1  # it was 7 s

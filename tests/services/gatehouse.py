@@ -29,6 +29,7 @@ from stanchion.services.pacing import Pacing
 from stanchion.services.parts import Parts
 from stanchion.services.plans import Plans
 from stanchion.services.tenants import Tenants
+from stanchion.services.work import TenantWorkBudget
 from stanchion.sim.loop import LoopClock
 from tests.services.faulty_locks import FaultyLocks
 from tests.services.faulty_store import FaultyStore
@@ -110,9 +111,17 @@ class House:
         self.bells = Bells()
         self.registry = CollectorRegistry()
         self.admitted: list[tuple[Run, Plan]] = []
+        self.processor_s = 0.0
         labels = TenantLabels(2, workflows_max=2)
         entropy = SeededEntropy(seed)
         self.pacing = Pacing(gates.clock, entropy)
+        self.work = TenantWorkBudget(
+            self.registry,
+            clock=gates.clock,
+            entropy=entropy,
+            labels=labels,
+            processor_s=lambda: self.processor_s,
+        )
         self.gate = Gate(
             Parts(
                 store=self.store.port,
@@ -128,6 +137,7 @@ class House:
             signals=AdmissionSignals(
                 self.registry, labels=labels, errors=LeaseErrors(self.registry)
             ),
+            work=self.work,
             on_admitted=lambda run, plan: self.admitted.append((run, plan)),
         )
 

@@ -11,10 +11,11 @@ from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.admission import TooLate, Verdict
 from stanchion.core.faults import Fault as InputFault
 from stanchion.core.faults import WorkflowFaults
-from stanchion.core.json_value import JsonObject
+from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Risk, RunId, RunStatus, StepId, TenantId, Topic, WorkflowId
 from stanchion.core.rerun import RerunRefused
 from stanchion.core.run_id import shard_of_run, shard_of_tenant
+from stanchion.core.schema import InputSchema
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import Admission, Tenant
 from stanchion.services.gate import (
@@ -28,6 +29,7 @@ from stanchion.services.gate import (
     UnknownRun,
 )
 from stanchion.services.plans import UnknownWorkflow
+from stanchion.services.work import TenantOverloaded
 from tests.services.faulty_locks import Fault
 from tests.services.faulty_store import Meanwhile
 from tests.services.gatehouse import (
@@ -129,6 +131,48 @@ async def test_an_input_is_held_against_the_schema(gates: Gatehouse) -> None:
     house = gates.add()
     assert await house.start() == InvalidInput((InputFault("input.question", "missing"),))
     assert isinstance(await house.start(given=ASKED), Started)
+
+
+@virtual
+async def test_an_input_that_the_newest_schema_refuses_is_checked_once(
+    gates: Gatehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gates.configure()
+    await demand(gates, DEMANDING)
+    house = gates.add()
+    assert isinstance(await house.start(given=ASKED), Started)
+    checked: list[object] = []
+    check = InputSchema.faults
+
+    def counting(schema: InputSchema, value: JsonValue) -> tuple[InputFault, ...]:
+        checked.append(value)
+        return check(schema, value)
+
+    monkeypatch.setattr(InputSchema, "faults", counting)
+    assert isinstance(await house.start(), InvalidInput)
+    assert len(checked) == 1
+
+
+@virtual
+async def test_the_time_of_a_check_is_charged_to_the_tenant(
+    gates: Gatehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gates.configure()
+    await demand(gates, DEMANDING)
+    await gates.define(tenant=GLOBEX)
+    house = gates.add()
+
+    def slow(_schema: InputSchema, _value: JsonValue) -> tuple[InputFault, ...]:
+        house.processor_s += 3
+        return (InputFault("input", "no"),)
+
+    monkeypatch.setattr(InputSchema, "faults", slow)
+    assert isinstance(await house.start(), InvalidInput)
+    with pytest.raises(TenantOverloaded):
+        await house.start()
+    assert isinstance(await house.start(tenant=GLOBEX), Started)
+    await asyncio.sleep(4.5)
+    assert isinstance(await house.start(), InvalidInput)
 
 
 @virtual

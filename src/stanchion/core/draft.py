@@ -15,7 +15,7 @@ import msgspec
 
 from stanchion.core import limits
 from stanchion.core.events import Timer, TimerKind
-from stanchion.core.expression import WORK_MAX, EvaluationBudget
+from stanchion.core.expression import WORK_MAX, BudgetSpent, EvaluationBudget
 from stanchion.core.model import (
     Failure,
     Instant,
@@ -163,6 +163,13 @@ class Draft:
             done = before - max(0, budget.work_left)
             self._work_left -= done
             self._work_done += done
+
+    def spend(self, units: int) -> None:
+        """Count work that is no expression among that of the event, or raise ``BudgetSpent``."""
+        if units > self._work_left:
+            raise BudgetSpent("too much work: one event sets off too many checks of large inputs")
+        self._work_left -= units
+        self._work_done += units
 
     def scope_input(self, parent: StepId | None) -> JsonObject:
         """What ``input`` means below a sub-workflow step; for ``None``, the run's own input.

@@ -7,7 +7,6 @@ compiled, and inputs are checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 import jsonschema_rs
@@ -15,6 +14,7 @@ import msgspec
 
 from stanchion.core.faults import Fault, Findings, Path
 from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.schema_cost import CHECK_NS_MAX, ERRORS_NS_MAX, CheckCost, InputShape
 from stanchion.core.schema_rules import PATTERN_OPTIONS, judge_rules, refuse_remote
 
 __all__ = ["InputSchema", "SchemaFaults", "compile_schema", "judge_schema"]
@@ -31,11 +31,11 @@ def compile_schema(schema: JsonObject) -> InputSchema:
 
 def judge_schema(schema: JsonObject, path: Path, findings: Findings) -> InputSchema | None:
     """Compile a schema that stands at ``path`` in a document, or note what is wrong with it."""
-    weight = judge_rules(schema, path, findings)
-    if weight is None:
+    cost = judge_rules(schema, path, findings)
+    if cost is None:
         return None
     try:
-        return InputSchema(_validator(schema), weight)
+        return InputSchema(_validator(schema), cost)
     except ValueError as error:
         # What the rules do not know of, they leave to the one who has to work with it.
         findings.note(path, f"cannot be used: {str(error).splitlines()[0]}")
@@ -53,37 +53,65 @@ class SchemaFaults(Exception):
 class InputSchema:
     """A compiled schema."""
 
-    __slots__ = ("_validator", "_weight")
+    __slots__ = ("_cost", "_small_bytes", "_validator")
 
-    def __init__(self, validator: jsonschema_rs.Validator, weight: int) -> None:
+    def __init__(self, validator: jsonschema_rs.Validator, cost: CheckCost) -> None:
         self._validator = validator
-        self._weight = weight
+        self._cost = cost
+        self._small_bytes = cost.small_bytes()
 
     def faults(self, value: JsonValue) -> tuple[Fault, ...]:
         """Everything that is wrong with an input; nothing, if it may be used.
 
-        Of an input so large that listing its faults could take long, only the first is told.
+        The input is checked once, and not at all if that could take too long. Of an input so large
+        that listing its faults could take long, only the first is told, or that there is one.
         """
         findings = Findings()
         try:
-            for error in self._errors(value):
-                _note(error, findings)
+            self._check(value, findings)
         except (ValueError, RecursionError) as error:
             findings.note(_INPUT, f"cannot be checked: {str(error).splitlines()[0]}")
         return findings.faults()
 
-    def _errors(self, value: JsonValue) -> Iterable[jsonschema_rs.ValidationError]:
-        size = self._weight * len(msgspec.json.encode(value))
-        try:
-            self._validator.validate(value)
-        except jsonschema_rs.ValidationError as first:
-            return [first] if size > _LISTING_MAX else self._validator.iter_errors(value)
-        return ()
+    def work(self, value: JsonValue) -> int:
+        """What a check of this input counts as, in units of ``cel.budget``."""
+        size = len(msgspec.json.encode(value))
+        if size <= self._small_bytes:
+            return size // 8
+        return int(min(CHECK_NS_MAX, self._cost.check_ns(InputShape(value))) / _WORK_UNIT_NS)
+
+    def _check(self, value: JsonValue, findings: Findings) -> None:
+        size = len(msgspec.json.encode(value))
+        if size > self._small_bytes:
+            shape = InputShape(value)
+            check_ns = self._cost.check_ns(shape)
+            if check_ns > CHECK_NS_MAX:
+                times = check_ns / CHECK_NS_MAX
+                findings.note(
+                    _INPUT,
+                    "too large for the workflow's schema: checking it could take"
+                    f" {times:,.1f} times as long as the {CHECK_NS_MAX / 1e6:g} ms that are"
+                    " allowed (rules that apply to each value × values). Send less, or"
+                    " simplify the schema",
+                )
+                return
+            if self._cost.first_error_ns(shape) > ERRORS_NS_MAX:
+                if not self._validator.is_valid(value):
+                    wrong = "does not match the workflow's schema; it is too large to say where"
+                    findings.note(_INPUT, wrong)
+                return
+            if self._cost.all_errors_ns(shape) > ERRORS_NS_MAX:
+                try:
+                    self._validator.validate(value)
+                except jsonschema_rs.ValidationError as first:
+                    _note(first, findings)
+                return
+        for error in self._validator.iter_errors(value):
+            _note(error, findings)
 
 
 _INPUT: Final[Path] = ("input",)
-_LISTING_MAX: Final = 500_000
-"""Subschemas times bytes. Each fault costs microseconds, and there may be that many."""
+_WORK_UNIT_NS: Final = 150
 _MESSAGE_CHARS_MAX: Final = 300
 
 

@@ -20,6 +20,13 @@ import msgspec
 from stanchion.core.faults import Findings, Path, quoted
 from stanchion.core.graph import cycle
 from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.schema_cost import (
+    CheckCost,
+    Levels,
+    cost_of_rules,
+    joined,
+    pattern_char_ns,
+)
 
 __all__ = [
     "INPUT_SCHEMA_BYTES_MAX",
@@ -57,8 +64,8 @@ _SINGLES: Final = (
 )
 
 
-def judge_rules(schema: JsonObject, path: Path, findings: Findings) -> int | None:
-    """How many subschemas checking an input may meet; ``None`` if the schema breaks a rule."""
+def judge_rules(schema: JsonObject, path: Path, findings: Findings) -> CheckCost | None:
+    """What checking an input takes at worst; ``None`` if the schema breaks a rule."""
     before = len(findings.noted)
     size = len(msgspec.json.encode(schema))
     if size > INPUT_SCHEMA_BYTES_MAX:
@@ -73,8 +80,8 @@ def judge_rules(schema: JsonObject, path: Path, findings: Findings) -> int | Non
     walk.follow()
     if len(findings.noted) > before:
         return None
-    weight = walk.weigh()
-    return weight if len(findings.noted) == before else None
+    cost = walk.weigh()
+    return cost if len(findings.noted) == before else None
 
 
 def refuse_remote(uri: str) -> NoReturn:
@@ -107,6 +114,8 @@ _MESSAGE_CHARS_MAX: Final = 300
 class _Cost(NamedTuple):
     subschemas: int
     pattern_bytes: int
+    unique: int
+    levels: Levels
 
 
 @dataclass(slots=True)
@@ -118,6 +127,8 @@ class _Walk:
     findings: Findings
     leads: dict[Path, list[Path]] = field(default_factory=dict)
     pattern_bytes: dict[Path, int] = field(default_factory=dict)
+    char_ns: dict[str, float] = field(default_factory=dict)
+    """What each pattern takes for a character."""
 
     def follow(self) -> None:
         """Visit every subschema, also those that only wait for a reference."""
@@ -133,26 +144,48 @@ class _Walk:
             shelved = [(*place, word, name) for word in _SHELVES for name in _members(node, word)]
             waiting.extend(reversed([*self.leads[place], *shelved]))
 
-    def weigh(self) -> int:
+    def weigh(self) -> CheckCost | None:
         """Add up what checking an input may cost. There must be no circle, and not too much."""
         circle = cycle(self.leads)
         if circle is not None:
             closing = next(place for place in circle if "$ref" in self._node(place))
             self._note((*closing, "$ref"), "leads back to itself; schemas must not be recursive")
-            return 0
+            return None
         costs: dict[Path, _Cost] = {}
         for place in TopologicalSorter(self.leads).static_order():
-            inner = [costs[target] for target in self.leads.get(place, ())]
-            costs[place] = _Cost(
-                1 + sum(cost.subschemas for cost in inner),
-                self.pattern_bytes.get(place, 0) + sum(cost.pattern_bytes for cost in inner),
-            )
-        if costs[()].subschemas > INPUT_SCHEMA_SUBSCHEMAS_MAX:
-            most = INPUT_SCHEMA_SUBSCHEMAS_MAX
-            self._note((), f"more than {most} subschemas, once every $ref is followed")
+            costs[place] = self._cost(place, costs)
+            if costs[place].subschemas > INPUT_SCHEMA_SUBSCHEMAS_MAX:
+                # Also where nothing leads: what is counted here does not grow without end.
+                most = INPUT_SCHEMA_SUBSCHEMAS_MAX
+                self._note((), f"more than {most} subschemas, once every $ref is followed")
+                return None
         if costs[()].pattern_bytes > INPUT_SCHEMA_PATTERN_BYTES_MAX:
             self._note((), "the patterns are too large together; shorten their repetitions")
-        return costs[()].subschemas
+        return CheckCost(
+            levels=costs[()].levels,
+            unique=costs[()].unique,
+            has_branches=any(
+                "anyOf" in self._node(each) or "oneOf" in self._node(each) for each in self.leads
+            ),
+        )
+
+    def _cost(self, place: Path, costs: Mapping[Path, _Cost]) -> _Cost:
+        node = self._node(place)
+        repeats = "unevaluatedItems" in node or "unevaluatedProperties" in node
+        words = [str(inner[len(place)]) for inner in _inner(node, place)]
+        inner = [costs[target] for target in self.leads.get(place, ())]
+        named = zip([*words, *["$ref"] * (len(inner) - len(words))], inner, strict=True)
+        return _Cost(
+            subschemas=1 + sum(cost.subschemas for cost in inner),
+            pattern_bytes=self.pattern_bytes.get(place, 0)
+            + sum(cost.pattern_bytes for cost in inner),
+            unique=(node.get("uniqueItems") is True) + sum(cost.unique for cost in inner),
+            levels=joined(
+                cost_of_rules(node, self.char_ns.__getitem__),
+                [(word, cost.levels) for word, cost in named],
+                repeats=repeats,
+            ),
+        )
 
     def _referred(self, node: JsonObject, place: Path) -> Iterator[Path]:
         reference = node.get("$ref")
@@ -187,6 +220,7 @@ class _Walk:
                 self._note(at, "not a pattern that can be matched in linear time, or too large")
             else:
                 self.pattern_bytes[place] = self.pattern_bytes.get(place, 0) + size
+                self.char_ns[pattern] = pattern_char_ns(pattern, size)
 
     def _node(self, place: Path) -> JsonObject:
         node = _at(self.schema, place)

@@ -209,6 +209,7 @@ class Engine:
                 signals=AdmissionSignals(
                     registry, labels=labels, errors=self._lease_signals.errors
                 ),
+                work=work,
                 on_admitted=self._advancer.remember,
             ),
             inbox=Inbox(parts, plans=plans, advancer=self._advancer, rules=rules),

@@ -18,13 +18,14 @@ from msgspec.structs import replace
 from stanchion.core import admission as judged
 from stanchion.core.admission import fingerprint
 from stanchion.core.events import Started as StartRequested
-from stanchion.core.faults import WorkflowFaults
+from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Run, RunId, RunStatus, Stamp, StepId, TenantId, Topic, WorkflowId
 from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunRefused, rerun
 from stanchion.core.run import decide
 from stanchion.core.run_id import make_run_id
+from stanchion.core.schema import InputSchema
 from stanchion.core.settings import Settings
 from stanchion.core.transition import Transition, evolve
 from stanchion.ports.records import Admission
@@ -46,6 +47,7 @@ from stanchion.services.gate_answers import (
 from stanchion.services.pacing import Pacing
 from stanchion.services.parts import Parts
 from stanchion.services.plans import Linked, Plans, UnknownWorkflow
+from stanchion.services.work import TenantWorkBudget
 
 __all__ = [
     "Gate",
@@ -76,10 +78,12 @@ class Gate:
         settings: Callable[[], Settings],
         pacing: Pacing,
         signals: AdmissionSignals,
+        work: TenantWorkBudget,
         on_admitted: Callable[[Run, Plan], None] = lambda _run, _plan: None,
     ) -> None:
         self._parts = parts
         self._plans = plans
+        self._work = work
         self._admitter = Admitter(
             parts, settings=settings, pacing=pacing, signals=signals, on_admitted=on_admitted
         )
@@ -94,7 +98,8 @@ class Gate:
         key: str | None,
         actor: str,
     ) -> StartAnswer:
-        """Start a run of the newest version of a workflow."""
+        """Start a run of the newest version of a workflow. Raises ``TenantOverloaded``."""
+        self._work.check(tenant)
         call = Call(tenant=tenant, workflow_id=workflow_id, endpoint=Endpoint.START, key=key)
         return await self._admitter.in_time(call, self._start(call, input, actor))
 
@@ -107,7 +112,11 @@ class Gate:
         key: str | None,
         actor: str,
     ) -> RerunAnswer:
-        """Do a finished run again, from the beginning or from a step."""
+        """Do a finished run again, from the beginning or from a step.
+
+        Raises ``TenantOverloaded``.
+        """
+        self._work.check(tenant)
         call = Call(tenant=tenant, workflow_id=_UNKNOWN, endpoint=Endpoint.RERUN, key=key)
         return await self._admitter.in_time(call, self._rerun(call, run_id, from_step, actor))
 
@@ -152,7 +161,13 @@ class Gate:
         )
 
     async def _drafted(
-        self, call: Call, given: JsonObject, actor: str, *, refresh: bool
+        self,
+        call: Call,
+        given: JsonObject,
+        actor: str,
+        *,
+        refresh: bool,
+        refused_by: tuple[InputSchema, tuple[Fault, ...]] | None = None,
     ) -> Ready | StartAnswer:
         linked = await self._plans.newest(call.tenant, call.workflow_id, refresh=refresh)
         if isinstance(linked, UnknownWorkflow):
@@ -162,10 +177,16 @@ class Gate:
         if isinstance(linked, WorkflowFaults):
             return await self._known(call, given, asked) or linked
         schema = linked.plan.body.schema
-        faults = () if schema is None else schema.faults(given)
-        if faults and not refresh:
+        faults: tuple[Fault, ...] = ()
+        if refused_by is not None and refused_by[0] is schema:
+            faults = refused_by[1]
+        elif schema is not None:
+            with self._work.measured(call.tenant):
+                faults = schema.faults(given)
+        if schema is not None and faults and not refresh:
             # What is remembered may be old: only the newest version may refuse an input.
-            return await self._drafted(call, given, actor, refresh=True)
+            refused_by = (schema, faults)
+            return await self._drafted(call, given, actor, refresh=True, refused_by=refused_by)
         if faults:
             return await self._known(call, given, asked) or InvalidInput(faults)
         if not refresh and (full := await self._admitter.full_already(call)) is not None:
@@ -250,7 +271,8 @@ class Gate:
 
     def _ready(self, call: Call, plan: Plan, pending: Run, *, asked: str, actor: str) -> Ready:
         began = StartRequested(actor=actor)
-        transition = decide(plan, pending, began, pending.created_at)
+        with self._work.measured(call.tenant):
+            transition = decide(plan, pending, began, pending.created_at)
         stamp = Stamp(1, self._parts.entropy.token())
         admission = Admission(
             run=replace(evolve(pending, transition), stamp=stamp),

@@ -41,6 +41,10 @@ def _input_fault(draft: Draft, step: PlannedStep) -> Failure | None:
     if not isinstance(value, dict):
         return Failure("invalid_input", "input: an object is needed", step.id)
     if step.body.schema is not None:
+        try:
+            draft.spend(step.body.schema.work(value))
+        except ExpressionError as error:
+            return Failure("expression_error", f"input: {error}", step.id)
         faults = step.body.schema.faults(value)
         if faults:
             message = "; ".join(f"{fault.path}: {fault.message}" for fault in faults[:3])

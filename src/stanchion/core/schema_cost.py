@@ -1,0 +1,355 @@
+"""Schema costs: how long checking an input against a schema may take, known before it begins.
+
+The validator holds the interpreter's lock from beginning to end, so a check can neither be
+interrupted nor be moved off the event loop. It has to be short, or must not begin. ``CheckCost`` is
+made once for a schema: for each level below the root, how many nanoseconds the rules that can meet
+one node of that level take at worst. ``InputShape`` is made for an input: how many nodes, numbers,
+characters and names there are on each level. The product is an upper bound of the time.
+
+The figures were measured with jsonschema-rs 0.60: a rule takes 5 to 20 ns, but a comparison of two
+numbers 0.2 to 40 µs, because it is done with fractions of any size; a pattern takes up to 3.5 µs a
+character, once its automaton does not fit into its cache; an error copies the value it is about,
+once for each alternative of an ``anyOf`` that failed; ``unevaluated…`` repeats what is below it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Final, NamedTuple, TypeAlias
+
+from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.limits import INPUT_BYTES_MAX
+
+__all__ = [
+    "CHECK_NS_MAX",
+    "ERRORS_NS_MAX",
+    "CheckCost",
+    "InputShape",
+    "Levels",
+    "cost_of_rules",
+    "joined",
+    "pattern_char_ns",
+]
+
+CHECK_NS_MAX: Final = 10_000_000
+"""The longest that one check may take, as estimated."""
+ERRORS_NS_MAX: Final = 10_000_000
+"""The longest that making a check's errors may take, as estimated."""
+
+
+class LevelCost(NamedTuple):
+    """What the rules for the nodes of one level take at worst, in nanoseconds."""
+
+    node: float = 0
+    """For each node."""
+    container: float = 0
+    """More for each list or object: it may have to be compared with one in the schema."""
+    integer: float = 0
+    """More for each integer; likewise for floats, and for floats very close to zero."""
+    float_: float = 0
+    tiny: float = 0
+    char: float = 0
+    """For each character of a text."""
+    name: float = 0
+    """For each name of a member whose value is on this level, and each character of it."""
+    name_char: float = 0
+    rules: float = 0
+    """Not a time: how many errors there can be for each node, and for each name."""
+    name_rules: float = 0
+
+
+Levels: TypeAlias = tuple[LevelCost, ...]
+"""From the node that a schema is for, level by level downwards."""
+
+_NONE: Final = LevelCost()
+_RULE_NS: Final = 15
+_NAME_NS: Final = 20
+_PATTERN_NS: Final = 35
+_UNIQUE_NS: Final = 200
+_UNIQUE_TINY_NS: Final = 1_500
+_HASHED_NS: Final = 25
+_ERROR_NS: Final = 7_000
+_COPY_NS: Final = 75
+"""For each node that an error copies."""
+_COPY_NAME_NS: Final = 300
+_UNEVALUATED: Final = 3
+"""How often what is beside ``unevaluatedItems`` or ``unevaluatedProperties`` is evaluated."""
+_TINY: Final = 1e-30
+_INT_MAX: Final = 2**63
+
+
+def _compared(number: float) -> LevelCost:
+    """What comparing a node with this number for equality takes."""
+    if _is_extreme(number):
+        return LevelCost(integer=20_000, float_=25_000, tiny=40_000, container=10)
+    plain = 180 if isinstance(number, int) else 1_500
+    return LevelCost(integer=plain, float_=3_000, tiny=25_000, container=10)
+
+
+def _bounded(number: float) -> LevelCost:
+    """What comparing a node with this limit takes."""
+    if _is_extreme(number):
+        return LevelCost(integer=20_000, float_=25_000, tiny=40_000)
+    if isinstance(number, int):
+        return LevelCost(integer=20, float_=50, tiny=1_000)
+    return LevelCost(integer=200, float_=400, tiny=25_000)
+
+
+_MULTIPLE: Final = LevelCost(integer=500, float_=2_500, tiny=42_000)
+
+
+def _is_extreme(number: float) -> bool:
+    return abs(number) > _INT_MAX or 0 < abs(number) < _TINY
+
+
+# ── What a schema costs ──────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCost:
+    """What checking one input against a schema takes at worst."""
+
+    levels: Levels
+    unique: int
+    """How many ``uniqueItems`` may look at each node of the input, wherever it is."""
+    has_branches: bool
+    """Whether an error may hold all errors of several alternatives (``anyOf``, ``oneOf``)."""
+
+    def small_bytes(self) -> int:
+        """No input of so many bytes can take long, whatever is in it: it need not be measured."""
+        # A node has two bytes at least. A name has three more: its quotes and its colon.
+        check_ns = self.unique * (_UNIQUE_NS + _UNIQUE_TINY_NS) / 2 + max(
+            (level.node + 150 * level.container + max(level.integer, level.float_, level.tiny)) / 2
+            + level.char
+            + level.name / 3
+            + level.name_char
+            for level in self.levels
+        )
+        copy_ns = _COPY_NS / 2 + _COPY_NAME_NS / 5 + 1
+        errors_ns = max(level.rules for level in self.levels) * _ERROR_NS / 2
+        errors_ns += sum(level.rules for level in self.levels) * copy_ns
+        names = sum(level.name_rules for level in self.levels)
+        size = INPUT_BYTES_MAX
+        while size and (
+            size * check_ns > CHECK_NS_MAX
+            or size * (errors_ns + names / 5 * (_ERROR_NS + size * copy_ns)) > ERRORS_NS_MAX
+        ):
+            size //= 2
+        return size
+
+    def check_ns(self, shape: InputShape) -> float:
+        """How long the check may take."""
+        total = float(self.unique * (_UNIQUE_NS * shape.nodes + _UNIQUE_TINY_NS * shape.tinies))
+        # Where an object is compared with one in the schema, so are the numbers in it.
+        worst = max(
+            (place for place, found in enumerate((True, shape.floats, shape.tinies)) if found)
+        )
+        for cost, level in zip(self.levels, shape.levels, strict=False):
+            units = (cost.container, cost.container * 15, cost.container * 150)
+            total += (
+                cost.node * level.nodes
+                + units[worst] * level.containers
+                + cost.integer * level.integers
+                + cost.float_ * level.floats
+                + cost.tiny * level.tinies
+                + cost.char * level.chars
+                + cost.name * level.names
+                + cost.name_char * level.name_chars
+            )
+        return total
+
+    def first_error_ns(self, shape: InputShape) -> float:
+        """How long making one error may take: it may hold all errors of each alternative."""
+        if self.has_branches:
+            return self.all_errors_ns(shape)
+        return _ERROR_NS + shape.copy_ns
+
+    def all_errors_ns(self, shape: InputShape) -> float:
+        """How long making every error may take."""
+        total = 0.0
+        above = below = shape.copy_ns
+        for cost, level in zip(self.levels, shape.levels, strict=False):
+            # Every node of this level may be copied with all that is below it, by each rule.
+            total += cost.rules * (_ERROR_NS * level.nodes + below)
+            total += cost.name_rules * level.names * (_ERROR_NS + above)
+            above, below = below, below - level.copy_ns
+        return total
+
+
+def cost_of_rules(node: JsonObject, char_ns: Callable[[str], float]) -> Levels:
+    """What the rules of one schema take that are no schemas themselves.
+
+    ``char_ns`` tells what a pattern takes for each character.
+    """
+    own = LevelCost(node=_RULE_NS * (1 + len(node)), rules=len(node))
+    child = _NONE
+    for word, value in node.items():
+        match word, value:
+            case "const", _:
+                own = _add(own, _constant(value))
+            case "enum", list():
+                own = _add(own, _enumeration(value))
+            case (
+                ("minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum"),
+                int() | float(),
+            ):
+                own = _add(own, _bounded(value))
+            case "multipleOf", int() | float():
+                own = _add(own, _MULTIPLE)
+            case "pattern", str():
+                own = _add(own, LevelCost(char=char_ns(value)))
+            case (("required" | "dependentRequired" | "dependentSchemas"), list() | dict()):
+                own = _add(own, LevelCost(node=_NAME_NS * len(value), rules=len(value)))
+            case "patternProperties", dict():
+                per_char = sum(map(char_ns, value))
+                child = _add(child, LevelCost(name=_PATTERN_NS * len(value), name_char=per_char))
+            case "additionalProperties" | "unevaluatedProperties", False:
+                child = _add(child, LevelCost(name=_NAME_NS))
+            case _:
+                pass
+    return own, child
+
+
+def joined(own: Levels, inner: Iterable[tuple[str, Levels]], *, repeats: bool) -> Levels:
+    """What a schema takes with those in it, each given with the word under which it is there."""
+    here: list[Levels] = [own]
+    instead: list[Levels] = []
+    for word, levels in inner:
+        if word in _OF_ONE_CHILD:
+            # A child has one name or position, so only one of these is for it.
+            instead.append((_NONE, *levels))
+        elif word in _OF_ALL_CHILDREN:
+            here.append((_NONE, *levels))
+        elif word == "propertyNames":
+            named = levels[0]
+            cost = LevelCost(name=named.node, name_char=named.char, name_rules=named.rules)
+            here.append((_NONE, cost))
+        else:
+            here.append(levels)
+    total = _merged([*here, _merged(instead, max)], sum)
+    if repeats:
+        total = tuple(LevelCost(*(_UNEVALUATED * each for each in level)) for level in total)
+    return total
+
+
+_OF_ONE_CHILD: Final = frozenset({"additionalProperties", "items", "prefixItems", "properties"})
+_OF_ALL_CHILDREN: Final = frozenset(
+    {"contains", "patternProperties", "unevaluatedItems", "unevaluatedProperties"}
+)
+
+
+def _constant(value: JsonValue) -> LevelCost:
+    match value:
+        case bool() | None:
+            return LevelCost(node=10)
+        case int() | float():
+            return _compared(value)
+        case str():
+            return LevelCost(node=10, char=0.1)
+        case list():
+            inside = map(_constant, value)
+        case _:
+            inside = map(_constant, value.values())
+    # Only against a list or an object, of which each part may be compared with each part here.
+    parts = _merged([(each,) for each in inside], sum)
+    whole = parts[0].node + parts[0].container + parts[0].integer if parts else 0
+    return LevelCost(node=10, container=20 + whole)
+
+
+def _enumeration(values: list[JsonValue]) -> LevelCost:
+    kinds = set(map(type, values))
+    each = _merged([(_constant(value),) for value in values], sum)[0] if values else _NONE
+    if kinds <= {str, bool, type(None)}:
+        return LevelCost(node=_HASHED_NS, char=1)
+    if kinds == {int}:
+        # Integers are looked up. A float is compared with one after the other.
+        return LevelCost(node=_HASHED_NS, float_=each.float_, tiny=each.tiny)
+    return each
+
+
+def _add(one: LevelCost, other: LevelCost) -> LevelCost:
+    return LevelCost(*(left + right for left, right in zip(one, other, strict=True)))
+
+
+def _merged(many: list[Levels], how: Callable[[Iterable[float]], float]) -> Levels:
+    rows = zip_longest(*many, fillvalue=_NONE)
+    return tuple(LevelCost(*map(how, zip(*row, strict=True))) for row in rows)
+
+
+# ── What a pattern costs ─────────────────────────────────────────────────────────────────────────
+
+
+_CHAR_NS: Final[Mapping[int, float]] = {1_024: 5, 4_096: 1_000, 16_384: 1_500, 65_536: 3_500}
+_FIXED = re.compile(
+    r"\^(?:[^\\|*+?{}()\[\].^$]|\\[dDwWsS.\-]|\[\^?(?:[^\\\]\[]|\\.)+\]|\{\d+\})*\$?"
+)
+
+
+def pattern_char_ns(pattern: str, size: int) -> float:
+    """What matching takes for each character, by the compiled size (rounded up) of the pattern."""
+    # A pattern that says for each position what is there is in one state at a time.
+    return _CHAR_NS[1_024] if _FIXED.fullmatch(pattern) else _CHAR_NS[size]
+
+
+# ── What is in an input ──────────────────────────────────────────────────────────────────────────
+
+
+class _Level(NamedTuple):
+    nodes: int
+    containers: int
+    integers: int
+    floats: int
+    tinies: int
+    chars: int
+    names: int
+    name_chars: int
+
+    @property
+    def copy_ns(self) -> float:
+        """How long copying the level takes."""
+        return _COPY_NS * self.nodes + _COPY_NAME_NS * self.names + self.chars + self.name_chars
+
+
+class InputShape:
+    """How much there is on each level of an input."""
+
+    __slots__ = ("copy_ns", "floats", "levels", "nodes", "tinies")
+
+    def __init__(self, value: JsonValue) -> None:
+        """Count. It takes some 60 ns a node."""
+        self.levels: list[_Level] = []
+        level: list[JsonValue] = [value]
+        names: list[str] = []
+        while level:
+            kinds = Counter(map(type, level))
+            lists = [each for each in level if type(each) is list] if kinds[list] else []
+            objects = [each for each in level if type(each) is dict] if kinds[dict] else []
+            floats = [each for each in level if type(each) is float] if kinds[float] else []
+            tinies = sum(-_TINY < each < _TINY and each != 0 for each in floats)
+            chars = sum(len(each) for each in level if type(each) is str) if kinds[str] else 0
+            self.levels.append(
+                _Level(
+                    nodes=len(level),
+                    containers=len(lists) + len(objects),
+                    integers=kinds[int],
+                    floats=len(floats) - tinies,
+                    tinies=tinies,
+                    chars=chars,
+                    names=len(names),
+                    name_chars=sum(map(len, names)),
+                )
+            )
+            names = list(chain.from_iterable(objects))
+            level = [*chain.from_iterable(lists), *chain.from_iterable(map(_values, objects))]
+        self.nodes = sum(each.nodes for each in self.levels)
+        self.copy_ns = sum(each.copy_ns for each in self.levels)
+        self.floats = sum(each.floats for each in self.levels)
+        self.tinies = sum(each.tinies for each in self.levels)
+
+
+def _values(members: dict[str, JsonValue]) -> Iterable[JsonValue]:
+    return members.values()
