@@ -117,16 +117,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def _facts(config: Config, file: Path | None, url: str, metrics_url: str | None) -> dict[str, str]:
     return {
         "url": url,
-<<<<<<< HEAD
         **({} if metrics_url is None else {"metrics": metrics_url}),
-        "store": without_password(config.store_url),
-        "locks": without_password(config.locks_url),
-        "bus": without_password(config.bus_url),
-=======
         "store": shown_url(config.store_url),
         "locks": shown_url(config.locks_url),
         "bus": shown_url(config.bus_url),
->>>>>>> 3808c72 (Never show a part of a URL's user info; describe unreadable URLs)
         "admin_key": "given" if config.admin_key else "not given",
         "config": "-" if file is None else str(file),
     }
