@@ -11,12 +11,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from stanchion.adapters.entropy import SystemEntropy
 
 from stanchion.adapters.locks.redis.turns import RedisTurns
 from stanchion.adapters.redis.address import read_url
 from stanchion.adapters.redis.topology import Topology
 from stanchion.adapters.store.redis import RedisStore
+from stanchion.adapters.system import SystemEntropy
 from stanchion.ports.errors import BackendError, BackendRefused
 from tests.adapters.sentinels import SERVICE, running_sentinel
 from tests.contract.builders import start

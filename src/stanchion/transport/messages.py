@@ -88,7 +88,8 @@ def parse_address(url: str) -> Address:
         port = parts.port
     except ValueError:
         raise wrong from None  # The message of the cause quotes a part of the URL.
-    if parts.username is not None or parts.query or parts.fragment:
+    # An '@' in the path: a '/' in front of it was part of a password.
+    if parts.username is not None or "@" in parts.path or parts.query or parts.fragment:
         raise ValueError("a server's URL has no user, query or fragment; pass api_key= for a key")
     if parts.scheme not in _PORTS or not parts.hostname or port == 0:
         raise wrong
