@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
@@ -87,8 +88,9 @@ async def test_a_dead_letter_is_listed_and_replayed_once(house: House) -> None:
     run_id = await house.start()
     store = house.services.store
     (leased,) = await store.lease_jobs("w", ["work"], max_jobs=1, ttl_ms=1)  # type: ignore[list-item] # a topic
-    while not await store.expire_jobs(limit=10, max_deliveries=1):
-        pass  # the lease lasts a millisecond
+    async with asyncio.timeout(5):
+        while not await store.expire_jobs(limit=10, max_deliveries=1):
+            pass  # the lease lasts a millisecond
     (row,) = (await house.ask("GET", "/v1/admin/dead-letters")).json["dead_letters"]
     assert (row["kind"], row["run_id"], row["job_id"]) == ("job", run_id, leased.job.id)
     assert (await house.ask("GET", "/v1/admin/dead-letters", tenant="other")).json == {

@@ -6,6 +6,7 @@ each route, and a route without a row is a failure: a new one cannot be forgotte
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -71,8 +72,9 @@ async def _letter(house: House, key: str) -> str:
     await house.ask("POST", "/v1/workflows/doomed/runs", {}, key=key)
     store = house.services.store
     (leased,) = await store.lease_jobs("w", ["doom"], max_jobs=1, ttl_ms=1)  # type: ignore[list-item] # a topic
-    while not await store.expire_jobs(limit=10, max_deliveries=1):
-        pass
+    async with asyncio.timeout(5):
+        while not await store.expire_jobs(limit=10, max_deliveries=1):
+            pass
     (letter,) = (await store.list_dead_letters(leased.job.tenant)).items
     return letter.id
 

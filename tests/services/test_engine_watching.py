@@ -7,8 +7,14 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from stanchion.core.events import CancelRequested
 from stanchion.core.model import RunId, RunStatus
+from stanchion.core.run import decide_all
+from stanchion.ports.bus import Bell
 from stanchion.ports.records import Loaded
+from tests.contract.builders import commit_of, planned
+from tests.contract.builders import loaded as loaded_of
+from tests.services.faulty_locks import Fault
 from tests.services.stage import ACME, GLOBEX, Replica, World, job, virtual, workflow
 
 ONE = workflow("one", step=job("work"))
@@ -70,6 +76,48 @@ async def test_whoever_waits_where_a_run_ends_does_not_read_it_again(world: Worl
     # Nobody waits any more: the next one asks the store.
     assert await one.watching.finished(run_id, within_s=0) is not None
     assert done.count("load") == 2
+
+
+@virtual
+async def test_an_end_is_announced_only_once_its_commit_was_accepted(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    rung: list[str] = []
+    stop = one.bus.listen(Bell.FINISHED, rung.append)
+    watch = watched(one, run_id)
+    await asyncio.sleep(0.1)
+    one.store.always(Fault.ERROR, "commit")
+    await world.report(one, *await world.lease(one, "work"))
+    await asyncio.sleep(5)
+    assert one.store.calls["commit"] > 0
+    assert (rung, watch.done()) == ([], False)
+    one.store.always(Fault.NONE, "commit")
+    loaded = await watch
+    assert loaded is not None
+    assert loaded.run.status is (await world.run(run_id)).status is RunStatus.SUCCEEDED
+    assert rung == [run_id]
+    stop()
+
+
+@virtual
+async def test_an_end_that_another_writer_forestalled_is_not_announced(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+
+    async def cancelled() -> None:
+        found, now = await loaded_of(world.store, run_id), await world.store.now()
+        transition = decide_all(planned(ONE), found.run, [CancelRequested(actor="other")], now)
+        await world.store.commit(commit_of(found, transition))
+
+    watch = watched(one, run_id)
+    await asyncio.sleep(0.1)
+    one.store.script("commit", cancelled)
+    await world.report(one, *await world.lease(one, "work"))
+    loaded = await watch
+    assert loaded is not None
+    assert loaded.run.status is (await world.run(run_id)).status is RunStatus.CANCELLED
 
 
 @virtual

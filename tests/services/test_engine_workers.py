@@ -77,8 +77,10 @@ async def test_a_job_that_kills_five_workers_is_a_dead_letter_until_it_is_replay
     await world.define(ONE)
     run_id = await world.start(one, "one")
     await _die(world, one, 5)
-    while not (await world.store.list_dead_letters(None)).items:  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(0.001)
+    # Bounded: without a count of deliveries the job would never be dead.
+    async with asyncio.timeout(70):
+        while not (await world.store.list_dead_letters(None)).items:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
     await asyncio.sleep(0.01)
     assert (await world.run(run_id)).status is RunStatus.WAITING, "told at once"
     assert await world.lease(one, "work", wait_s=10) == ()

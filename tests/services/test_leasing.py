@@ -341,6 +341,23 @@ async def test_a_fenced_holder_never_releases(bench: Bench) -> None:
     assert await bench.locks.inspect(NAME) is not None
 
 
+@pytest.mark.parametrize("seconds", [24, 29])
+@pytest.mark.parametrize("risk", OPEN)
+@virtual
+async def test_a_holder_that_lost_its_trust_never_releases_also_when_the_store_is_back(
+    bench: Bench, risk: Risk, seconds: float
+) -> None:
+    bench.locks.always(Fault.ERROR, "renew", "ping")
+    task = asyncio.create_task(Body(bench, DEFAULT_POLICIES[risk], risk).work(seconds + 6))
+    await asyncio.sleep(seconds)
+    bench.locks.always(Fault.NONE, "ping")  # a probe finds the store; the renewals still fail
+    await task
+    await asyncio.sleep(10)
+    assert "TrustLost" in bench.names()
+    assert bench.locks.calls["release"] == 0
+    assert not {"Released", "ReleaseFailed"} & set(bench.names())
+
+
 @virtual
 async def test_critical_work_is_fenced_by_the_first_failure(bench: Bench) -> None:
     bench.locks.script("renew", Fault.ERROR)

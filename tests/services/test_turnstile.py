@@ -149,6 +149,29 @@ async def test_a_caller_in_the_line_is_told_in_time_that_the_store_is_away(
     assert isinstance(await house.start(), Started)
 
 
+@pytest.mark.parametrize("key", [None, "key"])
+@virtual
+async def test_callers_that_hang_up_give_their_places_back(
+    gates: Gatehouse, key: str | None
+) -> None:
+    await gates.define(None)
+    house = gates.add()
+    await house.started()
+    house.store.calls.clear()
+    house.store.each_way_s = 1.0
+    crowd = [
+        asyncio.create_task(house.start(key=key and f"{key}-{each}")) for each in range(2 * AT_ONCE)
+    ]
+    await turns(20)
+    assert house.store.calls["admit"] == AT_ONCE, "the others wait for a place"
+    for caller in crowd:
+        caller.cancel()
+    await asyncio.gather(*crowd, return_exceptions=True)
+    house.store.each_way_s = 0.001
+    again = await asyncio.gather(*(house.start() for _ in range(AT_ONCE)))
+    assert tally(again) == {"admitted": AT_ONCE}
+
+
 @virtual
 async def test_a_full_tenant_whose_crowd_was_sent_away_fills_up_again(gates: Gatehouse) -> None:
     await gates.define(1)
