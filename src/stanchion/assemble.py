@@ -33,6 +33,7 @@ from stanchion.ports.store import Store
 from stanchion.services.engine import Engine, Terms, Wires
 from stanchion.services.keys import Keys
 from stanchion.services.log import log_event
+from stanchion.services.memory import MemoryTrimmer
 from stanchion.services.plans import link_off_loop
 
 __all__ = ["run_server"]
@@ -100,13 +101,16 @@ async def _going(engine: Engine) -> AsyncIterator[None]:
     """The engine's loops, while the server serves; then what they have begun is finished."""
     await engine.services.settings.look()
     loops = asyncio.create_task(engine.run(), name="engine")
+    trimmer = MemoryTrimmer(engine.services.clock)
+    trimming = asyncio.create_task(trimmer.run(), name="memory")
     try:
         yield
     finally:
         engine.drain()
-        loops.cancel()
-        with suppress(asyncio.CancelledError):
-            await loops
+        for task in (trimming, loops):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         await engine.close()
 
 

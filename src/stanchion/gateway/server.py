@@ -52,8 +52,7 @@ async def serve(
     config = _config(app, connections_max, backlog, drain_s)
     await app.prepare()
     server = _Server(config, lambda: on_ready and on_ready(_url(listener)))
-    ending = _Ending(app, server, min(_NOTICE_S, drain_s / 4))
-    with app.watchdog.watching(), _signals(ending):
+    with _signals(_Ending(app, server, min(_NOTICE_S, drain_s / 4))):
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         try:
             await asyncio.shield(serving)
