@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from stanchion.adapters.locks.memory import MemoryLocks
-from stanchion.adapters.locks.memory_turns import MemoryTurns
+from stanchion.adapters.locks.memory import MemoryLocks, MemoryTurns
 from stanchion.ports.clock import Clock
 from stanchion.ports.turns import Place
 from tests.services.faulty_locks import FaultyLocks

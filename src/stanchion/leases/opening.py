@@ -149,7 +149,7 @@ class StoreOnDemand:
 
 
 def _memory(clock: Clock) -> _Open:
-    from stanchion.adapters.locks.memory_turns import MemoryTurns  # noqa: PLC0415 - see above
+    from stanchion.adapters.locks.memory import MemoryTurns  # noqa: PLC0415 - see above
 
     async def make() -> Turns:
         return MemoryTurns(clock)
@@ -158,7 +158,7 @@ def _memory(clock: Clock) -> _Open:
 
 
 def _sqlite(path: str, clock: Clock) -> _Open:
-    from stanchion.adapters.locks.sqlite_turns import SqliteTurns  # noqa: PLC0415 - see above
+    from stanchion.adapters.locks.sqlite import SqliteTurns  # noqa: PLC0415 - see above
 
     return lambda: SqliteTurns.open(path, clock=clock)
 

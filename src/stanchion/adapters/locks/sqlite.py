@@ -6,20 +6,33 @@ caller does. Terms are counted by the machine's clock, which all of them share.
 A grant is handed to the operating system and not forced to the disk. A process that is killed loses
 nothing. If the machine goes down, the last grants may be lost, and their holders with them; fences
 go on rising, since they follow the clock.
+
+``SqliteTurns`` adds waiting in line. A file cannot notify another process, so a waiting process
+polls: often when it is first in line, less often behind. A poll takes no lock and does not delay
+writers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Sequence
 from typing import Final, Self, TypeVar
 
 from stanchion.adapters.sqlite.database import Database, read_statements
-from stanchion.adapters.sqlite.opening import open_for_writing, read_schema, resolved
-from stanchion.adapters.sqlite.thread import WorkerThread, write_together
+from stanchion.adapters.sqlite.opening import (
+    open_for_reading,
+    open_for_writing,
+    read_schema,
+    resolved,
+)
+from stanchion.adapters.sqlite.thread import WorkerThread, read_together, write_together
+from stanchion.adapters.system import SystemEntropy
 from stanchion.core.lease import next_fence
 from stanchion.core.model import Instant
+from stanchion.core.retry import BoundedJitter, backoff_ms
 from stanchion.ports.clock import Clock
+from stanchion.ports.errors import BackendError
 from stanchion.ports.locks import (
     AcquireAnswer,
     Granted,
@@ -30,8 +43,9 @@ from stanchion.ports.locks import (
     Renewed,
     TooLate,
 )
+from stanchion.ports.turns import Place
 
-__all__ = ["SqliteLocks", "take"]
+__all__ = ["SqliteLocks", "SqliteTurns", "take"]
 
 _SQL = read_statements(__package__, "sqlite.sql")
 _SCHEMA: Final = read_schema(b"STLK", __package__, "sqlite_migrations")
@@ -170,3 +184,112 @@ def take(db: Database, name: str, token: str, ttl_ms: int, floor: int) -> Acquir
     if found is None:
         db.run(_SQL["forget"], before=now - _FORGET_AFTER_MS, limit=_FORGET_AT_ONCE)
     return Granted(fence)
+
+
+_TURN_SQL = read_statements(__package__, "sqlite_turns.sql")
+_ENTROPY: Final = SystemEntropy()
+_LOOK_MS: Final = 6
+_LOOK_MS_MAX: Final = 48
+
+
+class SqliteTurns(SqliteLocks):
+    """See ``ports.turns.Turns``. Made by ``open``."""
+
+    def __init__(self, thread: WorkerThread[Database], clock: Clock, timeout_s: float) -> None:
+        super().__init__(thread, clock, timeout_s)
+        self._opening_window = asyncio.Lock()
+        self._window: WorkerThread[Database] | None = None
+        """A connection for reading only, opened when a caller waits for the first time."""
+
+    async def acquire(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
+    ) -> AcquireAnswer:
+        not_after = Instant(self._clock.now() + within_ms)
+
+        def act(db: Database) -> AcquireAnswer:
+            now = db.now()
+            if now > not_after:
+                return TooLate()
+            first = db.first(_TURN_SQL["first_in_line"], name=name, now=now)
+            if first is None:
+                return take(db, name, token, ttl_ms, floor)
+            first_token, ticket_ends_at = first
+            is_free = db.first(_TURN_SQL["holder"], name=name, now=now) is None
+            if first_token != token and is_free:
+                return Held(ticket_ends_at - now)
+            answer = take(db, name, token, ttl_ms, floor)
+            if isinstance(answer, Granted):
+                db.run(_TURN_SQL["leave"], name=name, token=token)
+            return answer
+
+        return await self._call(act, within_ms)
+
+    async def join(self, name: str, token: str, *, ticket_ms: int, within_ms: int) -> Place:
+        def act(db: Database) -> Place:
+            now = db.now()
+            db.run(_TURN_SQL["drop_late"], now=now)
+            db.run(_TURN_SQL["join"], name=name, token=token, expires_at=now + ticket_ms)
+            place = _place(db, name, token)
+            assert place is not None
+            return place
+
+        return await self._call(act, within_ms)
+
+    async def bell(self, name: str, token: str, *, at_most_ms: int) -> bool:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + at_most_ms / 1000
+        ahead = 0
+        while (left_s := until - loop.time()) > 0:
+            await asyncio.sleep(min(left_s, _pause_s(ahead)))
+            try:
+                window = await self._look_out()
+                place = await window.call(
+                    lambda db: _place(db, name, token), wait_s=min(left_s, self._timeout_s)
+                )
+            except BackendError:
+                continue
+            if place is not None and place.look_again_in_ms == 0:
+                return True
+            ahead = _LOOK_MS_MAX if place is None else place.ahead
+        return False
+
+    async def leave(self, name: str, token: str, *, within_ms: int) -> None:
+        await self._call(lambda db: db.run(_TURN_SQL["leave"], name=name, token=token), within_ms)
+
+    async def close(self) -> None:
+        if self._window is not None:
+            await self._window.close()
+        await super().close()
+
+    async def _look_out(self) -> WorkerThread[Database]:
+        async with self._opening_window:
+            if self._window is None:
+                path = await self._call(lambda db: db.path)
+                busy_ms = round(self._timeout_s * 1000)
+                self._window = await WorkerThread.open(
+                    f"{path} (turns)",
+                    lambda: Database(open_for_reading(path, busy_ms=busy_ms), path, self._clock),
+                    read_together,
+                    lambda db: db.connection.close(),
+                    queue_max=_QUEUE_MAX,
+                )
+        return self._window
+
+
+def _pause_s(ahead: int) -> float:
+    """How long until the next poll: longer for those far behind in line."""
+    delay_ms = min(_LOOK_MS_MAX, _LOOK_MS * (1 + ahead))
+    rhythm = BoundedJitter(delay_ms, delay_ms // 2)
+    return backoff_ms(rhythm, 1, _ENTROPY.unit()) / 1000
+
+
+def _place(db: Database, name: str, token: str) -> Place | None:
+    """Where the token stands; nowhere, if its ticket ran out."""
+    now = db.now()
+    found = db.first(_TURN_SQL["place"], name=name, token=token, now=now)
+    if found is None:
+        return None
+    ahead, first_ends_at, lock_ends_at = found
+    if lock_ends_at > now:
+        return Place(ahead, lock_ends_at - now)
+    return Place(ahead, first_ends_at - now if ahead else 0)
