@@ -101,8 +101,7 @@ async def _going(engine: Engine) -> AsyncIterator[None]:
     """The engine's loops, while the server serves; then what they have begun is finished."""
     await engine.services.settings.look()
     loops = asyncio.create_task(engine.run(), name="engine")
-    trimmer = MemoryTrimmer(engine.services.clock)
-    trimming = asyncio.create_task(trimmer.run(), name="memory")
+    trimming = asyncio.create_task(MemoryTrimmer(engine.services.clock).run(), name="memory")
     try:
         yield
     finally:

@@ -85,11 +85,70 @@ def test_what_is_no_redis_url_is_refused(url: str) -> None:
         read_url(url)
 
 
-@pytest.mark.parametrize("url", ["redis://u:hush@a,b", "redis://u:hush@a/x", "redis://u:hush@:x"])
-def test_a_refusal_does_not_repeat_the_password(url: str) -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:hush@a,b",
+        "redis://u:hush@a/x",
+        "redis://u:hush@:x",
+        "redis://u:hush/more@host",
+        "redis://u:more/hush@host/0",
+        "redis://u:more?hush@host",
+        "redis://u:more#hush@host",
+        "redis://u:hush",
+        "redis://host?hush=1",
+        "redis://[hush@host",
+        "hush:hush@host",
+    ],
+)
+def test_a_refusal_does_not_repeat_a_part_of_the_url(url: str) -> None:
     with pytest.raises(BackendRefused) as refused:
         read_url(url)
     assert "hush" not in str(refused.value)
+    assert "more" not in str(refused.value)
+
+
+def test_what_was_read_is_shown_without_passwords() -> None:
+    target = read_url("redis+sentinel://u:hush@a,b:1/main?sentinel_password=hush")
+    assert repr(target) == "Target(sentinel, a:26379,b:1)"
+
+
+def test_a_password_may_have_any_character_percent_encoded() -> None:
+    target = read_url("redis://me:%2F%40%23%3F%20%25%2C@host")
+    assert (target.username, target.password) == ("me", "/@#? %,")
+
+
+def test_sentinels_have_users_and_passwords_of_their_own() -> None:
+    target = read_url(
+        "redis+sentinel://u:p@a/main?sentinel_username=watcher&sentinel_password=a%2Fb"
+    )
+    assert (target.username, target.password) == ("u", "p")
+    assert (target.sentinel_username, target.sentinel_password) == ("watcher", "a/b")
+
+
+def test_certificates_are_options_of_the_url() -> None:
+    target = read_url("rediss://host?ssl_ca_certs=/ca.pem&ssl_certfile=/c.pem&ssl_keyfile=/k.pem")
+    assert target.tls == {
+        "ssl_ca_certs": "/ca.pem",
+        "ssl_certfile": "/c.pem",
+        "ssl_keyfile": "/k.pem",
+    }
+    with pytest.raises(BackendRefused, match="ssl_ca_certs"):
+        target.tls_context()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://host?ssl_ca_certs=/ca.pem",
+        "redis://host?sentinel_password=x",
+        "rediss://host?socket_timeout=1",
+        "rediss://host?db=3",
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(url: str) -> None:
+    with pytest.raises(BackendRefused, match="option"):
+        read_url(url)
 
 
 @pytest.mark.parametrize("namespace", ["", "a{b", "a}b", "a b", "a\n"])

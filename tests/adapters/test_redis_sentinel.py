@@ -3,76 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-import redis
 
 from stanchion.adapters.store.redis import RedisStore
 from stanchion.core.model import RunId
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.records import Tenant
+from tests.adapters.sentinels import SERVICE, running_sentinel, until
 from tests.contract.builders import ACME, start
-from tests.servers import Server, running_server, valkey_binary
+from tests.servers import Server, running_server
 
-_SERVICE = "main"
 _SOON_S = 20.0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@contextmanager
-def _sentinel(primary: Server, directory: Path) -> Iterator[Server]:
-    port = _free_port()
-    config = directory / "sentinel.conf"
-    config.write_text(
-        f"port {port}\nbind 127.0.0.1\ndir {directory}\n"
-        f"sentinel monitor {_SERVICE} 127.0.0.1 {primary.port} 1\n"
-        f"sentinel down-after-milliseconds {_SERVICE} 300\n"
-        f"sentinel failover-timeout {_SERVICE} 2000\n"
-    )
-    process = subprocess.Popen(
-        [valkey_binary(), config, "--sentinel"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    server = Server(process, port)
-    try:
-        _until(lambda: _replicas_known(server) == 1)
-        yield server
-    finally:
-        server.stop()
-
-
-def _replicas_known(sentinel: Server) -> int:
-    with sentinel.client() as client:
-        try:
-            return len(client.sentinel_slaves(_SERVICE))
-        except redis.RedisError:
-            return 0
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + _SOON_S
-    while not holds():
-        assert time.monotonic() < until, "it never came to that"
-        time.sleep(0.02)
 
 
 async def test_the_new_primary_is_found_after_a_failover(tmp_path: Path) -> None:
     with _replicated(tmp_path) as (primary, replica, sentinel):
         store = await RedisStore.open(
-            f"redis+sentinel://127.0.0.1:1,{sentinel.address}/{_SERVICE}", timeout_s=5.0
+            f"redis+sentinel://127.0.0.1:1,{sentinel.address}/{SERVICE}", timeout_s=5.0
         )
         await store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
         run_id = await start(store)
@@ -96,7 +47,7 @@ async def test_the_new_primary_is_found_after_a_failover(tmp_path: Path) -> None
 async def test_a_primary_that_hangs_is_left_when_it_has_been_replaced(tmp_path: Path) -> None:
     with _replicated(tmp_path) as (primary, replica, sentinel):
         store = await RedisStore.open(
-            f"redis+sentinel://{sentinel.address}/{_SERVICE}", timeout_s=1.0
+            f"redis+sentinel://{sentinel.address}/{SERVICE}", timeout_s=1.0
         )
         await start(store)
         primary.pause()
@@ -113,16 +64,16 @@ async def test_a_primary_that_hangs_is_left_when_it_has_been_replaced(tmp_path: 
 async def test_a_primary_that_does_not_know_it_was_replaced_is_left(tmp_path: Path) -> None:
     with _replicated(tmp_path) as (primary, replica, sentinel):
         store = await RedisStore.open(
-            f"redis+sentinel://{sentinel.address}/{_SERVICE}", timeout_s=5.0
+            f"redis+sentinel://{sentinel.address}/{SERVICE}", timeout_s=5.0
         )
         await start(store)
         with primary.client() as old, replica.client() as new, sentinel.client() as watcher:
             old.config_set("min-replicas-to-write", 1)
             # Told before it is promoted: the old one must not be made a replica by the sentinel.
-            watcher.sentinel_remove(_SERVICE)
+            watcher.sentinel_remove(SERVICE)
             new.replicaof("NO", "ONE")
-            watcher.sentinel_monitor(_SERVICE, "127.0.0.1", replica.port, 1)
-            _until(lambda: old.info("replication")["connected_slaves"] == 0)
+            watcher.sentinel_monitor(SERVICE, "127.0.0.1", replica.port, 1)
+            until(lambda: old.info("replication")["connected_slaves"] == 0)
             assert old.role()[0] == "master"
         run_id = await _started(store)
         with replica.client() as new:
@@ -158,11 +109,11 @@ async def test_a_sentinel_that_hangs_does_not_use_up_the_time_of_the_others(
     with ExitStack() as stack:
         primary = stack.enter_context(running_server())
         stack.enter_context(running_server(None, "--replicaof", f"127.0.0.1 {primary.port}"))
-        sentinel = stack.enter_context(_sentinel(primary, tmp_path))
+        sentinel = stack.enter_context(running_sentinel(primary, tmp_path))
         hung = stack.enter_context(running_server())
         hung.pause()
         store = await RedisStore.open(
-            f"redis+sentinel://{hung.address},{sentinel.address}/{_SERVICE}", timeout_s=3.0
+            f"redis+sentinel://{hung.address},{sentinel.address}/{SERVICE}", timeout_s=3.0
         )
         await store.ping()
         await store.close()
@@ -172,7 +123,7 @@ async def test_a_service_that_no_sentinel_knows_is_unavailable(tmp_path: Path) -
     with ExitStack() as stack:
         primary = stack.enter_context(running_server())
         stack.enter_context(running_server(None, "--replicaof", f"127.0.0.1 {primary.port}"))
-        sentinel = stack.enter_context(_sentinel(primary, tmp_path))
+        sentinel = stack.enter_context(running_sentinel(primary, tmp_path))
         with pytest.raises(BackendUnavailable, match="knows no primary for 'other'"):
             await RedisStore.open(f"redis+sentinel://{sentinel.address}/other", timeout_s=5.0)
 
@@ -185,5 +136,5 @@ def _replicated(tmp_path: Path) -> Iterator[tuple[Server, Server, Server]]:
         replica = stack.enter_context(
             running_server(None, "--replicaof", f"127.0.0.1 {primary.port}")
         )
-        sentinel = stack.enter_context(_sentinel(primary, tmp_path))
+        sentinel = stack.enter_context(running_sentinel(primary, tmp_path))
         yield primary, replica, sentinel

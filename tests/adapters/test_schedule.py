@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stanchion.adapters.store.memory.schedule import Schedule
+from stanchion.adapters.store.memory.state import Schedule
 from stanchion.core.model import Instant
 
 _THINGS = st.sampled_from("abcdef")

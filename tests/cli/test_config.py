@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stanchion.config import (
     OPTIONS,
@@ -15,7 +13,6 @@ from stanchion.config import (
     config_file,
     is_loopback,
     load,
-    without_password,
 )
 
 HOME = {"XDG_DATA_HOME": "/data"}
@@ -370,11 +367,6 @@ def test_the_text_of_a_configuration_shows_no_key_and_no_password() -> None:
         assert KEY not in text
         assert "redis://***@cache:6379/1" in text
     assert "admin_key=None" in repr(Config())
-
-
-@given(st.text())
-def test_no_part_of_a_password_is_shown(password: str) -> None:
-    assert without_password(f"redis://:{password}@cache/0") == "redis://***@cache/0"
 
 
 def test_a_wrong_value_that_may_be_a_secret_is_not_repeated() -> None:

@@ -20,7 +20,7 @@ __all__ = ["tamper_memory", "tamper_redis", "tamper_sqlite"]
 
 
 def tamper_memory(store: MemoryStore, tenant: TenantId, delta: int) -> None:
-    store._shelf.account(tenant).active += delta  # noqa: SLF001 - tampering is the point
+    store._state.account(tenant).active += delta  # noqa: SLF001 - tampering is the point
 
 
 def tamper_sqlite(file: Path, tenant: TenantId, delta: int) -> None:

@@ -50,6 +50,34 @@ async def test_starting_with_a_server_that_stands_still_fails_in_time(victim: Na
     assert time.monotonic() - began < 5.0
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nats://joe:hush/more@127.0.0.1:1",
+        "nats://joe:more/hush@127.0.0.1:1",
+        "nats://joe:more#hush@127.0.0.1:1",
+        "nats://joe:more?hush@127.0.0.1:1",
+        "nats://joe:hush,more@127.0.0.1:1",
+        "nats://joe:hush more",
+    ],
+)
+async def test_a_url_that_cannot_be_read_is_refused_and_not_quoted(url: str) -> None:
+    with pytest.raises(BackendRefused, match="percent-encode") as refused:
+        await NatsStage(url).open()
+    assert "hush" not in str(refused.value)
+    assert "more" not in str(refused.value)
+
+
+@pytest.mark.parametrize("password", ["hush", "%2Fhush", "a%40hush", "@hush", "%20hush%23"])
+async def test_no_part_of_the_password_is_in_an_error(password: str, victim: NatsServer) -> None:
+    victim.stop()
+    url = f"nats://joe:{password}@{victim.address}"
+    with pytest.raises(BackendUnavailable, match=victim.address) as refused:
+        await NatsStage(url, timeout_s=2.0).open()
+    assert "hush" not in str(refused.value)
+    assert "joe" not in str(refused.value)
+
+
 async def test_a_password_is_not_told_to_a_server_that_does_not_speak_the_tls_it_was_asked_for(
     server: NatsServer,
 ) -> None:

@@ -101,4 +101,4 @@ def test_a_review_that_is_asked_for_waits_for_a_person(written: Terminal) -> Non
 def test_what_is_installed_is_what_the_wheel_is_tested_with() -> None:
     *_, install = blocks()
     # In tests/packaging: the same two, as a wheel in an empty environment.
-    assert install.lines == ["pip install .", "pip install '.[server]'"]
+    assert install.lines == ["pip install .", "pip install '.[leases]'", "pip install '.[server]'"]

@@ -9,7 +9,7 @@ import pytest
 
 from stanchion.core.model import TenantId
 from stanchion.gateway import GatewayOptions
-from stanchion.gateway.answers import Answers
+from stanchion.gateway.answers import TURN_BYTES, Answers
 from stanchion.services.keys import Keys
 from stanchion.wire.admin import Role
 from tests.gateway.asgi import Stuck
@@ -410,13 +410,42 @@ async def test_large_bodies_and_answers_are_charged_to_their_tenant(house: House
 def test_one_tenants_readers_hold_a_quarter_of_all_large_answers() -> None:
     answers = Answers(400)
     one, other = TenantId("one"), TenantId("other")
-    assert not answers.is_tenant_full(500, one), "one alone fits"
-    assert answers.take(60, one)
-    assert answers.is_tenant_full(60, one)
-    assert not answers.is_tenant_full(40, one)
-    assert not answers.is_tenant_full(100, other)
-    answers.give(60, one)
-    assert not answers.is_tenant_full(101, one)
+    held, more = bytes(60), bytes(bytearray(60))
+    assert not answers.is_tenant_full(bytes(500), one), "one alone fits"
+    assert answers.take(held, one)
+    assert answers.is_tenant_full(more, one)
+    assert not answers.is_tenant_full(bytes(40), one)
+    assert not answers.is_tenant_full(bytes(100), other)
+    assert not answers.is_tenant_full(held, one), "what several callers are sent is held once"
+    assert answers.take(held, one)
+    answers.give(held, one)
+    assert answers.is_tenant_full(more, one)
+    answers.give(held, one)
+    assert not answers.is_tenant_full(bytes(101), one)
+
+
+async def test_large_answers_are_written_by_turns() -> None:
+    answers, written = Answers(400), list[str]()
+    loud, quiet = TenantId("loud"), TenantId("quiet")
+
+    async def write(tenant: TenantId, size: int = TURN_BYTES // 2) -> None:
+        await answers.turn(size, tenant)
+        written.append(tenant)
+
+    writing = [asyncio.create_task(write(loud)) for _ in range(20)]
+    left = asyncio.create_task(write(loud))
+    writing += [asyncio.create_task(write(quiet)), asyncio.create_task(write(loud, 9 * TURN_BYTES))]
+    await asyncio.sleep(0)
+    assert written == [loud, loud]
+    left.cancel()
+    before = 2
+    while len(written) < 22:
+        await asyncio.sleep(0)
+        assert len(written) - before <= 2
+        before = len(written)
+    assert written.index(quiet) < 6
+    await asyncio.gather(*writing)
+    assert len(written) == 22
 
 
 async def test_a_schema_of_many_alternatives_does_not_hold_up_the_server() -> None:

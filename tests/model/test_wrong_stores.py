@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from msgspec.structs import replace
 
 from stanchion.adapters.store.memory import MemoryStore
-from stanchion.adapters.store.memory.shelf import JobFile
+from stanchion.adapters.store.memory.state import JobFile
 from stanchion.core.admission import Facts, Verdict
 from stanchion.core.model import Instant, TenantId, Topic
 from stanchion.ports.records import (
@@ -85,13 +85,13 @@ class LeaksTheSlotOfARunThatWasCancelled(MemoryStore):
         answer = await super().commit(commit)
         found = await self.load(commit.run_id)
         if found is not None and found.run.status == "cancelled" and found.run.holds_slot:
-            self._shelf.account(found.run.tenant).active = 1
+            self._state.account(found.run.tenant).active = 1
         return answer
 
 
 class TakesResultsUnderAnyFence(MemoryStore):
     def _accept(self, result: Result, row_due: Instant, tenant: TenantId | None) -> Acceptance:
-        file = self._shelf.jobs.get(result.job_id)
+        file = self._state.jobs.get(result.job_id)
         return super()._accept(
             result if file is None else replace(result, fence=file.fence), row_due, tenant
         )
@@ -107,8 +107,8 @@ class AcceptsWithoutAnOutboxRow(MemoryStore):
     ) -> tuple[Acceptance, ...]:
         answers = await super().accept(results, row_due_in_ms=row_due_in_ms, tenant=tenant)
         for result in results:
-            if (file := self._shelf.jobs.get(result.job_id)) is not None:
-                self._shelf.outbox.remove(file.job.run_id)
+            if (file := self._state.jobs.get(result.job_id)) is not None:
+                self._state.outbox.remove(file.job.run_id)
         return answers
 
 
@@ -122,10 +122,10 @@ class ServesTheNewestJobFirst(MemoryStore):
         ttl_ms: int,
         tenant: TenantId | None = None,
     ) -> tuple[LeasedJob, ...]:
-        ready = [file.job for file in self._shelf.jobs.values() if file.state == "ready"]
+        ready = [file.job for file in self._state.jobs.values() if file.state == "ready"]
         for job in reversed(ready):
-            self._shelf.ready.remove(job)
-            self._shelf.ready.add(job)
+            self._state.ready.remove(job)
+            self._state.ready.add(job)
         return await super().lease_jobs(
             worker_id, topics, max_jobs=max_jobs, ttl_ms=ttl_ms, tenant=tenant
         )
@@ -138,7 +138,7 @@ class LetsDeadJobsLive(MemoryStore):
 
 class DefersRowsThatHaveRisen(MemoryStore):
     async def defer_outbox(self, row: OutboxRow, *, delay_ms: int) -> None:
-        if self._shelf.outbox.due(row.run_id) is not None:
+        if self._state.outbox.due(row.run_id) is not None:
             row = self._row(row.run_id)
         await super().defer_outbox(row, delay_ms=delay_ms)
 

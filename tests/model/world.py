@@ -7,7 +7,7 @@ from itertools import count
 from typing import Final, Protocol, TypeVar
 
 from stanchion.adapters.store.memory import MemoryStore
-from stanchion.adapters.store.memory.shelf import JobFile, Shelf
+from stanchion.adapters.store.memory.state import JobFile, MemoryState
 from stanchion.core.model import Instant, RunId, TenantId, Topic
 from stanchion.core.run_id import make_run_id, shard_of_tenant
 from stanchion.ports.records import Commit, JobState, Loaded, OutboxRow
@@ -88,7 +88,7 @@ class World:
 
     def run_id(self, pick: int) -> RunId:
         """A run: with something in its inbox, unfinished, any, and at last one that never began."""
-        files = self._shelf.runs
+        files = self._state.runs
         nobody = make_run_id(self.tenants[0], self.began_at, 0)
 
         def interest(run_id: RunId) -> int:
@@ -99,7 +99,7 @@ class World:
 
     def grant(self, pick: int) -> Grant:
         """A grant: one that stands, then any that was ever given."""
-        files = self._shelf.jobs
+        files = self._state.jobs
 
         def interest(grant: Grant) -> bool:
             file = files.get(grant.job_id)
@@ -136,32 +136,32 @@ class World:
 
     def jobs(self, state: JobState) -> list[JobFile]:
         """The jobs that are in this state."""
-        return [file for file in self._shelf.jobs.values() if file.state is state]
+        return [file for file in self._state.jobs.values() if file.state is state]
 
     @property
     def unfinished(self) -> int:
         """How many runs have not ended."""
-        return sum(not file.is_closed for file in self._shelf.runs.values())
+        return sum(not file.is_closed for file in self._state.runs.values())
 
     @property
     def with_mail(self) -> int:
         """How many runs have something in their inbox."""
-        return sum(bool(file.inbox) for file in self._shelf.runs.values())
+        return sum(bool(file.inbox) for file in self._state.runs.values())
 
     @property
     def timers_due(self) -> int:
         """How many timers are due."""
-        files, now = self._shelf.runs.values(), self.pair.now
+        files, now = self._state.runs.values(), self.pair.now
         return sum(due <= now for file in files for due in file.timers.values())
 
     @property
     def letters(self) -> int:
         """How many dead letters there are."""
-        return len(self._shelf.letters)
+        return len(self._state.letters)
 
     @property
-    def _shelf(self) -> Shelf:
-        return self.model._shelf  # noqa: SLF001 - the model's insides are known: that is its use
+    def _state(self) -> MemoryState:
+        return self.model._state  # noqa: SLF001 - the model's insides are known: that is its use
 
 
 def _pick(known: Sequence[_Each], pick: int) -> _Each:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.environment import ROOT, Environment, build_wheel, make_environment
+from tests.servers import running_server
 
 SOURCE = ROOT / "src"
 CODE = {".py", ".typed", ".sql", ".lua", ".json"}
@@ -51,6 +52,19 @@ with stanchion.Client(URL) as client:
 asyncio.run(again())
 """
 
+LEASES = """
+import asyncio, stanchion
+
+async def hold(url):
+    async with stanchion.Leases(url) as leases, leases.hold("name", wait_s=5) as lease:
+        return "held" if lease.fence else "not held"
+
+async def hold_all():
+    return [await hold(url) for url in {urls!r}]
+
+print(*asyncio.run(hold_all()))
+"""
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -87,7 +101,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
         told = message_from_bytes(archive.read(metadata))
     assert (told["Name"], told["License-Expression"]) == ("stanchion", "Apache-2.0")
     assert told["Requires-Python"] == ">=3.11"
-    assert told.get_all("Provides-Extra") == ["drill", "server"]
+    assert told.get_all("Provides-Extra") == ["drill", "leases", "server"]
 
 
 def test_the_sdk_needs_no_package_of_a_server(sdk: Environment) -> None:
@@ -100,6 +114,15 @@ def test_the_sdk_needs_no_package_of_a_server(sdk: Environment) -> None:
     assert "stanchion" in imported
     assert not imported & SERVER_PACKAGES
     assert not imported & {"click", "rich"}  # whoever calls from a program pays for no terminal
+
+
+def test_leases_need_their_extra_and_no_package_of_a_server(wheel: Path, tmp_path: Path) -> None:
+    made = make_environment(tmp_path / "leases", wheel, "leases")
+    with running_server() as redis:
+        program = LEASES.format(urls=[redis.url, "sqlite:leases.db"])
+        assert made.run("python", "-c", program).splitlines()[-1] == "held held"
+    for package in ("nats", "starlette", "uvicorn", "prometheus_client", "cel_expr_python"):
+        made.run("python", "-c", f"import {package}", code=1)
 
 
 def test_every_public_name_is_there_without_the_extra(sdk: Environment) -> None:

@@ -200,3 +200,64 @@ async def test_a_feed_is_woken_by_its_tenants_runs_and_by_nobody_elses(world: Wo
         began = world.clock.moment()
         await changed.wait(5)
         assert world.clock.moment() - began == 5_000
+
+
+@virtual
+async def test_a_run_is_read_once_a_second_however_many_wait_for_it(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    loads: list[str] = []
+    one.on_call(lambda verb, is_done: loads.append(verb) if verb == "load" and is_done else None)
+    watches = []
+    for _ in range(50):
+        watches.append(watched(one, run_id, within_s=5))
+        await asyncio.sleep(0.013)
+    await asyncio.sleep(3)
+    assert len(loads) <= 6
+    loaded = await asyncio.gather(*watches)
+    assert {each.run.status for each in loaded if each is not None} == {RunStatus.RUNNING}
+    assert len(loads) <= 9
+
+
+@virtual
+async def test_what_many_waited_for_is_rendered_once(world: World) -> None:
+    one, two = world.add(), world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    rendered: list[RunStatus] = []
+
+    async def render(loaded: Loaded) -> RunStatus:
+        rendered.append(loaded.run.status)
+        await asyncio.sleep(0)
+        return loaded.run.status
+
+    for replica in (one, two):
+        watches = [
+            asyncio.create_task(replica.watching.rendered(run_id, render, within_s=60, of=each))
+            for each in (ACME, ACME, ACME, GLOBEX)
+        ]
+        await asyncio.sleep(0.3)
+        if replica is one:
+            await world.report(one, *await world.lease(one, "work"))
+        *own, foreign = await asyncio.gather(*watches)
+        assert own == [RunStatus.SUCCEEDED] * 3
+        assert foreign is None
+        # On the second replica the first caller was alone when it came, and read for itself.
+        assert len(rendered) == (1 if replica is one else 3)
+
+
+@virtual
+async def test_nobody_is_shown_what_was_read_before_they_asked(world: World) -> None:
+    one, two = world.add(), world.add()
+    one.bus.is_mute = True
+    await world.define(ONE)
+    for within_s in (0.0, 0.1):
+        run_id = await world.start(one, "one")
+        watch = watched(two, run_id)
+        await asyncio.sleep(0.3)
+        await one.inbox.cancel(run_id, reason=None, actor="caller")
+        loaded = await two.watching.finished(run_id, within_s=within_s)
+        assert loaded is not None
+        assert loaded.run.status is RunStatus.CANCELLED
+        assert await watch is not None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from stanchion.adapters.store.memory.effects import carry_out
+from stanchion.adapters.store.memory.runs import carry_out
 from stanchion.core import lease_policy
 from stanchion.core.admission import Admitted, Verdict
 from stanchion.core.lease import LeaseTerms
@@ -122,7 +122,7 @@ _on_acquire: Final = lease_policy.on_acquire
 
 class _VersionOnly(SimStore):
     async def commit(self, commit: Commit) -> CommitAnswer:
-        file = self._shelf.runs.get(commit.run_id)
+        file = self._state.runs.get(commit.run_id)
         if file is not None and file.run.stamp.version == commit.read.version:
             commit = replace(commit, read=file.run.stamp)
         return await super().commit(commit)
@@ -130,7 +130,7 @@ class _VersionOnly(SimStore):
 
 class _NoFenceCheck(SimStore):
     async def commit(self, commit: Commit) -> CommitAnswer:
-        file = self._shelf.runs.get(commit.run_id)
+        file = self._state.runs.get(commit.run_id)
         is_stale = file is not None and commit.fence is not None and commit.fence < file.run.fence
         if not is_stale:
             return await super().commit(commit)
@@ -144,17 +144,17 @@ class _SlotLater(SimStore):
     """The slot is freed in a second step, a moment after the run has ended."""
 
     async def commit(self, commit: Commit) -> CommitAnswer:
-        file = self._shelf.runs.get(commit.run_id)
+        file = self._state.runs.get(commit.run_id)
         was_open = file is not None and not file.is_closed and file.run.holds_slot
         answer = await super().commit(commit)
         if file is not None and was_open and file.is_closed:
-            account = self._shelf.account(file.run.tenant)
+            account = self._state.account(file.run.tenant)
             account.active += 1
             asyncio.get_running_loop().call_later(0.005, self._free, file.run.tenant)
         return answer
 
     def _free(self, tenant: TenantId) -> None:
-        self._shelf.account(tenant).active -= 1
+        self._state.account(tenant).active -= 1
 
 
 class _KeyLater(SimStore):
@@ -164,9 +164,9 @@ class _KeyLater(SimStore):
         verdict = await super().admit(admission, within_ms=within_ms)
         if isinstance(verdict, Admitted) and admission.key is not None:
             tenant, key = admission.run.tenant, admission.key
-            bound = self._shelf.account(tenant).keys.pop(key, None)
+            bound = self._state.account(tenant).keys.pop(key, None)
             if bound is not None:
-                keys = self._shelf.account(tenant).keys
+                keys = self._state.account(tenant).keys
                 asyncio.get_running_loop().call_later(0.01, keys.setdefault, key, bound)
         return verdict
 
@@ -180,7 +180,7 @@ class _CapRead(SimStore):
 
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
         tenant, now_s = admission.run.tenant, asyncio.get_running_loop().time()
-        account = self._shelf.account(tenant)
+        account = self._state.account(tenant)
         read_s, active = self._seen.get(tenant, (-1.0, 0))
         if now_s - read_s > 0.01:
             active = account.active
@@ -210,7 +210,7 @@ class _AnyFence(SimStore):
     ) -> tuple[Acceptance, ...]:
         taken: list[Result] = []
         for result in results:
-            file = self._shelf.jobs.get(result.job_id)
+            file = self._state.jobs.get(result.job_id)
             is_open = file is not None and file.state in {JobState.LEASED, JobState.READY}
             if file is not None and is_open and file.fence != result.fence:
                 taken.append(replace(result, fence=file.fence))
@@ -225,7 +225,7 @@ class _Forgetful(SimStore):
     async def take_outbox(self, *, limit: int, hold_ms: int) -> tuple[OutboxRow, ...]:
         rows = await super().take_outbox(limit=limit, hold_ms=hold_ms)
         for row in rows:
-            self._shelf.outbox.remove(row.run_id)
+            self._state.outbox.remove(row.run_id)
         return rows
 
 
@@ -240,10 +240,10 @@ class _Early(SimStore):
     """Work is put out before the commit that asks for it is accepted."""
 
     async def commit(self, commit: Commit) -> CommitAnswer:
-        file = self._shelf.runs.get(commit.run_id)
+        file = self._state.runs.get(commit.run_id)
         if file is not None and not file.is_closed:
             jobs = [each for each in commit.transition.effects if isinstance(each, DispatchJob)]
-            carry_out(self._shelf, file, jobs)
+            carry_out(self._state, file, jobs)
         return await super().commit(commit)
 
 
@@ -255,14 +255,14 @@ class _OldListing(SimStore):
         self._listed: dict[JobId, Instant] = {}
 
     async def expire_jobs(self, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
-        now = self._shelf.now()
+        now = self._state.now()
         for job_id, until in self._listed.items():
-            file = self._shelf.jobs.get(job_id)
+            file = self._state.jobs.get(job_id)
             if until <= now and file is not None and file.state is JobState.LEASED:
-                self._shelf.leases.put(job_id, now)
+                self._state.leases.put(job_id, now)
         self._listed = {
             job_id: file.expires_at
-            for job_id, file in self._shelf.jobs.items()
+            for job_id, file in self._state.jobs.items()
             if file.expires_at is not None
         }
         return await super().expire_jobs(limit=limit, max_deliveries=max_deliveries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stanchion.adapters.locks.memory import MemoryLocks
-from stanchion.adapters.store.memory.shelf import Shelf
+from stanchion.adapters.store.memory.state import MemoryState
 from stanchion.adapters.system import ManualClock
 from stanchion.core.model import StepId, Topic, WorkflowId
 from stanchion.core.workflow import ForEachSpec, Workflow
@@ -45,7 +45,7 @@ async def test_items_of_a_lost_history_are_not_decided_on(world: Stage) -> None:
     await world.define(flow)
     one = world.add()
     run_id = await world.start(one, "wide")
-    copies: list[Shelf] = []
+    copies: list[MemoryState] = []
 
     async def another_commits() -> None:
         copies.append(store.copy())

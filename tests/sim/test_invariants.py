@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from stanchion.adapters.store.memory.shelf import JobFile, RunFile, Shelf
+from stanchion.adapters.store.memory.state import JobFile, MemoryState, RunFile
 from stanchion.adapters.system import ManualClock
 from stanchion.client.signals import Retrying
 from stanchion.core.events import CancelRequested, Timer, TimerKind
@@ -41,11 +41,11 @@ def good(sentences: Iterable[str]) -> bool:
     return list(sentences) == []
 
 
-def shelf_with(run: Run | None = None) -> tuple[Shelf, RunFile]:
-    shelf = Shelf(ManualClock(NOW), 1_000)
+def shelf_with(run: Run | None = None) -> tuple[MemoryState, RunFile]:
+    state = MemoryState(ManualClock(NOW), 1_000)
     file = RunFile(run or a_run(), None)
-    shelf.runs[RUN] = file
-    return shelf, file
+    state.runs[RUN] = file
+    return state, file
 
 
 def a_run(status: RunStatus = RunStatus.RUNNING, **steps: Step) -> Run:
@@ -128,12 +128,12 @@ def test_closed_classes_do_not_work_unleased() -> None:
 
 
 def test_an_inbox_needs_a_row() -> None:
-    shelf, file = shelf_with()
-    assert good(must.inbox_has_row(shelf, RUN))
+    state, file = shelf_with()
+    assert good(must.inbox_has_row(state, RUN))
     file.inbox["one"] = CancelRequested()
-    assert not good(must.inbox_has_row(shelf, RUN))
-    shelf.outbox.put(RUN, NOW)
-    assert good(must.inbox_has_row(shelf, RUN))
+    assert not good(must.inbox_has_row(state, RUN))
+    state.outbox.put(RUN, NOW)
+    assert good(must.inbox_has_row(state, RUN))
 
 
 def test_grants_do_not_overlap() -> None:
@@ -241,43 +241,43 @@ def test_a_refusal_says_when_to_come_again(
     assert good(must.retry_after_in_bounds(status, asked_ms)) is is_good
 
 
-def looked_after(shelf: Shelf, file: RunFile) -> bool:
-    return good(must.owned_queued_or_finished(shelf, file, now=NOW, grace_ms=100))
+def looked_after(state: MemoryState, file: RunFile) -> bool:
+    return good(must.owned_queued_or_finished(state, file, now=NOW, grace_ms=100))
 
 
 def test_a_run_with_nothing_overdue_is_looked_after() -> None:
-    shelf, file = shelf_with()
-    assert looked_after(shelf, file)
+    state, file = shelf_with()
+    assert looked_after(state, file)
 
 
 def test_events_with_a_row_that_is_long_due_are_not_looked_after() -> None:
-    shelf, file = shelf_with()
+    state, file = shelf_with()
     file.inbox["one"] = CancelRequested()
-    assert not looked_after(shelf, file)
-    shelf.outbox.put(RUN, Instant(NOW - 101))
-    assert not looked_after(shelf, file)
-    shelf.outbox.put(RUN, Instant(NOW - 100))
-    assert looked_after(shelf, file)
+    assert not looked_after(state, file)
+    state.outbox.put(RUN, Instant(NOW - 101))
+    assert not looked_after(state, file)
+    state.outbox.put(RUN, Instant(NOW - 100))
+    assert looked_after(state, file)
 
 
 def test_a_timer_that_is_long_due_is_not_looked_after() -> None:
-    shelf, file = shelf_with()
+    state, file = shelf_with()
     file.timers[Timer(TimerKind.RUN_TIMEOUT)] = Instant(NOW - 101)
-    assert not looked_after(shelf, file)
+    assert not looked_after(state, file)
 
 
 def test_a_lease_that_ran_out_long_ago_is_not_looked_after() -> None:
-    shelf, file = shelf_with()
+    state, file = shelf_with()
     file.jobs.append(JOB)
-    shelf.jobs[JOB] = a_job(state=JobState.LEASED, expires_at=Instant(NOW - 101))
-    assert not looked_after(shelf, file)
-    shelf.jobs[JOB] = a_job(state=JobState.LEASED, expires_at=NOW)
-    assert looked_after(shelf, file)
+    state.jobs[JOB] = a_job(state=JobState.LEASED, expires_at=Instant(NOW - 101))
+    assert not looked_after(state, file)
+    state.jobs[JOB] = a_job(state=JobState.LEASED, expires_at=NOW)
+    assert looked_after(state, file)
 
 
 def test_a_result_that_was_accepted_and_never_applied_is_lost() -> None:
     waiting = Step(StepStatus.RUNNING, attempt=1, wait=OnJob(JOB))
-    shelf, file = shelf_with(a_run(a=waiting))
+    state, file = shelf_with(a_run(a=waiting))
     file.jobs.append(JOB)
-    shelf.jobs[JOB] = a_job(state=JobState.FINISHED)
-    assert not looked_after(shelf, file)
+    state.jobs[JOB] = a_job(state=JobState.FINISHED)
+    assert not looked_after(state, file)

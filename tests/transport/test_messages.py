@@ -55,6 +55,15 @@ def test_what_is_no_servers_url_is_refused(url: str) -> None:
         parse_address(url)
 
 
+@pytest.mark.parametrize("password", ["hush", "hu/sh", "/hush", "h@ush", "h#ush", "h?ush", "h ush"])
+@pytest.mark.parametrize("form", ["http://joe:{}@server", "joe:{}@server"])
+def test_a_refused_url_does_not_show_its_password(form: str, password: str) -> None:
+    with pytest.raises(ValueError, match="server") as refused:
+        parse_address(form.format(password))
+    assert "ush" not in str(refused.value)
+    assert "joe" not in str(refused.value)
+
+
 POST = Request(name="t", method="POST", path="/v1/x", timeout_s=1, is_repeatable=True)
 
 

@@ -13,7 +13,7 @@ Nothing else of a server reads the environment, and this opens nothing but these
 
 from __future__ import annotations
 
-from stanchion.config.addresses import is_loopback, without_password
+from stanchion.config.addresses import is_loopback
 from stanchion.config.options import OPTIONS, PREFIX, Config, Option
 from stanchion.config.reading import config_file, load, secret_from
 
@@ -26,5 +26,4 @@ __all__ = [
     "is_loopback",
     "load",
     "secret_from",
-    "without_password",
 ]

@@ -1,4 +1,4 @@
-"""Addresses: which URLs a server can be given, and how they may be shown."""
+"""Addresses: which URLs a server can be given."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from stanchion.core.faults import Near
 
-__all__ = ["is_loopback", "is_nats", "is_redis", "without_password", "wrong_url"]
+__all__ = ["is_loopback", "is_nats", "is_redis", "wrong_url"]
 
 _FORMS: Final = {
     "store": "sqlite:PATH, redis://…, redis+cluster://…, redis+sentinel://… or memory:",
@@ -67,9 +67,3 @@ def is_loopback(host: str) -> bool:
         return False  # A name may mean anything, also tomorrow.
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
-
-
-def without_password(url: str) -> str:
-    """The URL as it may be shown."""
-    # Greedy: rather hide a host of a list than show half of a password with an '@' in it.
-    return re.sub(r"//.*@", "//***@", url, flags=re.DOTALL)

@@ -10,7 +10,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from stanchion.config.addresses import is_redis, without_password
+from stanchion.config.addresses import is_redis
+from stanchion.core.url import shown_url
 
 __all__ = ["FILE_SUFFIX", "OPTIONS", "PREFIX", "Config", "Option"]
 
@@ -66,7 +67,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 def _shown(name: str, value: object) -> str:
     if name == "admin_key":
         return "None" if value is None else "'***'"
-    return repr(without_password(value) if isinstance(value, str) else value)
+    is_url = name in {"store", "locks", "bus"} and isinstance(value, str)
+    return repr(shown_url(str(value)) if is_url else value)
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from stanchion.gateway.route import ANYONE, LIVEZ, METRICS, PATHS, Reach, Route
 from stanchion.gateway.routes import ROUTES
 from stanchion.gateway.signals import Observe, RequestSignals
 from stanchion.ports.errors import BackendError
+from stanchion.services.loop_watchdog import LoopWatchdog
 from stanchion.services.services import Services
 from stanchion.wire.problems import Code
 
@@ -46,6 +47,7 @@ class Gateway:
         self.options = options
         self._desk = Desk(services, options)
         self._desk.openapi = _openapi()
+        self.watchdog = LoopWatchdog(services.registry)
         self._signals = signals = RequestSignals(services.registry)
         self._unrouted = signals.unrouted
         endpoints = _endpoints(services, self._desk, signals, ROUTES, options)

@@ -159,19 +159,20 @@ class _Course:
             await self._send_large(exchange, answer)
 
     async def _send_large(self, exchange: Exchange, answer: Ready) -> None:
-        size, tenant = len(answer.body), exchange.tenant
+        body, tenant, answers = answer.body, exchange.tenant, self._desk.answers
         if tenant is not None:
-            self._desk.work.charge(tenant, size * _ANSWER_S_PER_BYTE)
-        if tenant is not None and self._desk.answers.is_tenant_full(size, tenant):
+            self._desk.work.charge(tenant, len(body) * _ANSWER_S_PER_BYTE)
+        if tenant is not None and answers.is_tenant_full(body, tenant):
             after_ms = self._desk.overloaded("").retry_after_ms
             detail = "too many large answers to the tenant are being read"
             code = Code.TENANT_OVERLOADED
             await exchange.refuse(Refusal(code=code, detail=detail, retry_after_ms=after_ms))
-        elif self._desk.answers.take(size, tenant):
+        elif answers.take(body, tenant):
             try:
+                await answers.turn(len(body), tenant)
                 await exchange.answer(answer)
             finally:
-                self._desk.answers.give(size, tenant)
+                answers.give(body, tenant)
         else:
             await exchange.refuse(self._desk.overloaded("too many large answers are being read"))
 

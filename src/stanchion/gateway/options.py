@@ -33,7 +33,7 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """So that no tenant's burst keeps the others out."""
     waits_max: int = 8_192
     """Requests that wait for a job or for the end of a run."""
-    waits_per_tenant_max: int = 1_000
+    waits_per_tenant_max: int = 500
     streams_max: int = 512
     streams_per_tenant_max: int = 50
     heartbeat_s: float = 15

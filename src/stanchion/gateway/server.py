@@ -52,7 +52,8 @@ async def serve(
     config = _config(app, connections_max, backlog, drain_s)
     await app.prepare()
     server = _Server(config, lambda: on_ready and on_ready(_url(listener)))
-    with _signals(_Ending(app, server, min(_NOTICE_S, drain_s / 4))):
+    ending = _Ending(app, server, min(_NOTICE_S, drain_s / 4))
+    with app.watchdog.watching(), _signals(ending):
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         try:
             await asyncio.shield(serving)

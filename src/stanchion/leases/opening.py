@@ -42,7 +42,7 @@ def store_at(url: str, *, namespace: str, clock: Clock) -> StoreOnDemand:
         raise ValueError(str(error)) from None
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"leases on {kind} need the package '{error.name}': pip install 'stanchion[server]'",
+            f"leases on {kind} need the package '{error.name}': pip install 'stanchion[leases]'",
             name=error.name,
         ) from error
     raise ValueError(f"not the URL of a lease store: it should look like {_FORMS}")

@@ -7,6 +7,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from stanchion.core.commit import CommitAnswer, Committed, Conflict, Gone, StaleFence
 from stanchion.core.events import Event
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (
@@ -133,29 +134,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """Of the run lease it was decided under; ``None`` if policy lets it go unleased."""
     applied: tuple[str, ...] = ()
     """Inbox entries that the transition takes care of. They leave with it."""
-
-
-class Committed(msgspec.Struct, frozen=True, tag="committed"):
-    """It is true, and durable."""
-
-    stamp: Stamp
-
-
-class Conflict(msgspec.Struct, frozen=True, tag="conflict"):
-    """The run is no longer what was read: load it and decide again."""
-
-
-class StaleFence(msgspec.Struct, frozen=True, tag="stale_fence"):
-    """A holder with a higher fence has written. Give the lease up, begin again above it."""
-
-    highest: int
-
-
-class Gone(msgspec.Struct, frozen=True, tag="gone"):
-    """There is no such run."""
-
-
-CommitAnswer: TypeAlias = Committed | Conflict | StaleFence | Gone
 
 
 class PostAnswer(StrEnum):

@@ -1,18 +1,21 @@
 """Shared reading: what many want to read at once is read once.
 
-Whoever comes first reads, and whoever comes meanwhile waits for what is found. It was asked for
-before they came: whether that is new enough is theirs to say, who can ask again.
+``SharedReading``: the first caller reads, and callers that come meanwhile wait for what it finds.
+The read began before they came: whether that is new enough is theirs to say, who can ask again.
+
+``SingleFlight``: callers share a read only if it begins after they have asked, so that what they
+get is never older than their question. At most one read of a key is under way, and one follows it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Generic, TypeVar
 
 from stanchion.ports.errors import BackendError
 
-__all__ = ["SharedReading"]
+__all__ = ["SharedReading", "SingleFlight", "retrieve"]
 
 _Key = TypeVar("_Key")
 _Found = TypeVar("_Found")
@@ -55,3 +58,44 @@ class SharedReading(Generic[_Key, _Found]):
                 else:
                     each.set_exception(failure)
         return found
+
+
+class SingleFlight:
+    """Coalesces reads of the same key: callers that ask before a read begins share it."""
+
+    def __init__(self) -> None:
+        self._next: dict[Hashable, asyncio.Task[Any]] = {}
+        self._under_way: dict[Hashable, asyncio.Task[Any]] = {}
+
+    async def read(self, key: Hashable, read: Callable[[], Awaitable[_Found]]) -> _Found:
+        """What a read that begins after this call finds. Raises what it raises.
+
+        A caller that is cancelled does not take the read along: others may wait for it.
+        """
+        flight: asyncio.Task[_Found] | None = self._next.get(key)
+        if flight is None:
+            flight = asyncio.create_task(self._fly(key, self._under_way.get(key), read))
+            self._next[key] = flight
+            flight.add_done_callback(retrieve)
+        return await asyncio.shield(flight)
+
+    async def _fly(
+        self,
+        key: Hashable,
+        before: asyncio.Task[Any] | None,
+        read: Callable[[], Awaitable[_Found]],
+    ) -> _Found:
+        if before is not None:
+            await asyncio.wait({before})
+        flight = self._under_way[key] = self._next.pop(key)
+        try:
+            return await read()
+        finally:
+            if self._under_way.get(key) is flight:
+                del self._under_way[key]
+
+
+def retrieve(flight: asyncio.Future[Any]) -> None:
+    """Look at a failure, so that one that nobody waits for is no warning."""
+    if not flight.cancelled():
+        flight.exception()

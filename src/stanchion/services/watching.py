@@ -1,26 +1,32 @@
 """Watching: callers that wait for a run to end, or for anything to happen to a tenant's runs.
 
-Bells wake them; behind the bells is a poll, so that a lost one costs a moment, not the answer.
+Bells wake them; behind the bells is a poll, so that a lost one costs a moment, not the answer. A
+run or a piece of a feed is read once for all callers that wait for it: what a waiting caller costs
+does not depend on the size of what it waits for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
+from stanchion.core.lease import Moment
 from stanchion.core.model import Run, RunId, TenantId
 from stanchion.ports.bus import Bell
-from stanchion.ports.records import Loaded
+from stanchion.ports.records import FeedEntry, Loaded
 from stanchion.ports.store import Runs
 from stanchion.services.parts import Parts
+from stanchion.services.shared_reading import SingleFlight, retrieve
 
-__all__ = ["Changes", "Watching"]
+__all__ = ["Changes", "FeedPage", "Watching"]
 
 POLL_S: Final = 1.0
+_WOKEN_AT_ONCE: Final = 16
+_Rendered = TypeVar("_Rendered")
 
 _Waiting: TypeAlias = dict[asyncio.Event, None]
 """A set that keeps its order, so that the same history wakes the same in the same order."""
@@ -42,19 +48,54 @@ class Changes:
         self._event.clear()
 
 
+class FeedPage:
+    """A piece of a tenant's feed, read once for all streams that have come to the same position."""
+
+    __slots__ = ("entries", "rendered")
+
+    def __init__(self, entries: tuple[FeedEntry, ...]) -> None:
+        self.entries = entries
+        self.rendered: dict[RunId | None, asyncio.Future[bytes]] = {}
+        """The page as the streams of one run, or of all, send it."""
+
+
+class _Reading:
+    """A run as it was read: shared by all who wait for it, and rendered once for them."""
+
+    __slots__ = ("began", "loaded", "rendering")
+
+    def __init__(self, loaded: Loaded | None, began: Moment) -> None:
+        self.loaded = loaded
+        self.began = began
+        self.rendering: asyncio.Future[Any] | None = None
+
+
+class _Watched:
+    """A run that callers wait for."""
+
+    __slots__ = ("bells", "ended", "newest", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: _Waiting = {}
+        self.bells = 0
+        """How often a bell said that the run has ended: what was read before is out of date."""
+        self.newest: _Reading | None = None
+        self.ended: _Reading | None = None
+        """As it ended on this replica: nothing about it changes any more."""
+
+
 class Watching:
     """Wakes those who wait."""
 
     def __init__(self, parts: Parts) -> None:
         self._runs: Runs = parts.store
         self._clock = parts.clock
-        self._ends: dict[RunId, _Waiting] = {}
-        self._ended: dict[RunId, Run] = {}
-        """As they ended here, for those who wait: nothing about them changes any more."""
+        self._watched: dict[RunId, _Watched] = {}
+        self._reads = SingleFlight()
         self._tenants: dict[TenantId, _Waiting] = {}
         self._is_draining = False
         self._stops = (
-            parts.bus.listen(Bell.FINISHED, lambda note: _set(self._ends.get(RunId(note)))),
+            parts.bus.listen(Bell.FINISHED, lambda note: self._hear(RunId(note))),
             parts.bus.listen(Bell.CHANGED, lambda note: _set(self._tenants.get(TenantId(note)))),
         )
 
@@ -65,41 +106,122 @@ class Watching:
 
         ``None`` at once if there is no such run, or it is not one ``of`` that tenant.
         """
-        began = self._clock.moment()
-        with self._waiting_for(run_id) as ended:
-            while True:
-                known = self._ended.get(run_id)
-                loaded = await self._runs.load(run_id) if known is None else Loaded(known)
-                if of is not None and loaded is not None and loaded.run.tenant != of:
-                    return None
-                left_s = within_s - (self._clock.moment() - began) / 1000
-                if (
-                    loaded is None
-                    or loaded.run.status.is_finished
-                    or left_s <= 0
-                    or self._is_draining
-                ):
-                    return loaded
-                try:
-                    async with asyncio.timeout(min(left_s, POLL_S)):
-                        await ended.wait()
-                except TimeoutError:
-                    continue
-                ended.clear()
+        with self._waiting_for(run_id) as (watched, woken):
+            reading = await self._awaited(run_id, watched, woken, within_s, of)
+            return None if reading is None else reading.loaded
+
+    async def rendered(
+        self,
+        run_id: RunId,
+        render: Callable[[Loaded], Coroutine[Any, Any, _Rendered]],
+        *,
+        within_s: float,
+        of: TenantId,
+    ) -> _Rendered | None:
+        """The same, rendered: once for all callers that are answered with the same reading.
+
+        ``render`` must give the same for all of them.
+        """
+        with self._waiting_for(run_id) as (watched, woken):
+            reading = await self._awaited(run_id, watched, woken, within_s, of)
+            if reading is None or reading.loaded is None:
+                return None
+            if len(watched.waiting) == 1 and reading.rendering is None:
+                return await render(reading.loaded)
+            if reading.rendering is None:
+                reading.rendering = asyncio.ensure_future(render(reading.loaded))
+                reading.rendering.add_done_callback(retrieve)
+            shared: _Rendered = await asyncio.shield(reading.rendering)
+            return shared
+
+    async def _awaited(
+        self,
+        run_id: RunId,
+        watched: _Watched,
+        woken: asyncio.Event,
+        within_s: float,
+        of: TenantId | None,
+    ) -> _Reading | None:
+        came = self._clock.moment()
+        reading = await (self._recent if within_s > 0 else self._read)(run_id, watched)
+        while reading.loaded is not None:
+            if of is not None and reading.loaded.run.tenant != of:
+                return None
+            now = self._clock.moment()
+            left_s = within_s - (now - came) / 1000
+            if reading.loaded.run.status.is_finished:
+                return reading
+            if left_s <= 0 or self._is_draining:
+                # What was read before the caller came may be older than what the caller has done.
+                return reading if reading.began >= came else await self._read(run_id, watched)
+            poll_s = POLL_S - (now - reading.began) / 1000
+            try:
+                async with asyncio.timeout(max(0, min(left_s, poll_s))):
+                    await woken.wait()
+            except TimeoutError:
+                pass
+            else:
+                woken.clear()
+            reading = await self._recent(run_id, watched)
+        return None
+
+    async def _recent(self, run_id: RunId, watched: _Watched) -> _Reading:
+        """A reading of the last second, unless the run may have ended since; else a new one."""
+        newest = watched.ended or watched.newest
+        if newest is not None and (
+            newest is watched.ended or self._clock.moment() - newest.began < POLL_S * 1000
+        ):
+            return newest
+        return await self._read(run_id, watched)
+
+    async def _read(self, run_id: RunId, watched: _Watched) -> _Reading:
+        """A reading that begins now or later."""
+        if watched.ended is not None:
+            return watched.ended
+        if len(watched.waiting) == 1:
+            return await self._load(run_id, watched)
+        return await self._reads.read(run_id, lambda: self._load(run_id, watched))
+
+    async def _load(self, run_id: RunId, watched: _Watched) -> _Reading:
+        began, bells = self._clock.moment(), watched.bells
+        reading = _Reading(await self._runs.load(run_id), began)
+        if watched.bells == bells:
+            watched.newest = reading
+        return reading
 
     def has_ended(self, run: Run) -> None:
         """It was committed here that the run has ended: whoever waits need not read it again."""
-        if run.id in self._ends:
-            self._ended[run.id] = msgspec.structs.replace(run, items={})
+        watched = self._watched.get(run.id)
+        if watched is not None:
+            ended = Loaded(msgspec.structs.replace(run, items={}))
+            watched.ended = _Reading(ended, self._clock.moment())
+
+    def _hear(self, run_id: RunId) -> None:
+        watched = self._watched.get(run_id)
+        if watched is not None:
+            watched.bells += 1
+            watched.newest = None
+            _set(watched.waiting)
 
     @contextmanager
-    def _waiting_for(self, run_id: RunId) -> Iterator[asyncio.Event]:
+    def _waiting_for(self, run_id: RunId) -> Iterator[tuple[_Watched, asyncio.Event]]:
+        watched, woken = self._watched.setdefault(run_id, _Watched()), asyncio.Event()
+        watched.waiting[woken] = None
         try:
-            with _among(self._ends, run_id) as ended:
-                yield ended
+            yield watched, woken
         finally:
-            if run_id not in self._ends:
-                self._ended.pop(run_id, None)
+            del watched.waiting[woken]
+            if not watched.waiting and self._watched.get(run_id) is watched:
+                del self._watched[run_id]
+
+    async def read_feed(self, tenant: TenantId, *, after: str | None, limit: int) -> FeedPage:
+        """What comes after a position of the feed: read once for all who ask at the same time."""
+        return await self._reads.read(
+            (tenant, after, limit), lambda: self._read_feed(tenant, after, limit)
+        )
+
+    async def _read_feed(self, tenant: TenantId, after: str | None, limit: int) -> FeedPage:
+        return FeedPage(await self._runs.feed(tenant, after=after, limit=limit))
 
     @contextmanager
     def feed(self, tenant: TenantId) -> Iterator[Changes]:
@@ -110,7 +232,8 @@ class Watching:
     def drain(self) -> None:
         """End every wait now."""
         self._is_draining = True
-        for waiting in (*self._ends.values(), *self._tenants.values()):
+        runs = [watched.waiting for watched in self._watched.values()]
+        for waiting in (*runs, *self._tenants.values()):
             _set(waiting)
 
     def close(self) -> None:
@@ -120,8 +243,15 @@ class Watching:
 
 
 def _set(events: _Waiting | None) -> None:
-    for event in events or ():
+    """Wake them, a few in each iteration of the event loop: others are served in between."""
+    _set_some(tuple(events or ()))
+
+
+def _set_some(events: tuple[asyncio.Event, ...]) -> None:
+    for event in events[:_WOKEN_AT_ONCE]:
         event.set()
+    if len(events) > _WOKEN_AT_ONCE:
+        asyncio.get_running_loop().call_soon(_set_some, events[_WOKEN_AT_ONCE:])
 
 
 _Key = TypeVar("_Key", bound=str)

@@ -17,20 +17,20 @@ __all__ = ["check_end", "check_looked_after", "tell_unfinished"]
 
 def check_looked_after(world: World) -> None:
     """Soon after healing: everything is owned, queued or finished."""
-    shelf, now = world.store.real.shelf, world.store.clock.now()
-    for file in shelf.runs.values():
+    state, now = world.store.real.state, world.store.clock.now()
+    for file in state.runs.values():
         world.history.check(
             "owned, queued or finished",
-            must.owned_queued_or_finished(shelf, file, now=now, grace_ms=3_000),
+            must.owned_queued_or_finished(state, file, now=now, grace_ms=3_000),
         )
 
 
 def tell_unfinished(world: World) -> None:
     """The time is over, and something has not ended."""
-    shelf = world.store.real.shelf
+    state = world.store.real.state
     said = [
         f"run {run_id} is {file.run.status}: {sorted(file.inbox)} {_waits(file.run)}"
-        for run_id, file in shelf.runs.items()
+        for run_id, file in state.runs.items()
         if not file.run.status.is_finished
     ]
     world.history.check("everything ends", said or ["a caller still waits"])
@@ -38,14 +38,14 @@ def tell_unfinished(world: World) -> None:
 
 def check_end(world: World) -> None:
     """Everything has ended: nothing is left, and what was told and counted is so."""
-    shelf, history = world.store.real.shelf, world.history
+    state, history = world.store.real.state, world.history
     left = [
-        *(f"{len(shelf.outbox)} rows are left in the outbox" for _ in range(len(shelf.outbox))),
-        *(f"jobs are ready: {topic}" for topic in shelf.ready.counts()),
+        *(f"{len(state.outbox)} rows are left in the outbox" for _ in range(len(state.outbox))),
+        *(f"jobs are ready: {topic}" for topic in state.ready.counts()),
         *(
             f"a lease of {job_id} stands"
             for job_id in world.ledger.leases
-            if shelf.leases.due(job_id) is not None
+            if state.leases.due(job_id) is not None
         ),
         *(f"{name} is locked" for name in world.locks.real.names()),
     ]
@@ -53,7 +53,7 @@ def check_end(world: World) -> None:
     for tenant in CAPS:
         history.check(
             "slots equal unfinished runs",
-            must.slots_are_unfinished_runs(tenant, shelf.peek(TenantId(tenant)).active, 0),
+            must.slots_are_unfinished_runs(tenant, state.peek(TenantId(tenant)).active, 0),
         )
     if not world.scenario.profile.store_loses:
         _check_told(world)
@@ -61,10 +61,10 @@ def check_end(world: World) -> None:
 
 
 def _check_told(world: World) -> None:
-    shelf = world.store.real.shelf
+    state = world.store.real.state
     for callers in world.callers:
         for key, run_ids in callers.started.items():
-            missing = [run_id for run_id in run_ids if run_id not in shelf.runs]
+            missing = [run_id for run_id in run_ids if run_id not in state.runs]
             world.history.check(
                 "every answered start exists",
                 [f"{key}: run {run_id} is not there" for run_id in missing],
@@ -73,7 +73,7 @@ def _check_told(world: World) -> None:
             said = [f"{key}: callers were told of {sorted(run_ids)}"] if many else []
             world.history.check("one run per key", said)
         for run_id, status in callers.told.items():
-            run = shelf.runs[RunId(run_id)].run
+            run = state.runs[RunId(run_id)].run
             world.history.check(
                 "what a caller was told stays true",
                 must.told_stays_true(run, status),
@@ -83,7 +83,7 @@ def _check_told(world: World) -> None:
         for place, said_yes in callers.decided.items():
             verbs[place] |= said_yes
     for (run_id, step_id), told in verbs.items():
-        step = shelf.runs[RunId(run_id)].run.step(StepId(step_id))
+        step = state.runs[RunId(run_id)].run.step(StepId(step_id))
         world.history.check(
             "the first decision counts", must.decision_stays_true(step_id, step, list(told))
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from stanchion.adapters.store.memory.shelf import JobFile, RunFile, Shelf
+from stanchion.adapters.store.memory.state import JobFile, MemoryState, RunFile
 from stanchion.client.signals import Retrying
 from stanchion.core.events import TimerKind
 from stanchion.core.model import (
@@ -126,10 +126,10 @@ def unleased_only_by_policy(run_id: str, *, must_close: bool) -> Iterator[str]:
         yield f"run {run_id} was worked on without a lease, and its class fails closed"
 
 
-def inbox_has_row(shelf: Shelf, run_id: RunId) -> Iterator[str]:
+def inbox_has_row(state: MemoryState, run_id: RunId) -> Iterator[str]:
     """Whatever lies in an inbox has a row that keeps somebody coming back."""
-    file = shelf.runs.get(run_id)
-    if file is not None and file.inbox and shelf.outbox.due(run_id) is None:
+    file = state.runs.get(run_id)
+    if file is not None and file.inbox and state.outbox.due(run_id) is None:
         yield f"run {run_id} has {len(file.inbox)} events in its inbox and no row in the outbox"
 
 
@@ -258,30 +258,32 @@ def _window(policy: Backoff) -> tuple[int, int]:
 
 
 def owned_queued_or_finished(
-    shelf: Shelf, file: RunFile, *, now: Instant, grace_ms: int
+    state: MemoryState, file: RunFile, *, now: Instant, grace_ms: int
 ) -> Iterator[str]:
     """An unfinished run is being looked after: nothing of it is overdue."""
     run = file.run
     if run.status.is_finished:
         return
-    due = shelf.outbox.due(run.id)
+    due = state.outbox.due(run.id)
     if file.inbox and (due is None or due < now - grace_ms):
         yield f"run {run.id} has events that nobody applies"
     for timer, at in sorted(file.timers.items(), key=lambda each: each[0].key):
         if at < now - grace_ms:
             yield f"run {run.id}: timer {timer.key} is overdue by {now - at} ms"
     for job in file.jobs:
-        yield from _job_is_looked_after(shelf, job, now, grace_ms)
+        yield from _job_is_looked_after(state, job, now, grace_ms)
 
 
-def _job_is_looked_after(shelf: Shelf, job: JobId, now: Instant, grace_ms: int) -> Iterator[str]:
-    file = shelf.jobs[job]
+def _job_is_looked_after(
+    state: MemoryState, job: JobId, now: Instant, grace_ms: int
+) -> Iterator[str]:
+    file = state.jobs[job]
     if file.state is JobState.LEASED:
         expires_at = file.expires_at
         if expires_at is None or expires_at < now - grace_ms:
             yield f"{job} has a lease that ran out, and nobody noticed"
         return
-    run = shelf.runs[file.job.run_id]
+    run = state.runs[file.job.run_id]
     if file.state is JobState.FINISHED and file.job.item is None and not run.inbox:
         wait = run.run.step(file.job.step_id).wait
         if isinstance(wait, OnJob) and wait.job_id == job:

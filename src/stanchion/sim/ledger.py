@@ -1,7 +1,7 @@
 """The ledger: what really happened, written down beside the servers and not by them.
 
 It sees every command in the step in which the store executes it, and holds each against the
-invariants. What it knows it has from commands and answers; it looks at the store's own shelf only
+invariants. What it knows it has from commands and answers; it looks at the store's own state only
 to compare. What is about locks is in ``lock_ledger``.
 """
 
@@ -145,7 +145,7 @@ class Ledger:
         """A worker acts on a job, and trusts its lease at this moment."""
         if since_s <= self.failed_over_at_s + _ON_ITS_WAY_S:
             return  # The store may not know of the lease any more, and nobody could tell.
-        file = self.store.real.shelf.jobs.get(job_id)
+        file = self.store.real.state.jobs.get(job_id)
         now = self.store.clock.now()
         self.history.check(
             "a trusted lease is owned", must.job_holder_owns(job_id, fence, file, now)
@@ -175,11 +175,11 @@ class Ledger:
 
     def failed_over(self) -> None:
         """The store has lost its last writes: what it has now is what is true."""
-        shelf = self.store.real.shelf
+        state = self.store.real.state
         self.failed_over_at_s = asyncio.get_running_loop().time()
-        self.runs = {run_id: file.run for run_id, file in shelf.runs.items()}
+        self.runs = {run_id: file.run for run_id, file in state.runs.items()}
         self.keys.clear()
-        for run_id, file in shelf.runs.items():
+        for run_id, file in state.runs.items():
             if file.key is not None:
                 self.keys[file.run.tenant, file.key][run_id] = None
         self.unfinished = Counter(
@@ -189,8 +189,8 @@ class Ledger:
         )
         self.results.clear()
         self.leases.clear()
-        self.orphans |= {id_ for id_, each in shelf.jobs.items() if each.state in _OPEN_JOBS}
-        for job_id, each in shelf.jobs.items():
+        self.orphans |= {id_ for id_, each in state.jobs.items() if each.state in _OPEN_JOBS}
+        for job_id, each in state.jobs.items():
             if each.expires_at is not None:
                 self.leases[job_id] = (each.fence, each.expires_at)
 
@@ -208,8 +208,8 @@ class Ledger:
             "nothing after its deadline",
             must.nothing_after_deadline(f"run {run.id}", is_late=seen.is_late, has_changed=True),
         )
-        shelf = self.store.real.shelf
-        self.runs[run.id] = shelf.runs[run.id].run
+        state = self.store.real.state
+        self.runs[run.id] = state.runs[run.id].run
         if run.holds_slot and not run.status.is_finished:
             self.unfinished[run.tenant] += 1
         if admission.key is not None:
@@ -217,7 +217,7 @@ class Ledger:
             self.keys[key][run.id] = None
             check("one run per key", must.one_run_per_key(key, self.keys[key]))
         if run.holds_slot:
-            config = shelf.peek(run.tenant).config
+            config = state.peek(run.tenant).config
             limit = None if config is None else config.max_concurrent_runs
             active = self.unfinished[run.tenant]
             check("never above the cap", must.cap_holds(run.tenant, active, limit))
@@ -226,11 +226,11 @@ class Ledger:
     def committed(self, seen: _Seen) -> None:
         """Somebody wanted to change a run."""
         commit: Commit = seen.arguments[0]
-        before, shelf = self.runs.get(commit.run_id), self.store.real.shelf
+        before, state = self.runs.get(commit.run_id), self.store.real.state
         if not isinstance(seen.answer, Committed):
             self.history.tell(f"store  {seen.who.name} commit {commit.run_id}: {seen.answer}")
         elif before is not None and before.stamp.nonce != commit.nonce:
-            after = shelf.runs[commit.run_id].run
+            after = state.runs[commit.run_id].run
             self._changed(before, commit, after)
             if before.holds_slot and after.status.is_finished and not before.status.is_finished:
                 self.unfinished[before.tenant] -= 1
@@ -312,9 +312,9 @@ class Ledger:
 
     def renewed(self, seen: _Seen) -> None:
         """Leases of jobs go on, or do not."""
-        shelf = self.store.real.shelf
+        state = self.store.real.state
         for lease in seen.arguments[0]:
-            known, file = self.leases.get(lease.job_id), shelf.jobs.get(lease.job_id)
+            known, file = self.leases.get(lease.job_id), state.jobs.get(lease.job_id)
             if known is not None and file is not None and file.expires_at is not None:
                 self.leases[lease.job_id] = (known[0], file.expires_at)
 
@@ -356,19 +356,19 @@ class Ledger:
         said = [f"the audit found {drift}" for drift in seen.answer]
         self.history.check("slots equal unfinished runs", said)
 
-    # ── What is compared with the store's shelf ──────────────────────────────────────────────────
+    # ── What is compared with the store's state ──────────────────────────────────────────────────
 
     def _work(self, run_id: RunId) -> None:
         """What steps wait for is really out there, and nothing else is."""
-        shelf = self.store.real.shelf
-        file = shelf.runs.get(run_id)
+        state = self.store.real.state
+        file = state.runs.get(run_id)
         plan = None if file is None else self.plan_of(file.run)
         if file is None or plan is None or file.run.status.is_finished:
             return
         open_jobs = [
             job
             for job in file.jobs
-            if shelf.jobs[job].state in _OPEN_JOBS and job not in self.orphans
+            if state.jobs[job].state in _OPEN_JOBS and job not in self.orphans
         ]
         said = of_core.of_work(
             plan, file.run, file.items.items(), open_jobs=open_jobs, timers=list(file.timers)
@@ -379,14 +379,14 @@ class Ledger:
         self.history.check("what is waited for is out there", sorted(said))
 
     def _rows(self, run_ids: Iterable[RunId]) -> None:
-        shelf = self.store.real.shelf
+        state = self.store.real.state
         for run_id in run_ids:
             self.history.check(
-                "one row for whatever lies in an inbox", must.inbox_has_row(shelf, run_id)
+                "one row for whatever lies in an inbox", must.inbox_has_row(state, run_id)
             )
 
     def _slots(self, tenant: TenantId) -> None:
-        counted = self.store.real.shelf.peek(tenant).active
+        counted = self.store.real.state.peek(tenant).active
         self.history.check(
             "slots equal unfinished runs",
             must.slots_are_unfinished_runs(tenant, counted, self.unfinished[tenant]),

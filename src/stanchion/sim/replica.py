@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from stanchion.adapters.bus.local import LocalBus
-from stanchion.adapters.store.memory.shelf import Shelf
+from stanchion.adapters.store.memory.state import MemoryState
 from stanchion.core.faults import WorkflowFaults
 from stanchion.core.model import Run, WorkflowId
 from stanchion.core.plan import Plan, link
@@ -255,12 +255,12 @@ async def linked_once(
     return _linked(workflow, others)
 
 
-def plan_of(shelf: Shelf, run: Run) -> Plan | None:
+def plan_of(state: MemoryState, run: Run) -> Plan | None:
     """The plan that a run began with, as far as the store has it."""
     if run.workflow_id.startswith("job/"):
         return None
     versions = {**run.uses, run.workflow_id: run.workflow_version}
-    workflows = shelf.peek(run.tenant).workflows
+    workflows = state.peek(run.tenant).workflows
     try:
         found = {each: workflows[each][number - 1].workflow for each, number in versions.items()}
     except (KeyError, IndexError):

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.adapters.store.memory import MemoryStore
-from stanchion.adapters.store.memory.shelf import Shelf
+from stanchion.adapters.store.memory.state import MemoryState
 from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
 from stanchion.ports.locks import AcquireAnswer, LockView, NotOwned, Released, Renewed
@@ -82,25 +82,25 @@ class LockWatcher(Protocol):
 
 
 class SimStore(MemoryStore):
-    """A memory store whose shelf can be seen, copied and replaced."""
+    """A memory store whose state can be seen, copied and replaced."""
 
     @property
-    def shelf(self) -> Shelf:
+    def state(self) -> MemoryState:
         """All that it keeps."""
-        return self._shelf
+        return self._state
 
-    def copy(self) -> Shelf:
+    def copy(self) -> MemoryState:
         """All that it keeps now, for later."""
-        shelf = self._shelf
-        ready, schedules = vars(shelf.ready), (shelf.leases, shelf.timers, shelf.outbox)
-        shared = [vars(shelf)["_clock"], shelf.letter_order, ready["_turns"]]
+        state = self._state
+        ready, schedules = vars(state.ready), (state.leases, state.timers, state.outbox)
+        shared = [vars(state)["_clock"], state.letter_order, ready["_turns"]]
         shared += [vars(each)["_order"] for each in schedules]
         # The clock is not a part of it, and counters that go on counting do no harm.
-        return copy.deepcopy(shelf, {id(each): each for each in shared})
+        return copy.deepcopy(state, {id(each): each for each in shared})
 
-    def become(self, shelf: Shelf) -> None:
+    def become(self, state: MemoryState) -> None:
         """Be what was copied: what came after is lost."""
-        self._shelf = shelf
+        self._state = state
 
 
 class StoreServer:
@@ -111,7 +111,7 @@ class StoreServer:
         self.clock = clock
         self.is_down = False
         self.real = make(clock)
-        self._copy: Shelf | None = None
+        self._copy: MemoryState | None = None
 
     def replicate(self) -> None:
         """What a replica of the store has at this moment."""
@@ -119,10 +119,10 @@ class StoreServer:
 
     def fail_over(self) -> bool:
         """The replica takes over, without what it was not told of."""
-        shelf, self._copy = self._copy, None
-        if shelf is not None:
-            self.real.become(shelf)
-        return shelf is not None
+        state, self._copy = self._copy, None
+        if state is not None:
+            self.real.become(state)
+        return state is not None
 
 
 class StorePort:

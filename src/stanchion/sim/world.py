@@ -113,7 +113,7 @@ class World:
         self.ledger = Ledger(
             history=self.history,
             store=self.store,
-            plan_of=lambda run: plan_of(self.store.real.shelf, run),
+            plan_of=lambda run: plan_of(self.store.real.state, run),
             run_ttl_ms=profile.run_ttl_ms,
             locks=LockLedger(self.history, self.locks, tallies),
             tallies=tallies,
@@ -283,26 +283,26 @@ class World:
         callers.begin(ask, asking)
         await asyncio.wait(asking, timeout=60)
         for run_id in callers.started.get("after", {}):
-            file = self.store.real.shelf.runs.get(RunId(run_id))
+            file = self.store.real.state.runs.get(RunId(run_id))
             said = "it is not there" if file is None else str(file.run.status)
         is_ended = said in {"succeeded", "failed"}
         self.history.check("the world works again", [] if is_ended else [f"a new run: {said}"])
 
     def _is_all_ended(self) -> bool:
-        shelf = self.store.real.shelf
-        return all(file.run.status.is_finished for file in shelf.runs.values())
+        state = self.store.real.state
+        return all(file.run.status.is_finished for file in state.runs.values())
 
     def _operate(self, *, for_good: bool = False) -> None:
         """Be the people: decide what waits for a decision, replay what is dead."""
-        shelf = self.store.real.shelf
-        for run_id, file in list(shelf.runs.items()):
+        state = self.store.real.state
+        for run_id, file in list(state.runs.items()):
             for step_id, step in file.run.steps.items():
                 if isinstance(step.wait, OnDecision):
                     verb = "approve" if for_good or self.chance.random() < 0.7 else "reject"  # noqa: PLR2004 - mostly
                     callers = self.chance.choice(self.callers)
                     callers.process.begin(callers.decide(file.run.tenant, run_id, step_id, verb))
         up = [each for each in self.replicas if each.is_up and not each.process.is_paused]
-        for letter_id in list(shelf.letters):
+        for letter_id in list(state.letters):
             if up:
                 replica = self.chance.choice(up)
                 replica.process.begin(self._replay(replica, letter_id))

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from stanchion.core.url import shown_url
+
 __all__ = [
     "CONNECTION_ERRORS",
     "Address",
@@ -80,14 +82,20 @@ class Address(msgspec.Struct, frozen=True):
 
 def parse_address(url: str) -> Address:
     """Parse a server's URL. Raises ``ValueError`` with what is wrong, without repeating secrets."""
-    parts = urlsplit(url)
-    if parts.username is not None or parts.query or parts.fragment:
+    wrong = ValueError(f"not a server's URL: {shown_url(url)}; it looks like http://127.0.0.1:8420")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise wrong from None  # The message of the cause quotes a part of the URL.
+    # An '@' in the path: a '/' in front of it was part of a password.
+    if parts.username is not None or "@" in parts.path or parts.query or parts.fragment:
         raise ValueError("a server's URL has no user, query or fragment; pass api_key= for a key")
-    if parts.scheme not in _PORTS or not parts.hostname or parts.port == 0:
-        raise ValueError(f"not a server's URL: {url!r}; it looks like http://127.0.0.1:8420")
+    if parts.scheme not in _PORTS or not parts.hostname or port == 0:
+        raise wrong
     return Address(
         host=parts.hostname,
-        port=parts.port or _PORTS[parts.scheme],
+        port=port or _PORTS[parts.scheme],
         is_tls=parts.scheme == "https",
         prefix=parts.path.rstrip("/"),
     )

@@ -53,6 +53,9 @@ class Greeting(msgspec.Struct, frozen=True):
     password: str | None = None
     database: int = 0
 
+    def __repr__(self) -> str:
+        return "Greeting(***)"
+
     def commands(self) -> list[bytes]:
         commands: list[bytes] = []
         if self.password is not None:

@@ -1,35 +1,45 @@
 """The topology: which server has a slot, at present.
 
 A single server has every slot. Sentinels know who the primary is. In a cluster each of 16,384 slots
-belongs to one primary, and slots move.
+belongs to one primary, and slots move. redis-py asks the Sentinels and reads the slot map; which
+request goes where, and what follows from a redirect, is decided here and in ``fleet``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import ssl
-from binascii import crc_hqx
+from collections.abc import Sequence
 from typing import Any, Final, assert_never
 
-import hiredis
+from redis.asyncio.cluster import ClusterNode, NodesManager
+from redis.asyncio.connection import SSLConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import RedisClusterException, RedisError
 
 from stanchion.adapters.redis.address import Address, Kind, Target
-from stanchion.adapters.redis.errors import translate
-from stanchion.adapters.redis.gather import Greeting, Node, pack
+from stanchion.adapters.redis.gather import Greeting, Node
 from stanchion.ports.entropy import Entropy
-from stanchion.ports.errors import BackendError, BackendRefused, BackendUnavailable
+from stanchion.ports.errors import (
+    BackendError,
+    BackendRefused,
+    BackendTimeout,
+    BackendUnavailable,
+)
 
 __all__ = ["Topology", "forget", "slot_of"]
 
-_SLOTS: Final = 16_384
+_NOT_LET_IN: Final = ("AuthenticationError", "NOAUTH", "WRONGPASS", "NOPERM", "NoPermission")
 _FOUND_S: Final = 0.05
 """For so long nobody asks again who has what: when a server dies, all its callers want to know."""
 
 
 def slot_of(tag: str) -> int:
     """The slot of every key with this hash tag."""
-    return crc_hqx(tag.encode(), 0) % _SLOTS
+    return key_slot(tag.encode())
 
 
 class Topology:
@@ -39,10 +49,13 @@ class Topology:
         self.target = target
         self._timeout_s = timeout_s
         self._entropy = entropy
-        self._tls = ssl.create_default_context() if target.has_tls else None
-        self._greeting = Greeting(target.username, target.password, target.database)
+        self.tls = target.tls_context()
+        self.greeting = Greeting(target.username, target.password, target.database)
         self._nodes: dict[Address, Node] = {}
-        self._owners: dict[range, Address] = {}
+        self._primary: Address | None = None
+        """The server that has every slot, unless this is a cluster."""
+        self._owners: dict[int, Address] = {}
+        """The server of each slot of a cluster."""
         self._of_slot: dict[int, Node] = {}
         self._finding: asyncio.Task[None] | None = None
         self._found_at = -math.inf
@@ -58,12 +71,18 @@ class Topology:
         """The server at an address."""
         node = self._nodes.get(address)
         if node is None:
-            node = self._nodes[address] = self._make(address, self._greeting)
+            node = self._nodes[address] = Node(
+                address,
+                greeting=self.greeting,
+                tls=self.tls,
+                timeout_s=self._timeout_s,
+                entropy=self._entropy,
+            )
         return node
 
     def primaries(self) -> list[Node]:
         """Every server that has slots, once ``find`` has found them."""
-        return [self.node_at(address) for address in dict.fromkeys(self._owners.values())]
+        return [self.node_at(address) for address in self._primaries()]
 
     def named(self, slot: int, where: str) -> Address:
         """The address in ``MOVED slot host:port``. No host means: the one that says so."""
@@ -114,79 +133,95 @@ class Topology:
     async def _find(self, deadline: float) -> None:
         match self.target.kind:
             case Kind.SINGLE:
-                self._owners = {range(_SLOTS): self.target.addresses[0]}
+                self._primary = self.target.addresses[0]
             case Kind.SENTINEL:
-                self._owners = {range(_SLOTS): await self._ask_sentinels(deadline)}
+                self._primary = await self._ask_sentinels(deadline)
             case Kind.CLUSTER:
                 self._owners = await self._ask_cluster(deadline)
             case _:
                 assert_never(self.target.kind)
         self._found_at = asyncio.get_running_loop().time()
         self._of_slot.clear()
-        for address in set(self._nodes) - set(self._owners.values()):
+        for address in set(self._nodes) - set(self._primaries()):
             await self._nodes.pop(address).close()
 
-    async def _ask_cluster(self, deadline: float) -> dict[range, Address]:
-        error: BackendError = BackendUnavailable("no server of the cluster is known")
-        addresses = list(dict.fromkeys([*self._nodes, *self.target.addresses]))
-        for number, address in enumerate(addresses):
-            share = _share(deadline, len(addresses) - number)
-            try:
-                reply = await self.node_at(address).ask(_CLUSTER_SLOTS, deadline=share)
-            except BackendUnavailable as unavailable:
-                error = unavailable
-                continue
-            if not isinstance(reply, hiredis.ReplyError):
-                return {
-                    range(first, last + 1): Address((host or b"").decode() or address.host, port)
-                    for first, last, (host, port, *_), *_ in reply
-                }
-            if "cluster support disabled" in str(reply):
-                raise BackendRefused(f"{address} is not in a cluster: use redis://{address}")
-            error = translate(reply, str(address))
-        raise error
+    def _primaries(self) -> list[Address]:
+        if self._primary is not None:
+            return [self._primary]
+        return list(dict.fromkeys(self._owners.values()))
+
+    async def _ask_cluster(self, deadline: float) -> dict[int, Address]:
+        """The slot map, from the first server that has it."""
+        known = list(dict.fromkeys([*self._nodes, *self.target.addresses]))
+        options = self._lookup_options(deadline, len(known))
+        if options.pop("ssl", False):
+            options["connection_class"] = SSLConnection
+        manager = NodesManager(
+            [ClusterNode(*address, **options) for address in known],
+            require_full_coverage=False,
+            connection_kwargs=options,
+        )
+        try:
+            async with asyncio.timeout_at(deadline):
+                await manager.initialize()
+        except TimeoutError:
+            raise BackendTimeout("no server of the cluster answered in time") from None
+        except (RedisError, RedisClusterException) as error:
+            raise self._translated(error, known) from error
+        finally:
+            await manager.aclose("startup_nodes")
+        return {
+            slot: Address(nodes[0].host, int(nodes[0].port))
+            for slot, nodes in manager.slots_cache.items()
+        }
 
     async def _ask_sentinels(self, deadline: float) -> Address:
-        error: BackendError = BackendUnavailable("no sentinel is known")
-        question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.target.service)
-        for number, address in enumerate(self.target.addresses):
-            share = _share(deadline, len(self.target.addresses) - number)
-            sentinel = self._make(address, Greeting())
-            try:
-                reply = await sentinel.ask(question, deadline=share)
-            except BackendUnavailable as unavailable:
-                error = unavailable
-                continue
-            finally:
-                await sentinel.close()
-            if isinstance(reply, list):
-                return Address(reply[0].decode(), int(reply[1]))
-            error = BackendUnavailable(f"{address} knows no primary for {self.target.service!r}")
-        raise error
+        """The primary, from the first Sentinel that knows it."""
+        known = self.target.addresses
+        options = self._lookup_options(deadline, len(known), for_sentinel=True)
+        try:
+            sentinels = Sentinel(known, 0, options)  # type: ignore[no-untyped-call]  # no types
+            async with asyncio.timeout_at(deadline), sentinels:
+                host, port = await sentinels.discover_master(self.target.service)
+        except TimeoutError:
+            raise BackendTimeout("no Sentinel answered in time") from None
+        except RedisError as error:
+            raise self._translated(error, known) from error
+        return Address(host, int(port))
+
+    def _lookup_options(
+        self, deadline: float, servers: int, *, for_sentinel: bool = False
+    ) -> dict[str, Any]:
+        """How redis-py asks one of so many servers: one that hangs leaves time for the others."""
+        share_s = max(0.001, (deadline - asyncio.get_running_loop().time()) / servers)
+        return {
+            **self.target.connection_options(for_sentinel=for_sentinel),
+            "socket_timeout": share_s,
+            "socket_connect_timeout": share_s,
+            "retry": Retry(NoBackoff(), 0),
+        }
+
+    def _translated(self, error: Exception, known: Sequence[Address]) -> BackendError:
+        """An error of a lookup in our words."""
+        hosts = ", ".join(map(str, known))
+        cause = error.__cause__
+        # redis-py says "not enabled" of every error reply; the reply itself is the context.
+        context = None if cause is None else cause.__context__
+        reason = f"{error!r} {error} {cause!r} {context!r}"
+        if any(each in reason for each in _NOT_LET_IN):
+            hint = "; give ?sentinel_password=…" if self.target.kind is Kind.SENTINEL else ""
+            return BackendRefused(f"{hosts}: user name or password missing or wrong{hint}")
+        if "Cluster mode is not enabled" in reason:
+            return BackendRefused(f"{known[0]} is not in a cluster: use redis://{known[0]}")
+        if self.target.kind is Kind.SENTINEL:
+            return BackendUnavailable(f"{hosts} knows no primary for {self.target.service!r}")
+        return BackendUnavailable(f"no server of the cluster can be reached ({hosts})")
 
     def _owner(self, slot: int) -> Address:
-        for slots, address in self._owners.items():
-            if slot in slots:
-                return address
-        raise BackendUnavailable(f"no server has slot {slot}")
-
-    def _make(self, address: Address, greeting: Greeting) -> Node:
-        return Node(
-            address,
-            greeting=greeting,
-            tls=self._tls,
-            timeout_s=self._timeout_s,
-            entropy=self._entropy,
-        )
-
-
-_CLUSTER_SLOTS: Final = pack("CLUSTER", "SLOTS")
-
-
-def _share(deadline: float, asked: int) -> float:
-    """Until when the first of so many may take: one that hangs must not use up the others' time."""
-    now = asyncio.get_running_loop().time()
-    return now + (deadline - now) / asked
+        address = self._primary or self._owners.get(slot)
+        if address is None:
+            raise BackendUnavailable(f"no server has slot {slot}")
+        return address
 
 
 def forget(future: asyncio.Future[Any]) -> None:

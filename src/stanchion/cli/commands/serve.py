@@ -15,8 +15,9 @@ import click
 from stanchion.cli.endings import Ending, Exit
 from stanchion.cli.logging import log_to, raise_open_files_limit
 from stanchion.cli.text import pairs
-from stanchion.config import OPTIONS, Config, config_file, load, without_password
+from stanchion.config import OPTIONS, Config, config_file, load
 from stanchion.core.faults import Fault
+from stanchion.core.url import shown_url
 
 __all__ = ["command"]
 
@@ -117,9 +118,9 @@ def _facts(config: Config, file: Path | None, url: str, metrics_url: str | None)
     return {
         "url": url,
         **({} if metrics_url is None else {"metrics": metrics_url}),
-        "store": without_password(config.store_url),
-        "locks": without_password(config.locks_url),
-        "bus": without_password(config.bus_url),
+        "store": shown_url(config.store_url),
+        "locks": shown_url(config.locks_url),
+        "bus": shown_url(config.bus_url),
         "admin_key": "given" if config.admin_key else "not given",
         "config": "-" if file is None else str(file),
     }

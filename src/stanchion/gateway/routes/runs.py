@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Final, assert_never
 
 import msgspec
@@ -45,6 +46,8 @@ from stanchion.wire.runs import (
 )
 
 __all__ = ["GATE_CODES", "ROUTES", "own_run"]
+
+_encode: Final = msgspec.json.Encoder().encode
 
 GATE_CODES: Final = (
     Code.IDEMPOTENCY_MISMATCH,
@@ -131,13 +134,23 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
 
 async def get_run(call: Call[NoBody, Waiting]) -> Reply:
     """One run, now or when it has ended."""
-    run_id, within_s = RunId(call.params["run_id"]), call.query.wait
-    loaded = await call.services.watching.finished(run_id, of=call.tenant, within_s=within_s)
-    if loaded is None:
+    body = await call.services.watching.rendered(
+        RunId(call.params["run_id"]),
+        partial(_rendered, call),
+        of=call.tenant,
+        within_s=call.query.wait,
+    )
+    if body is None:
         raise Refused(not_found("run"))
+    return Reply(body)
+
+
+async def _rendered(call: Call[NoBody, Waiting], loaded: Loaded) -> bytes:
+    """The answer for every caller that is shown this run: encoded once for all of them."""
     run, out = loaded.run, jobs_out(loaded.run)
-    progress = await call.services.store.progress(run_id, out) if out else {}
-    return Reply(run_view(run, await _plan(call, run), progress))
+    progress = await call.services.store.progress(run.id, out) if out else {}
+    plan = await _plan(call, run)
+    return _encode(run_view(run, plan, progress))
 
 
 async def _plan(call: Call[NoBody, Waiting], run: Run) -> Plan | None:

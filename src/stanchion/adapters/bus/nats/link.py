@@ -24,9 +24,10 @@ from nats.aio.msg import Msg
 
 from stanchion.adapters.bus.nats.errors import translated
 from stanchion.core.retry import Exponential, backoff_ms
+from stanchion.core.url import shown_url
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
-from stanchion.ports.errors import BackendUnavailable, sentence
+from stanchion.ports.errors import BackendRefused, BackendUnavailable, sentence
 
 __all__ = ["Greet", "Link"]
 
@@ -63,7 +64,7 @@ class Link:
     def __init__(
         self, url: str, greet: Greet, *, clock: Clock, entropy: Entropy, timeout_s: float
     ) -> None:
-        self._servers = [part.strip() for part in url.split(",")]
+        self._servers = [_checked(part.strip()) for part in url.split(",")]
         self._greet = greet
         self._clock = clock
         self._entropy = entropy
@@ -264,9 +265,26 @@ class Link:
                 await client.close()
 
 
+def _checked(server: str) -> str:
+    """A server's address with its scheme. Raises ``BackendRefused``, which never quotes it."""
+    url = server if "://" in server else f"nats://{server}"
+    try:
+        parts = urlsplit(url)
+        is_whole = bool(parts.hostname) and parts.port != 0
+        is_whole = is_whole and "@" not in parts.path + parts.query + parts.fragment
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise BackendRefused(
+            "a NATS URL whose host and port cannot be read: write nats://HOST:PORT, and "
+            "percent-encode '/', '?', '#' and ',' in user names and passwords"
+        )
+    return url
+
+
 def _host(server: str) -> str:
-    """The address without what is secret in it."""
-    return urlsplit(server if "://" in server else f"nats://{server}").netloc.rpartition("@")[2]
+    """The host and port of a server, as they may be shown."""
+    return shown_url(server).rpartition("://")[2].removeprefix("***@")
 
 
 def _text(error: Exception | None) -> str:

@@ -8,7 +8,6 @@ the bell only spares them the wait. Hence nothing here raises: without a connect
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, cast
@@ -16,7 +15,7 @@ from typing import Final, cast
 import hiredis
 
 from stanchion.adapters.redis.fleet import Fleet
-from stanchion.adapters.redis.gather import Greeting, pack
+from stanchion.adapters.redis.gather import pack
 from stanchion.ports.errors import BackendError
 
 __all__ = ["Bells"]
@@ -91,9 +90,7 @@ class Bells:
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        target = self._fleet.topology.target
-        greeting = Greeting(target.username, target.password, target.database)
-        tls = ssl.create_default_context() if target.has_tls else None
+        greeting, tls = self._fleet.topology.greeting, self._fleet.topology.tls
         try:
             address = self._fleet.topology.node_of(self._slot).address
             async with asyncio.timeout(_CONNECT_S_MAX):

@@ -14,11 +14,10 @@ from stanchion.adapters.store.memory.definitions import (
     MemoryDocuments,
     MemoryTenants,
 )
-from stanchion.adapters.store.memory.housekeeping import MemoryHousekeeping
+from stanchion.adapters.store.memory.housekeeping import MemoryHousekeeping, MemoryOutbox
 from stanchion.adapters.store.memory.jobs import MemoryJobs
-from stanchion.adapters.store.memory.outbox import MemoryOutbox
 from stanchion.adapters.store.memory.runs import MemoryRuns
-from stanchion.adapters.store.memory.shelf import Shelf
+from stanchion.adapters.store.memory.state import MemoryState
 from stanchion.ports.clock import Clock
 
 __all__ = ["MemoryStore"]
@@ -38,4 +37,4 @@ class MemoryStore(
     """See ``ports.store.Store``. ``key_ttl_ms``: how long a key is known after its run ended."""
 
     def __init__(self, clock: Clock, key_ttl_ms: int = _DAY_MS) -> None:
-        super().__init__(Shelf(clock, key_ttl_ms))
+        super().__init__(MemoryState(clock, key_ttl_ms))

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
-from stanchion.adapters.store.memory.shelf import Shelved
+from stanchion.adapters.store.memory.state import MemoryPart
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import TenantId, WorkflowId
 from stanchion.core.workflow import Workflow
@@ -21,22 +21,22 @@ _Name = TypeVar("_Name", bound=str)
 _Value = TypeVar("_Value")
 
 
-class MemoryDefinitions(Shelved):
+class MemoryDefinitions(MemoryPart):
     """See ``ports.store.Definitions``."""
 
     async def put_workflow(self, tenant: TenantId, workflow: Workflow) -> int:
-        versions = self._shelf.account(tenant).workflows.setdefault(workflow.id, [])
+        versions = self._state.account(tenant).workflows.setdefault(workflow.id, [])
         # Compared as text: the order of the steps decides which failure becomes the run's error.
         text = msgspec.json.encode(workflow)
         if not versions or msgspec.json.encode(versions[-1].workflow) != text:
-            stored = StoredWorkflow(workflow, len(versions) + 1, self._shelf.now())
+            stored = StoredWorkflow(workflow, len(versions) + 1, self._state.now())
             versions.append(stored)
         return len(versions)
 
     async def workflow(
         self, tenant: TenantId, workflow_id: WorkflowId, *, version: int | None = None
     ) -> StoredWorkflow | None:
-        versions = self._shelf.peek(tenant).workflows.get(workflow_id, [])
+        versions = self._state.peek(tenant).workflows.get(workflow_id, [])
         wanted = len(versions) if version is None else version
         return versions[wanted - 1] if 1 <= wanted <= len(versions) else None
 
@@ -45,37 +45,37 @@ class MemoryDefinitions(Shelved):
     ) -> Page[StoredWorkflow]:
         newest = {
             workflow_id: versions[-1]
-            for workflow_id, versions in self._shelf.peek(tenant).workflows.items()
+            for workflow_id, versions in self._state.peek(tenant).workflows.items()
         }
         page = _by_name("workflows", newest.items(), cursor, limit)
         return Page(tuple(stored for _, stored in page.items), page.cursor)
 
 
-class MemoryTenants(Shelved):
+class MemoryTenants(MemoryPart):
     """See ``ports.store.Tenants``."""
 
     async def put_tenant(self, tenant: TenantId, config: Tenant) -> None:
-        self._shelf.account(tenant).config = config
+        self._state.account(tenant).config = config
 
     async def tenant(self, tenant: TenantId) -> Tenant:
-        return self._shelf.peek(tenant).config or Tenant()
+        return self._state.peek(tenant).config or Tenant()
 
     async def list_tenants(
         self, *, cursor: str | None = None, limit: int = 100
     ) -> Page[tuple[TenantId, Tenant]]:
         configured = (
             (tenant, account.config)
-            for tenant, account in self._shelf.accounts.items()
+            for tenant, account in self._state.accounts.items()
             if account.config is not None
         )
         return _by_name("tenants", configured, cursor, limit)
 
 
-class MemoryDocuments(Shelved):
+class MemoryDocuments(MemoryPart):
     """See ``ports.store.Documents``."""
 
     async def document(self, kind: str, name: str) -> Document | None:
-        return self._shelf.documents.get(kind, {}).get(name)
+        return self._state.documents.get(kind, {}).get(name)
 
     async def put_document(
         self, kind: str, name: str, value: JsonValue, *, read: int | None
@@ -85,17 +85,17 @@ class MemoryDocuments(Shelved):
         if read not in {None, revision}:
             return None
         document = Document(value, revision + 1)
-        self._shelf.documents.setdefault(kind, {})[name] = document
+        self._state.documents.setdefault(kind, {})[name] = document
         return document
 
     async def list_documents(
         self, kind: str, *, cursor: str | None = None, limit: int = 100
     ) -> Page[tuple[str, Document]]:
-        of_kind = self._shelf.documents.get(kind, {})
+        of_kind = self._state.documents.get(kind, {})
         return _by_name("documents", of_kind.items(), cursor, limit)
 
     async def delete_document(self, kind: str, name: str) -> bool:
-        return self._shelf.documents.get(kind, {}).pop(name, None) is not None
+        return self._state.documents.get(kind, {}).pop(name, None) is not None
 
 
 def _by_name(

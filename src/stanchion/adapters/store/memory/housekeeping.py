@@ -1,42 +1,37 @@
-"""Housekeeping in memory: dead letters, audit, retention, health."""
+"""Housekeeping in memory: timers, outbox, dead letters, audit, retention."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
-from stanchion.adapters.letters import event_letter_id, reborn, step_of
-from stanchion.adapters.store.memory.shelf import RunFile, Shelved
+from stanchion.adapters.outcomes import event_dead_letter, replay_entry
+from stanchion.adapters.store.memory.state import MemoryPart, RunFile
+from stanchion.core.events import TimerFired
 from stanchion.core.model import Instant, RunId, TenantId
-from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page
+from stanchion.ports.records import DeadLetter, Drift, OutboxRow, Page
 
-__all__ = ["MemoryHousekeeping"]
+__all__ = ["MemoryHousekeeping", "MemoryOutbox"]
 
 
-class MemoryHousekeeping(Shelved):
+class MemoryHousekeeping(MemoryPart):
     """See ``ports.store.Housekeeping``."""
 
     async def bury(self, run_id: RunId, entry_id: str, *, cause: str) -> DeadLetter | None:
-        file = self._shelf.runs.get(run_id)
+        file = self._state.runs.get(run_id)
         if file is None or entry_id not in file.inbox:
             return None
         event = file.inbox[entry_id]
-        self._shelf.remove_entries(file, entry_id)
-        letter = DeadLetter(
-            id=event_letter_id(run_id, entry_id),
-            kind=DeadLetterKind.EVENT,
-            tenant=file.run.tenant,
-            run_id=run_id,
-            step_id=step_of(event),
-            cause=cause,
-            at=self._shelf.now(),
-            event=event,
+        self._state.remove_entries(file, entry_id)
+        letter = event_dead_letter(
+            file.run.tenant, run_id, entry_id, event, cause=cause, at=self._state.now()
         )
-        self._shelf.add_letter(file, letter)
+        self._state.add_letter(file, letter)
         return letter
 
     async def count_failure(self, run_id: RunId, entry_id: str) -> int:
-        file = self._shelf.runs.get(run_id)
+        file = self._state.runs.get(run_id)
         if file is None or entry_id not in file.inbox:
             return 0
         file.failures[entry_id] = file.failures.get(entry_id, 0) + 1
@@ -48,7 +43,7 @@ class MemoryHousekeeping(Shelved):
         after = -1 if cursor is None else read_cursor("dead-letters", cursor, tuple[int])[0]
         found = [
             (order, letter)
-            for order, letter in self._shelf.letters.values()
+            for order, letter in self._state.letters.values()
             if order > after and tenant in {None, letter.tenant}
         ]
         page = found[:limit]
@@ -59,54 +54,95 @@ class MemoryHousekeeping(Shelved):
         )
 
     async def replay_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
-        _, letter = self._shelf.letters.get(letter_id, (None, None))
+        _, letter = self._state.letters.get(letter_id, (None, None))
         if letter is None:
             return None
-        file = self._shelf.runs[letter.run_id]
-        self._shelf.remove_letter(file, letter_id)
+        file = self._state.runs[letter.run_id]
+        self._state.remove_letter(file, letter_id)
         if not file.run.status.is_finished:
-            self._shelf.deliver(file, *reborn(letter, actor), self._shelf.now())
+            self._state.deliver(file, *replay_entry(letter, actor), self._state.now())
         return letter
 
     async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:
-        tenants = sorted(self._shelf.accounts)
-        audited = self._shelf.audited
+        tenants = sorted(self._state.accounts)
+        audited = self._state.audited
         start = 0 if audited is None else bisect_left(tenants, audited + "\0")
         chosen = (tenants[start:] + tenants[:start])[:limit]
         drifts: list[Drift] = []
         for tenant in chosen:
-            self._shelf.audited = tenant
-            account = self._shelf.accounts[tenant]
+            self._state.audited = tenant
+            account = self._state.accounts[tenant]
             if account.active != len(account.holders):
                 drifts.append(Drift(tenant, account.active, len(account.holders)))
                 account.active = len(account.holders)
         return tuple(drifts)
 
     async def purge(self, *, finished_before: Instant, limit: int) -> int:
-        end = min(bisect_left(self._shelf.finished, (finished_before, RunId(""))), limit)
-        for _, run_id in self._shelf.finished[:end]:
-            self._remove(self._shelf.runs.pop(run_id))
-        del self._shelf.finished[:end]
+        end = min(bisect_left(self._state.finished, (finished_before, RunId(""))), limit)
+        for _, run_id in self._state.finished[:end]:
+            self._remove(self._state.runs.pop(run_id))
+        del self._state.finished[:end]
         return end
 
     async def now(self) -> Instant:
-        return self._shelf.now()
+        return self._state.now()
 
     async def ping(self) -> None:
-        """There is nobody to be out of reach."""
+        """Always answers: there is no server."""
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is no connection."""
 
     def _remove(self, file: RunFile) -> None:
         run = file.run
-        account = self._shelf.account(run.tenant)
+        account = self._state.account(run.tenant)
         del account.runs[bisect_left(account.runs, (run.created_at, run.id))]
         for job_id in file.jobs:
-            del self._shelf.jobs[job_id]
+            del self._state.jobs[job_id]
         for letter_id in list(file.letters):
-            self._shelf.remove_letter(file, letter_id)
+            self._state.remove_letter(file, letter_id)
         # The key may have aged and stand for a later run by now.
         key = None if file.key is None else account.keys.get(file.key)
         if file.key is not None and key is not None and key.record.run_id == run.id:
             del account.keys[file.key]
+
+
+class MemoryOutbox(MemoryPart):
+    """See ``ports.store.Outbox``."""
+
+    async def fire_timers(self, *, limit: int) -> tuple[RunId, ...]:
+        now = self._state.now()
+        fired = self._state.timers.take(now, limit)
+        for run_id, timer in fired:
+            file = self._state.runs[run_id]
+            due = file.timers.pop(timer)
+            entry_id = f"timer:{timer.key}#{due}"
+            self._state.deliver(file, entry_id, TimerFired(timer=timer), now)
+        return tuple(run_id for run_id, _ in fired)
+
+    async def take_outbox(self, *, limit: int, hold_ms: int) -> tuple[OutboxRow, ...]:
+        now = self._state.now()
+        taken = self._state.outbox.take(now, limit)
+        for run_id in taken:
+            self._state.outbox.put(run_id, Instant(now + hold_ms))
+        return tuple(self._row(run_id) for run_id in taken)
+
+    async def confirm_outbox(self, rows: Sequence[OutboxRow]) -> None:
+        for row in rows:
+            if self._is_present(row) and not self._state.runs[row.run_id].inbox:
+                self._state.outbox.remove(row.run_id)
+
+    async def defer_outbox(self, row: OutboxRow, *, delay_ms: int) -> None:
+        if self._is_present(row):
+            self._state.outbox.put(row.run_id, Instant(self._state.now() + delay_ms))
+
+    async def outbox_size(self) -> int:
+        return len(self._state.outbox)
+
+    def _row(self, run_id: RunId) -> OutboxRow:
+        file = self._state.runs[run_id]
+        return OutboxRow(run_id, file.run.tenant, file.arrivals)
+
+    def _is_present(self, row: OutboxRow) -> bool:
+        """Whether the row is there, and still the one that was taken."""
+        return self._state.outbox.due(row.run_id) is not None and self._row(row.run_id) == row

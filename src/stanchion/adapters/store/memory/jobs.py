@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from stanchion.adapters.letters import death_of, letter_of
-from stanchion.adapters.store.memory.shelf import JobFile, Shelved
-from stanchion.core.events import JobFailed, JobSucceeded
+from stanchion.adapters.outcomes import job_dead_letter, job_died_entry, result_event
+from stanchion.adapters.store.memory.state import JobFile, MemoryPart
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import next_fence
-from stanchion.core.model import Instant, Job, JobId, RunId, TenantId, Topic
+from stanchion.core.model import Instant, JobId, RunId, TenantId, Topic
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
@@ -27,7 +26,7 @@ from stanchion.ports.records import (
 __all__ = ["MemoryJobs"]
 
 
-class MemoryJobs(Shelved):
+class MemoryJobs(MemoryPart):
     """See ``ports.store.Jobs``."""
 
     async def lease_jobs(
@@ -41,10 +40,10 @@ class MemoryJobs(Shelved):
     ) -> tuple[LeasedJob, ...]:
         leased: list[LeasedJob] = []
         while len(leased) < max_jobs:
-            job_id = self._shelf.ready.take(topics, tenant)
+            job_id = self._state.ready.take(topics, tenant)
             if job_id is None:
                 break
-            leased.append(self._lease(self._shelf.jobs[job_id], worker_id, ttl_ms))
+            leased.append(self._lease(self._state.jobs[job_id], worker_id, ttl_ms))
         return tuple(leased)
 
     async def renew_jobs(
@@ -70,11 +69,11 @@ class MemoryJobs(Shelved):
         row_due_in_ms: int = 0,
         tenant: TenantId | None = None,
     ) -> tuple[Acceptance, ...]:
-        row_due = Instant(self._shelf.now() + row_due_in_ms)
+        row_due = Instant(self._state.now() + row_due_in_ms)
         return tuple(self._accept(result, row_due, tenant) for result in results)
 
     async def job(self, job_id: JobId) -> JobView | None:
-        file = self._shelf.jobs.get(job_id)
+        file = self._state.jobs.get(job_id)
         if file is None:
             return None
         return JobView(
@@ -88,7 +87,7 @@ class MemoryJobs(Shelved):
         )
 
     async def progress(self, run_id: RunId, jobs: Collection[JobId]) -> dict[JobId, JsonValue]:
-        files = [self._shelf.jobs.get(job_id) for job_id in jobs]
+        files = [self._state.jobs.get(job_id) for job_id in jobs]
         return {
             file.job.id: file.progress
             for file in files
@@ -96,24 +95,24 @@ class MemoryJobs(Shelved):
         }
 
     async def expire_jobs(self, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
-        expired = self._shelf.leases.take(self._shelf.now(), limit)
-        return tuple(self._expire(self._shelf.jobs[job_id], max_deliveries) for job_id in expired)
+        expired = self._state.leases.take(self._state.now(), limit)
+        return tuple(self._expire(self._state.jobs[job_id], max_deliveries) for job_id in expired)
 
     async def ready_topics(self) -> Mapping[Topic, int]:
-        return self._shelf.ready.counts()
+        return self._state.ready.counts()
 
     def _lease(self, file: JobFile, worker_id: str, ttl_ms: int) -> LeasedJob:
         file.state = JobState.LEASED
         file.worker_id = worker_id
         file.progress = None
         file.deliveries += 1
-        file.fence = next_fence(file.fence, 0, self._shelf.now_us())
+        file.fence = next_fence(file.fence, 0, self._state.now_us())
         expires_at = self._begin_term(file, ttl_ms)
         return LeasedJob(file.job, file.fence, file.deliveries, expires_at)
 
     def _begin_term(self, file: JobFile, ttl_ms: int) -> Instant:
-        expires_at = file.expires_at = Instant(self._shelf.now() + ttl_ms)
-        self._shelf.leases.put(file.job.id, expires_at)
+        expires_at = file.expires_at = Instant(self._state.now() + ttl_ms)
+        self._state.leases.put(file.job.id, expires_at)
         return expires_at
 
     def _stands(self, file: JobFile, fence: int) -> bool:
@@ -121,12 +120,12 @@ class MemoryJobs(Shelved):
             file.state is JobState.LEASED
             and file.fence == fence
             and file.expires_at is not None
-            and self._shelf.now() < file.expires_at
+            and self._state.now() < file.expires_at
         )
 
     def _find(self, job_id: JobId, tenant: TenantId | None) -> JobFile | None:
         """The job, unless it is another tenant's."""
-        file = self._shelf.jobs.get(job_id)
+        file = self._state.jobs.get(job_id)
         return file if file is None or tenant in {None, file.job.tenant} else None
 
     def _accept(self, result: Result, row_due: Instant, tenant: TenantId | None) -> Acceptance:
@@ -138,16 +137,16 @@ class MemoryJobs(Shelved):
             if file.fence == result.fence:
                 return Accepted(job.id, job.run_id, repeated=True)
             return Rejected(job.id, RejectedCode.ALREADY_FINISHED)
-        # A lease that has run out is good for its result until the expiry is noticed: nobody else
-        # has the job yet, and work that is done should not be done again.
+        # An expired lease is good for its result until the expiry is noticed: no other worker has
+        # the job yet, and finished work should not be repeated.
         if file.state is not JobState.LEASED or file.fence != result.fence:
             return Rejected(job.id, RejectedCode.STALE_FENCE)
         file.state = JobState.FINISHED
         file.worker_id = result.worker_id
         file.expires_at = file.progress = None
-        self._shelf.leases.remove(job.id)
-        run = self._shelf.runs[job.run_id]
-        self._shelf.deliver(run, f"result:{job.id}#{result.fence}", _event(job, result), row_due)
+        self._state.leases.remove(job.id)
+        run, event = self._state.runs[job.run_id], result_event(result, job.step_id, job.item)
+        self._state.deliver(run, f"result:{job.id}#{result.fence}", event, row_due)
         return Accepted(job.id, job.run_id)
 
     def _expire(self, file: JobFile, max_deliveries: int) -> ExpiredJob:
@@ -156,34 +155,15 @@ class MemoryJobs(Shelved):
         is_dead = file.deliveries >= max_deliveries
         if is_dead:
             file.state = JobState.DEAD
-            self._mourn(file)
+            self._write_dead_letter(file)
         else:
             file.state = JobState.READY
-            self._shelf.ready.add(job)
+            self._state.ready.add(job)
         return ExpiredJob(job.id, job.run_id, job.tenant, job.topic, file.deliveries, is_dead)
 
-    def _mourn(self, file: JobFile) -> None:
+    def _write_dead_letter(self, file: JobFile) -> None:
         """Write the dead letter, and tell the run."""
-        job, now = file.job, self._shelf.now()
-        run = self._shelf.runs[job.run_id]
-        self._shelf.add_letter(run, letter_of(job, file.deliveries, now))
-        self._shelf.deliver(run, *death_of(job, file.deliveries), now)
-
-
-def _event(job: Job, result: Result) -> JobSucceeded | JobFailed:
-    if result.error is None:
-        return JobSucceeded(
-            job_id=job.id,
-            step_id=job.step_id,
-            item=job.item,
-            output=result.output,
-            actor=result.worker_id,
-        )
-    return JobFailed(
-        job_id=job.id,
-        step_id=job.step_id,
-        item=job.item,
-        error=result.error,
-        final=result.final,
-        actor=result.worker_id,
-    )
+        job, now = file.job, self._state.now()
+        run = self._state.runs[job.run_id]
+        self._state.add_letter(run, job_dead_letter(job, file.deliveries, now))
+        self._state.deliver(run, *job_died_entry(job, file.deliveries), now)

@@ -1,45 +1,70 @@
-"""Runs in memory: the gate, the commit, the inbox, and what can be read about them."""
+"""Runs in memory: the gate, commits and their effects, the inbox, and what can be read of them."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from typing import assert_never
 
 from msgspec.structs import replace
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
-from stanchion.adapters.store.memory.effects import carry_out
-from stanchion.adapters.store.memory.shelf import Account, Key, RunFile, Shelved
+from stanchion.adapters.store.memory.state import (
+    Account,
+    JobFile,
+    Key,
+    MemoryPart,
+    MemoryState,
+    RunFile,
+)
 from stanchion.core.admission import Admitted, Facts, KeyRecord, Rate, Verdict, judge
-from stanchion.core.events import Event
-from stanchion.core.model import Instant, Item, ItemKey, Run, RunId, Stamp, StepId, TenantId
-from stanchion.core.transition import TimelineEntry, Transition, evolve
+from stanchion.core.commit import Apply, CommitAnswer, Committed, Gone, judge_commit
+from stanchion.core.events import Event, Timer
+from stanchion.core.model import (
+    Instant,
+    Item,
+    ItemKey,
+    Job,
+    JobId,
+    Run,
+    RunId,
+    Stamp,
+    StepId,
+    TenantId,
+)
+from stanchion.core.transition import (
+    ClearTimer,
+    DispatchJob,
+    Effect,
+    SetTimer,
+    StopRun,
+    StopStep,
+    TimelineEntry,
+    Transition,
+    evolve,
+)
 from stanchion.ports.records import (
     EVERY_RUN,
     Admission,
     Commit,
-    CommitAnswer,
-    Committed,
-    Conflict,
     FeedEntry,
-    Gone,
     InboxEntry,
+    JobState,
     Loaded,
     Page,
     PostAnswer,
     RunFilter,
     RunSummary,
-    StaleFence,
     Tenant,
 )
 
-__all__ = ["MemoryRuns"]
+__all__ = ["MemoryRuns", "carry_out"]
 
 _DEFAULTS = Tenant()
 
 
-class MemoryRuns(Shelved):
+class MemoryRuns(MemoryPart):
     """See ``ports.store.Runs``."""
 
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
@@ -50,7 +75,7 @@ class MemoryRuns(Shelved):
         return verdict
 
     async def load(self, run_id: RunId) -> Loaded | None:
-        file = self._shelf.runs.get(run_id)
+        file = self._state.runs.get(run_id)
         if file is None:
             return None
         return Loaded(file.run, tuple(InboxEntry(*each) for each in file.inbox.items()))
@@ -58,7 +83,7 @@ class MemoryRuns(Shelved):
     async def load_items(
         self, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]
     ) -> dict[ItemKey, Item]:
-        file = self._shelf.runs.get(run_id)
+        file = self._state.runs.get(run_id)
         if file is None:
             return {}
         keys = (ItemKey(step_id, index) for step_id in wanted for index in wanted[step_id])
@@ -67,36 +92,37 @@ class MemoryRuns(Shelved):
     async def items_at(
         self, run_id: RunId, stamp: Stamp, wanted: Mapping[StepId, Sequence[int]]
     ) -> dict[ItemKey, Item] | None:
-        file = self._shelf.runs.get(run_id)
+        file = self._state.runs.get(run_id)
         if file is None or file.run.stamp != stamp:
             return None
         return await self.load_items(run_id, wanted)
 
     async def commit(self, commit: Commit) -> CommitAnswer:
-        file = self._shelf.runs.get(commit.run_id)
+        file = self._state.runs.get(commit.run_id)
         if file is None:
             return Gone()
-        if file.run.stamp.nonce == commit.nonce:
-            return Committed(file.run.stamp)
-        if commit.fence is not None and commit.fence < file.run.fence:
-            return StaleFence(file.run.fence)
-        if file.run.stamp != commit.read:
-            return Conflict()
-        stamp = Stamp(commit.read.version + 1, commit.nonce)
-        after = replace(evolve(file.run, commit.transition), stamp=stamp)
-        if commit.fence is not None:
-            after = replace(after, fence=commit.fence)
-        self._shelf.remove_entries(file, *commit.applied)
+        verdict = judge_commit(
+            file.run.stamp,
+            file.run.fence,
+            read=commit.read,
+            nonce=commit.nonce,
+            fence=commit.fence,
+        )
+        if not isinstance(verdict, Apply):
+            return verdict
+        after = evolve(file.run, commit.transition)
+        after = replace(after, stamp=verdict.stamp, fence=verdict.fence)
+        self._state.remove_entries(file, *commit.applied)
         self._become(file, after, commit.transition)
-        return Committed(stamp)
+        return Committed(verdict.stamp)
 
     async def post(self, run_id: RunId, event: Event, *, entry_id: str) -> PostAnswer:
-        file = self._shelf.runs.get(run_id)
+        file = self._state.runs.get(run_id)
         if file is None:
             return PostAnswer.UNKNOWN
         if file.run.status.is_finished:
             return PostAnswer.FINISHED
-        if not self._shelf.deliver(file, entry_id, event, self._shelf.now()):
+        if not self._state.deliver(file, entry_id, event, self._state.now()):
             return PostAnswer.REPEATED
         return PostAnswer.POSTED
 
@@ -104,7 +130,7 @@ class MemoryRuns(Shelved):
         self, run_id: RunId, *, cursor: str | None = None, limit: int = 100
     ) -> Page[TimelineEntry]:
         start = 0 if cursor is None else read_cursor("timeline", cursor, tuple[int])[0]
-        file = self._shelf.runs.get(run_id)
+        file = self._state.runs.get(run_id)
         if file is None:
             return Page(())
         end = start + limit
@@ -121,14 +147,14 @@ class MemoryRuns(Shelved):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[RunSummary]:
-        runs = self._shelf.peek(tenant).runs
+        runs = self._state.peek(tenant).runs
         end = len(runs)
         if cursor is not None:
             created_at, run_id = read_cursor("runs", cursor, tuple[int, str])
             end = bisect_left(runs, (Instant(created_at), RunId(run_id)))
         found: list[RunSummary] = []
         for index in reversed(range(end)):
-            run = self._shelf.runs[runs[index][1]].run
+            run = self._state.runs[runs[index][1]].run
             if only.status not in {None, run.status}:
                 continue
             if only.workflow_id not in {None, run.workflow_id}:
@@ -143,22 +169,22 @@ class MemoryRuns(Shelved):
         self, tenant: TenantId, *, after: str | None, limit: int = 100
     ) -> tuple[FeedEntry, ...]:
         position = 0 if after is None else read_cursor("feed", after, tuple[int])[0]
-        account = self._shelf.peek(tenant)
+        account = self._state.peek(tenant)
         oldest = account.feed_length - len(account.feed)
         start = max(0, position - oldest)
         return tuple(islice(account.feed, start, start + limit))
 
     async def feed_position(self, tenant: TenantId) -> str:
-        return write_cursor("feed", self._shelf.peek(tenant).feed_length)
+        return write_cursor("feed", self._state.peek(tenant).feed_length)
 
     async def active_runs(self, tenant: TenantId) -> int:
-        return self._shelf.peek(tenant).active
+        return self._state.peek(tenant).active
 
     def _facts(self, admission: Admission, within_ms: int) -> Facts:
         run = admission.run
-        account = self._shelf.peek(run.tenant)
+        account = self._state.peek(run.tenant)
         config = account.config or _DEFAULTS
-        now = self._shelf.now()
+        now = self._state.now()
         rate = None
         if admission.is_rate_limited and config.job_rate_per_s is not None:
             rate = Rate(config.job_rate_per_s, account.rate_used_until_ms)
@@ -166,7 +192,7 @@ class MemoryRuns(Shelved):
             run_id=run.id,
             now=now,
             not_after=Instant(now + within_ms),
-            exists=run.id in self._shelf.runs,
+            exists=run.id in self._state.runs,
             key=_key_record(account, admission.key, now),
             fingerprint=admission.fingerprint,
             definition_is_current=all(
@@ -181,8 +207,8 @@ class MemoryRuns(Shelved):
 
     def _begin(self, admission: Admission, facts: Facts) -> None:
         run = admission.run
-        account = self._shelf.account(run.tenant)
-        file = self._shelf.runs[run.id] = RunFile(run, admission.key)
+        account = self._state.account(run.tenant)
+        file = self._state.runs[run.id] = RunFile(run, admission.key)
         insort(account.runs, (run.created_at, run.id))
         if run.holds_slot:
             account.holders.add(run.id)
@@ -196,10 +222,10 @@ class MemoryRuns(Shelved):
     def _become(self, file: RunFile, after: Run, transition: Transition) -> None:
         file.items.update(transition.items)
         file.run = replace(after, items={})
-        carry_out(self._shelf, file, transition.effects)
-        self._shelf.record(file, transition.timeline)
+        carry_out(self._state, file, transition.effects)
+        self._state.record(file, transition.timeline)
         if after.status.is_finished and not file.is_closed:
-            self._shelf.close_run(file)
+            self._state.close_run(file)
 
 
 def _key_record(account: Account, key: str | None, now: Instant) -> KeyRecord | None:
@@ -219,3 +245,53 @@ def _summary(run: Run) -> RunSummary:
         finished_at=run.finished_at,
         error=run.error,
     )
+
+
+def carry_out(state: MemoryState, file: RunFile, effects: Iterable[Effect]) -> None:
+    """Make effects true, in their order."""
+    for effect in effects:
+        match effect:
+            case DispatchJob(job):
+                _dispatch(state, file, job)
+            case SetTimer(timer, due):
+                file.timers[timer] = due
+                state.timers.put((file.run.id, timer), due)
+            case ClearTimer(timer):
+                _clear(state, file, [timer])
+            case StopStep(step_id):
+                _revoke(state, [id_ for id_ in file.jobs if state.jobs[id_].job.step_id == step_id])
+                _clear(state, file, [each for each in file.timers if each.step_id == step_id])
+            case StopRun():
+                _revoke(state, file.jobs)
+                _clear(state, file, list(file.timers))
+            case _:
+                assert_never(effect)
+
+
+def _dispatch(state: MemoryState, file: RunFile, job: Job) -> None:
+    known = state.jobs.get(job.id)
+    if known is None:
+        state.jobs[job.id] = JobFile(job)
+        file.jobs.append(job.id)
+    elif known.state is JobState.DEAD:
+        # Sent out again by an operator. The fence stays: the next one must be above it.
+        state.jobs[job.id] = JobFile(job, fence=known.fence)
+    else:
+        return
+    state.ready.add(job)
+
+
+def _revoke(state: MemoryState, job_ids: Iterable[JobId]) -> None:
+    for job_id in job_ids:
+        file = state.jobs[job_id]
+        if file.state in {JobState.READY, JobState.LEASED}:
+            state.ready.remove(file.job)
+            state.leases.remove(job_id)
+            file.state = JobState.REVOKED
+            file.worker_id = file.expires_at = file.progress = None
+
+
+def _clear(state: MemoryState, file: RunFile, timers: Iterable[Timer]) -> None:
+    for timer in timers:
+        file.timers.pop(timer, None)
+        state.timers.remove((file.run.id, timer))

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias, TypeVar, assert_never
 import msgspec
 from msgspec.structs import replace
 
+from stanchion.adapters.outcomes import result_event
 from stanchion.adapters.store.redis.codec import About, End
 from stanchion.adapters.store.redis.definition_codec import Config
 from stanchion.adapters.store.redis.keys import sized
@@ -108,18 +109,7 @@ def ask_for_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> byte
 
 def event_of(result: Result) -> JobSucceeded | JobFailed:
     """The event that a result becomes. The job knows its step and item, the worker does not."""
-    nowhere = StepId("")
-    if result.error is None:
-        return JobSucceeded(
-            job_id=result.job_id, step_id=nowhere, output=result.output, actor=result.worker_id
-        )
-    return JobFailed(
-        job_id=result.job_id,
-        step_id=nowhere,
-        error=result.error,
-        final=result.final,
-        actor=result.worker_id,
-    )
+    return result_event(result, StepId(""))
 
 
 def pack_tenant(config: Tenant) -> bytes:

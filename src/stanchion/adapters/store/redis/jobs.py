@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from stanchion.adapters.letters import death_of, letter_of
+from stanchion.adapters.outcomes import job_dead_letter, job_died_entry
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.redis.fleet import Request
 from stanchion.adapters.store.redis import asks, codec
@@ -179,8 +179,8 @@ class RedisJobs(RedisLeasing):
         job, last_words = view.job, []
         if view.deliveries >= max_deliveries:
             # The server's clock will tell the time.
-            letter = letter_of(job, view.deliveries, Instant(0))
-            entry_id, died = death_of(job, view.deliveries)
+            letter = job_dead_letter(job, view.deliveries, Instant(0))
+            entry_id, died = job_died_entry(job, view.deliveries)
             last_words = [letter.id, asks.json(letter), entry_id, asks.json(died)]
         shard = shard_of_run(job.run_id)
         assert shard is not None

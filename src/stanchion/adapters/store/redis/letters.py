@@ -7,7 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
-from stanchion.adapters.letters import event_letter_id, reborn, step_of
+from stanchion.adapters.outcomes import event_letter_id, replay_entry, step_of
 from stanchion.adapters.store.redis import asks, codec
 from stanchion.adapters.store.redis.keys import sized
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded
@@ -116,7 +116,7 @@ class RedisLetters(Sharded):
         if packed is None:
             return None
         letter = codec.read_letter(packed)
-        entry_id, event = reborn(letter, actor)
+        entry_id, event = replay_entry(letter, actor)
         words = (run_id, letter.tenant, letter_id, entry_id, asks.json(event))
         step = self._shards.step("replay", shard, *words, run_id=run_id, is_repeatable=False)
         return letter if await self._shards.ask(step, deadline) else None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
-from stanchion.adapters.letters import event_letter_id, reborn, step_of
+from stanchion.adapters.outcomes import event_dead_letter, replay_entry
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.store.sqlite.codec import DEAD_LETTER, EVENT, SQL, encode
 from stanchion.adapters.store.sqlite.outbox import drop_entry, put_entry
 from stanchion.core.model import Instant, RunId, TenantId
-from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page
+from stanchion.ports.records import DeadLetter, Drift, Page
 
 __all__ = ["add_letter", "audit_slots", "bury", "list_dead_letters", "purge", "replay_dead_letter"]
 
@@ -29,16 +29,8 @@ def bury(db: Database, run_id: RunId, entry_id: str, *, cause: str) -> DeadLette
     if found is None:
         return None
     tenant, run, body = found
-    event = EVENT.decode(body)
-    letter = DeadLetter(
-        id=event_letter_id(run_id, entry_id),
-        kind=DeadLetterKind.EVENT,
-        tenant=tenant,
-        run_id=run_id,
-        step_id=step_of(event),
-        cause=cause,
-        at=db.now(),
-        event=event,
+    letter = event_dead_letter(
+        tenant, run_id, entry_id, EVENT.decode(body), cause=cause, at=db.now()
     )
     add_letter(db, run, letter)
     drop_entry(db, run, entry_id)
@@ -68,7 +60,7 @@ def replay_dead_letter(db: Database, letter_id: str, *, actor: str) -> DeadLette
     ended = db.first(SQL["is_ended"], run=run)
     # A run that has ended hears nothing any more; its letter is taken out all the same.
     if ended is not None and ended[0] is None:
-        put_entry(db, run, *reborn(letter, actor), db.now())
+        put_entry(db, run, *replay_entry(letter, actor), db.now())
     return letter
 
 

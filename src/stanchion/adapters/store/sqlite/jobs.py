@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from stanchion.adapters.letters import death_of, letter_of
+from stanchion.adapters.outcomes import job_dead_letter, job_died_entry, result_event
 from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.store.sqlite.codec import (
     SQL,
@@ -26,10 +26,9 @@ from stanchion.adapters.store.sqlite.codec import (
 )
 from stanchion.adapters.store.sqlite.housekeeping import add_letter
 from stanchion.adapters.store.sqlite.outbox import put_entry
-from stanchion.core.events import JobFailed, JobSucceeded
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import next_fence
-from stanchion.core.model import Instant, Job, JobId, RunId, StepId, TenantId, Topic
+from stanchion.core.model import Instant, Job, JobId, RunId, TenantId, Topic
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
@@ -117,7 +116,7 @@ def _accept(db: Database, result: Result, due: Instant, tenant: TenantId | None)
         run=run,
         ticket=db.ticket(),
         entry_id=f"result:{result.job_id}#{fence}",
-        event=encode(_event(result, step_id, item)),
+        event=encode(result_event(result, step_id, item)),
         due=due,
     )
     db.pending.touch(pending_job(result.job_id))
@@ -127,25 +126,6 @@ def _accept(db: Database, result: Result, due: Instant, tenant: TenantId | None)
 def _run_of(job_id: JobId) -> RunId:
     """The run of a job id. A malformed id gives an id for which nothing is pending."""
     return RunId(job_id.partition(":")[0])
-
-
-def _event(result: Result, step_id: StepId, item: int | None) -> JobSucceeded | JobFailed:
-    if result.error is None:
-        return JobSucceeded(
-            actor=result.worker_id,
-            job_id=result.job_id,
-            step_id=step_id,
-            item=item,
-            output=result.output,
-        )
-    return JobFailed(
-        actor=result.worker_id,
-        job_id=result.job_id,
-        step_id=step_id,
-        item=item,
-        error=result.error,
-        final=result.final,
-    )
 
 
 def job(db: Database, job_id: JobId) -> JobView | None:
@@ -198,8 +178,8 @@ def _let_die(db: Database, row: int, run: int, job_id: JobId) -> None:
     assert view is not None
     dead, now = view.job, db.now()
     db.run(SQL["let_die"], job=row)
-    add_letter(db, run, letter_of(dead, view.deliveries, now))
-    put_entry(db, run, *death_of(dead, view.deliveries), now)
+    add_letter(db, run, job_dead_letter(dead, view.deliveries, now))
+    put_entry(db, run, *job_died_entry(dead, view.deliveries), now)
 
 
 _US_PER_MS: Final = 1_000

@@ -31,6 +31,7 @@ from stanchion.adapters.store.sqlite.codec import (
     slot_freed,
 )
 from stanchion.adapters.store.sqlite.jobs import leave_ready
+from stanchion.core.commit import Apply, CommitAnswer, Committed, Gone, judge_commit
 from stanchion.core.events import Timer
 from stanchion.core.model import (
     Instant,
@@ -57,18 +58,13 @@ from stanchion.core.transition import (
 from stanchion.ports.records import (
     EVERY_RUN,
     Commit,
-    CommitAnswer,
-    Committed,
-    Conflict,
     FeedEntry,
-    Gone,
     InboxEntry,
     JobState,
     Loaded,
     Page,
     RunFilter,
     RunSummary,
-    StaleFence,
 )
 
 __all__ = [
@@ -137,14 +133,13 @@ def commit(db: Database, commit: Commit) -> CommitAnswer:
     if found is None:
         return Gone()
     run, tenant, holds_slot, ended_at, version, nonce, fence = found
-    if nonce == commit.nonce:
-        return Committed(Stamp(version, nonce))
-    if commit.fence is not None and commit.fence < fence:
-        return StaleFence(fence)
-    if Stamp(version, nonce) != commit.read:
-        return Conflict()
+    verdict = judge_commit(
+        Stamp(version, nonce), fence, read=commit.read, nonce=commit.nonce, fence=commit.fence
+    )
+    if not isinstance(verdict, Apply):
+        return verdict
     transition, now = commit.transition, db.now()
-    stamp = Stamp(version + 1, commit.nonce)
+    stamp = verdict.stamp
     ends = transition.status.is_finished and ended_at is None
     db.later(
         SQL["commit_run"],
@@ -156,7 +151,7 @@ def commit(db: Database, commit: Commit) -> CommitAnswer:
         ended_at=now if ends else ended_at,
         version=stamp.version,
         nonce=stamp.nonce,
-        fence=fence if commit.fence is None else commit.fence,
+        fence=verdict.fence,
         error=encode_some(transition.error),
         output=encode_some(transition.output),
         steps=encode_text(transition.steps),

@@ -1,16 +1,21 @@
-"""The shelf: all that the memory store keeps, and the few changes that several verbs share."""
+"""The state of the memory store: all that it keeps, and the changes that several verbs share.
+
+Every topic has a ring of tenants with ready jobs. The tenant at the head gives its oldest job and
+goes to the tail, so a tenant with one job waits for one job of each other tenant. Among topics, the
+one that was served longest ago comes first.
+"""
 
 from __future__ import annotations
 
+import heapq
 from bisect import insort
 from collections import deque
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from stanchion.adapters.cursor import write_cursor
-from stanchion.adapters.store.memory.ready import ReadyIndex
-from stanchion.adapters.store.memory.schedule import Schedule
 from stanchion.core.admission import KeyRecord
 from stanchion.core.events import Event, Timer
 from stanchion.core.json_value import JsonValue
@@ -23,6 +28,7 @@ from stanchion.core.model import (
     Run,
     RunId,
     TenantId,
+    Topic,
     WorkflowId,
 )
 from stanchion.core.transition import TimelineEntry
@@ -36,7 +42,16 @@ from stanchion.ports.records import (
     Tenant,
 )
 
-__all__ = ["Account", "JobFile", "Key", "RunFile", "Shelf", "Shelved"]
+__all__ = [
+    "Account",
+    "JobFile",
+    "Key",
+    "MemoryPart",
+    "MemoryState",
+    "ReadyIndex",
+    "RunFile",
+    "Schedule",
+]
 
 _FEED_ENTRIES_MAX: Final = 10_000
 
@@ -100,7 +115,7 @@ class Account:
     """How many entries there ever were."""
 
 
-class Shelf:
+class MemoryState:
     """The state behind a memory store."""
 
     def __init__(self, clock: Clock, key_ttl_ms: int) -> None:
@@ -186,8 +201,106 @@ class Shelf:
         insort(self.finished, (file.run.finished_at or self.now(), file.run.id))
 
 
-class Shelved:
-    """A part of the store: verbs over the one shelf."""
+class MemoryPart:
+    """A part of the store: verbs over the one state."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, state: MemoryState) -> None:
+        self._state = state
+
+
+class ReadyIndex:
+    """Dictionaries keep the order in which keys were added: as queues, they allow removal too."""
+
+    def __init__(self) -> None:
+        self._rings: dict[Topic, dict[TenantId, dict[JobId, None]]] = {}
+        self._served: dict[Topic, int] = {}
+        self._turns = count(1)
+
+    def add(self, job: Job) -> None:
+        """Put the job at the tail of its tenant's queue."""
+        self._rings.setdefault(job.topic, {}).setdefault(job.tenant, {})[job.id] = None
+
+    def remove(self, job: Job) -> None:
+        """Take the job out, wherever it stands; nothing, if it is not there."""
+        queue = self._rings.get(job.topic, {}).get(job.tenant)
+        if queue is not None and job.id in queue:
+            del queue[job.id]
+            self._tidy(job.topic, job.tenant)
+
+    def take(self, topics: Collection[Topic], tenant: TenantId | None = None) -> JobId | None:
+        """The job whose turn it is, taken out; ``None`` if nothing is ready."""
+        for topic in sorted(set(topics), key=lambda topic: (self._served.get(topic, 0), topic)):
+            ring = self._rings.get(topic, {})
+            whose = next(iter(ring), None) if tenant is None else tenant
+            if whose is None or whose not in ring:
+                continue
+            queue = ring.pop(whose)
+            job_id = next(iter(queue))
+            del queue[job_id]
+            ring[whose] = queue
+            self._served[topic] = next(self._turns)
+            self._tidy(topic, whose)
+            return job_id
+        return None
+
+    def counts(self) -> dict[Topic, int]:
+        """How many jobs are ready, by topic."""
+        return {topic: sum(map(len, ring.values())) for topic, ring in self._rings.items()}
+
+    def _tidy(self, topic: Topic, tenant: TenantId) -> None:
+        ring = self._rings[topic]
+        if not ring[tenant]:
+            del ring[tenant]
+        if not ring:
+            del self._rings[topic]
+
+
+_Thing = TypeVar("_Thing", bound=Hashable)
+
+
+class Schedule(Generic[_Thing]):
+    """Each thing is in it at most once. What is due is taken earliest first, then oldest first."""
+
+    def __init__(self) -> None:
+        self._due: dict[_Thing, tuple[Instant, int]] = {}
+        # Holds every entry ever made that was not passed yet; those that ``_due`` does not confirm
+        # were moved or removed. Cheaper than to search a heap.
+        self._heap: list[tuple[Instant, int, _Thing]] = []
+        self._order = count()
+
+    def put(self, thing: _Thing, due: Instant) -> None:
+        """Add it, or move it."""
+        order = next(self._order)
+        self._due[thing] = (due, order)
+        heapq.heappush(self._heap, (due, order, thing))
+        if len(self._heap) > 2 * len(self._due) + 64:
+            self._heap = [(due, order, thing) for thing, (due, order) in self._due.items()]
+            heapq.heapify(self._heap)
+
+    def hasten(self, thing: _Thing, due: Instant) -> None:
+        """Add it, or move it to an earlier time."""
+        present = self.due(thing)
+        if present is None or due < present:
+            self.put(thing, due)
+
+    def remove(self, thing: _Thing) -> None:
+        """Forget it, if it is there."""
+        self._due.pop(thing, None)
+
+    def due(self, thing: _Thing) -> Instant | None:
+        """When it is due; ``None`` if it is not there."""
+        entry = self._due.get(thing)
+        return None if entry is None else entry[0]
+
+    def take(self, now: Instant, limit: int) -> list[_Thing]:
+        """Remove and return what is due, at most ``limit``."""
+        taken: list[_Thing] = []
+        while len(taken) < limit and self._heap and self._heap[0][0] <= now:
+            due, order, thing = heapq.heappop(self._heap)
+            if self._due.get(thing) == (due, order):
+                del self._due[thing]
+                taken.append(thing)
+        return taken
+
+    def __len__(self) -> int:
+        return len(self._due)

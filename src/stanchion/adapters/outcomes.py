@@ -1,0 +1,132 @@
+"""Outcomes: the events and dead letters that every store writes when a job or an event ends.
+
+Stores keep them in different forms, but what they say is decided here, once.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from stanchion.core.events import (
+    CancelRequested,
+    Event,
+    JobDied,
+    JobFailed,
+    JobReplayed,
+    JobSucceeded,
+    Started,
+    TimerFired,
+)
+from stanchion.core.model import Instant, Job, RunId, StepId, TenantId
+from stanchion.ports.records import DeadLetter, DeadLetterKind, Result
+
+__all__ = [
+    "event_dead_letter",
+    "event_letter_id",
+    "job_dead_letter",
+    "job_died_entry",
+    "replay_entry",
+    "result_event",
+    "step_of",
+]
+
+
+def job_dead_letter(job: Job, deliveries: int, at: Instant) -> DeadLetter:
+    """The dead letter of a job that reached its limit of deliveries."""
+    return DeadLetter(
+        id=f"job:{job.id}#{job.dispatch}",
+        kind=DeadLetterKind.JOB,
+        tenant=job.tenant,
+        run_id=job.run_id,
+        step_id=job.step_id,
+        cause=f"delivered {deliveries} times, and no worker finished it",
+        at=at,
+        job=job,
+    )
+
+
+def job_died_entry(job: Job, deliveries: int) -> tuple[str, JobDied]:
+    """The inbox entry that tells the job's run of it."""
+    died = JobDied(
+        job_id=job.id,
+        step_id=job.step_id,
+        item=job.item,
+        dispatch=job.dispatch,
+        deliveries=deliveries,
+    )
+    return f"died:{job.id}#{job.dispatch}", died
+
+
+def event_letter_id(run_id: RunId, entry_id: str) -> str:
+    """The id of the dead letter of an inbox entry."""
+    return f"event:{run_id}:{entry_id}"
+
+
+def event_dead_letter(
+    tenant: TenantId, run_id: RunId, entry_id: str, event: Event, *, cause: str, at: Instant
+) -> DeadLetter:
+    """The dead letter of an inbox entry that could not be applied."""
+    return DeadLetter(
+        id=event_letter_id(run_id, entry_id),
+        kind=DeadLetterKind.EVENT,
+        tenant=tenant,
+        run_id=run_id,
+        step_id=step_of(event),
+        cause=cause,
+        at=at,
+        event=event,
+    )
+
+
+def result_event(
+    result: Result, step_id: StepId, item: int | None = None
+) -> JobSucceeded | JobFailed:
+    """The event that a worker's result is to its run."""
+    if result.error is None:
+        return JobSucceeded(
+            job_id=result.job_id,
+            step_id=step_id,
+            item=item,
+            output=result.output,
+            actor=result.worker_id,
+        )
+    return JobFailed(
+        job_id=result.job_id,
+        step_id=step_id,
+        item=item,
+        error=result.error,
+        final=result.final,
+        actor=result.worker_id,
+    )
+
+
+def replay_entry(letter: DeadLetter, actor: str) -> tuple[str, Event]:
+    """The inbox entry that a dead letter becomes when it is replayed."""
+    match letter.kind:
+        case DeadLetterKind.JOB:
+            job = letter.job
+            assert job is not None
+            replayed = JobReplayed(
+                job_id=job.id,
+                step_id=job.step_id,
+                item=job.item,
+                dispatch=job.dispatch,
+                actor=actor,
+            )
+            return f"replayed:{job.id}#{job.dispatch}", replayed
+        case DeadLetterKind.EVENT:
+            assert letter.event is not None
+            return letter.id.removeprefix(event_letter_id(letter.run_id, "")), letter.event
+        case _:
+            assert_never(letter.kind)
+
+
+def step_of(event: Event) -> StepId | None:
+    """The step that an event is about, if any."""
+    match event:
+        case Started() | CancelRequested():
+            return None
+        case TimerFired(timer=timer):
+            return timer.step_id
+        case _:
+            return event.step_id

@@ -1,0 +1,183 @@
+"""Loop watchdog: reports stalls of the event loop, with the stack that caused them.
+
+One thread looks at the loop's thread 25 times a second. While the loop waits for I/O there is
+nothing to do: an idle server pays for the look and is not woken up. While the loop runs something,
+the thread hands it a probe, a callback that only notes when it ran. The time until then is the lag
+that every other callback had as well: ``stanchion_loop_lag_seconds``. If a probe has waited for
+50 ms, the thread notes what the loop's thread executes at that moment, and when the probe has run
+it logs ``loop_stalled``.
+
+A call into C that keeps the interpreter lock stops this thread, too. It then sees that its own look
+came late, and notes what the loop executes as soon as it gets the lock: that is still the caller of
+the C function.
+
+Every stall of 90 ms is seen (the pause between looks, then 50 ms), and shorter ones by chance: a
+look costs 40 to 70 µs of processor time wherever it was measured, nearly all of it for waking up,
+and more of them would be more than 0.2 % of a core. ``cpu_ms`` tells work from waiting: a stall
+with little processor time was a blocking call, or a machine that had no core free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import selectors
+import sys
+import threading
+import time
+from asyncio import runners
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Final, TypeAlias
+
+from prometheus_client import CollectorRegistry, Histogram
+
+from stanchion.services.log import log_event
+
+__all__ = ["LOOK_AGAIN_S", "LOOK_EVERY_S", "STALL_S", "LoopWatchdog"]
+
+LOOK_EVERY_S: Final = 0.04
+LOOK_AGAIN_S: Final = 0.025
+"""The pause after a probe was sent."""
+STALL_S: Final = 0.05
+_REPORT_EVERY_S: Final = 10.0
+_FRAMES_MAX: Final = 8
+_STACK_CHARS_MAX: Final = 600
+_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+_IDLE_FILES: Final = frozenset({selectors.__file__, runners.__file__})
+"""Where a loop's thread is while it waits for I/O: asyncio's selector, or what called uvloop."""
+_OURS: Final = str(Path(__file__).parent.parent) + "/"
+
+Schedule: TypeAlias = Callable[[Callable[[], None]], object]
+TopFrame: TypeAlias = Callable[[], FrameType | None]
+
+
+class LoopWatchdog:
+    """Watches one event loop at a time."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Count in this registry. The processor time is that of the loop's thread."""
+        self._lag = Histogram(
+            "stanchion_loop_lag_seconds",
+            "Time for which a callback waited for its turn on the event loop. Sampled while the"
+            " loop is busy, up to 20 times a second.",
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._looked_at: float | None = None
+        self._sent_at: float | None = None
+        self._ran_at: float | None = None
+        self._cpu_s = 0.0
+        self._stack = ""
+        self._reported_at = -_REPORT_EVERY_S
+        self._unreported = 0
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the running loop while inside."""
+        loop, thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._cpu_clock = self._cpu_clock or _cpu_clock(thread_id)
+        self._looked_at = self._sent_at = self._ran_at = None
+        is_over = False
+
+        def watch() -> None:
+            while not is_over:
+                time.sleep(LOOK_EVERY_S if self._sent_at is None else LOOK_AGAIN_S)
+                self.look(loop.call_soon_threadsafe, lambda: sys._current_frames().get(thread_id))  # noqa: SLF001 - the documented way to another thread's stack
+
+        thread = threading.Thread(target=watch, name="loop-watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over = True
+            thread.join()
+
+    def look(self, schedule: Schedule, top_frame: TopFrame) -> None:
+        """Look once: send a probe, wait for one, or report one."""
+        now, before = self._clock(), self._looked_at
+        self._looked_at = now
+        if self._sent_at is None:
+            self._begin(now, before, schedule, top_frame)
+        elif self._ran_at is not None:
+            self._finish(now, self._ran_at - self._sent_at)
+        elif not self._stack and now - self._sent_at >= STALL_S:
+            self._stack = _described(top_frame())
+
+    def _begin(
+        self, now: float, before: float | None, schedule: Schedule, top_frame: TopFrame
+    ) -> None:
+        cpu_before, self._cpu_s = self._cpu_s, self._cpu()
+        frame = top_frame()
+        if frame is None or frame.f_code.co_filename in _IDLE_FILES:
+            return
+        self._sent_at = now
+        if before is not None and now - before >= LOOK_EVERY_S + STALL_S:
+            # This thread could not run for so long: whatever the loop ran began before.
+            self._sent_at, self._cpu_s = before + LOOK_EVERY_S, cpu_before
+            self._stack = _described(frame)
+        schedule(self._probe)
+
+    def _probe(self) -> None:
+        self._ran_at = self._clock()
+
+    def _finish(self, now: float, lag_s: float) -> None:
+        self._lag.observe(lag_s)
+        if lag_s >= STALL_S:
+            self._report(now, lag_s)
+        self._sent_at = self._ran_at = None
+        self._stack = ""
+        self._cpu_s = self._cpu()
+
+    def _report(self, now: float, lag_s: float) -> None:
+        if now - self._reported_at < _REPORT_EVERY_S:
+            self._unreported += 1
+            return
+        log_event(
+            logging.WARNING,
+            "loop_stalled",
+            stalled_ms=round(lag_s * 1_000),
+            cpu_ms=round((self._cpu() - self._cpu_s) * 1_000),
+            stack=self._stack or "not seen",
+            unreported=self._unreported,
+        )
+        self._reported_at, self._unreported = now, 0
+
+    def _cpu(self) -> float:
+        return 0.0 if self._cpu_clock is None else self._cpu_clock()
+
+
+def _cpu_clock(thread_id: int) -> Callable[[], float] | None:
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return None
+    clock_id = time.pthread_getcpuclockid(thread_id)
+    return lambda: time.clock_gettime(clock_id)
+
+
+def _described(frame: FrameType | None) -> str:
+    """The innermost function, and those of ours that led to it."""
+    lines: list[str] = []
+    while frame is not None and len(lines) < _FRAMES_MAX:
+        code = frame.f_code
+        if lines and code.co_filename in _IDLE_FILES:
+            break  # what started the loop has not caused anything
+        is_ours = code.co_filename.startswith(_OURS)
+        if is_ours or not lines:
+            file = code.co_filename.removeprefix(_OURS) if is_ours else _short(code.co_filename)
+            lines.append(f"{file}:{frame.f_lineno} {code.co_qualname}")
+        frame = frame.f_back
+    return " < ".join(lines)[:_STACK_CHARS_MAX]
+
+
+def _short(path: str) -> str:
+    return "/".join(Path(path).parts[-2:])

@@ -1,0 +1,34 @@
+"""Commits: which may become true, and what the writer of another is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from stanchion.core.commit import Apply, Committed, Conflict, StaleFence, judge_commit
+from stanchion.core.model import Stamp
+
+STORED = Stamp(7, "n7")
+OTHER = Stamp(6, "n6")
+SAME_VERSION = Stamp(7, "other")
+HIGHEST = 100
+
+
+@pytest.mark.parametrize(
+    ("read", "nonce", "fence", "expected"),
+    [
+        pytest.param(STORED, "new", 100, Apply(Stamp(8, "new"), 100), id="same fence"),
+        pytest.param(STORED, "new", 101, Apply(Stamp(8, "new"), 101), id="higher fence"),
+        pytest.param(STORED, "new", None, Apply(Stamp(8, "new"), 100), id="no lease"),
+        pytest.param(STORED, "new", 99, StaleFence(100), id="stale fence"),
+        pytest.param(OTHER, "new", 100, Conflict(), id="older version"),
+        pytest.param(SAME_VERSION, "new", 100, Conflict(), id="same version, other nonce"),
+        pytest.param(OTHER, "new", None, Conflict(), id="no lease and an older version"),
+        pytest.param(OTHER, "n7", 100, Committed(STORED), id="repeated"),
+        pytest.param(OTHER, "n7", 99, Committed(STORED), id="repeated after a later holder"),
+        pytest.param(OTHER, "new", 99, StaleFence(100), id="stale fence and an older version"),
+    ],
+)
+def test_a_commit_is_judged_by_nonce_then_fence_then_stamp(
+    read: Stamp, nonce: str, fence: int | None, expected: object
+) -> None:
+    assert judge_commit(STORED, HIGHEST, read=read, nonce=nonce, fence=fence) == expected
