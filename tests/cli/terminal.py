@@ -39,13 +39,14 @@ def on_terminal(
     *args: str,
     env: Mapping[str, str] | None = None,
     interrupt_when: Callable[[str], bool] | None = None,
+    columns: int = COLUMNS,
 ) -> Seen:
-    """Run a command with its output on a terminal of 100 columns.
+    """Run a command with its output on a terminal of 100 columns, or as many as are given.
 
     ``interrupt_when`` looks at what was seen so far: when it says so, Ctrl-C is pressed, once.
     """
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-m", "stanchion", *args],
         stdin=subprocess.DEVNULL,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import socket
 
 import msgspec
@@ -26,8 +28,8 @@ REFUSALS = [
         Exit.FULL,
         [
             "error: max concurrent runs reached (max_concurrent_runs_reached); 2 of 2",
-            "2 of 2 runs are active; ask again in 3.4 s",
-            "stanchion tenant set NAME --max-concurrent-runs N",
+            "2 of 2 runs are active; retry in 3.4 s",
+            "stanchion tenant set default --max-concurrent-runs N",
         ],
     ),
     (problem(429, "job_throttled"), Exit.FULL, ["--job-rate R"]),
@@ -41,7 +43,7 @@ REFUSALS = [
     (
         problem(403, "forbidden", detail="the key is for another tenant than X-Stanchion-Tenant"),
         Exit.FAILED,
-        ["leave --tenant and STANCHION_TENANT out or name the key's own tenant"],
+        ["leave --tenant and STANCHION_TENANT out or name the key's own tenant", "--for '*'"],
     ),
     (
         problem(403, "forbidden", detail="without keys, only requests for a loopback host"),
@@ -56,7 +58,7 @@ REFUSALS = [
         ["error: the tenant's admission lock is busy (gate_busy)\n", "stanchion lease list"],
     ),
     (problem(503, "store_unavailable"), Exit.UNAVAILABLE, ["/readyz"]),
-    (problem(503, "draining"), Exit.UNAVAILABLE, ["ask another one"]),
+    (problem(503, "draining"), Exit.UNAVAILABLE, ["use another replica"]),
     (problem(500, "internal"), Exit.UNAVAILABLE, ["request id r-1"]),
     (Said({}, 500), Exit.UNAVAILABLE, ["the server refused"]),
     (Said([], 400), Exit.FAILED, ["the server refused"]),
@@ -106,6 +108,64 @@ def test_what_was_not_found_can_be_looked_for(
     outcome = cli(*args)
     assert outcome.code == Exit.NOT_FOUND
     assert f"fix: see what there is: {fix}\n" in outcome.err
+
+
+HINTS = [
+    (
+        ("run", "approve", "07-01h", "nostep"),
+        problem(404, "not_found", detail="there is no step 'nostep' of run '07-01h'"),
+        ["stanchion run show 07-01h"],
+    ),
+    (("job", "show", "07-01h:a@1"), problem(404, "not_found"), ["stanchion run show 07-01h"]),
+    (("job", "show", "x"), problem(404, "not_found"), ["stanchion run list"]),
+    (
+        ("run", "rerun", "07-01h"),
+        problem(409, "conflict", detail="run '07-01h' is still running"),
+        ["stanchion run watch 07-01h", "stanchion run cancel 07-01h"],
+    ),
+    (
+        ("key", "create", "--role", "runner", "--for", "acme"),
+        problem(409, "conflict", detail="this would be the first key, and from then on …"),
+        ["stanchion key create --role admin --for '*'"],
+    ),
+    (
+        ("lease", "list"),
+        problem(403, "forbidden", detail="this needs the role operator or admin; this key has …"),
+        ["stanchion key create --role operator --for TENANT"],
+    ),
+    (
+        ("run", "list"),
+        problem(403, "forbidden", detail="the key is for another tenant than X-Stanchion-Tenant"),
+        ["stanchion key create --role ROLE --for '*'"],
+    ),
+    (
+        ("run", "show", "x", "--tenant", "acme"),
+        problem(404, "not_found"),
+        ["stanchion run list --tenant acme"],
+    ),
+    (
+        ("run", "start", "w", "--tenant", "acme"),
+        problem(429, "max_concurrent_runs_reached"),
+        ["stanchion tenant set acme --max-concurrent-runs N"],
+    ),
+    (("run", "start", "w"), problem(503, "gate_busy"), ["stanchion lease list"]),
+]
+
+
+@pytest.mark.parametrize(("args", "said", "commands"), HINTS)
+def test_a_hint_names_the_next_command_and_that_one_exists(
+    args: tuple[str, ...], said: Said, commands: list[str], cli: Cli, server: Script
+) -> None:
+    server.says(said)
+    hint = cli(*args).err.partition("fix: ")[2]
+    assert re.findall(r"stanchion [a-z][^;\n]*", hint) == commands
+    server.says(Said({}))
+    for each in commands:
+        _, *words = shlex.split(each)
+        known = cli(*words[:2], "--help")
+        assert known.code == 0
+        for flag in (word for word in words if word.startswith("--")):
+            assert flag in known.out
 
 
 @pytest.mark.parametrize("code", ["gate_busy", "draining"])

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from stanchion.cli.endings import Exit
-from stanchion.core.model import Failure, RunStatus, StepStatus
+from stanchion.core.model import Failure, RunStatus, StepId, StepStatus
 from stanchion.wire import runs
 from tests.cli.cases import CASES, RUN, Case
 from tests.cli.scripted import Said, Script, problem
@@ -63,6 +63,49 @@ def test_the_help_looks_as_it_did() -> None:
     assert seen.text == snapshot("help", seen.text)
 
 
+def test_at_80_columns_a_list_of_runs_shows_its_errors(server: Script) -> None:
+    row = runs.RunRow(
+        run_id="391m7hyamb0c54vpc3gd7bz",
+        workflow_id="quarterly-research-report",
+        workflow_version=3,
+        status=RunStatus.TIMED_OUT,
+        created_at=RUN.created_at,
+        finished_at=RUN.created_at,
+        error=Failure("step_timed_out", "took longer than 30 s", step=StepId("write")),
+    )
+    server.says(Said(runs.RunList((row,))))
+    seen = on_terminal("run", "list", "--url", server.url, env={"NO_COLOR": "1"}, columns=80)
+    heading, line, hint = seen.text.splitlines()
+    assert heading.endswith("ERROR")
+    assert "write: took longer" in line
+    assert line.count("11-15 19:00") == 2
+    assert "…pc3gd7bz" in line
+    assert max(len(each) for each in (heading, line)) <= 80
+    assert "-o json shows all" in hint
+    wide = on_terminal("run", "list", "--url", server.url, env={"NO_COLOR": "1"}, columns=200)
+    assert "391m7hyamb0c54vpc3gd7bz" in wide.text
+    assert "-o json" not in wide.text
+
+
+def test_at_80_columns_a_timeline_shows_its_details(server: Script) -> None:
+    entry = {
+        "at": "2026-11-16T10:26:59.123Z",
+        "what": "job_dead_lettered",
+        "step": "a-step-with-a-long-name",
+        "attempt": 2,
+        "actor": "worker-host-01.example.org-31337-ab12cd34",
+        "detail": "delivered 5 times without a result",
+    }
+    server.says(Said({"entries": [entry]}))
+    args = ("run", "show", "391m7h", "--timeline", "--url", server.url)
+    seen = on_terminal(*args, env={"NO_COLOR": "1"}, columns=80)
+    heading, line, _ = seen.text.splitlines()
+    assert heading.endswith("DETAIL")
+    assert "10:26:59.123" in line
+    assert "delivered 5 times" in line
+    assert len(line) <= 80
+
+
 def test_a_long_line_is_cut_at_the_edge_of_the_terminal(server: Script) -> None:
     row = runs.RunRow(
         run_id="07-01h",
@@ -76,7 +119,7 @@ def test_a_long_line_is_cut_at_the_edge_of_the_terminal(server: Script) -> None:
     server.says(Said(runs.RunList((row,))))
     seen = on_terminal("run", "list", "--url", server.url, env={"NO_COLOR": "1"})
     lines = seen.text.splitlines()
-    assert max(len(line) for line in lines) == 100
+    assert len(lines[1]) == 100
     assert lines[1].endswith("xxx…")
     assert "␛" not in seen.text
 
@@ -125,4 +168,5 @@ def test_ctrl_c_stops_watching_and_gives_the_terminal_back(server: Script) -> No
     )
     assert seen.code == Exit.INTERRUPTED
     assert seen.text.rindex("␛[?25h") > seen.text.rindex("␛[?25l")
-    assert seen.text.rstrip().endswith("to see it again: stanchion run watch 07-01h")
+    again = f"stanchion run watch 07-01h --url {server.url}"
+    assert seen.text.rstrip().endswith(f"to see it again: {again}")

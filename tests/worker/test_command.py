@@ -87,7 +87,9 @@ async def test_a_worker_that_is_refused_ends_with_a_sentence(
         # In a thread there are no signals to take, and the loop here is the server's.
         code = await Threads(1).call(run_worker, "some_worker:app", url)
     assert code == REFUSED
-    assert "said the script: forbidden (403 forbidden); give a key" in capsys.readouterr().err
+    assert (
+        "said the script: forbidden (403 forbidden); give a worker's key" in capsys.readouterr().err
+    )
 
 
 def test_a_snapshot_sees_python_files_and_no_environments(project: Path) -> None:

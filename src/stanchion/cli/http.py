@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 from stanchion.cli.endings import Ending, Exit
-from stanchion.cli.problems import ending_of
+from stanchion.cli.problems import Caller, ending_of
 from stanchion.transport.blocking import BlockingTransport
 from stanchion.transport.messages import NoReply, Reply, Request, Silence, parse_address
 
@@ -50,6 +50,8 @@ class Server:
     url: str
     api_key: str | None = None
     tenant: str | None = None
+    flags: str = ""
+    """Flags that say which server and tenant, as hints repeat them: `` --tenant acme``."""
     _transport: BlockingTransport | None = field(default=None, init=False, repr=False)
 
     def ask(
@@ -81,9 +83,9 @@ class Server:
         reply = self._send(request)
         document = _document(reply, self.url)
         if reply.status > _OK_MAX:
-            raise ending_of(
-                document, status=reply.status, path=path, has_key=self.api_key is not None
-            )
+            tenant = self.tenant or (None if self.api_key else "default")
+            caller = Caller(self.api_key is not None, tenant, self.flags)
+            raise ending_of(document, status=reply.status, path=path, caller=caller)
         return Answer(document, reply.headers.get("idempotency-replayed") == "true")
 
     def _headers(self, key: str | None) -> dict[str, str]:

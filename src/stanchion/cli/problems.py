@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from stanchion.cli.endings import Ending, Exit
 
-__all__ = ["ending_of"]
+__all__ = ["Caller", "ending_of"]
 
 _EXITS: Final = {404: Exit.NOT_FOUND, 429: Exit.FULL}
 _SERVER_ERROR_MIN: Final = 500
@@ -29,22 +31,31 @@ _SENTENCES: Final = {"gate_busy": "the tenant's admission lock is busy"}
 
 _FIXES: Final = {
     "max_concurrent_runs_reached": "wait for a run to end, or raise the cap:"
-    " stanchion tenant set NAME --max-concurrent-runs N",
+    " stanchion tenant set {tenant} --max-concurrent-runs N",
     "job_throttled": "submit more slowly, or raise the rate:"
-    " stanchion tenant set NAME --job-rate R",
+    " stanchion tenant set {tenant} --job-rate R",
     "tenant_overloaded": "this tenant has too much under way: send less at once, or slower",
     "idempotency_mismatch": "this key was used for another request: give a new --idempotency-key",
-    "gate_busy": "somebody holds the admission lock: stanchion lease list",
+    "gate_busy": "another process holds the admission lock: stanchion lease list",
     "gate_unavailable": "look at the server's /readyz and at its store and lock server",
     "limit_check_failed": "look at the server's /readyz and at its store",
     "store_unavailable": "look at the server's /readyz and at its store",
     "locks_unavailable": "look at the server's /readyz and at its lock server",
-    "draining": "this server is stopping: ask another one",
+    "draining": "this server is stopping: retry, or use another replica",
     "internal": "look for the request id in the server's log",
 }
 
 
-def ending_of(document: object, *, status: int, path: str, has_key: bool) -> Ending:
+class Caller(NamedTuple):
+    """Who called, as far as a hint about the next command depends on it."""
+
+    has_key: bool = False
+    tenant: str | None = None
+    flags: str = ""
+    """What was given on the command line, and has to be given again: `` --tenant acme``."""
+
+
+def ending_of(document: object, *, status: int, path: str, caller: Caller) -> Ending:
     """The ending for a problem document; for anything else, as well as it can be said."""
     problem: Mapping[str, Any] = document if isinstance(document, dict) else {}
     is_broken = status >= _SERVER_ERROR_MIN
@@ -55,7 +66,7 @@ def ending_of(document: object, *, status: int, path: str, has_key: bool) -> End
         _message(problem, code, text),
         exit_code,
         faults=faults,
-        fix=_fix(problem, code, path, has_key=has_key),
+        fix=_fix(problem, code, path, caller),
         problem=dict(problem),
         may_have_happened=is_broken and code not in _NOT_BEGUN,
     )
@@ -80,7 +91,7 @@ def _message(problem: Mapping[str, Any], code: str, text: str) -> str:
         parts.append(f"{active} of {limit} runs are active")
     retry_after_ms = problem.get("retry_after_ms")
     if isinstance(retry_after_ms, int | float):
-        parts.append(f"ask again in {retry_after_ms / 1000:.1f} s")
+        parts.append(f"retry in {retry_after_ms / 1000:.1f} s")
     if code == "internal":
         parts.append(f"request id {problem.get('request_id')}")
     return "; ".join(parts)
@@ -98,28 +109,68 @@ def _fault(error: Mapping[str, Any]) -> str:
     return f"{place}: {message}" if place else str(message)
 
 
-def _fix(problem: Mapping[str, Any], code: str, path: str, *, has_key: bool) -> str | None:
-    if code == "unauthenticated":
-        if has_key:
-            wrong = "the key is unknown or revoked: check --api-key or STANCHION_API_KEY"
-        else:
-            wrong = "this server wants a key: give --api-key or STANCHION_API_KEY"
-        return f"{wrong}; an operator without any starts the server with STANCHION_ADMIN_KEY"
-    if code == "forbidden":
-        return _allowed(str(problem.get("detail", "")))
-    if code == "not_found":
-        near = max((each for each in _LISTS if path.startswith(each)), key=len, default=None)
-        return f"see what there is: {_LISTS[near]}" if near else None
-    return _FIXES.get(code)
+def _fix(problem: Mapping[str, Any], code: str, path: str, caller: Caller) -> str | None:
+    detail = str(problem.get("detail", ""))
+    match code:
+        case "unauthenticated":
+            return _authenticated(caller)
+        case "forbidden":
+            return _allowed(detail)
+        case "not_found":
+            return _found(detail, path, caller)
+        case "conflict":
+            return _settled(detail, path, caller)
+        case _:
+            fix = _FIXES.get(code)
+            return None if fix is None else fix.format(tenant=caller.tenant or "NAME")
+
+
+def _authenticated(caller: Caller) -> str:
+    if caller.has_key:
+        wrong = "the key is unknown or revoked: check --api-key or STANCHION_API_KEY"
+    else:
+        wrong = "this server needs a key: give --api-key or STANCHION_API_KEY"
+    return f"{wrong}; an operator without any starts the server with STANCHION_ADMIN_KEY"
+
+
+def _found(detail: str, path: str, caller: Caller) -> str | None:
+    """Where to look for what was not found."""
+    parts = path.split("/")
+    if path.startswith("/v1/runs/") and "no step" in detail:
+        return f"see the run's steps: stanchion run show {parts[3]}{caller.flags}"
+    if path.startswith("/v1/jobs/"):
+        run_id, colon, _ = unquote(parts[3]).partition(":")
+        look = f"show {run_id}" if colon else "list"
+        return f"see the jobs that steps wait for: stanchion run {look}{caller.flags}"
+    near = max((each for each in _LISTS if path.startswith(each)), key=len, default=None)
+    return f"see what there is: {_LISTS[near]}{caller.flags}" if near else None
+
+
+def _settled(detail: str, path: str, caller: Caller) -> str | None:
+    # A hint for a person, so words may decide: the code is the same for all conflicts.
+    if "the first key" in detail:
+        return f"make an admin key first: stanchion key create --role admin --for '*'{caller.flags}"
+    if path.endswith("/rerun") and "still" in detail:
+        run_id = path.split("/")[3]
+        return (
+            f"wait until it ends: stanchion run watch {run_id}{caller.flags};"
+            f" or end it: stanchion run cancel {run_id}{caller.flags}"
+        )
+    return None
 
 
 def _allowed(detail: str) -> str:
-    # A hint for a person, so the words may decide: the code is the same for all three.
+    # As above: words decide, the code is the same for all.
     if detail.startswith("without keys"):
-        return "ask on this machine, with --url http://127.0.0.1:PORT; or give the server keys"
-    if "tenant" in detail:
+        return "call from this machine, with --url http://127.0.0.1:PORT; or give the server keys"
+    if "role" not in detail and "tenant" in detail:
         return (
-            "leave --tenant and STANCHION_TENANT out or name the key's own tenant,"
-            " or use a key for all: --for '*'"
+            "leave --tenant and STANCHION_TENANT out or name the key's own tenant, or use a key for"
+            " all tenants: stanchion key create --role ROLE --for '*'"
         )
-    return "use a key with a role that may do this: stanchion key create --role …"
+    needed = re.search(r"needs the role (\w+)", detail)
+    role = needed[1] if needed else "ROLE"
+    return (
+        "use a key that may do this; an admin makes one with:"
+        f" stanchion key create --role {role} --for TENANT"
+    )

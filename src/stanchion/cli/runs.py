@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stanchion.cli.text import cell, clock, clock_ms, lines_of, pairs, table
+from stanchion.cli.text import Flexible, cell, clock, clock_ms, ident, lines_of, pairs, table
 
 __all__ = ["change_lines", "job_wait", "run_lines", "run_rows", "step_cells", "timeline_lines"]
+
+
+_ATTEMPT = Flexible("ATTEMPT", "TRY")
 
 
 def run_rows(page: dict[str, Any]) -> Iterator[str]:
@@ -17,7 +20,7 @@ def run_rows(page: dict[str, Any]) -> Iterator[str]:
             ("RUN", "WORKFLOW", "STATUS", "CREATED", "FINISHED", "ERROR"),
             (
                 (
-                    cell(row["run_id"]),
+                    ident(row["run_id"]),
                     f"{cell(row['workflow_id'])}@{row['workflow_version']}",
                     cell(row["status"]),
                     clock(row["created_at"]),
@@ -48,7 +51,7 @@ def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> It
         known = waits or {}
         yield ""
         yield from table(
-            ("STEP", "STATUS", "ATTEMPT", "ITEMS", "WAITS FOR", "ERROR"),
+            ("STEP", "STATUS", _ATTEMPT, "ITEMS", "WAITS FOR", "ERROR"),
             (step_cells(name, step, known.get(name)) for name, step in run["steps"].items()),
         )
     if run["output"] is not None:
@@ -94,14 +97,14 @@ def timeline_lines(answer: dict[str, Any]) -> Iterator[str]:
     """A run's history."""
     if answer["entries"]:
         yield from table(
-            ("AT", "WHAT", "STEP", "ATTEMPT", "ACTOR", "DETAIL"),
+            ("AT", "WHAT", "STEP", _ATTEMPT, "ACTOR", "DETAIL"),
             (
                 (
                     clock_ms(line["at"]),
                     cell(line["what"]),
                     _place(line),
                     cell(line.get("attempt")),
-                    cell(line["actor"]),
+                    ident(line["actor"]),
                     cell(line.get("detail")),
                 )
                 for line in answer["entries"]

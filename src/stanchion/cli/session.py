@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -79,8 +80,8 @@ class Session:
     def whose(self) -> str:
         """The tenant that is asked about, as well as it is known here."""
         if self.server.tenant:
-            return f"tenant {self.server.tenant}"
-        return "the key's tenant" if self.server.api_key else "tenant default"
+            return f"tenant {self.server.tenant} (see --tenant)"
+        return "the key's tenant" if self.server.api_key else "tenant default (see --tenant)"
 
     @property
     def is_live(self) -> bool:
@@ -94,8 +95,12 @@ def talks(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
     @functools.wraps(function)
     def command(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         given: dict[str, Any] = kwargs
+        flags = _given_flags()
         server = Server(
-            url=given.pop("url"), api_key=given.pop("api_key"), tenant=given.pop("tenant")
+            url=given.pop("url"),
+            api_key=given.pop("api_key"),
+            tenant=given.pop("tenant"),
+            flags=flags,
         )
         session = Session(server, is_json=given.pop("output") == "json")
         try:
@@ -124,6 +129,16 @@ def talks(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
     ):
         command = decorate(command)
     return command
+
+
+def _given_flags() -> str:
+    """The flags of this command that a next command about the same thing needs too."""
+    context = click.get_current_context()
+    flags = ""
+    for name in ("url", "tenant"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            flags += f" --{name} {shlex.quote(context.params[name])}"
+    return flags
 
 
 def _api_key(_context: click.Context, _option: click.Parameter, flag: str | None) -> str | None:

@@ -10,11 +10,28 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import click
 
-__all__ = ["cell", "clock", "clock_ms", "lines_of", "pairs", "printable", "table"]
+__all__ = [
+    "Flexible",
+    "cell",
+    "clock",
+    "clock_ms",
+    "ident",
+    "lines_of",
+    "pairs",
+    "printable",
+    "table",
+]
+
+_IDENT_CHARS: Final = 8
+"""How much of an id is shown on a narrow terminal."""
+_LAST_CHARS: Final = 20
+"""What the last column gets at the expense of others."""
+_COLUMN_CHARS_MIN: Final = 9
+_SHORTENED: Final = "(shortened to fit; a wider terminal or -o json shows all)"
 
 _COLORS: Final[Mapping[str, str]] = {
     "succeeded": "green",
@@ -48,42 +65,104 @@ def cell(value: object) -> str:
     return printable(json.dumps(value, ensure_ascii=False))
 
 
+class Flexible(str):
+    """A cell with a shorter form, for terminals that are too narrow for the whole one."""
+
+    __slots__ = ("short",)
+    short: str
+
+    def __new__(cls, whole: str, short: str) -> Self:
+        made = super().__new__(cls, whole)
+        made.short = short
+        return made
+
+
+def ident(value: str | None) -> str:
+    """An id. Its end differs from one to the next, so that is what a narrow terminal shows."""
+    whole = cell(value)
+    is_long = len(whole) > _IDENT_CHARS + 1
+    return Flexible(whole, f"…{whole[-_IDENT_CHARS:]}") if is_long else whole
+
+
 def clock(value: str | None) -> str:
-    """A time to the second, in UTC as the server said it."""
+    """A time to the second, in UTC as the server sends it."""
     if value is None:
         return "-"
-    return printable(value[:19].replace("T", " ") + "Z")
+    return Flexible(
+        printable(value[:19].replace("T", " ") + "Z"), printable(value[5:16].replace("T", " "))
+    )
 
 
 def clock_ms(value: str) -> str:
     """A time to the millisecond. A whole second comes without its fraction."""
     fraction = value[20:23] if value[19:20] == "." else ""
-    return printable(f"{value[:19].replace('T', ' ')}.{fraction:0<3}Z")
+    time = printable(f"{value[11:19]}.{fraction:0<3}")
+    return Flexible(f"{printable(value[:10])} {time}Z", time)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns under their names; states in colour. Cut at the right edge of a terminal."""
+    """Columns under their names; states in colour.
+
+    On a terminal that is too narrow, ids and times are shortened first, then the widest columns are
+    cut, so that the last column (an error, a detail) stays readable.
+    """
     body = [list(row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(headers, *body, strict=True)]
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    heading = _line(headers, widths, room)
-    return [click.style(heading, bold=True), *(_line(row, widths, room, _COLORS) for row in body)]
+    widths = _widths(headers, body)
+    is_shortened = room is not None and _total(widths) > room
+    if room is not None and is_shortened:
+        is_short = [
+            any(isinstance(each, Flexible) for each in column) for column in zip(*body, strict=True)
+        ]
+        headers = _shortened(headers)
+        body = [_shortened(row) for row in body]
+        widths = _fitted(_widths(headers, body), is_short, room)
+    lines = [
+        click.style(_line(headers, widths), bold=True),
+        *(_line(row, widths, _COLORS) for row in body),
+    ]
+    if is_shortened:
+        lines.append(click.style(_SHORTENED, dim=True))
+    return lines
+
+
+def _shortened(cells: Sequence[str]) -> list[str]:
+    return [cell.short if isinstance(cell, Flexible) else cell for cell in cells]
+
+
+def _widths(headers: Sequence[str], body: Iterable[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(headers, *body, strict=True)]
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _fitted(widths: list[int], is_short: Sequence[bool], room: int) -> list[int]:
+    """Take from the widest columns until the last one has enough, then cut that.
+
+    What was shortened already (an id, a time) is not cut as well: half a time is none.
+    """
+    *first, last = widths
+    enough = min(last, _LAST_CHARS)
+    while _total([*first, enough]) > room:
+        long = [at for at, width in enumerate(first) if width > _COLUMN_CHARS_MIN]
+        cuttable = [at for at in long if not is_short[at]] or long
+        if not cuttable:
+            break
+        first[max(cuttable, key=first.__getitem__)] -= 1
+    return [*first, max(1, min(last, room - _total([*first, 0])))]
 
 
 def _line(
-    cells: Sequence[str],
-    widths: Sequence[int],
-    room: int | None,
-    colors: Mapping[str, str] | None = None,
+    cells: Sequence[str], widths: Sequence[int], colors: Mapping[str, str] | None = None
 ) -> str:
-    left = len("  ".join(" " * width for width in widths)) if room is None else room
     shown = []
     for text, width in zip(cells, widths, strict=True):
-        cut = text if len(text) <= left else text[: max(left - 1, 0)] + "…" * (left > 0)
+        cut = text if len(text) <= width else text[: width - 1] + "…"
         color = (colors or {}).get(text)
-        padding = " " * max(min(width, left) - len(cut), 0)
+        padding = " " * (width - len(cut))
         shown.append((click.style(cut, fg=color) if color else cut) + padding)
-        left = max(left - width - 2, 0)
     return "  ".join(shown).rstrip()
 
 

@@ -21,7 +21,7 @@ _LOOK_S: Final = 1
 def watch(session: Session, run_id: str) -> dict[str, Any]:
     """The run, when it has ended. Whoever stops watching early is told that the run goes on."""
     views = _views(session, run_id)
-    again = f"the run goes on; to see it again: stanchion run watch {run_id}"
+    again = f"the run goes on; to see it again: stanchion run watch {run_id}{session.server.flags}"
     try:
         return _live(views) if session.is_live else _plain(session, views)
     except KeyboardInterrupt:

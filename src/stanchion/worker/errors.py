@@ -63,9 +63,9 @@ class BadTarget(Exception):
 def _fix(status: int) -> str:
     match status:
         case 401:
-            return "; give a valid key with --api-key"
+            return "; give a valid key in STANCHION_API_KEY, or as api_key="
         case 403:
-            return "; give a key whose role is worker"
+            return "; give a worker's key: stanchion key create --role worker --for TENANT"
         case 404 | 405:
             return "; check that the URL is that of a Stanchion server"
         case _:

@@ -9,7 +9,7 @@ import click
 
 from stanchion.cli.http import path_to
 from stanchion.cli.session import Session, limit_and_cursor, list_of, talks
-from stanchion.cli.text import cell, clock, table
+from stanchion.cli.text import cell, clock, ident, table
 
 __all__ = ["command"]
 
@@ -48,11 +48,11 @@ def _rows(page: dict[str, Any]) -> Iterator[str]:
             ("ID", "KIND", "AT", "TENANT", "RUN", "STEP", "CAUSE"),
             (
                 (
-                    cell(row["id"]),
+                    ident(row["id"]),
                     cell(row["kind"]),
                     clock(row["at"]),
                     cell(row["tenant"]),
-                    cell(row["run_id"]),
+                    ident(row["run_id"]),
                     cell(row["step_id"]),
                     cell(row["cause"]),
                 )

@@ -82,7 +82,7 @@ def list_runs(
     page = session.get(
         path_to("runs"), status=status, workflow_id=workflow_id, limit=limit, cursor=cursor
     )
-    list_of(session, page, run_rows, f"runs of {session.whose} (see --tenant)")
+    list_of(session, page, run_rows, f"runs of {session.whose}")
 
 
 @command.command("show")
