@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -117,6 +118,35 @@ async def test_a_tenant_with_too_many_streams_is_refused_and_others_are_not() ->
                 assert await other.next()
         async with opened(house.app, "GET", "/v1/events", headers=[TENANT]) as feed:
             assert await feed.next()
+
+
+async def test_streams_at_the_same_position_share_what_is_read_and_encoded(house: House) -> None:
+    async with AsyncExitStack() as stack:
+        streams = [opened(house.app, "GET", "/v1/events") for _ in range(20)]
+        feeds = [await stack.enter_async_context(each) for each in streams]
+        for feed in feeds:
+            await feed.next()
+        read = house.store.calls["feed"]
+        run_id = await house.start()
+        seen = [await feed.until(b"job_dispatched") for feed in feeds]
+        assert all(run_id.encode() in each for each in seen)
+        # Each of them for itself would have been twenty at least.
+        assert house.store.calls["feed"] - read < 10
+
+
+async def test_a_commit_with_many_lines_is_sent_in_parts(house: House) -> None:
+    wide = {"steps": {"all": {"topic": "t", "for_each": "${input.items}"}}}
+    await house.ask("PUT", "/v1/workflows/wide", wide)
+    async with opened(house.app, "GET", "/v1/events") as feed:
+        await feed.next()
+        await house.ask("POST", "/v1/workflows/wide/runs", {"input": {"items": [0] * 1_000}})
+        parts = [await feed.next()]
+        while b"id: " not in parts[-1]:
+            parts.append(await feed.next())
+    assert max(part.count(b"event: ") for part in parts) <= 250
+    events = parsed(b"".join(parts))
+    assert sum(each["event"] == "job_dispatched" for each in events) == 1_000
+    assert [each for each in events if "id" in each] == [events[-1]]
 
 
 async def test_a_stream_that_breaks_through_a_fault_of_ours_is_logged_and_cut(

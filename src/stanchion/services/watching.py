@@ -21,10 +21,13 @@ from stanchion.ports.records import FeedEntry, Loaded
 from stanchion.ports.store import Runs
 from stanchion.services.parts import Parts
 from stanchion.services.shared_reading import SingleFlight, retrieve
+from stanchion.services.turnstile import Turnstile
 
 __all__ = ["Changes", "FeedPage", "Watching"]
 
 POLL_S: Final = 1.0
+FEED_READS_AT_ONCE: Final = 2
+"""Of one tenant: streams that catch up with a long feed take turns."""
 _WOKEN_AT_ONCE: Final = 16
 _Rendered = TypeVar("_Rendered")
 
@@ -51,12 +54,22 @@ class Changes:
 class FeedPage:
     """A piece of a tenant's feed, read once for all streams that have come to the same position."""
 
-    __slots__ = ("entries", "rendered")
+    __slots__ = ("_rendered", "entries")
 
     def __init__(self, entries: tuple[FeedEntry, ...]) -> None:
         self.entries = entries
-        self.rendered: dict[RunId | None, asyncio.Future[bytes]] = {}
-        """The page as the streams of one run, or of all, send it."""
+        self._rendered: dict[str | None, asyncio.Future[Any]] = {}
+
+    async def rendered(
+        self, run_id: str | None, render: Callable[[], Coroutine[Any, Any, _Rendered]]
+    ) -> _Rendered:
+        """The page as streams of one run, or of all (``None``), send it: rendered once for them."""
+        rendering = self._rendered.get(run_id)
+        if rendering is None:
+            rendering = self._rendered[run_id] = asyncio.ensure_future(render())
+            rendering.add_done_callback(retrieve)
+        shared: _Rendered = await asyncio.shield(rendering)
+        return shared
 
 
 class _Reading:
@@ -93,6 +106,7 @@ class Watching:
         self._watched: dict[RunId, _Watched] = {}
         self._reads = SingleFlight()
         self._tenants: dict[TenantId, _Waiting] = {}
+        self._feed_turns = Turnstile(FEED_READS_AT_ONCE)
         self._is_draining = False
         self._stops = (
             parts.bus.listen(Bell.FINISHED, lambda note: self._hear(RunId(note))),
@@ -215,13 +229,20 @@ class Watching:
                 del self._watched[run_id]
 
     async def read_feed(self, tenant: TenantId, *, after: str | None, limit: int) -> FeedPage:
-        """What comes after a position of the feed: read once for all who ask at the same time."""
+        """What comes after a position of the feed: read once for all who ask at the same time.
+
+        A tenant's streams take turns at the store. The limit is that of the first who asks.
+        """
         return await self._reads.read(
-            (tenant, after, limit), lambda: self._read_feed(tenant, after, limit)
+            (tenant, after), lambda: self._read_feed(tenant, after, limit)
         )
 
     async def _read_feed(self, tenant: TenantId, after: str | None, limit: int) -> FeedPage:
-        return FeedPage(await self._runs.feed(tenant, after=after, limit=limit))
+        await self._feed_turns.enter(tenant, may_share=False)
+        try:
+            return FeedPage(await self._runs.feed(tenant, after=after, limit=limit))
+        finally:
+            self._feed_turns.leave(tenant)
 
     @contextmanager
     def feed(self, tenant: TenantId) -> Iterator[Changes]:

@@ -5,12 +5,16 @@ commit carries the commit's position in the tenant's feed as its id: a reader wh
 ``Last-Event-ID`` misses nothing, as long as the store still keeps what came after. Without one, the
 stream begins now; for a single run it begins with the oldest that is kept.
 
-Bells wake the stream; behind them is a poll. The exchange that sends the stream checks its key.
+Bells wake the stream; behind them is a poll. The exchange that sends the stream checks its key. A
+piece of the feed is read and encoded once for all streams that have come to the same position.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from functools import partial
+from itertools import chain, islice
 from typing import Final
 
 import msgspec
@@ -23,6 +27,7 @@ from stanchion.gateway.route import RUNNERS, Reach, Route
 from stanchion.gateway.views import feed_line
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import BadCursor, FeedEntry
+from stanchion.services.watching import FeedPage
 from stanchion.wire.identifiers import RunName
 from stanchion.wire.problems import Code
 
@@ -30,7 +35,14 @@ __all__ = ["EVENT_STREAM", "ROUTES"]
 
 EVENT_STREAM: Final = b"text/event-stream"
 POLL_S: Final = 1.0
-_BATCH: Final = 100
+_PAGE_MIN: Final = 4
+_PAGE_MAX: Final = 64
+"""Commits in one read of the feed; fewer, if those of the last read had many lines."""
+_PAGE_LINES: Final = 1_000
+_PART_LINES: Final = 250
+"""Lines that are encoded in one go, and sent in one part."""
+_OVER_MS_MAX: Final = 1_000
+"""How long a stream of a tenant that is over its share pauses before it goes on."""
 _ID_BYTES_MAX: Final = 1_024
 
 
@@ -78,22 +90,27 @@ async def _parts(
 ) -> AsyncGenerator[bytes, None]:
     """Events and heartbeats, until the server drains.
 
-    Never more than one batch is in memory: the next is read when the reader has taken this one.
+    Never more than one page is in memory: the next is read when the reader has taken this one.
     """
-    clock = call.services.clock
+    clock, run_id = call.services.clock, call.query.run_id
     heartbeat_ms = call.desk.options.heartbeat_s * 1000
+    limit = _PAGE_MIN
     # The position goes out first, so that a reader who is cut off at once can come back to it.
     yield b": events follow\n\n" if after is None else b"id: %b\n\n" % seal.seal(after).encode()
     spoke_at = clock.moment()
     with call.services.watching.feed(call.tenant) as changed:
         while not call.desk.draining.is_set():
-            entries = await _next(call, after)
-            if entries:
-                after = entries[-1].position
-                wanted = [each for each in entries if each.entries and _is_wanted(call, each)]
-                if wanted:
-                    yield b"".join(_event(each, seal) for each in wanted)
+            page = await _next(call, after, limit)
+            if page.entries:
+                after = page.entries[-1].position
+                lines = sum(len(each.entries) for each in page.entries)
+                limit = min(2 * limit, _PAGE_MAX) if lines < _PAGE_LINES else _PAGE_MIN
+                for part in await page.rendered(run_id, partial(_rendered, call, page, seal)):
+                    yield part
                     spoke_at = clock.moment()
+                over_ms = call.desk.work.wait_ms(call.tenant)
+                if over_ms > 0:
+                    await clock.sleep(min(over_ms, _OVER_MS_MAX) / 1000)
                 continue
             if clock.moment() - spoke_at >= heartbeat_ms:
                 yield b": heartbeat\n\n"
@@ -101,28 +118,50 @@ async def _parts(
             await changed.wait(POLL_S)
 
 
-async def _next(call: Call[NoBody, Followed], after: str | None) -> tuple[FeedEntry, ...]:
+async def _next(call: Call[NoBody, Followed], after: str | None, limit: int) -> FeedPage:
     try:
-        return await call.services.store.feed(call.tenant, after=after, limit=_BATCH)
+        return await call.services.watching.read_feed(call.tenant, after=after, limit=limit)
     except BackendError:
-        return ()  # the store is away: the stream stays open, and goes on where it was
+        return _NOTHING  # the store is away: the stream stays open, and goes on where it was
 
 
-def _is_wanted(call: Call[NoBody, Followed], entry: FeedEntry) -> bool:
-    return call.query.run_id is None or entry.run_id == call.query.run_id
+async def _rendered(call: Call[NoBody, Followed], page: FeedPage, seal: CursorSeal) -> list[bytes]:
+    """The page's events as they are sent, in parts, for all streams that send them.
+
+    After each part the event loop is let go, and each is charged to the tenant.
+    """
+    run_id = call.query.run_id
+    wanted = (each for each in page.entries if run_id is None or each.run_id == run_id)
+    lines = chain.from_iterable(_lines(each, seal) for each in wanted)
+    parts: list[bytes] = []
+    while True:
+        with call.desk.work.measured(call.tenant):
+            part = b"".join(islice(lines, _PART_LINES))
+        if not part:
+            return parts
+        parts.append(part)
+        await asyncio.sleep(0)
 
 
-def _event(entry: FeedEntry, seal: CursorSeal) -> bytes:
-    lines = [
-        b"event: %b\ndata: %b\n\n" % (each.what.encode(), _encode(feed_line(entry.run_id, each)))
-        for each in entry.entries
-    ]
-    # On the last line only: who saw but a part of a commit gets it again.
-    lines[-1] = b"id: %b\n%b" % (seal.seal(entry.position).encode(), lines[-1])
-    return b"".join(lines)
+def _lines(entry: FeedEntry, seal: CursorSeal) -> Iterator[bytes]:
+    last = len(entry.entries) - 1
+    for place, each in enumerate(entry.entries):
+        line = feed_line(entry.run_id, each)
+        event = b"event: %b\ndata: %b\n\n" % (each.what.encode(), _encode(line))
+        # On the last line only: who saw but a part of a commit gets it again.
+        yield (
+            event
+            if place < last
+            else b"id: %b\n%b"
+            % (
+                seal.seal(entry.position).encode(),
+                event,
+            )
+        )
 
 
 _encode: Final = msgspec.json.Encoder().encode
+_NOTHING: Final = FeedPage(())
 
 ROUTES: Final = (
     Route(
