@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from stanchion.core.faults import Fault, WorkflowFaults
+from stanchion.core.json_value import JsonValue
 from stanchion.core.lease_policy import LeaseOverride, OnRenewalLost
 from stanchion.core.model import Risk, StepId, Topic, WorkflowId
 from stanchion.core.plan import Plan, link, subworkflows
+from stanchion.core.template import Template, compile_template, template_tokens
 from stanchion.core.workflow import DelaySpec, JobSpec, StepSpec, SubworkflowSpec, Workflow
 from tests.core.world import planned
 
@@ -144,3 +146,24 @@ def test_exactly_five_hundred_steps_are_allowed() -> None:
 
 def test_the_workflows_that_one_names_are_known_without_linking() -> None:
     assert subworkflows(flow("w", a=sub("x"), b=sub("y"), c=sub("x"), d=job())) == {"x", "y"}
+
+
+def test_the_expressions_of_all_sub_workflows_together_are_counted_before_they_are_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = JobSpec(topic=Topic("work"), input=["${input.a}"] * 1_000)  # 5 for each
+    inner = flow("inner", x=large)
+    few = {f"s{each}": sub("inner") for each in range(4)}
+    many = {f"s{each}": sub("inner") for each in range(100)}
+    assert isinstance(linked(flow("outer", **few), inner), Plan)
+    compiled = 0
+
+    def counting(value: JsonValue, **_: object) -> Template:
+        nonlocal compiled
+        compiled += template_tokens(value)
+        return compile_template(value, names=frozenset({"input", "steps"}))
+
+    monkeypatch.setattr("stanchion.core.plan.compile_template", counting)
+    wrong = "the expressions of all sub-workflows have more than 20000 words and signs together"
+    assert linked(flow("outer", **many), inner) == (Fault("steps", wrong),)
+    assert compiled <= 20_000

@@ -190,11 +190,7 @@ def test_a_value_is_read_into_its_own_type(
         (
             Entries(WORD, WORD, "words", 1),
             {"a": 1, "B": "b"},
-            [
-                ("", "has 2 words; from 1 to 1 are allowed"),
-                ("a", "must be text, not a number"),
-                ("B", 'must be a small word; "B" is not'),
-            ],
+            [("", "has 2 words; from 1 to 1 are allowed")],
         ),
         (POINT, None, [("", "must be an object, not null")]),
         (POINT, {}, [("x", "missing; a point must have it")]),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jsonschema_rs
 import msgspec
@@ -397,3 +399,85 @@ def test_the_reference_lists_every_limit_with_its_value() -> None:
     }
 
     assert stated == actual
+
+
+# ── What a file may cost ─────────────────────────────────────────────────────────────────────────
+
+
+class Comparisons:
+    """Counts how many words are compared in full to find a near one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.words = 0
+        self.calls = 0
+        compare = difflib.get_close_matches
+
+        def counting(word: str, words: list[str], n: int, cutoff: float) -> list[str]:
+            self.calls += 1
+            self.words += len(words)
+            return compare(word, words, n, cutoff)
+
+        monkeypatch.setattr("stanchion.core.faults.difflib.get_close_matches", counting)
+
+
+def similar(count: int) -> dict[str, Any]:
+    """Steps with long names that differ in their last letters, and a hundred unknown needs."""
+    steps: dict[str, Any] = {f"{'a' * 40}{each:05}": {"topic": "t"} for each in range(count)}
+    steps[next(iter(steps))]["needs"] = [f"{'a' * 42}{each:03}" for each in range(100)]
+    return {"id": "w", "steps": steps}
+
+
+def test_a_file_with_too_many_steps_is_told_so_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    comparisons = Comparisons(monkeypatch)
+    (fault,) = faults_of(json.dumps(similar(3_206)), "json")
+    assert fault.message == "has 3206 steps; from 1 to 200 are allowed"
+    assert comparisons.words == 0
+
+
+def test_near_names_are_looked_for_among_a_few_and_for_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    comparisons = Comparisons(monkeypatch)
+    faults = faults_of(json.dumps(similar(200)), "json")
+    assert len(faults) == 100
+    assert comparisons.calls == 20
+    assert comparisons.words <= 200
+    assert "did you mean" in faults[0].message
+
+
+def test_a_near_name_is_found_among_many() -> None:
+    steps = {f"step-{each}": {"topic": "t"} for each in range(150)}
+    steps["summarise"] = {"topic": "t"}
+    steps["last"] = {"topic": "t", "needs": ["sumarise"]}  # type: ignore[dict-item]
+    (fault,) = faults_of(json.dumps({"id": "w", "steps": steps}), "json")
+    assert fault.message == "there is no step 'sumarise'; did you mean 'summarise'?"
+
+
+def heavy(expressions: int) -> dict[str, Any]:
+    """Expressions that are all different, of five words and signs each, which count as seven."""
+    holes = [f"${{input.a{each}.b}}" for each in range(expressions)]
+    return {"id": "w", "steps": {"s": {"topic": "t", "input": holes}}}
+
+
+def test_the_expressions_of_a_file_are_counted_before_they_are_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed(json.dumps(heavy(limits.FILE_TOKENS_MAX // 7)), "json")
+    compiled: list[str] = []
+    monkeypatch.setattr(
+        "stanchion.core.workflow_file.rules.compile_template",
+        lambda value, **_: compiled.append(value),
+    )
+    (fault,) = faults_of(json.dumps(heavy(3_000)), "json")
+    assert fault.path == "steps"
+    assert fault.message == (
+        "the expressions have 21000 words and signs together; at most 6000 are allowed in a file"
+    )
+    assert compiled == []
+
+
+def test_long_texts_around_expressions_are_not_counted() -> None:
+    text = "Please answer the question. " * 1_000 + "${input.question}"
+    parsed(json.dumps({"id": "w", "steps": {"s": {"topic": "t", "input": text}}}), "json")

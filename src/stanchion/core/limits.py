@@ -18,6 +18,7 @@ __all__ = [
     "DELAY_S_MAX",
     "ERROR_MESSAGE_CHARS_MAX",
     "EVENT_WORK_MAX",
+    "FILE_TOKENS_MAX",
     "FOR_EACH_INPUT_SIZE_MAX",
     "FOR_EACH_ITEMS_MAX",
     "FOR_EACH_OUTPUT_BYTES_MAX",
@@ -27,6 +28,7 @@ __all__ = [
     "JSON_DEPTH_MAX",
     "NEEDS_MAX",
     "PLAN_STEPS_MAX",
+    "PLAN_TOKENS_MAX",
     "PROGRESS_BYTES_MAX",
     "RESULT_BYTES_MAX",
     "RUN_ITEMS_MAX",
@@ -45,6 +47,11 @@ PLAN_STEPS_MAX: Final = 500
 """Steps of a run once every sub-workflow is unfolded."""
 SUBWORKFLOW_DEPTH_MAX: Final = 5
 NEEDS_MAX: Final = 100
+FILE_TOKENS_MAX: Final = 6_000
+"""Words, numbers and signs of all expressions of a file, and two more for each expression. To
+compile one takes some 20 µs, so a file is read in a quarter of a second at most."""
+PLAN_TOKENS_MAX: Final = 20_000
+"""The same of all expressions of a run, once every sub-workflow is unfolded."""
 JSON_DEPTH_MAX: Final = 64
 ID_CHARS_MAX: Final = 64
 TOPIC_CHARS_MAX: Final = 128

@@ -14,12 +14,12 @@ from typing import assert_never
 import msgspec
 
 from stanchion.core import graph, limits
-from stanchion.core.expression import Expression, compile_expression
+from stanchion.core.expression import Expression, compile_expression, tokens_in
 from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.lease_policy import LeaseOverride
 from stanchion.core.model import Risk, StepId, WorkflowId
 from stanchion.core.schema import InputSchema, compile_schema
-from stanchion.core.template import Template, compile_template
+from stanchion.core.template import Template, compile_template, template_tokens
 from stanchion.core.workflow import (
     RUN_TIMEOUT_S_DEFAULT,
     ApprovalSpec,
@@ -95,6 +95,12 @@ def link(workflow: Workflow, others: Mapping[WorkflowId, Workflow]) -> Plan | Wo
             f"{len(linking.steps)} steps with all sub-workflows unfolded;"
             f" at most {limits.PLAN_STEPS_MAX} are allowed",
         )
+    if linking.tokens > limits.PLAN_TOKENS_MAX:
+        linking.fault(
+            "steps",
+            "the expressions of all sub-workflows have more than"
+            f" {limits.PLAN_TOKENS_MAX} words and signs together",
+        )
     if linking.faults:
         return WorkflowFaults(tuple(linking.faults))
     return Plan(
@@ -119,6 +125,8 @@ class _Linking:
     others: Mapping[WorkflowId, Workflow]
     steps: dict[StepId, PlannedStep] = field(default_factory=dict)
     risks: list[Risk] = field(default_factory=list)
+    tokens: int = 0
+    """What compiling all expressions takes, counted."""
     faults: list[Fault] = field(default_factory=list)
 
     def fault(self, path: str, message: str) -> None:
@@ -132,7 +140,11 @@ class _Linking:
         needs = {local: spec.needs for local, spec in workflow.steps.items()}
         before = graph.ancestors(needs)
         after = graph.dependants(needs)
+        self.tokens += 0 if workflow.output is msgspec.UNSET else template_tokens(workflow.output)
         for local, spec in workflow.steps.items():
+            self.tokens += _tokens(spec)
+            if self.tokens > limits.PLAN_TOKENS_MAX:
+                break  # nothing more is compiled: it would take long, and is not used
             # Reserved first, so that a step stands before its sub-steps in the plan's order.
             planned = _planned(
                 spec,
@@ -150,7 +162,7 @@ class _Linking:
             leaves={local: ids[local] for local in workflow.steps if not after[local]},
             visible={str(local): step_id for local, step_id in ids.items()},
             output=None
-            if workflow.output is msgspec.UNSET
+            if workflow.output is msgspec.UNSET or self.tokens > limits.PLAN_TOKENS_MAX
             else compile_template(workflow.output, names=_SCOPE),
             schema=None if workflow.input_schema is None else compile_schema(workflow.input_schema),
         )
@@ -175,6 +187,19 @@ class _Linking:
             body = self.unfold(child, parent=planned.id, trail=(*trail, child.id))
             timeout_s = spec.timeout_s or child.timeout_s
             self.steps[planned.id] = replace(planned, body=body, timeout_s=timeout_s)
+
+
+def _tokens(spec: StepSpec) -> int:
+    total = 0 if spec.when is None else tokens_in(spec.when)
+    match spec:
+        case JobSpec() | SubworkflowSpec():
+            return total + template_tokens(spec.input)
+        case ForEachSpec():
+            return total + template_tokens(spec.input) + template_tokens(spec.for_each)
+        case ApprovalSpec() | DelaySpec():
+            return total
+        case _:
+            assert_never(spec)
 
 
 def _namespaced(parent: StepId | None, local: str) -> StepId:

@@ -18,11 +18,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Final, NamedTuple, TypeAlias
 
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.limits import INPUT_BYTES_MAX
+from stanchion.core.limits import INPUT_BYTES_MAX, JSON_DEPTH_MAX
 
 __all__ = [
     "CHECK_NS_MAX",
@@ -276,7 +276,10 @@ def _add(one: LevelCost, other: LevelCost) -> LevelCost:
 
 
 def _merged(many: list[Levels], how: Callable[[Iterable[float]], float]) -> Levels:
-    rows = zip_longest(*many, fillvalue=_NONE)
+    if len(many) == 1:
+        return many[0]
+    # No input is nested deeper.
+    rows = islice(zip_longest(*many, fillvalue=_NONE), JSON_DEPTH_MAX + 1)
     return tuple(LevelCost(*map(how, zip(*row, strict=True))) for row in rows)
 
 

@@ -107,6 +107,7 @@ def _judge_form(schema: JsonObject, path: Path, findings: Findings) -> None:
             findings.note(at, message[:_MESSAGE_CHARS_MAX])
 
 
+_TOO_LARGE: Final = "the patterns are too large together; shorten their repetitions"
 _TYPES: Final = "array, boolean, integer, null, number, object, string"
 _MESSAGE_CHARS_MAX: Final = 300
 
@@ -151,6 +152,9 @@ class _Walk:
             closing = next(place for place in circle if "$ref" in self._node(place))
             self._note((*closing, "$ref"), "leads back to itself; schemas must not be recursive")
             return None
+        if sum(self.pattern_bytes.values()) > INPUT_SCHEMA_PATTERN_BYTES_MAX:
+            self._note((), _TOO_LARGE)
+            return None
         costs: dict[Path, _Cost] = {}
         for place in TopologicalSorter(self.leads).static_order():
             costs[place] = self._cost(place, costs)
@@ -160,7 +164,7 @@ class _Walk:
                 self._note((), f"more than {most} subschemas, once every $ref is followed")
                 return None
         if costs[()].pattern_bytes > INPUT_SCHEMA_PATTERN_BYTES_MAX:
-            self._note((), "the patterns are too large together; shorten their repetitions")
+            self._note((), _TOO_LARGE)
         return CheckCost(
             levels=costs[()].levels,
             unique=costs[()].unique,
@@ -215,6 +219,8 @@ class _Walk:
         if isinstance(node.get("pattern"), str):
             patterns[(*place, "pattern")] = str(node["pattern"])
         for at, pattern in patterns.items():
+            if sum(self.pattern_bytes.values()) > INPUT_SCHEMA_PATTERN_BYTES_MAX:
+                return  # measuring takes long, and there are too many already
             size = _pattern_size(pattern)
             if size is None:
                 self._note(at, "not a pattern that can be matched in linear time, or too large")

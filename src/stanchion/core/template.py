@@ -22,12 +22,13 @@ from stanchion.core.expression import (
     ExpressionError,
     ExpressionFault,
     compile_expression,
+    tokens_in,
 )
 from stanchion.core.faults import Path, quoted
 from stanchion.core.json_value import JsonValue
 from stanchion.core.limits import JSON_DEPTH_MAX
 
-__all__ = ["Template", "TemplateFaults", "compile_template"]
+__all__ = ["Template", "TemplateFaults", "compile_template", "template_tokens"]
 
 _Scope: TypeAlias = Mapping[str, JsonValue]
 _Render: TypeAlias = Callable[[_Scope, EvaluationBudget], JsonValue]
@@ -46,6 +47,23 @@ def compile_template(value: JsonValue, *, names: frozenset[str], path: Path = ()
         uses=frozenset().union(*(one.uses for one in expressions)),
         _render=render,
     )
+
+
+def template_tokens(value: JsonValue) -> int:
+    """What compiling all expressions in a value takes, counted as ``tokens_in`` does."""
+    total = 0
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            if "${" in part:
+                holes = [each for each in _parts(part) if not isinstance(each, str)]
+                total += sum(tokens_in(hole.source) for hole in holes)
+        elif isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            waiting += part.values()
+    return total
 
 
 class TemplateFaults(Exception):

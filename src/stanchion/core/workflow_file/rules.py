@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from stanchion.core.expression import ExpressionFault, compile_expression
+from stanchion.core.expression import ExpressionFault, compile_expression, tokens_in
 from stanchion.core.faults import Findings, Near, Path, named
 from stanchion.core.graph import ancestors, cycle
 from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.limits import FILE_TOKENS_MAX, WORKFLOW_STEPS_MAX
 from stanchion.core.schema import judge_schema
-from stanchion.core.template import TemplateFaults, compile_template
+from stanchion.core.template import TemplateFaults, compile_template, template_tokens
 
 __all__ = ["judge_workflow"]
 
@@ -30,6 +31,8 @@ def judge_workflow(tree: JsonValue, findings: Findings) -> None:
     """Note every breach of a rule in a workflow file."""
     file = _object(tree)
     steps = _object(file.get("steps"))
+    if not _judge_size(file, steps, findings):
+        return
     sight = _judge_needs(steps, findings)
     for name, step in steps.items():
         _judge_step(name, _object(step), sight, findings)
@@ -37,6 +40,25 @@ def judge_workflow(tree: JsonValue, findings: Findings) -> None:
     schema = file.get("input_schema")
     if isinstance(schema, dict) and findings.clean(("input_schema",)):
         judge_schema(schema, ("input_schema",), findings)
+
+
+def _judge_size(file: JsonObject, steps: JsonObject, findings: Findings) -> bool:
+    """Whether there is little enough for the rules, whose cost grows with it."""
+    if len(steps) > WORKFLOW_STEPS_MAX:
+        return False  # the shape has said so
+    tokens = template_tokens(file.get("output"))
+    for step in map(_object, steps.values()):
+        when = step.get("when")
+        tokens += tokens_in(when) if isinstance(when, str) else 0
+        tokens += template_tokens(step.get("input")) + template_tokens(step.get("for_each"))
+    if tokens <= FILE_TOKENS_MAX:
+        return True
+    wrong = (
+        f"the expressions have {tokens} words and signs together; at most {FILE_TOKENS_MAX} are"
+        " allowed in a file"
+    )
+    findings.note(("steps",), wrong)
+    return False
 
 
 def _object(value: JsonValue) -> JsonObject:

@@ -217,18 +217,18 @@ class Entries(Generic[_T]):
     def read(self, value: JsonValue, path: Path, findings: Findings) -> dict[str, _T] | Unfit:
         if not isinstance(value, dict):
             return unfit("an object", value, path, findings)
-        fits = 1 <= len(value) <= self.entries_max
-        if not fits:
+        if not 1 <= len(value) <= self.entries_max:
             findings.note(
                 path, f"has {len(value)} {self.noun}; from 1 to {self.entries_max} are allowed"
             )
+            return UNFIT
         good: dict[str, _T] = {}
         for name, entry in value.items():
             read = fit(self.value, entry, (*path, name), findings)
             named = fit(self.key, name, (*path, name), findings)
             if not isinstance(read, Unfit) and not isinstance(named, Unfit):
                 good[name] = read
-        return good if fits and len(good) == len(value) else UNFIT
+        return good if len(good) == len(value) else UNFIT
 
     def schema(self) -> JsonObject:
         return {
