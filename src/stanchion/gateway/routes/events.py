@@ -42,7 +42,9 @@ _PAGE_LINES: Final = 1_000
 _PART_LINES: Final = 250
 """Lines that are encoded in one go, and sent in one part."""
 _OVER_MS_MAX: Final = 1_000
-"""How long a stream of a tenant that is over its share pauses before it goes on."""
+"""How long a stream of a tenant that is over its share pauses before each part."""
+_SEND_S_PER_BYTE: Final = 5e-9
+"""Processor time of sending, measured: a part of 45 KB takes 0.2 ms. Charged to the tenant."""
 _ID_BYTES_MAX: Final = 1_024
 
 
@@ -106,16 +108,23 @@ async def _parts(
                 lines = sum(len(each.entries) for each in page.entries)
                 limit = min(2 * limit, _PAGE_MAX) if lines < _PAGE_LINES else _PAGE_MIN
                 for part in await page.rendered(run_id, partial(_rendered, call, page, seal)):
+                    await _turn(call, part)
                     yield part
                     spoke_at = clock.moment()
-                over_ms = call.desk.work.wait_ms(call.tenant)
-                if over_ms > 0:
-                    await clock.sleep(min(over_ms, _OVER_MS_MAX) / 1000)
                 continue
             if clock.moment() - spoke_at >= heartbeat_ms:
                 yield b": heartbeat\n\n"
                 spoke_at = clock.moment()
             await changed.wait(POLL_S)
+
+
+async def _turn(call: Call[NoBody, Followed], part: bytes) -> None:
+    """Wait until the part may be sent: a tenant over its share pauses, and tenants take turns."""
+    over_ms = call.desk.work.wait_ms(call.tenant)
+    if over_ms > 0:
+        await call.services.clock.sleep(min(over_ms, _OVER_MS_MAX) / 1000)
+    call.desk.work.charge(call.tenant, len(part) * _SEND_S_PER_BYTE)
+    await call.desk.answers.turn(len(part), call.tenant)
 
 
 async def _next(call: Call[NoBody, Followed], after: str | None, limit: int) -> FeedPage:
