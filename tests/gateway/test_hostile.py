@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from stanchion.core.model import TenantId
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.answers import TURN_BYTES, Answers
+from stanchion.gateway.load import Kind, LargeBodyTurns, Load
 from stanchion.services.keys import Keys
 from stanchion.wire.admin import Role
 from tests.gateway.asgi import Stuck
@@ -464,3 +467,37 @@ async def test_a_schema_of_many_alternatives_does_not_hold_up_the_server() -> No
         spent_s = house.metric("stanchion_tenant_work_seconds_total", tenant="default")
         assert spent_s is not None
         assert spent_s < 1  # it was 7 s
+
+
+async def test_large_bodies_take_turns_behind_small_requests(house: House) -> None:
+    load = house.app._desk.load  # noqa: SLF001 - what is under way has no other owner
+    turns = LargeBodyTurns(load)
+    done: list[str] = []
+
+    async def large(name: str) -> None:
+        with _under_way(load):
+            await turns.take()
+            done.append(name)
+            await asyncio.sleep(0)  # from here on it is the next one's turn
+            done.append(f"{name} waits")
+
+    with _under_way(load):
+        first, second = asyncio.create_task(large("first")), asyncio.create_task(large("second"))
+        await asyncio.sleep(0.005)
+        assert done == []
+    async with asyncio.timeout(5):
+        await asyncio.gather(first, second)
+    assert done == ["first", "first waits", "second", "second waits"]
+    # A small request that is never answered holds nothing up for long.
+    with _under_way(load):
+        async with asyncio.timeout(5):
+            await large("third")
+
+
+@contextmanager
+def _under_way(load: Load) -> Iterator[None]:
+    load.begin(Kind.REQUESTS)
+    try:
+        yield
+    finally:
+        load.end(Kind.REQUESTS)

@@ -253,9 +253,13 @@ class _Course:
             return self._call(exchange, caller, query, raw, raw)
         if not raw and route.takes is Takes.JSON_OR_NOTHING:
             raw = b"{}"
-        if len(raw) <= PART_BYTES or exchange.tenant is None:
+        if len(raw) <= PART_BYTES:
+            return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
+        if exchange.tenant is None:
+            await self._desk.large_bodies.take()
             return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
         self._desk.work.check(exchange.tenant)
+        await self._desk.large_bodies.take()
         with self._desk.work.measured(exchange.tenant):
             return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
 

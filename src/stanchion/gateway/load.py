@@ -7,6 +7,7 @@ the tenant's own limit it is 429 ``tenant_overloaded``, and other tenants are no
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -19,7 +20,10 @@ from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, Refused, unavailable_after_ms
 from stanchion.wire.problems import Code
 
-__all__ = ["Kind", "Load"]
+__all__ = ["Kind", "LargeBodyTurns", "Load"]
+
+WAIT_S_MAX: Final = 0.02
+_LOOK_EVERY_S: Final = 0.001
 
 
 class Kind(StrEnum):
@@ -78,6 +82,11 @@ class Load:
         for kind in Kind:
             under_way.labels(kind=kind.value).set_function(partial(self._counts.__getitem__, kind))
 
+    @property
+    def requests(self) -> int:
+        """How many requests are under way."""
+        return self._counts[Kind.REQUESTS]
+
     def begin(self, kind: Kind) -> None:
         """Count one in, or refuse it with 503."""
         count = self._counts[kind]
@@ -118,3 +127,36 @@ class Load:
         return Refused(
             Refusal(code=code, detail=detail, retry_after_ms=after_ms, limit=limit, active=active)
         )
+
+
+class LargeBodyTurns:
+    """Large bodies are worked on one at a time, and small requests go before them.
+
+    Decoding and checking a large body holds the event loop for milliseconds. Several in a row would
+    add up for every request behind them, so each waits until the requests that came before it are
+    answered, for ``WAIT_S_MAX`` at most: a server that is always busy gets to them as well.
+    """
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    async def take(self) -> None:
+        """Wait for a turn. It ends by itself when its holder next waits for something."""
+        loop = asyncio.get_running_loop()
+        self._waiting += 1
+        try:
+            await self._turn.acquire()
+            try:
+                await self._quiet(loop.time() + WAIT_S_MAX)
+            finally:
+                # The loop comes to it after the holder has worked and waits again.
+                loop.call_soon(self._turn.release)
+        finally:
+            self._waiting -= 1
+
+    async def _quiet(self, until_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while self._load.requests > self._waiting and loop.time() < until_s:  # noqa: ASYNC110 - small requests must not pay for an event
+            await asyncio.sleep(_LOOK_EVERY_S)
