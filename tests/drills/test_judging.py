@@ -18,6 +18,15 @@ from stanchion.drills.admission import (
     judge_admission,
     roughness,
 )
+from stanchion.drills.retry import (
+    BUDGETED,
+    SINGLE,
+    SPLIT,
+    FleetSeen,
+    RetrySeen,
+    Try,
+    judge_retry,
+)
 from stanchion.drills.verdict import Promise
 
 
@@ -124,3 +133,93 @@ def test_waves_are_rougher_than_a_steady_stream() -> None:
     assert roughness([100, 0, 100, 0, 100, 0]) > 1.9
     assert roughness([50, 51, 49, 50, 50, 50]) < 0.1
     assert roughness([7]) == roughness([]) == 0.0
+
+
+# ── Retry ────────────────────────────────────────────────────────────────────────────────────────
+
+CUT = (3.0, 13.0)
+
+
+def refused(key: str, at: float, told_ms: int, *, status: int = 429, code: str = "full") -> Try:
+    return Try(key=key, at=at, answered_at=at, status=status, code=code, retry_after_ms=told_ms)
+
+
+def admitted(key: str, at: float) -> Try:
+    return Try(key=key, at=at, answered_at=at, status=200, run_id=f"run-{key}")
+
+
+def fleet(name: str, *tries: Try, callers: int = 2) -> FleetSeen:
+    return FleetSeen(name=name, callers=callers, tries=tries, runs=callers)
+
+
+A, B = admitted("a", 2.0), admitted("b", 20.0)
+SLOW = fleet(
+    SINGLE,
+    refused("a", 0, 0),
+    refused("a", 1, 0),
+    A,
+    refused("b", 1, 0),
+    replace(B, at=30, answered_at=30),
+)
+SWIFT = fleet(
+    SPLIT,
+    refused("a", 0, 1_500),
+    A,
+    refused("b", 5, 9_000, status=503, code="gate_unavailable"),
+    B,
+)
+THRIFTY = fleet(BUDGETED, refused("a", 0, 1_000), A, refused("b", 0, 4_000), B)
+STORM = RetrySeen(fleets=(SLOW, SWIFT, THRIFTY), cut=CUT)
+
+
+def with_split(*tries: Try) -> RetrySeen:
+    return replace(STORM, fleets=(SLOW, fleet(SPLIT, *tries), THRIFTY))
+
+
+def test_retries_as_promised() -> None:
+    assert broken(judge_retry(STORM)) == set()
+    assert "gate_503" not in {each.id for each in judge_retry(replace(STORM, cut=None))}
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (
+            replace(STORM, fleets=(SLOW, replace(SWIFT, runs=3), THRIFTY)),
+            {"no_second_run"},
+        ),
+        (
+            replace(STORM, fleets=(SLOW, replace(SWIFT, wrong_replays=1), THRIFTY)),
+            {"no_second_run"},
+        ),
+        (
+            with_split(*SWIFT.tries[:3]),
+            {"no_second_run", "all_admitted", "last_success"},
+        ),
+        (with_split(*SWIFT.tries, *(admitted("a", 21 + n) for n in range(9))), {"fewer_requests"}),
+        (with_split(*SWIFT.tries[:3], admitted("b", 31.0)), {"last_success"}),
+        (with_split(refused("a", 0, 2_500), *SWIFT.tries[1:]), {"retry_after_honoured"}),
+        (
+            with_split(*SWIFT.tries, refused("a", 40, 1, status=503, code="gate_unavailable")),
+            {"gate_503"},
+        ),
+        (with_split(A, B), {"gate_503"}),
+        (with_split(*SWIFT.tries[:3], admitted("b", 12.0)), {"never_open", "retry_after_honoured"}),
+    ],
+)
+def test_retries_that_break_a_promise(seen: RetrySeen, expected: set[str]) -> None:
+    found = broken(judge_retry(seen))
+    assert expected <= found
+    assert found <= expected | {"retry_after_spread", "fewer_requests"}
+
+
+def test_a_fleet_that_ignores_its_budget_breaks_the_promise() -> None:
+    storm = [refused("a", number / 100, 0) for number in range(100)]
+    seen = replace(STORM, fleets=(SLOW, SWIFT, fleet(BUDGETED, *storm, A, B)))
+    assert "within_budget" in broken(judge_retry(seen))
+
+
+def test_callers_that_are_all_told_the_same_break_the_promise() -> None:
+    told = [refused(str(number), 0, 2_000) for number in range(100)]
+    seen = replace(STORM, fleets=(SLOW, SWIFT, fleet(BUDGETED, *told, A, B)))
+    assert "retry_after_spread" in broken(judge_retry(seen))

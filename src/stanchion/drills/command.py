@@ -19,6 +19,7 @@ from stanchion.drills.admission import admission_drill
 from stanchion.drills.options import DrillOptions, Progress
 from stanchion.drills.page import write_index, write_report
 from stanchion.drills.processes import CouldNotRun, nats_binary, valkey_binary
+from stanchion.drills.retry import retry_drill
 from stanchion.drills.verdict import DrillResult, Report, environment_of, report_of
 
 __all__ = ["AGAINST", "DRILLS", "announcement", "run_drills"]
@@ -27,8 +28,9 @@ _Drill: TypeAlias = Callable[[DrillOptions, Progress], Awaitable[DrillResult]]
 
 DRILLS: Final[Mapping[str, _Drill]] = {
     "admission": admission_drill,
+    "retry": retry_drill,
 }
-AGAINST: Final = ("admission",)
+AGAINST: Final = ("admission", "retry")
 """Drills that may run on a deployment that somebody uses: they break nothing there."""
 QUICK_S_MAX, WHOLE_S_MAX = 60.0, 300.0
 _COLUMNS: Final = 80
