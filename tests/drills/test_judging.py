@@ -194,10 +194,10 @@ def test_retries_as_promised() -> None:
         ),
         (
             with_split(*SWIFT.tries[:3]),
-            {"no_second_run", "all_admitted", "last_success"},
+            {"no_second_run", "all_admitted", "sooner_admitted"},
         ),
         (with_split(*SWIFT.tries, *(admitted("a", 21 + n) for n in range(9))), {"fewer_requests"}),
-        (with_split(*SWIFT.tries[:3], admitted("b", 31.0)), {"last_success"}),
+        (with_split(*SWIFT.tries[:3], admitted("b", 31.0)), {"sooner_admitted"}),
         (with_split(refused("a", 0, 2_500), *SWIFT.tries[1:]), {"retry_after_honoured"}),
         (
             with_split(*SWIFT.tries, refused("a", 40, 1, status=503, code="gate_unavailable")),

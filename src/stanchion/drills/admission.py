@@ -33,6 +33,7 @@ from stanchion.core.retry import Budget, Exponential, RetryClass, RetryPolicy
 from stanchion.drills.callers import DrillTenant, Sample, drill_tenant, waiting_run
 from stanchion.drills.charts import BarChart, Bars, Chart, LineChart
 from stanchion.drills.observe import (
+    METRICS_OLD_S,
     LockCommands,
     counts_per,
     monitored,
@@ -431,6 +432,7 @@ def answers_of(samples: Iterable[Sample]) -> dict[str, int]:
 
 
 async def _counted(tenant: DrillTenant, bursts: Sequence[Burst]) -> tuple[float, float]:
+    await asyncio.sleep(METRICS_OLD_S)
     metrics = await read_metrics(tenant)
     told = sum(burst.answers.get("200", 0) for burst in bursts)
     name = "stanchion_admission_decisions_total"

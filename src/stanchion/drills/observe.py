@@ -18,6 +18,7 @@ from stanchion.drills.callers import DrillTenant
 from stanchion.drills.charts import Series
 
 __all__ = [
+    "METRICS_OLD_S",
     "LockAttempt",
     "LockCommands",
     "MetricSample",
@@ -32,6 +33,8 @@ __all__ = [
     "sampled",
 ]
 
+METRICS_OLD_S: Final = 1.2
+"""A server renders its metrics once a second: what is read may be so old."""
 _LINE: Final = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? ([^ ]+)")
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _WORD: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
