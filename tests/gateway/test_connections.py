@@ -174,14 +174,16 @@ async def test_connections_that_reset_at_once_leave_nothing_behind() -> None:
 
 
 async def test_pipelined_requests_are_parsed_a_few_at_a_time_and_all_answered() -> None:
+    at_most = 17 + 8 * 1024 // len(GET)
     async with served() as server, server.line() as (reader, writer):
-        writer.write(GET * 3_000)
-        queued = 0
-        for number in range(3_000):
-            assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 200")
-            if number % 500 == 0:
-                queued = max(queued, *(len(each.pipeline) for each in connections()))
-        assert 0 < queued <= 17 + 8 * 1024 // len(GET)
+        for rounds, at_once in ((20, 100), (1, 3_000)):  # in reads below and above a slice
+            for _ in range(rounds):
+                writer.write(GET * at_once)
+                assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 200")
+                (mine,) = connections()
+                assert len(mine.pipeline) <= at_most
+            for _ in range(rounds * (at_once - 1)):
+                assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 200")
 
 
 async def test_a_large_body_behind_pipelined_requests_arrives_whole() -> None:

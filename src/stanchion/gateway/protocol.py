@@ -147,7 +147,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._close()
 
     def data_received(self, data: bytes) -> None:
-        if self._held:
+        if self._held or len(self.pipeline) > _QUEUED_MAX:
             self._held += data
         elif len(data) <= _SLICE_BYTES:
             self._parse(data)
@@ -280,12 +280,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self.idle[self] = None
         if self.transport.is_closing():
             self._close()
-        elif self._held:
-            if len(self.pipeline) > _QUEUED_MAX // 2:
-                self.flow.pause_reading()
-            else:
-                held, self._held = self._held, b""
-                self._parse_slices(held)
+        elif self._held and len(self.pipeline) <= _QUEUED_MAX // 2:
+            held, self._held = self._held, b""
+            self._parse_slices(held)
+        elif self._held or len(self.pipeline) > _QUEUED_MAX:
+            self.flow.pause_reading()  # which the one above resumed
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade() and self._framing():
