@@ -7,7 +7,9 @@ import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+import msgspec
 import pytest
+import redis
 from msgspec.structs import replace
 
 from stanchion.adapters.store.redis import RedisStore
@@ -18,6 +20,7 @@ from stanchion.core.model import Instant, Job, RunId, Stamp, StepId, TenantId, j
 from stanchion.core.transition import DispatchJob, StopRun
 from stanchion.ports.errors import BackendCorrupt, BackendUnavailable
 from stanchion.ports.records import (
+    Accepted,
     Committed,
     JobLease,
     JobState,
@@ -377,3 +380,31 @@ def _jobs(run_id: RunId, count: int) -> tuple[DispatchJob, ...]:
         DispatchJob(Job(job_id(run_id, step, item, 1), run_id, ACME, step, TOPIC, 1, item, item))
         for item in range(count)
     )
+
+
+# ── Jobs that an older version wrote ─────────────────────────────────────────────────────────────
+
+
+async def test_a_job_without_tenant_and_progress_in_its_record_is_renewed_and_answered(
+    store: RedisStore, server: Server
+) -> None:
+    await start(store)
+    leased = await lease_one(store)
+    with redis.Redis(port=server.port, socket_timeout=5.0) as client:
+        (open_jobs,) = client.keys("*:open")
+        field = f"s:{leased.job.id}".encode()
+        record = msgspec.msgpack.decode(client.hget(open_jobs, field))
+        assert record[9:] == ["", ACME]
+        client.hset(open_jobs, field, msgspec.msgpack.encode(record[:9]))
+    view = await store.job(leased.job.id)
+    assert view is not None
+    assert (view.state, view.progress) == (JobState.LEASED, None)
+    held_one = JobLease(leased.job.id, leased.fence, "half")
+    other = TenantId("other")
+    assert (await store.renew_jobs([held_one], ttl_ms=60_000, tenant=other)).renewed == ()
+    assert (await store.renew_jobs([held_one], ttl_ms=60_000, tenant=ACME)).lost == ()
+    assert await store.progress(leased.job.run_id, [leased.job.id]) == {leased.job.id: "half"}
+    (answer,) = await store.accept([result_of(leased)], tenant=other)
+    assert getattr(answer, "code", None) is RejectedCode.UNKNOWN_JOB
+    (answer,) = await store.accept([result_of(leased)], tenant=ACME)
+    assert isinstance(answer, Accepted)

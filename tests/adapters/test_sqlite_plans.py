@@ -188,6 +188,7 @@ _VERBS: dict[str, _Verb] = {
         world.db, [JobLease(world.leased.job.id, world.leased.fence)], ttl_ms=50
     ),
     "accept": lambda world: jobs.accept(world.db, [world.result()]),
+    "progress": lambda world: jobs.progress(world.db, world.run_id, [world.leased.job.id]),
     "commit": lambda world: world.cancel(),
     "post": lambda world: outbox.post(world.db, world.run_id, CancelRequested(), entry_id="e"),
     "list": lambda world: runs.list_runs(world.db, _TENANTS[0], limit=5),

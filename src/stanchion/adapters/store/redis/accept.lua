@@ -8,7 +8,7 @@ local answer, due, only = {}, now + tonumber(ARGV[2]), ARGV[3]
 for i = 4, #ARGV, 4 do
   local job_id, fence = ARGV[i], tonumber(ARGV[i + 1])
   local job, work = read_job(job_id)
-  if job and only ~= '' and tenant_of(work) ~= only then
+  if job and not is_of(job_id, job, only) then
     answer[#answer + 1] = 'unknown_job'
   elseif job and job.state == 'leased' and job.fence == fence then
     redis.call('ZREM', key.deadlines, job_id)

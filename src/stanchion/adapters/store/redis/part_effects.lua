@@ -51,7 +51,7 @@ local function dispatch(tenant, jobs, is_new, out)
     local job_id, step, item, topic, work = unpack(effect, 2)
     local job = {
       state = 'ready', deliveries = 0, fence = effect.fence or 0, number = number + i,
-      expires = 0, worker = '', topic = topic, step = step, item = item,
+      expires = 0, worker = '', topic = topic, step = step, item = item, tenant = tenant,
     }
     local at = 2 * i
     ready[at - 1], ready[at] = 0, queued(job_id, job.number, topic, tenant)

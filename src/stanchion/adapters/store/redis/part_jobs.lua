@@ -1,20 +1,31 @@
 -- part jobs: jobs that are open, that is ready or leased. They lie in the shard.
 --   keys open
 --   read_job(job_id)          the job and what the worker gets, or nil
+--   read_state(job_id)        the job alone: what the worker gets may be large
 --   tenant_of(work)           whose job it is
+--   is_of(job_id, job, only)  whether it is this tenant's; '' is any
 --   pack_job(job)
 --   write_job(job_id, job)
 -- Records are MessagePack: it keeps whole numbers whole.
-local function read_job(job_id)
-  local found = redis.call('HMGET', key.open, 's:' .. job_id, 'w:' .. job_id)
-  if not found[1] then
+local function unpack_job(packed)
+  if not packed then
     return nil
   end
-  local v = cmsgpack.unpack(found[1])
+  local v = cmsgpack.unpack(packed)
   return {
     state = v[1], deliveries = v[2], fence = v[3], number = v[4], expires = v[5],
     worker = v[6], topic = v[7], step = v[8], item = v[9], progress = v[10] or '',
-  }, found[2]
+    tenant = v[11],
+  }
+end
+
+local function read_job(job_id)
+  local found = redis.call('HMGET', key.open, 's:' .. job_id, 'w:' .. job_id)
+  return unpack_job(found[1]), found[2]
+end
+
+local function read_state(job_id)
+  return unpack_job(redis.call('HGET', key.open, 's:' .. job_id))
 end
 
 -- The head of a job's JSON: ids and tenants contain no quotes. The input after it is not looked at.
@@ -22,10 +33,19 @@ local function tenant_of(work)
   return string.match(work, '^{"id":"[^"]*","run_id":"[^"]*","tenant":"([^"]*)"')
 end
 
+local function is_of(job_id, job, only)
+  if only == '' then
+    return true
+  end
+  -- A job that an older version wrote does not say.
+  job.tenant = job.tenant or tenant_of(redis.call('HGET', key.open, 'w:' .. job_id))
+  return job.tenant == only
+end
+
 local function pack_job(job)
   return cmsgpack.pack({
     job.state, job.deliveries, job.fence, job.number, job.expires,
-    job.worker, job.topic, job.step, job.item, job.progress or '',
+    job.worker, job.topic, job.step, job.item, job.progress or '', job.tenant,
   })
 end
 

@@ -5,7 +5,7 @@
 -- USES   jobs
 local answer = {}
 for i = 1, #ARGV do
-  local job = read_job(ARGV[i])
+  local job = read_state(ARGV[i])
   answer[i] = job and job.progress or ''
 end
 return answer

@@ -6,9 +6,9 @@
 -- USES   time jobs
 local answer, only = {}, ARGV[2]
 for i = 3, #ARGV, 3 do
-  local job, work = read_job(ARGV[i])
+  local job = read_state(ARGV[i])
   if job and job.state == 'leased' and job.fence == tonumber(ARGV[i + 1]) and now < job.expires
-      and (only == '' or tenant_of(work) == only) then
+      and is_of(ARGV[i], job, only) then
     job.expires = now + tonumber(ARGV[1])
     if ARGV[i + 2] ~= '' then
       job.progress = ARGV[i + 2]
