@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from stanchion.worker.job import Job
     from stanchion.worker.worker import Worker
 
+    __version__: str
+
 __all__ = [
     "AccessDenied",
     "AsyncClient",
@@ -139,6 +141,8 @@ _HOMES: Final = {
 if not TYPE_CHECKING:  # To a type checker, every name above is there and no other is.
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            return import_module("importlib.metadata").version("stanchion")
         for home, names in _HOMES.items():
             if name in names:
                 return getattr(import_module(home), name)
@@ -146,4 +150,4 @@ if not TYPE_CHECKING:  # To a type checker, every name above is there and no oth
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

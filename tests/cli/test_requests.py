@@ -63,6 +63,12 @@ def test_the_key_may_come_from_a_file_and_a_flag_wins(
     assert f"STANCHION_API_KEY_FILE: the file '{file}' cannot be read" in missing.err
 
 
+def test_all_tenants_are_asked_for_by_the_header(cli: Cli, server: Script) -> None:
+    server.says(Said({"runs": []}))
+    assert cli("run", "list", "--tenant", "*").code == 0
+    assert server.requests[0].headers["X-Stanchion-Tenant"] == "*"
+
+
 def test_a_server_may_live_below_a_path(cli: Cli, server: Script) -> None:
     server.says(LIST)
     cli("run", "list", "--url", f"{server.url}/behind/proxy/")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import inspect
 import pydoc
 import subprocess
 import sys
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -57,6 +59,12 @@ CASES = {
         lambda c: c.start("a/b", {"q": 1}),
         "POST /v1/workflows/a%2Fb/runs",
         {"input": {"q": 1}},
+        {"run_id": "r1", "status": "running"},
+    ),
+    "start with other mappings than dict": Case(
+        lambda c: c.start("w", MappingProxyType({"q": MappingProxyType({"deep": [1]})})),
+        "POST /v1/workflows/w/runs",
+        {"input": {"q": {"deep": [1]}}},
         {"run_id": "r1", "status": "running"},
     ),
     "start without input": Case(
@@ -364,6 +372,11 @@ def test_a_blocking_client_pays_for_no_event_loop_and_no_server() -> None:
     assert ours == {"client", "core", "transport", "wire"}
     third = {"msgspec", "cel_expr_python", "jsonschema_rs", "yaml", "apsw", "click"}
     assert third & set(loaded) == {"msgspec"}
+
+
+def test_only_what_is_public_is_shown_and_the_version_is_known() -> None:
+    assert dir(stanchion) == sorted([*stanchion.__all__, "__version__"])
+    assert stanchion.__version__ == importlib.metadata.version("stanchion")
 
 
 def test_every_public_name_is_there() -> None:

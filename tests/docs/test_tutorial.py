@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +45,25 @@ def test_every_file_and_every_command_of_the_tutorial_works(terminal: Terminal) 
                     terminal.type(line.replace("RUN_ID", run_id), code=code)
                     typed += 1
     assert typed > 12
+
+
+@pytest.mark.parametrize("page", [TUTORIAL, ROOT / "README.md"], ids=lambda page: page.name)
+def test_the_programs_of_a_page_pass_a_strict_type_checker(page: Path, tmp_path: Path) -> None:
+    programs = [block for block in blocks_of(page) if (block.file or "").endswith(".py")]
+    for program in programs:
+        (tmp_path / str(program.file)).write_text(program.text, encoding="utf-8")
+    # The cache of `make check`, as the configuration is the same: a second instead of ten.
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", *(str(block.file) for block in programs)],
+        cwd=tmp_path,
+        env=os.environ
+        | {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache"), "MYPYPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert checked.stdout.startswith("Success: no issues found in 2 source files"), checked.stdout
 
 
 def waiting_run(terminal: Terminal) -> str:

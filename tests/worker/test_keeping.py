@@ -74,7 +74,7 @@ async def test_the_first_renewal_comes_at_a_third_and_each_call_may_take_two_sec
     stage.ledger.always("renew", Fault.HANG)
     async with stage.working():
         await handler.stopped.wait()
-    first, second, third = stage.ledger.asked["renew"]
+    first, second, third, *_ = stage.ledger.asked["renew"]
     assert first == 20_000
     low, high = JOB_TERMS.retry_window_ms
     for before, after in ((first, second), (second, third)):
@@ -120,8 +120,44 @@ async def test_a_job_of_two_hours_keeps_its_lease(stage: Stage) -> None:
     assert stage.ledger.leases["run:step@1"] == 1
     assert stage.ledger.results["run:step@1"].output == "done"
     # Every third of a minute, and not more often.
-    assert len(stage.ledger.asked["renew"]) in range(355, 361)
-    assert stage.ledger.progress == [{"hours": 1}]
+    assert len(stage.ledger.asked["renew"]) in range(355, 363)
+    assert stage.ledger.progress == [{"hours": 1}, {"hours": 2}]
+
+
+@on_stage
+async def test_progress_is_sent_at_once_and_at_most_every_second(stage: Stage) -> None:
+    @stage.app.task("t")
+    async def report(job: Job) -> str:
+        for page in range(30):
+            job.heartbeat({"page": page})
+            await asyncio.sleep(0.1)
+        return "done"
+
+    stage.ledger.put("run:step@1")
+    async with stage.working():
+        await stage.ledger.all_done()
+    first, second, third, *_ = stage.ledger.asked["renew"]
+    assert first <= 10
+    assert {second - first, third - second} <= {1_000, 1_001}
+    assert stage.ledger.progress[0] == {"page": 0}
+
+
+@on_stage
+async def test_progress_that_cannot_be_sent_is_no_failed_renewal(stage: Stage) -> None:
+    stage.ledger.always("renew", Fault.AWAY)
+
+    @stage.app.task("t")
+    async def report(job: Job) -> str:
+        for page in range(15):
+            job.heartbeat({"page": page})
+            await asyncio.sleep(1)
+        return "done"
+
+    stage.ledger.put("run:step@1")
+    async with stage.working():
+        await stage.ledger.all_done()
+    assert stage.ledger.results["run:step@1"].output == "done"
+    assert len(stage.ledger.asked["renew"]) > 3
 
 
 @on_stage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -68,6 +69,38 @@ def test_what_is_not_json_is_a_final_failure(output: object) -> None:
     error = _error(outcome.succeeded("j", 1, output))
     assert (error.code, error.retryable) == ("output_not_json", False)
     assert error.message.startswith("the output is not JSON: ")
+
+
+@dataclass(slots=True)
+class Slotted:
+    tags: object
+
+
+class Record(msgspec.Struct):
+    tags: object
+
+
+@pytest.mark.parametrize("hidden", [b"x", bytearray(b"x"), {1}, frozenset({1}), {b"x": 1}])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda value: value,
+        lambda value: {"a": [1, (value,)]},
+        lambda value: Page(value, dt.date(2026, 1, 2)),
+        Slotted,
+        Record,
+    ],
+)
+def test_bytes_and_sets_are_refused_wherever_they_are(
+    hidden: object, wrap: Callable[[object], object]
+) -> None:
+    error = _error(outcome.succeeded("j", 1, wrap(hidden)))
+    assert (error.code, error.retryable) == ("output_not_json", False)
+    kind = "bytes" if isinstance(hidden, dict) else type(hidden).__name__
+    assert error.message in {
+        f"the output is not JSON: it holds {kind}",
+        "the output is not JSON: Only dicts with str-like or number-like keys are supported",
+    }
 
 
 def test_an_output_that_contains_itself_is_a_final_failure() -> None:

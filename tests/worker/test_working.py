@@ -402,4 +402,7 @@ def test_a_job_for_a_test_of_ones_own_needs_a_topic_only() -> None:
     job.heartbeat({"at": 1})
     assert (job.input, job.lost, threading.active_count() > 0) == ({"q": 1}, None, True)
     with pytest.raises(ValueError, match="progress of"):
-        job.heartbeat("x" * 2_000)
+        job.heartbeat("x" * 4_096)
+    for wrong in (b"x", {"a": {1}}, float("nan"), object()):
+        with pytest.raises(ValueError, match="progress is not JSON"):
+            job.heartbeat(wrong)  # type: ignore[arg-type]  # the mistake that this is about

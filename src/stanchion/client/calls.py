@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -94,17 +94,17 @@ class Started(msgspec.Struct, frozen=True):
 def start(
     engine: Engine,
     workflow_id: str,
-    input: JsonObject | None = None,  # noqa: A002 - what it is called on the wire
+    input: Mapping[str, Any] | None = None,  # noqa: A002 - what it is called on the wire
     *,
     idempotency_key: str | None = None,
 ) -> Op[Started]:
-    """Start a run of the newest version of a workflow.
+    """Start a run of the newest version of a workflow, with any mapping that is a JSON object.
 
     Pass a key of your own (an order's number) if the same start may come again from elsewhere, or
     after this process has died. Without one, the call makes its own.
     """
     path = f"/v1/workflows/{quoted_part(workflow_id, 'workflow_id')}/runs"
-    sent = posting(engine, "start", path, {"input": {} if input is None else input})
+    sent = posting(engine, "start", path, {"input": {} if input is None else dict(input)})
     return (yield from engine.ask(Call(keyed(sent, key_or_own(idempotency_key)), _started)))
 
 
@@ -217,7 +217,7 @@ def _decide(
 def submit_job(
     engine: Engine,
     topic: str,
-    input: JsonValue | msgspec.UnsetType = msgspec.UNSET,  # noqa: A002 - as on the wire
+    input: Any = msgspec.UNSET,  # noqa: A002, ANN401 - as on the wire; any JSON value
     *,
     idempotency_key: str | None = None,
 ) -> Op[SubmitAnswer]:

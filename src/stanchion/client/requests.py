@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-_ENCODER: Final = msgspec.json.Encoder()
 JSON: Final = "application/json"
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _REPEATABLE: Final = frozenset({"GET", "PUT", "DELETE"})
@@ -73,6 +72,16 @@ def posting(engine: Engine, name: str, path: str, body: JsonObject) -> Request:
     return carrying(request_to(engine, name, "POST", path), encoded(body))
 
 
+def _mapping(value: object) -> dict[object, object]:
+    """Any mapping as a JSON object. The encoder itself knows only ``dict``."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be sent: it is not JSON")
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=_mapping)
+
+
 def encoded(value: JsonValue) -> bytes:
     """The value as JSON. A ``ValueError`` for numbers that JSON does not have."""
     body = _ENCODER.encode(value)
@@ -86,7 +95,7 @@ def _is_finite(value: object) -> bool:
     match value:
         case float():
             return isfinite(value)
-        case dict():
+        case Mapping():
             return all(map(_is_finite, value.values()))
         case list() | tuple():
             return all(map(_is_finite, value))

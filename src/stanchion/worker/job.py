@@ -10,6 +10,7 @@ from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import FenceCause, LeaseLost
 from stanchion.core.limits import PROGRESS_BYTES_MAX
 from stanchion.wire.worker import LeasedJob
+from stanchion.worker.outcome import why_not_json
 
 __all__ = ["Hold", "Job", "job_of"]
 
@@ -86,15 +87,25 @@ class Job:
             raise LeaseLost(self.job_id, cause)
 
     def heartbeat(self, progress: JsonValue = None) -> None:
-        """Check, and leave a note of how far the work is. It travels with the next renewal.
+        """Check the lease, and report how far the work is: any JSON value of at most 4 KiB.
 
-        The lease is renewed with or without it.
+        It is sent at once with a renewal, at most once a second; of several the last one counts.
+        The lease is renewed with or without it. Raises ``LeaseLost``, and ``ValueError`` if the
+        progress is too large or not JSON.
         """
         self.check()
-        size = len(msgspec.json.encode(progress))
+        if progress is None:
+            return
+        try:
+            size = len(msgspec.json.encode(progress))
+            why_not = why_not_json(progress)
+        except Exception as error:
+            raise ValueError(f"progress is not JSON: {error}") from error
+        if why_not is not None:
+            raise ValueError(f"progress is not JSON: {why_not}")
         if size > PROGRESS_BYTES_MAX:
             raise ValueError(f"progress of {size} bytes; at most {PROGRESS_BYTES_MAX} are sent")
-        if self._hold is not None and progress is not None:
+        if self._hold is not None:
             self._hold.note(progress)
 
 

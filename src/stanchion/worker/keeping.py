@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol, assert_never
 
 from stanchion.core import lease as rules
@@ -30,6 +32,8 @@ RENEWALS_MAX: Final = 250
 _SLICE_MS: Final = 1_000
 """Timers stand still while a machine is suspended: lost time is noticed so soon after waking up."""
 _STALL_MS: Final = 1_000
+PROGRESS_EVERY_MS: Final = 1_000
+"""A handler may report progress in a loop: it is sent no more often than this."""
 _GIVE_UP_TERMS: Final = 2
 """For so many terms after a lease ran out its result is still offered: the server decides."""
 
@@ -50,6 +54,8 @@ class Held:
         """Stops the work. Called once, on the loop."""
         self.deadline: Deadline | None = None
         self.progress: JsonValue = None
+        self.on_progress: Callable[[], None] | None = None
+        """Has the progress sent soon. Called by any thread."""
         self.is_renewing = False
         self._good_at = asked_at
         self._clock = clock
@@ -65,6 +71,8 @@ class Held:
 
     def note(self, progress: JsonValue) -> None:
         self.progress = progress
+        if self.on_progress is not None:
+            self.on_progress()
 
     @property
     def give_up_at(self) -> Moment:
@@ -94,6 +102,7 @@ class Keeper:
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = Moment(0)
         self._calls: set[asyncio.Task[None]] = set()
+        self._progress_sent_at = Moment(-PROGRESS_EVERY_MS)
 
     def hold(self, leased: LeasedJob, asked_at: Moment) -> Held:
         """Keep a lease that was asked for at ``asked_at``, from now on."""
@@ -108,6 +117,8 @@ class Keeper:
         if isinstance(trust, Holding):
             self._held[leased.job_id] = held
             self._wake_by(trust.next_renewal_at, now)
+            loop = asyncio.get_running_loop()
+            held.on_progress = partial(_call_soon, loop, self._plan)
         return held
 
     def let_go(self, held: Held) -> None:
@@ -131,6 +142,7 @@ class Keeper:
             self._tell(told.LoopStalled(stalled_ms=now - self._wake_at))
         due: list[Held] = []
         near: list[Held] = []
+        news: list[Held] = []
         for held in tuple(self._held.values()):
             trust = rules.tick(held.trust, now)
             if not isinstance(trust, Holding):
@@ -141,9 +153,14 @@ class Keeper:
                     due.append(held)
                 elif trust.failures == 0 and left_ms <= trust.terms.retry_window_ms[0]:
                     near.append(held)
+                elif _has_news(held, trust):
+                    news.append(held)
         if due:
             # Those that are due soon go along: a worker with a hundred jobs makes one call of it.
             self._renew_all([*due, *near])
+        if news and now - self._progress_sent_at >= PROGRESS_EVERY_MS:
+            self._progress_sent_at = now
+            self._renew_all(news, is_due=False)
         self._plan()
 
     def _plan(self) -> None:
@@ -153,6 +170,9 @@ class Keeper:
             trust = held.trust
             if isinstance(trust, Holding):
                 wake_at = trust.trusted_until if held.is_renewing else trust.next_renewal_at
+                if _has_news(held, trust) and not held.is_renewing:
+                    soon = Moment(self._progress_sent_at + PROGRESS_EVERY_MS)
+                    wake_at = min(wake_at, max(now, soon))
                 self._wake_by(min(wake_at, trust.trusted_until), now)
 
     def _wake_by(self, moment: Moment, now: Moment) -> None:
@@ -165,15 +185,16 @@ class Keeper:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(max(0, moment - now) / 1000, self._look)
 
-    def _renew_all(self, leases: list[Held]) -> None:
+    def _renew_all(self, leases: list[Held], *, is_due: bool = True) -> None:
         for batch in _batches(leases):
             for held in batch:
                 held.is_renewing = True
-            call = asyncio.get_running_loop().create_task(self._renew(batch), name="renew")
+            renewal = self._renew(batch, is_due=is_due)
+            call = asyncio.get_running_loop().create_task(renewal, name="renew")
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
 
-    async def _renew(self, batch: list[Held]) -> None:
+    async def _renew(self, batch: list[Held], *, is_due: bool) -> None:
         sent_at = self._clock.moment()
         terms = [terms_for(held.leased.lease_ttl_ms) for held in batch]
         refs = tuple(
@@ -197,10 +218,13 @@ class Keeper:
                     self._answered(held, sent_at, gone, good)
             case Away(error) | Refused(detail=error):
                 self._tell(told.RenewalFailed(leases=len(batch), error=error))
-                for held in batch:
-                    # Should the note be what the server stumbles over, it costs one renewal only.
-                    held.progress = None
-                    self._failed(held)
+                for held, ref in zip(batch, refs, strict=True):
+                    # If the progress is what the server refuses, it costs one renewal only.
+                    if held.progress is ref.progress:
+                        held.progress = None
+                    # Progress is sent before a renewal is due: its failure says nothing of those.
+                    if is_due:
+                        self._failed(held)
             case _:
                 assert_never(answer)
         self._plan()
@@ -237,6 +261,16 @@ class Keeper:
         held.become(rules.Fenced(cause))
         if held.on_lost is not None:
             held.on_lost(cause)
+
+
+def _has_news(held: Held, trust: Holding) -> bool:
+    """Whether progress is to be sent before the lease is due. While renewals fail, it waits."""
+    return held.progress is not None and trust.failures == 0
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # The loop is closed: nothing is renewed any more.
+        loop.call_soon_threadsafe(function)
 
 
 def _batches(leases: list[Held]) -> Iterator[list[Held]]:

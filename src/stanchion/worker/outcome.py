@@ -7,7 +7,7 @@ and becomes a failure that says what is wrong. It is final: the next attempt wou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Final, cast
 
 import msgspec
@@ -17,10 +17,9 @@ from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, JSON_DEPTH_MAX, RESUL
 from stanchion.wire.worker import JobError, JobResult
 from stanchion.worker.errors import JobFailed
 
-__all__ = ["failed", "refused", "succeeded"]
+__all__ = ["failed", "refused", "succeeded", "why_not_json"]
 
 _ENCODER: Final = msgspec.json.Encoder()
-_NULL: Final = b"null"
 
 
 def succeeded(job_id: str, fence: int, output: object) -> JobResult:
@@ -43,10 +42,9 @@ def succeeded(job_id: str, fence: int, output: object) -> JobResult:
         if depth > JSON_DEPTH_MAX:
             why = f"the output is nested {depth} deep; at most {JSON_DEPTH_MAX} are taken"
             return refused(job_id, fence, "output_too_deep", why)
-    # Infinity and NaN have no place in JSON, and are encoded as null without a word.
-    if _NULL in encoded and any(not math.isfinite(number) for number in _floats(output)):
-        why = "the output is not JSON: it holds NaN or an infinity"
-        return refused(job_id, fence, "output_not_json", why)
+    why_not = why_not_json(output)
+    if why_not is not None:
+        return refused(job_id, fence, "output_not_json", f"the output is not JSON: {why_not}")
     # Encoded once: the request takes these bytes as they are.
     ready = cast("JsonValue", msgspec.Raw(encoded))
     return JobResult(job_id=job_id, fence=fence, status="succeeded", output=ready)
@@ -101,14 +99,41 @@ def _depth(value: JsonValue) -> int:
     return deepest
 
 
-def _floats(output: object) -> Iterator[float]:
-    """Every float in an output that was encoded before, so it has an end."""
-    todo = [msgspec.to_builtins(output)]
+def why_not_json(value: object) -> str | None:
+    """What has no form in JSON in a value that was encoded before; ``None`` if all of it has.
+
+    The encoder writes bytes as Base64, sets as lists, and NaN and infinities as null: what arrives
+    would not be what was meant.
+    """
+    todo = [value]
     while todo:
         each = todo.pop()
-        if isinstance(each, float):
-            yield each
-        elif isinstance(each, dict):
-            todo.extend(each.values())
-        elif isinstance(each, list | tuple):
-            todo.extend(each)
+        if isinstance(each, bytes | bytearray | memoryview | set | frozenset):
+            return f"it holds {type(each).__name__}"
+        if isinstance(each, float) and not math.isfinite(each):
+            return "it holds NaN or an infinity"
+        todo.extend(inner for inner in _members(each) if type(inner) not in _SCALARS)
+    return None
+
+
+_SCALARS: Final = frozenset({str, int, bool, type(None)})
+
+
+def _members(value: object) -> Iterable[object]:
+    """What a value consists of, as the encoder sees it."""
+    match value:
+        case dict():
+            return (*value.keys(), *value.values())
+        case list() | tuple():
+            return value
+        case msgspec.Struct():
+            return [getattr(value, name) for name in value.__struct_fields__]
+        case _ if hasattr(value, "__dataclass_fields__") or hasattr(value, "__attrs_attrs__"):
+            return vars(value).values() if hasattr(value, "__dict__") else _slots(value)
+        case _:
+            return ()
+
+
+def _slots(value: object) -> list[object]:
+    names = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+    return [getattr(value, name, None) for name in names]
