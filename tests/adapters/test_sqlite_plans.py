@@ -258,6 +258,8 @@ class _World:
         )
         self._held = iter(held)
         self.leased: LeasedJob = held[-1]
+        reported = JobLease(self.leased.job.id, self.leased.fence, "half")
+        jobs.renew_jobs(self.db, [reported], ttl_ms=1_000)
         self.run_id: RunId = self.leased.job.run_id
         self.near_the_end: str = runs.feed(self.db, _TENANTS[0], after=None, limit=10_000)[
             -6
