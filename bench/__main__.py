@@ -30,6 +30,7 @@ from bench import (
     leases,
     memory,
     record,
+    redis_client,
     renewals,
     stores,
     storm,
@@ -65,6 +66,7 @@ GROUPS: Final = (
     Group("fan", fan.rows),
     Group("memory", memory.rows),
     Group("stores", lambda _: stores.rows(), is_long=True),
+    Group("redis", redis_client.rows),
     Group("growth", growth.rows, is_long=True),
 )
 

@@ -30,8 +30,8 @@ class Script:
         self.name = name
         self.key_names = key_names
         """Empty for a script that takes any number of keys."""
-        self._source = source.encode()
-        self._sha = hashlib.sha1(self._source, usedforsecurity=False).hexdigest()
+        self.source = source.encode()
+        self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
 
     @classmethod
     def read(cls, package: str, name: str) -> Script:
@@ -51,11 +51,11 @@ class Script:
         """The command that runs it."""
         known = [*keys]
         assert not self.key_names or len(known) == len(self.key_names), self.name
-        return pack("EVALSHA", self._sha, len(known), *known, *arguments)
+        return pack("EVALSHA", self.sha, len(known), *known, *arguments)
 
     def load(self) -> bytes:
         """The command that makes it known."""
-        return pack("SCRIPT", "LOAD", self._source)
+        return pack("SCRIPT", "LOAD", self.source)
 
 
 def _text(package: str, name: str) -> str:

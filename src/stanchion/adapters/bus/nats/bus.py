@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -14,9 +13,14 @@ from nats.aio.client import Client
 from stanchion.adapters.bus.ears import Ears
 from stanchion.adapters.bus.nats.bells import Bells
 from stanchion.adapters.bus.nats.link import Link
-from stanchion.adapters.bus.nats.names import Names, names_in
 from stanchion.adapters.bus.nats.pulling import Pulling
-from stanchion.adapters.bus.nats.stream import Standing, look, set_up
+from stanchion.adapters.bus.nats.stream import (
+    Names,
+    StreamState,
+    count_messages,
+    names_in,
+    set_up,
+)
 from stanchion.ports.bus import Bell, Handler
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
@@ -58,7 +62,7 @@ class NatsBus:
         self._clock = clock
         self._entropy = entropy
         self._timeout_s = timeout_s
-        self._standing = Standing(ack_wait_s)
+        self._stream = StreamState(ack_wait_s)
         self._ears = Ears()
         self._link = Link(url, self._greet, clock=clock, entropy=entropy, timeout_s=timeout_s)
         self._bells = Bells(self._link, names.bells, self._ears, clock)
@@ -108,7 +112,7 @@ class NatsBus:
             self._names.next_call,
             handle,
             at_once_max=at_once_max,
-            ack_wait_s=self._standing.ack_wait_s,
+            ack_wait_s=self._stream.ack_wait_s,
             clock=self._clock,
             entropy=self._entropy,
         ).run()
@@ -120,7 +124,7 @@ class NatsBus:
         return self._ears.listen(bell, hear)
 
     async def pending(self) -> int:
-        return await look(self._link.request, self._names)
+        return await self._link.manage(lambda manager: count_messages(manager, self._names))
 
     async def ping(self) -> None:
         await self.pending()
@@ -133,9 +137,9 @@ class NatsBus:
         # First of all: what is answered on this connection afterwards tells that the server knows
         # of the ear, so nothing that is rung once the bus is open goes unheard.
         await self._bells.subscribe(client)
-        ask = functools.partial(client.request, timeout=self._timeout_s)
-        self._standing = await set_up(ask, self._names, ack_wait_s=self._standing.ack_wait_s)
-        if self._standing.is_fragile:
+        manager = client.jsm(timeout=self._timeout_s)
+        self._stream = await set_up(manager, self._names, ack_wait_s=self._stream.ack_wait_s)
+        if self._stream.has_one_replica:
             fields = {"server": self._link.who, "stream": self._names.stream}
             _log.warning("bus_fragile", extra={"fields": fields})
 

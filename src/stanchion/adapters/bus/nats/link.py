@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Final, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js import JetStreamManager
 
 from stanchion.adapters.bus.nats.errors import translated
 from stanchion.core.retry import Exponential, backoff_ms
@@ -33,6 +34,7 @@ __all__ = ["Greet", "Link"]
 
 _log: Final = logging.getLogger("stanchion")
 
+_T = TypeVar("_T")
 Greet: TypeAlias = Callable[[Client], Awaitable[None]]
 
 _MS_PER_S: Final = 1_000
@@ -110,19 +112,37 @@ class Link:
         return self._client is client and client.is_connected
 
     async def request(self, subject: str, payload: bytes) -> Msg:
-        """Ask, and wait for the answer. Raises ``BackendError``."""
+        """Send a request and wait for the answer. Raises ``BackendError``."""
         client = self.now()
         with translated(self.who):
-            async with asyncio.timeout(self._timeout_s) as patience:
-                self._asking[patience] = None
+            async with self._patience():
                 try:
                     return await client.request(subject, payload, timeout=self._timeout_s)
                 except nats.errors.NoRespondersError:
                     # The stream is gone. A new connection begins with looking for it.
                     self.cut(client, f"nobody takes {subject}")
                     raise
-                finally:
-                    del self._asking[patience]
+
+    async def manage(self, use: Callable[[JetStreamManager], Awaitable[_T]]) -> _T:
+        """Use the JetStream API on this connection. Raises ``BackendError``."""
+        client = self.now()
+        with translated(self.who):
+            async with self._patience():
+                try:
+                    return await use(client.jsm(timeout=self._timeout_s))
+                except nats.errors.NoRespondersError:
+                    self.cut(client, "JetStream does not answer")
+                    raise
+
+    @asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        """Wait for an answer until the time-out, or until the connection is gone."""
+        async with asyncio.timeout(self._timeout_s) as patience:
+            self._asking[patience] = None
+            try:
+                yield
+            finally:
+                del self._asking[patience]
 
     def cut(self, client: Client, why: str) -> None:
         """This connection is of no use (its stream is gone, say): begin with another one."""

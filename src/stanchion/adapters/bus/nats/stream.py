@@ -1,50 +1,57 @@
-"""The stream of calls and its consumer: made at the first start, checked at every other.
+"""The JetStream stream of calls and its consumer: created at the first start, checked at every one.
+
+Subjects and names, all built here:
+
+    <namespace>.advance.<shard>.<run id>     calls, kept in the stream <NAMESPACE>_ADVANCE
+    <namespace>.bell                         bells, not kept
 
 Each setting that is checked is here because of what happens without it:
 
-* one message a subject, new ones refused: at most one pending call a run, however often and by how
-  many replicas it is published;
-* no limit of deliveries: a delayed NAK counts as a delivery, so with any limit a busy run's call
-  would be dropped after so many retries;
+* one message per subject, new ones refused: at most one pending call per run, however often and by
+  how many replicas it is published;
+* no limit of deliveries: a delayed NAK counts as a delivery, so with any limit the call of a busy
+  run would be dropped after that many retries;
 * no limit of unacknowledged messages: a call that waits for its retry counts as one, so with any
-  limit busy runs would hold up everybody else's.
+  limit busy runs would delay the calls of all others.
 
 What is not checked (replicas, placement, compression, how long the server waits for an answer) is
-the operator's to choose. Where nobody has chosen yet, a cluster keeps the stream on three of its
-servers, so that the bus goes on when one of them dies; a server on its own keeps it once.
+the operator's to choose. A stream that is created here has three replicas in a cluster, so that the
+bus survives the loss of one server; a single server keeps it once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeAlias
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from typing import Final, TypeVar
 
 import msgspec
-from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
+from nats.js import JetStreamManager
+from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from stanchion.adapters.bus.nats.names import Names
-from stanchion.ports.errors import BackendError, BackendRefused, BackendUnavailable
+from stanchion.core.model import RunId
+from stanchion.ports.errors import BackendRefused, BackendUnavailable
 
-__all__ = ["Ask", "Standing", "look", "set_up"]
+__all__ = ["Names", "StreamState", "count_messages", "names_in", "set_up"]
 
-Ask: TypeAlias = Callable[[str, bytes], Awaitable[Msg]]
-"""Send something to a subject, and wait for the answer."""
+_T = TypeVar("_T")
 
-_NS_PER_S: Final = 1_000_000_000
-_NOT_THERE: Final = 404
-_UNAVAILABLE: Final = 503
 _TAKEN: Final = frozenset({10013, 10058, 10105, 10148})
-"""A consumer or stream of this name exists already, or has come into being meanwhile."""
+"""A consumer or stream of this name exists already, or was created in the meantime."""
 _NO_JETSTREAM: Final = frozenset({10039, 10076})
-_REPLICAS: Final = (3, 1)
-"""How many servers keep the stream, the best first."""
 _NO_PEERS: Final = 10005
 _PEERS_TRIES: Final = 4
 _PEERS_PAUSE_S: Final = 0.25
-"""A cluster that has too few servers now may have enough in a moment; the stream is made once."""
+"""A cluster with too few servers may have enough a moment later; the stream is created once."""
+_REPLICAS: Final = (3, 1)
+"""How many servers keep the stream, the preferred number first."""
 
-_STREAM: Final = {
+_STREAM: Final[Mapping[str, object]] = {
     "retention": "workqueue",
     "storage": "file",
     "discard": "new",
@@ -54,136 +61,162 @@ _STREAM: Final = {
     "max_bytes": -1,
     "max_age": 0,
 }
-_CONSUMER: Final = {
+_CONSUMER: Final[Mapping[str, object]] = {
     "deliver_policy": "all",
     "ack_policy": "explicit",
     "max_deliver": -1,
     "max_ack_pending": -1,
 }
-_NOT_OURS: Final = ("deliver_subject", "filter_subject", "filter_subjects", "backoff")
-_UNSET: Final = {"max_age": 0, "discard_new_per_subject": False}
-"""What the server means when it does not mention a setting."""
+_MUST_BE_UNSET: Final = ("deliver_subject", "filter_subject", "filter_subjects", "backoff")
+
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SHARD_DIGITS: Final = 2
 
 
-class Standing(msgspec.Struct, frozen=True):
+class Names(msgspec.Struct, frozen=True):
+    """The names of everything in one namespace."""
+
+    namespace: str
+
+    @property
+    def stream(self) -> str:
+        return f"{self.namespace}_advance".upper()
+
+    @property
+    def consumer(self) -> str:
+        return "replicas"
+
+    @property
+    def calls(self) -> str:
+        """The subject of all calls."""
+        return f"{self.namespace}.advance.>"
+
+    @property
+    def bells(self) -> str:
+        return f"{self.namespace}.bell"
+
+    @property
+    def next_call(self) -> str:
+        """The subject on which calls are requested."""
+        return f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
+
+    def call(self, run_id: RunId) -> str:
+        """The subject of one run's calls. The stream keeps at most one message of each subject."""
+        return f"{self.namespace}.advance.{run_id[:_SHARD_DIGITS]}.{run_id}"
+
+
+def names_in(namespace: str) -> Names:
+    """The names in a namespace. Raises ``BackendRefused`` if NATS does not allow them."""
+    if _NAMESPACE.fullmatch(namespace) is None:
+        raise BackendRefused(
+            f"{namespace!r} cannot be a namespace on NATS: use up to 64 letters, digits, "
+            "hyphens and underscores"
+        )
+    return Names(namespace)
+
+
+class StreamState(msgspec.Struct, frozen=True):
     """What is on the server."""
 
     ack_wait_s: float
-    """How long it waits for an answer before it delivers a call to somebody else."""
-    is_fragile: bool = False
-    """A cluster keeps the stream on one of its servers only: without that one, the bus is away."""
+    """How long the server waits for an answer before it delivers a call to another replica."""
+    has_one_replica: bool = False
+    """A cluster keeps the stream on one server only: the bus fails with that server."""
 
 
-class _Problem(msgspec.Struct):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
+async def set_up(manager: JetStreamManager, names: Names, *, ack_wait_s: float) -> StreamState:
+    """Create the stream and the consumer if they are not there, and check their settings.
 
-
-class _State(msgspec.Struct):
-    messages: int = 0
-
-
-class _Cluster(msgspec.Struct):
-    name: str = ""
-
-
-class _Info(msgspec.Struct):
-    config: dict[str, object] = {}
-    cluster: _Cluster | None = None
-    state: _State = msgspec.field(default_factory=_State)
-    error: _Problem | None = None
-
-
-async def set_up(ask: Ask, names: Names, *, ack_wait_s: float) -> Standing:
-    """Have the stream and the consumer there. Raises ``BackendRefused`` if they are other ones."""
-    ours = {"name": names.stream, "subjects": [names.calls], **_STREAM}
-    stream = await _have(
-        ask,
-        f"STREAM.INFO.{names.stream}",
-        f"STREAM.CREATE.{names.stream}",
-        *({**ours, "num_replicas": replicas} for replicas in _REPLICAS),
-    )
-    _compare(
-        stream.config,
-        {"subjects": [names.calls], **_STREAM},
-        f"the JetStream stream {names.stream}",
-        f"nats stream rm {names.stream}",
-    )
-    place = f"{names.stream}.{names.consumer}"
-    config = {
-        "durable_name": names.consumer,
-        "name": names.consumer,
-        "ack_wait": int(ack_wait_s * _NS_PER_S),
-        **_CONSUMER,
-    }
-    consumer = await _have(
-        ask,
-        f"CONSUMER.INFO.{place}",
-        f"CONSUMER.CREATE.{place}",
-        {"stream_name": names.stream, "action": "create", "config": config},
-    )
-    _compare(
-        consumer.config,
-        _CONSUMER,
-        f"the consumer {names.consumer} of the JetStream stream {names.stream}",
-        f"nats consumer rm {names.stream} {names.consumer}",
-    )
-    ack_wait_ns = msgspec.convert(consumer.config["ack_wait"], int)
-    is_clustered = stream.cluster is not None and stream.cluster.name != ""
-    return Standing(
-        ack_wait_s=ack_wait_ns / _NS_PER_S,
-        is_fragile=is_clustered and stream.config.get("num_replicas", 1) == 1,
+    Raises ``BackendRefused`` if they have other settings than ours.
+    """
+    with _translated():
+        stream = await _stream(manager, names)
+        _compare(
+            stream.config,
+            {"subjects": [names.calls], **_STREAM},
+            f"the JetStream stream {names.stream}",
+            f"nats stream rm {names.stream}",
+        )
+        consumer = await _consumer(manager, names, ack_wait_s)
+        _compare(
+            consumer.config,
+            _CONSUMER,
+            f"the consumer {names.consumer} of the JetStream stream {names.stream}",
+            f"nats consumer rm {names.stream} {names.consumer}",
+        )
+    is_clustered = stream.cluster is not None and bool(stream.cluster.name)
+    return StreamState(
+        ack_wait_s=consumer.config.ack_wait or ack_wait_s,
+        has_one_replica=is_clustered and (stream.config.num_replicas or 1) == 1,
     )
 
 
-async def look(ask: Ask, names: Names) -> int:
+async def count_messages(manager: JetStreamManager, names: Names) -> int:
     """How many messages are in the stream."""
-    info = await _info(ask, f"STREAM.INFO.{names.stream}")
-    _raise_for(info.error)
-    return info.state.messages
+    with _translated():
+        return (await manager.stream_info(names.stream)).state.messages
 
 
-async def _have(ask: Ask, info: str, create: str, *configs: Mapping[str, object]) -> _Info:
-    """What is there, or what is made by the first of these that the server wants."""
-    found = await _info(ask, info)
-    if found.error is not None and found.error.code == _NOT_THERE:
-        for config in configs:
-            found = await _info(ask, create, msgspec.json.encode(config))
-            for _ in range(_PEERS_TRIES):
-                if found.error is None or found.error.err_code != _NO_PEERS:
-                    break
-                await asyncio.sleep(_PEERS_PAUSE_S)
-                found = await _info(ask, create, msgspec.json.encode(config))
-            if found.error is None or found.error.code == _UNAVAILABLE:
-                # One that cannot say now is not asked for less: it would have to keep that.
-                break
-            if found.error.err_code in _TAKEN:
-                # Another replica was quicker. What it made is compared like anything else.
-                found = await _info(ask, info)
-                break
-    _raise_for(found.error)
-    return found
+async def _stream(manager: JetStreamManager, names: Names) -> StreamInfo:
+    async def create() -> StreamInfo:
+        config = StreamConfig.from_response(
+            {"name": names.stream, "subjects": [names.calls], **_STREAM}
+        )
+        for replicas in _REPLICAS[:-1]:
+            for _ in range(1 + _PEERS_TRIES):
+                try:
+                    return await manager.add_stream(config, num_replicas=replicas)
+                except ServiceUnavailableError:
+                    # The server cannot say now. One replica would be kept for good.
+                    raise
+                except APIError as error:
+                    if error.err_code in _TAKEN:
+                        raise
+                    if error.err_code != _NO_PEERS:
+                        break
+                    await asyncio.sleep(_PEERS_PAUSE_S)
+        return await manager.add_stream(config, num_replicas=_REPLICAS[-1])
+
+    return await _have(lambda: manager.stream_info(names.stream), create)
 
 
-async def _info(ask: Ask, verb: str, body: bytes = b"") -> _Info:
-    answer = await ask(f"$JS.API.{verb}", body)
+async def _consumer(manager: JetStreamManager, names: Names, ack_wait_s: float) -> ConsumerInfo:
+    async def create() -> ConsumerInfo:
+        return await manager.add_consumer(
+            names.stream,
+            ConsumerConfig.from_response({**_CONSUMER}),
+            durable_name=names.consumer,
+            name=names.consumer,
+            ack_wait=ack_wait_s,
+        )
+
+    return await _have(lambda: manager.consumer_info(names.stream, names.consumer), create)
+
+
+async def _have(find: Callable[[], Awaitable[_T]], create: Callable[[], Awaitable[_T]]) -> _T:
+    """What is there, or else what is created, here or by another replica at the same time."""
     try:
-        return msgspec.json.decode(answer.data, type=_Info)
-    except msgspec.DecodeError as error:
-        raise BackendError(f"JetStream answered {verb} with something unreadable") from error
+        return await find()
+    except NotFoundError:
+        """It has to be created."""
+    try:
+        return await create()
+    except APIError as error:
+        if error.err_code not in _TAKEN:
+            raise
+    return await find()
 
 
-def _compare(
-    found: Mapping[str, object], wanted: Mapping[str, object], what: str, remove: str
-) -> None:
+def _compare(found: object, wanted: Mapping[str, object], what: str, remove: str) -> None:
     wrong = [
         f"{name} is {have!r} and must be {value!r}"
         for name, value in wanted.items()
-        if (have := found.get(name, _UNSET.get(name))) != value
+        if (have := _plain(getattr(found, name), value)) != value
     ]
     wrong += [
-        f"{name} is {found[name]!r} and must not be set" for name in _NOT_OURS if found.get(name)
+        f"{name} is {getattr(found, name)!r} and must not be set"
+        for name in _MUST_BE_UNSET
+        if getattr(found, name, None)
     ]
     if wrong:
         raise BackendRefused(
@@ -193,12 +226,27 @@ def _compare(
         )
 
 
-def _raise_for(problem: _Problem | None) -> None:
-    if problem is None:
-        return
-    said = f"JetStream says: {problem.description} ({problem.err_code})"
-    if problem.err_code in _NO_JETSTREAM:
-        raise BackendRefused(f"{said}. Start nats-server with JetStream (-js), for this account")
-    if problem.code in {_NOT_THERE, _UNAVAILABLE}:
-        raise BackendUnavailable(said)
-    raise BackendRefused(said)
+def _plain(value: object, wanted: object) -> object:
+    """A setting as in ``wanted``: text for an enumeration, zero for a number that is unset."""
+    if isinstance(value, Enum):
+        return value.value
+    return 0 if value is None and wanted == 0 else value
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn errors of the JetStream API into the errors of the ports."""
+    try:
+        yield
+    except APIError as error:
+        if error.code is None:
+            # How nats-py says that no server handles JetStream requests.
+            raise NoRespondersError from error
+        said = f"JetStream says: {error.description} ({error.err_code})"
+        if error.err_code in _NO_JETSTREAM:
+            raise BackendRefused(
+                f"{said}. Start nats-server with JetStream (-js), for this account"
+            ) from error
+        if isinstance(error, NotFoundError | ServiceUnavailableError):
+            raise BackendUnavailable(said) from error
+        raise BackendRefused(said) from error

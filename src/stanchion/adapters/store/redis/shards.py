@@ -24,7 +24,7 @@ from stanchion.core.run_id import SHARDS, shard_of_run
 from stanchion.core.transition import DispatchJob, Effect
 from stanchion.ports.errors import BackendError
 
-__all__ = ["ALL_SHARDS", "Sharded", "Shards"]
+__all__ = ["ALL_SHARDS", "Sharded", "Shards", "script_of"]
 
 ALL_SHARDS: Final = range(SHARDS)
 _OWNERS_MAX: Final = 50_000
@@ -52,7 +52,7 @@ class Shards:
         is_repeatable: bool = True,
     ) -> Request:
         """A script to be run in one shard."""
-        script = _script(name)
+        script = script_of(name)
         keys = self.keys.all_of(script.key_names, shard, run_id=run_id, tenant=tenant)
         packed = script.call(keys, arguments)
         return Request(self.keys.slots[shard], packed, script, is_repeatable)
@@ -66,7 +66,7 @@ class Shards:
         is_repeatable: bool = True,
     ) -> Request:
         """A script to be run on keys that the caller names."""
-        script = _script(name)
+        script = script_of(name)
         return Request(slot, script.call(keys, arguments), script, is_repeatable)
 
     def command(self, shard: int, *words: str | bytes | int) -> Request:
@@ -189,5 +189,6 @@ class Sharded:
 
 
 @cache
-def _script(name: str) -> Script:
+def script_of(name: str) -> Script:
+    """A script of the store, read once."""
     return Script.read(__package__, name)
