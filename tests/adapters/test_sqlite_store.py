@@ -8,12 +8,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 
 from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.adapters.store.sqlite.codec import decode_steps
 from stanchion.adapters.system import ManualClock
 from stanchion.core.admission import Admitted, TooLate
-from stanchion.core.model import TenantId
+from stanchion.core.model import Step, StepId, TenantId
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
 from stanchion.ports.records import Document, Tenant
 from tests.contract.builders import (
@@ -227,3 +229,9 @@ async def _limit_pages(store: SqliteStore, more: int) -> None:
 
     writer = store.writer  # the limit belongs to the connection that writes
     await writer.call(lambda db: limit(db.connection), wait_s=10.0)
+
+
+def test_many_large_steps_are_decoded_like_few_small_ones() -> None:
+    for size in (10, 100_000):
+        steps = {StepId(name): Step(output=[0] * size, attempt=2) for name in ("a", "b", "c")}
+        assert decode_steps(msgspec.json.encode(steps)) == steps

@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
+from stanchion.core.json_value import JsonValue
+from stanchion.core.model import Instant, Run, RunId, Step, StepId, TenantId, WorkflowId
+from stanchion.gateway.views import encoded_run, run_view
 from tests.gateway.asgi import opened
 from tests.gateway.house import House
 
@@ -200,3 +205,40 @@ async def test_a_job_of_a_for_each_shows_its_items_result(house: House) -> None:
     assert run["steps"]["each"]["items_total"] == 2
     first = (await house.ask("GET", "/v1/jobs/" + str(job["job_id"]).replace("[", "%5B"))).json
     assert (first["step_id"], first["output"]) == ("each", "seven")
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        None,
+        "text",
+        [],
+        [7],
+        {},
+        {"a": 1},
+        {"a": [1, 2], "b": {"c": None}, "ü": "é"},
+        [0] * 200_000,
+        ["x" * 300_000, 1, {"a": 1}],
+        {f"m{each}": [each] * 50_000 for each in range(9)},
+    ],
+    ids=lambda output: msgspec.json.encode(output)[:20].decode(),
+)
+async def test_a_run_encoded_in_slices_is_the_run(output: JsonValue) -> None:
+    run = Run(
+        id=RunId("r"),
+        tenant=TenantId("t"),
+        workflow_id=WorkflowId("w"),
+        workflow_version=1,
+        input={},
+        created_at=Instant(1_700_000_000_000),
+        output=output,
+        steps={StepId(name): Step(output=output) for name in ("one", "two", "three")},
+    )
+    view = run_view(run, None)
+    wide = {name: replace(step, items_total=2) for name, step in view.steps.items()}
+    for each in (view, replace(view, steps=wide)):
+        encoding = asyncio.create_task(encoded_run(each))
+        await asyncio.sleep(0)
+        is_large = len(msgspec.json.encode(output)) > 256 * 1024
+        assert encoding.done() is not is_large, "a large one lets the event loop go"
+        assert await encoding == msgspec.json.encode(each)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Final, assert_never
 
 import msgspec
+from msgspec.structs import replace
 
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (
@@ -48,6 +50,7 @@ from stanchion.wire.worker import LeasedJob as LeasedJobView
 __all__ = [
     "dead_letter_row",
     "definition",
+    "encoded_run",
     "feed_line",
     "job_answer",
     "jobs_out",
@@ -102,6 +105,65 @@ def run_view(
         finished_at=_when_if(run.finished_at),
         rerun_of=run.rerun_of,
     )
+
+
+async def encoded_run(view: RunView) -> bytes:
+    """The view as JSON. A large one is encoded in slices, between which the event loop is let go.
+
+    Millions of small values take tens of milliseconds to encode, in which nothing else would run.
+    """
+    slices = _Slices()
+    steps: dict[str, msgspec.Raw] = {}
+    for step_id, step in view.steps.items():
+        await slices.pause()
+        if step.items_total is None:
+            steps[step_id] = slices.counted(_encode(step))
+        else:
+            output = await slices.encoded(step.output)
+            steps[step_id] = msgspec.Raw(_encode(replace(step, output=output)))
+    output = await slices.encoded(view.output)
+    return _encode(replace(view, steps=steps, output=output))
+
+
+class _Slices:
+    """Encodes values member by member, and counts the bytes since the event loop was let go."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    async def pause(self) -> None:
+        """Let the event loop go, if enough was encoded since it last was."""
+        if self._bytes >= _SLICE_BYTES:
+            self._bytes = 0
+            await asyncio.sleep(0)
+
+    def counted(self, encoded: bytes) -> msgspec.Raw:
+        self._bytes += len(encoded)
+        return msgspec.Raw(encoded)
+
+    async def encoded(self, value: JsonValue) -> msgspec.Raw:
+        """A value whose members may be many or large."""
+        pieces: list[JsonValue]
+        match value:
+            case list() if len(value) > 1:
+                at_once = -(-len(value) // _SLICES)
+                pieces = [value[begin : begin + at_once] for begin in range(0, len(value), at_once)]
+                ends = b"[", b"]"
+            case dict() if len(value) > 1:
+                pieces, ends = [{name: each} for name, each in value.items()], (b"{", b"}")
+            case _:
+                return self.counted(_encode(value))
+        encoded: list[bytes] = []
+        for each in pieces:
+            await self.pause()
+            encoded.append(bytes(self.counted(_encode(each)))[1:-1])
+        return msgspec.Raw(ends[0] + b",".join(encoded) + ends[1])
+
+
+_SLICE_BYTES: Final = 256 * 1024
+_SLICES: Final = 64
+"""Pieces in which a list is encoded."""
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def _question(plan: Plan | None, step_id: StepId) -> str | None:

@@ -18,7 +18,7 @@ from stanchion.gateway.free_values import check_value
 from stanchion.gateway.gate_answers import refusal_of, started
 from stanchion.gateway.problems import Refusal, Refused, invalid, invalid_member, not_found
 from stanchion.gateway.route import RUNNERS, Reach, Route, Takes
-from stanchion.gateway.views import jobs_out, run_row, run_view, timeline_line
+from stanchion.gateway.views import encoded_run, jobs_out, run_row, run_view, timeline_line
 from stanchion.ports.records import Loaded, RunFilter
 from stanchion.services.gate_answers import (
     GateFailed,
@@ -46,8 +46,6 @@ from stanchion.wire.runs import (
 )
 
 __all__ = ["GATE_CODES", "ROUTES", "own_run"]
-
-_encode: Final = msgspec.json.Encoder().encode
 
 GATE_CODES: Final = (
     Code.IDEMPOTENCY_MISMATCH,
@@ -150,7 +148,7 @@ async def _rendered(call: Call[NoBody, Waiting], loaded: Loaded) -> bytes:
     run, out = loaded.run, jobs_out(loaded.run)
     progress = await call.services.store.progress(run.id, out) if out else {}
     plan = await _plan(call, run)
-    return _encode(run_view(run, plan, progress))
+    return await encoded_run(run_view(run, plan, progress))
 
 
 async def _plan(call: Call[NoBody, Waiting], run: Run) -> Plan | None:

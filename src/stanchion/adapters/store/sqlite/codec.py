@@ -42,12 +42,12 @@ __all__ = [
     "ITEM",
     "ORIGIN",
     "SQL",
-    "STEPS",
     "TENANT",
     "TIMER",
     "VALUE",
     "WORKFLOW",
     "Origin",
+    "decode_steps",
     "encode",
     "encode_some",
     "encode_text",
@@ -100,7 +100,23 @@ INBOX: Final[msgspec.json.Decoder[list[tuple[int, str, Event]]]] = msgspec.json.
 )
 ITEM: Final = msgspec.json.Decoder(Item)
 ORIGIN: Final = msgspec.json.Decoder(Origin)
-STEPS: Final = msgspec.json.Decoder(dict[StepId, Step])
+_STEPS: Final = msgspec.json.Decoder(dict[StepId, Step])
+_STEP: Final = msgspec.json.Decoder(Step)
+_RAW_STEPS: Final = msgspec.json.Decoder(dict[StepId, msgspec.Raw])
+_LARGE_BYTES: Final = 256 * 1024
+
+
+def decode_steps(text: bytes) -> dict[StepId, Step]:
+    """A run's steps. Large ones are decoded one by one.
+
+    A decoder does not let other threads run, and many megabytes take it tens of milliseconds:
+    between two steps the event loop gets its turn.
+    """
+    if len(text) < _LARGE_BYTES:
+        return _STEPS.decode(text)
+    return {step_id: _STEP.decode(step) for step_id, step in _RAW_STEPS.decode(text).items()}
+
+
 TENANT: Final = msgspec.json.Decoder(Tenant)
 TIMER: Final = msgspec.json.Decoder(Timer)
 VALUE: Final[msgspec.json.Decoder[JsonValue]] = msgspec.json.Decoder()

@@ -21,8 +21,8 @@ from stanchion.adapters.store.sqlite.codec import (
     ITEM,
     ORIGIN,
     SQL,
-    STEPS,
     VALUE,
+    decode_steps,
     encode,
     encode_some,
     encode_text,
@@ -107,7 +107,7 @@ def load(db: Database, run_id: RunId) -> Loaded | None:
         output=None if output is None else VALUE.decode(output),
         error=None if error is None else FAILURE.decode(error),
         finished_at=finished_at,
-        steps=STEPS.decode(steps),
+        steps=decode_steps(steps),
         stamp=Stamp(version, nonce),
         fence=fence,
     )
