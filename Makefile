@@ -48,6 +48,11 @@ serve: $(READY) ## run a server on http://127.0.0.1:8420 until Ctrl-C; its data 
 test: check test-core test-rest ## all checks and all tests, under ten minutes on two cores
 	@printf '\nall checks passed\n'
 
+.PHONY: quick
+quick: check ## lint, types, the core and one store: the inner loop, in under 90 seconds
+	$(call heading,core and the contract on SQLite)
+	@$(PYTEST) tests/core tests/contract $(QUICK) -k 'core or sqlite'
+
 .PHONY: check
 check: $(READY) ## lint, format, types and import contracts, without the tests
 	$(call heading,ruff check)
