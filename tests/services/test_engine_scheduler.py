@@ -130,6 +130,24 @@ async def test_a_worker_of_one_tenant_does_not_swallow_anothers_bell(world: Worl
 
 
 @virtual
+async def test_a_bell_passes_the_many_workers_of_another_tenant_in_one_step(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    theirs = [waiting(one, tenant=GLOBEX) for _ in range(50)]
+    own = waiting(one, tenant=ACME)
+    await asyncio.sleep(0.5)
+    before = asked(one)
+    await world.start(one, "one")
+    assert len((await own).jobs) == 1
+    assert asked(one) - before == 2
+    # A job of theirs is a bell of its own.
+    await world.define(ONE, tenant=GLOBEX)
+    await world.start(one, "one", tenant=GLOBEX)
+    await asyncio.sleep(0.1)
+    assert sum(each.done() for each in theirs) == 1
+
+
+@virtual
 async def test_a_bell_reaches_its_worker_past_those_who_wait_for_other_topics_too(
     world: World,
 ) -> None:

@@ -4,7 +4,8 @@ Who gets which job is the store's doing: tenants take turns, within a tenant and
 goes first. What is added here is waiting. A worker that finds nothing waits until a bell says that
 a job of one of its topics is ready. One bell wakes one worker: the first in line that has not
 looked since. Whoever was handed all it asked for, or nothing, passes the bell on, and so does
-whoever leaves with it.
+whoever leaves with it. A bell for which a worker of one tenant found nothing goes to no other
+worker of that tenant: hundreds of them would otherwise be asked before another tenant's.
 
 Behind the bells is a poll of the ready topics, once a second for all waiting workers together.
 """
@@ -38,6 +39,17 @@ class Handed(msgspec.Struct, frozen=True):
     waited_ms: int
 
 
+class _Heard(msgspec.Struct, frozen=True):
+    """What a bell was rung for, and whom it has been to."""
+
+    topics: frozenset[Topic] = frozenset()
+    tried: frozenset[TenantId] = frozenset()
+    """Tenants whose workers found nothing: their other workers would not either."""
+
+
+_SILENCE: Final = _Heard()
+
+
 class _Waiter(msgspec.Struct, eq=False):
     worker_id: str
     topics: Collection[Topic]
@@ -46,8 +58,8 @@ class _Waiter(msgspec.Struct, eq=False):
     looked: int
     """The number of the newest bell when it last asked the store."""
     bell: asyncio.Event
-    heard: frozenset[Topic] = frozenset()
-    """What the bell in its hand was rung for: it is passed on for that, and for nothing else."""
+    heard: _Heard = _SILENCE
+    """The bell in its hand: it is passed on for what it was rung for, and for nothing else."""
 
 
 class Scheduler:
@@ -125,7 +137,7 @@ class Scheduler:
         It is passed on unless it has done its part. All that was asked for: there may be more.
         Nothing: it may be for what this one may not take. No answer: somebody else may get one.
         """
-        heard, waiter.heard = waiter.heard, frozenset()
+        heard, waiter.heard = waiter.heard, _SILENCE
         waiter.bell.clear()
         waiter.looked = self._rung
         is_spent = False
@@ -138,6 +150,8 @@ class Scheduler:
                 tenant=waiter.tenant,
             )
             is_spent = 0 < len(jobs) < waiter.max_jobs
+            if not jobs and waiter.tenant is not None and heard.topics.issubset(waiter.topics):
+                heard = _Heard(heard.topics, heard.tried | {waiter.tenant})
             return jobs
         finally:
             if not is_spent:
@@ -145,13 +159,17 @@ class Scheduler:
 
     def _hear(self, note: str) -> None:
         self._rung += 1
-        self._wake(frozenset({Topic(note)}))
+        self._wake(_Heard(frozenset({Topic(note)})))
 
-    def _wake(self, topics: frozenset[Topic]) -> None:
+    def _wake(self, heard: _Heard) -> None:
         for each in self._waiting:
             is_due = each.looked < self._rung and not each.bell.is_set()
-            if is_due and not topics.isdisjoint(each.topics):
-                each.heard = topics
+            if (
+                is_due
+                and each.tenant not in heard.tried
+                and not heard.topics.isdisjoint(each.topics)
+            ):
+                each.heard = heard
                 each.bell.set()
                 return
 
