@@ -34,7 +34,6 @@ from stanchion.services.engine import Engine, Terms, Wires
 from stanchion.services.keys import Keys
 from stanchion.services.log import log_event
 from stanchion.services.memory import MemoryTrimmer
-from stanchion.services.plans import link_off_loop
 
 __all__ = ["run_server"]
 
@@ -68,7 +67,7 @@ def _refused(error: str) -> int:
 
 
 async def _serve(config: Config, wires: Wires, on_ready: OnReady) -> None:
-    engine = Engine(wires.entropy.token()[:12], wires, terms=_terms(config), linker=link_off_loop)
+    engine = Engine(wires.entropy.token()[:12], wires, terms=_terms(config), works_off_loop=True)
     app = make_app(
         engine.services,
         GatewayOptions(admin_key=config.admin_key, metrics_open=config.metrics_open),

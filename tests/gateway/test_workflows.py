@@ -8,10 +8,11 @@ import threading
 import msgspec
 import pytest
 
+from stanchion.core.model import TenantId
 from stanchion.core.workflow import Workflow
 from stanchion.core.workflow_file import parse_workflow
-from stanchion.gateway import GatewayOptions
 from stanchion.gateway.views import definition
+from stanchion.services.work import WAITING_MAX
 from tests.gateway.house import ONE_STEP, House, opened_house
 
 YAML = b"""
@@ -126,12 +127,19 @@ async def test_expensive_files_are_read_one_at_a_time_and_others_go_on() -> None
         begun.set()
         assert go_on.wait(10)
 
-    async with opened_house(GatewayOptions(parses_waiting_max=0)) as house:
-        reading = asyncio.create_task(house.app._desk.parse(slow))  # noqa: SLF001 - a slow file
+    async with opened_house() as house:
+        reading = asyncio.create_task(house.services.executor.run(TenantId("acme"), slow))
         await asyncio.to_thread(begun.wait, 10)
         assert (await house.ask("GET", "/livez")).status == 200
-        answer = await house.ask("PUT", "/v1/workflows/other", ONE_STEP)
-        assert (answer.status, answer.code) == (503, "overloaded")
+        path = "/v1/workflows/other"
+        puts = [
+            asyncio.create_task(house.ask("PUT", path, ONE_STEP, tenant="acme"))
+            for _ in range(WAITING_MAX + 4)
+        ]
+        refused = [await each for each in puts[WAITING_MAX:]]
+        assert {(each.status, each.code) for each in refused} == {(429, "tenant_overloaded")}
+        other = asyncio.create_task(house.ask("PUT", path, ONE_STEP, tenant="globex"))
         go_on.set()
         await reading
-        assert (await house.ask("PUT", "/v1/workflows/other", ONE_STEP)).status == 200
+        assert (await other).status == 200
+        assert {(await each).status for each in puts[:WAITING_MAX]} == {200}

@@ -29,7 +29,7 @@ from stanchion.services.pacing import Pacing
 from stanchion.services.parts import Parts
 from stanchion.services.plans import Plans
 from stanchion.services.tenants import Tenants
-from stanchion.services.work import TenantWorkBudget
+from stanchion.services.work import Decider, TenantWorkBudget
 from stanchion.sim.loop import LoopClock
 from tests.services.faulty_locks import FaultyLocks
 from tests.services.faulty_store import FaultyStore
@@ -137,7 +137,7 @@ class House:
             signals=AdmissionSignals(
                 self.registry, labels=labels, errors=LeaseErrors(self.registry)
             ),
-            work=self.work,
+            decider=Decider(self.work, None),
             on_admitted=lambda run, plan: self.admitted.append((run, plan)),
         )
 

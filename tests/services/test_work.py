@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 from prometheus_client import CollectorRegistry
 
 from stanchion.adapters.system import ManualClock
-from stanchion.core.model import TenantId
+from stanchion.core.events import Started
+from stanchion.core.model import Instant, Run, RunId, StepId, TenantId, Topic, WorkflowId
+from stanchion.core.plan import Plan
+from stanchion.core.run import decide
+from stanchion.core.workflow import ForEachSpec, JobSpec, Workflow
 from stanchion.services import work as module
 from stanchion.services.labels import TenantLabels
-from stanchion.services.work import TenantOverloaded, TenantWorkBudget
+from stanchion.services.work import Decider, TenantExecutor, TenantOverloaded, TenantWorkBudget
+from tests.core.world import planned
 from tests.services.seeded import SeededEntropy
 
 ACME = TenantId("acme")
@@ -88,3 +99,140 @@ def test_only_so_many_tenants_are_remembered_and_named(monkeypatch: pytest.Monke
             bench.budget.check(TenantId(name))
     assert bench.metric("seconds", "one") == 20
     assert bench.metric("seconds", "other") == 20
+
+
+# ── Turns at the worker thread ───────────────────────────────────────────────────────────────────
+
+
+class Held:
+    """A call that keeps the thread until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self) -> str:
+        self.begun.set()
+        assert self.go_on.wait(10)
+        return "done"
+
+
+async def test_tenants_take_turns_at_the_worker_thread() -> None:
+    executor = TenantExecutor(Bench().budget)
+    held, order = Held(), list[str]()
+    first = asyncio.create_task(executor.run(ACME, held))
+    await asyncio.to_thread(held.begun.wait, 10)
+    calls = [
+        asyncio.create_task(executor.run(tenant, partial(order.append, name)))
+        for tenant, name in [(ACME, "a1"), (ACME, "a2"), (ACME, "a3"), (GLOBEX, "g1")]
+    ]
+    await asyncio.sleep(0)
+    held.go_on.set()
+    assert await first == "done"
+    await asyncio.gather(*calls)
+    assert order == ["a1", "g1", "a2", "a3"]
+    executor.close()
+
+
+async def test_a_tenant_with_many_calls_is_refused_and_another_is_not() -> None:
+    executor = TenantExecutor(Bench().budget, waiting_max=2)
+    held = Held()
+    first = asyncio.create_task(executor.run(ACME, held))
+    await asyncio.to_thread(held.begun.wait, 10)
+    waiting = [asyncio.create_task(executor.run(ACME, int)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(TenantOverloaded) as refused:
+        await executor.run(ACME, int)
+    assert 1_000 <= refused.value.retry_after_ms <= 1_250
+    needed = asyncio.create_task(executor.run(ACME, int, may_refuse=False))
+    other = asyncio.create_task(executor.run(GLOBEX, int))
+    held.go_on.set()
+    await asyncio.gather(first, needed, other, *waiting)
+    executor.close()
+
+
+async def test_work_in_the_thread_is_charged_also_when_it_fails_or_its_caller_left() -> None:
+    bench = Bench()
+    executor = TenantExecutor(bench.budget)
+
+    def failing() -> None:
+        bench.processor_s += 1.5
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await executor.run(ACME, failing)
+    assert bench.metric("seconds", "acme") == 1.5
+    held = Held()
+    leaving = asyncio.create_task(executor.run(ACME, held))
+    gone = asyncio.create_task(executor.run(ACME, failing))
+    await asyncio.to_thread(held.begun.wait, 10)
+    leaving.cancel()
+    gone.cancel()
+    bench.processor_s += 1
+    held.go_on.set()
+    assert await executor.run(GLOBEX, lambda: "next") == "next"
+    assert bench.metric("seconds", "acme") == 2.5
+    with pytest.raises(TenantOverloaded):
+        await executor.run(ACME, int)
+    assert await executor.run(ACME, int, may_refuse=False) == 0
+    executor.close()
+
+
+# ── Decisions ────────────────────────────────────────────────────────────────────────────────────
+
+COSTLY = "input.a.exists(x, input.a.exists(y, x + y == -1))"
+
+
+def started(items: int) -> tuple[Plan, Run]:
+    """A run with a condition that compares every item with every other one."""
+    spec = JobSpec(topic=Topic("work"), when=COSTLY)
+    plan = planned(Workflow(id=WorkflowId("w"), steps={StepId("only"): spec}))
+    run = Run(
+        id=RunId("run"),
+        tenant=ACME,
+        workflow_id=plan.workflow_id,
+        workflow_version=1,
+        input={"a": [1] * items},
+        created_at=Instant(0),
+    )
+    return plan, run
+
+
+class SpyExecutor(TenantExecutor):
+    """Counts what it is given."""
+
+    calls = 0
+
+    async def run(
+        self, tenant: TenantId, work: Callable[[], Any], *, may_refuse: bool = True
+    ) -> Any:  # noqa: ANN401 - whatever the work gives
+        self.calls += 1
+        return await super().run(tenant, work, may_refuse=may_refuse)
+
+
+@pytest.mark.parametrize(("items", "off_loop"), [(10, 0), (100, 1)])
+async def test_only_a_long_decision_leaves_the_event_loop_and_both_come_to_the_same(
+    items: int, off_loop: int
+) -> None:
+    bench = Bench()
+    executor = SpyExecutor(bench.budget)
+    plan, run = started(items)
+    event = Started(actor="caller")
+    transition = await Decider(bench.budget, executor).decide(plan, run, [event], Instant(5))
+    assert executor.calls == off_loop
+    assert transition == decide(plan, run, event, Instant(5))
+    assert transition == await Decider(bench.budget, None).decide(plan, run, [event], Instant(5))
+    executor.close()
+
+
+async def test_a_wide_for_each_begins_off_the_event_loop() -> None:
+    bench = Bench()
+    executor = SpyExecutor(bench.budget)
+    spec = ForEachSpec(topic=Topic("work"), for_each="${input.a}", input="${item}")
+    plan = planned(Workflow(id=WorkflowId("w"), steps={StepId("each"): spec}))
+    _, run = started(10_000)
+    event = Started(actor="caller")
+    transition = await Decider(bench.budget, executor).decide(plan, run, [event], Instant(5))
+    assert executor.calls == 1
+    assert len(transition.items) == 10_000
+    executor.close()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from stanchion.core.plan import Plan, PlannedStep
     from stanchion.core.template import Template
 
-__all__ = ["Draft"]
+__all__ = ["DecisionTooLong", "Draft"]
 
 
 def size_of(output: JsonValue) -> int:
@@ -71,11 +71,18 @@ class _Done(NamedTuple):
 _NOTHING: Final = _Done(None, 0)
 
 
+class DecisionTooLong(Exception):
+    """The decision takes more work than was allowed here. It can be made anew where it may."""
+
+
 class Draft:
     """The working copy of one decision: reads fall through to the run, writes stay here."""
 
-    def __init__(self, plan: Plan, run: Run, now: Instant) -> None:
-        """Begin with nothing changed."""
+    def __init__(self, plan: Plan, run: Run, now: Instant, *, work_max: int | None = None) -> None:
+        """Begin with nothing changed.
+
+        With more work than ``work_max`` (units of ``cel.budget``) it raises ``DecisionTooLong``.
+        """
         self.plan = plan
         self.run = run
         self.now = now
@@ -93,6 +100,7 @@ class Draft:
         self._inputs: dict[StepId | None, JsonObject] = {None: run.input}
         self._work_left = limits.EVENT_WORK_MAX
         self._work_done = 0
+        self._work_max = float("inf") if work_max is None else work_max
         self._outputs_weight: int | None = None
         """Of all steps' outputs together, once somebody has asked: see ``_weight``."""
 
@@ -156,11 +164,19 @@ class Draft:
             budget = EvaluationBudget(work=min(WORK_MAX, self._work_left))
         else:
             budget.work_left = min(budget.work_left, self._work_left)
+        here = min(budget.work_left, self._work_max - self._work_done)
+        cut = budget.work_left - int(here)
+        budget.work_left -= cut
         before = budget.work_left
         try:
             return expression.evaluate(scope, budget)
+        except BudgetSpent:
+            if cut:
+                raise DecisionTooLong from None
+            raise
         finally:
             done = before - max(0, budget.work_left)
+            budget.work_left += cut
             self._work_left -= done
             self._work_done += done
 
@@ -169,7 +185,13 @@ class Draft:
         if units > self._work_left:
             raise BudgetSpent("too much work: one event sets off too many checks of large inputs")
         self._work_left -= units
+        self.toil(units)
+
+    def toil(self, units: int) -> None:
+        """Count work that has a limit of its own. Raises ``DecisionTooLong``."""
         self._work_done += units
+        if self._work_done > self._work_max:
+            raise DecisionTooLong
 
     def scope_input(self, parent: StepId | None) -> JsonObject:
         """What ``input`` means below a sub-workflow step; for ``None``, the run's own input.

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 
 from stanchion.core import steps
-from stanchion.core.draft import Draft
+from stanchion.core.draft import DecisionTooLong, Draft
 from stanchion.core.events import (
     Approved,
     CancelRequested,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from stanchion.core.json_value import JsonValue
     from stanchion.core.plan import Body, Plan, PlannedStep
 
-__all__ = ["decide", "decide_all", "items_to_read"]
+__all__ = ["DecisionTooLong", "decide", "decide_all", "items_to_read"]
 
 _FAILING = frozenset({StepStatus.FAILED, StepStatus.TIMED_OUT})
 
@@ -59,13 +59,23 @@ def decide(plan: Plan, run: Run, event: Event, now: Instant) -> Transition:
     return decide_all(plan, run, (event,), now)
 
 
-def decide_all(plan: Plan, run: Run, events: Iterable[Event], now: Instant) -> Transition:
+def decide_all(
+    plan: Plan,
+    run: Run,
+    events: Iterable[Event],
+    now: Instant,
+    *,
+    work_max: int | None = None,
+) -> Transition:
     """What these events change about the run, one after the other, as one transition.
 
     It may stop before the last of them, if those before it ask for very much: the transition's
     ``ignored`` has an entry for each event that was decided on. The first one always is.
+
+    With more work than ``work_max`` (units of ``cel.budget``) it raises ``DecisionTooLong``. An
+    event loop, which must not be held up for long, then has it decided again in a thread.
     """
-    draft = Draft(plan, run, now)
+    draft = Draft(plan, run, now, work_max=work_max)
     ignored: list[Ignored | None] = []
     for event in events:
         ignored.append(_apply(draft, event))

@@ -205,6 +205,7 @@ def _written(value: JsonValue, budget: EvaluationBudget) -> str:
         raise ExpressionError(f"this cannot be written as JSON: {error}") from error
     # What was paid for was the value. The text has brackets, quotes, escapes and digits too.
     budget.size(len(text))
+    budget.work(3 * text.count(":") + text.count(","))
     return text
 
 

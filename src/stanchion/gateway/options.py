@@ -41,8 +41,6 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A reader who lets an answer pile up for so long is cut off."""
     metrics_open: bool = False
     """Whether ``/metrics`` is answered without a key."""
-    parses_waiting_max: int = 16
-    """Workflow files that wait for their turn: they are read one at a time."""
 
     def __repr__(self) -> str:
         return "GatewayOptions(…)"  # it holds a secret

@@ -28,7 +28,7 @@ from stanchion.core.lease import LeaseLost
 from stanchion.core.lease_policy import LeaseOverride
 from stanchion.core.model import Risk, Run, RunId, RunStatus
 from stanchion.core.plan import Plan
-from stanchion.core.run import decide_all, items_to_read
+from stanchion.core.run import items_to_read
 from stanchion.core.transition import DispatchJob, Transition, evolve
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, sentence
@@ -45,6 +45,7 @@ from stanchion.services.leasing import Contended, Lease, Leasing, Refused
 from stanchion.services.log import log_event
 from stanchion.services.parts import Parts, Rules
 from stanchion.services.plans import Plans
+from stanchion.services.work import Decider
 
 __all__ = ["Advanced", "Advancer", "Broken", "Buried", "Busy", "Missing", "Outcome", "PutOff"]
 
@@ -120,9 +121,11 @@ class Advancer:
         plans: Plans,
         leasing: Leasing,
         rules: Rules,
+        decider: Decider,
         on_ended: Callable[[Run], None] = lambda _run: None,
         poison_failures_max: int = 5,
     ) -> None:
+        self._decider = decider
         self._store = parts.store
         self._bus = parts.bus
         self._clock = parts.clock
@@ -277,8 +280,8 @@ class Advancer:
         try:
             plan = await self._plans.of_run(loaded.run)
             run = await self._with_items(loaded.run, entries)
-            transition = decide_all(
-                plan, run, (entry.event for entry in entries), self._clock.now()
+            transition = await self._decider.decide(
+                plan, run, [entry.event for entry in entries], self._clock.now()
             )
         except BackendError:
             raise
@@ -336,8 +339,8 @@ class Advancer:
             plan = await self._plans.of_run(loaded.run)
             for bad in loaded.inbox[:EVENTS_MAX]:
                 run = await self._with_items(loaded.run, (*good, bad))
-                events = (entry.event for entry in (*good, bad))
-                transition = decide_all(plan, run, events, self._clock.now())
+                events = [entry.event for entry in (*good, bad)]
+                transition = await self._decider.decide(plan, run, events, self._clock.now())
                 good.append(bad)
         except BackendError:
             raise

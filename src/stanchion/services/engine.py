@@ -48,7 +48,7 @@ from stanchion.services.scheduler import Scheduler
 from stanchion.services.services import Services
 from stanchion.services.settings import SettingsKeeper
 from stanchion.services.watching import Watching
-from stanchion.services.work import DEFAULT_ALLOWANCE, TenantWorkBudget
+from stanchion.services.work import DEFAULT_ALLOWANCE, Decider, TenantExecutor, TenantWorkBudget
 
 __all__ = ["DEFAULT_TERMS", "Engine", "Terms", "Wires"]
 
@@ -119,9 +119,13 @@ class Engine:
         *,
         terms: Terms = DEFAULT_TERMS,
         linker: Linker = link_here,
+        works_off_loop: bool = False,
         processor_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """``processor_s`` reads the processor time of the calling thread, in seconds."""
+        """``works_off_loop``: what takes long is done in a thread, where tenants take turns.
+
+        ``processor_s`` reads the processor time of the calling thread, in seconds.
+        """
         registry = CollectorRegistry()
         store, bus, clock = wires.store, wires.bus, wires.clock
         settings = SettingsKeeper(
@@ -173,13 +177,17 @@ class Engine:
             ),
         )
         rules = _Rules(settings, self._escalating)
-        plans = Plans(store, linker=linker)
+        self._executor = TenantExecutor(work)
+        executor = self._executor if works_off_loop else None
+        decider = Decider(work, executor)
+        plans = Plans(store, linker=linker, executor=executor)
         watching = Watching(parts)
         self._advancer = Advancer(
             parts,
             plans=plans,
             leasing=self._leasing,
             rules=rules,
+            decider=decider,
             on_ended=watching.has_ended,
             poison_failures_max=terms.poison_failures_max,
         )
@@ -209,7 +217,7 @@ class Engine:
                 signals=AdmissionSignals(
                     registry, labels=labels, errors=self._lease_signals.errors
                 ),
-                work=work,
+                decider=decider,
                 on_admitted=self._advancer.remember,
             ),
             inbox=Inbox(parts, plans=plans, advancer=self._advancer, rules=rules),
@@ -219,6 +227,7 @@ class Engine:
             escalating=self._escalating,
             registry=registry,
             work=work,
+            executor=self._executor,
         )
 
     async def run(self) -> None:
@@ -244,6 +253,7 @@ class Engine:
         self.services.scheduler.close()
         self.services.watching.close()
         await self._leasing.close()
+        self._executor.close()
 
     def _loops(self) -> dict[str, Loop]:
         services = self.services

@@ -23,7 +23,6 @@ from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Run, RunId, RunStatus, Stamp, StepId, TenantId, Topic, WorkflowId
 from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunRefused, rerun
-from stanchion.core.run import decide
 from stanchion.core.run_id import make_run_id
 from stanchion.core.schema import InputSchema
 from stanchion.core.settings import Settings
@@ -47,7 +46,7 @@ from stanchion.services.gate_answers import (
 from stanchion.services.pacing import Pacing
 from stanchion.services.parts import Parts
 from stanchion.services.plans import Linked, Plans, UnknownWorkflow
-from stanchion.services.work import TenantWorkBudget
+from stanchion.services.work import Decider
 
 __all__ = [
     "Gate",
@@ -78,12 +77,13 @@ class Gate:
         settings: Callable[[], Settings],
         pacing: Pacing,
         signals: AdmissionSignals,
-        work: TenantWorkBudget,
+        decider: Decider,
         on_admitted: Callable[[Run, Plan], None] = lambda _run, _plan: None,
     ) -> None:
         self._parts = parts
         self._plans = plans
-        self._work = work
+        self._work = decider.budget
+        self._decider = decider
         self._admitter = Admitter(
             parts, settings=settings, pacing=pacing, signals=signals, on_admitted=on_admitted
         )
@@ -140,7 +140,7 @@ class Gate:
         )
         pending = self._pending(tenant, linked, {"input": input}, holds_slot=False)
         asked = _asked(call, call.workflow_id, {"input": input})
-        ready = self._ready(call, linked.plan, pending, asked=asked, actor=actor)
+        ready = await self._ready(call, linked.plan, pending, asked=asked, actor=actor)
         answer = await self._admitter.in_time(call, self._admitter.admit(call, ready))
         # Only a run that takes a slot can meet a full tenant.
         assert not isinstance(answer, TenantFull)
@@ -192,7 +192,7 @@ class Gate:
         if not refresh and (full := await self._admitter.full_already(call)) is not None:
             return full
         pending = self._pending(call.tenant, linked, given)
-        ready = self._ready(call, linked.plan, pending, asked=asked, actor=actor)
+        ready = await self._ready(call, linked.plan, pending, asked=asked, actor=actor)
         return Ready(replace(ready.admission, definitions=linked.definitions), ready.plan)
 
     async def _known(
@@ -248,7 +248,7 @@ class Gate:
         if isinstance(pending, RerunRefused):
             return pending
         asked = _asked(call, WorkflowId(f"rerun/{run_id}"), {"from_step": from_step})
-        ready = self._ready(call, plan, pending, asked=asked, actor=actor)
+        ready = await self._ready(call, plan, pending, asked=asked, actor=actor)
         return await self._admitter.admit(call, ready)
 
     # ── Runs that are ready to begin ────────────────────────────────────────────────────────────
@@ -269,10 +269,11 @@ class Gate:
             holds_slot=holds_slot,
         )
 
-    def _ready(self, call: Call, plan: Plan, pending: Run, *, asked: str, actor: str) -> Ready:
+    async def _ready(
+        self, call: Call, plan: Plan, pending: Run, *, asked: str, actor: str
+    ) -> Ready:
         began = StartRequested(actor=actor)
-        with self._work.measured(call.tenant):
-            transition = decide(plan, pending, began, pending.created_at)
+        transition = await self._decider.decide(plan, pending, (began,), pending.created_at)
         stamp = Stamp(1, self._parts.entropy.token())
         admission = Admission(
             run=replace(evolve(pending, transition), stamp=stamp),

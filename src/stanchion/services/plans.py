@@ -7,7 +7,6 @@ and the store says so when somebody starts a run with it (``StaleDefinition``).
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,6 +20,7 @@ from stanchion.core.plan import Plan, link, subworkflows
 from stanchion.core.workflow import JobSpec, Workflow
 from stanchion.ports.store import Definitions
 from stanchion.services.shared_reading import SharedReading
+from stanchion.services.work import TenantExecutor
 
 __all__ = [
     "JOB_STEP",
@@ -30,7 +30,6 @@ __all__ = [
     "Plans",
     "UnknownWorkflow",
     "link_here",
-    "link_off_loop",
 ]
 
 KEPT_MAX: Final = 50_000
@@ -77,19 +76,20 @@ async def link_here(
     return link(workflow, others)
 
 
-async def link_off_loop(
-    workflow: Workflow, others: Mapping[WorkflowId, Workflow]
-) -> Plan | WorkflowFaults:
-    """Link in a thread: a large file of expressions takes longer than others should wait."""
-    return await asyncio.to_thread(link, workflow, others)
-
-
 class Plans:
     """Links workflows, and remembers."""
 
-    def __init__(self, definitions: Definitions, *, linker: Linker = link_here) -> None:
+    def __init__(
+        self,
+        definitions: Definitions,
+        *,
+        linker: Linker = link_here,
+        executor: TenantExecutor | None = None,
+    ) -> None:
+        """With an executor, plans are linked by it: many expressions take long to compile."""
         self._definitions = definitions
         self._link = linker
+        self._executor = executor
         self._newest: OrderedDict[tuple[TenantId, WorkflowId], Linked] = OrderedDict()
         self._by_version: OrderedDict[object, Plan] = OrderedDict()
         self._by_content: OrderedDict[bytes, Plan] = OrderedDict()
@@ -182,7 +182,13 @@ class Plans:
         content = _content(workflow_id, workflows)
         plan = self._by_content.get(content)
         if plan is None:
-            linked = await self._link(workflows[workflow_id], workflows)
+            workflow = workflows[workflow_id]
+            if self._executor is None:
+                linked = await self._link(workflow, workflows)
+            else:
+                linked = await self._executor.run(
+                    tenant, lambda: link(workflow, workflows), may_refuse=False
+                )
             if isinstance(linked, WorkflowFaults):
                 return linked
             plan = linked

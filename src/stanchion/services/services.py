@@ -18,7 +18,7 @@ from stanchion.services.plans import Plans
 from stanchion.services.scheduler import Scheduler
 from stanchion.services.settings import SettingsKeeper
 from stanchion.services.watching import Watching
-from stanchion.services.work import TenantWorkBudget
+from stanchion.services.work import TenantExecutor, TenantWorkBudget
 
 __all__ = ["Services"]
 
@@ -41,3 +41,4 @@ class Services:
     escalating: Escalating
     registry: CollectorRegistry
     work: TenantWorkBudget
+    executor: TenantExecutor

@@ -7,26 +7,47 @@ allowance is refused with ``TenantOverloaded`` until it has recovered; other ten
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
 
 from stanchion.core.admission import WorkAllowance
-from stanchion.core.model import TenantId
+from stanchion.core.events import Event
+from stanchion.core.model import Instant, Run, TenantId
+from stanchion.core.plan import Plan
+from stanchion.core.run import DecisionTooLong, decide_all
+from stanchion.core.transition import Transition
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.services.labels import TenantLabels
 
-__all__ = ["DEFAULT_ALLOWANCE", "TENANTS_MAX", "TenantOverloaded", "TenantWorkBudget"]
+__all__ = [
+    "DEFAULT_ALLOWANCE",
+    "LOOP_WORK_MAX",
+    "TENANTS_MAX",
+    "Decider",
+    "TenantExecutor",
+    "TenantOverloaded",
+    "TenantWorkBudget",
+]
+
+_Result = TypeVar("_Result")
 
 DEFAULT_ALLOWANCE: Final = WorkAllowance(share=0.25, burst_s=2.0)
 """A quarter of one core for each tenant, and two seconds ahead of that."""
 TENANTS_MAX: Final = 10_000
 """Tenants whose use is remembered: those charged last."""
+WAITING_MAX: Final = 16
+"""Calls of one tenant that wait for the worker thread."""
+LOOP_WORK_MAX: Final = 60_000
+"""Work of one decision on the event loop, in units of ``cel.budget``: some 10 ms."""
 _OVER: Final = "the tenant uses more processor time than its share"
 _SPREAD: Final = 0.25
 """Refused callers are told to wait up to this much longer, so that they do not return together."""
@@ -128,3 +149,124 @@ class _Account:
     def __init__(self, count: Callable[[float], None]) -> None:
         self.count = count
         self.full_at_ms = 0.0
+
+
+class TenantExecutor:
+    """One worker thread for work that takes long. Tenants take turns at it, call by call.
+
+    A tenant's calls wait in a line of their own, so a tenant with many calls delays itself, and
+    another one's call comes after one call of each tenant at most.
+    """
+
+    def __init__(self, budget: TenantWorkBudget, *, waiting_max: int = WAITING_MAX) -> None:
+        self._budget = budget
+        self._waiting_max = waiting_max
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tenant-work")
+        self._lines: OrderedDict[TenantId, deque[_Call]] = OrderedDict()
+        self._is_busy = False
+
+    async def run(
+        self, tenant: TenantId, work: Callable[[], _Result], *, may_refuse: bool = True
+    ) -> _Result:
+        """Do the work in the thread and charge its processor time to the tenant.
+
+        Raises ``TenantOverloaded`` if the tenant is over its share or has too many calls waiting,
+        unless the work must be done in any case.
+        """
+        line = self._lines.get(tenant)
+        if may_refuse:
+            self._budget.check(tenant)
+            if line is not None and len(line) >= self._waiting_max:
+                detail = f"{len(line)} calls of this tenant wait for the worker thread already"
+                raise self._budget.refusal(tenant, detail, 1_000)
+        if line is None:
+            line = self._lines[tenant] = deque()
+        call = _Call(work, asyncio.get_running_loop().create_future())
+        line.append(call)
+        self._next()
+        result: _Result = await call.future
+        return result
+
+    def close(self) -> None:
+        """Let the thread go. Calls that wait are cancelled."""
+        for line in self._lines.values():
+            for call in line:
+                call.future.cancel()
+        self._lines.clear()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _next(self) -> None:
+        while self._lines and not self._is_busy:
+            tenant, line = self._lines.popitem(last=False)
+            call = line.popleft()
+            if line:
+                self._lines[tenant] = line  # behind all other tenants
+            if call.future.done():
+                continue  # its caller has left
+            self._is_busy = True
+            done = asyncio.get_running_loop().run_in_executor(self._thread, self._timed, call.work)
+            done.add_done_callback(partial(self._end, tenant, call))
+
+    def _timed(self, work: Callable[[], object]) -> tuple[object, BaseException | None, float]:
+        before_s = self._budget.processor_s()
+        result: object = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except Exception as raised:  # noqa: BLE001 - it is the caller's
+            error = raised
+        return result, error, max(0.0, self._budget.processor_s() - before_s)
+
+    def _end(
+        self,
+        tenant: TenantId,
+        call: _Call,
+        done: asyncio.Future[tuple[object, BaseException | None, float]],
+    ) -> None:
+        self._is_busy = False
+        if done.cancelled():
+            call.future.cancel()
+            return
+        result, error, seconds = done.result()
+        self._budget.charge(tenant, seconds)
+        if not call.future.done():
+            if error is None:
+                call.future.set_result(result)
+            else:
+                call.future.set_exception(error)
+        self._next()
+
+
+class _Call:
+    __slots__ = ("future", "work")
+
+    def __init__(self, work: Callable[[], object], future: asyncio.Future[Any]) -> None:
+        self.work = work
+        self.future = future
+
+
+class Decider:
+    """Decides what events change about a run, and charges it to the run's tenant.
+
+    A decision that is short is made on the event loop. One that turns out to be long is made again
+    by the executor; without an executor it is made here, however long it takes.
+    """
+
+    def __init__(self, budget: TenantWorkBudget, executor: TenantExecutor | None) -> None:
+        self.budget = budget
+        self._executor = executor
+
+    async def decide(
+        self, plan: Plan, run: Run, events: Sequence[Event], now: Instant
+    ) -> Transition:
+        """What these events change, as ``decide_all`` says."""
+        if self._executor is None:
+            with self.budget.measured(run.tenant):
+                return decide_all(plan, run, events, now)
+        try:
+            with self.budget.measured(run.tenant):
+                return decide_all(plan, run, events, now, work_max=LOOP_WORK_MAX)
+        except DecisionTooLong:
+            return await self._executor.run(
+                run.tenant, lambda: decide_all(plan, run, events, now), may_refuse=False
+            )

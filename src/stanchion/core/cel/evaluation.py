@@ -180,7 +180,7 @@ def _check_literal_pattern(node: Call) -> None:
             pass
 
 
-_ERROR_WORK: Final = 30
+_ERROR_WORK: Final = 60
 """To find out that something has no value takes longer than to find the value."""
 
 

@@ -45,14 +45,15 @@ async def put_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
     """Store a workflow. The same workflow again keeps its version."""
     name = call.params["workflow_id"]
     notation = _notation(call.headers.get(b"content-type", b""))
-    workflow = await call.desk.parse(
-        lambda: parse_workflow(call.body, format=notation, workflow_id=name)
+    executor = call.services.executor
+    workflow = await executor.run(
+        call.tenant, lambda: parse_workflow(call.body, format=notation, workflow_id=name)
     )
     if isinstance(workflow, WorkflowFaults):
         return _faulty(workflow)
     store = call.services.store
     others = await _contained(store, call.tenant, workflow)
-    plan = await call.desk.parse(lambda: link(workflow, others))
+    plan = await executor.run(call.tenant, lambda: link(workflow, others), may_refuse=False)
     if isinstance(plan, WorkflowFaults):
         return _faulty(plan)
     version = await store.put_workflow(call.tenant, workflow)
