@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -12,7 +13,8 @@ import pytest
 from stanchion.core.model import TenantId
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.answers import TURN_BYTES, Answers
-from stanchion.gateway.load import Kind, LargeBodyTurns, Load
+from stanchion.gateway.load import HeavyRequests, Kind, Load
+from stanchion.ports.records import Result
 from stanchion.services.keys import Keys
 from stanchion.wire.admin import Role
 from tests.gateway.asgi import Stuck
@@ -471,7 +473,7 @@ async def test_a_schema_of_many_alternatives_does_not_hold_up_the_server() -> No
 
 async def test_large_bodies_take_turns_behind_small_requests(house: House) -> None:
     load = house.app._desk.load  # noqa: SLF001 - what is under way has no other owner
-    turns = LargeBodyTurns(load)
+    turns = HeavyRequests(load)
     done: list[str] = []
 
     async def large(name: str) -> None:
@@ -492,6 +494,38 @@ async def test_large_bodies_take_turns_behind_small_requests(house: House) -> No
     with _under_way(load):
         async with asyncio.timeout(5):
             await large("third")
+
+
+async def test_a_tenants_heavy_requests_are_handled_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    under_way: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+
+    async def results(given: Sequence[Result], **_: object) -> tuple[()]:
+        name = given[0].worker_id
+        under_way[name] += 1
+        most[name] = max(most[name], under_way[name])
+        await asyncio.sleep(0.001)
+        under_way[name] -= 1
+        return ()
+
+    def many(name: str, count: int) -> dict[str, object]:
+        some = [
+            {"job_id": f"{'j' * 40}{n}", "fence": 1, "status": "succeeded"} for n in range(count)
+        ]
+        return {"worker_id": name, "results": some}
+
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        monkeypatch.setattr(house.services.inbox, "results", results)
+        acme, other = await house.make_key("worker", "acme"), await house.make_key("worker", "b")
+        answers = await asyncio.gather(
+            *(house.ask("POST", RESULTS, many("large", 300), key=acme) for _ in range(5)),
+            *(house.ask("POST", RESULTS, many("small", 3), key=acme) for _ in range(5)),
+            house.ask("POST", RESULTS, many("other", 300), key=other),
+        )
+    assert {answer.status for answer in answers} == {200}
+    assert most == {"large": 1, "small": 5, "other": 1}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from stanchion.gateway.answers import Answers
 from stanchion.gateway.auth import Auth
 from stanchion.gateway.body import Bodies
 from stanchion.gateway.cursors import Cursors
-from stanchion.gateway.load import LargeBodyTurns, Load
+from stanchion.gateway.load import HeavyRequests, Load
 from stanchion.gateway.metrics import MetricsPage
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, unavailable_after_ms
@@ -41,7 +41,7 @@ class Desk:
         self.bodies = Bodies(options)
         self.answers = Answers(options.answers_bytes_max)
         self.load = Load(options, services.registry, services.entropy.unit)
-        self.large_bodies = LargeBodyTurns(self.load)
+        self.heavy = HeavyRequests(self.load)
         self.deadlines = Deadlines(sweep_s=_SWEEP_S)
         self.readiness = Readiness(services)
         self.metrics = MetricsPage(services.registry, services.clock)

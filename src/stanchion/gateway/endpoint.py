@@ -58,6 +58,10 @@ _NO_BODY: Final = NoBody()
 _NO_QUERY: Final = NoQuery()
 _KEY = re.compile(rb"[!-~]{1,255}")
 
+_HEAVY_BODY_BYTES: Final = 16 * 1024
+"""A tenant's requests with larger bodies are handled one at a time."""
+_HEAVY_LIST: Final = 200
+"""The same for pages with more entries than these."""
 _ANSWER_S_PER_BYTE: Final = 12e-9
 """Processor time of a large answer (read, decode, encode), charged to its tenant."""
 
@@ -204,7 +208,10 @@ class _Course:
                     return await exchange.unless_gone(
                         self._handle(call), check=lambda: self._check_welcome(exchange)
                     )
-                return await self._handle(call)
+                if exchange.tenant is None or not self._is_heavy(call):
+                    return await self._handle(call)
+                async with self._desk.heavy.alone(exchange.tenant):
+                    return await self._handle(call)
             except asyncio.CancelledError:
                 if not deadline.is_why():
                     raise
@@ -213,6 +220,12 @@ class _Course:
                 return self._too_slow(is_reading=call is None)
             finally:
                 deadline.end()
+
+    def _is_heavy(self, call: Call[Any, Any]) -> bool:
+        """Whether it may keep the store or the event loop busy for milliseconds."""
+        return call.body_bytes > _HEAVY_BODY_BYTES or (
+            self._is_list and call.query.limit > _HEAVY_LIST
+        )
 
     async def _handle(self, call: Call[Any, Any]) -> Answered:
         """Have the route's handler answer. The cursors of every list are sealed and opened here."""
@@ -256,10 +269,10 @@ class _Course:
         if len(raw) <= PART_BYTES:
             return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
         if exchange.tenant is None:
-            await self._desk.large_bodies.take()
+            await self._desk.heavy.take()
             return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
         self._desk.work.check(exchange.tenant)
-        await self._desk.large_bodies.take()
+        await self._desk.heavy.take()
         with self._desk.work.measured(exchange.tenant):
             return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
 

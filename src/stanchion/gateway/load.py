@@ -8,10 +8,12 @@ the tenant's own limit it is 429 ``tenant_overloaded``, and other tenants are no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from enum import StrEnum
 from functools import partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -20,7 +22,7 @@ from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, Refused, unavailable_after_ms
 from stanchion.wire.problems import Code
 
-__all__ = ["Kind", "LargeBodyTurns", "Load"]
+__all__ = ["HeavyRequests", "Kind", "Load"]
 
 WAIT_S_MAX: Final = 0.02
 _LOOK_EVERY_S: Final = 0.001
@@ -129,18 +131,31 @@ class Load:
         )
 
 
-class LargeBodyTurns:
-    """Large bodies are worked on one at a time, and small requests go before them.
+class HeavyRequests:
+    """Large bodies are decoded one at a time, and each tenant's heavy requests are handled so.
 
     Decoding and checking a large body holds the event loop for milliseconds. Several in a row would
     add up for every request behind them, so each waits until the requests that came before it are
     answered, for ``WAIT_S_MAX`` at most: a server that is always busy gets to them as well.
+
+    What a heavy request has the store do takes milliseconds too. A tenant that sends many at once
+    has one of them under way, so that other tenants' calls wait behind one and not behind all.
     """
 
     def __init__(self, load: Load) -> None:
         self._load = load
         self._turn = asyncio.Lock()
         self._waiting = 0
+        self._tenants: WeakValueDictionary[TenantId, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def alone(self, tenant: TenantId) -> AsyncIterator[None]:
+        """Inside, no other heavy request of the tenant is handled."""
+        lock = self._tenants.get(tenant)
+        if lock is None:
+            lock = self._tenants[tenant] = asyncio.Lock()
+        async with lock:
+            yield
 
     async def take(self) -> None:
         """Wait for a turn. It ends by itself when its holder next waits for something."""
