@@ -233,7 +233,11 @@ class GuardedProtocol(HttpToolsProtocol):
         # headers. They are never headers: no key, tenant or length comes after a body.
         # One header over the limit is kept, so that the request is refused for it.
         if self._is_in_head and len(self.headers) <= self.headers_max:
-            super().on_header(name, value)
+            # As the class above has it, without the second call for each header.
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._is_replaying:
@@ -290,11 +294,14 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade() and self._framing():
             return  # its body is read by the next parser
         self._is_in_request = False
-        self._clear_timer()
+        if self._timer is not None:
+            self._clear_timer()
         if self.cycle.response_complete:
             # The rest of a request that was refused before it had come.
             self._set_timer(self.timeout_keep_alive, self._close)
-        super().on_message_complete()
+        else:
+            self.cycle.more_body = False
+            self.cycle.message_event.set()
 
     def timeout_keep_alive_handler(self) -> None:
         self.timeout_keep_alive_task = None
