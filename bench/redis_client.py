@@ -23,8 +23,8 @@ import uvloop
 
 from bench.pace import Pace
 from bench.row import Row, at_least, recorded
-from stanchion.adapters.redis.address import Target, read_url
-from stanchion.adapters.redis.fleet import Fleet, Request
+from stanchion.adapters.redis.address import RedisTarget, read_url
+from stanchion.adapters.redis.client import RedisClient, RedisRequest
 from stanchion.adapters.redis.startup import examine
 from stanchion.adapters.store.redis import RedisStore
 from stanchion.adapters.store.redis.keys import Keys
@@ -54,20 +54,20 @@ def rows(pace: Pace) -> list[Row]:
         return runner.run(_rows(pace))
 
 
-class _Pipelines(Fleet):
+class _Pipelines(RedisClient):
     """Sends requests through redis-py's pipelines."""
 
-    def __init__(self, target: Target, *, timeout_s: float, entropy: Entropy) -> None:
+    def __init__(self, target: RedisTarget, *, timeout_s: float, entropy: Entropy) -> None:
         super().__init__(target, timeout_s=timeout_s, entropy=entropy)
         host, port = target.addresses[0]
-        self._client = redis.asyncio.Redis(
+        self._redis = redis.asyncio.Redis(
             host=host, port=port, socket_timeout=timeout_s, max_connections=max(CALLERS)
         )
         self._queue: deque[tuple[Sequence[Any], asyncio.Future[Any]]] = deque()
         self._busy = 0
         self._running: set[asyncio.Task[None]] = set()
 
-    async def ask(self, request: Request, *, deadline: float) -> Any:  # noqa: ANN401, ARG002 - as Fleet
+    async def ask(self, request: RedisRequest, *, deadline: float) -> Any:  # noqa: ANN401, ARG002 - as RedisClient
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         if not self._queue:
@@ -76,7 +76,7 @@ class _Pipelines(Fleet):
         return await answer
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._redis.aclose()
         await super().close()
 
     def _flush(self) -> None:
@@ -89,7 +89,7 @@ class _Pipelines(Fleet):
             task.add_done_callback(self._running.discard)
 
     async def _send(self, batch: list[tuple[Sequence[Any], asyncio.Future[Any]]]) -> None:
-        pipeline = self._client.pipeline(transaction=False)
+        pipeline = self._redis.pipeline(transaction=False)
         for words, _ in batch:
             pipeline.execute_command(*words)
         replies = await pipeline.execute(raise_on_error=False)
@@ -103,9 +103,9 @@ class _Pipelines(Fleet):
 class _OneByOne(_Pipelines):
     """Sends every request by itself, from a pool of connections."""
 
-    async def ask(self, request: Request, *, deadline: float) -> Any:  # noqa: ANN401, ARG002 - as Fleet
+    async def ask(self, request: RedisRequest, *, deadline: float) -> Any:  # noqa: ANN401, ARG002 - as RedisClient
         words = cast("Sequence[Any]", request.packed)
-        return await self._client.execute_command(*words)  # type: ignore[no-untyped-call]  # no types
+        return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call]  # no types
 
 
 class _Words(Shards):
@@ -119,11 +119,11 @@ class _Words(Shards):
         run_id: str = "",
         tenant: str = "",
         is_repeatable: bool = True,
-    ) -> Request:
+    ) -> RedisRequest:
         script = script_of(name)
         keys = self.keys.all_of(script.key_names, shard, run_id=run_id, tenant=tenant)
         words = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
-        return Request(self.keys.slots[shard], cast("bytes", words), script, is_repeatable)
+        return RedisRequest(self.keys.slots[shard], cast("bytes", words), script, is_repeatable)
 
 
 async def _rows(pace: Pace) -> list[Row]:
@@ -131,9 +131,9 @@ async def _rows(pace: Pace) -> list[Row]:
     rounds = ROUNDS_QUICK if pace.is_quick else ROUNDS
     with running_server() as server:
         stores = {}
-        for name, make in (("ours", Fleet), ("pipelines", _Pipelines), ("single", _OneByOne)):
-            fleet = make(read_url(server.url), timeout_s=10.0, entropy=SystemEntropy())
-            await examine(fleet)
+        for name, make in (("ours", RedisClient), ("pipelines", _Pipelines), ("single", _OneByOne)):
+            client = make(read_url(server.url), timeout_s=10.0, entropy=SystemEntropy())
+            await examine(client)
             keys = Keys(name)
             # Through our own client in any case: these are not measured.
             async with closing_store(server.url, name) as plain:
@@ -141,7 +141,7 @@ async def _rows(pace: Pace) -> list[Row]:
                     await plain.put_tenant(tenant, Tenant(max_concurrent_runs=None))
                 await builders.start(plain, tenant=TENANTS[0])  # Now the server knows the script.
             make_requests = Shards if name == "ours" else _Words
-            stores[name] = RedisStore(make_requests(fleet, keys, Rounds(0), 1), ())
+            stores[name] = RedisStore(make_requests(client, keys, Rounds(0), 1), ())
         found = []
         for callers in CALLERS:
             found += await _compared(stores, callers, starts, rounds)

@@ -5,29 +5,35 @@ from __future__ import annotations
 import pytest
 
 from stanchion.adapters.redis.address import (
-    Address,
-    Kind,
-    Target,
+    Deployment,
+    RedisTarget,
+    ServerAddress,
     checked_namespace,
     read_url,
 )
 from stanchion.ports.errors import BackendRefused
 
-_LOCAL = Address("127.0.0.1", 6379)
+_LOCAL = ServerAddress("127.0.0.1", 6379)
 
 
 @pytest.mark.parametrize(
     ("url", "target"),
     [
-        ("redis://127.0.0.1", Target(kind=Kind.SINGLE, addresses=(_LOCAL,))),
-        ("redis://127.0.0.1:6379/", Target(kind=Kind.SINGLE, addresses=(_LOCAL,))),
-        ("redis://127.0.0.1/3", Target(kind=Kind.SINGLE, addresses=(_LOCAL,), database=3)),
-        ("redis://[::1]:7000", Target(kind=Kind.SINGLE, addresses=(Address("::1", 7000),))),
+        ("redis://127.0.0.1", RedisTarget(kind=Deployment.SINGLE, addresses=(_LOCAL,))),
+        ("redis://127.0.0.1:6379/", RedisTarget(kind=Deployment.SINGLE, addresses=(_LOCAL,))),
+        (
+            "redis://127.0.0.1/3",
+            RedisTarget(kind=Deployment.SINGLE, addresses=(_LOCAL,), database=3),
+        ),
+        (
+            "redis://[::1]:7000",
+            RedisTarget(kind=Deployment.SINGLE, addresses=(ServerAddress("::1", 7000),)),
+        ),
         (
             "rediss://me:p%40ss%3A@db.example:7",
-            Target(
-                kind=Kind.SINGLE,
-                addresses=(Address("db.example", 7),),
+            RedisTarget(
+                kind=Deployment.SINGLE,
+                addresses=(ServerAddress("db.example", 7),),
                 username="me",
                 password="p@ss:",  # noqa: S106 - made up
                 has_tls=True,
@@ -35,27 +41,27 @@ _LOCAL = Address("127.0.0.1", 6379)
         ),
         (
             "redis://:secret@127.0.0.1",
-            Target(kind=Kind.SINGLE, addresses=(_LOCAL,), password="secret"),  # noqa: S106 - made up
+            RedisTarget(kind=Deployment.SINGLE, addresses=(_LOCAL,), password="secret"),  # noqa: S106 - made up
         ),
         (
             "redis+cluster://a:1,b:2,c",
-            Target(
-                kind=Kind.CLUSTER,
-                addresses=(Address("a", 1), Address("b", 2), Address("c", 6379)),
+            RedisTarget(
+                kind=Deployment.CLUSTER,
+                addresses=(ServerAddress("a", 1), ServerAddress("b", 2), ServerAddress("c", 6379)),
             ),
         ),
         (
             "redis+sentinel://a,b:1/main/2",
-            Target(
-                kind=Kind.SENTINEL,
-                addresses=(Address("a", 26379), Address("b", 1)),
+            RedisTarget(
+                kind=Deployment.SENTINEL,
+                addresses=(ServerAddress("a", 26379), ServerAddress("b", 1)),
                 service="main",
                 database=2,
             ),
         ),
     ],
 )
-def test_a_url_says_which_servers_are_meant(url: str, target: Target) -> None:
+def test_a_url_says_which_servers_are_meant(url: str, target: RedisTarget) -> None:
     assert read_url(url) == target
 
 
@@ -110,7 +116,7 @@ def test_a_refusal_does_not_repeat_a_part_of_the_url(url: str) -> None:
 
 def test_what_was_read_is_shown_without_passwords() -> None:
     target = read_url("redis+sentinel://u:hush@a,b:1/main?sentinel_password=hush")
-    assert repr(target) == "Target(sentinel, a:26379,b:1)"
+    assert repr(target) == "RedisTarget(sentinel, a:26379,b:1)"
 
 
 def test_a_password_may_have_any_character_percent_encoded() -> None:

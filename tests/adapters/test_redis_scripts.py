@@ -10,7 +10,7 @@ from importlib import resources
 import pytest
 
 from stanchion.adapters.locks.redis import RedisLocks
-from stanchion.adapters.redis.scripts import Script
+from stanchion.adapters.redis.client import Script
 from stanchion.adapters.store.redis import RedisStore
 from stanchion.adapters.store.redis.keys import OF_RUN, OF_SHARD, OF_TENANT
 from stanchion.core.admission import Admitted

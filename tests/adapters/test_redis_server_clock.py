@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stanchion.adapters.redis.server_clock import ServerClock
+from stanchion.adapters.redis.node import ServerClock
 
 _DELAYS_S = st.floats(0, 3)
 

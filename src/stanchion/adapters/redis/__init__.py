@@ -1,6 +1,7 @@
-"""Talking to Redis: what the Redis store and the Redis locks have in common.
+"""The Redis client that the Redis store and the Redis locks share.
 
-Calls of one turn of the event loop go out together (``gather``), to whichever server has the keys
-(``fleet``), as scripts that the server already knows (``scripts``). Nothing in here knows what is
-stored.
+``address`` reads URLs, ``topology`` finds the server of a slot, ``node`` queues the calls for one
+server and sends them in pipelines over its ``connection``s, and ``client`` sends requests to the
+right server and follows redirects. ``startup`` checks the servers' settings. Why this is not
+redis-py's own client: ``docs/adr/0012-redis-client.md``.
 """

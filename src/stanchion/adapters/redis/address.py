@@ -25,7 +25,7 @@ from redis.exceptions import RedisError
 
 from stanchion.ports.errors import BackendRefused
 
-__all__ = ["Address", "Kind", "Target", "checked_namespace", "read_url"]
+__all__ = ["Deployment", "RedisTarget", "ServerAddress", "checked_namespace", "read_url"]
 
 _PORT: Final = 6379
 _SENTINEL_PORT: Final = 26379
@@ -45,7 +45,7 @@ _TLS_OPTIONS: Final = (
 _SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 
 
-class Address(NamedTuple):
+class ServerAddress(NamedTuple):
     """Where one server listens."""
 
     host: str
@@ -55,7 +55,7 @@ class Address(NamedTuple):
         return f"{self.host}:{self.port}"
 
 
-class Kind(StrEnum):
+class Deployment(StrEnum):
     """How the servers of a URL belong together."""
 
     SINGLE = "single"
@@ -63,11 +63,11 @@ class Kind(StrEnum):
     SENTINEL = "sentinel"
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class RedisTarget(msgspec.Struct, frozen=True, kw_only=True):
     """What a URL says."""
 
-    kind: Kind
-    addresses: tuple[Address, ...]
+    kind: Deployment
+    addresses: tuple[ServerAddress, ...]
     username: str | None = None
     password: str | None = None
     database: int = 0
@@ -81,7 +81,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         hosts = ",".join(map(str, self.addresses))
-        return f"Target({self.kind.value}, {hosts})"
+        return f"RedisTarget({self.kind.value}, {hosts})"
 
     def tls_context(self) -> ssl.SSLContext | None:
         """The TLS context; ``None`` without TLS. Raises ``BackendRefused`` for unusable files."""
@@ -106,13 +106,13 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return {"username": self.username, "password": self.password, **tls}
 
 
-def read_url(url: str) -> Target:
+def read_url(url: str) -> RedisTarget:
     """Read a URL. Raises ``BackendRefused``, which never quotes the URL."""
     scheme, _, rest = url.partition("://")
     speech, _, form = scheme.partition("+")
     if speech not in {"redis", "rediss"} or form not in {"", "cluster", "sentinel"}:
         raise BackendRefused(f"not a Redis URL: it should look like {_FORMS}")
-    kind = Kind(form) if form else Kind.SINGLE
+    kind = Deployment(form) if form else Deployment.SINGLE
     try:
         parts = urlsplit(f"//{rest}")
     except ValueError:
@@ -125,15 +125,15 @@ def read_url(url: str) -> Target:
     if parts.fragment or url.endswith("#"):
         raise BackendRefused("a Redis URL has no '#' part")
     user_info, at, hosts = parts.netloc.rpartition("@")
-    port = _SENTINEL_PORT if kind is Kind.SENTINEL else _PORT
+    port = _SENTINEL_PORT if kind is Deployment.SENTINEL else _PORT
     addresses = tuple(_address(host, port) for host in hosts.split(","))
-    if kind is Kind.SINGLE and len(addresses) > 1:
+    if kind is Deployment.SINGLE and len(addresses) > 1:
         raise BackendRefused("several hosts need redis+cluster:// or redis+sentinel://")
     service, database = _path(kind, parts.path)
     query = f"?{parts.query}" if parts.query else ""
     # Whatever the hosts are: redis-py reads the user, the password and the options.
     options = _options(f"{speech}://{user_info}{at}host{query}", kind)
-    return Target(
+    return RedisTarget(
         kind=kind,
         addresses=addresses,
         username=options.pop("username", None),
@@ -154,7 +154,7 @@ def checked_namespace(namespace: str) -> str:
     return namespace
 
 
-def _options(url: str, kind: Kind) -> dict[str, Any]:
+def _options(url: str, kind: Deployment) -> dict[str, Any]:
     """User, password and options of the URL, as redis-py reads them."""
     try:
         read: dict[str, Any] = dict(parse_url(url))
@@ -165,7 +165,7 @@ def _options(url: str, kind: Kind) -> dict[str, Any]:
     allowed = {"username", "password"}
     if url.startswith("rediss"):
         allowed.update(_TLS_OPTIONS)
-    if kind is Kind.SENTINEL:
+    if kind is Deployment.SENTINEL:
         allowed.update(_SENTINEL_OPTIONS)
     if not read.keys() <= allowed:
         raise BackendRefused(
@@ -176,7 +176,7 @@ def _options(url: str, kind: Kind) -> dict[str, Any]:
     return read
 
 
-def _address(text: str, default_port: int) -> Address:
+def _address(text: str, default_port: int) -> ServerAddress:
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port
@@ -188,19 +188,19 @@ def _address(text: str, default_port: int) -> Address:
             "a Redis URL whose host and port cannot be read: write host:port, and "
             "percent-encode the password"
         )
-    return Address(host, default_port if port is None else port)
+    return ServerAddress(host, default_port if port is None else port)
 
 
-def _path(kind: Kind, path: str) -> tuple[str, int]:
+def _path(kind: Deployment, path: str) -> tuple[str, int]:
     """The service of the Sentinels, and the number of the database."""
     segments = [unquote(each) for each in path.split("/") if each]
     service = ""
-    if kind is Kind.SENTINEL:
+    if kind is Deployment.SENTINEL:
         if not segments:
             raise BackendRefused("redis+sentinel://…/service names the service to ask for")
         service = segments.pop(0)
     if not segments:
         return service, 0
-    if kind is Kind.CLUSTER or len(segments) > 1 or not segments[0].isdecimal():
+    if kind is Deployment.CLUSTER or len(segments) > 1 or not segments[0].isdecimal():
         raise BackendRefused("the path of a Redis URL is not the number of a database")
     return service, int(segments[0])

@@ -1,9 +1,13 @@
-"""Connections: one pipeline at a time, answers matched by their order.
+"""One connection to a Redis server: one pipeline at a time, replies matched by their order.
 
-A connection sends a batch of calls and is busy until the last answer is in. The order of answers is
-the order of calls, and nothing else tells them apart; so a connection that has failed to answer in
-time is cut, and never used again. A caller that leaves does not disturb the others: the answer to
-its call is read and dropped.
+A connection sends a batch of calls and is busy until the last reply is in. Replies are told apart
+by their order only, so a connection that did not answer in time is closed and never used again. A
+caller that stops waiting does not disturb the others: the reply to its call is read and dropped.
+
+Error replies are translated here. A server that refuses a command has not executed it: the scripts
+check before they write, and Redis refuses a script for lack of memory or replicas at its first
+write. So every error reply becomes ``BackendUnavailable`` (retry later), ``BackendRefused`` (an
+operator must change a setting) or ``BackendCorrupt`` (the stored data is not what we stored).
 """
 
 from __future__ import annotations
@@ -12,15 +16,30 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 import hiredis
 
-from stanchion.adapters.redis.address import Address
-from stanchion.adapters.redis.errors import ConnectionLost
-from stanchion.ports.errors import BackendError, BackendTimeout
+from stanchion.adapters.redis.address import ServerAddress
+from stanchion.ports.errors import (
+    BackendCorrupt,
+    BackendError,
+    BackendRefused,
+    BackendTimeout,
+    BackendUnavailable,
+)
 
-__all__ = ["Call", "Connection", "Reply", "Sent"]
+__all__ = [
+    "Connection",
+    "ConnectionLost",
+    "ErrorCode",
+    "PendingCall",
+    "Reply",
+    "Sent",
+    "code_of",
+    "translate",
+]
 
 Reply: TypeAlias = Any
 """What a server answers: bytes, int, None, a list of these, or a ``hiredis.ReplyError``."""
@@ -42,7 +61,7 @@ class Sent(Protocol):
         """There will be no answer."""
 
 
-class Call:
+class PendingCall:
     """A caller's request. Its future ends with the answer, or with a ``BackendError``."""
 
     __slots__ = ("future", "packed", "replies", "timer")
@@ -88,7 +107,7 @@ class Connection(asyncio.Protocol):
     @classmethod
     async def open(
         cls,
-        address: Address,
+        address: ServerAddress,
         tls: ssl.SSLContext | None,
         on_lost: Callable[[Connection], None],
     ) -> Connection:
@@ -168,3 +187,57 @@ class Connection(asyncio.Protocol):
 
 def _heedless(_: Connection) -> None:
     """Nobody wants to know."""
+
+
+class ConnectionLost(BackendTimeout):
+    """The connection broke after the command was sent: it may or may not have been executed."""
+
+
+class ErrorCode(StrEnum):
+    """The first word of an error reply, where it matters which."""
+
+    NO_SCRIPT = "NOSCRIPT"
+    MOVED = "MOVED"
+    ASK = "ASK"
+    TRY_AGAIN = "TRYAGAIN"
+    READ_ONLY = "READONLY"
+    NO_REPLICAS = "NOREPLICAS"
+    CLUSTER_DOWN = "CLUSTERDOWN"
+
+
+_UNAVAILABLE: Final = {
+    "BUSY": "is busy with a script",
+    "CLUSTERDOWN": "says that its cluster is down",
+    "LOADING": "is still loading its data",
+    "MASTERDOWN": "has lost its primary",
+    "MISCONF": "cannot write its data to disk and takes no more",
+    "MOVED": "has given the keys away, and so had those we were sent to",
+    "ASK": "is giving the keys away",
+    "NOREPLICAS": "has fewer replicas than min-replicas-to-write asks for",
+    "OOM": "has no memory left",
+    "READONLY": "is a replica",
+    "TRYAGAIN": "is moving the keys",
+    "UNBLOCKED": "has become a replica",
+}
+_REFUSED: Final = {
+    "NOAUTH": "wants a password",
+    "NOPERM": "does not let this user do it",
+    "WRONGPASS": "does not accept the password",
+}
+
+
+def code_of(error: Exception) -> str:
+    """The first word of an error reply."""
+    return str(error).partition(" ")[0]
+
+
+def translate(error: Exception, who: str) -> BackendError:
+    """Our word for a server's error reply."""
+    code = code_of(error)
+    if code in _UNAVAILABLE:
+        return BackendUnavailable(f"{who} {_UNAVAILABLE[code]} ({error})")
+    if code in _REFUSED:
+        return BackendRefused(f"{who} {_REFUSED[code]} ({error})")
+    if code == "WRONGTYPE":
+        return BackendCorrupt(f"{who} has something else under one of our keys ({error})")
+    return BackendError(f"{who} answered: {error}")

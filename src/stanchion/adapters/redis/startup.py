@@ -13,11 +13,10 @@ from typing import Final
 
 import hiredis
 
-from stanchion.adapters.redis.address import Kind
-from stanchion.adapters.redis.connection import Reply
-from stanchion.adapters.redis.errors import translate
-from stanchion.adapters.redis.fleet import Fleet, Request
-from stanchion.adapters.redis.gather import Node, pack
+from stanchion.adapters.redis.address import Deployment
+from stanchion.adapters.redis.client import RedisClient, RedisRequest
+from stanchion.adapters.redis.connection import Reply, translate
+from stanchion.adapters.redis.node import Node, pack
 from stanchion.adapters.redis.topology import slot_of
 from stanchion.ports.errors import BackendRefused
 
@@ -27,24 +26,24 @@ _OLDEST: Final = (6, 2)
 _SETTINGS: Final = ("maxmemory-policy", "appendonly", "save")
 
 
-async def examine(fleet: Fleet) -> tuple[str, ...]:
+async def examine(client: RedisClient) -> tuple[str, ...]:
     """Look at every server. Raises ``BackendRefused``; answers with warnings."""
-    deadline = fleet.deadline()
-    await fleet.topology.find(deadline)
+    deadline = client.deadline()
+    await client.topology.find(deadline)
     found = await asyncio.gather(
         *(
-            _examine(node, fleet.topology.target.kind, deadline)
-            for node in fleet.topology.primaries()
+            _examine(node, client.topology.target.kind, deadline)
+            for node in client.topology.primaries()
         )
     )
     return tuple(f"{address}: {warning}" for address, some in found for warning in some)
 
 
-async def claim_format(fleet: Fleet, key: str, tag: str, wanted: str) -> None:
+async def claim_format(client: RedisClient, key: str, tag: str, wanted: str) -> None:
     """Write down the format of what is stored at the first start; refuse another one later."""
-    deadline, slot = fleet.deadline(), slot_of(tag)
-    await fleet.ask(Request(slot, pack("SET", key, wanted, "NX")), deadline=deadline)
-    found = await fleet.ask(Request(slot, pack("GET", key)), deadline=deadline)
+    deadline, slot = client.deadline(), slot_of(tag)
+    await client.ask(RedisRequest(slot, pack("SET", key, wanted, "NX")), deadline=deadline)
+    found = await client.ask(RedisRequest(slot, pack("GET", key)), deadline=deadline)
     if found != wanted.encode():
         raise BackendRefused(
             f"the data under {key!r} are of another format ({found!r}, this is {wanted!r}): "
@@ -52,7 +51,7 @@ async def claim_format(fleet: Fleet, key: str, tag: str, wanted: str) -> None:
         )
 
 
-async def _examine(node: Node, kind: Kind, deadline: float) -> tuple[str, list[str]]:
+async def _examine(node: Node, kind: Deployment, deadline: float) -> tuple[str, list[str]]:
     who = str(node.address)
     asked = [pack("INFO"), *(pack("CONFIG", "GET", name) for name in _SETTINGS)]
     said, *settings = await asyncio.gather(*(node.ask(each, deadline=deadline) for each in asked))
@@ -76,13 +75,13 @@ async def _examine(node: Node, kind: Kind, deadline: float) -> tuple[str, list[s
     return who, warnings
 
 
-def _refuse_unfit(info: Mapping[str, str], kind: Kind, who: str) -> None:
+def _refuse_unfit(info: Mapping[str, str], kind: Deployment, who: str) -> None:
     version = info.get("redis_version", "")
     if version and tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         raise BackendRefused(f"{who} is Redis {version}: 6.2 or newer is needed")
     if info.get("role", "master") != "master":
         raise BackendRefused(f"{who} is a replica: give the address of its primary")
-    if info.get("cluster_enabled") == "1" and kind is not Kind.CLUSTER:
+    if info.get("cluster_enabled") == "1" and kind is not Deployment.CLUSTER:
         raise BackendRefused(f"{who} is part of a cluster: use redis+cluster://{who}")
 
 

@@ -1,8 +1,8 @@
-"""The topology: which server has a slot, at present.
+"""Which server has a slot, at present.
 
-A single server has every slot. Sentinels know who the primary is. In a cluster each of 16,384 slots
-belongs to one primary, and slots move. redis-py asks the Sentinels and reads the slot map; which
-request goes where, and what follows from a redirect, is decided here and in ``fleet``.
+A single server has every slot. Sentinels know the address of the primary. In a cluster each of
+16,384 slots belongs to one primary, and slots move. redis-py asks the Sentinels and reads the slot
+map; ``client`` decides where a request goes and how to follow a redirect.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import RedisClusterException, RedisError
 
-from stanchion.adapters.redis.address import Address, Kind, Target
-from stanchion.adapters.redis.gather import Greeting, Node
+from stanchion.adapters.redis.address import Deployment, RedisTarget, ServerAddress
+from stanchion.adapters.redis.node import Login, Node
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import (
     BackendError,
@@ -45,16 +45,16 @@ def slot_of(tag: str) -> int:
 class Topology:
     """The servers behind one URL, and what is known about who has what."""
 
-    def __init__(self, target: Target, *, timeout_s: float, entropy: Entropy) -> None:
+    def __init__(self, target: RedisTarget, *, timeout_s: float, entropy: Entropy) -> None:
         self.target = target
         self._timeout_s = timeout_s
         self._entropy = entropy
         self.tls = target.tls_context()
-        self.greeting = Greeting(target.username, target.password, target.database)
-        self._nodes: dict[Address, Node] = {}
-        self._primary: Address | None = None
+        self.login = Login(target.username, target.password, target.database)
+        self._nodes: dict[ServerAddress, Node] = {}
+        self._primary: ServerAddress | None = None
         """The server that has every slot, unless this is a cluster."""
-        self._owners: dict[int, Address] = {}
+        self._owners: dict[int, ServerAddress] = {}
         """The server of each slot of a cluster."""
         self._of_slot: dict[int, Node] = {}
         self._finding: asyncio.Task[None] | None = None
@@ -67,13 +67,13 @@ class Topology:
             node = self._of_slot[slot] = self.node_at(self._owner(slot))
         return node
 
-    def node_at(self, address: Address) -> Node:
+    def node_at(self, address: ServerAddress) -> Node:
         """The server at an address."""
         node = self._nodes.get(address)
         if node is None:
             node = self._nodes[address] = Node(
                 address,
-                greeting=self.greeting,
+                login=self.login,
                 tls=self.tls,
                 timeout_s=self._timeout_s,
                 entropy=self._entropy,
@@ -84,12 +84,12 @@ class Topology:
         """Every server that has slots, once ``find`` has found them."""
         return [self.node_at(address) for address in self._primaries()]
 
-    def named(self, slot: int, where: str) -> Address:
+    def named(self, slot: int, where: str) -> ServerAddress:
         """The address in ``MOVED slot host:port``. No host means: the one that says so."""
         host, _, port = where.rpartition(":")
-        return Address(host or self.node_of(slot).address.host, int(port))
+        return ServerAddress(host or self.node_of(slot).address.host, int(port))
 
-    async def move(self, slot: int, address: Address, deadline: float) -> Node:
+    async def move(self, slot: int, address: ServerAddress, deadline: float) -> Node:
         """A slot has gone to this address, and others have probably moved too."""
         await self.find(deadline)
         node = self._of_slot[slot] = self.node_at(address)
@@ -97,7 +97,7 @@ class Topology:
 
     async def has_moved(self, slot: int, deadline: float) -> bool:
         """Ask whether another server has the slot by now."""
-        if self.target.kind is Kind.SINGLE:
+        if self.target.kind is Deployment.SINGLE:
             return False
         before = self.node_of(slot).address
         await self.find(deadline)
@@ -111,7 +111,7 @@ class Topology:
 
     def suspect(self) -> None:
         """A server is silent, and may have been replaced: find out, while nobody waits for it."""
-        if self.target.kind is not Kind.SINGLE:
+        if self.target.kind is not Deployment.SINGLE:
             self._begin_to_find(asyncio.get_running_loop().time() + self._timeout_s)
 
     async def close(self) -> None:
@@ -132,11 +132,11 @@ class Topology:
 
     async def _find(self, deadline: float) -> None:
         match self.target.kind:
-            case Kind.SINGLE:
+            case Deployment.SINGLE:
                 self._primary = self.target.addresses[0]
-            case Kind.SENTINEL:
+            case Deployment.SENTINEL:
                 self._primary = await self._ask_sentinels(deadline)
-            case Kind.CLUSTER:
+            case Deployment.CLUSTER:
                 self._owners = await self._ask_cluster(deadline)
             case _:
                 assert_never(self.target.kind)
@@ -145,12 +145,12 @@ class Topology:
         for address in set(self._nodes) - set(self._primaries()):
             await self._nodes.pop(address).close()
 
-    def _primaries(self) -> list[Address]:
+    def _primaries(self) -> list[ServerAddress]:
         if self._primary is not None:
             return [self._primary]
         return list(dict.fromkeys(self._owners.values()))
 
-    async def _ask_cluster(self, deadline: float) -> dict[int, Address]:
+    async def _ask_cluster(self, deadline: float) -> dict[int, ServerAddress]:
         """The slot map, from the first server that has it."""
         known = list(dict.fromkeys([*self._nodes, *self.target.addresses]))
         options = self._lookup_options(deadline, len(known))
@@ -171,11 +171,11 @@ class Topology:
         finally:
             await manager.aclose("startup_nodes")
         return {
-            slot: Address(nodes[0].host, int(nodes[0].port))
+            slot: ServerAddress(nodes[0].host, int(nodes[0].port))
             for slot, nodes in manager.slots_cache.items()
         }
 
-    async def _ask_sentinels(self, deadline: float) -> Address:
+    async def _ask_sentinels(self, deadline: float) -> ServerAddress:
         """The primary, from the first Sentinel that knows it."""
         known = self.target.addresses
         options = self._lookup_options(deadline, len(known), for_sentinel=True)
@@ -187,7 +187,7 @@ class Topology:
             raise BackendTimeout("no Sentinel answered in time") from None
         except RedisError as error:
             raise self._translated(error, known) from error
-        return Address(host, int(port))
+        return ServerAddress(host, int(port))
 
     def _lookup_options(
         self, deadline: float, servers: int, *, for_sentinel: bool = False
@@ -201,7 +201,7 @@ class Topology:
             "retry": Retry(NoBackoff(), 0),
         }
 
-    def _translated(self, error: Exception, known: Sequence[Address]) -> BackendError:
+    def _translated(self, error: Exception, known: Sequence[ServerAddress]) -> BackendError:
         """An error of a lookup in our words."""
         hosts = ", ".join(map(str, known))
         cause = error.__cause__
@@ -209,15 +209,15 @@ class Topology:
         context = None if cause is None else cause.__context__
         reason = f"{error!r} {error} {cause!r} {context!r}"
         if any(each in reason for each in _NOT_LET_IN):
-            hint = "; give ?sentinel_password=…" if self.target.kind is Kind.SENTINEL else ""
+            hint = "; give ?sentinel_password=…" if self.target.kind is Deployment.SENTINEL else ""
             return BackendRefused(f"{hosts}: user name or password missing or wrong{hint}")
         if "Cluster mode is not enabled" in reason:
             return BackendRefused(f"{known[0]} is not in a cluster: use redis://{known[0]}")
-        if self.target.kind is Kind.SENTINEL:
+        if self.target.kind is Deployment.SENTINEL:
             return BackendUnavailable(f"{hosts} knows no primary for {self.target.service!r}")
         return BackendUnavailable(f"no server of the cluster can be reached ({hosts})")
 
-    def _owner(self, slot: int) -> Address:
+    def _owner(self, slot: int) -> ServerAddress:
         address = self._primary or self._owners.get(slot)
         if address is None:
             raise BackendUnavailable(f"no server has slot {slot}")

@@ -14,8 +14,8 @@ from typing import Final, cast
 
 import hiredis
 
-from stanchion.adapters.redis.fleet import Fleet
-from stanchion.adapters.redis.gather import pack
+from stanchion.adapters.redis.client import RedisClient
+from stanchion.adapters.redis.node import pack
 from stanchion.ports.errors import BackendError
 
 __all__ = ["Bells"]
@@ -32,8 +32,8 @@ _PING: Final = pack("PING")
 class Bells:
     """The bells of those who wait, by token."""
 
-    def __init__(self, fleet: Fleet, slot: int, channel: str) -> None:
-        self._fleet = fleet
+    def __init__(self, client: RedisClient, slot: int, channel: str) -> None:
+        self._client = client
         self._slot = slot
         self._channel = channel
         self._bells: dict[str, asyncio.Event] = {}
@@ -90,15 +90,15 @@ class Bells:
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        greeting, tls = self._fleet.topology.greeting, self._fleet.topology.tls
+        login, tls = self._client.topology.login, self._client.topology.tls
         try:
-            address = self._fleet.topology.node_of(self._slot).address
+            address = self._client.topology.node_of(self._slot).address
             async with asyncio.timeout(_CONNECT_S_MAX):
                 _, ear = await loop.create_connection(
                     lambda: _Ear(self._heard, self._lost), address.host, address.port, ssl=tls
                 )
                 self._ear = ear
-                ear.send(*greeting.commands(), pack("SUBSCRIBE", self._channel))
+                ear.send(*login.commands(), pack("SUBSCRIBE", self._channel))
                 await ear.subscribed.wait()
         except (BackendError, OSError, TimeoutError):
             self._rest_until = loop.time() + _REST_S
@@ -175,4 +175,4 @@ class _Ear(asyncio.Protocol):
                 # It will not let us in, or not listen: as if it were not there.
                 self.cut()
             case _:
-                """The answer to a greeting or a ping."""
+                """The answer to a login or a ping."""

@@ -20,10 +20,8 @@ from functools import cache
 from typing import Final, Self
 
 from stanchion.adapters.redis.address import checked_namespace, read_url
+from stanchion.adapters.redis.client import RedisClient, RedisRequest, Script, ask_in_time
 from stanchion.adapters.redis.connection import Reply
-from stanchion.adapters.redis.fleet import Fleet, Request
-from stanchion.adapters.redis.patience import ask_in_time
-from stanchion.adapters.redis.scripts import Script
 from stanchion.adapters.redis.startup import claim_format, examine
 from stanchion.adapters.redis.topology import slot_of
 from stanchion.adapters.system import SystemEntropy
@@ -54,8 +52,8 @@ _log = logging.getLogger(__name__)
 class RedisLocks:
     """See ``ports.locks.Locks``. Open it with ``RedisLocks.open``."""
 
-    def __init__(self, fleet: Fleet, namespace: str, warnings: tuple[str, ...]) -> None:
-        self._fleet = fleet
+    def __init__(self, client: RedisClient, namespace: str, warnings: tuple[str, ...]) -> None:
+        self._client = client
         self._namespace = namespace
         self.warnings = warnings
         """What an operator should know about the servers' settings."""
@@ -70,17 +68,17 @@ class RedisLocks:
         entropy: Entropy | None = None,
     ) -> Self:
         """Connect and look at the servers. Raises ``BackendError``."""
-        fleet = Fleet(read_url(url), timeout_s=timeout_s, entropy=entropy or SystemEntropy())
+        client = RedisClient(read_url(url), timeout_s=timeout_s, entropy=entropy or SystemEntropy())
         format_key = f"{checked_namespace(namespace)}:locks:{{{_FORMAT_TAG}}}:format"
         try:
-            warnings = await examine(fleet)
-            await claim_format(fleet, format_key, _FORMAT_TAG, _FORMAT)
+            warnings = await examine(client)
+            await claim_format(client, format_key, _FORMAT_TAG, _FORMAT)
         except BaseException:
-            await fleet.close()
+            await client.close()
             raise
         for warning in warnings:
             _log.warning("lock_settings", extra={"fields": {"warning": warning}})
-        return cls(fleet, namespace, warnings)
+        return cls(client, namespace, warnings)
 
     async def acquire(
         self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
@@ -88,11 +86,11 @@ class RedisLocks:
         if not 0 <= floor < _FENCE_MAX:
             raise ValueError(f"a floor is from 0 to {_FENCE_MAX}, not {floor}")
 
-        def make(not_after: Instant) -> Request:
+        def make(not_after: Instant) -> RedisRequest:
             return self._step("acquire", _shard(name), name, token, ttl_ms, not_after, floor)
 
         slot = slots()[_shard(name)]
-        match await ask_in_time(self._fleet, slot, within_ms, make):
+        match await ask_in_time(self._client, slot, within_ms, make):
             case [b"granted", fence]:
                 return Granted(int(fence))
             case [b"held", expires_in_ms]:
@@ -117,9 +115,9 @@ class RedisLocks:
         return views[0] if views else None
 
     async def list(self, prefix: str = "", *, limit: int = 1000) -> Sequence[LockView]:
-        replies = await self._fleet.ask_all(
+        replies = await self._client.ask_all(
             [self._step("list", shard, prefix, "prefix") for shard in range(_SHARDS)],
-            deadline=self._fleet.deadline(),
+            deadline=self._client.deadline(),
         )
         views = [view for reply in replies for view in _views(reply)]
         return sorted(views, key=lambda view: view.name)[:limit]
@@ -128,27 +126,27 @@ class RedisLocks:
         return bool(await self._ask("release", name, ""))
 
     async def ping(self) -> None:
-        await self._fleet.ping(
+        await self._client.ping(
             {slot: f"{self._root(shard)}mark" for shard, slot in enumerate(slots())}
         )
 
     async def close(self) -> None:
-        await self._fleet.close()
+        await self._client.close()
 
     async def _ask(
         self, script: str, name: str, *words: str | int, within_ms: int | None = None
     ) -> Reply:
-        deadline = self._fleet.deadline(None if within_ms is None else within_ms / 1000)
-        return await self._fleet.ask(
+        deadline = self._client.deadline(None if within_ms is None else within_ms / 1000)
+        return await self._client.ask(
             self._step(script, _shard(name), name, *words), deadline=deadline
         )
 
-    def _step(self, name: str, shard: int, *words: str | int) -> Request:
+    def _step(self, name: str, shard: int, *words: str | int) -> RedisRequest:
         script = _script(name)
         root = self._root(shard)
         packed = script.call([root + key for key in script.key_names], words)
         # A release that is asked again after a lost answer would say that the name is not ours.
-        return Request(slots()[shard], packed, script, is_repeatable=name != "release")
+        return RedisRequest(slots()[shard], packed, script, is_repeatable=name != "release")
 
     def _root(self, shard: int) -> str:
         """How all keys of a shard begin."""

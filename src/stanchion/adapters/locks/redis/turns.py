@@ -11,8 +11,7 @@ from typing import Final
 
 from stanchion.adapters.locks.redis.bells import Bells
 from stanchion.adapters.locks.redis.locks import RedisLocks, slots
-from stanchion.adapters.redis.fleet import Fleet, Request
-from stanchion.adapters.redis.scripts import Script
+from stanchion.adapters.redis.client import RedisClient, RedisRequest, Script
 from stanchion.adapters.system import SystemEntropy
 from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.locks import AcquireAnswer, Granted
@@ -28,10 +27,10 @@ _OF_THE_NAME: Final = frozenset({"queue", "tickets"})
 class RedisTurns(RedisLocks):
     """See ``ports.turns.Turns``. Open it with ``RedisTurns.open``."""
 
-    def __init__(self, fleet: Fleet, namespace: str, warnings: tuple[str, ...]) -> None:
-        super().__init__(fleet, namespace, warnings)
+    def __init__(self, client: RedisClient, namespace: str, warnings: tuple[str, ...]) -> None:
+        super().__init__(client, namespace, warnings)
         self._channel = f"{namespace}:locks:bell:{SystemEntropy().token()}"
-        self._bells = Bells(fleet, slots()[0], self._channel)
+        self._bells = Bells(client, slots()[0], self._channel)
 
     async def acquire(
         self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
@@ -68,7 +67,7 @@ class RedisTurns(RedisLocks):
         await self._bells.close()
         await super().close()
 
-    def _step(self, name: str, shard: int, *words: str | int) -> Request:
+    def _step(self, name: str, shard: int, *words: str | int) -> RedisRequest:
         script = _script(_IN_TURN.get(name, name))
         root = self._root(shard)
         keys = [
@@ -76,7 +75,7 @@ class RedisTurns(RedisLocks):
             for key in script.key_names
         ]
         packed = script.call(keys, (*words, self._channel) if name == "acquire" else words)
-        return Request(slots()[shard], packed, script, is_repeatable=name != "release")
+        return RedisRequest(slots()[shard], packed, script, is_repeatable=name != "release")
 
 
 @cache

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stanchion.adapters.redis.fleet import Request
-from stanchion.adapters.redis.gather import pack
+from stanchion.adapters.redis.client import RedisRequest
+from stanchion.adapters.redis.node import pack
 from stanchion.adapters.store.redis import asks, definition_codec
 from stanchion.adapters.store.redis.names import page_of_names
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded
@@ -30,14 +30,14 @@ class RedisDefinitions(Sharded):
         self, tenant: TenantId, workflow_id: WorkflowId, *, version: int | None = None
     ) -> StoredWorkflow | None:
         found = await self._versions(
-            tenant, [(workflow_id, version)], self._shards.fleet.deadline()
+            tenant, [(workflow_id, version)], self._shards.client.deadline()
         )
         return found[0]
 
     async def list_workflows(
         self, tenant: TenantId, *, cursor: str | None = None, limit: int = 100
     ) -> Page[StoredWorkflow]:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
         slot = self._shards.keys.slots[shard_of_tenant(tenant)]
         index = (slot, self._shards.keys.of_tenant(tenant, "names"))
         names, onward = await page_of_names(
@@ -86,7 +86,7 @@ class RedisTenants(Sharded):
     async def list_tenants(
         self, *, cursor: str | None = None, limit: int = 100
     ) -> Page[tuple[TenantId, Tenant]]:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
         keys = self._shards.keys
         indexes = [(keys.slots[shard], keys.of_shard(shard, "configured")) for shard in ALL_SHARDS]
         names, onward = await page_of_names(
@@ -102,7 +102,7 @@ class RedisTenants(Sharded):
             onward,
         )
 
-    def _config(self, tenant: TenantId) -> Request:
+    def _config(self, tenant: TenantId) -> RedisRequest:
         shard = shard_of_tenant(tenant)
         configs = self._shards.keys.of_shard(shard, "configs")
         return self._shards.command(shard, "HGET", configs, tenant)
@@ -112,7 +112,7 @@ class RedisDocuments(Sharded):
     """See ``ports.store.Documents``."""
 
     async def document(self, kind: str, name: str) -> Document | None:
-        return (await self._documents(kind, [name], self._shards.fleet.deadline()))[0]
+        return (await self._documents(kind, [name], self._shards.client.deadline()))[0]
 
     async def put_document(
         self, kind: str, name: str, value: JsonValue, *, read: int | None
@@ -132,7 +132,7 @@ class RedisDocuments(Sharded):
     async def list_documents(
         self, kind: str, *, cursor: str | None = None, limit: int = 100
     ) -> Page[tuple[str, Document]]:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
         keys = self._shards.keys
         index = (keys.common_slot, keys.documents(kind)[1])
         names, onward = await page_of_names(
@@ -162,7 +162,8 @@ class RedisDocuments(Sharded):
         keys = self._shards.keys
         documents, _ = keys.documents(kind)
         replies = await self._shards.ask_all(
-            [Request(keys.common_slot, pack("HGET", documents, name)) for name in names], deadline
+            [RedisRequest(keys.common_slot, pack("HGET", documents, name)) for name in names],
+            deadline,
         )
         return [
             None if reply is None else definition_codec.read_document(reply) for reply in replies

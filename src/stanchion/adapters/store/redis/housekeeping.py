@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stanchion.adapters.redis.fleet import Request
+from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.store.redis.keys import RUN_ID_CHARS
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.model import Instant, RunId, TenantId
@@ -26,7 +26,7 @@ class RedisHousekeeping(Sharded):
         """The shard and the tenant at which the last audit stopped."""
 
     async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
         chosen = (await self._tenants_in_turn(limit, deadline))[:limit]
         replies = await self._shards.ask_all(
             [self._shards.step("audit", shard, tenant) for shard, tenant in chosen], deadline
@@ -40,7 +40,7 @@ class RedisHousekeeping(Sharded):
         )
 
     async def purge(self, *, finished_before: Instant, limit: int) -> int:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
         words = ("-inf", f"({finished_before}", "WITHSCORES", "LIMIT", 0, limit)
         replies = await self._shards.read_all(
             "ZRANGEBYSCORE", "finished", *words, deadline=deadline
@@ -59,19 +59,19 @@ class RedisHousekeeping(Sharded):
         return sum(removed)
 
     async def now(self) -> Instant:
-        fleet = self._shards.fleet
-        return await fleet.read_clock(self._shards.keys.slots[0], deadline=fleet.deadline())
+        client = self._shards.client
+        return await client.read_clock(self._shards.keys.slots[0], deadline=client.deadline())
 
     async def ping(self) -> None:
         keys = self._shards.keys
-        await self._shards.fleet.ping(
+        await self._shards.client.ping(
             {keys.slots[shard]: keys.of_shard(shard, "mark") for shard in ALL_SHARDS}
         )
 
     async def close(self) -> None:
-        await self._shards.fleet.close()
+        await self._shards.client.close()
 
-    def _purge(self, shard: int, name: str) -> Request:
+    def _purge(self, shard: int, name: str) -> RedisRequest:
         run_id, tenant = RunId(name[:RUN_ID_CHARS]), name[RUN_ID_CHARS:]
         return self._shards.step("purge", shard, run_id, tenant, run_id=run_id, tenant=tenant)
 

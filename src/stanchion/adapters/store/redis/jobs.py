@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from stanchion.adapters.outcomes import job_dead_letter, job_died_entry
+from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.redis.connection import Reply
-from stanchion.adapters.redis.fleet import Request
 from stanchion.adapters.store.redis import asks, codec
 from stanchion.adapters.store.redis.due import Due, act_on_due
 from stanchion.adapters.store.redis.keys import run_of_job
@@ -110,7 +110,7 @@ class RedisJobs(RedisLeasing):
         }
 
     async def expire_jobs(self, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
 
         async def expire(due: Sequence[Due]) -> list[ExpiredJob]:
             return await self._expire(due, max_deliveries, deadline)
@@ -118,7 +118,7 @@ class RedisJobs(RedisLeasing):
         return await act_on_due(self._shards, "deadlines", expire, limit, deadline)
 
     async def ready_topics(self) -> Mapping[Topic, int]:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
         queues = await self._shards.read_all("HKEYS", "turns", deadline=deadline)
         topics = [tuple({_topic_of(queue) for queue in some}) for some in queues]
         shards = [shard for shard in ALL_SHARDS if topics[shard]]
@@ -166,7 +166,7 @@ class RedisJobs(RedisLeasing):
 
     def _acceptance(
         self, run_id: RunId, results: Sequence[Result], terms: tuple[int, str]
-    ) -> Request:
+    ) -> RedisRequest:
         shard = shard_of_run(run_id)
         assert shard is not None
         words: list[str | int] = []
@@ -175,7 +175,7 @@ class RedisJobs(RedisLeasing):
             words += [result.job_id, result.fence, result.worker_id, event]
         return self._shards.step("accept", shard, run_id, *terms, *words, run_id=run_id)
 
-    def _expiry(self, view: JobView, max_deliveries: int) -> Request:
+    def _expiry(self, view: JobView, max_deliveries: int) -> RedisRequest:
         job, last_words = view.job, []
         if view.deliveries >= max_deliveries:
             # The server's clock will tell the time.

@@ -32,7 +32,7 @@ class RedisLeasing(Sharded):
         ttl_ms: int,
         tenant: TenantId | None = None,
     ) -> tuple[LeasedJob, ...]:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
         wanted = tuple(dict.fromkeys(topics))
         terms = (worker_id, ttl_ms)
         if tenant is not None:

@@ -25,7 +25,7 @@ class RedisLetters(Sharded):
     """See ``ports.store.Housekeeping``."""
 
     async def bury(self, run_id: RunId, entry_id: str, *, cause: str) -> DeadLetter | None:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
         shard = shard_of_run(run_id)
         tenant = await self._shards.owner_of(run_id, deadline)
         if shard is None or tenant is None:
@@ -65,7 +65,7 @@ class RedisLetters(Sharded):
     async def list_dead_letters(
         self, tenant: TenantId | None, *, cursor: str | None = None, limit: int = 100
     ) -> Page[DeadLetter]:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
         after = "" if cursor is None else read_cursor("dead-letters", cursor, tuple[str])[0]
         prefix = "" if tenant is None else sized(tenant)
         low = f"({prefix}{after}" if after else f"[{prefix}"
@@ -103,7 +103,7 @@ class RedisLetters(Sharded):
         return Page(letters, write_cursor("dead-letters", page[-1][0]) if more else None)
 
     async def replay_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
         # The id of a letter is its kind, the run, and what of the run: ``job:<run>:plan@1#1``.
         run_id = RunId([*letter_id.split(":", 2), ""][1])
         shard = shard_of_run(run_id)

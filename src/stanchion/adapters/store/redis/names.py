@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
-from stanchion.adapters.redis.fleet import Request
-from stanchion.adapters.redis.gather import pack
+from stanchion.adapters.redis.client import RedisRequest
+from stanchion.adapters.redis.node import pack
 from stanchion.adapters.store.redis.shards import Shards
 
 __all__ = ["page_of_names"]
@@ -25,7 +25,7 @@ async def page_of_names(
     replies = await shards.ask_all(
         [
             # One more than asked for tells whether there is more.
-            Request(slot, pack("ZRANGEBYLEX", key, after, "+", "LIMIT", 0, limit + 1))
+            RedisRequest(slot, pack("ZRANGEBYLEX", key, after, "+", "LIMIT", 0, limit + 1))
             for slot, key in indexes
         ],
         deadline,

@@ -20,7 +20,7 @@ class RedisOutbox(Sharded):
     """See ``ports.store.Outbox``."""
 
     async def fire_timers(self, *, limit: int) -> tuple[RunId, ...]:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
 
         async def fire(due: Sequence[Due]) -> list[RunId]:
             return await self._fire(due, deadline)
@@ -28,7 +28,7 @@ class RedisOutbox(Sharded):
         return await act_on_due(self._shards, "timers", fire, limit, deadline)
 
     async def take_outbox(self, *, limit: int, hold_ms: int) -> tuple[OutboxRow, ...]:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
 
         async def take(due: Sequence[Due]) -> list[tuple[int, OutboxRow]]:
             return await self._take(due, hold_ms, deadline)
@@ -54,7 +54,7 @@ class RedisOutbox(Sharded):
             await self._shards.ask(self._shards.step("defer", shard, *words))
 
     async def outbox_size(self) -> int:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
         return sum(await self._shards.read_all("ZCARD", "outbox", deadline=deadline))
 
     async def _fire(self, due: Sequence[Due], deadline: float) -> list[RunId]:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.redis.client import RedisRequest, ask_in_time
 from stanchion.adapters.redis.connection import Reply
-from stanchion.adapters.redis.fleet import Request
-from stanchion.adapters.redis.patience import ask_in_time
 from stanchion.adapters.store.redis import asks, codec
 from stanchion.adapters.store.redis.shards import Sharded
 from stanchion.core.admission import (
@@ -61,14 +60,14 @@ class RedisRuns(Sharded):
         shard = shard_of_tenant(run.tenant)
         assert shard == shard_of_run(run.id), "an id begins with its tenant's shard"
 
-        def make(not_after: Instant) -> Request:
+        def make(not_after: Instant) -> RedisRequest:
             asked = asks.ask_for_admission(
                 admission, not_after=not_after, key_ttl_ms=self._shards.key_ttl_ms
             )
             return self._shards.step("admit", shard, asked, run_id=run.id, tenant=run.tenant)
 
         slot = self._shards.keys.slots[shard]
-        reply = await ask_in_time(self._shards.fleet, slot, within_ms, make)
+        reply = await ask_in_time(self._shards.client, slot, within_ms, make)
         verdict = _verdict(run.id, reply)
         if isinstance(verdict, Admitted):
             self._shards.remember(run.id, run.tenant)
@@ -132,7 +131,7 @@ class RedisRuns(Sharded):
         return items
 
     async def commit(self, commit: Commit) -> CommitAnswer:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
         shard = shard_of_run(commit.run_id)
         tenant = await self._shards.owner_of(commit.run_id, deadline)
         if shard is None or tenant is None:
@@ -182,7 +181,7 @@ class RedisRuns(Sharded):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[RunSummary]:
-        deadline = self._shards.fleet.deadline()
+        deadline = self._shards.client.deadline()
         before = "+"
         if cursor is not None:
             created_at, run_id = read_cursor("runs", cursor, tuple[int, str])

@@ -12,11 +12,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
 from typing import Final
 
-from stanchion.adapters.redis.address import Kind
+from stanchion.adapters.redis.address import Deployment
+from stanchion.adapters.redis.client import RedisClient, RedisRequest, Script
 from stanchion.adapters.redis.connection import Reply
-from stanchion.adapters.redis.fleet import Fleet, Request
-from stanchion.adapters.redis.gather import pack
-from stanchion.adapters.redis.scripts import Script
+from stanchion.adapters.redis.node import pack
 from stanchion.adapters.store.redis.keys import PLACE_CHARS, Keys
 from stanchion.adapters.store.redis.rounds import Rounds
 from stanchion.core.model import RunId, TenantId
@@ -34,13 +33,13 @@ _KEPT_MAX: Final = 100
 class Shards:
     """The servers, as the parts of the store see them."""
 
-    def __init__(self, fleet: Fleet, keys: Keys, rounds: Rounds, key_ttl_ms: int) -> None:
-        self.fleet = fleet
+    def __init__(self, client: RedisClient, keys: Keys, rounds: Rounds, key_ttl_ms: int) -> None:
+        self.client = client
         self.keys = keys
         self.rounds = rounds
         self.key_ttl_ms = key_ttl_ms
         self._owners: dict[RunId, TenantId] = {}
-        self._kept: dict[Hashable, list[Request]] = {}
+        self._kept: dict[Hashable, list[RedisRequest]] = {}
 
     def step(
         self,
@@ -50,12 +49,12 @@ class Shards:
         run_id: str = "",
         tenant: str = "",
         is_repeatable: bool = True,
-    ) -> Request:
+    ) -> RedisRequest:
         """A script to be run in one shard."""
         script = script_of(name)
         keys = self.keys.all_of(script.key_names, shard, run_id=run_id, tenant=tenant)
         packed = script.call(keys, arguments)
-        return Request(self.keys.slots[shard], packed, script, is_repeatable)
+        return RedisRequest(self.keys.slots[shard], packed, script, is_repeatable)
 
     def step_at(
         self,
@@ -64,37 +63,37 @@ class Shards:
         keys: Sequence[str],
         *arguments: str | bytes | int,
         is_repeatable: bool = True,
-    ) -> Request:
+    ) -> RedisRequest:
         """A script to be run on keys that the caller names."""
         script = script_of(name)
-        return Request(slot, script.call(keys, arguments), script, is_repeatable)
+        return RedisRequest(slot, script.call(keys, arguments), script, is_repeatable)
 
-    def command(self, shard: int, *words: str | bytes | int) -> Request:
+    def command(self, shard: int, *words: str | bytes | int) -> RedisRequest:
         """A plain command to one shard."""
-        return Request(self.keys.slots[shard], pack(*words))
+        return RedisRequest(self.keys.slots[shard], pack(*words))
 
-    async def ask(self, request: Request, deadline: float | None = None) -> Reply:
+    async def ask(self, request: RedisRequest, deadline: float | None = None) -> Reply:
         """The answer to a request."""
-        return await self.fleet.ask(request, deadline=deadline or self.fleet.deadline())
+        return await self.client.ask(request, deadline=deadline or self.client.deadline())
 
     async def ask_all(
-        self, requests: Sequence[Request], deadline: float | None = None
+        self, requests: Sequence[RedisRequest], deadline: float | None = None
     ) -> list[Reply]:
         """The answers to several requests that go out side by side."""
-        return await self.fleet.ask_all(requests, deadline=deadline or self.fleet.deadline())
+        return await self.client.ask_all(requests, deadline=deadline or self.client.deadline())
 
     async def ask_some(
-        self, requests: Sequence[Request], deadline: float
+        self, requests: Sequence[RedisRequest], deadline: float
     ) -> list[Reply | BackendError]:
         """The same, with errors in place of answers: one silent server does not stop the others.
 
         Raises the first error if nobody answered.
         """
-        return await self.fleet.ask_some(requests, deadline=deadline)
+        return await self.client.ask_some(requests, deadline=deadline)
 
     async def ask_each(
         self,
-        make: Callable[[int], Request],
+        make: Callable[[int], RedisRequest],
         deadline: float | None = None,
         *,
         shards: Iterable[int] = ALL_SHARDS,
@@ -130,7 +129,7 @@ class Shards:
 
     def _on_all(
         self, name: str, keys: tuple[str, ...], arguments: tuple[str | int, ...]
-    ) -> list[Request]:
+    ) -> list[RedisRequest]:
         """The requests of ``run_on_all``, kept: the same ones are sent several times a second."""
         known = self._kept.get((name, keys, arguments))
         if known is None:
@@ -149,7 +148,7 @@ class Shards:
 
     def _shards_by_request(self) -> Sequence[Sequence[int]]:
         """Which shards one script may read together."""
-        is_cluster = self.fleet.topology.target.kind is Kind.CLUSTER
+        is_cluster = self.client.topology.target.kind is Deployment.CLUSTER
         return [[shard] for shard in ALL_SHARDS] if is_cluster else [ALL_SHARDS]
 
     def remember(self, run_id: RunId, tenant: TenantId) -> None:

@@ -11,7 +11,7 @@ import logging
 from typing import Final
 
 from stanchion.adapters.redis.address import read_url
-from stanchion.adapters.redis.fleet import Fleet
+from stanchion.adapters.redis.client import RedisClient
 from stanchion.adapters.redis.startup import claim_format, examine
 from stanchion.adapters.store.redis.definitions import (
     RedisDefinitions,
@@ -71,14 +71,14 @@ class RedisStore(
         """
         chance = entropy or SystemEntropy()
         keys = Keys(namespace)
-        fleet = Fleet(read_url(url), timeout_s=timeout_s, entropy=chance)
+        client = RedisClient(read_url(url), timeout_s=timeout_s, entropy=chance)
         try:
-            warnings = await examine(fleet)
-            await claim_format(fleet, keys.format, COMMON_TAG, _FORMAT)
+            warnings = await examine(client)
+            await claim_format(client, keys.format, COMMON_TAG, _FORMAT)
         except BaseException:
-            await fleet.close()
+            await client.close()
             raise
         for warning in warnings:
             _log.warning("store_settings", extra={"fields": {"warning": warning}})
         rounds = Rounds(first_shard=int(chance.unit() * SHARDS))
-        return cls(Shards(fleet, keys, rounds, key_ttl_ms), warnings)
+        return cls(Shards(client, keys, rounds, key_ttl_ms), warnings)

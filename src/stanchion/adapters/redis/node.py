@@ -1,17 +1,22 @@
-"""Gathering: all calls of one turn of the event loop go to a server as one pipeline.
+"""One Redis server: its queue of calls, its connections, and an estimate of its clock.
 
-A call is put into the queue of its server and the queue is emptied at the end of the turn, so
-callers that run side by side share a system call and a round trip without waiting for each other.
-While every connection is busy the queue grows, and the next pipeline is the longer: under load the
-batches become larger by themselves.
+Calls are queued, and the queue is emptied once per turn of the event loop, so concurrent callers
+share a system call and a round trip without waiting for each other. While every connection is busy
+the queue grows and the next pipeline is longer: batches grow with the load.
 
-When a server cannot be reached, everybody who waits is told at once, and for a short, jittered and
-growing while nobody tries again. A call that ran out of time in the queue is never sent.
+When a server cannot be reached, all queued calls fail at once, and no new attempt to connect is
+made for a short, jittered, growing pause. A call that ran out of time in the queue is never sent.
+
+The clock of the server is estimated from ``TIME`` replies, each of which bounds the difference
+between the server's clock and ours: the reply was made between sending and receiving. Bounds that
+overlap are intersected and widened with time; if they do not overlap, a clock was set, and only the
+newest sample counts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections import deque
 from contextlib import suppress
@@ -20,16 +25,21 @@ from typing import Final
 import hiredis
 import msgspec
 
-from stanchion.adapters.redis.address import Address
-from stanchion.adapters.redis.connection import Call, Connection, Reply, Sent
-from stanchion.adapters.redis.errors import ConnectionLost, translate
-from stanchion.adapters.redis.server_clock import ServerClock
+from stanchion.adapters.redis.address import ServerAddress
+from stanchion.adapters.redis.connection import (
+    Connection,
+    ConnectionLost,
+    PendingCall,
+    Reply,
+    Sent,
+    translate,
+)
 from stanchion.core.model import Instant
 from stanchion.core.retry import Exponential, backoff_ms
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError, BackendTimeout, BackendUnavailable
 
-__all__ = ["Greeting", "Node", "pack"]
+__all__ = ["Login", "Node", "ServerClock", "pack"]
 
 _BATCH_MAX: Final = 256
 _BATCH_BYTES_MAX: Final = 1024 * 1024
@@ -46,7 +56,7 @@ def pack(*words: str | bytes | int) -> bytes:
     return packed
 
 
-class Greeting(msgspec.Struct, frozen=True):
+class Login(msgspec.Struct, frozen=True):
     """What is said first on every connection."""
 
     username: str | None = None
@@ -54,7 +64,7 @@ class Greeting(msgspec.Struct, frozen=True):
     database: int = 0
 
     def __repr__(self) -> str:
-        return "Greeting(***)"
+        return "Login(***)"
 
     def commands(self) -> list[bytes]:
         commands: list[bytes] = []
@@ -71,20 +81,20 @@ class Node:
 
     def __init__(
         self,
-        address: Address,
+        address: ServerAddress,
         *,
-        greeting: Greeting,
+        login: Login,
         tls: ssl.SSLContext | None,
         timeout_s: float,
         entropy: Entropy,
     ) -> None:
         self.address = address
         self.clock = ServerClock()
-        self._greeting = greeting
+        self._greeting = login
         self._tls = tls
         self._timeout_s = timeout_s
         self._entropy = entropy
-        self._queue: deque[Call] = deque()
+        self._queue: deque[PendingCall] = deque()
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
         self._connecting: asyncio.Task[None] | None = None
@@ -103,7 +113,7 @@ class Node:
             raise self._error_again()
         if len(self._queue) >= _QUEUE_MAX:
             raise BackendUnavailable(f"{self.address}: {_QUEUE_MAX} calls wait already")
-        call = Call(packed, replies, deadline)
+        call = PendingCall(packed, replies, deadline)
         self._queue.append(call)
         if not self._is_flush_due:
             self._is_flush_due = True
@@ -113,7 +123,7 @@ class Node:
     async def read_clock(self, *, deadline: float) -> Instant:
         """Look at the server's clock, and learn from it."""
         sent = asyncio.get_running_loop().time()
-        reply = await self.ask(_Sample.packed, deadline=deadline)
+        reply = await self.ask(_ClockSample.packed, deadline=deadline)
         if isinstance(reply, hiredis.ReplyError):
             raise translate(reply, str(self.address))
         server_us = _microseconds(reply)
@@ -156,7 +166,7 @@ class Node:
                 size += len(call.packed)
         now = asyncio.get_running_loop().time()
         if batch and self.clock.age_s(now) > _CLOCK_AGE_S_MAX:
-            batch.insert(0, _Sample(self.clock))
+            batch.insert(0, _ClockSample(self.clock))
         return batch
 
     # ── Connections come and go ──────────────────────────────────────────────────────────────────
@@ -194,8 +204,8 @@ class Node:
     async def _greet(self, connection: Connection) -> None:
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         commands = [*self._greeting.commands(), pack("PING")]
-        calls = [Call(packed, 1, deadline) for packed in commands]
-        connection.send([_Sample(self.clock), *calls], within_s=self._timeout_s)
+        calls = [PendingCall(packed, 1, deadline) for packed in commands]
+        connection.send([_ClockSample(self.clock), *calls], within_s=self._timeout_s)
         for reply in await asyncio.gather(*(call.future for call in calls)):
             if isinstance(reply, hiredis.ReplyError):
                 raise translate(reply, str(self.address))
@@ -237,7 +247,7 @@ class Node:
             asyncio.get_running_loop().call_soon(self._flush)
 
 
-class _Sample:
+class _ClockSample:
     """A look at the server's clock, sent along with a batch."""
 
     packed = pack("TIME")
@@ -257,3 +267,39 @@ class _Sample:
 
 def _microseconds(reply: list[bytes]) -> int:
     return int(reply[0]) * 1_000_000 + int(reply[1])
+
+
+_DRIFT: Final = 0.000_5
+"""How much faster or slower the server's clock may run than ours: far more than any real one."""
+
+
+class ServerClock:
+    """An estimate. All local times are seconds of one clock that never steps back."""
+
+    def __init__(self) -> None:
+        self._low_s = -math.inf
+        self._high_s = math.inf
+        self._sampled_at = -math.inf
+
+    def observe(self, server_us: int, sent: float, received: float) -> None:
+        """Learn from one sample."""
+        low, high = server_us / 1e6 - received, server_us / 1e6 - sent
+        widened = (received - self._sampled_at) * _DRIFT if self.is_known else 0.0
+        known_low, known_high = self._low_s - widened, self._high_s + widened
+        if low <= known_high and known_low <= high:
+            low, high = max(low, known_low), min(high, known_high)
+        self._low_s, self._high_s, self._sampled_at = low, high, received
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there was a sample."""
+        return math.isfinite(self._low_s)
+
+    def age_s(self, at: float) -> float:
+        """How long ago the last sample was taken."""
+        return at - self._sampled_at
+
+    def instant(self, at: float) -> Instant:
+        """What the server's clock shows at a local time, or a little less."""
+        widened = self.age_s(at) * _DRIFT
+        return Instant(math.floor((at + self._low_s - widened) * 1000))

@@ -12,10 +12,9 @@ from contextlib import asynccontextmanager
 import hiredis
 import pytest
 
-from stanchion.adapters.redis.address import Address
-from stanchion.adapters.redis.connection import Reply
-from stanchion.adapters.redis.errors import ConnectionLost
-from stanchion.adapters.redis.gather import Greeting, Node, pack
+from stanchion.adapters.redis.address import ServerAddress
+from stanchion.adapters.redis.connection import ConnectionLost, Reply
+from stanchion.adapters.redis.node import Login, Node, pack
 from stanchion.adapters.system import SystemEntropy
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendRefused, BackendTimeout, BackendUnavailable
@@ -28,13 +27,13 @@ class _Puppet:
     """A server whose answers wait until ``may_answer`` is set."""
 
     def __init__(self) -> None:
-        self.address = Address("127.0.0.1", 0)
+        self.address = ServerAddress("127.0.0.1", 0)
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.heard: asyncio.Queue[list[list[bytes]]] = asyncio.Queue()
         """What came in, by the read: a pipeline is one read, as long as it is short."""
         self.connections: list[asyncio.StreamWriter] = []
-        self.greeting: Callable[[bytes], bytes | None] = _polite
+        self.login: Callable[[bytes], bytes | None] = _polite
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -57,12 +56,12 @@ class _Puppet:
         heard: list[list[bytes]] = []
         while (command := parser.gets()) is not False:
             heard.append(command)
-        asked = [command for command in heard if self.greeting(command[0]) is None]
+        asked = [command for command in heard if self.login(command[0]) is None]
         if asked:
             self.heard.put_nowait(asked)
             await self.may_answer.wait()
         for command in heard:
-            polite = self.greeting(command[0])
+            polite = self.login(command[0])
             writer.write(_bulk(command[1]) if polite is None else polite)
         await writer.drain()
 
@@ -89,7 +88,7 @@ def _bulk(word: bytes) -> bytes:
 async def puppet() -> AsyncIterator[_Puppet]:
     puppet = _Puppet()
     server = await asyncio.start_server(puppet.serve, "127.0.0.1", 0)
-    puppet.address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+    puppet.address = ServerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
     yield puppet
     server.close()
     await puppet.close()
@@ -104,15 +103,15 @@ class _NeverPauses(SystemEntropy):
 
 @asynccontextmanager
 async def _node(
-    address: Address,
+    address: ServerAddress,
     *,
     timeout_s: float = _SOON_S,
-    greeting: Greeting | None = None,
+    login: Login | None = None,
     entropy: Entropy | None = None,
 ) -> AsyncIterator[Node]:
     node = Node(
         address,
-        greeting=greeting or Greeting(),
+        login=login or Login(),
         tls=None,
         timeout_s=timeout_s,
         entropy=entropy or SystemEntropy(),
@@ -228,7 +227,7 @@ async def test_a_broken_pipeline_fails_its_own_calls_only(puppet: _Puppet) -> No
 @pytest.mark.parametrize("entropy", [SystemEntropy(), _NeverPauses()])
 async def test_a_refused_connection_is_known_at_once(entropy: Entropy) -> None:
     nobody = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-    address = Address("127.0.0.1", nobody.sockets[0].getsockname()[1])
+    address = ServerAddress("127.0.0.1", nobody.sockets[0].getsockname()[1])
     nobody.close()
     async with _node(address, timeout_s=60.0, entropy=entropy) as node:
         async with asyncio.timeout(_SOON_S):
@@ -239,7 +238,7 @@ async def test_a_refused_connection_is_known_at_once(entropy: Entropy) -> None:
 
 
 async def test_a_server_that_does_not_greet_is_a_timeout(puppet: _Puppet) -> None:
-    puppet.greeting = lambda _: b""
+    puppet.login = lambda _: b""
     async with _node(puppet.address, timeout_s=0.05) as node:
         with pytest.raises(BackendTimeout):
             await _echo(node, "hello?")
@@ -256,15 +255,15 @@ async def test_a_wrong_password_is_refused(puppet: _Puppet) -> None:
     def strict(command: bytes) -> bytes | None:
         return b"-WRONGPASS no\r\n" if command == b"AUTH" else _polite(command)
 
-    puppet.greeting = strict
-    greeting = Greeting(username="me", password="wrong")  # noqa: S106 - made up
-    async with _node(puppet.address, greeting=greeting) as node:
+    puppet.login = strict
+    login = Login(username="me", password="wrong")  # noqa: S106 - made up
+    async with _node(puppet.address, login=login) as node:
         with pytest.raises(BackendRefused, match="password"):
             await _echo(node, "in?")
 
 
 async def test_what_is_not_redis_is_an_error_and_not_a_hang(puppet: _Puppet) -> None:
-    puppet.greeting = lambda _: b"HTTP/1.1 400 Bad Request\r\n"
+    puppet.login = lambda _: b"HTTP/1.1 400 Bad Request\r\n"
     async with _node(puppet.address) as node:
         with pytest.raises(BackendUnavailable, match="does not speak Redis"):
             await _echo(node, "redis?")
