@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
@@ -393,3 +394,38 @@ async def test_a_slow_readers_stream_ends_when_its_key_is_revoked() -> None:
         assert loop.time() - began_s < 6
         assert read < 500_000
         assert house.metric("stanchion_http_under_way", kind="streams") == 0
+
+
+async def test_hundreds_of_waits_for_a_large_run_cost_a_read_a_second() -> None:
+    async with served() as server, AsyncExitStack() as stack, asyncio.timeout(20):
+        house = server.house
+        await house.ask("PUT", "/v1/workflows/one", {"steps": {"only": {"topic": "work"}}})
+        asked = {"input": {"zeros": [0] * 120_000}}
+        started = await house.ask("POST", "/v1/workflows/one/runs", asked)
+        run_id = started.json["run_id"]
+        lines = [await stack.enter_async_context(server.line()) for _ in range(200)]
+        loads, began_s = house.store.calls["load"], time.monotonic()
+        for _, writer in lines:
+            writer.write(GET.replace(b"/livez", f"/v1/runs/{run_id}?wait=60".encode()))
+        await house.has_under_way("waits", count=200)
+        await house.ask("POST", f"/v1/runs/{run_id}/cancel")
+        for reader, _ in lines:
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 OK")
+            length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            assert b'"status":"cancelled"' in await reader.readexactly(int(length))
+        # The first caller's, one a second for all of them, and two of the cancel.
+        assert house.store.calls["load"] - loads <= 5 + 2 * (time.monotonic() - began_s)
+
+
+async def test_one_tenants_streams_leave_places_to_others() -> None:
+    async with served() as server, AsyncExitStack() as stack, asyncio.timeout(20):
+        answers: list[bytes] = []
+        for tenant in [b"loud"] * 60 + [b"quiet"]:
+            reader, writer = await stack.enter_async_context(server.line())
+            events = GET.replace(b"/livez", b"/v1/events")
+            writer.write(
+                events.replace(b"\r\n\r\n", b"\r\nX-Stanchion-Tenant: %b\r\n\r\n" % tenant)
+            )
+            answers.append((await reader.readuntil(b"\r\n")).split()[1])
+        assert answers == [b"200"] * 50 + [b"429"] * 10 + [b"200"]
