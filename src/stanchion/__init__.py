@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from stanchion.client.async_client import AsyncClient, AsyncRunHandle
-    from stanchion.client.budgets import RetryBudgets
     from stanchion.client.client import Client, RunHandle
-    from stanchion.client.engine import Pace
+    from stanchion.client.engine import Pace, RetryBudgets
     from stanchion.client.errors import (
         AccessDenied,
         CallFailed,
@@ -94,9 +93,8 @@ __all__ = [
 # pay for lock stores, and needs none of their packages.
 _HOMES: Final = {
     "stanchion.client.async_client": frozenset({"AsyncClient", "AsyncRunHandle"}),
-    "stanchion.client.budgets": frozenset({"RetryBudgets"}),
     "stanchion.client.client": frozenset({"Client", "RunHandle"}),
-    "stanchion.client.engine": frozenset({"Pace"}),
+    "stanchion.client.engine": frozenset({"Pace", "RetryBudgets"}),
     "stanchion.client.errors": frozenset(
         {
             "AccessDenied",

@@ -30,7 +30,7 @@ from stanchion.wire.worker import (
     ResultsRequest,
 )
 from stanchion.worker import Job, Worker
-from stanchion.worker.transport import HttpTransport, TransportFailed
+from stanchion.worker.server import HttpTransport, TransportFailed
 
 __all__ = ["TOPIC", "Handed", "Line", "Told", "read_lines"]
 

@@ -10,8 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from stanchion.client.async_client import AsyncClient
-from stanchion.client.budgets import RetryBudgets
-from stanchion.client.engine import Pace
+from stanchion.client.engine import Pace, RetryBudgets
 from stanchion.client.signals import CallSignal
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant

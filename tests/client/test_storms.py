@@ -14,8 +14,7 @@ from contextlib import suppress
 import pytest
 
 from stanchion.client.async_client import AsyncClient
-from stanchion.client.budgets import SHARED, RetryBudgets
-from stanchion.client.engine import Pace
+from stanchion.client.engine import SHARED, Pace, RetryBudgets
 from stanchion.client.errors import CallFailed, GaveUpBecause, ServerUnavailable, TenantFull
 from stanchion.core.retry import (
     BUDGETS,

@@ -8,8 +8,14 @@ from itertools import chain
 import pytest
 
 from stanchion.client import errors
-from stanchion.client.errors import CallFailed, GaveUpBecause, InvalidRequest
-from stanchion.client.verdicts import answer_of, failure, retry_after_ms
+from stanchion.client.errors import (
+    CallFailed,
+    GaveUpBecause,
+    InvalidRequest,
+    answer_of,
+    failure,
+    retry_after_ms,
+)
 from stanchion.core.model import Instant
 from stanchion.core.retry import RetryClass
 from stanchion.transport.messages import Reply, Request

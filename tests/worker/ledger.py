@@ -30,7 +30,7 @@ from stanchion.wire.worker import (
     ResultsAnswer,
     ResultsRequest,
 )
-from stanchion.worker.transport import TransportFailed
+from stanchion.worker.server import TransportFailed
 
 
 class Fault(StrEnum):

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from stanchion.worker import BadTarget
-from stanchion.worker.command import REFUSED, USAGE, run_worker
-from stanchion.worker.reloading import snapshot
-from stanchion.worker.target import load_worker
-from stanchion.worker.threads import Threads
+from stanchion.worker.command import REFUSED, USAGE, load_worker, run_worker, snapshot
+from stanchion.worker.tasks import ThreadExecutor
 from tests.worker.ledger import Fault, Ledger, serving
 from tests.worker.test_processes import _now_ms
 
@@ -85,7 +83,7 @@ async def test_a_worker_that_is_refused_ends_with_a_sentence(
     ledger.always("lease", Fault.REFUSED)
     async with serving(ledger) as url:
         # In a thread there are no signals to take, and the loop here is the server's.
-        code = await Threads(1).call(run_worker, "some_worker:app", url)
+        code = await ThreadExecutor(1).call(run_worker, "some_worker:app", url)
     assert code == REFUSED
     assert (
         "said the script: forbidden (403 forbidden); give a worker's key" in capsys.readouterr().err
@@ -137,7 +135,7 @@ async def test_a_changed_file_starts_the_worker_anew(project: Path) -> None:
 
 
 async def test_threads_hand_back_what_happened_and_keep_the_context() -> None:
-    threads = Threads(2)
+    threads = ThreadExecutor(2)
 
     def raises() -> None:
         raise StopIteration

@@ -13,7 +13,8 @@ import pytest
 from stanchion import Worker
 from stanchion.core.lease import JOB_TERMS
 from stanchion.core.limits import RESULT_BYTES_MAX
-from stanchion.worker import events, target
+from stanchion.worker import events
+from stanchion.worker.command import load_worker
 from stanchion.worker.worker import DEFAULT_URL
 from tests.worker.ledger import Ledger, serving
 from tests.worker.test_processes import _now_ms, _working
@@ -67,7 +68,7 @@ def test_the_command_names_what_the_first_snippet_defines(
     (tmp_path / "research_worker.py").write_text(first)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    assert target.load_worker(module).topics == ("agent.plan", "agent.search")
+    assert load_worker(module).topics == ("agent.plan", "agent.search")
 
 
 def test_the_page_names_every_event_and_the_figures_in_force() -> None:

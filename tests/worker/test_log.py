@@ -9,7 +9,7 @@ import pytest
 
 from stanchion.core.lease import FenceCause
 from stanchion.worker import events
-from stanchion.worker.log import LOGGER, log_event, show_lines
+from stanchion.worker.events import LOGGER, log_event, show_lines
 
 LINES = {
     events.JobEnded(job_id="j", topic="t", status="failed", took_ms=1): "job_ended",

@@ -131,7 +131,7 @@ async def test_a_worker_whose_key_was_revoked_leaves(stage: Stage) -> None:
     _quick(stage, 2)
     stage.ledger.always("results", Fault.REFUSED)
     async with stage.working() as running:
-        with pytest.raises(WorkerRefused, match="role is worker"):
+        with pytest.raises(WorkerRefused, match="--role worker"):
             await running
     assert stage.app.counts["ResultDropped"] == 2
 

@@ -15,11 +15,10 @@ from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar, assert_never
 
 from stanchion.client import calls
+from stanchion.client.base import Caller, Handle, as_method, named
 from stanchion.client.calls import Started
 from stanchion.client.engine import Command, Emit, Engine, Feed, Op, Read, Send, Sleep
 from stanchion.client.events import events
-from stanchion.client.opening import Caller, Handle
-from stanchion.client.signature import as_method, named
 from stanchion.transport.blocking import BlockingTransport
 from stanchion.transport.messages import Address, ByteStream, NoReply, Outcome, Reply, Transport
 

@@ -1,19 +1,24 @@
 """The engine: one call and its retries, as a generator without input or output.
 
-It yields commands (``Send``, ``Sleep``, for streams also ``Read`` and ``Emit``) and is sent what
-came of them. Whoever drives it has sockets and time; the engine has the rules:
+It yields commands (``Send``, ``Sleep``, for streams also ``Read`` and ``Emit``) and receives their
+results. A client executes the commands; the engine has the rules:
 
-* 429 is the class ``quota``; 500, 502, 503, 504, no connection and no answer are ``unavailable``.
-  Each has attempts, time and waits of its own (``core.retry.RETRIES``); the quota's are stricter.
-* The server's word is honoured, then spread upward. A wait that would end too late is not begun.
-* Every retry takes a token from a budget that the whole process shares.
-* What may have been done is sent again only if doing it twice is the same as doing it once.
-* No other answer is worth a second try.
+* 429 is the class ``quota``; 500, 502, 503, 504, no connection and no response are ``unavailable``.
+  Each class has its own attempts, time and delays (``core.retry.RETRIES``); those of the quota are
+  stricter.
+* ``Retry-After`` is honoured, then spread upward. A wait that would end after the deadline is not
+  begun.
+* Every retry takes a token from a bucket that all clients of the process share, one bucket a class.
+  Otherwise the retries of many callers would be the next outage. When a bucket is empty, calls fail
+  at once.
+* A request that may have been executed is sent again only if it is repeatable.
+* No other response is retried.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from http import HTTPStatus
@@ -21,16 +26,35 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never
 
 import msgspec
 
-from stanchion.client.budgets import SHARED, RetryBudgets
-from stanchion.client.errors import Facts, GaveUpBecause, UnexpectedAnswer
+from stanchion.client.errors import (
+    Facts,
+    GaveUpBecause,
+    UnexpectedAnswer,
+    answer_of,
+    failure,
+    may_have_run,
+)
 from stanchion.client.signals import Answered, CallHook, GaveUp, Retrying
-from stanchion.client.verdicts import answer_of, failure, may_have_run
 from stanchion.core.model import Instant
-from stanchion.core.retry import RETRIES, Answer, RetryClass, RetryPolicy, Tries, Wait, next_try
+from stanchion.core.retry import (
+    BUDGETS,
+    RETRIES,
+    Answer,
+    Budget,
+    BudgetState,
+    RetryClass,
+    RetryPolicy,
+    Tries,
+    Wait,
+    full_budget,
+    next_try,
+    spend,
+)
 from stanchion.core.retry import GiveUp as NoMore
 from stanchion.transport.messages import NoReply, Opened, Outcome, Reply, Request
 
 __all__ = [
+    "SHARED",
     "Call",
     "Command",
     "Emit",
@@ -39,9 +63,32 @@ __all__ = [
     "Op",
     "Pace",
     "Read",
+    "RetryBudgets",
     "Send",
     "Sleep",
 ]
+
+
+class RetryBudgets:
+    """A bucket for each class. Used by many threads at once."""
+
+    def __init__(self, budgets: Mapping[RetryClass, Budget] = BUDGETS) -> None:
+        self._budgets = dict(budgets)
+        self._states: dict[RetryClass, BudgetState] = {}
+        self._turn = threading.Lock()
+
+    def take(self, retry_class: RetryClass, now: Instant) -> bool:
+        """Take one token, or say that there is none."""
+        budget = self._budgets[retry_class]
+        with self._turn:
+            state = self._states.get(retry_class) or full_budget(budget, now)
+            self._states[retry_class], taken = spend(budget, state, now)
+        return taken
+
+
+SHARED: Final = RetryBudgets()
+"""The process's own. A client that is not given others draws on these."""
+
 
 T = TypeVar("T")
 

@@ -24,8 +24,7 @@ from typing import Final
 import msgspec
 
 from stanchion.client.async_client import AsyncClient
-from stanchion.client.budgets import RetryBudgets
-from stanchion.client.engine import Pace
+from stanchion.client.engine import Pace, RetryBudgets
 from stanchion.client.errors import CallFailed
 from stanchion.client.signals import Answered, CallSignal
 from stanchion.core.json_value import JsonObject, JsonValue

@@ -23,8 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stanchion.client.async_client import AsyncClient
-from stanchion.client.budgets import RetryBudgets
-from stanchion.client.engine import Pace
+from stanchion.client.engine import Pace, RetryBudgets
 from stanchion.client.errors import CallFailed
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.retry import BUDGETS, RETRIES, Budget, Exponential, RetryClass, RetryPolicy

@@ -20,7 +20,7 @@ from stanchion.gateway.exchange import GONE, Message
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
 from stanchion.sim.loop import Process
 from stanchion.transport.messages import NoReply, Reply, Request, Silence
-from stanchion.worker.transport import TransportFailed
+from stanchion.worker.server import TransportFailed
 
 __all__ = [
     "BAD_WEATHER",

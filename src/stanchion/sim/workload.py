@@ -13,11 +13,9 @@ from typing import Final
 import msgspec
 
 from stanchion.client.async_client import AsyncClient
-from stanchion.client.budgets import RetryBudgets
-from stanchion.client.engine import Pace
-from stanchion.client.errors import CallFailed
+from stanchion.client.engine import Pace, RetryBudgets
+from stanchion.client.errors import CallFailed, retry_after_ms
 from stanchion.client.signals import CallSignal, Retrying
-from stanchion.client.verdicts import retry_after_ms
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, JobId, Risk, RunStatus, StepId, Topic, WorkflowId
 from stanchion.core.retry import RETRIES, Budget, Exponential, Fixed, RetryClass

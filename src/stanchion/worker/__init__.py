@@ -1,7 +1,7 @@
 """The worker SDK: ``Worker`` leases jobs from a server and runs your functions on them.
 
-``worker`` is the face, ``working`` the loop behind it. ``keeping`` renews leases, ``reporting``
-sends results, ``server`` says what answers mean, ``transport`` carries them.
+``worker`` is the public class, ``loop`` leases jobs and runs handlers (``tasks``, ``processes``),
+``renewal`` renews their leases, ``results`` sends results, ``server`` has the calls.
 """
 
 from stanchion.core.lease import FenceCause, LeaseLost

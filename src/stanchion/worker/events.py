@@ -1,17 +1,22 @@
-"""What a worker tells: frozen facts for logs and metrics."""
+"""What a worker reports about itself: frozen events for hooks and metrics, and their log lines.
+
+A log record's message is the event's name, and ``record.fields`` has its fields. A program that has
+not configured logging gets one readable line an event on standard error.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Literal, TypeAlias, assert_never
+from typing import Final, Literal, TypeAlias, assert_never
 
 import msgspec
 
+from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import FenceCause
-from stanchion.worker.log import LOGGER, log_event
 
 __all__ = [
+    "LOGGER",
     "Hook",
     "JobAbandoned",
     "JobEnded",
@@ -23,7 +28,34 @@ __all__ = [
     "ServerBack",
     "WorkerEvent",
     "log",
+    "log_event",
+    "show_lines",
 ]
+
+LOGGER: Final = logging.getLogger("stanchion.worker")
+
+
+def log_event(
+    level: int, name: str, *, raised: BaseException | None = None, **fields: JsonValue
+) -> None:
+    """Write an event's line; with what was raised, its traceback too."""
+    LOGGER.log(level, name, exc_info=raised, extra={"fields": fields})
+
+
+def show_lines(level: str = "INFO") -> None:
+    """Show lines on standard error, unless the program has its own idea of logging."""
+    if not LOGGER.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
+        logging.getLogger().addHandler(handler)
+        LOGGER.setLevel(level)
+
+
+class _Lines(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as in the base class
+        fields: dict[str, JsonValue] = getattr(record, "fields", {})
+        shown = "".join(f" {key}={value}" for key, value in fields.items())
+        return super().formatMessage(record) + shown
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True):

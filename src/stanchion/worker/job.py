@@ -10,12 +10,12 @@ from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import FenceCause, LeaseLost
 from stanchion.core.limits import PROGRESS_BYTES_MAX
 from stanchion.wire.worker import LeasedJob
-from stanchion.worker.outcome import why_not_json
+from stanchion.worker.results import why_not_json
 
-__all__ = ["Hold", "Job", "job_of"]
+__all__ = ["Job", "JobHold", "job_of"]
 
 
-class Hold(Protocol):
+class JobHold(Protocol):
     """The lease behind a job, as far as its handler may see it. Read from any thread."""
 
     @property
@@ -54,7 +54,7 @@ class Job:
         attempt: int = 1,
         delivery: int = 1,
         fence: int = 1,
-        hold: Hold | None = None,
+        hold: JobHold | None = None,
     ) -> None:
         self.topic = topic
         self.input = input
@@ -109,7 +109,7 @@ class Job:
             self._hold.note(progress)
 
 
-def job_of(leased: LeasedJob, hold: Hold) -> Job:
+def job_of(leased: LeasedJob, hold: JobHold) -> Job:
     """The job as its handler sees it."""
     return Job(
         leased.topic,

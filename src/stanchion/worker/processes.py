@@ -20,14 +20,13 @@ import msgspec
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import FenceCause, Holding
 from stanchion.wire.worker import JobResult, LeasedJob
-from stanchion.worker import outcome
-from stanchion.worker.clock import BootClock
+from stanchion.worker import results
 from stanchion.worker.errors import JobFailed
+from stanchion.worker.events import log_event, show_lines
 from stanchion.worker.job import Job, job_of
-from stanchion.worker.keeping import Deadline, Held
-from stanchion.worker.log import log_event, show_lines
+from stanchion.worker.renewal import BootClock, HeldJob, SharedDeadline
 
-__all__ = ["Processes"]
+__all__ = ["ProcessExecutor"]
 
 # Forking a process that has threads copies locks in any state. Starting afresh is slower, once.
 _START: Final = multiprocessing.get_context("spawn")
@@ -35,7 +34,7 @@ _RESULT: Final = msgspec.json.Decoder(JobResult)
 _LEASED: Final = msgspec.json.Decoder(LeasedJob)
 
 
-class Processes:
+class ProcessExecutor:
     """Children, each with one job or idle. Called from threads."""
 
     def __init__(self) -> None:
@@ -43,7 +42,7 @@ class Processes:
         self._idle: list[_Child] = []
         self._all: set[_Child] = set()
 
-    def call(self, function: Callable[[Job], Any], held: Held) -> JobResult:
+    def call(self, function: Callable[[Job], Any], held: HeldJob) -> JobResult:
         """Have a child handle the job, and wait for it."""
         child = self._take()
         held.deadline = child.deadline
@@ -101,14 +100,14 @@ class Processes:
 class _Child:
     def __init__(self) -> None:
         self._pipe, theirs = _START.Pipe()
-        self.deadline: Deadline = _START.RawValue("q", 0)
+        self.deadline: SharedDeadline = _START.RawValue("q", 0)
         self._process: BaseProcess = _START.Process(
             target=_live, args=(theirs, self.deadline), name="stanchion-worker-child", daemon=True
         )
         self._process.start()
         theirs.close()
 
-    def handle(self, function: Callable[[Job], Any], held: Held) -> JobResult:
+    def handle(self, function: Callable[[Job], Any], held: HeldJob) -> JobResult:
         self._pipe.send((function, msgspec.json.encode(held.leased)))
         while True:
             kind, text = self._pipe.recv()
@@ -131,7 +130,7 @@ class _Child:
 # ── In the child ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _live(pipe: Connection, deadline: Deadline) -> None:
+def _live(pipe: Connection, deadline: SharedDeadline) -> None:
     # Ctrl-C reaches the whole group of processes: the worker decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     show_lines()
@@ -146,16 +145,16 @@ def _live(pipe: Connection, deadline: Deadline) -> None:
             output = function(job_of(leased, hold))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler may raise anything
             log_event(logging.WARNING, "job_failed", raised=error, job_id=leased.job_id)
-            result = outcome.failed(leased.job_id, leased.fence, error)
+            result = results.failed(leased.job_id, leased.fence, error)
         else:
-            result = outcome.succeeded(leased.job_id, leased.fence, output)
+            result = results.succeeded(leased.job_id, leased.fence, output)
         pipe.send(("result", msgspec.json.encode(result)))
 
 
 class _ChildHold:
     """The lease as a child knows it: until when it is trusted, in memory that both see."""
 
-    def __init__(self, pipe: Connection, deadline: Deadline) -> None:
+    def __init__(self, pipe: Connection, deadline: SharedDeadline) -> None:
         self._pipe = pipe
         self._deadline = deadline
         self._clock = BootClock()

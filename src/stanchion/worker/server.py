@@ -1,16 +1,18 @@
-"""The server as a worker sees it: three questions, and what each answer means.
+"""The server as a worker calls it: lease, renew, results, and what each response means.
 
-Whatever comes back is one of three things. An answer. *Away*: nobody knows, ask again later.
-*Refused*: the server understood and will say the same again, so somebody has to act.
+The outcome of a call is ``ServerAnswered``, ``ServerUnreachable`` (no usable response: retry later)
+or ``ServerRefused`` (the server would answer the same again: an operator has to act).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from stanchion.transport.event_loop import LoopTransport
+from stanchion.transport.messages import NoReply, Reply, Request, parse_address
 from stanchion.wire.problems import Problem
 from stanchion.wire.worker import (
     JobResult,
@@ -22,9 +24,78 @@ from stanchion.wire.worker import (
     ResultsAnswer,
     ResultsRequest,
 )
-from stanchion.worker.transport import Transport, TransportFailed
 
-__all__ = ["Answered", "Away", "Refused", "Server"]
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = [
+    "HttpTransport",
+    "ServerAnswered",
+    "ServerRefused",
+    "ServerUnreachable",
+    "Transport",
+    "TransportFailed",
+    "WorkerApi",
+]
+
+CONNECT_S_MAX: Final = 5.0
+KEPT_MAX: Final = 8
+"""Connections kept for the next request: one long poll, and a few results and renewals."""
+_REQUEST_S_MAX: Final = 120.0
+"""The caller sets the time-out. This bounds a request whose caller sets none."""
+
+
+class TransportFailed(Exception):
+    """No answer came. The request may have been executed all the same."""
+
+
+class Transport(Protocol):
+    """What carries a request to the server and its answer back."""
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        """Send it and wait for the answer: the caller sets a limit. Raises ``TransportFailed``."""
+
+    async def close(self) -> None: ...
+
+
+class HttpTransport:
+    """HTTP/1.1 over connections that are kept open. For one event loop."""
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        headers = [("Content-Type", "application/json"), ("Accept", "application/json")]
+        if api_key is not None:
+            if not api_key.isascii() or not api_key.isprintable() or " " in api_key:
+                raise ValueError("an API key is one word of printable ASCII characters")
+            headers.append(("Authorization", f"Bearer {api_key}"))
+        self._headers = tuple(headers)
+        self._http = LoopTransport(
+            parse_address(url), tls=tls, connect_s_max=CONNECT_S_MAX, kept_max=KEPT_MAX
+        )
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        outcome = await self._http.send(
+            Request(
+                name="worker",
+                method="POST",
+                path=path,
+                headers=self._headers,
+                body=body,
+                timeout_s=_REQUEST_S_MAX,
+                # Renewals and results are idempotent, and a lease that nobody received expires.
+                is_repeatable=True,
+            )
+        )
+        if isinstance(outcome, Reply):
+            return outcome
+        assert isinstance(outcome, NoReply)  # Streams are not asked for.
+        raise TransportFailed(outcome.message)
+
+    async def close(self) -> None:
+        """Drop every connection, also those with a request under way."""
+        await self._http.abort()
+
 
 LEASE_PATH: Final = "/v1/worker/lease"
 RENEW_PATH: Final = "/v1/worker/renew"
@@ -44,20 +115,20 @@ _TAKEN: Final = msgspec.json.Decoder(ResultsAnswer)
 _T = TypeVar("_T")
 
 
-class Answered(msgspec.Struct, Generic[_T], frozen=True):
+class ServerAnswered(msgspec.Struct, Generic[_T], frozen=True):
     """The server did what was asked."""
 
     value: _T
 
 
-class Away(msgspec.Struct, frozen=True):
+class ServerUnreachable(msgspec.Struct, frozen=True):
     """Nobody knows. It may have been done, and asking again may help."""
 
     error: str
     retry_after_ms: int = 0
 
 
-class Refused(msgspec.Struct, frozen=True):
+class ServerRefused(msgspec.Struct, frozen=True):
     """The server will not do it, however often it is asked."""
 
     status: int
@@ -65,10 +136,10 @@ class Refused(msgspec.Struct, frozen=True):
     detail: str
 
 
-Outcome: TypeAlias = Answered[_T] | Away | Refused
+Outcome: TypeAlias = ServerAnswered[_T] | ServerUnreachable | ServerRefused
 
 
-class Server:
+class WorkerApi:
     """Asks in one worker's name."""
 
     def __init__(self, transport: Transport, worker_id: str) -> None:
@@ -107,24 +178,24 @@ class Server:
             async with asyncio.timeout(timeout_s):
                 answer = await self._transport.post(path, _ENCODER.encode(request))
         except TimeoutError:
-            return Away(f"no answer within {timeout_s:g} s")
+            return ServerUnreachable(f"no answer within {timeout_s:g} s")
         except TransportFailed as failure:
-            return Away(str(failure))
+            return ServerUnreachable(str(failure))
         if answer.status == _OK:
             try:
-                return Answered(decoder.decode(answer.body))
+                return ServerAnswered(decoder.decode(answer.body))
             except msgspec.DecodeError as error:
                 # Something between us and the server answered in its name.
-                return Away(f"the answer is not understood: {error}")
+                return ServerUnreachable(f"the answer is not understood: {error}")
         return _not_done(answer.status, answer.body)
 
 
-def _not_done(status: int, body: bytes) -> Away | Refused:
+def _not_done(status: int, body: bytes) -> ServerUnreachable | ServerRefused:
     try:
         problem = _PROBLEM.decode(body)
     except msgspec.DecodeError:
         problem = Problem(status=status, code="unknown", title="", detail=f"HTTP status {status}")
     if status in _AGAIN:
         wait_ms = problem.retry_after_ms or 0
-        return Away(f"{status} {problem.code}: {problem.detail}", max(0, wait_ms))
-    return Refused(status, problem.code, problem.detail)
+        return ServerUnreachable(f"{status} {problem.code}: {problem.detail}", max(0, wait_ms))
+    return ServerRefused(status, problem.code, problem.detail)

@@ -1,43 +1,60 @@
-"""Tasks: which function handles which topic, and where it runs."""
+"""Tasks: which function handles which topic, and the threads that run blocking functions.
+
+The thread pool of the standard library waits for its threads when a program ends, so a handler that
+hangs would keep the worker from exiting. These threads are daemons.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import functools
 import inspect
 import re
+import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Literal, TypeAlias
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
 from stanchion.core.limits import TOPIC_CHARS_MAX
 from stanchion.worker.job import Job
 
-__all__ = ["Async", "Blocking", "Computing", "Executor", "Task", "make_task"]
+__all__ = [
+    "AsyncTask",
+    "Executor",
+    "ProcessTask",
+    "Task",
+    "ThreadExecutor",
+    "ThreadTask",
+    "make_task",
+]
 
 Executor: TypeAlias = Literal["thread", "process"]
 _TOPIC: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 
 
-class Async(msgspec.Struct, frozen=True):
+class AsyncTask(msgspec.Struct, frozen=True):
     """Runs on the event loop."""
 
     handler: Callable[[Job], Awaitable[Any]]
 
 
-class Blocking(msgspec.Struct, frozen=True):
+class ThreadTask(msgspec.Struct, frozen=True):
     """Runs in a thread."""
 
     handler: Callable[[Job], Any]
 
 
-class Computing(msgspec.Struct, frozen=True):
+class ProcessTask(msgspec.Struct, frozen=True):
     """Runs in a process."""
 
     handler: Callable[[Job], Any]
 
 
-Task: TypeAlias = Async | Blocking | Computing
+Task: TypeAlias = AsyncTask | ThreadTask | ProcessTask
 
 
 def make_task(topic: str, handler: Callable[[Job], Any], executor: Executor | None) -> Task:
@@ -51,12 +68,12 @@ def make_task(topic: str, handler: Callable[[Job], Any], executor: Executor | No
     if _is_async(handler):
         if executor is not None:
             raise ValueError(f"{topic!r} has an async handler: it runs on the loop, in no executor")
-        return Async(handler)
+        return AsyncTask(handler)
     match executor:
         case "thread" | None:
-            return Blocking(handler)
+            return ThreadTask(handler)
         case "process":
-            return Computing(handler)
+            return ProcessTask(handler)
         case _:
             raise ValueError(f"{executor!r} is no executor; there are 'thread' and 'process'")
 
@@ -68,3 +85,99 @@ def _is_async(handler: Callable[[Job], Any]) -> bool:
         return True
     # An object with an async __call__.
     return inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - looked at, not tested for
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class ThreadExecutor:
+    """As many threads as there was work at once, at most ``size``."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._calls: SimpleQueue[_Call[object] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._busy = 0
+
+    def call(
+        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> asyncio.Future[_T]:
+        """Call it in a thread. To cancel the future forgets the call, and does not end it."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = loop.create_future()
+        context = contextvars.copy_context()
+        call = _Call(lambda: context.run(function, *args, **kwargs), future, loop, self._ended)
+        self._busy += 1
+        if self._busy > len(self._threads) < self._size:
+            name = f"stanchion-worker-{len(self._threads)}"
+            thread = threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._calls.put(call)  # type: ignore[arg-type]  # the queue never looks into the answer
+        return future
+
+    def close(self) -> None:
+        """Let idle threads end. Busy ones end after their call."""
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def _ended(self) -> None:
+        self._busy -= 1
+
+
+class _Call(Generic[_T]):
+    """A call on its way through a thread and back to its loop."""
+
+    def __init__(
+        self,
+        function: Callable[[], _T],
+        future: asyncio.Future[_T],
+        loop: asyncio.AbstractEventLoop,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._function = function
+        self._future = future
+        self._loop = loop
+        self._on_end = on_end
+
+    def run(self) -> None:
+        """In the thread."""
+        try:
+            value = self._function()
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
+            self._back(self._fail, _awaitable(error))
+        else:
+            self._back(self._return, value)
+
+    def _back(self, function: Callable[[_Arg], None], argument: _Arg) -> None:
+        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            self._loop.call_soon_threadsafe(function, argument)
+
+    def _return(self, value: _T) -> None:
+        self._on_end()
+        if not self._future.done():
+            self._future.set_result(value)
+
+    def _fail(self, error: BaseException) -> None:
+        self._on_end()
+        if not self._future.done():
+            self._future.set_exception(error)
+
+
+_Arg = TypeVar("_Arg")
+
+
+def _awaitable(error: BaseException) -> BaseException:
+    if isinstance(error, StopIteration):
+        # A future cannot carry it, since awaiting is built on it.
+        wrapped = RuntimeError("the handler raised StopIteration")
+        wrapped.__cause__ = error
+        return wrapped
+    return error
+
+
+def _serve(calls: SimpleQueue[_Call[object] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call.run()
+        del call  # Or the thread would keep its last job alive.

@@ -16,14 +16,12 @@ from contextlib import contextmanager
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 from stanchion.worker import events as told
-from stanchion.worker.clock import BootClock, Clock
-from stanchion.worker.events import Hook, WorkerEvent
+from stanchion.worker.events import Hook, WorkerEvent, log_event, show_lines
 from stanchion.worker.job import Job
-from stanchion.worker.log import log_event, show_lines
-from stanchion.worker.server import Server
-from stanchion.worker.tasks import Computing, Executor, Task, make_task
-from stanchion.worker.transport import HttpTransport, Transport
-from stanchion.worker.working import Working, WorkingOptions
+from stanchion.worker.loop import LoopOptions, WorkerLoop
+from stanchion.worker.renewal import BootClock, WorkerClock
+from stanchion.worker.server import HttpTransport, Transport, WorkerApi
+from stanchion.worker.tasks import Executor, ProcessTask, Task, make_task
 
 __all__ = ["DEFAULT_URL", "RunOptions", "Worker"]
 
@@ -62,7 +60,7 @@ class Worker:
         """How often each event happened, by the name of its type."""
         self._tasks: dict[str, Task] = {}
         self._on_event = on_event
-        self._working: Working | None = None
+        self._working: WorkerLoop | None = None
 
     def task(
         self, topic: str, *, executor: Executor | None = None
@@ -107,7 +105,7 @@ class Worker:
         self,
         transport: Transport,
         *,
-        clock: Clock | None = None,
+        clock: WorkerClock | None = None,
         chance: Callable[[], float] = random.random,
         **options: Unpack[RunOptions],
     ) -> None:
@@ -117,9 +115,9 @@ class Worker:
         settings = self._checked(options)
         _hide_secrets()
         worker_id = options.get("worker_id") or _worker_id()
-        server = Server(transport, worker_id)
+        server = WorkerApi(transport, worker_id)
         clock = clock or BootClock()
-        self._working = Working(self._tasks, server, clock, chance, self._tell, settings)
+        self._working = WorkerLoop(self._tasks, server, clock, chance, self._tell, settings)
         try:
             await self._working.run()
         finally:
@@ -134,10 +132,10 @@ class Worker:
         if self._working is not None:
             self._working.stop()
 
-    def _checked(self, options: RunOptions) -> WorkingOptions:
+    def _checked(self, options: RunOptions) -> LoopOptions:
         if not self._tasks:
             raise ValueError("this worker has no tasks: register one with @app.task(topic)")
-        settings = WorkingOptions(
+        settings = LoopOptions(
             concurrency=options.get("concurrency", 10),
             wait_s=options.get("wait_s", 20.0),
             drain_s=options.get("drain_s", 30.0),
@@ -149,7 +147,7 @@ class Worker:
         if not settings.drain_s >= 0:
             raise ValueError("drain_s must not be negative")
         for topic, task in self._tasks.items():
-            if isinstance(task, Computing):
+            if isinstance(task, ProcessTask):
                 _check_importable(topic, task)
         return settings
 
@@ -180,7 +178,7 @@ class Worker:
                 loop.remove_signal_handler(number)
 
 
-def _check_importable(topic: str, task: Computing) -> None:
+def _check_importable(topic: str, task: ProcessTask) -> None:
     try:
         pickle.dumps(task.handler)
     except Exception as error:

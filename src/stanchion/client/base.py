@@ -1,17 +1,25 @@
-"""Opening: what both clients are given, checked once, and what both hand out."""
+"""What both clients share: their arguments, checked once, their handles, and their signatures.
+
+A call is written once, for the engine, as a generator on its commands. As a method of a client it
+has no engine parameter and returns the result: ``as_method`` gives it the name, the docstring and
+the signature that ``help()`` and editors show.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
 from abc import ABC, abstractmethod
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any, Final, Generic, TypeVar
 
 from stanchion.client.calls import Started
 from stanchion.client.engine import Engine, Pace
 from stanchion.client.signals import CallHook, guarded
 from stanchion.transport.messages import Address, parse_address
 
-__all__ = ["Caller", "Handle"]
+__all__ = ["Caller", "Handle", "as_method", "named"]
 
 TransportT = TypeVar("TransportT")
 CallerT = TypeVar("CallerT")
@@ -84,3 +92,43 @@ def _token(name: str, text: str) -> str:
     if not _TOKEN.fullmatch(text):
         raise ValueError(f"{name} must be visible ASCII characters, without spaces")
     return text
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type)
+_SELF: Final = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+
+
+def as_method(
+    method: _Method, written: Callable[..., Any], *, gives: str = "{}", known: int = 1
+) -> _Method:
+    """Show a method as it is called: with ``self`` in the place of what the object knows already.
+
+    ``known`` is how many of the first parameters these are. ``gives`` is the type of what comes
+    back, with the inner type of the engine's generator in the place of the braces.
+    """
+    update_wrapper(method, written)
+    del method.__dict__["__wrapped__"]  # or whoever asks is shown the engine's side again
+    signature = inspect.signature(written)
+    parameters = list(signature.parameters.values())[known:]
+    inner = str(signature.return_annotation)
+    for outer in ("Op[", "Feed["):
+        if inner.startswith(outer):
+            inner = inner[len(outer) : -1]
+    returns = gives.format(inner)
+    method.__dict__["__signature__"] = inspect.Signature(
+        [_SELF, *parameters], return_annotation=returns
+    )
+    method.__annotations__ = {each.name: each.annotation for each in parameters} | {
+        "return": returns
+    }
+    return method
+
+
+def named(cls: _Class) -> _Class:
+    """Call the public functions of a class what the class calls them."""
+    for name, member in vars(cls).items():
+        if inspect.isfunction(member) and not name.startswith("_"):
+            member.__name__, member.__qualname__ = name, f"{cls.__name__}.{name}"
+            member.__module__ = cls.__module__
+    return cls

@@ -9,8 +9,14 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from stanchion.transport.messages import Reply
-from stanchion.worker.server import Answered, Away, Refused, Server
-from stanchion.worker.transport import HttpTransport, TransportFailed
+from stanchion.worker.server import (
+    HttpTransport,
+    ServerAnswered,
+    ServerRefused,
+    ServerUnreachable,
+    TransportFailed,
+    WorkerApi,
+)
 
 _OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -201,36 +207,36 @@ class Fixed:
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
 async def test_what_may_pass_by_itself_is_away(status: int) -> None:
-    server = Server(Fixed(Reply(status, {}, b"<html>")), "w")
+    server = WorkerApi(Fixed(Reply(status, {}, b"<html>")), "w")
     outcome = await server.lease(("t",), max_jobs=1, wait_s=0)
-    assert outcome == Away(f"{status} unknown: HTTP status {status}", 0)
+    assert outcome == ServerUnreachable(f"{status} unknown: HTTP status {status}", 0)
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 405, 413, 422])
 async def test_what_will_not_pass_is_refused(status: int) -> None:
     body = b'{"status":4,"code":"c","title":"t","detail":"d"}'
-    server = Server(Fixed(Reply(status, {}, body)), "w")
-    assert await server.lease(("t",), max_jobs=1, wait_s=0) == Refused(status, "c", "d")
+    server = WorkerApi(Fixed(Reply(status, {}, body)), "w")
+    assert await server.lease(("t",), max_jobs=1, wait_s=0) == ServerRefused(status, "c", "d")
 
 
 async def test_the_servers_word_on_when_to_come_back_is_passed_on() -> None:
     body = b'{"status":503,"code":"c","title":"t","detail":"d","retry_after_ms":1500}'
-    outcome = await Server(Fixed(Reply(503, {}, body)), "w").renew((), timeout_s=1)
-    assert outcome == Away("503 c: d", 1500)
+    outcome = await WorkerApi(Fixed(Reply(503, {}, body)), "w").renew((), timeout_s=1)
+    assert outcome == ServerUnreachable("503 c: d", 1500)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"jobs": [{}]}', b'{"jobs": 1}'])
 async def test_an_answer_in_the_servers_name_that_is_not_its_own_is_away(body: bytes) -> None:
-    outcome = await Server(Fixed(Reply(200, {}, body)), "w").lease(("t",), max_jobs=1, wait_s=0)
-    assert isinstance(outcome, Away)
+    outcome = await WorkerApi(Fixed(Reply(200, {}, body)), "w").lease(("t",), max_jobs=1, wait_s=0)
+    assert isinstance(outcome, ServerUnreachable)
 
 
 async def test_members_that_a_newer_server_adds_are_passed_over() -> None:
     body = b'{"jobs": [], "waited_ms": 5, "weather": "fine"}'
-    outcome = await Server(Fixed(Reply(200, {}, body)), "w").lease(("t",), max_jobs=1, wait_s=0)
-    assert isinstance(outcome, Answered)
+    outcome = await WorkerApi(Fixed(Reply(200, {}, body)), "w").lease(("t",), max_jobs=1, wait_s=0)
+    assert isinstance(outcome, ServerAnswered)
 
 
 async def test_no_answer_in_time_is_away() -> None:
-    outcome = await Server(Fixed(None), "w").renew((), timeout_s=0.01)
-    assert outcome == Away("no answer within 0.01 s")
+    outcome = await WorkerApi(Fixed(None), "w").renew((), timeout_s=0.01)
+    assert outcome == ServerUnreachable("no answer within 0.01 s")

@@ -1,11 +1,11 @@
-"""Working: ask for jobs as long as there is room, handle them, report, and leave in good order."""
+"""The worker loop: lease jobs while there is capacity, run handlers, report results, drain."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, assert_never
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import msgspec
 
@@ -13,23 +13,39 @@ from stanchion.core.lease import FenceCause, LeaseLost, Moment
 from stanchion.core.retry import Exponential, backoff_ms, honour_retry_after
 from stanchion.wire.worker import JobResult, LeaseAnswer
 from stanchion.worker import events as told
-from stanchion.worker import outcome
-from stanchion.worker.clock import Clock
+from stanchion.worker import results
 from stanchion.worker.errors import WorkerRefused
-from stanchion.worker.events import Hook
+from stanchion.worker.events import Hook, log_event
 from stanchion.worker.job import job_of
-from stanchion.worker.keeping import Held, Keeper
-from stanchion.worker.log import log_event
-from stanchion.worker.reporting import Reporter
-from stanchion.worker.server import Answered, Away, Refused, Server
-from stanchion.worker.tasks import Async, Blocking, Computing, Task
-from stanchion.worker.threads import Threads
-from stanchion.worker.waiting import end, first
+from stanchion.worker.renewal import HeldJob, LeaseRenewer, WorkerClock
+from stanchion.worker.results import Reporter
+from stanchion.worker.server import ServerAnswered, ServerRefused, ServerUnreachable, WorkerApi
+from stanchion.worker.tasks import AsyncTask, ProcessTask, Task, ThreadExecutor, ThreadTask
 
 if TYPE_CHECKING:
-    from stanchion.worker.processes import Processes
+    from stanchion.worker.processes import ProcessExecutor
 
-__all__ = ["Working", "WorkingOptions"]
+__all__ = ["LoopOptions", "WorkerLoop", "end", "first"]
+
+
+async def first(
+    *awaitables: asyncio.Task[None] | Coroutine[Any, Any, object], timeout_s: float | None = None
+) -> None:
+    """Wait until one of them has ended, or the time is over. Those begun here are ended here."""
+    given = {each for each in awaitables if isinstance(each, asyncio.Task)}
+    own = {asyncio.create_task(each) for each in awaitables if not isinstance(each, asyncio.Task)}
+    try:
+        await asyncio.wait(given | own, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in own:
+            await end(each)
+
+
+async def end(task: asyncio.Task[Any]) -> None:
+    """Cancel it and wait for it; what it raised is of no interest any more."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
 
 LEASE_JOBS_MAX: Final = 100
 """Jobs in one answer: it stays small enough to be read while others wait."""
@@ -46,7 +62,7 @@ _FLUSH_S: Final = 5.0
 """How long results in hand may take to be told when the worker leaves."""
 
 
-class WorkingOptions(msgspec.Struct, frozen=True, kw_only=True):
+class LoopOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How much at once, and how patiently."""
 
     concurrency: int
@@ -54,17 +70,17 @@ class WorkingOptions(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float
 
 
-class Working:
+class WorkerLoop:
     """One run of a worker, from its first question to its last result. On one event loop."""
 
     def __init__(
         self,
         tasks: Mapping[str, Task],
-        server: Server,
-        clock: Clock,
+        server: WorkerApi,
+        clock: WorkerClock,
         chance: Callable[[], float],
         tell: Hook,
-        options: WorkingOptions,
+        options: LoopOptions,
     ) -> None:
         self._tasks = tasks
         self._topics = tuple(tasks)
@@ -73,13 +89,13 @@ class Working:
         self._chance = chance
         self._tell = tell
         self._options = options
-        self._keeper = Keeper(server, clock, chance, tell)
+        self._renewer = LeaseRenewer(server, clock, chance, tell)
         self._reporter = Reporter(
-            server, self._keeper, clock, chance, tell, self._refuse, self._make_room
+            server, self._renewer, clock, chance, tell, self._refuse, self._make_room
         )
-        self._threads = Threads(options.concurrency)
-        self._processes: Processes | None = None
-        self._handling: dict[asyncio.Task[None], Held] = {}
+        self._threads = ThreadExecutor(options.concurrency)
+        self._processes: ProcessExecutor | None = None
+        self._handling: dict[asyncio.Task[None], HeldJob] = {}
         self._room = asyncio.Event()
         self._draining = asyncio.Event()
         self._forced = asyncio.Event()
@@ -124,7 +140,7 @@ class Working:
             )
             self._is_asking = False
             match answer:
-                case Answered(value):
+                case ServerAnswered(value):
                     if failures:
                         self._tell(told.ServerBack())
                     failures = 0
@@ -133,12 +149,12 @@ class Working:
                     empties = empties + 1 if was_quick else 0
                     if was_quick:
                         await self._pause(_IDLE, empties, 0)
-                case Away(error, retry_after_ms):
+                case ServerUnreachable(error, retry_after_ms):
                     failures += 1
                     if failures == 1:
                         self._tell(told.ServerAway(error=error))
                     await self._pause(BACKOFF, failures, retry_after_ms)
-                case Refused(status, code, detail):
+                case ServerRefused(status, code, detail):
                     self._refuse(WorkerRefused(status, code, detail))
                 case _:
                     assert_never(answer)
@@ -179,14 +195,14 @@ class Working:
                     logging.ERROR, "job_topic_unknown", job_id=leased.job_id, topic=leased.topic
                 )
                 continue
-            held = self._keeper.hold(leased, granted_from)
+            held = self._renewer.hold(leased, granted_from)
             handling = loop.create_task(self._handle(task, held), name=leased.job_id)
             self._handling[handling] = held
-            if isinstance(task, Async):
+            if isinstance(task, AsyncTask):
                 held.on_lost = _canceller(handling, leased.job_id)
             handling.add_done_callback(self._handled)
 
-    async def _handle(self, task: Task, held: Held) -> None:
+    async def _handle(self, task: Task, held: HeldJob) -> None:
         """Handle one job. After the handler there is nothing to wait for, so nothing to cancel."""
         leased = held.leased
         began = self._clock.moment()
@@ -197,7 +213,7 @@ class Working:
         # Lost on the way, or the loop stood still for so long that nobody could notice.
         cause = held.look()
         if result is None or cause is not None:
-            self._keeper.let_go(held)
+            self._renewer.let_go(held)
             self._tell(
                 told.JobAbandoned(
                     job_id=leased.job_id, topic=leased.topic, cause=cause or "shutdown"
@@ -212,7 +228,7 @@ class Working:
             )
         )
 
-    async def _outcome(self, task: Task, held: Held) -> JobResult | None:
+    async def _outcome(self, task: Task, held: HeldJob) -> JobResult | None:
         """What became of the job; nothing, if the worker leaves without it."""
         leased = held.leased
         try:
@@ -221,32 +237,32 @@ class Working:
             if self._is_leaving:
                 return None
             # Of the handler's own making, unless the lease is lost: then nobody reads the result.
-            return outcome.failed(leased.job_id, leased.fence, cancelled)
+            return results.failed(leased.job_id, leased.fence, cancelled)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             if held.look() is None:
                 log_event(logging.WARNING, "job_failed", raised=error, job_id=leased.job_id)
-            return outcome.failed(leased.job_id, leased.fence, error)
+            return results.failed(leased.job_id, leased.fence, error)
 
-    async def _call(self, task: Task, held: Held) -> JobResult:
+    async def _call(self, task: Task, held: HeldJob) -> JobResult:
         leased = held.leased
         match task:
-            case Async(handler):
+            case AsyncTask(handler):
                 output = await handler(job_of(leased, held))
-            case Blocking(handler):
+            case ThreadTask(handler):
                 output = await self._threads.call(handler, job_of(leased, held))
-            case Computing(handler):
+            case ProcessTask(handler):
                 return await self._threads.call(self._children().call, handler, held)
             case _:
                 assert_never(task)
-        return outcome.succeeded(leased.job_id, leased.fence, output)
+        return results.succeeded(leased.job_id, leased.fence, output)
 
-    def _children(self) -> Processes:
+    def _children(self) -> ProcessExecutor:
         if self._processes is None:
-            from stanchion.worker.processes import Processes  # noqa: PLC0415 - few pay for it
+            from stanchion.worker.processes import ProcessExecutor  # noqa: PLC0415 - few pay for it
 
-            self._processes = Processes()
+            self._processes = ProcessExecutor()
         return self._processes
 
     def _handled(self, handling: asyncio.Task[None]) -> None:
@@ -278,7 +294,7 @@ class Working:
         """Cancel what has not ended. Its jobs are left to expire, and another worker gets them."""
         self._is_leaving = True
         for handling, held in tuple(self._handling.items()):
-            self._keeper.let_go(held)
+            self._renewer.let_go(held)
             handling.cancel("the worker is shutting down")
         if self._processes is not None:
             self._processes.close()
@@ -288,7 +304,7 @@ class Working:
     async def _leave(self) -> None:
         await self._stop_handlers()
         await self._reporter.close()
-        await self._keeper.close()
+        await self._renewer.close()
         self._threads.close()
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, RESULT_BYTES_MAX
 from stanchion.wire.worker import JobError, JobResult
-from stanchion.worker import FinalError, outcome
+from stanchion.worker import FinalError, results
 
 
 @dataclass
@@ -48,7 +48,7 @@ def _error(result: JobResult) -> JobError:
 
 def test_whatever_has_a_place_in_json_is_sent() -> None:
     output = {"page": Page("a", dt.date(2026, 1, 2)), "n": [1, 2.5, None, True], 3: "three"}
-    assert _sent(outcome.succeeded("j", 7, output)) == JobResult(
+    assert _sent(results.succeeded("j", 7, output)) == JobResult(
         job_id="j",
         fence=7,
         status="succeeded",
@@ -66,7 +66,7 @@ def test_whatever_has_a_place_in_json_is_sent() -> None:
     ids=["object", "nan", "infinity", "surrogate", "tuple key", "function"],
 )
 def test_what_is_not_json_is_a_final_failure(output: object) -> None:
-    error = _error(outcome.succeeded("j", 1, output))
+    error = _error(results.succeeded("j", 1, output))
     assert (error.code, error.retryable) == ("output_not_json", False)
     assert error.message.startswith("the output is not JSON: ")
 
@@ -94,7 +94,7 @@ class Record(msgspec.Struct):
 def test_bytes_and_sets_are_refused_wherever_they_are(
     hidden: object, wrap: Callable[[object], object]
 ) -> None:
-    error = _error(outcome.succeeded("j", 1, wrap(hidden)))
+    error = _error(results.succeeded("j", 1, wrap(hidden)))
     assert (error.code, error.retryable) == ("output_not_json", False)
     kind = "bytes" if isinstance(hidden, dict) else type(hidden).__name__
     assert error.message in {
@@ -106,13 +106,13 @@ def test_bytes_and_sets_are_refused_wherever_they_are(
 def test_an_output_that_contains_itself_is_a_final_failure() -> None:
     output: list[object] = []
     output.append(output)
-    assert _error(outcome.succeeded("j", 1, output)).code == "output_not_json"
+    assert _error(results.succeeded("j", 1, output)).code == "output_not_json"
 
 
 def test_the_largest_output_is_sent_and_one_byte_more_is_refused_with_both_sizes() -> None:
     fits = "x" * (RESULT_BYTES_MAX - 2)
-    assert _sent(outcome.succeeded("j", 1, fits)).output == fits
-    error = _error(outcome.succeeded("j", 1, fits + "x"))
+    assert _sent(results.succeeded("j", 1, fits)).output == fits
+    error = _error(results.succeeded("j", 1, fits + "x"))
     assert (error.code, error.retryable) == ("output_too_large", False)
     assert f"has {RESULT_BYTES_MAX + 1} bytes; at most {RESULT_BYTES_MAX}" in error.message
 
@@ -122,25 +122,25 @@ def test_an_output_may_be_nested_as_deep_as_the_core_allows(depth: int, status: 
     output: object = 1
     for level in range(depth):
         output = [output] if level % 2 else {"a": output, "b": 1}
-    assert outcome.succeeded("j", 1, output).status == status
+    assert results.succeeded("j", 1, output).status == status
 
 
 def test_a_wide_output_is_not_a_deep_one() -> None:
-    assert outcome.succeeded("j", 1, [[]] * 1_000).status == "succeeded"
+    assert results.succeeded("j", 1, [[]] * 1_000).status == "succeeded"
 
 
 def test_nothing_is_an_output_too() -> None:
-    assert _sent(outcome.succeeded("j", 1, None)).output is None
+    assert _sent(results.succeeded("j", 1, None)).output is None
 
 
 @given(st.text(alphabet=st.characters(), max_size=50), st.integers(0, 300))
 def test_any_message_arrives_bounded_and_readable(text: str, times: int) -> None:
     for error in (ValueError(text * times), FinalError(text * times)):
-        message = _error(outcome.failed("j", 1, error)).message
+        message = _error(results.failed("j", 1, error)).message
         assert 0 < len(message) <= ERROR_MESSAGE_CHARS_MAX
         assert all(char.isprintable() or char in "\n\t" for char in message)
 
 
 def test_an_error_whose_text_cannot_be_had_is_told_by_its_kind() -> None:
-    assert _error(outcome.failed("j", 1, RudeError())).message == "RudeError"
-    assert _error(outcome.failed("j", 1, RuntimeError())).message == "RuntimeError"
+    assert _error(results.failed("j", 1, RudeError())).message == "RudeError"
+    assert _error(results.failed("j", 1, RuntimeError())).message == "RuntimeError"

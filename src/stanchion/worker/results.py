@@ -1,29 +1,153 @@
-"""Reporting: results go to the server together, and again until it has said what became of them.
+"""Results: what a handler returned or raised, sent until the server has taken or rejected it.
 
-A result that the server did not take is not lost yet: the server compares its fence, so to send it
-once more is safe, also after the lease ran out. It is given up two terms later.
+An output that cannot be sent would be refused together with all results in the same request. So it
+is checked here, and becomes a failure that names the fault. The failure is final: the next attempt
+would return the same.
+
+Results are sent in batches and again after failures. To send one twice is safe, also after its
+lease has expired: the server compares the fence. Two lease terms later it is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final, assert_never
+import math
+from collections.abc import Callable, Iterable
+from typing import Final, assert_never, cast
 
 import msgspec
 
-from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX
+from stanchion.core.json_value import JsonValue
+from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, JSON_DEPTH_MAX, RESULT_BYTES_MAX
 from stanchion.core.retry import Exponential, backoff_ms, honour_retry_after
-from stanchion.wire.worker import JobResult, ResultsAnswer
+from stanchion.wire.worker import JobError, JobResult, ResultsAnswer
 from stanchion.worker import events as told
-from stanchion.worker import outcome
-from stanchion.worker.clock import Clock
-from stanchion.worker.errors import WorkerRefused
+from stanchion.worker.errors import JobFailed, WorkerRefused
 from stanchion.worker.events import Hook
-from stanchion.worker.keeping import Held, Keeper
-from stanchion.worker.server import Answered, Away, Refused, Server
+from stanchion.worker.renewal import HeldJob, LeaseRenewer, WorkerClock
+from stanchion.worker.server import ServerAnswered, ServerRefused, ServerUnreachable, WorkerApi
 
-__all__ = ["Reporter"]
+__all__ = ["Reporter", "failed", "refused", "succeeded", "why_not_json"]
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+def succeeded(job_id: str, fence: int, output: object) -> JobResult:
+    """The result of a handler that returned ``output``; a failure, if that cannot be sent."""
+    try:
+        encoded = _ENCODER.encode(output)
+    except Exception as error:  # noqa: BLE001 - a value's own code may raise anything
+        return refused(job_id, fence, "output_not_json", f"the output is not JSON: {error}")
+    if len(encoded) > RESULT_BYTES_MAX:
+        return refused(
+            job_id,
+            fence,
+            "output_too_large",
+            f"the output has {len(encoded)} bytes; at most {RESULT_BYTES_MAX} are taken."
+            " Store it elsewhere and return where it is.",
+        )
+    # Most outputs are small and shallow: a look at the bytes spares the walk.
+    if encoded.count(b"[") + encoded.count(b"{") > JSON_DEPTH_MAX:
+        depth = _depth(msgspec.json.decode(encoded))
+        if depth > JSON_DEPTH_MAX:
+            why = f"the output is nested {depth} deep; at most {JSON_DEPTH_MAX} are taken"
+            return refused(job_id, fence, "output_too_deep", why)
+    why_not = why_not_json(output)
+    if why_not is not None:
+        return refused(job_id, fence, "output_not_json", f"the output is not JSON: {why_not}")
+    # Encoded once: the request takes these bytes as they are.
+    ready = cast("JsonValue", msgspec.Raw(encoded))
+    return JobResult(job_id=job_id, fence=fence, status="succeeded", output=ready)
+
+
+def failed(job_id: str, fence: int, error: BaseException) -> JobResult:
+    """The result of a handler that raised."""
+    if isinstance(error, JobFailed):
+        told = JobError(message=_bounded(error.message), code=error.code, retryable=error.retryable)
+    else:
+        text = _text_of(error)
+        kind = type(error).__name__
+        told = JobError(message=_bounded(f"{kind}: {text}" if text else kind))
+    return JobResult(job_id=job_id, fence=fence, status="failed", error=told)
+
+
+def refused(job_id: str, fence: int, code: str, why: str) -> JobResult:
+    """The result of a handler whose output cannot be sent."""
+    told = JobError(message=_bounded(why), code=code, retryable=False)
+    return JobResult(job_id=job_id, fence=fence, status="failed", error=told)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the error's own code raised
+        return ""
+
+
+def _bounded(text: str) -> str:
+    """A text that may stand in an answer: not too long, no control characters, valid UTF-8."""
+    text = text[: 2 * ERROR_MESSAGE_CHARS_MAX].encode("utf-8", "replace").decode()
+    text = "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)
+    if len(text) > ERROR_MESSAGE_CHARS_MAX:
+        text = text[: ERROR_MESSAGE_CHARS_MAX - 1] + "…"
+    return text.strip() or "no message"
+
+
+def _depth(value: JsonValue) -> int:
+    deepest, level = 0, [value]
+    while level:
+        below: list[JsonValue] = []
+        for each in level:
+            if isinstance(each, dict):
+                below.extend(each.values())
+            elif isinstance(each, list):
+                below.extend(each)
+            else:
+                continue
+        deepest += any(isinstance(each, dict | list) for each in level)
+        level = below
+    return deepest
+
+
+def why_not_json(value: object) -> str | None:
+    """What has no form in JSON in a value that was encoded before; ``None`` if all of it has.
+
+    The encoder writes bytes as Base64, sets as lists, and NaN and infinities as null: what arrives
+    would not be what was meant.
+    """
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, bytes | bytearray | memoryview | set | frozenset):
+            return f"it holds {type(each).__name__}"
+        if isinstance(each, float) and not math.isfinite(each):
+            return "it holds NaN or an infinity"
+        todo.extend(inner for inner in _members(each) if type(inner) not in _SCALARS)
+    return None
+
+
+_SCALARS: Final = frozenset({str, int, bool, type(None)})
+
+
+def _members(value: object) -> Iterable[object]:
+    """What a value consists of, as the encoder sees it."""
+    match value:
+        case dict():
+            return (*value.keys(), *value.values())
+        case list() | tuple():
+            return value
+        case msgspec.Struct():
+            return [getattr(value, name) for name in value.__struct_fields__]
+        case _ if hasattr(value, "__dataclass_fields__") or hasattr(value, "__attrs_attrs__"):
+            return vars(value).values() if hasattr(value, "__dict__") else _slots(value)
+        case _:
+            return ()
+
+
+def _slots(value: object) -> list[object]:
+    names = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+    return [getattr(value, name, None) for name in names]
+
 
 GATHER_S: Final = 0.001
 """Results that end within this time travel together."""
@@ -42,7 +166,7 @@ _NOT_A_WORKER: Final = frozenset({401, 403, 404, 405})
 
 
 class _Report(msgspec.Struct):
-    held: Held
+    held: HeldJob
     result: JobResult
     size: int
     is_replaced: bool = False
@@ -56,16 +180,16 @@ class Reporter:
 
     def __init__(
         self,
-        server: Server,
-        keeper: Keeper,
-        clock: Clock,
+        server: WorkerApi,
+        renewer: LeaseRenewer,
+        clock: WorkerClock,
         chance: Callable[[], float],
         tell: Hook,
         on_refused: Callable[[WorkerRefused], None],
         on_settled: Callable[[], None],
     ) -> None:
         self._server = server
-        self._keeper = keeper
+        self._renewer = renewer
         self._clock = clock
         self._chance = chance
         self._tell = tell
@@ -84,7 +208,7 @@ class Reporter:
         """Results that the server has not taken yet."""
         return len(self._waiting) + self._flying
 
-    def report(self, held: Held, result: JobResult) -> None:
+    def report(self, held: HeldJob, result: JobResult) -> None:
         """Send it, soon and until it is settled."""
         self._all_told.clear()
         self._put(_Report(held, result, _size_of(result)))
@@ -159,16 +283,16 @@ class Reporter:
                 tuple(report.result for report in batch), timeout_s=RESULTS_TIMEOUT_S
             )
         except Exception as error:  # noqa: BLE001 - whatever it was, the results are still to be told
-            answer = Away(repr(error))
+            answer = ServerUnreachable(repr(error))
         finally:
             self._flying -= len(batch)
         match answer:
-            case Answered(value):
+            case ServerAnswered(value):
                 self._failures = 0
                 self._settle(batch, value)
-            case Away():
+            case ServerUnreachable():
                 self._again(batch, answer)
-            case Refused():
+            case ServerRefused():
                 self._refused(batch, answer)
             case _:
                 assert_never(answer)
@@ -179,14 +303,14 @@ class Reporter:
         for report in batch:
             job_id = report.result.job_id
             if job_id in accepted:
-                self._keeper.let_go(report.held)
+                self._renewer.let_go(report.held)
             elif job_id in rejected:
-                self._keeper.let_go(report.held)
+                self._renewer.let_go(report.held)
                 self._tell(told.ResultRejected(job_id=job_id, code=rejected[job_id]))
             else:
                 self._keep_trying(report, "the server did not say what became of it")
 
-    def _again(self, batch: list[_Report], away: Away) -> None:
+    def _again(self, batch: list[_Report], away: ServerUnreachable) -> None:
         self._failures += 1
         sample = self._chance()
         own_ms = max(_PAUSE_MS_MIN, backoff_ms(BACKOFF, self._failures, sample))
@@ -207,7 +331,7 @@ class Reporter:
         else:
             self._put(report)
 
-    def _refused(self, batch: list[_Report], refusal: Refused) -> None:
+    def _refused(self, batch: list[_Report], refusal: ServerRefused) -> None:
         if refusal.status in _NOT_A_WORKER:
             for report in batch:
                 self._drop(report, refusal.detail)
@@ -223,13 +347,13 @@ class Reporter:
             self._put(_instead_of(batch[0], refusal))
 
     def _drop(self, report: _Report, reason: str) -> None:
-        self._keeper.let_go(report.held)
+        self._renewer.let_go(report.held)
         self._tell(told.ResultDropped(job_id=report.result.job_id, reason=reason))
 
 
-def _instead_of(report: _Report, refusal: Refused) -> _Report:
+def _instead_of(report: _Report, refusal: ServerRefused) -> _Report:
     why = f"the server refused the result: {refusal.detail} ({refusal.code})"
-    result = outcome.refused(report.result.job_id, report.result.fence, "result_refused", why)
+    result = refused(report.result.job_id, report.result.fence, "result_refused", why)
     return _Report(report.held, result, _size_of(result), is_replaced=True, alone=True)
 
 

@@ -1,15 +1,16 @@
-"""Keeping job leases: renew them together, and stop the work whose lease is lost.
+"""Renewing job leases, all of a worker together, and stopping work whose lease is lost.
 
-What each answer means is said by ``core.lease``. This is the part that waits, calls and stops.
+``core.lease`` decides what each answer means; this module waits, calls and stops.
 
-It lives on the event loop, and not in a thread of its own, on purpose. A worker whose loop hangs
-makes no progress and reports no result; if something went on renewing in its name, nobody would
-ever take over. Blocking handlers run off the loop, so that they cannot make it hang.
+Renewals run on the event loop and not in a thread of their own, on purpose. A worker whose loop
+hangs makes no progress and reports no result; if a thread went on renewing its leases, no other
+worker would ever get its jobs. Blocking handlers run off the loop, so they cannot make it hang.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -21,11 +22,36 @@ from stanchion.core.lease import FenceCause, Holding, Moment, Trust, terms_for
 from stanchion.core.lease_policy import JOB_POLICY
 from stanchion.wire.worker import LeasedJob, LeaseRef
 from stanchion.worker import events as told
-from stanchion.worker.clock import Clock
 from stanchion.worker.events import Hook
-from stanchion.worker.server import Answered, Away, Refused, Server
+from stanchion.worker.server import ServerAnswered, ServerRefused, ServerUnreachable, WorkerApi
 
-__all__ = ["Held", "Keeper"]
+__all__ = ["BootClock", "HeldJob", "LeaseRenewer", "WorkerClock"]
+
+_NS_PER_MS: Final = 1_000_000
+
+# CLOCK_MONOTONIC stops while a Linux machine is suspended: a worker that slept through its leases
+# would wake up trusting them. CLOCK_BOOTTIME counts on. Elsewhere the monotonic clock does so too.
+_RISING: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class WorkerClock(Protocol):
+    """What leases are counted on."""
+
+    def moment(self) -> Moment:
+        """Milliseconds that never step back and count on while the machine sleeps."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class BootClock:
+    """This machine's clock. All of its processes read the same time."""
+
+    def moment(self) -> Moment:
+        return Moment(time.clock_gettime_ns(_RISING) // _NS_PER_MS)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
 
 RENEWALS_MAX: Final = 250
 """Leases in one call: with the longest names and notes half of what the server reads."""
@@ -38,21 +64,23 @@ _GIVE_UP_TERMS: Final = 2
 """For so many terms after a lease ran out its result is still offered: the server decides."""
 
 
-class Deadline(Protocol):
+class SharedDeadline(Protocol):
     """A number that another process reads: until when the lease is trusted."""
 
     value: int
 
 
-class Held:
-    """One job lease in hand. The keeper writes, any thread may read."""
+class HeldJob:
+    """One job lease in hand. The renewer writes, any thread may read."""
 
-    def __init__(self, leased: LeasedJob, trust: Trust, asked_at: Moment, clock: Clock) -> None:
+    def __init__(
+        self, leased: LeasedJob, trust: Trust, asked_at: Moment, clock: WorkerClock
+    ) -> None:
         self.leased = leased
         self.trust = trust
         self.on_lost: Callable[[FenceCause], None] | None = None
         """Stops the work. Called once, on the loop."""
-        self.deadline: Deadline | None = None
+        self.deadline: SharedDeadline | None = None
         self.progress: JsonValue = None
         self.on_progress: Callable[[], None] | None = None
         """Has the progress sent soon. Called by any thread."""
@@ -88,28 +116,28 @@ class Held:
                 self.deadline.value = trust.trusted_until
 
 
-class Keeper:
+class LeaseRenewer:
     """Keeps all leases of a worker."""
 
     def __init__(
-        self, server: Server, clock: Clock, chance: Callable[[], float], tell: Hook
+        self, server: WorkerApi, clock: WorkerClock, chance: Callable[[], float], tell: Hook
     ) -> None:
         self._server = server
         self._clock = clock
         self._chance = chance
         self._tell = tell
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldJob] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = Moment(0)
         self._calls: set[asyncio.Task[None]] = set()
         self._progress_sent_at = Moment(-PROGRESS_EVERY_MS)
 
-    def hold(self, leased: LeasedJob, asked_at: Moment) -> Held:
+    def hold(self, leased: LeasedJob, asked_at: Moment) -> HeldJob:
         """Keep a lease that was asked for at ``asked_at``, from now on."""
         now = self._clock.moment()
         terms = terms_for(leased.lease_ttl_ms)
         trust = rules.granted(terms, JOB_POLICY, asked_at, now)
-        held = Held(leased, trust, asked_at, self._clock)
+        held = HeldJob(leased, trust, asked_at, self._clock)
         before = self._held.pop(leased.job_id, None)
         if before is not None:
             # The server gave the job out again, and to us: the older lease had run out there.
@@ -121,7 +149,7 @@ class Keeper:
             held.on_progress = partial(_call_soon, loop, self._plan)
         return held
 
-    def let_go(self, held: Held) -> None:
+    def let_go(self, held: HeldJob) -> None:
         """Stop renewing: the job has ended, or nobody works on it any more."""
         if self._held.get(held.leased.job_id) is held:
             del self._held[held.leased.job_id]
@@ -140,9 +168,9 @@ class Keeper:
         self._timer = None
         if now - self._wake_at > _STALL_MS:
             self._tell(told.LoopStalled(stalled_ms=now - self._wake_at))
-        due: list[Held] = []
-        near: list[Held] = []
-        news: list[Held] = []
+        due: list[HeldJob] = []
+        near: list[HeldJob] = []
+        news: list[HeldJob] = []
         for held in tuple(self._held.values()):
             trust = rules.tick(held.trust, now)
             if not isinstance(trust, Holding):
@@ -185,7 +213,7 @@ class Keeper:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(max(0, moment - now) / 1000, self._look)
 
-    def _renew_all(self, leases: list[Held], *, is_due: bool = True) -> None:
+    def _renew_all(self, leases: list[HeldJob], *, is_due: bool = True) -> None:
         for batch in _batches(leases):
             for held in batch:
                 held.is_renewing = True
@@ -194,7 +222,7 @@ class Keeper:
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
 
-    async def _renew(self, batch: list[Held], *, is_due: bool) -> None:
+    async def _renew(self, batch: list[HeldJob], *, is_due: bool) -> None:
         sent_at = self._clock.moment()
         terms = [terms_for(held.leased.lease_ttl_ms) for held in batch]
         refs = tuple(
@@ -204,19 +232,19 @@ class Keeper:
         patience_ms = min(each.renew_timeout_ms for each in terms)
         try:
             answer = await self._server.renew(refs, timeout_s=patience_ms / 1000)
-        except Exception as bug:  # noqa: BLE001 - a keeper that died of it would leave all believing
-            answer = Away(repr(bug))
+        except Exception as bug:  # noqa: BLE001 - the other leases are still renewed
+            answer = ServerUnreachable(repr(bug))
         finally:
             for held in batch:
                 held.is_renewing = False
         match answer:
-            case Answered(value):
+            case ServerAnswered(value):
                 gone, good = frozenset(value.lost), frozenset(value.renewed)
                 for held, ref in zip(batch, refs, strict=True):
                     if held.progress is ref.progress:
                         held.progress = None
                     self._answered(held, sent_at, gone, good)
-            case Away(error) | Refused(detail=error):
+            case ServerUnreachable(error) | ServerRefused(detail=error):
                 self._tell(told.RenewalFailed(leases=len(batch), error=error))
                 for held, ref in zip(batch, refs, strict=True):
                     # If the progress is what the server refuses, it costs one renewal only.
@@ -230,7 +258,7 @@ class Keeper:
         self._plan()
 
     def _answered(
-        self, held: Held, sent_at: Moment, gone: frozenset[str], good: frozenset[str]
+        self, held: HeldJob, sent_at: Moment, gone: frozenset[str], good: frozenset[str]
     ) -> None:
         if held.leased.job_id in gone:
             self._settle(held, rules.not_owned(held.trust))
@@ -239,17 +267,17 @@ class Keeper:
         else:
             self._failed(held)
 
-    def _failed(self, held: Held) -> None:
+    def _failed(self, held: HeldJob) -> None:
         now = self._clock.moment()
         self._settle(held, rules.renewal_failed(held.trust, now, self._chance()))
 
-    def _settle(self, held: Held, trust: Trust) -> None:
+    def _settle(self, held: HeldJob, trust: Trust) -> None:
         if isinstance(trust, Holding):
             held.become(trust)
         else:
             self._lose(held, trust)
 
-    def _lose(self, held: Held, trust: Trust) -> None:
+    def _lose(self, held: HeldJob, trust: Trust) -> None:
         """Stop the work. The lease is not given back: it may be someone else's by now."""
         if self._held.get(held.leased.job_id) is not held:
             return
@@ -257,13 +285,13 @@ class Keeper:
         assert not isinstance(trust, Holding)
         self._end(held, trust.cause)
 
-    def _end(self, held: Held, cause: FenceCause) -> None:
+    def _end(self, held: HeldJob, cause: FenceCause) -> None:
         held.become(rules.Fenced(cause))
         if held.on_lost is not None:
             held.on_lost(cause)
 
 
-def _has_news(held: Held, trust: Holding) -> bool:
+def _has_news(held: HeldJob, trust: Holding) -> bool:
     """Whether progress is to be sent before the lease is due. While renewals fail, it waits."""
     return held.progress is not None and trust.failures == 0
 
@@ -273,6 +301,6 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) ->
         loop.call_soon_threadsafe(function)
 
 
-def _batches(leases: list[Held]) -> Iterator[list[Held]]:
+def _batches(leases: list[HeldJob]) -> Iterator[list[HeldJob]]:
     for start in range(0, len(leases), RENEWALS_MAX):
         yield leases[start : start + RENEWALS_MAX]

@@ -339,7 +339,7 @@ async def test_a_hook_that_raises_does_not_stop_the_renewals(stage: Stage) -> No
 
     @stage.app.task("t")
     async def slow(_job: Job) -> str:
-        stage.clock.jump_ms += 5_000  # The loop stalls, and the hook is called from the keeper.
+        stage.clock.jump_ms += 5_000  # The loop stalls, and the hook is called from the renewer.
         await asyncio.sleep(100)
         return "done"
 
