@@ -27,7 +27,7 @@ from stanchion.adapters.redis.address import RedisTarget, read_url
 from stanchion.adapters.redis.client import RedisClient, RedisRequest
 from stanchion.adapters.redis.startup import examine
 from stanchion.adapters.store.redis import RedisStore
-from stanchion.adapters.store.redis.keys import Keys
+from stanchion.adapters.store.redis.keys import StoreKeys
 from stanchion.adapters.store.redis.rounds import Rounds
 from stanchion.adapters.store.redis.shards import Shards, script_of
 from stanchion.adapters.system import SystemEntropy
@@ -134,7 +134,7 @@ async def _rows(pace: Pace) -> list[Row]:
         for name, make in (("ours", RedisClient), ("pipelines", _Pipelines), ("single", _OneByOne)):
             client = make(read_url(server.url), timeout_s=10.0, entropy=SystemEntropy())
             await examine(client)
-            keys = Keys(name)
+            keys = StoreKeys(name)
             # Through our own client in any case: these are not measured.
             async with closing_store(server.url, name) as plain:
                 for tenant in TENANTS:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from stanchion.adapters.cursor import read_cursor, write_cursor
 from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.redis.node import pack
-from stanchion.adapters.store.redis import asks, definition_codec
-from stanchion.adapters.store.redis.names import page_of_names
-from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded
+from stanchion.adapters.store.redis import decode, encode
+from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import TenantId, WorkflowId
 from stanchion.core.run_id import shard_of_tenant
 from stanchion.core.workflow import Workflow
 from stanchion.ports.records import Document, Page, StoredWorkflow, Tenant
 
-__all__ = ["RedisDefinitions", "RedisDocuments", "RedisTenants"]
+__all__ = ["RedisDefinitions", "RedisDocuments", "RedisTenants", "page_of_names"]
 
 
 class RedisDefinitions(Sharded):
     """See ``ports.store.Definitions``."""
 
     async def put_workflow(self, tenant: TenantId, workflow: Workflow) -> int:
-        words = (workflow.id, asks.json(workflow))
+        words = (workflow.id, encode.to_json(workflow))
         shard = shard_of_tenant(tenant)
         step = self._shards.step("put_workflow", shard, *words, tenant=tenant)
         version: int = await self._shards.ask(step)
@@ -66,7 +68,7 @@ class RedisDefinitions(Sharded):
             deadline,
         )
         return [
-            None if reply is None else definition_codec.read_workflow(reply[1], int(reply[0]))
+            None if reply is None else decode.read_workflow(reply[1], int(reply[0]))
             for reply in replies
         ]
 
@@ -76,12 +78,12 @@ class RedisTenants(Sharded):
 
     async def put_tenant(self, tenant: TenantId, config: Tenant) -> None:
         shard = shard_of_tenant(tenant)
-        step = self._shards.step("put_tenant", shard, tenant, asks.pack_tenant(config))
+        step = self._shards.step("put_tenant", shard, tenant, encode.pack_tenant(config))
         await self._shards.ask(step)
 
     async def tenant(self, tenant: TenantId) -> Tenant:
         packed = await self._shards.ask(self._config(tenant))
-        return Tenant() if packed is None else definition_codec.read_tenant(packed)
+        return Tenant() if packed is None else decode.read_tenant(packed)
 
     async def list_tenants(
         self, *, cursor: str | None = None, limit: int = 100
@@ -96,7 +98,7 @@ class RedisTenants(Sharded):
         replies = await self._shards.ask_all([self._config(each) for each in tenants], deadline)
         return Page(
             tuple(
-                (tenant, definition_codec.read_tenant(packed))
+                (tenant, decode.read_tenant(packed))
                 for tenant, packed in zip(tenants, replies, strict=True)
             ),
             onward,
@@ -123,7 +125,7 @@ class RedisDocuments(Sharded):
             "put_document",
             keys.common_slot,
             keys.documents(kind),
-            *(name, asks.json(value), "" if read is None else read),
+            *(name, encode.to_json(value), "" if read is None else read),
             is_repeatable=False,
         )
         revision = await self._shards.ask(step)
@@ -165,6 +167,27 @@ class RedisDocuments(Sharded):
             [RedisRequest(keys.common_slot, pack("HGET", documents, name)) for name in names],
             deadline,
         )
-        return [
-            None if reply is None else definition_codec.read_document(reply) for reply in replies
-        ]
+        return [None if reply is None else decode.read_document(reply) for reply in replies]
+
+
+async def page_of_names(
+    shards: Shards,
+    kind: str,
+    indexes: Sequence[tuple[int, str]],
+    cursor: str | None,
+    limit: int,
+    deadline: float,
+) -> tuple[list[str], str | None]:
+    """The next names of some indexes (slot and key) together, and the cursor behind them."""
+    after = "-" if cursor is None else "(" + read_cursor(kind, cursor, tuple[str])[0]
+    replies = await shards.ask_all(
+        [
+            # One more than asked for tells whether there is more.
+            RedisRequest(slot, pack("ZRANGEBYLEX", key, after, "+", "LIMIT", 0, limit + 1))
+            for slot, key in indexes
+        ],
+        deadline,
+    )
+    names = sorted(name for reply in replies for name in reply)
+    page = [name.decode() for name in names[:limit]]
+    return page, write_cursor(kind, page[-1]) if len(names) > limit else None

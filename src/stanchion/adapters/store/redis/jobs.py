@@ -1,26 +1,29 @@
-"""Jobs in Redis: held for a while, and answered once. How they are handed out: ``leasing``."""
+"""Jobs in Redis: handed out in turn from all shards, leased for a while, and answered once."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from stanchion.adapters.outcomes import job_dead_letter, job_died_entry
 from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.redis.connection import Reply
-from stanchion.adapters.store.redis import asks, codec
-from stanchion.adapters.store.redis.due import Due, act_on_due
+from stanchion.adapters.store.redis import decode, encode
 from stanchion.adapters.store.redis.keys import run_of_job
-from stanchion.adapters.store.redis.leasing import RedisLeasing
-from stanchion.adapters.store.redis.shards import ALL_SHARDS
+from stanchion.adapters.store.redis.rounds import ReadyCount, Shares
+from stanchion.adapters.store.redis.shards import ALL_SHARDS, Due, Sharded, act_on_due
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, JobId, RunId, TenantId, Topic
-from stanchion.core.run_id import shard_of_run
+from stanchion.core.run_id import shard_of_run, shard_of_tenant
+from stanchion.ports.errors import BackendError
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
     ExpiredJob,
     JobLease,
     JobView,
+    LeasedJob,
     Rejected,
     RejectedCode,
     Renewals,
@@ -30,8 +33,98 @@ from stanchion.ports.records import (
 __all__ = ["RedisJobs"]
 
 
-class RedisJobs(RedisLeasing):
+_LOOKS_MAX: Final = 3
+"""How often one call looks at the shards, when others were quicker than it."""
+
+
+class RedisJobs(Sharded):
     """See ``ports.store.Jobs``."""
+
+    async def lease_jobs(
+        self,
+        worker_id: str,
+        topics: Collection[Topic],
+        *,
+        max_jobs: int,
+        ttl_ms: int,
+        tenant: TenantId | None = None,
+    ) -> tuple[LeasedJob, ...]:
+        deadline = self._shards.client.deadline()
+        wanted = tuple(dict.fromkeys(topics))
+        terms = (worker_id, ttl_ms)
+        if tenant is not None:
+            ordered = self._shards.rounds.in_turn(wanted)
+            shares: Shares = {shard_of_tenant(tenant): dict.fromkeys(ordered, max_jobs)}
+            found = await self._lease(shares, terms, tenant, max_jobs, deadline)
+            for each in found:
+                self._shards.rounds.served(each.job.topic)
+            return tuple(found)
+        leased: list[LeasedJob] = []
+        for _ in range(_LOOKS_MAX):
+            left = max_jobs - len(leased)
+            if not self._shards.rounds.knows(wanted, left, asyncio.get_running_loop().time()):
+                await self._look(wanted, deadline)
+            taken = self._shards.rounds.take(wanted, left)
+            if not taken:
+                break
+            leased += await self._lease(taken, terms, None, left, deadline)
+        return tuple(leased)
+
+    async def _look(self, topics: Sequence[Topic], deadline: float) -> None:
+        """See what waits where, and begin a round with it."""
+        sizes = await self._shards.run_on_all("each", ["ready"], "ZCARD", deadline=deadline)
+        shards = [
+            shard
+            for shard, size in enumerate(sizes)
+            if not isinstance(size, BackendError) and size > 0
+        ]
+        replies = await self._shards.ask_all(
+            [self._shards.step("ready", shard, *topics) for shard in shards], deadline
+        )
+        at = asyncio.get_running_loop().time()
+        for place, topic in enumerate(topics):
+            self._shards.rounds.learn(
+                topic,
+                {
+                    shard: ReadyCount(*reply[2 * place : 2 * place + 2])
+                    for shard, reply in zip(shards, replies, strict=True)
+                },
+                at,
+            )
+
+    async def _lease(
+        self,
+        shares: Shares,
+        terms: tuple[str, int],
+        tenant: TenantId | None,
+        max_jobs: int,
+        deadline: float,
+    ) -> list[LeasedJob]:
+        replies = await self._shards.ask_some(
+            [
+                self._shards.step(
+                    "lease",
+                    shard,
+                    *terms,
+                    tenant or "",
+                    max_jobs,
+                    *(word for share in of_shard.items() for word in share),
+                    # Whoever did not hear the answer has not got the jobs: asked again, it would
+                    # get others. Those leases run out.
+                    is_repeatable=False,
+                )
+                for shard, of_shard in shares.items()
+            ],
+            deadline,
+        )
+        return [
+            LeasedJob(decode.read_job(work), int(fence), deliveries, Instant(int(expires_at)))
+            for reply in replies
+            if not isinstance(reply, BackendError)
+            for work, fence, deliveries, expires_at in zip(
+                reply[::4], reply[1::4], reply[2::4], reply[3::4], strict=True
+            )
+        ]
 
     async def renew_jobs(
         self, leases: Sequence[JobLease], *, ttl_ms: int, tenant: TenantId | None = None
@@ -91,9 +184,9 @@ class RedisJobs(RedisLeasing):
             return None
         match await self._shards.ask(self._shards.step("job", shard, job_id, run_id=run_id)):
             case [state, work]:
-                return codec.read_open_job(state, work)
+                return decode.read_open_job(state, work)
             case [retired]:
-                return codec.read_retired_job(retired)
+                return decode.read_retired_job(retired)
             case _:
                 return None
 
@@ -104,7 +197,7 @@ class RedisJobs(RedisLeasing):
             return {}
         replies = await self._shards.ask(self._shards.step("progress", shard, *wanted))
         return {
-            job_id: codec.read_progress(said)
+            job_id: decode.read_progress(said)
             for job_id, said in zip(wanted, replies, strict=True)
             if said
         }
@@ -145,7 +238,7 @@ class RedisJobs(RedisLeasing):
             deadline,
         )
         # Two words are an open job: others have been answered or revoked since.
-        views = [codec.read_open_job(*reply) for reply in found if len(reply) == 2]  # noqa: PLR2004
+        views = [decode.read_open_job(*reply) for reply in found if len(reply) == 2]  # noqa: PLR2004
         done = await self._shards.ask_all(
             [self._expiry(view, max_deliveries) for view in views], deadline
         )
@@ -171,7 +264,7 @@ class RedisJobs(RedisLeasing):
         assert shard is not None
         words: list[str | int] = []
         for result in results:
-            event = asks.json(asks.event_of(result))
+            event = encode.to_json(encode.event_of(result))
             words += [result.job_id, result.fence, result.worker_id, event]
         return self._shards.step("accept", shard, run_id, *terms, *words, run_id=run_id)
 
@@ -181,7 +274,7 @@ class RedisJobs(RedisLeasing):
             # The server's clock will tell the time.
             letter = job_dead_letter(job, view.deliveries, Instant(0))
             entry_id, died = job_died_entry(job, view.deliveries)
-            last_words = [letter.id, asks.json(letter), entry_id, asks.json(died)]
+            last_words = [letter.id, encode.to_json(letter), entry_id, encode.to_json(died)]
         shard = shard_of_run(job.run_id)
         assert shard is not None
         return self._shards.step(
@@ -194,7 +287,7 @@ class RedisJobs(RedisLeasing):
 
 
 def _renewal(lease: JobLease) -> tuple[str | int, ...]:
-    progress = "" if lease.progress is None else asks.json(lease.progress)
+    progress = "" if lease.progress is None else encode.to_json(lease.progress)
     return lease.job_id, lease.fence, progress
 
 

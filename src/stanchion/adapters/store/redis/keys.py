@@ -1,4 +1,4 @@
-"""Keys: every key of the Redis store, in one place.
+"""StoreKeys: every key of the Redis store, in one place.
 
 All that must change together lies in one shard, and the shard is the hash tag of the key, so that
 a cluster keeps it on one server: ``stanchion:{3f}:run:<run id>``. A shard has things of its own,
@@ -61,7 +61,7 @@ __all__ = [
     "OF_TENANT",
     "PLACE_CHARS",
     "RUN_ID_CHARS",
-    "Keys",
+    "StoreKeys",
     "run_of_job",
     "sized",
 ]
@@ -87,7 +87,7 @@ _WHOLE, _RUN, _TENANT = range(3)
 """What is still missing from a key: nothing, a run's id, a tenant."""
 
 
-class Keys:
+class StoreKeys:
     """Builds keys below one namespace."""
 
     def __init__(self, namespace: str) -> None:

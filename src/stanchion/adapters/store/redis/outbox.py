@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from stanchion.adapters.store.redis.due import Due, act_on_due
 from stanchion.adapters.store.redis.keys import RUN_ID_CHARS
-from stanchion.adapters.store.redis.shards import Sharded
+from stanchion.adapters.store.redis.shards import Due, Sharded, act_on_due
 from stanchion.core.model import RunId, TenantId
 from stanchion.core.run_id import shard_of_run
 from stanchion.ports.errors import BackendError

@@ -1,13 +1,13 @@
-"""Rounds: in which order the shards give jobs, so that tenants everywhere take turns.
+"""In which order the shards hand out jobs, so that tenants in all shards take turns.
 
-Within a shard the ring in Redis says whose turn it is. Across shards we go round ourselves: a round
-takes from each shard as many jobs as it has tenants with work, so that whoever has one job waits
-for one job of each other tenant, wherever those are. Several topics take turns among each other,
+Within a shard the ring in Redis says whose turn it is. Across shards the turns are taken here: a
+round takes from each shard as many jobs as the shard has tenants with ready jobs. So a tenant with
+one job waits for one job of each other tenant, whatever their shards. Several topics take turns
 job by job.
 
-To know who has work means to look at all shards, which costs a round trip. So a look is good for
-the rest of its round; for a few milliseconds also for the next ones, if it found so much work; and
-what this process itself puts into a shard is known without looking.
+Counting the ready jobs of all shards costs a round trip. So a count is used for the rest of its
+round; for a few milliseconds also for the next rounds, if it found enough jobs; and jobs that this
+process itself adds to a shard are known without counting.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from stanchion.core.model import Topic
 
-__all__ = ["Rounds", "Shares", "Waiting"]
+__all__ = ["ReadyCount", "Rounds", "Shares"]
 
 Shares: TypeAlias = Mapping[int, Mapping[Topic, int]]
 """By shard, how many jobs of which topic to take from it."""
@@ -27,7 +27,7 @@ _FRESH_S: Final = 0.005
 _TOPICS_MAX: Final = 10_000
 
 
-class Waiting(NamedTuple):
+class ReadyCount(NamedTuple):
     """What waits in one shard for one topic."""
 
     tenants: int
@@ -52,7 +52,7 @@ class Rounds:
         fresh = [each for each in rounds if at - each.looked_at < _FRESH_S]
         return len(fresh) == len(topics) and wanted <= sum(each.jobs for each in fresh)
 
-    def learn(self, topic: Topic, waiting: Mapping[int, Waiting], at: float) -> None:
+    def learn(self, topic: Topic, waiting: Mapping[int, ReadyCount], at: float) -> None:
         """This is what waits now, by shard."""
         if topic not in self._topics:
             if len(self._topics) >= _TOPICS_MAX:
@@ -99,13 +99,13 @@ class _Round:
         self.turns_left = 0
         """How many of them have their turn in this round."""
         self._next_shard = first_shard
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, ReadyCount] = {}
         self._turns: deque[tuple[int, int]] = deque()
         """Shards that have not had their turn in this round, and how many jobs they give in it."""
         self._seen: set[int] = set()
         """Those that are in this round or were."""
 
-    def learn(self, waiting: Mapping[int, Waiting], at: float) -> None:
+    def learn(self, waiting: Mapping[int, ReadyCount], at: float) -> None:
         self.looked_at = at
         self._waiting = {shard: each for shard, each in waiting.items() if each.jobs > 0}
         self.jobs = sum(each.jobs for each in self._waiting.values())
@@ -121,7 +121,9 @@ class _Round:
 
     def hint(self, shard: int) -> None:
         known = self._waiting.get(shard)
-        self._waiting[shard] = Waiting(1, 1) if known is None else Waiting(known[0], known[1] + 1)
+        self._waiting[shard] = (
+            ReadyCount(1, 1) if known is None else ReadyCount(known[0], known[1] + 1)
+        )
         self.jobs += 1
         if shard not in self._seen:
             self._join([shard])
@@ -137,7 +139,7 @@ class _Round:
         self._next_shard = shard + 1
         tenants, jobs = self._waiting.pop(shard)
         if jobs > 1:
-            self._waiting[shard] = Waiting(tenants, jobs - 1)
+            self._waiting[shard] = ReadyCount(tenants, jobs - 1)
         if turns > 1:
             self._turns.appendleft((shard, turns - 1))
         return shard

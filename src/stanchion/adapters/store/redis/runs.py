@@ -9,7 +9,7 @@ from typing import Final
 from stanchion.adapters.cursor import read_cursor, write_cursor
 from stanchion.adapters.redis.client import RedisRequest, ask_in_time
 from stanchion.adapters.redis.connection import Reply
-from stanchion.adapters.store.redis import asks, codec
+from stanchion.adapters.store.redis import decode, encode
 from stanchion.adapters.store.redis.shards import Sharded
 from stanchion.core.admission import (
     Admitted,
@@ -61,7 +61,7 @@ class RedisRuns(Sharded):
         assert shard == shard_of_run(run.id), "an id begins with its tenant's shard"
 
         def make(not_after: Instant) -> RedisRequest:
-            asked = asks.ask_for_admission(
+            asked = encode.encode_admission(
                 admission, not_after=not_after, key_ttl_ms=self._shards.key_ttl_ms
             )
             return self._shards.step("admit", shard, asked, run_id=run.id, tenant=run.tenant)
@@ -79,7 +79,7 @@ class RedisRuns(Sharded):
         if shard is None:
             return None
         fields, entries = await self._shards.ask(self._shards.step("load", shard, run_id=run_id))
-        loaded = codec.read_loaded(fields, entries)
+        loaded = decode.read_loaded(fields, entries)
         if loaded is not None:
             self._shards.remember(run_id, loaded.run.tenant)
         return loaded
@@ -95,14 +95,14 @@ class RedisRuns(Sharded):
         replies = await self._shards.ask_all(
             [
                 self._shards.command(
-                    shard, "HMGET", items, *(asks.item_field(*key) for key in chunk)
+                    shard, "HMGET", items, *(encode.item_field(*key) for key in chunk)
                 )
                 for chunk in _chunks(keys)
             ]
         )
         found = (value for reply in replies for value in reply)
         return {
-            key: codec.read_item(value)
+            key: decode.read_item(value)
             for key, value in zip(keys, found, strict=True)
             if value is not None
         }
@@ -118,16 +118,16 @@ class RedisRuns(Sharded):
         replies = await self._shards.ask_all(
             [
                 self._shards.step(
-                    "items", shard, *(asks.item_field(*key) for key in chunk), run_id=run_id
+                    "items", shard, *(encode.item_field(*key) for key in chunk), run_id=run_id
                 )
                 for chunk in _chunks(keys)
             ]
         )
         for chunk, (found, values) in zip(_chunks(keys), replies, strict=True):
-            if found is None or codec.read_stamp(found) != stamp:
+            if found is None or decode.read_stamp(found) != stamp:
                 return None
             read = zip(chunk, values, strict=True)
-            items |= {key: codec.read_item(value) for key, value in read if value is not None}
+            items |= {key: decode.read_item(value) for key, value in read if value is not None}
         return items
 
     async def commit(self, commit: Commit) -> CommitAnswer:
@@ -136,7 +136,7 @@ class RedisRuns(Sharded):
         tenant = await self._shards.owner_of(commit.run_id, deadline)
         if shard is None or tenant is None:
             return Gone()
-        asked = asks.ask_for_commit(commit, tenant, key_ttl_ms=self._shards.key_ttl_ms)
+        asked = encode.encode_commit(commit, tenant, key_ttl_ms=self._shards.key_ttl_ms)
         step = self._shards.step("commit", shard, asked, run_id=commit.run_id, tenant=tenant)
         match await self._shards.ask(step, deadline):
             case [b"gone"]:
@@ -155,7 +155,9 @@ class RedisRuns(Sharded):
         shard = shard_of_run(run_id)
         if shard is None:
             return PostAnswer.UNKNOWN
-        step = self._shards.step("post", shard, run_id, entry_id, asks.json(event), run_id=run_id)
+        step = self._shards.step(
+            "post", shard, run_id, entry_id, encode.to_json(event), run_id=run_id
+        )
         return PostAnswer((await self._shards.ask(step)).decode())
 
     async def timeline(
@@ -169,7 +171,7 @@ class RedisRuns(Sharded):
         # One more than asked for tells whether there is more.
         command = self._shards.command(shard, "LRANGE", timeline, start, start + limit)
         found = await self._shards.ask(command)
-        entries = tuple(codec.read_timeline_entry(line) for line in found[:limit])
+        entries = tuple(decode.read_timeline_entry(line) for line in found[:limit])
         more = len(found) > limit
         return Page(entries, write_cursor("timeline", start + limit) if more else None)
 
@@ -185,7 +187,7 @@ class RedisRuns(Sharded):
         before = "+"
         if cursor is not None:
             created_at, run_id = read_cursor("runs", cursor, tuple[int, str])
-            before = "(" + asks.created_place(Instant(created_at), run_id)
+            before = "(" + encode.created_place(Instant(created_at), run_id)
         # With a filter a page may be short: one look at a bounded number of runs, not a search.
         looked_at = limit if only == EVERY_RUN else max(limit, _CHUNK)
         shard, runs = shard_of_tenant(tenant), self._shards.keys.of_tenant(tenant, "runs")
@@ -219,7 +221,7 @@ class RedisRuns(Sharded):
             FeedEntry(
                 write_cursor("feed", position.decode()),
                 RunId(run_id.decode()),
-                codec.read_lines(lines),
+                decode.read_lines(lines),
             )
             for position, (_, run_id, _, lines) in found
         )
@@ -243,14 +245,14 @@ class RedisRuns(Sharded):
         replies = await self._shards.ask_all(
             [
                 self._shards.command(
-                    shard, "HMGET", self._shards.keys.of_run(run_id, "run"), *codec.SUMMARY_FIELDS
+                    shard, "HMGET", self._shards.keys.of_run(run_id, "run"), *decode.SUMMARY_FIELDS
                 )
                 for run_id in run_ids
             ],
             deadline,
         )
         found = (
-            codec.read_summary(run_id, values)
+            decode.read_summary(run_id, values)
             for run_id, values in zip(run_ids, replies, strict=True)
         )
         # One may have been purged since its place was read.

@@ -1,29 +1,32 @@
-"""Shards: where a tenant's things are, and how to ask for them.
+"""The shards of the store: how to send a request to one of them, or to all.
 
-A call goes to one shard, or to all 64 of them. Without a cluster one server has all shards, and one
-script asks them all; a cluster allows no script over several slots, so there every shard gets a
-script of its own, and those of one server are one pipeline. Everything that one verb asks has to
-be answered before the same deadline.
+Without a cluster one server has all 64 shards, and one script asks them all. A cluster allows no
+script over several slots, so there every shard gets a script of its own, and those of one server go
+out in one pipeline. All requests of one verb share one deadline.
+
+What is due (timers, outbox rows, expired leases) is found by ``find_due``, which changes nothing.
+To act on it, run a script for each item that checks again whether it is still due, because other
+replicas find the same items.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 from stanchion.adapters.redis.address import Deployment
 from stanchion.adapters.redis.client import RedisClient, RedisRequest, Script
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.redis.node import pack
-from stanchion.adapters.store.redis.keys import PLACE_CHARS, Keys
+from stanchion.adapters.store.redis.keys import PLACE_CHARS, StoreKeys
 from stanchion.adapters.store.redis.rounds import Rounds
 from stanchion.core.model import RunId, TenantId
 from stanchion.core.run_id import SHARDS, shard_of_run
 from stanchion.core.transition import DispatchJob, Effect
 from stanchion.ports.errors import BackendError
 
-__all__ = ["ALL_SHARDS", "Sharded", "Shards", "script_of"]
+__all__ = ["ALL_SHARDS", "Due", "Sharded", "Shards", "act_on_due", "find_due", "script_of"]
 
 ALL_SHARDS: Final = range(SHARDS)
 _OWNERS_MAX: Final = 50_000
@@ -33,7 +36,9 @@ _KEPT_MAX: Final = 100
 class Shards:
     """The servers, as the parts of the store see them."""
 
-    def __init__(self, client: RedisClient, keys: Keys, rounds: Rounds, key_ttl_ms: int) -> None:
+    def __init__(
+        self, client: RedisClient, keys: StoreKeys, rounds: Rounds, key_ttl_ms: int
+    ) -> None:
         self.client = client
         self.keys = keys
         self.rounds = rounds
@@ -191,3 +196,48 @@ class Sharded:
 def script_of(name: str) -> Script:
     """A script of the store, read once."""
     return Script.read(__package__, name)
+
+
+_LOOKS_MAX: Final = 32
+"""How often one call looks, when others were quicker than it."""
+
+_Done = TypeVar("_Done")
+
+
+class Due(NamedTuple):
+    """One thing that is due."""
+
+    at: int
+    name: str
+    shard: int
+
+
+async def find_due(shards: Shards, index: str, limit: int, deadline: float) -> list[Due]:
+    """At most ``limit`` things of an index that are due, the earliest of all shards."""
+    replies = await shards.run_on_all("due", [index], limit, deadline=deadline)
+    found = [
+        Due(int(at), name.decode(), shard)
+        for shard, reply in enumerate(replies)
+        if not isinstance(reply, BackendError)
+        for name, at in zip(reply[::2], reply[1::2], strict=True)
+    ]
+    return sorted(found)[:limit]
+
+
+async def act_on_due(
+    shards: Shards,
+    index: str,
+    act: Callable[[Sequence[Due]], Awaitable[list[_Done]]],
+    limit: int,
+    deadline: float,
+) -> tuple[_Done, ...]:
+    """Act on what is due until so much is done, or nothing is left. ``act`` says what it did."""
+    done: list[_Done] = []
+    for _ in range(_LOOKS_MAX):
+        due = await find_due(shards, index, limit - len(done), deadline)
+        done_now = await act(due) if due else []
+        done += done_now
+        # What was found and not done, others did: then there may be more behind it.
+        if len(done_now) >= len(due):
+            break
+    return tuple(done)

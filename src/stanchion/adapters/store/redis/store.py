@@ -18,10 +18,9 @@ from stanchion.adapters.store.redis.definitions import (
     RedisDocuments,
     RedisTenants,
 )
-from stanchion.adapters.store.redis.housekeeping import RedisHousekeeping
+from stanchion.adapters.store.redis.housekeeping import RedisHousekeeping, RedisLetters
 from stanchion.adapters.store.redis.jobs import RedisJobs
-from stanchion.adapters.store.redis.keys import COMMON_TAG, Keys
-from stanchion.adapters.store.redis.letters import RedisLetters
+from stanchion.adapters.store.redis.keys import COMMON_TAG, StoreKeys
 from stanchion.adapters.store.redis.outbox import RedisOutbox
 from stanchion.adapters.store.redis.rounds import Rounds
 from stanchion.adapters.store.redis.runs import RedisRuns
@@ -70,7 +69,7 @@ class RedisStore(
         may take.
         """
         chance = entropy or SystemEntropy()
-        keys = Keys(namespace)
+        keys = StoreKeys(namespace)
         client = RedisClient(read_url(url), timeout_s=timeout_s, entropy=chance)
         try:
             warnings = await examine(client)

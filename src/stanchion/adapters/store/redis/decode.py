@@ -1,8 +1,8 @@
-"""How runs, jobs and events are read back from Redis.
+"""Decode what is stored in Redis: runs, jobs, events, dead letters and definitions.
 
-What the scripts compare is flat: fields of hashes, MessagePack lists of numbers and words. All else
-is JSON that the scripts pass on as text and never open. What cannot be read back is
-``BackendCorrupt``. How it is written: ``asks`` and the scripts themselves.
+What the scripts compare is flat: fields of hashes, and MessagePack lists of numbers and words. All
+else is JSON that the scripts pass on as text and never parse. What cannot be decoded raises
+``BackendCorrupt``. ``encode`` and the scripts write it.
 """
 
 from __future__ import annotations
@@ -30,21 +30,27 @@ from stanchion.core.model import (
     WorkflowId,
 )
 from stanchion.core.transition import TimelineEntry
+from stanchion.core.workflow import Workflow
 from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.records import (
     DeadLetter,
+    Document,
     InboxEntry,
     JobState,
     JobView,
     Loaded,
     RunSummary,
+    StoredWorkflow,
+    Tenant,
 )
 
 __all__ = [
     "SUMMARY_FIELDS",
-    "About",
-    "End",
+    "RunEnd",
+    "RunHeader",
+    "TenantConfig",
     "checked",
+    "read_document",
     "read_item",
     "read_job",
     "read_letter",
@@ -56,7 +62,9 @@ __all__ = [
     "read_retired_job",
     "read_stamp",
     "read_summary",
+    "read_tenant",
     "read_timeline_entry",
+    "read_workflow",
 ]
 
 _P = ParamSpec("_P")
@@ -82,7 +90,7 @@ SUMMARY_FIELDS: Final = ("about", "status", "end")
 """The fields of a run's hash that a list shows."""
 
 
-class About(msgspec.Struct, frozen=True, array_like=True):
+class RunHeader(msgspec.Struct, frozen=True, array_like=True):
     """What a list shows of a run and never changes."""
 
     workflow_id: WorkflowId
@@ -90,7 +98,7 @@ class About(msgspec.Struct, frozen=True, array_like=True):
     created_at: Instant
 
 
-class End(msgspec.Struct, frozen=True, array_like=True):
+class RunEnd(msgspec.Struct, frozen=True, array_like=True):
     """How a run ended."""
 
     finished_at: Instant | None = None
@@ -101,8 +109,8 @@ _run_decoder = msgspec.json.Decoder(Run)
 _step_decoder = msgspec.json.Decoder(Step)
 _item_decoder = msgspec.json.Decoder(Item)
 _json_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-_end_decoder = msgspec.json.Decoder(End)
-_about_decoder = msgspec.json.Decoder(About)
+_end_decoder = msgspec.json.Decoder(RunEnd)
+_about_decoder = msgspec.json.Decoder(RunHeader)
 
 
 @checked
@@ -159,8 +167,8 @@ def read_summary(run_id: RunId, values: Sequence[bytes | None]) -> RunSummary | 
     )
 
 
-def _read_end(packed: bytes | None) -> End:
-    return End() if packed is None else _end_decoder.decode(packed)
+def _read_end(packed: bytes | None) -> RunEnd:
+    return RunEnd() if packed is None else _end_decoder.decode(packed)
 
 
 @checked
@@ -301,3 +309,50 @@ def read_letter(packed: bytes) -> DeadLetter:
     """A dead letter, with the time of death."""
     frame = _letter_frame_decoder.decode(packed)
     return replace(_letter_decoder.decode(frame.letter), at=frame.at)
+
+
+class _Version(msgspec.Struct, frozen=True, array_like=True):
+    created_at: Instant
+    workflow: str
+
+
+class TenantConfig(msgspec.Struct, frozen=True, array_like=True):
+    """A tenant's configuration, with the two numbers that ``admit.lua`` compares in front."""
+
+    limit: int | bool
+    rate: float | bool
+    tenant: str
+
+
+_version_decoder = msgspec.msgpack.Decoder(_Version)
+_config_decoder = msgspec.msgpack.Decoder(TenantConfig)
+_workflow_decoder = msgspec.json.Decoder(Workflow)
+_tenant_decoder = msgspec.json.Decoder(Tenant)
+
+
+@checked
+def read_workflow(packed: bytes, version: int) -> StoredWorkflow:
+    """One version of a workflow."""
+    frame = _version_decoder.decode(packed)
+    return StoredWorkflow(_workflow_decoder.decode(frame.workflow), version, frame.created_at)
+
+
+class _Document(msgspec.Struct, frozen=True, array_like=True):
+    revision: int
+    value: str
+
+
+_document_decoder = msgspec.msgpack.Decoder(_Document)
+
+
+@checked
+def read_document(packed: bytes) -> Document:
+    """A document with its revision."""
+    frame = _document_decoder.decode(packed)
+    return Document(_json_decoder.decode(frame.value), frame.revision)
+
+
+@checked
+def read_tenant(packed: bytes) -> Tenant:
+    """A tenant's configuration."""
+    return _tenant_decoder.decode(_config_decoder.decode(packed).tenant)

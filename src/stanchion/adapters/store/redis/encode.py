@@ -1,8 +1,8 @@
-"""Asks: what the scripts are given, made from what the store is asked for.
+"""Encode what the scripts are given.
 
-An admission or a commit is one MessagePack map, because MessagePack keeps whole numbers whole and
-costs Lua little. The payloads in it are JSON texts. As texts, because MessagePack in Lua knows no
-bytes; and ``false`` stands for nothing, because a list in Lua has no place for nothing.
+An admission or a commit is one MessagePack map, because MessagePack keeps integers exact and is
+cheap for Lua to read. The payloads in it are JSON texts: MessagePack in Lua has no bytes. ``false``
+stands for an absent value, because a Lua list cannot contain nil.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stanchion.adapters.outcomes import result_event
-from stanchion.adapters.store.redis.codec import About, End
-from stanchion.adapters.store.redis.definition_codec import Config
+from stanchion.adapters.store.redis.decode import RunEnd, RunHeader, TenantConfig
 from stanchion.adapters.store.redis.keys import sized
 from stanchion.core.events import JobFailed, JobSucceeded, TimerFired
 from stanchion.core.model import (
@@ -42,13 +41,13 @@ from stanchion.core.transition import (
 from stanchion.ports.records import Admission, Commit, Result, Tenant
 
 __all__ = [
-    "ask_for_admission",
-    "ask_for_commit",
     "created_place",
+    "encode_admission",
+    "encode_commit",
     "event_of",
     "item_field",
-    "json",
     "pack_tenant",
+    "to_json",
 ]
 
 _T = TypeVar("_T")
@@ -60,7 +59,7 @@ _UNSTAMPED: Final = Stamp(0, "")
 _DEFAULTS: Final = Tenant()
 
 
-def ask_for_admission(admission: Admission, *, not_after: Instant, key_ttl_ms: int) -> bytes:
+def encode_admission(admission: Admission, *, not_after: Instant, key_ttl_ms: int) -> bytes:
     """What ``admit.lua`` is given."""
     run = admission.run
     place = created_place(run.created_at, run.id)
@@ -69,7 +68,7 @@ def ask_for_admission(admission: Admission, *, not_after: Instant, key_ttl_ms: i
     ask = _ask(run.id, run.tenant, admission.transition, key_ttl_ms)
     ask["fields"] = [
         *("base", _base(run), "whose", place + run.tenant),
-        *("about", json(About(run.workflow_id, run.workflow_version, run.created_at))),
+        *("about", to_json(RunHeader(run.workflow_id, run.workflow_version, run.created_at))),
         *(() if key is None else ("key", key)),
         *_changing(run),
         *_steps(run.steps),
@@ -90,7 +89,7 @@ def ask_for_admission(admission: Admission, *, not_after: Instant, key_ttl_ms: i
     return _pack(ask)
 
 
-def ask_for_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> bytes:
+def encode_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> bytes:
     """What ``commit.lua`` is given."""
     transition = commit.transition
     ask = _ask(commit.run_id, tenant, transition, key_ttl_ms)
@@ -115,10 +114,10 @@ def event_of(result: Result) -> JobSucceeded | JobFailed:
 def pack_tenant(config: Tenant) -> bytes:
     """A tenant's configuration, for ``put_tenant.lua``."""
     limit, rate = _or_false(config.max_concurrent_runs), _or_false(config.job_rate_per_s)
-    return _pack(Config(limit, rate, json(config)))
+    return _pack(TenantConfig(limit, rate, to_json(config)))
 
 
-def json(value: object) -> str:
+def to_json(value: object) -> str:
     """A value as JSON text."""
     return "null" if value is None else _encode(value).decode()
 
@@ -135,7 +134,7 @@ def created_place(created_at: Instant, run_id: str) -> str:
 
 def _base(run: Run) -> str:
     """The run as it will always be. What changes has fields of its own."""
-    return json(
+    return to_json(
         replace(
             run,
             status=RunStatus.PENDING,
@@ -155,7 +154,7 @@ def _ask(run_id: RunId, tenant: TenantId, transition: Transition, key_ttl_ms: in
         "run": run_id,
         "tenant": tenant,
         "effects": [_effect(effect) for effect in transition.effects],
-        "timeline": [json(entry) for entry in transition.timeline],
+        "timeline": [to_json(entry) for entry in transition.timeline],
         "key_ttl": key_ttl_ms,
         "dropped": (),
     }
@@ -165,9 +164,9 @@ def _changing(what: Run | Transition) -> Iterator[str]:
     """The fields that every commit writes. Most runs have no output and no end yet."""
     yield from ("status", what.status)
     if what.output is not None:
-        yield from ("output", json(what.output))
+        yield from ("output", to_json(what.output))
     if what.finished_at is not None or what.error is not None:
-        yield from ("end", json(End(what.finished_at, what.error)))
+        yield from ("end", to_json(RunEnd(what.finished_at, what.error)))
 
 
 def _dropped(transition: Transition) -> list[str]:
@@ -177,19 +176,19 @@ def _dropped(transition: Transition) -> list[str]:
 
 
 def _steps(steps: Mapping[StepId, Step]) -> list[str]:
-    return [word for step_id in steps for word in (f"s:{step_id}", json(steps[step_id]))]
+    return [word for step_id in steps for word in (f"s:{step_id}", to_json(steps[step_id]))]
 
 
 def _items(items: Mapping[ItemKey, Item]) -> list[str]:
-    return [word for key in items for word in (item_field(*key), json(items[key]))]
+    return [word for key in items for word in (item_field(*key), to_json(items[key]))]
 
 
 def _effect(effect: Effect) -> tuple[object, ...]:
     match effect:
         case DispatchJob(job):
-            return ("dispatch", job.id, job.step_id, _or_false(job.item), job.topic, json(job))
+            return ("dispatch", job.id, job.step_id, _or_false(job.item), job.topic, to_json(job))
         case SetTimer(timer, due):
-            return ("set", timer.key, due, timer.step_id or "", json(TimerFired(timer=timer)))
+            return ("set", timer.key, due, timer.step_id or "", to_json(TimerFired(timer=timer)))
         case ClearTimer(timer):
             return ("clear", timer.key)
         case StopStep(step_id):
