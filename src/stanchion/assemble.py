@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -41,6 +42,7 @@ OnReady: TypeAlias = Callable[[str, str | None], None]
 """Called with the server's URL, and with that of its metrics if they have a listener."""
 START_S_MAX: Final = 20.0
 _GC_THRESHOLDS: Final = (20_000, 20, 50)
+_SWITCH_S: Final = 0.001
 
 
 async def run_server(config: Config, *, on_ready: OnReady) -> int:
@@ -117,10 +119,14 @@ def _leave_to_itself() -> None:
 
     All that was loaded stays for good, and a request leaves next to nothing in circles; as it is
     set by default, the collector takes a quarter of a busy server's time to find that out.
+
+    And have a thread that computes give way to the event loop after a millisecond instead of five:
+    a start wakes the loop four times, and took 25 ms beside such a thread (7 ms now).
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
+    sys.setswitchinterval(_SWITCH_S)
 
 
 def _terms(config: Config) -> Terms:

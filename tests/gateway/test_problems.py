@@ -207,7 +207,7 @@ async def test_a_tenant_over_its_share_of_the_processor_is_told_when_to_ask_agai
     async with opened_house() as house:
 
         async def overdrawn(*_: object, **__: object) -> None:
-            house.services.work.charge(TenantId("acme"), 5)
+            house.services.work.charge(TenantId("acme"), 4)
             house.services.work.check(TenantId("acme"))
 
         monkeypatch.setattr(house.services.gate, "start", overdrawn)

@@ -171,7 +171,7 @@ async def test_the_time_of_a_check_is_charged_to_the_tenant(
     with pytest.raises(TenantOverloaded):
         await house.start()
     assert isinstance(await house.start(tenant=GLOBEX), Started)
-    await asyncio.sleep(4.5)
+    await asyncio.sleep(8.5)
     assert isinstance(await house.start(), InvalidInput)
 
 

@@ -40,14 +40,18 @@ __all__ = [
 
 _Result = TypeVar("_Result")
 
-DEFAULT_ALLOWANCE: Final = WorkAllowance(share=0.25, burst_s=2.0)
-"""A quarter of one core for each tenant, and two seconds ahead of that."""
+DEFAULT_ALLOWANCE: Final = WorkAllowance(share=0.25, burst_s=1.0)
+"""A quarter of one core for each tenant, and one second ahead of that."""
 TENANTS_MAX: Final = 10_000
 """Tenants whose use is remembered: those charged last."""
 WAITING_MAX: Final = 16
 """Calls of one tenant that wait for the worker thread."""
 LOOP_WORK_MAX: Final = 60_000
 """Work of one decision on the event loop, in units of ``cel.budget``: some 10 ms."""
+_EFFECT_S: Final = 15e-6
+"""Processor time of the store for each effect of a decision, estimated."""
+_FREE_EFFECTS: Final = 100
+"""Effects of one decision that are not charged: an ordinary one has a few."""
 _OVER: Final = "the tenant uses more processor time than its share"
 _SPREAD: Final = 0.25
 """Refused callers are told to wait up to this much longer, so that they do not return together."""
@@ -249,7 +253,8 @@ class Decider:
     """Decides what events change about a run, and charges it to the run's tenant.
 
     A decision that is short is made on the event loop. One that turns out to be long is made again
-    by the executor; without an executor it is made here, however long it takes.
+    by the executor, and so is every decision of a tenant that is over its share: it must be made,
+    but others come first. Without an executor all are made here, however long they take.
     """
 
     def __init__(self, budget: TenantWorkBudget, executor: TenantExecutor | None) -> None:
@@ -260,13 +265,24 @@ class Decider:
         self, plan: Plan, run: Run, events: Sequence[Event], now: Instant
     ) -> Transition:
         """What these events change, as ``decide_all`` says."""
+        transition = await self._decided(plan, run, events, now)
+        effects = len(transition.effects)
+        if effects > _FREE_EFFECTS:
+            self.budget.charge(run.tenant, effects * _EFFECT_S)
+        return transition
+
+    async def _decided(
+        self, plan: Plan, run: Run, events: Sequence[Event], now: Instant
+    ) -> Transition:
         if self._executor is None:
             with self.budget.measured(run.tenant):
                 return decide_all(plan, run, events, now)
-        try:
-            with self.budget.measured(run.tenant):
-                return decide_all(plan, run, events, now, work_max=LOOP_WORK_MAX)
-        except DecisionTooLong:
-            return await self._executor.run(
-                run.tenant, lambda: decide_all(plan, run, events, now), may_refuse=False
-            )
+        if not self.budget.wait_ms(run.tenant):
+            try:
+                with self.budget.measured(run.tenant):
+                    return decide_all(plan, run, events, now, work_max=LOOP_WORK_MAX)
+            except DecisionTooLong:
+                pass
+        return await self._executor.run(
+            run.tenant, lambda: decide_all(plan, run, events, now), may_refuse=False
+        )
