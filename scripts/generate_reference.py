@@ -58,7 +58,7 @@ A person gets lines and tables, in colour on a terminal (`NO_COLOR` turns it off
 program gets the server's answer as one JSON document on standard output, in the shape of the HTTP
 API; an error is a problem document on standard error. Remarks go to standard error.
 
-Nothing is tried again by itself. `run start`, `run rerun` and `job submit` send an idempotency key,
+Nothing is retried by itself. `run start`, `run rerun` and `job submit` send an idempotency key,
 their own if none is given. When an answer is lost they print it, so that asking again makes no
 second run.
 
@@ -69,9 +69,9 @@ second run.
 | 0 | done |
 | 1 | refused, or the run that was watched did not succeed |
 | 2 | wrong usage or configuration |
-| 3 | there is no such thing (404) |
-| 4 | full: a cap or a rate is reached, ask again later (429) |
-| 5 | unavailable: nobody answers, or the server cannot (5xx) |
+| 3 | not found (404) |
+| 4 | full: a cap or a rate is reached, retry later (429) |
+| 5 | unavailable: no answer, or the server cannot (5xx) |
 | 130 | interrupted |
 """
 

@@ -10,7 +10,7 @@ import socket
 import msgspec
 import pytest
 
-from stanchion.cli.endings import Exit
+from stanchion.cli.errors import Exit
 from stanchion.wire.problems import Problem
 from tests.cli.conftest import Cli
 from tests.cli.scripted import Said, Script, problem

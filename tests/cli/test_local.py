@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stanchion.cli.endings import Exit
+from stanchion.cli.errors import Exit
 from stanchion.wire import runs
 from tests.cli.conftest import Cli
 from tests.cli.scripted import Said, Script

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stanchion.cli.endings import Exit
+from stanchion.cli.errors import Exit
 from stanchion.core.model import RunStatus
 from stanchion.wire import runs
 from tests.cli.conftest import Cli

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stanchion.cli.endings import Exit
+from stanchion.cli.errors import Exit
 from tests.cli.terminal import on_terminal, plain_environment
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stanchion.cli.endings import Exit
+from stanchion.cli.errors import Exit
 from stanchion.core.model import Failure, RunStatus, StepId, StepStatus
 from stanchion.wire import runs
 from tests.cli.cases import CASES, RUN, Case

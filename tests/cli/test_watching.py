@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from stanchion.cli.endings import Exit
+from stanchion.cli.errors import Exit
 from stanchion.core.model import RunStatus, StepStatus
 from stanchion.wire import runs
 from tests.cli.cases import RUN

@@ -1,13 +1,16 @@
-"""The whole command, and how it ends.
+"""The whole command line: its commands, imported when they are called, and its exit codes.
+
+Click asks every command for its help before it can list them. Here the line is beside the name, so
+``stanchion --help`` imports none of them. A test holds each line to the command's own.
 
 Exit codes, the same for every command:
 
     0    done
     1    refused, or the run that was watched did not succeed
     2    wrong usage or configuration
-    3    there is no such thing
-    4    full: a cap or a rate is reached, ask again later
-    5    unavailable: nobody answers, or the server cannot
+    3    not found
+    4    full: a cap or a rate is reached, retry later
+    5    unavailable: no answer, or the server cannot
     130  interrupted
 """
 
@@ -15,15 +18,39 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Final, NoReturn
 
 import click
 
-from stanchion.cli.endings import Ending, Exit
-from stanchion.cli.lazy import LazyGroup
+from stanchion.cli.errors import CliError, Exit
 
-__all__ = ["app", "main"]
+__all__ = ["LazyGroup", "app", "main"]
+
+
+class LazyGroup(click.Group):
+    """``lazy`` has, by the name of a command, ``module:attribute`` and the line of its help."""
+
+    def __init__(self, name: str, *, help: str, lazy: Mapping[str, tuple[str, str]]) -> None:  # noqa: A002 - click's own name for it
+        super().__init__(name, help=help, context_settings={"help_option_names": ["-h", "--help"]})
+        self.lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self.lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.lazy:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self.lazy[cmd_name][0].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self.lazy.items()])
+
 
 _HERE: Final = "stanchion.cli.commands."
 
@@ -31,20 +58,23 @@ app = LazyGroup(
     "stanchion",
     help="A control plane for AI-agent workflow runs that acts by written policy.",
     lazy={
-        "serve": (_HERE + "serve", "Run a server."),
-        "worker": (_HERE + "worker", "Run a worker: the Worker called APP in MODULE."),
-        "workflow": (_HERE + "workflow", "Say what should happen: apply, list, show."),
-        "run": (_HERE + "run", "Start runs, watch them, decide about them."),
-        "job": (_HERE + "job", "Submit single jobs."),
-        "tenant": (_HERE + "tenant", "Say what a tenant may do."),
-        "settings": (_HERE + "settings", "See and change what servers go by while they run."),
-        "lease": (_HERE + "lease", "See, hold and release locks."),
-        "key": (_HERE + "key", "Make and revoke API keys."),
-        "dead-letter": (_HERE + "dead_letter", "See what was given up, and replay it."),
-        "escalation": (_HERE + "escalation", "See and overrule whether failing open is allowed."),
-        "drill": (_HERE + "drill", "Prove the policies on real processes."),
-        "sim": (_HERE + "sim", "Run the services under seeded faults."),
-        "completion": (_HERE + "completion", "Print the completion script of a shell."),
+        "serve": (_HERE + "serve:serve", "Run a server."),
+        "worker": (_HERE + "local:worker", "Run a worker: the Worker called APP in MODULE."),
+        "workflow": (_HERE + "workflow:workflow", "Say what should happen: apply, list, show."),
+        "run": (_HERE + "run:run", "Start runs, watch them, decide about them."),
+        "job": (_HERE + "run:job", "Submit single jobs."),
+        "tenant": (_HERE + "admin:tenant", "Say what a tenant may do."),
+        "settings": (_HERE + "admin:settings", "See and change what servers go by while they run."),
+        "lease": (_HERE + "operations:lease", "See, hold and release locks."),
+        "key": (_HERE + "admin:key", "Make and revoke API keys."),
+        "dead-letter": (_HERE + "operations:dead_letter", "See what was given up, and replay it."),
+        "escalation": (
+            _HERE + "operations:escalation",
+            "See and overrule whether failing open is allowed.",
+        ),
+        "drill": (_HERE + "drill:command", "Prove the policies on real processes."),
+        "sim": (_HERE + "local:sim", "Run the services under seeded faults."),
+        "completion": (_HERE + "local:completion", "Print the completion script of a shell."),
     },
 )
 click.version_option(package_name="stanchion", message="stanchion %(version)s")(app)
@@ -56,12 +86,12 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(args: Sequence[str] | None) -> int:
-    # Click would end the process itself, with 1 for an interrupt. Ours has a code for each ending.
+    # Click would end the process itself, with 1 for an interrupt. Ours has a code for each error.
     try:
         code = app.main(args, prog_name="stanchion", standalone_mode=False, color=_color())
-    except Ending as ending:
-        ending.show()
-        return ending.exit_code
+    except CliError as error:
+        error.show()
+        return error.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code

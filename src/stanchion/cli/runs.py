@@ -1,14 +1,23 @@
-"""Runs, as a person reads them."""
+"""Runs as text: lists, one run, its timeline, and a live view until it has ended."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
+from stanchion.cli.errors import CliError, Exit
+from stanchion.cli.session import Session, path_to
 from stanchion.cli.text import Flexible, cell, clock, clock_ms, ident, lines_of, pairs, table
 
-__all__ = ["change_lines", "job_wait", "run_lines", "run_rows", "step_cells", "timeline_lines"]
-
+__all__ = [
+    "change_lines",
+    "follow",
+    "job_wait",
+    "run_lines",
+    "run_rows",
+    "step_cells",
+    "timeline_lines",
+]
 
 _ATTEMPT = Flexible("ATTEMPT", "TRY")
 
@@ -136,3 +145,90 @@ def _failure(error: dict[str, Any] | None) -> str:
         return "-"
     at = f"{cell(error['step'])}: " if error.get("step") else ""
     return f"{at}{cell(error['message'])} ({cell(error['code'])})"
+
+
+_FINISHED: Final = frozenset({"succeeded", "failed", "cancelled", "timed_out"})
+_LOOK_S: Final = 1
+"""How long the server holds an answer back while nothing has ended: steps move meanwhile."""
+
+
+def follow(session: Session, run_id: str) -> dict[str, Any]:
+    """Show a run until it has ended, and return it. An interrupt says that the run goes on."""
+    views = _views(session, run_id)
+    again = f"the run goes on; to see it again: stanchion run watch {run_id}{session.server.flags}"
+    try:
+        return _live(views) if session.is_live else _plain(session, views)
+    except KeyboardInterrupt:
+        session.note(again)
+        raise
+    except CliError as error:
+        if error.exit_code is Exit.UNAVAILABLE:
+            error.fix = f"{error.fix}; {again}" if error.fix else again
+        raise
+
+
+def _views(session: Session, run_id: str) -> Iterator[dict[str, Any]]:
+    """The run as it is now, again and again; the last one has ended."""
+    path = path_to("runs", run_id)
+    run: dict[str, Any] = session.get(path)
+    yield run
+    while run["status"] not in _FINISHED:
+        run = session.get(path, wait=_LOOK_S, wait_s=_LOOK_S)
+        yield run
+
+
+def _plain(session: Session, views: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """Remarks about what has changed since the last look."""
+    seen: dict[str, str] = {}
+    run: dict[str, Any] = {}
+    for run in views:
+        whole = {"run": run["status"]}
+        steps = {f"step {name}": step["status"] for name, step in run["steps"].items()}
+        # A run begins before its steps, and ends after them.
+        now = steps | whole if run["status"] in _FINISHED else whole | steps
+        for name, status in now.items():
+            if seen.get(name) != status and status != "pending":
+                session.note(f"{cell(name)}: {cell(status)}")
+        seen = now
+    return run
+
+
+def _live(views: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """A table that is redrawn in its place, and gone when the run has ended."""
+    from rich.live import Live  # noqa: PLC0415 - only where a person looks
+
+    run: dict[str, Any] = {}
+    with Live(auto_refresh=False, transient=True) as live:
+        for run in views:
+            live.update(_picture(run), refresh=True)
+    return run
+
+
+_STYLES: Final = {
+    "succeeded": "green",
+    "running": "cyan",
+    "waiting": "yellow",
+    "failed": "red",
+    "timed_out": "red",
+    "cancelled": "magenta",
+}
+
+
+def _picture(run: dict[str, Any]) -> Any:  # noqa: ANN401 - rich is imported when it is needed
+    from rich.progress_bar import ProgressBar  # noqa: PLC0415 - only where a person looks
+    from rich.table import Table  # noqa: PLC0415 - only where a person looks
+    from rich.text import Text  # noqa: PLC0415 - only where a person looks
+
+    title = f"{cell(run['workflow_id'])}  {cell(run['run_id'])}  {cell(run['status'])}"
+    picture = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    for heading in ("STEP", "STATUS", "ATTEMPT", "ITEMS", "", "WAITS FOR", "ERROR"):
+        picture.add_column(heading)
+    for name, step in run["steps"].items():
+        cells = step_cells(name, step)
+        total = step.get("items_total")
+        done = (step.get("items_succeeded") or 0) + (step.get("items_failed") or 0)
+        bar = ProgressBar(total=total, completed=done, width=20) if total else Text("")
+        status = Text(cells[1], style=_STYLES.get(step["status"], "dim"))
+        rest = [Text(each) for each in cells[2:]]
+        picture.add_row(Text(cells[0]), status, rest[0], rest[1], bar, rest[2], rest[3])
+    return picture

@@ -1,4 +1,8 @@
-"""Sessions: what every command that talks to a server is given."""
+"""Sessions: the options of every command that calls a server, and the calls themselves.
+
+Nothing is retried here: the caller sees the answer and the time to wait. A script that wants
+retries uses the client SDK.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,176 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, BinaryIO, Concatenate, Final, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
+from urllib.parse import quote, urlencode
 
 import click
 
-from stanchion.cli.endings import Ending, Exit
-from stanchion.cli.http import Answer, Server
+from stanchion.cli.errors import CallContext, CliError, Exit, error_from
+from stanchion.transport.blocking import BlockingTransport
+from stanchion.transport.messages import NoReply, Reply, Request, Silence, parse_address
 
-__all__ = ["URL", "Session", "all_of", "json_of", "limit_and_cursor", "list_of", "talks", "where"]
+__all__ = [
+    "URL",
+    "ApiAnswer",
+    "ApiClient",
+    "Content",
+    "Session",
+    "all_of",
+    "json_of",
+    "limit_and_cursor",
+    "list_of",
+    "path_to",
+    "talks",
+    "where",
+]
+
+_PATIENCE_S: Final = 35.0
+"""The server answers within 30 s, or longer if it was asked to wait."""
+_OK_MAX: Final = 299
+
+
+class ApiAnswer(NamedTuple):
+    """What a server said."""
+
+    document: Any
+    is_replay: bool
+
+
+class Content(NamedTuple):
+    """A body that is not JSON of ours."""
+
+    data: bytes
+    kind: str
+
+
+def path_to(*parts: str) -> str:
+    """A path below ``/v1``. Each part is quoted, also its slashes."""
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+@dataclass(slots=True, kw_only=True)
+class ApiClient:
+    """Where it is, and who asks."""
+
+    url: str
+    api_key: str | None = None
+    tenant: str | None = None
+    flags: str = ""
+    """Flags that say which server and tenant, as hints repeat them: `` --tenant acme``."""
+    _transport: BlockingTransport | None = field(default=None, init=False, repr=False)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        query: Mapping[str, object] | None = None,
+        key: str | None = None,
+        wait_s: float = 0,
+    ) -> ApiAnswer:
+        """Send one request. A body is sent as JSON; one that is ``None`` is left out."""
+        asked = {name: value for name, value in (query or {}).items() if value is not None}
+        content = None if body is None else _content(body)
+        headers = self._headers(key)
+        if content is not None:
+            headers["Content-Type"] = content.kind
+        request = Request(
+            name=path,
+            method=method,
+            path=path + (f"?{urlencode(asked)}" if asked else ""),
+            headers=tuple(headers.items()),
+            body=b"" if content is None else content.data,
+            timeout_s=_PATIENCE_S + wait_s,
+            # Sent once: if an answer is lost, the caller is told so and decides.
+            is_repeatable=method == "GET",
+        )
+        reply = self._send(request)
+        document = _document(reply, self.url)
+        if reply.status > _OK_MAX:
+            tenant = self.tenant or (None if self.api_key else "default")
+            caller = CallContext(self.api_key is not None, tenant, self.flags)
+            raise error_from(document, status=reply.status, path=path, caller=caller)
+        return ApiAnswer(document, reply.headers.get("idempotency-replayed") == "true")
+
+    def _headers(self, key: str | None) -> dict[str, str]:
+        headers = {
+            "Accept": "application/json",
+            "Authorization": f"Bearer {self.api_key}" if self.api_key else None,
+            "X-Stanchion-Tenant": self.tenant,
+            "Idempotency-Key": key,
+        }
+        given = {name: value for name, value in headers.items() if value is not None}
+        for name, value in given.items():
+            if not (value.isascii() and value.isprintable()):
+                raise CliError(f"{name} should have visible ASCII characters only", Exit.USAGE)
+        return given
+
+    def _send(self, request: Request) -> Reply:
+        if self._transport is None:
+            try:
+                self._transport = BlockingTransport(parse_address(self.url))
+            except ValueError as error:
+                raise CliError(
+                    "this is not the URL of a server",
+                    Exit.USAGE,
+                    fix="write --url http://HOST:PORT",
+                ) from error
+        outcome = self._transport.send(request)
+        if isinstance(outcome, Reply):
+            return outcome
+        assert isinstance(outcome, NoReply)  # Streams are not asked for.
+        raise _unreachable(outcome, self.url, request.timeout_s)
+
+
+def _content(body: object) -> Content:
+    if isinstance(body, Content):
+        return body
+    return Content(json.dumps(body).encode(), "application/json")
+
+
+def _document(reply: Reply, url: str) -> Any:  # noqa: ANN401 - any JSON value
+    try:
+        return json.loads(reply.body) if reply.body else None
+    except ValueError as error:
+        raise CliError(
+            f"{url} answered {reply.status} with something that is not JSON:"
+            " is it a Stanchion server?",
+            Exit.UNAVAILABLE,
+            fix="check --url or STANCHION_URL, and any proxy in between",
+        ) from error
+
+
+def _unreachable(outcome: NoReply, url: str, timeout_s: float) -> CliError:
+    if outcome.silence is Silence.TIMED_OUT:
+        message = f"{url} did not answer within {timeout_s:.0f} s"
+        fix = "look at the server's log, and at its /readyz"
+    elif "refused" in outcome.message:
+        message = f"no server listens at {url}"
+        fix = "is the server running? start one with: stanchion serve (or give --url)"
+    else:
+        message = f"{url} cannot be reached: {outcome.message}"
+        fix = "check --url or STANCHION_URL"
+    return CliError(
+        message,
+        Exit.UNAVAILABLE,
+        fix=fix,
+        may_have_happened=outcome.may_have_run,
+        problem={
+            "status": 503,
+            "code": "unreachable",
+            "title": "Unreachable",
+            "detail": message,
+            "type": "about:blank",
+            "retry_class": "unavailable",
+            "retry_after_ms": None,
+            "request_id": "",
+        },
+    )
+
 
 URL: Final = "http://127.0.0.1:8420"
 FILE_BYTES_MAX: Final = 1024 * 1024
@@ -31,7 +195,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class Session:
     """A server to ask, and how to show what it says."""
 
-    server: Server
+    server: ApiClient
     is_json: bool
 
     def get(self, path: str, *, wait_s: float = 0, **query: object) -> Any:  # noqa: ANN401 - any JSON
@@ -40,11 +204,11 @@ class Session:
 
     def send(
         self, method: str, path: str, body: object = None, *, key: str | None = None
-    ) -> Answer:
+    ) -> ApiAnswer:
         """Change something."""
         return self.server.ask(method, path, body=body, key=key)
 
-    def create(self, path: str, body: object, key: str | None) -> Answer:
+    def create(self, path: str, body: object, key: str | None) -> ApiAnswer:
         """Begin something, under a key of ours if there is none.
 
         Then a lost answer need not mean a second run: who asks again names the key.
@@ -52,12 +216,12 @@ class Session:
         sent = key or os.urandom(16).hex()
         try:
             answer = self.send("POST", path, body, key=sent)
-        except Ending as ending:
-            if ending.may_have_happened and key is None:
+        except CliError as error:
+            if error.may_have_happened and key is None:
                 again = "it may have begun all the same: to ask again without a second one, add"
                 fix = f"{again} --idempotency-key {sent}"
-                ending.fix = f"{ending.fix}; {fix}" if ending.fix else fix
-                ending.problem = (ending.problem or {}) | {"idempotency_key": sent}
+                error.fix = f"{error.fix}; {fix}" if error.fix else fix
+                error.problem = (error.problem or {}) | {"idempotency_key": sent}
             raise
         if answer.is_replay:
             self.note("this key was used for the same request before: here is the same run")
@@ -96,7 +260,7 @@ def talks(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
     def command(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         given: dict[str, Any] = kwargs
         flags = _given_flags()
-        server = Server(
+        server = ApiClient(
             url=given.pop("url"),
             api_key=given.pop("api_key"),
             tenant=given.pop("tenant"),
@@ -105,8 +269,8 @@ def talks(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
         session = Session(server, is_json=given.pop("output") == "json")
         try:
             return function(session, *args, **kwargs)
-        except Ending as ending:
-            ending.is_json = session.is_json
+        except CliError as error:
+            error.is_json = session.is_json
             raise
 
     for decorate in (
@@ -150,7 +314,7 @@ def _api_key(_context: click.Context, _option: click.Parameter, flag: str | None
 
     found = secret_from(os.environ, "STANCHION_API_KEY")
     if isinstance(found, Fault):
-        raise Ending(str(found), Exit.USAGE)
+        raise CliError(str(found), Exit.USAGE)
     return found
 
 
@@ -209,7 +373,7 @@ def all_of(file: BinaryIO, name: str) -> bytes:
     """What a file holds, if a server would take as much."""
     read = file.read(FILE_BYTES_MAX + 1)
     if len(read) > FILE_BYTES_MAX:
-        raise Ending(f"{name}: more than {FILE_BYTES_MAX // 1024} KiB", Exit.USAGE)
+        raise CliError(f"{name}: more than {FILE_BYTES_MAX // 1024} KiB", Exit.USAGE)
     return read
 
 
@@ -223,9 +387,9 @@ def json_of(text: str, flag: str) -> Any:  # noqa: ANN401 - any JSON value
                 return json.loads(all_of(file, f"{flag} {text}"))
         return json.loads(text)
     except OSError as error:
-        raise Ending(f"{flag}: {text[1:]}: {error.strerror}", Exit.USAGE) from error
+        raise CliError(f"{flag}: {text[1:]}: {error.strerror}", Exit.USAGE) from error
     except ValueError as error:
-        raise Ending(
+        raise CliError(
             f"{flag} is not JSON: {error}",
             Exit.USAGE,
             fix=f"""write {flag} '{{"name": "value"}}', or {flag} @file.json""",

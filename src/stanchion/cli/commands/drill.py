@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from stanchion.cli.endings import Ending, Exit
+from stanchion.cli.errors import CliError, Exit
 
 __all__ = ["command"]
 
@@ -82,7 +82,7 @@ def command(
     names = [each for each in DRILLS if against is None or each in AGAINST]
     if name != "all":
         if name not in names:
-            raise Ending(
+            raise CliError(
                 f"{name} breaks what it runs on, so it has no --against",
                 Exit.USAGE,
                 fix=f"leave --against out, or take one of: {', '.join(AGAINST)}",
@@ -95,7 +95,7 @@ def command(
     try:
         return run_drills(names, options, is_json=output == "json")
     except CouldNotRun as error:
-        raise Ending(f"the drill could not run: {error}", Exit.USAGE) from error
+        raise CliError(f"the drill could not run: {error}", Exit.USAGE) from error
     except OSError as error:
         reason = error.strerror or str(error)
-        raise Ending(f"the drill could not run: {reason}", Exit.USAGE) from error
+        raise CliError(f"the drill could not run: {reason}", Exit.USAGE) from error

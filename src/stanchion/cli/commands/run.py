@@ -1,38 +1,47 @@
-"""``stanchion run``: start runs, watch them, decide about them."""
+"""``stanchion run`` and ``stanchion job``: start runs, watch them, decide about them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
 import click
 
-from stanchion.cli.endings import Ending, Exit
-from stanchion.cli.http import Answer, path_to
-from stanchion.cli.runs import change_lines, job_wait, run_lines, run_rows, timeline_lines
-from stanchion.cli.session import Session, json_of, limit_and_cursor, list_of, talks
+from stanchion.cli.errors import CliError, Exit
+from stanchion.cli.runs import change_lines, follow, job_wait, run_lines, run_rows, timeline_lines
+from stanchion.cli.session import (
+    ApiAnswer,
+    Session,
+    json_of,
+    limit_and_cursor,
+    list_of,
+    path_to,
+    talks,
+)
+from stanchion.cli.text import cell, lines_of, pairs, table
 
-__all__ = ["command"]
+__all__ = ["job", "run"]
 
 _STATUSES = ("pending", "running", "waiting", "succeeded", "failed", "cancelled", "timed_out")
 
 _WAITS_MAX: Final = 10
 
-_key = click.option(
+_key_option = click.option(
     "--idempotency-key",
     "key",
     metavar="KEY",
     help="The same key and request give the same run, however often they are sent.",
 )
-_watch = click.option("--watch", is_flag=True, help="Stay until the run has ended.")
+_watch_option = click.option("--watch", is_flag=True, help="Stay until the run has ended.")
 
 
 @click.group("run")
-def command() -> None:
+def run() -> None:
     """Start runs, watch them, decide about them."""
 
 
-@command.command("start")
+@run.command("start")
 @click.argument("workflow_id", metavar="WORKFLOW")
 @click.option(
     "--input",
@@ -42,23 +51,25 @@ def command() -> None:
     show_default=True,
     help="What the run is given; @- reads standard input.",
 )
-@_key
-@_watch
+@_key_option
+@_watch_option
 @talks
-def start(session: Session, workflow_id: str, given: str, key: str | None, *, watch: bool) -> int:
+def start_run(
+    session: Session, workflow_id: str, given: str, key: str | None, *, watch: bool
+) -> int:
     """Start a run."""
     body = {"input": json_of(given, "--input")}
     answer = session.create(path_to("workflows", workflow_id, "runs"), body, key)
     return _started(session, answer, watch=watch)
 
 
-@command.command("rerun")
+@run.command("rerun")
 @click.argument("run_id", metavar="RUN")
 @click.option("--from-step", metavar="STEP", help="Keep what came before this step.")
-@_key
-@_watch
+@_key_option
+@_watch_option
 @talks
-def rerun(
+def rerun_run(
     session: Session, run_id: str, from_step: str | None, key: str | None, *, watch: bool
 ) -> int:
     """Do a finished run again, as a new run."""
@@ -66,7 +77,7 @@ def rerun(
     return _started(session, answer, watch=watch)
 
 
-@command.command("list")
+@run.command("list")
 @click.option("--status", type=click.Choice(_STATUSES), help="Only runs in this state.")
 @click.option("--workflow", "workflow_id", metavar="ID", help="Only runs of this workflow.")
 @limit_and_cursor
@@ -85,12 +96,14 @@ def list_runs(
     list_of(session, page, run_rows, f"runs of {session.whose}")
 
 
-@command.command("show")
+@run.command("show")
 @click.argument("run_id", metavar="RUN")
 @click.option("--timeline", is_flag=True, help="Show its history instead.")
 @limit_and_cursor
 @talks
-def show(session: Session, run_id: str, limit: int, cursor: str | None, *, timeline: bool) -> None:
+def show_run(
+    session: Session, run_id: str, limit: int, cursor: str | None, *, timeline: bool
+) -> None:
     """Show a run and its steps. --limit and --cursor are for --timeline."""
     if timeline:
         path = path_to("runs", run_id, "timeline")
@@ -101,7 +114,7 @@ def show(session: Session, run_id: str, limit: int, cursor: str | None, *, timel
         session.show(run, lambda shown: run_lines(shown, waits))
 
 
-@command.command("watch")
+@run.command("watch")
 @click.argument("run_id", metavar="RUN")
 @talks
 def watch_run(session: Session, run_id: str) -> int:
@@ -109,31 +122,31 @@ def watch_run(session: Session, run_id: str) -> int:
     return _watched(session, run_id)
 
 
-@command.command("cancel")
+@run.command("cancel")
 @click.argument("run_id", metavar="RUN")
 @click.option("--reason", metavar="TEXT", help="Why; it is kept in the timeline.")
 @talks
-def cancel(session: Session, run_id: str, reason: str | None) -> None:
+def cancel_run(session: Session, run_id: str, reason: str | None) -> None:
     """End a run now."""
     _change(session, path_to("runs", run_id, "cancel"), {"reason": reason})
 
 
-@command.command("approve")
+@run.command("approve")
 @click.argument("run_id", metavar="RUN")
 @click.argument("step_id", metavar="STEP")
 @click.option("--comment", metavar="TEXT", help="Kept in the timeline.")
 @talks
-def approve(session: Session, run_id: str, step_id: str, comment: str | None) -> None:
+def approve_step(session: Session, run_id: str, step_id: str, comment: str | None) -> None:
     """Approve a step that waits for it."""
     _change(session, path_to("runs", run_id, "steps", step_id, "approve"), {"comment": comment})
 
 
-@command.command("reject")
+@run.command("reject")
 @click.argument("run_id", metavar="RUN")
 @click.argument("step_id", metavar="STEP")
 @click.option("--comment", metavar="TEXT", help="Kept in the timeline.")
 @talks
-def reject(session: Session, run_id: str, step_id: str, comment: str | None) -> None:
+def reject_step(session: Session, run_id: str, step_id: str, comment: str | None) -> None:
     """Reject a step that waits for approval."""
     _change(session, path_to("runs", run_id, "steps", step_id, "reject"), {"comment": comment})
 
@@ -144,14 +157,14 @@ def _waits(session: Session, run: dict[str, Any]) -> dict[str, str]:
     found = {}
     for name in waiting[:_WAITS_MAX]:
         job_id = f"{run['run_id']}:{name}@{run['steps'][name]['attempt']}"
-        with suppress(Ending):  # the run is shown as well as it can be: it may have moved on
+        with suppress(CliError):  # the run is shown as well as it can be: it may have moved on
             wait = job_wait(session.get(path_to("jobs", job_id)))
             if wait is not None:
                 found[name] = wait
     return found
 
 
-def _started(session: Session, answer: Answer, *, watch: bool) -> int:
+def _started(session: Session, answer: ApiAnswer, *, watch: bool) -> int:
     document: dict[str, Any] = answer.document
     if watch:
         session.note(f"run {document['run_id']}")
@@ -161,12 +174,86 @@ def _started(session: Session, answer: Answer, *, watch: bool) -> int:
 
 
 def _watched(session: Session, run_id: str) -> int:
-    from stanchion.cli.watching import watch  # noqa: PLC0415 - others do not pay for live tables
-
-    run = watch(session, run_id)
+    run = follow(session, run_id)
     session.show(run, run_lines)
     return Exit.OK if run["status"] == "succeeded" else Exit.FAILED
 
 
 def _change(session: Session, path: str, body: dict[str, str | None]) -> None:
     session.show(session.send("POST", path, body).document, change_lines)
+
+
+@click.group("job")
+def job() -> None:
+    """Submit single jobs."""
+
+
+@job.command("submit")
+@click.argument("topic", metavar="TOPIC")
+@click.option(
+    "--input",
+    "given",
+    metavar="JSON|@FILE",
+    default="{}",
+    show_default=True,
+    help="What the worker is given; @- reads standard input.",
+)
+@click.option(
+    "--idempotency-key",
+    "key",
+    metavar="KEY",
+    help="The same key and request give the same job, however often they are sent.",
+)
+@talks
+def submit_job(session: Session, topic: str, given: str, key: str | None) -> None:
+    """Submit one job for the workers of TOPIC."""
+    body = {"topic": topic, "input": json_of(given, "--input")}
+    answer = session.create(path_to("jobs"), body, key)
+    session.show(answer.document, lambda job: [f"{cell(job['job_id'])}  {cell(job['status'])}"])
+
+
+@job.command("show")
+@click.argument("job_id", metavar="JOB")
+@talks
+def show_job(session: Session, job_id: str) -> None:
+    """Show a job, of a workflow's step or submitted alone."""
+    session.show(session.get(path_to("jobs", job_id)), _job_lines)
+
+
+@job.command("topics")
+@talks
+def list_topics(session: Session) -> None:
+    """List the topics whose jobs wait for a worker, of all tenants."""
+    ready = session.get(path_to("worker", "topics"))
+    session.show(ready, _topic_rows)
+    if not ready["ready"]:
+        session.note("no job waits for a worker")
+
+
+def _topic_rows(answer: dict[str, Any]) -> Iterator[str]:
+    if answer["ready"]:
+        rows = ((cell(topic), cell(count)) for topic, count in answer["ready"].items())
+        yield from table(("TOPIC", "READY"), rows)
+
+
+def _job_lines(job: dict[str, Any]) -> Iterator[str]:
+    error, ends_in_ms = job["error"], job.get("lease_ends_in_ms")
+    yield from pairs(
+        [
+            ("job", cell(job["job_id"])),
+            ("run", cell(job["run_id"])),
+            ("step", cell(job["step_id"])),
+            ("topic", cell(job["topic"])),
+            ("status", cell(job["status"])),
+            ("run status", cell(job["run_status"])),
+            ("attempt", cell(job["attempt"])),
+            ("deliveries", cell(job["deliveries"])),
+            ("worker", cell(job.get("worker_id"))),
+            ("lease ends in", "-" if ends_in_ms is None else f"{ends_in_ms / 1000:.1f} s"),
+            ("error", "-" if error is None else f"{cell(error['message'])} ({error['code']})"),
+        ]
+    )
+    if job["output"] is not None:
+        yield ""
+        yield "output"
+        yield from (f"  {line}" for line in lines_of(job["output"]))

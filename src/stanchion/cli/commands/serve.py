@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 import click
 
-from stanchion.cli.endings import Ending, Exit
+from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.logging import log_to, raise_open_files_limit
 from stanchion.cli.text import pairs
 from stanchion.config import OPTIONS, Config, config_file, load
 from stanchion.core.faults import Fault
 from stanchion.core.url import shown_url
 
-__all__ = ["command"]
+__all__ = ["serve"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -60,7 +60,7 @@ def _text(default: object) -> str:
     help="TOML file with the same names, '_' for '-'.  [env var: STANCHION_CONFIG; default:"
     " ./stanchion.toml if it is there]",
 )
-def command(config_flag: str | None, **flags: str | None) -> int:
+def serve(config_flag: str | None, **flags: str | None) -> int:
     """Run a server.
 
     All roles in one process. Several against the same Redis and NATS are replicas. A flag wins over
@@ -77,8 +77,8 @@ def command(config_flag: str | None, **flags: str | None) -> int:
     return _serve(config, file)
 
 
-def _misconfigured(faults: tuple[Fault, ...]) -> Ending:
-    return Ending(
+def _misconfigured(faults: tuple[Fault, ...]) -> CliError:
+    return CliError(
         "this configuration cannot be used:",
         Exit.USAGE,
         faults=[str(fault) for fault in faults],
@@ -92,7 +92,7 @@ def _serve(config: Config, file: Path | None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "stanchion":
             raise
-        raise Ending(
+        raise CliError(
             f"a server needs the package {error.name!r}",
             Exit.FAILED,
             fix="pip install 'stanchion[server]', or in a clone: pip install '.[server]'",

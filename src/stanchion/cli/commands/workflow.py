@@ -11,20 +11,27 @@ from typing import Any
 
 import click
 
-from stanchion.cli.endings import Ending, Exit
-from stanchion.cli.http import Content, path_to
-from stanchion.cli.session import Session, all_of, limit_and_cursor, list_of, talks
+from stanchion.cli.errors import CliError, Exit
+from stanchion.cli.session import (
+    Content,
+    Session,
+    all_of,
+    limit_and_cursor,
+    list_of,
+    path_to,
+    talks,
+)
 from stanchion.cli.text import cell, clock, lines_of, pairs, table
 
-__all__ = ["command"]
+__all__ = ["workflow"]
 
 
 @click.group("workflow")
-def command() -> None:
+def workflow() -> None:
     """Say what should happen: apply, list, show."""
 
 
-@command.command("apply")
+@workflow.command("apply")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option("--id", "workflow_id", metavar="ID", help="Its id, if the file does not say it.")
 @talks
@@ -43,8 +50,8 @@ def apply(session: Session, files: tuple[str, ...], workflow_id: str | None) -> 
         kind = "application/json" if is_json else "application/yaml"
         try:
             answer = session.send("PUT", path_to("workflows", name), Content(text, kind))
-        except Ending as ending:
-            ending.message = f"{file}: {ending.message}"
+        except CliError as error:
+            error.message = f"{file}: {error.message}"
             raise
         session.show(
             answer.document,
@@ -52,7 +59,7 @@ def apply(session: Session, files: tuple[str, ...], workflow_id: str | None) -> 
         )
 
 
-@command.command("list")
+@workflow.command("list")
 @limit_and_cursor
 @talks
 def list_workflows(session: Session, limit: int, cursor: str | None) -> None:
@@ -61,7 +68,7 @@ def list_workflows(session: Session, limit: int, cursor: str | None) -> None:
     list_of(session, page, _rows, "workflows")
 
 
-@command.command("show")
+@workflow.command("show")
 @click.argument("workflow_id", metavar="ID")
 @click.option("--version", type=int, metavar="N", help="An earlier version.")
 @talks
@@ -77,7 +84,7 @@ def _read(file: str) -> bytes:
         with Path(file).open("rb") as opened:
             return all_of(opened, file)
     except OSError as error:
-        raise Ending(f"{file}: {error.strerror}", Exit.USAGE) from error
+        raise CliError(f"{file}: {error.strerror}", Exit.USAGE) from error
 
 
 # A key of a block mapping's first level is at the start of its line, and nothing else can be there.
@@ -92,7 +99,7 @@ def _id_of(text: bytes, file: str, *, is_json: bool) -> str:
         name = name[2].decode(errors="replace")
     if isinstance(name, str) and name:
         return name
-    raise Ending(
+    raise CliError(
         f"{file} does not say its id", Exit.USAGE, fix="add 'id: NAME' to it, or give --id NAME"
     )
 
@@ -101,7 +108,7 @@ def _json_id(text: bytes, file: str) -> object:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Ending(f"{file} is not JSON: {error}", Exit.FAILED) from error
+        raise CliError(f"{file} is not JSON: {error}", Exit.FAILED) from error
     return document.get("id") if isinstance(document, dict) else None
 
 

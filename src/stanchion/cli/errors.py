@@ -1,15 +1,76 @@
-"""Problems: a server's refusal in one sentence, with the code to end with and what to do."""
+"""Errors of the command line: a message, an exit code, and a hint that names the next command.
+
+``error_from`` turns a server's problem document into one.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from stanchion.cli.endings import Ending, Exit
+import click
 
-__all__ = ["Caller", "ending_of"]
+from stanchion.cli.text import printable
+
+__all__ = ["CallContext", "CliError", "Exit", "error_from"]
+
+
+class Exit(IntEnum):
+    """What a process says to whoever started it."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    FULL = 4
+    UNAVAILABLE = 5
+    INTERRUPTED = 130
+
+
+class CliError(Exception):
+    """A sentence, the faults behind it, and a sentence that names the fix.
+
+    ``problem`` is the same for programs: the document that the server sent, or one like it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        exit_code: Exit,
+        *,
+        faults: Sequence[str] = (),
+        fix: str | None = None,
+        problem: dict[str, Any] | None = None,
+        may_have_happened: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.exit_code = exit_code
+        self.faults = faults
+        self.fix = fix
+        self.problem = problem
+        self.may_have_happened = may_have_happened
+        """Whether what was asked may be done all the same: the answer was lost, not the request."""
+        self.is_json = False
+        """Whether whoever asked is a program."""
+
+    def text(self) -> str:
+        """What a person is told."""
+        lines = [f"error: {self.message}", *(f"  {fault}" for fault in self.faults)]
+        if self.fix:
+            lines.append(f"fix: {self.fix}")
+        # What a server says is text from outside: nothing in it may steer the terminal.
+        return "\n".join(printable(line) for line in lines)
+
+    def show(self) -> None:
+        """Say it where errors are said."""
+        is_document = self.is_json and self.problem is not None
+        click.echo(json.dumps(self.problem) if is_document else self.text(), err=True)
+
 
 _EXITS: Final = {404: Exit.NOT_FOUND, 429: Exit.FULL}
 _SERVER_ERROR_MIN: Final = 500
@@ -46,7 +107,7 @@ _FIXES: Final = {
 }
 
 
-class Caller(NamedTuple):
+class CallContext(NamedTuple):
     """Who called, as far as a hint about the next command depends on it."""
 
     has_key: bool = False
@@ -55,14 +116,14 @@ class Caller(NamedTuple):
     """What was given on the command line, and has to be given again: `` --tenant acme``."""
 
 
-def ending_of(document: object, *, status: int, path: str, caller: Caller) -> Ending:
-    """The ending for a problem document; for anything else, as well as it can be said."""
+def error_from(document: object, *, status: int, path: str, caller: CallContext) -> CliError:
+    """The error for a problem document, or for any other body."""
     problem: Mapping[str, Any] = document if isinstance(document, dict) else {}
     is_broken = status >= _SERVER_ERROR_MIN
     exit_code = Exit.UNAVAILABLE if is_broken else _EXITS.get(status, Exit.FAILED)
     code = str(problem.get("code", ""))
     text, faults = _once(_text(problem, code), _faults(problem.get("errors")))
-    return Ending(
+    return CliError(
         _message(problem, code, text),
         exit_code,
         faults=faults,
@@ -109,7 +170,7 @@ def _fault(error: Mapping[str, Any]) -> str:
     return f"{place}: {message}" if place else str(message)
 
 
-def _fix(problem: Mapping[str, Any], code: str, path: str, caller: Caller) -> str | None:
+def _fix(problem: Mapping[str, Any], code: str, path: str, caller: CallContext) -> str | None:
     detail = str(problem.get("detail", ""))
     match code:
         case "unauthenticated":
@@ -125,7 +186,7 @@ def _fix(problem: Mapping[str, Any], code: str, path: str, caller: Caller) -> st
             return None if fix is None else fix.format(tenant=caller.tenant or "NAME")
 
 
-def _authenticated(caller: Caller) -> str:
+def _authenticated(caller: CallContext) -> str:
     if caller.has_key:
         wrong = "the key is unknown or revoked: check --api-key or STANCHION_API_KEY"
     else:
@@ -133,7 +194,7 @@ def _authenticated(caller: Caller) -> str:
     return f"{wrong}; an operator without any starts the server with STANCHION_ADMIN_KEY"
 
 
-def _found(detail: str, path: str, caller: Caller) -> str | None:
+def _found(detail: str, path: str, caller: CallContext) -> str | None:
     """Where to look for what was not found."""
     parts = path.split("/")
     if path.startswith("/v1/runs/") and "no step" in detail:
@@ -146,7 +207,7 @@ def _found(detail: str, path: str, caller: Caller) -> str | None:
     return f"see what there is: {_LISTS[near]}{caller.flags}" if near else None
 
 
-def _settled(detail: str, path: str, caller: Caller) -> str | None:
+def _settled(detail: str, path: str, caller: CallContext) -> str | None:
     # A hint for a person, so words may decide: the code is the same for all conflicts.
     if "the first key" in detail:
         return f"make an admin key first: stanchion key create --role admin --for '*'{caller.flags}"

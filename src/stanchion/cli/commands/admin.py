@@ -1,0 +1,267 @@
+"""``stanchion tenant``, ``stanchion key`` and ``stanchion settings``: limits, keys, policies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from stanchion.cli.session import Session, json_of, limit_and_cursor, list_of, path_to, talks
+from stanchion.cli.text import cell, clock, pairs, table
+
+__all__ = ["key", "settings", "tenant"]
+
+
+@click.group("tenant")
+def tenant() -> None:
+    """Say what a tenant may do."""
+
+
+@tenant.command("set")
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--max-concurrent-runs", "cap", type=click.IntRange(0), metavar="N", help="Runs at one time."
+)
+@click.option("--no-cap", is_flag=True, help="As many runs at one time as there are.")
+@click.option(
+    "--job-rate", "rate", type=float, metavar="R", help="Single jobs a second, on average."
+)
+@click.option("--no-job-rate", is_flag=True, help="As many single jobs as are sent.")
+@click.option(
+    "--admission",
+    metavar="JSON|@FILE",
+    help="Other values of 'strategy' and 'lock_retry' for this tenant; null for none.",
+)
+@talks
+def set_tenant(
+    session: Session,
+    name: str,
+    cap: int | None,
+    rate: float | None,
+    admission: str | None,
+    *,
+    no_cap: bool,
+    no_job_rate: bool,
+) -> None:
+    """Change what a tenant may do. What is not named stays as it is."""
+    if no_cap and cap is not None:
+        raise click.UsageError("--no-cap and --max-concurrent-runs contradict each other")
+    if no_job_rate and rate is not None:
+        raise click.UsageError("--no-job-rate and --job-rate contradict each other")
+    changes: dict[str, object] = {}
+    if cap is not None or no_cap:
+        changes["max_concurrent_runs"] = cap
+    if rate is not None or no_job_rate:
+        changes["job_rate_per_s"] = rate
+    if admission is not None:
+        changes["admission"] = json_of(admission, "--admission")
+    if not changes:
+        raise click.UsageError("nothing to change: give --max-concurrent-runs N, or another option")
+    path = path_to("admin", "tenants", name)
+    # PUT replaces the whole, and a person who raises a cap does not mean to drop a rate.
+    present = session.get(path)
+    kept = {each: present.get(each) for each in _TENANT_MEMBERS}
+    session.show(
+        session.send("PUT", path, kept | changes).document, lambda now: _tenant_lines(name, now)
+    )
+
+
+_TENANT_MEMBERS = ("max_concurrent_runs", "job_rate_per_s", "admission")
+
+
+@tenant.command("show")
+@click.argument("name", metavar="NAME")
+@talks
+def show_tenant(session: Session, name: str) -> None:
+    """Show what a tenant may do. An unknown one has the defaults."""
+    session.show(
+        session.get(path_to("admin", "tenants", name)), lambda now: _tenant_lines(name, now)
+    )
+
+
+@tenant.command("list")
+@limit_and_cursor
+@talks
+def list_tenants(session: Session, limit: int, cursor: str | None) -> None:
+    """List the tenants that have been set."""
+    page = session.get(path_to("admin", "tenants"), limit=limit, cursor=cursor)
+    list_of(session, page, _tenant_rows, "tenants")
+
+
+def _tenant_lines(name: str, tenant: dict[str, Any]) -> list[str]:
+    return pairs(
+        [
+            ("tenant", cell(name)),
+            ("max_concurrent_runs", _or(tenant["max_concurrent_runs"], "no cap")),
+            ("job_rate_per_s", _or(tenant["job_rate_per_s"], "no limit")),
+            ("admission", _or(tenant.get("admission"), "as in the settings")),
+        ]
+    )
+
+
+def _tenant_rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["tenants"]:
+        yield from table(
+            ("TENANT", "MAX RUNS", "JOBS/S", "ADMISSION"),
+            (
+                (
+                    cell(row["tenant"]),
+                    _or(row["max_concurrent_runs"], "no cap"),
+                    _or(row["job_rate_per_s"], "no limit"),
+                    cell(row["admission"]),
+                )
+                for row in page["tenants"]
+            ),
+        )
+
+
+def _or(value: object, nothing: str) -> str:
+    return nothing if value is None else cell(value)
+
+
+@click.group("key")
+def key() -> None:
+    """Make and revoke API keys."""
+
+
+@key.command("create")
+@click.option(
+    "--role",
+    type=click.Choice(["runner", "worker", "operator", "admin"]),
+    required=True,
+    help="What it may do.",
+)
+@click.option(
+    "--for",
+    "tenant_of_key",
+    required=True,
+    metavar="TENANT",
+    help="Whom it is for; '*' for all tenants.",
+)
+@click.option("--note", metavar="TEXT", help="What it is for, for whoever looks at the list.")
+@talks
+def create_key(session: Session, role: str, tenant_of_key: str, note: str | None) -> None:
+    """Make a key. It is shown this once."""
+    body = {"role": role, "tenant": tenant_of_key, "note": note}
+    session.show(session.send("POST", path_to("admin", "keys"), body).document, _new_key_lines)
+
+
+@key.command("list")
+@limit_and_cursor
+@talks
+def list_keys(session: Session, limit: int, cursor: str | None) -> None:
+    """List keys, without their secrets."""
+    page = session.get(path_to("admin", "keys"), limit=limit, cursor=cursor)
+    list_of(session, page, _key_rows, "keys")
+
+
+@key.command("revoke")
+@click.argument("key_id", metavar="ID")
+@talks
+def revoke_key(session: Session, key_id: str) -> None:
+    """Make a key worthless, on every server within 2 s."""
+    document = session.send("DELETE", path_to("admin", "keys", key_id)).document
+    session.show(document, lambda _: [f"key {cell(key_id)} is revoked"])
+
+
+def _new_key_lines(key: dict[str, Any]) -> Iterator[str]:
+    yield from pairs(
+        [
+            ("key", cell(key["key"])),
+            ("id", cell(key["id"])),
+            ("role", cell(key["role"])),
+            ("tenant", cell(key["tenant"])),
+            ("note", cell(key["note"])),
+        ]
+    )
+    yield ""
+    yield "Keep the key now: it is not shown again. Use it as STANCHION_API_KEY."
+
+
+def _key_rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["keys"]:
+        yield from table(
+            ("ID", "ROLE", "TENANT", "CREATED", "REVOKED", "NOTE"),
+            (
+                (
+                    cell(row["id"]),
+                    cell(row["role"]),
+                    cell(row["tenant"]),
+                    clock(row["created_at"]),
+                    clock(row["revoked_at"]),
+                    cell(row["note"]),
+                )
+                for row in page["keys"]
+            ),
+        )
+
+
+@click.group("settings")
+def settings() -> None:
+    """See and change what servers go by while they run."""
+
+
+@settings.command("show")
+@talks
+def show_settings(session: Session) -> None:
+    """Show all settings."""
+    session.show(session.get(path_to("admin", "settings")), _settings_lines)
+
+
+@settings.command("set")
+@click.argument("changes", metavar="[PATH=VALUE]...", nargs=-1)
+@click.option("--patch", metavar="JSON|@FILE", help="A JSON merge patch, instead of PATH=VALUE.")
+@talks
+def set_settings(session: Session, changes: tuple[str, ...], patch: str | None) -> None:
+    """Change settings on every server, within 2 s.
+
+    For example: stanchion settings set admission.strategy=lock lock_busy.jitter_ms=0
+
+    A VALUE is JSON; what is not JSON is taken as text.
+    """
+    if (patch is None) == (not changes):
+        raise click.UsageError("give PATH=VALUE, or --patch with a JSON merge patch")
+    merge = _merge_patch(changes) if patch is None else json_of(patch, "--patch")
+    session.show(
+        session.send("PATCH", path_to("admin", "settings"), merge).document, _settings_lines
+    )
+
+
+def _merge_patch(changes: tuple[str, ...]) -> dict[str, Any]:
+    patch: dict[str, Any] = {}
+    for change in changes:
+        path, equals, text = change.partition("=")
+        names = path.split(".")
+        if not equals or not all(names):
+            raise click.UsageError(f"{change!r} is not PATH=VALUE, such as admission.strategy=lock")
+        place = patch
+        for name in names[:-1]:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise click.UsageError(f"{change!r} goes into a value that was given before it")
+        place[names[-1]] = _json_or_text(text)
+    return patch
+
+
+def _json_or_text(text: str) -> Any:  # noqa: ANN401 - any JSON value
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _settings_lines(settings: dict[str, Any]) -> list[str]:
+    return pairs(
+        (path, "null" if value is None else cell(value)) for path, value in _flattened(settings)
+    )
+
+
+def _flattened(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, member in value.items():
+        path = cell(prefix + name)
+        if isinstance(member, dict) and member:
+            yield from _flattened(member, path + ".")
+        else:
+            yield path, member

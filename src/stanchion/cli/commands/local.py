@@ -1,0 +1,115 @@
+"""``stanchion worker``, ``stanchion sim`` and ``stanchion completion``: what runs here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import click
+
+from stanchion.cli.errors import CliError, Exit
+from stanchion.cli.logging import log_to, raise_open_files_limit
+from stanchion.cli.session import where
+
+__all__ = ["completion", "sim", "worker"]
+
+
+@click.command("worker")
+@click.argument("target", metavar="MODULE:APP")
+@where
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Jobs at one time.",
+)
+@click.option("--worker-id", metavar="ID", help="Its name in logs and timelines.")
+@click.option(
+    "--drain-s",
+    type=click.FloatRange(0, 3600),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long jobs under way may take after a signal to stop.",
+)
+@click.option("--reload", is_flag=True, help="Start anew when a file changes; for development.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is logged, and above.",
+)
+def worker(  # noqa: PLR0913 - one a flag
+    target: str,
+    *,
+    url: str,
+    api_key: str | None,
+    concurrency: int,
+    worker_id: str | None,
+    drain_s: float,
+    log_level: str,
+    reload: bool,
+) -> int:
+    """Run a worker: the Worker called APP in MODULE.
+
+    The first Ctrl-C finishes what is under way, the second stops at once.
+    """
+    from stanchion.worker.command import run_worker  # noqa: PLC0415 - others do not pay for it
+
+    log_to(sys.stderr, level=log_level, format="auto")
+    raise_open_files_limit()
+    return run_worker(
+        target,
+        url=url,
+        api_key=api_key,
+        concurrency=concurrency,
+        worker_id=worker_id,
+        drain_s=drain_s,
+        reload=reload,
+        log_level=log_level,
+    )
+
+
+@click.command(
+    "sim",
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def sim(arguments: tuple[str, ...]) -> int:
+    """Run the services under seeded faults."""
+    try:
+        from stanchion.sim.command import main  # noqa: PLC0415 - others do not pay for a server
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "stanchion":
+            raise
+        raise CliError(
+            f"the simulator runs a server's services, and needs the package {error.name!r}",
+            Exit.FAILED,
+            fix="pip install 'stanchion[server]', or in a clone: pip install '.[server]'",
+        ) from error
+    return main(arguments)
+
+
+_HELP: Final = """Print the completion script of a shell.
+
+\b
+bash  eval "$(stanchion completion bash)"            in ~/.bashrc
+zsh   eval "$(stanchion completion zsh)"             in ~/.zshrc
+fish  stanchion completion fish | source             in ~/.config/fish/config.fish
+"""
+
+
+@click.command("completion", help=_HELP)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print it. What is said about it above is for the help: click keeps its lines as they are."""
+    from click.shell_completion import get_completion_class  # noqa: PLC0415 - only here
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    program = ctx.find_root().command
+    click.echo(kind(program, {}, "stanchion", "_STANCHION_COMPLETE").source())

@@ -1,0 +1,170 @@
+"""``stanchion lease``, ``stanchion dead-letter`` and ``stanchion escalation``: for incidents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from stanchion.cli.session import Session, limit_and_cursor, list_of, path_to, talks
+from stanchion.cli.text import cell, clock, ident, pairs, table
+
+__all__ = ["dead_letter", "escalation", "lease"]
+
+
+def _lease_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    kind, _, rest = name.partition("/")
+    if kind not in {"admission", "run"} or not rest:
+        raise click.BadParameter("a lock is called admission/TENANT or run/RUN")
+    return name
+
+
+_name_argument = click.argument("name", metavar="NAME", callback=_lease_name)
+
+
+@click.group("lease")
+def lease() -> None:
+    """See, hold and release locks."""
+
+
+@lease.command("list")
+@talks
+def list_leases(session: Session) -> None:
+    """List the locks that are held: admission/TENANT and run/RUN."""
+    list_of(session, session.get(path_to("admin", "leases")), _lease_rows, "locks are held")
+
+
+@lease.command("hold")
+@_name_argument
+@click.option(
+    "--ttl-s", type=float, required=True, metavar="SECONDS", help="It ends by itself after this."
+)
+@talks
+def hold_lease(session: Session, name: str, ttl_s: float) -> None:
+    """Hold a lock by hand, for a while. It is audited.
+
+    NAME is run/RUN, or admission/TENANT, which matters only while the tenant's admission strategy
+    is 'lock'.
+    """
+    body = {"name": name, "ttl_s": ttl_s}
+    session.show(session.send("POST", path_to("admin", "leases"), body).document, _held_lines)
+
+
+@lease.command("release")
+@_name_argument
+@talks
+def release_lease(session: Session, name: str) -> None:
+    """Release a lock, whoever holds it. It is audited.
+
+    Its holder finds out when it renews or commits: the state stays right, work may be done twice.
+    """
+    document = session.send("DELETE", path_to("admin", "leases", name)).document
+    session.show(document, lambda _: [f"{cell(name)} is released"])
+
+
+def _lease_rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["leases"]:
+        yield from table(
+            ("NAME", "FENCE", "ENDS IN"),
+            ((cell(row["name"]), cell(row["fence"]), _ends_in(row)) for row in page["leases"]),
+        )
+
+
+def _held_lines(row: dict[str, Any]) -> Iterator[str]:
+    yield f"{cell(row['name'])} is held with fence {row['fence']}; it ends in {_ends_in(row)}"
+
+
+def _ends_in(row: dict[str, Any]) -> str:
+    return f"{row['expires_in_ms'] / 1000:.1f} s"
+
+
+@click.group("dead-letter")
+def dead_letter() -> None:
+    """See what was given up, and replay it."""
+
+
+@dead_letter.command("list")
+@limit_and_cursor
+@talks
+def list_letters(session: Session, limit: int, cursor: str | None) -> None:
+    """List dead letters, oldest first."""
+    page = session.get(path_to("admin", "dead-letters"), limit=limit, cursor=cursor)
+    list_of(session, page, _letter_rows, "dead letters")
+
+
+@dead_letter.command("replay")
+@click.argument("letter_id", metavar="ID")
+@talks
+def replay_letter(session: Session, letter_id: str) -> None:
+    """Put a dead letter back to work."""
+    path = path_to("admin", "dead-letters", letter_id, "replay")
+    session.show(session.send("POST", path).document, _replayed_lines)
+
+
+def _replayed_lines(answer: dict[str, Any]) -> Iterator[str]:
+    how = "is back at work" if answer["replayed"] else "was replayed before"
+    yield f"{cell(answer['id'])} {how} (run {cell(answer['run_id'])})"
+
+
+def _letter_rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["dead_letters"]:
+        yield from table(
+            ("ID", "KIND", "AT", "TENANT", "RUN", "STEP", "CAUSE"),
+            (
+                (
+                    ident(row["id"]),
+                    cell(row["kind"]),
+                    clock(row["at"]),
+                    cell(row["tenant"]),
+                    ident(row["run_id"]),
+                    cell(row["step_id"]),
+                    cell(row["cause"]),
+                )
+                for row in page["dead_letters"]
+            ),
+        )
+
+
+@click.group("escalation")
+def escalation() -> None:
+    """See and overrule whether failing open is allowed."""
+
+
+@escalation.command("show")
+@talks
+def show_escalation(session: Session) -> None:
+    """Show the level, and which risk classes are closed."""
+    session.show(session.get(path_to("admin", "escalation")), _escalation_lines)
+
+
+@escalation.command("set")
+@click.argument("order", metavar="ORDER", type=click.Choice(["force_open", "force_closed"]))
+@talks
+def set_order(session: Session, order: str) -> None:
+    """Overrule: force_open or force_closed, until it is cleared."""
+    _send_order(session, order)
+
+
+@escalation.command("clear")
+@talks
+def clear_order(session: Session) -> None:
+    """Take back every order, and lift the latch."""
+    _send_order(session, "clear")
+
+
+def _send_order(session: Session, order: str) -> None:
+    path = path_to("admin", "escalation")
+    session.show(session.send("POST", path, {"order": order}).document, _escalation_lines)
+
+
+def _escalation_lines(view: dict[str, Any]) -> list[str]:
+    return pairs(
+        [
+            ("level", cell(view["level"])),
+            ("forced", cell(view["forced"])),
+            ("closes", ", ".join(map(cell, view["closes"])) or "nothing"),
+            ("closed now", ", ".join(map(cell, view["closed_now"])) or "nothing"),
+            ("trips today", cell(view["trips_today"])),
+        ]
+    )
