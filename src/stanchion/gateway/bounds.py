@@ -165,7 +165,7 @@ def _explain(body: bytes, message: str) -> Never:
     strange = None if place is None else _NOT_FINITE.match(body, max(0, int(place[1]) - 1))
     if strange is not None:
         raise Unfit(Fault("", f"{strange[1].decode()} is not a finite number"))
-    if _HALF_PAIR.search(body):
+    if b"\\u" in body and _HALF_PAIR.search(body):  # most bodies have no escapes to look at
         raise Malformed("text holds half of a surrogate pair, which is no character")
     raise Malformed(message)
 

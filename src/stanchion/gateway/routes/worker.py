@@ -6,7 +6,8 @@ is answered as if there were no such job.
 
 from __future__ import annotations
 
-from typing import Final, assert_never
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeVar, assert_never
 
 from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, PROGRESS_BYTES_MAX, RESULT_BYTES_MAX
 from stanchion.core.model import Failure, JobId, Topic
@@ -31,6 +32,8 @@ from stanchion.wire.worker import (
 )
 
 __all__ = ["ROUTES"]
+
+_Value = TypeVar("_Value")
 
 
 async def lease_jobs(call: Call[LeaseRequest, NoQuery]) -> Reply:
@@ -61,8 +64,13 @@ async def renew_leases(call: Call[RenewRequest, NoQuery]) -> Reply:
         if lease.progress is not None:
             path = f"leases[{place}].progress"
             check_value(call, path, lease.progress, bytes_max=PROGRESS_BYTES_MAX)
-    renewals = await call.services.scheduler.renew(leases, tenant=call.only)
-    return Reply(RenewAnswer(renewals.renewed, renewals.lost))
+    renewed: list[str] = []
+    lost: list[str] = []
+    for some in _in_parts(leases):
+        renewals = await call.services.scheduler.renew(some, tenant=call.only)
+        renewed += renewals.renewed
+        lost += renewals.lost
+    return Reply(RenewAnswer(tuple(renewed), tuple(lost)))
 
 
 async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
@@ -70,15 +78,24 @@ async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
     results = [_result(call, place, each) for place, each in enumerate(call.body.results)]
     accepted: list[str] = []
     rejected: list[RejectedResult] = []
-    for answer in await call.services.inbox.results(results, tenant=call.only):
-        match answer:
-            case Accepted():
-                accepted.append(answer.job_id)
-            case Rejected():
-                rejected.append(RejectedResult(answer.job_id, answer.code.value))
-            case _:
-                assert_never(answer)
+    for some in _in_parts(results):
+        for answer in await call.services.inbox.results(some, tenant=call.only):
+            match answer:
+                case Accepted():
+                    accepted.append(answer.job_id)
+                case Rejected():
+                    rejected.append(RejectedResult(answer.job_id, answer.code.value))
+                case _:
+                    assert_never(answer)
     return Reply(ResultsAnswer(tuple(accepted), tuple(rejected)))
+
+
+_PART: Final = 200
+
+
+def _in_parts(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
+    """A large batch goes to the store in parts, so that other callers get their turn between."""
+    return (values[at : at + _PART] for at in range(0, len(values), _PART))
 
 
 def _result(call: Call[ResultsRequest, NoQuery], place: int, given: JobResult) -> Result:
