@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import NamedTuple
 
 import msgspec
@@ -115,8 +115,10 @@ class House:
 
 
 @asynccontextmanager
-async def opened_house(options: GatewayOptions | None = None) -> AsyncIterator[House]:
-    """A gateway that is running."""
+async def opened_house(
+    options: GatewayOptions | None = None, *, is_watched: bool = True
+) -> AsyncIterator[House]:
+    """A gateway that is running, its loop watched for stalls unless a server does that."""
     clock = SystemClock()
     memory = MemoryStore(clock)
     store, locks = FaultyStore(memory), HouseLocks(clock)
@@ -132,7 +134,8 @@ async def opened_house(options: GatewayOptions | None = None) -> AsyncIterator[H
     app = make_app(engine.services, options)
     loops = asyncio.create_task(engine.run())
     try:
-        yield House(engine, app, store, locks)
+        with app.watchdog.watching() if is_watched else nullcontext():
+            yield House(engine, app, store, locks)
     finally:
         app.drain()
         loops.cancel()
@@ -178,7 +181,7 @@ class Served(NamedTuple):
 async def served(
     options: GatewayOptions | None = None, drain_s: float = 0.4
 ) -> AsyncIterator[Served]:
-    async with opened_house(options) as house:
+    async with opened_house(options, is_watched=False) as house:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(
             serve(house.app, host="127.0.0.1", port=0, drain_s=drain_s, on_ready=ready.set_result)
