@@ -20,7 +20,7 @@ from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.workflow_file import workflow_json_schema
 from stanchion.gateway.problems import STATUS
 from stanchion.gateway.route import PARAMETERS, Reach, Route, Takes
-from stanchion.wire.identifiers import TenantOrAll
+from stanchion.wire.identifiers import TenantName, TenantOrAll
 from stanchion.wire.problems import PROBLEM_TYPE, Code, Problem
 from stanchion.wire.runs import FeedLine
 
@@ -98,7 +98,7 @@ def refusals(route: Route) -> tuple[Code, ...]:
 
 def _types(routes: Iterable[Route]) -> list[Any]:
     # By identity: annotated types do not hash alike, and each is declared once anyway.
-    found = {id(Problem): Problem, id(FeedLine): FeedLine, id(TenantOrAll): TenantOrAll}
+    found = {id(each): each for each in (Problem, FeedLine, TenantOrAll, TenantName)}
     for route in routes:
         for each in (route.body, route.answer, *_parameter_types(route)):
             if each is not None:
@@ -159,12 +159,13 @@ def _parameters(route: Route, schema_of: dict[int, dict[str, Any]]) -> list[Json
             for field in _fields(route.query)
         )
     if route.reach is not Reach.OPEN:
+        is_any = route.reach is Reach.ONE_OR_ALL
         shown.append(
             {
                 "name": "X-Stanchion-Tenant",
                 "in": "header",
                 "description": "For whom, without keys or with a key for all tenants.",
-                "schema": schema_of[id(TenantOrAll)],
+                "schema": schema_of[id(TenantOrAll if is_any else TenantName)],
             }
         )
     if route.takes_key:
