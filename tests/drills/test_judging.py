@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from stanchion.core.model import Risk
 from stanchion.drills.admission import (
     FIXED,
     FULL,
@@ -18,6 +19,8 @@ from stanchion.drills.admission import (
     judge_admission,
     roughness,
 )
+from stanchion.drills.fallback import EscalationSeen, FallbackSeen, RunSeen, judge_fallback
+from stanchion.drills.renewal import HandOver, RenewalSeen, judge_renewal
 from stanchion.drills.retry import (
     BUDGETED,
     SINGLE,
@@ -223,3 +226,169 @@ def test_callers_that_are_all_told_the_same_break_the_promise() -> None:
     told = [refused(str(number), 0, 2_000) for number in range(100)]
     seen = replace(STORM, fleets=(SLOW, SWIFT, fleet(BUDGETED, *told, A, B)))
     assert "retry_after_spread" in broken(judge_retry(seen))
+
+
+# ── Fallback ─────────────────────────────────────────────────────────────────────────────────────
+
+DARK = (10.0, 20.0)
+
+
+def runs_of(risk: Risk, *finished_at: float) -> list[RunSeen]:
+    return [
+        RunSeen(risk=risk, status="succeeded", created_at=at - 1, finished_at=at)
+        for at in finished_at
+    ]
+
+
+STEADY = [float(second) for second in range(1, 25)]
+AROUND = [at for at in STEADY if not DARK[0] <= at < DARK[1] + 1]
+OPEN_RUNS = [*runs_of(Risk.LOW, *STEADY), *runs_of(Risk.STANDARD, *STEADY)]
+CLOSED_RUNS = [*runs_of(Risk.HIGH, *AROUND), *runs_of(Risk.CRITICAL, *AROUND)]
+FELL_BACK = {"low": (11.0, 19.0), "standard": (12.0, 20.5), "high": (), "critical": ()}
+OUTAGE = FallbackSeen(
+    cuts=(DARK,),
+    runs=(*OPEN_RUNS, *CLOSED_RUNS),
+    fallbacks=FELL_BACK,
+    counted={"low": 2, "standard": 2, "high": 0, "critical": 0},
+    metric_rises_until=21.0,
+)
+ESCALATED = EscalationSeen(
+    provoked_at=40.0,
+    cut_until=100.0,
+    first_duplicate_at=40.5,
+    tripped_at=45.0,
+    recovered_at=130.0,
+    standard_finished_while_escalated=0,
+    low_finished_while_escalated=50,
+)
+
+
+def test_a_fallback_as_promised() -> None:
+    assert broken(judge_fallback(OUTAGE)) == set()
+    assert broken(judge_fallback(replace(OUTAGE, escalation=ESCALATED))) == set()
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (replace(OUTAGE, fallbacks={}, counted={}), {"fallback_rate"}),
+        (
+            replace(OUTAGE, fallbacks=FELL_BACK | {"low": (11.0, 25.5)}),
+            {"fallback_rate"},
+        ),
+        (replace(OUTAGE, metric_rises_until=27.0), {"fallback_rate"}),
+        (
+            replace(OUTAGE, runs=(*runs_of(Risk.LOW, *AROUND), *CLOSED_RUNS)),
+            {"open_go_on"},
+        ),
+        (
+            replace(OUTAGE, runs=(*OPEN_RUNS, *runs_of(Risk.HIGH, *STEADY))),
+            {"closed_stop"},
+        ),
+        (
+            replace(OUTAGE, runs=(*OUTAGE.runs, replace(CLOSED_RUNS[0], finished_at=None))),
+            {"all_finish"},
+        ),
+        (
+            replace(OUTAGE, runs=(*OUTAGE.runs, replace(CLOSED_RUNS[0], finished_at=40.0))),
+            {"all_finish"},
+        ),
+        (
+            replace(
+                OUTAGE,
+                fallbacks=FELL_BACK | {"high": (12.0,)},
+                counted={**OUTAGE.counted, "high": 1},
+            ),
+            {"fallbacks_counted"},
+        ),
+        (replace(OUTAGE, counted={**OUTAGE.counted, "low": 3}), {"fallbacks_counted"}),
+        (
+            replace(OUTAGE, runs=(*OUTAGE.runs, replace(CLOSED_RUNS[0], changed_twice=True))),
+            {"changed_once"},
+        ),
+        (replace(OUTAGE, double_accepts=1), {"changed_once"}),
+    ],
+)
+def test_a_fallback_that_breaks_a_promise(seen: FallbackSeen, expected: set[str]) -> None:
+    assert broken(judge_fallback(seen)) == expected
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (
+            replace(ESCALATED, tripped_at=None, recovered_at=None),
+            {"escalation_trips", "escalation_recovers"},
+        ),
+        (replace(ESCALATED, tripped_at=30.0), {"escalation_trips"}),
+        (replace(ESCALATED, tripped_at=85.0), {"escalation_trips"}),
+        (replace(ESCALATED, standard_finished_while_escalated=1), {"escalation_closes"}),
+        (replace(ESCALATED, low_finished_while_escalated=0), {"escalation_closes"}),
+        (replace(ESCALATED, recovered_at=None), {"escalation_recovers"}),
+        (replace(ESCALATED, recovered_at=180.0), {"escalation_recovers"}),
+    ],
+)
+def test_an_escalation_that_breaks_a_promise(seen: EscalationSeen, expected: set[str]) -> None:
+    assert broken(judge_fallback(replace(OUTAGE, escalation=seen))) == expected
+
+
+# ── Renewal ──────────────────────────────────────────────────────────────────────────────────────
+
+FENCED = HandOver(
+    kind="run lease",
+    policy="fence",
+    ttl_s=3.0,
+    fault=(1.0, 5.0),
+    granted_at=0.0,
+    trusting_until=2.9,
+    acting_until=2.91,
+    third_failure_at=2.9,
+    expired_at=3.8,
+    rival_at=3.85,
+)
+CONTINUED = replace(FENCED, policy="continue", acting_until=6.0)
+LEASES = RenewalSeen(
+    hand_overs=(FENCED, CONTINUED, replace(FENCED, kind="job lease", expired_at=None)),
+    outage_s=0.4,
+    outage_deliveries=(1,),
+    stale_verdicts=("stale_fence",),
+    stale_counted=1.0,
+    paused_runs=80,
+)
+
+
+def with_fenced(seen: HandOver) -> RenewalSeen:
+    return replace(LEASES, hand_overs=(seen, CONTINUED))
+
+
+def test_renewals_as_promised() -> None:
+    assert broken(judge_renewal(LEASES)) == set()
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (with_fenced(replace(FENCED, trusting_until=3.9)), {"no_overlap"}),
+        (with_fenced(replace(FENCED, acting_until=4.5)), {"no_overlap"}),
+        (with_fenced(replace(FENCED, third_failure_at=3.9)), {"known_before_expiry"}),
+        (with_fenced(replace(FENCED, third_failure_at=None)), {"known_before_expiry"}),
+        (with_fenced(replace(FENCED, rival_at=None)), {"taken_over"}),
+        (with_fenced(replace(FENCED, rival_fence_is_higher=False)), {"taken_over"}),
+        (
+            replace(LEASES, hand_overs=(FENCED, replace(CONTINUED, trusting_until=4.0))),
+            {"continue_measured"},
+        ),
+        (
+            replace(LEASES, hand_overs=(FENCED, replace(CONTINUED, acting_until=3.0))),
+            {"continue_measured"},
+        ),
+        (replace(LEASES, outage_deliveries=(2,)), {"short_outage"}),
+        (replace(LEASES, stale_verdicts=("accepted",)), {"stale_refused"}),
+        (replace(LEASES, stale_counted=0.0), {"stale_refused"}),
+        (replace(LEASES, paused_unfinished=1), {"paused_replica"}),
+        (replace(LEASES, paused_changed_twice=1), {"paused_replica"}),
+        (replace(LEASES, paused_runs=0), {"paused_replica"}),
+    ],
+)
+def test_renewals_that_break_a_promise(seen: RenewalSeen, expected: set[str]) -> None:
+    assert broken(judge_renewal(seen)) == expected

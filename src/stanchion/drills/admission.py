@@ -404,7 +404,7 @@ async def _bursts(
             began = time.time()
             samples = await tenant.burst("hold", size, chance)
             await asyncio.sleep(pause_s)
-            at = commands.times(f"admission/{tenant.name}", since=began) if commands else []
+            at = commands.attempts(f"admission/{tenant.name}", since=began) if commands else []
             bursts.append(
                 Burst(
                     stack=stack,

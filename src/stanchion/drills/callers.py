@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from random import Random
@@ -22,7 +23,17 @@ from stanchion.drills.processes import CouldNotRun
 from stanchion.transport.event_loop import LoopTransport
 from stanchion.transport.messages import AsyncByteStream, NoReply, Reply, Request, parse_address
 
-__all__ = ["DrillTenant", "Sample", "delayed", "drill_tenant", "one_job", "until", "waiting_run"]
+__all__ = [
+    "DrillTenant",
+    "JobFinish",
+    "RawWorker",
+    "Sample",
+    "delayed",
+    "drill_tenant",
+    "one_job",
+    "until",
+    "waiting_run",
+]
 
 ANSWER_S_MAX: Final = 30.0
 _OK: Final = 200
@@ -184,6 +195,24 @@ class DrillTenant:
         rows = await self.runs()
         return [str(row["run_id"]) for row in rows if row["status"] not in _ENDED]
 
+    async def wait_idle(self, within_s: float) -> None:
+        """Wait until every run has ended, or the time is over."""
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            if not await self.unfinished():
+                return
+            await asyncio.sleep(0.3)
+
+    async def is_changed_twice(self, run_id: str) -> bool:
+        """Whether the run, or a step of it, ended more than once by its timeline."""
+        page = await self.expect("GET", f"/v1/runs/{run_id}/timeline?limit=1000")
+        ended = Counter(
+            (line["what"], line["step"])
+            for line in page["entries"]
+            if line["what"].endswith(("_succeeded", "_failed"))
+        )
+        return any(count > 1 for count in ended.values())
+
     async def cancel_all(self) -> None:
         """End every unfinished run, so that the tenant's slots are free."""
         for _ in range(10):
@@ -215,6 +244,75 @@ async def drill_tenant(
             await tenant.cancel_all()
             await tenant.expect("DELETE", f"/v1/admin/tenants/{tenant.name}")
         await tenant.close()
+
+
+class JobFinish(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server said to one result."""
+
+    at: float
+    job_id: str
+    fence: int
+    verdict: str
+    """``accepted``, or the code of the rejection."""
+    is_repeat: bool = False
+
+
+class RawWorker:
+    """A worker without the SDK that finishes jobs at once, and can send its results twice."""
+
+    def __init__(self, tenant: DrillTenant, topic: str, *, concurrency: int = 8) -> None:
+        self._tenant = tenant
+        self._topic = topic
+        self._concurrency = concurrency
+        self.is_duplicating = False
+        self.finishes: list[JobFinish] = []
+
+    async def run(self, worker_id: str) -> None:
+        """Work until cancelled."""
+        body = {
+            "worker_id": worker_id,
+            "topics": [self._topic],
+            "max_jobs": self._concurrency,
+            "wait_s": 1.0,
+        }
+        while True:
+            leased = await self._tenant.call("POST", "/v1/worker/lease", body)
+            if leased.status != _OK:
+                await asyncio.sleep(0.1)
+                continue
+            jobs = leased.document["jobs"]
+            if jobs:
+                await self._finish(worker_id, jobs)
+                if self.is_duplicating:
+                    await self._finish(worker_id, jobs, is_repeat=True)
+
+    async def _finish(
+        self, worker_id: str, jobs: Sequence[JsonObject], *, is_repeat: bool = False
+    ) -> None:
+        results = [
+            {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded", "output": {}}
+            for job in jobs
+        ]
+        body = {"worker_id": worker_id, "results": results}
+        for _ in range(50):
+            answer = await self._tenant.call("POST", "/v1/worker/results", body)
+            if answer.status == _OK:
+                break
+            await asyncio.sleep(0.2)
+        else:
+            return
+        codes = {each["job_id"]: each["code"] for each in answer.document["rejected"]}
+        for job in jobs:
+            job_id = str(job["job_id"])
+            self.finishes.append(
+                JobFinish(
+                    at=answer.answered_at,
+                    job_id=job_id,
+                    fence=msgspec.convert(job["fence"], int),
+                    verdict=codes.get(job_id, "accepted"),
+                    is_repeat=is_repeat,
+                )
+            )
 
 
 async def until(

@@ -16,9 +16,11 @@ from typing import Final, TextIO, TypeAlias
 import msgspec
 
 from stanchion.drills.admission import admission_drill
+from stanchion.drills.fallback import fallback_drill
 from stanchion.drills.options import DrillOptions, Progress
 from stanchion.drills.page import write_index, write_report
 from stanchion.drills.processes import CouldNotRun, nats_binary, valkey_binary
+from stanchion.drills.renewal import renewal_drill
 from stanchion.drills.retry import retry_drill
 from stanchion.drills.verdict import DrillResult, Report, environment_of, report_of
 
@@ -29,6 +31,8 @@ _Drill: TypeAlias = Callable[[DrillOptions, Progress], Awaitable[DrillResult]]
 DRILLS: Final[Mapping[str, _Drill]] = {
     "admission": admission_drill,
     "retry": retry_drill,
+    "fallback": fallback_drill,
+    "renewal": renewal_drill,
 }
 AGAINST: Final = ("admission", "retry")
 """Drills that may run on a deployment that somebody uses: they break nothing there."""

@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ from stanchion.drills.charts import Series
 
 __all__ = [
     "METRICS_OLD_S",
-    "LockAttempt",
+    "LockCommand",
     "LockCommands",
     "MetricSample",
     "Metrics",
@@ -31,6 +32,7 @@ __all__ = [
     "rate_series",
     "read_metrics",
     "sampled",
+    "time_of",
 ]
 
 METRICS_OLD_S: Final = 1.2
@@ -38,8 +40,8 @@ METRICS_OLD_S: Final = 1.2
 _LINE: Final = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? ([^ ]+)")
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _WORD: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
-_ACQUIRE_ARGUMENTS: Final = 5
-"""Name, token, term, deadline and floor: no other script on a lock takes as many."""
+_VERBS: Final = {5: "acquire", 3: "renew", 2: "release"}
+"""Scripts on locks, by the number of their arguments: name, token, term, deadline and floor."""
 _EVALSHA_HEAD: Final = 3
 _BUFFER_BYTES: Final = 1 << 22
 
@@ -149,37 +151,51 @@ async def sampled(tenant: DrillTenant, *, every_s: float = 0.25) -> AsyncIterato
 # ── The lock store ───────────────────────────────────────────────────────────────────────────────
 
 
-class LockAttempt(msgspec.Struct, frozen=True):
-    """One request for a lock, as the lock server executed it."""
+class LockCommand(msgspec.Struct, frozen=True):
+    """One command on a lock, as the lock server executed it."""
 
     at: float
+    verb: str
+    """``acquire``, ``renew`` or ``release``."""
     name: str
     token: str
 
 
 class LockCommands:
-    """Requests for locks, in the order in which the lock server executed them."""
+    """Commands on locks, in the order in which the lock server executed them."""
 
     def __init__(self) -> None:
-        self.attempts: list[LockAttempt] = []
+        self.seen: list[LockCommand] = []
 
-    def times(self, name: str, *, since: float = 0.0) -> list[float]:
+    def attempts(self, name: str, *, since: float = 0.0) -> list[float]:
         """When this lock was asked for."""
-        return [each.at for each in self.attempts if each.name == name and each.at >= since]
+        return self._times("acquire", name, since)
+
+    def renewals(self, name: str) -> list[float]:
+        """When somebody renewed this lock, or tried to."""
+        return self._times("renew", name, 0.0)
+
+    def _times(self, verb: str, name: str, since: float) -> list[float]:
+        return [
+            each.at
+            for each in self.seen
+            if each.name == name and each.verb == verb and each.at >= since
+        ]
 
 
-def parse_attempt(line: bytes) -> LockAttempt | None:
-    """Read a line of Valkey's MONITOR; ``None`` if it is no request for a lock."""
+def parse_lock_command(line: bytes) -> LockCommand | None:
+    """Read a line of Valkey's MONITOR; ``None`` if it is no command on a lock."""
     if b'"evalsha"' not in line.lower():
         return None
     words = [word.decode(errors="replace") for word in _WORD.findall(line)]
     if len(words) < _EVALSHA_HEAD or not words[2].isdigit():
         return None
     arguments = words[_EVALSHA_HEAD + int(words[2]) :]
-    if len(arguments) != _ACQUIRE_ARGUMENTS:
+    verb = _VERBS.get(len(arguments))
+    if verb is None:
         return None
     at = float(line.lstrip(b"+").partition(b" ")[0])
-    return LockAttempt(at, arguments[0], arguments[1])
+    return LockCommand(at, verb, arguments[0], arguments[1])
 
 
 @asynccontextmanager
@@ -192,9 +208,9 @@ async def monitored(port: int) -> AsyncIterator[LockCommands]:
 
     async def follow() -> None:
         while line := await reader.readline():
-            attempt = parse_attempt(line)
-            if attempt is not None:
-                commands.attempts.append(attempt)
+            command = parse_lock_command(line)
+            if command is not None:
+                commands.seen.append(command)
 
     task = asyncio.create_task(follow(), name="monitor locks")
     try:
@@ -209,9 +225,14 @@ async def monitored(port: int) -> AsyncIterator[LockCommands]:
 # ── Logs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+def time_of(text: str) -> float:
+    """A time in ISO 8601, as the time of day in seconds."""
+    return datetime.fromisoformat(text).timestamp()
+
+
 def log_lines(path: Path, event: str) -> list[dict[str, Any]]:
-    """The lines of a log that tell of this event."""
-    found = []
+    """The lines of a server's log that tell of this event."""
+    found: list[dict[str, Any]] = []
     for line in path.read_bytes().splitlines():
         with suppress(msgspec.DecodeError):
             document = msgspec.json.decode(line)

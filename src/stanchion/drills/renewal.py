@@ -1,0 +1,685 @@
+"""Renewal drill (D4): holders that work while their renewals disappear.
+
+Each fault hits a holder that is at work, while a rival waits for the same lease: leases of the
+public API under the policies ``fence`` and ``continue`` (run leases are kept by the same code), job
+leases of SDK workers, a worker and a replica that are paused with SIGSTOP, and a short outage that
+must cost nothing. Every holder is a process that writes down what it does and whether it believes
+to be alone; the lock server's MONITOR tells when a lease was last renewed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from random import Random
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.drills.callers import DrillTenant, RawWorker, drill_tenant, one_job, until
+from stanchion.drills.charts import BarChart, Bars, Chart, Limit, LineChart, Series, Window
+from stanchion.drills.observe import METRICS_OLD_S, LockCommands, monitored, read_metrics
+from stanchion.drills.options import DrillOptions, Progress
+from stanchion.drills.processes import ChildProcess, Deployment, start_program, started
+from stanchion.drills.programs import TICK_S, HolderLine, read_holder_lines
+from stanchion.drills.proxy import Flow, Proxy, proxied
+from stanchion.drills.verdict import DrillResult, Promise, seconds
+
+__all__ = ["HandOver", "RenewalSeen", "judge_renewal", "renewal_drill"]
+
+FAILURES_MAX: Final = 3
+_PROGRAMS: Final = "stanchion.drills.programs"
+_STARTS_S_MAX: Final = 20.0
+_REDELIVERED_S: Final = 5.0
+"""An expired job is offered again so soon."""
+
+
+# ── What was seen, and what it means ─────────────────────────────────────────────────────────────
+
+
+class HandOver(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease that went from one holder to the next. Times are seconds since the round began."""
+
+    kind: str
+    """``run lease``, ``job lease`` or ``paused worker``."""
+    policy: str
+    ttl_s: float
+    fault: tuple[float, float]
+    granted_at: float
+    trusting_until: float
+    """When the first holder last believed to be alone."""
+    acting_until: float
+    """When it last did something."""
+    third_failure_at: float | None
+    """When it knew of the third failed renewal, or was fenced before that."""
+    expired_at: float | None
+    """When its lease ended at the store, if that was seen."""
+    rival_at: float | None
+    """When the next holder had the lease."""
+    rival_fence_is_higher: bool = True
+
+    @property
+    def trusting_overlap_s(self) -> float:
+        """For how long two holders believed to be alone."""
+        return 0.0 if self.rival_at is None else max(0.0, self.trusting_until - self.rival_at)
+
+    @property
+    def acting_overlap_s(self) -> float:
+        """For how long two holders acted."""
+        return 0.0 if self.rival_at is None else max(0.0, self.acting_until - self.rival_at)
+
+    @property
+    def slack_s(self) -> float | None:
+        """How long before its lease ended the holder knew that it was lost."""
+        end = self.rival_at if self.expired_at is None else self.expired_at
+        if end is None or self.third_failure_at is None:
+            return None
+        return end - self.third_failure_at
+
+
+class RenewalSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What the drill observed."""
+
+    hand_overs: tuple[HandOver, ...]
+    outage_s: float
+    """How long the short outage lasted."""
+    outage_deliveries: tuple[int, ...]
+    """How often each job was delivered that was at work in a short outage."""
+    stale_verdicts: tuple[str, ...]
+    """What writers with an old fence were told."""
+    stale_counted: float
+    """The same, as the metric counted it."""
+    paused_runs: int = 0
+    paused_unfinished: int = 0
+    paused_changed_twice: int = 0
+
+
+def judge_renewal(seen: RenewalSeen) -> tuple[Promise, ...]:
+    """What was promised, compared with what was seen."""
+    fenced = [each for each in seen.hand_overs if each.policy == "fence"]
+    continued = [each for each in seen.hand_overs if each.policy == "continue"]
+    return (
+        _taken_over(seen.hand_overs),
+        _no_overlap(fenced),
+        _continued(continued),
+        _known_in_time(fenced),
+        _short_outage(seen),
+        _stale_refused(seen),
+        _paused_replica(seen),
+    )
+
+
+def _taken_over(rows: Sequence[HandOver]) -> Promise:
+    waiting = [row for row in rows if row.rival_at is None]
+    lower = [row for row in rows if not row.rival_fence_is_higher]
+    return Promise(
+        id="taken_over",
+        says="every lease that is not renewed goes to the next holder, with a higher fence",
+        measured=f"{len(rows) - len(waiting)} of {len(rows)}, {len(lower)} without a higher fence",
+        holds=bool(rows) and not waiting and not lower,
+    )
+
+
+def _no_overlap(rows: Sequence[HandOver]) -> Promise:
+    worst = max((row.trusting_overlap_s for row in rows), default=0.0)
+    acting = max((row.acting_overlap_s for row in rows if row.kind != "paused worker"), default=0.0)
+    return Promise(
+        id="no_overlap",
+        says="under `fence` two holders never trust the same lease, and the first one has stopped",
+        measured=f"{worst * 1000:.0f} ms trusting, {acting * 1000:.0f} ms acting,"
+        f" in {len(rows)} hand-overs",
+        holds=bool(rows) and worst == 0 and acting <= 2 * TICK_S,
+    )
+
+
+def _continued(rows: Sequence[HandOver]) -> Promise:
+    trusting = max((row.trusting_overlap_s for row in rows), default=0.0)
+    acting = [row.acting_overlap_s for row in rows]
+    shown = ", ".join(seconds(each) for each in acting)
+    return Promise(
+        id="continue_measured",
+        says="under `continue` the holder goes on, without trust: the overlap is what it costs",
+        measured=f"acting together for {shown}; trusting together {trusting * 1000:.0f} ms",
+        holds=bool(rows) and trusting == 0 and all(each > 0 for each in acting),
+    )
+
+
+def _known_in_time(rows: Sequence[HandOver]) -> Promise:
+    slacks = [row.slack_s for row in rows if row.kind != "paused worker"]
+    unknown = sum(slack is None for slack in slacks)
+    least = min((slack for slack in slacks if slack is not None), default=0.0)
+    return Promise(
+        id="known_before_expiry",
+        says="the third failed renewal is known before the lease can have ended",
+        measured=f"{seconds(max(0.0, least))} before, at the least"
+        if least >= 0
+        else f"{seconds(-least)} too late",
+        holds=bool(slacks) and unknown == 0 and least > 0,
+    )
+
+
+def _short_outage(seen: RenewalSeen) -> Promise:
+    lost = sum(count != 1 for count in seen.outage_deliveries)
+    return Promise(
+        id="short_outage",
+        says=f"an outage of {seconds(seen.outage_s)} costs no job and no delivery",
+        measured=f"{lost} of {len(seen.outage_deliveries)} jobs were delivered again",
+        holds=bool(seen.outage_deliveries) and lost == 0,
+    )
+
+
+def _stale_refused(seen: RenewalSeen) -> Promise:
+    accepted = [verdict for verdict in seen.stale_verdicts if verdict == "accepted"]
+    told = ", ".join(f"{n} × {name}" for name, n in Counter(seen.stale_verdicts).items())
+    return Promise(
+        id="stale_refused",
+        says="results under an old fence are refused, and each is counted",
+        measured=f"{told}; counted {seen.stale_counted:.0f}",
+        holds=bool(seen.stale_verdicts)
+        and not accepted
+        and seen.stale_counted >= len(seen.stale_verdicts),
+    )
+
+
+def _paused_replica(seen: RenewalSeen) -> Promise:
+    return Promise(
+        id="paused_replica",
+        says="after a pause of a replica every run ends, and no step or run ends twice",
+        measured=f"{seen.paused_runs} runs: {seen.paused_unfinished} unfinished,"
+        f" {seen.paused_changed_twice} changed twice",
+        holds=seen.paused_runs > 0 and not seen.paused_unfinished and not seen.paused_changed_twice,
+    )
+
+
+# ── The drill ────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    ttl_s: float
+    rounds: int
+    pause_s: float
+    long_ttl_s: float = 0.0
+    """Of one more round with leases of the default term."""
+
+
+_QUICK: Final = _Plan(ttl_s=3.0, rounds=1, pause_s=4.5)
+_WHOLE: Final = _Plan(ttl_s=6.0, rounds=4, pause_s=9.0, long_ttl_s=30.0)
+_RUN_LEASES: Final = ("fence", "continue")
+
+
+async def renewal_drill(options: DrillOptions, progress: Progress) -> DrillResult:
+    """Run it."""
+    plan = _QUICK if options.quick else _WHOLE
+    round_s = 2.5 * plan.ttl_s + 6
+    phases = [("two replicas and the first holders", 4.0)]
+    phases += [(f"renewals lost, round {n + 1}", round_s) for n in range(plan.rounds)]
+    if plan.long_ttl_s:
+        phases.append(("renewals lost, default term", 1.5 * plan.long_ttl_s))
+    phases.append(("a replica paused", plan.pause_s + 6))
+    progress.plan(phases)
+    progress.next()
+    async with AsyncExitStack() as cleaning:
+        enter = cleaning.enter_async_context
+        ttl_s = plan.ttl_s
+        deployment = await enter(started(replicas=2, run_lease_ttl_s=ttl_s, job_lease_ttl_s=ttl_s))
+        tenant = await enter(drill_tenant(deployment.urls, "renewal"))
+        await tenant.configure(max_concurrent_runs=None)
+        assert deployment.locks is not None
+        commands = await enter(monitored(deployment.locks.port))
+        stage = _Stage(deployment, tenant, commands, plan, options.chance("renewal"))
+        for _ in range(plan.rounds):
+            progress.next()
+            await stage.round()
+        if plan.long_ttl_s:
+            progress.next()
+            await stage.run_leases(plan.long_ttl_s)
+        progress.next()
+        await stage.paused_replica()
+        seen = await stage.seen()
+        return DrillResult(
+            promises=judge_renewal(seen),
+            figures=_figures(seen),
+            charts=tuple(_charts(seen, stage.pictures)),
+            settings={
+                "run_lease_ttl_s": ttl_s,
+                "job_lease_ttl_s": ttl_s,
+                "renewal_failures_max": FAILURES_MAX,
+                "policies": list(_RUN_LEASES),
+            },
+        )
+
+
+class _Picture(NamedTuple):
+    """What both holders of one lease wrote, and when renewals were lost."""
+
+    policy: str
+    holders: tuple[list[HolderLine], list[HolderLine]]
+    fault: tuple[float, float]
+
+
+class _Stage:
+    """Where the rounds happen, and what they left behind."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        tenant: DrillTenant,
+        commands: LockCommands,
+        plan: _Plan,
+        chance: Random,
+    ) -> None:
+        self._deployment = deployment
+        self._tenant = tenant
+        self._commands = commands
+        self._plan = plan
+        self._chance = chance
+        self._number = 0
+        self._hand_overs: list[HandOver] = []
+        self._deliveries: list[int] = []
+        self._stale: list[str] = []
+        self._paused: tuple[int, int, int] = (0, 0, 0)
+        self._outage_s = plan.ttl_s / 8
+        self.pictures: list[_Picture] = []
+        """Of the first round, one for each policy."""
+
+    async def round(self) -> None:
+        """All faults at once, each on holders of its own."""
+        await asyncio.gather(
+            self.run_leases(self._plan.ttl_s),
+            self._job_lease(),
+            self._paused_worker(),
+            self._short_outage(),
+            self._stale_writer(),
+        )
+
+    async def seen(self) -> RenewalSeen:
+        await asyncio.sleep(METRICS_OLD_S)
+        metrics = await read_metrics(self._tenant)
+        runs, unfinished, twice = self._paused
+        return RenewalSeen(
+            hand_overs=tuple(self._hand_overs),
+            outage_s=self._outage_s,
+            outage_deliveries=tuple(self._deliveries),
+            stale_verdicts=tuple(self._stale),
+            stale_counted=metrics.sum("stanchion_results_rejected_total"),
+            paused_runs=runs,
+            paused_unfinished=unfinished,
+            paused_changed_twice=twice,
+        )
+
+    # ── Leases of the public API ────────────────────────────────────────────────────────────────
+
+    async def run_leases(self, ttl_s: float) -> None:
+        """The first holder's link is black-holed while a rival waits for the same leases."""
+        assert self._deployment.locks is not None
+        number = self._next()
+        names = {f"drill-{number}-{how}": how for how in _RUN_LEASES}
+        words = [f"{name}={how}" for name, how in names.items()]
+        async with AsyncExitStack() as cleaning:
+            link = await cleaning.enter_async_context(proxied(self._deployment.locks.port))
+            first = self._program(
+                cleaning, "hold", f"first-{number}", link.url, str(ttl_s), str(2.2 * ttl_s), *words
+            )
+            await _written(first, lambda lines: len(_granted(lines)) == len(names))
+            second = self._program(
+                cleaning,
+                *("hold", f"second-{number}", self._deployment.locks.url),
+                *(str(ttl_s), str(ttl_s / 2), *words),
+            )
+            await _written(second, lambda lines: len(lines) >= len(names))
+            await asyncio.sleep(self._chance.uniform(0.1, ttl_s / 3))
+            since = _black_hole(link)
+            await _written(
+                second, lambda lines: len(_granted(lines)) == len(names), within_s=2 * ttl_s + 5
+            )
+            await _written(
+                first, lambda lines: len(_ended(lines)) == len(names), within_s=3 * ttl_s + 5
+            )
+            fault = (since, _mend(link))
+        for name, how in names.items():
+            lines = (_about(first, name), _about(second, name))
+            renewed = [at for at in self._commands.renewals(name) if at <= fault[0] + ttl_s / 12]
+            first_grant = _granted(lines[0])[0].at
+            self._hand_overs.append(
+                _hand_over(
+                    "run lease",
+                    how,
+                    ttl_s,
+                    lines,
+                    fault,
+                    expired_at=max([first_grant, *renewed]) + ttl_s,
+                )
+            )
+            if len(self.pictures) < len(_RUN_LEASES):
+                self.pictures.append(_Picture(how, lines, fault))
+
+    # ── Jobs ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _job_lease(self) -> None:
+        """A worker's link to its server is black-holed; the job goes to another worker."""
+        ttl_s = self._plan.ttl_s
+        async with AsyncExitStack() as cleaning:
+            topic = await self._topic("job")
+            link = await cleaning.enter_async_context(proxied(self._deployment.replicas[0].port))
+            first = self._worker(cleaning, f"http://127.0.0.1:{link.port}", topic)
+            await self._start(topic, 2.5 * ttl_s)
+            await _written(first, _granted)
+            second = self._worker(cleaning, self._deployment.urls[1], topic)
+            await _written(second, bool)
+            await asyncio.sleep(self._chance.uniform(0.1, ttl_s / 3))
+            since = _black_hole(link)
+            await _written(second, _granted, within_s=2 * ttl_s + _REDELIVERED_S)
+            fault = (since, _mend(link))
+            lines = (_lines(first), _lines(second))
+        self._hand_overs.append(_hand_over("job lease", "fence", ttl_s, lines, fault))
+
+    async def _paused_worker(self) -> None:
+        """A worker is stopped in its tracks, and goes on when another has its job."""
+        ttl_s = self._plan.ttl_s
+        async with AsyncExitStack() as cleaning:
+            topic = await self._topic("paused")
+            first, process = self._worker_process(cleaning, self._deployment.urls[0], topic)
+            await self._start(topic, 2.5 * ttl_s)
+            await _written(first, _granted)
+            second = self._worker(cleaning, self._deployment.urls[1], topic)
+            await _written(second, bool)
+            since = time.time()
+            process.pause()
+            await _written(second, _granted, within_s=2 * ttl_s + _REDELIVERED_S)
+            process.resume()
+            fault = (since, time.time())
+            await _written(first, _ended, within_s=5.0)
+            lines = (_lines(first), _lines(second))
+        self._hand_overs.append(_hand_over("paused worker", "fence", ttl_s, lines, fault))
+
+    async def _short_outage(self) -> None:
+        """A link is black-holed for a moment; the worker keeps its job."""
+        ttl_s = self._plan.ttl_s
+        async with AsyncExitStack() as cleaning:
+            topic = await self._topic("outage")
+            link = await cleaning.enter_async_context(proxied(self._deployment.replicas[0].port))
+            worker = self._worker(cleaning, f"http://127.0.0.1:{link.port}", topic)
+            await self._start(topic, 1.5 * ttl_s)
+            await _written(worker, _granted)
+            await asyncio.sleep(self._chance.uniform(0.2, 0.4) * ttl_s)
+            _black_hole(link)
+            await asyncio.sleep(self._outage_s)
+            _mend(link)
+            await _written(worker, lambda lines: _whats(lines)["done"], within_s=3 * ttl_s)
+            self._deliveries.append(len(_granted(_lines(worker))))
+
+    async def _stale_writer(self) -> None:
+        """A worker that never renews sends its result after another has the job."""
+        topic = await self._topic("stale")
+        await self._start(topic, 0.0)
+        first = await self._lease(topic, "stale-first", within_s=5.0)
+        second = await self._lease(
+            topic, "stale-second", within_s=self._plan.ttl_s + _REDELIVERED_S + 5
+        )
+        for worker_id, job in (("stale-first", first), ("stale-second", second)):
+            result = {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded"}
+            body = {"worker_id": worker_id, "results": [result]}
+            answer = await self._tenant.expect("POST", "/v1/worker/results", body)
+            rejected = [each["code"] for each in answer["rejected"]]
+            if job is first:
+                self._stale += rejected or ["accepted"]
+
+    async def _lease(self, topic: str, worker_id: str, *, within_s: float) -> Mapping[str, Any]:
+        found: list[Mapping[str, Any]] = []
+
+        async def leased() -> bool:
+            body = {"worker_id": worker_id, "topics": [topic], "max_jobs": 1, "wait_s": 1.0}
+            answer = await self._tenant.call("POST", "/v1/worker/lease", body)
+            if isinstance(answer.document, dict):
+                found.extend(answer.document.get("jobs", ()))
+            return bool(found)
+
+        await until(leased, within_s=within_s, what=f"a job for {worker_id}")
+        return found[0]
+
+    # ── Replicas ────────────────────────────────────────────────────────────────────────────────
+
+    async def paused_replica(self) -> None:
+        """One of two replicas stands still under load and wakes up to runs that others moved."""
+        await self._tenant.cancel_all()
+        healthy = DrillTenant([self._deployment.urls[1]], self._tenant.name)
+        topic = "drill-replica"
+        await self._tenant.apply("replica", one_job(topic, risk="high", steps=2))
+        # Results go through both, so that the one that is about to be paused has runs in hand.
+        both = asyncio.create_task(RawWorker(self._tenant, topic).run("both"))
+        working = asyncio.create_task(RawWorker(healthy, topic).run("healthy"))
+        replica = self._deployment.replicas[0]
+        try:
+            starting = [asyncio.create_task(self._tenant.start("replica")) for _ in range(60)]
+            await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(self._chance.uniform(0.05, 0.15))
+            replica.pause()
+            both.cancel()
+            try:
+                await healthy.burst("replica", 20, self._chance)
+                await asyncio.sleep(self._plan.pause_s)
+            finally:
+                replica.resume()
+            await asyncio.gather(*starting)
+            await healthy.wait_idle(3 * self._plan.ttl_s + 10)
+            self._paused = await self._runs_of(healthy, "replica")
+        finally:
+            working.cancel()
+            both.cancel()
+            await asyncio.gather(working, both, return_exceptions=True)
+            await healthy.close()
+
+    async def _runs_of(self, tenant: DrillTenant, workflow_id: str) -> tuple[int, int, int]:
+        rows = [row for row in await tenant.runs() if row["workflow_id"] == workflow_id]
+        twice = [await tenant.is_changed_twice(str(row["run_id"])) for row in rows]
+        return len(rows), sum(row["status"] != "succeeded" for row in rows), sum(twice)
+
+    # ── Parts ───────────────────────────────────────────────────────────────────────────────────
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    async def _topic(self, purpose: str) -> str:
+        topic = f"drill-{purpose}-{self._next()}"
+        await self._tenant.apply(topic, one_job(topic))
+        return topic
+
+    async def _start(self, topic: str, work_s: float) -> None:
+        await self._tenant.expect(
+            "POST", f"/v1/workflows/{topic}/runs", {"input": {"work_s": work_s}}
+        )
+
+    def _worker(self, cleaning: AsyncExitStack, url: str, topic: str) -> Path:
+        return self._worker_process(cleaning, url, topic)[0]
+
+    def _worker_process(
+        self, cleaning: AsyncExitStack, url: str, topic: str
+    ) -> tuple[Path, ChildProcess]:
+        name = f"worker-{self._next()}"
+        return self._started(cleaning, "work", name, url, name, topic)
+
+    def _program(self, cleaning: AsyncExitStack, kind: str, name: str, *words: str) -> Path:
+        return self._started(cleaning, kind, name, *words)[0]
+
+    def _started(
+        self, cleaning: AsyncExitStack, kind: str, name: str, *words: str
+    ) -> tuple[Path, ChildProcess]:
+        folder = self._deployment.directory
+        file = folder / f"{name}.jsonl"
+        process = start_program(
+            _PROGRAMS, kind, str(file), *words, log=folder / f"{name}.log", cwd=folder
+        )
+        # Nothing of it is of use any more, and some of it cannot end by itself.
+        cleaning.push_async_callback(asyncio.to_thread, _end, process)
+        return file, process
+
+
+def _end(process: ChildProcess) -> None:
+    process.resume()
+    process.kill()
+
+
+def _black_hole(link: Proxy) -> float:
+    link.set_flow(requests=Flow.IS_LOST, replies=Flow.IS_LOST)
+    return time.time()
+
+
+def _mend(link: Proxy) -> float:
+    link.hang_up_gaps()
+    link.mend()
+    return time.time()
+
+
+# ── Reading what holders wrote ───────────────────────────────────────────────────────────────────
+
+
+def _lines(path: Path) -> list[HolderLine]:
+    return read_holder_lines(path)
+
+
+def _about(path: Path, name: str) -> list[HolderLine]:
+    return [line for line in _lines(path) if line.name == name]
+
+
+def _whats(lines: Sequence[HolderLine]) -> Counter[str]:
+    return Counter(line.what for line in lines)
+
+
+def _granted(lines: Sequence[HolderLine]) -> list[HolderLine]:
+    return [line for line in lines if line.what == "granted"]
+
+
+def _ended(lines: Sequence[HolderLine]) -> list[HolderLine]:
+    return [line for line in lines if line.what in {"stopped", "done"}]
+
+
+async def _written(
+    path: Path, is_there: Callable[[list[HolderLine]], object], *, within_s: float = _STARTS_S_MAX
+) -> None:
+    async def look() -> bool:
+        return bool(is_there(_lines(path)))
+
+    await until(look, within_s=within_s, what=f"what {path.stem} writes", every_s=0.03)
+
+
+def _hand_over(
+    kind: str,
+    policy: str,
+    ttl_s: float,
+    lines: tuple[list[HolderLine], list[HolderLine]],
+    fault: tuple[float, float],
+    *,
+    expired_at: float | None = None,
+) -> HandOver:
+    first, second = lines
+    granted, rival = _granted(first)[0], next(iter(_granted(second)), None)
+    began = granted.at
+    acting = [line.at for line in first if line.what in {"tick", "done", "stopped"}]
+    trusting = [line.at for line in first if line.trusting]
+    failed = [line.at for line in first if line.what == "renew_failed" and line.at >= fault[0]]
+    stopped = [line.at for line in first if line.what == "stopped"]
+    known = failed[FAILURES_MAX - 1 : FAILURES_MAX] + stopped
+    return HandOver(
+        kind=kind,
+        policy=policy,
+        ttl_s=ttl_s,
+        fault=(fault[0] - began, fault[1] - began),
+        granted_at=0.0,
+        trusting_until=max(trusting, default=began) - began,
+        acting_until=max(acting, default=began) - began,
+        third_failure_at=min(known) - began if known else None,
+        expired_at=None if expired_at is None else expired_at - began,
+        rival_at=None if rival is None else rival.at - began,
+        rival_fence_is_higher=rival is None or rival.fence > granted.fence,
+    )
+
+
+# ── The report ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _figures(seen: RenewalSeen) -> dict[str, JsonValue]:
+    rows: list[JsonValue] = []
+    for each in seen.hand_overs:
+        row: JsonObject = {
+            "holder": each.kind,
+            "policy": each.policy,
+            "ttl_s": each.ttl_s,
+            "renewals_lost_from_s": round(each.fault[0], 2),
+            "third_failure_known_s": _rounded(each.third_failure_at),
+            "trusted_until_s": _rounded(each.trusting_until),
+            "lease_ended_s": _rounded(each.expired_at),
+            "next_holder_s": _rounded(each.rival_at),
+            "acting_overlap_ms": round(each.acting_overlap_s * 1000),
+        }
+        rows.append(row)
+    return {
+        "stale_results": dict(Counter(seen.stale_verdicts)),
+        "paused_replica_runs": seen.paused_runs,
+        "hand_overs": rows,
+    }
+
+
+def _rounded(time_s: float | None) -> float | None:
+    return None if time_s is None else round(time_s, 2)
+
+
+def _charts(seen: RenewalSeen, pictures: Sequence[_Picture]) -> list[Chart]:
+    charts: list[Chart] = []
+    if pictures:
+        began = min(_granted(each.holders[0])[0].at for each in pictures)
+        series = tuple(Series(each.policy, _acting(each.holders, began)) for each in pictures)
+        since, end = pictures[0].fault
+        charts.append(
+            LineChart(
+                title="Holders of one lease that act, when the first one cannot renew",
+                unit="holders",
+                series=series,
+                windows=(Window(since - began, end - began, "renewals lost"),),
+                limits=(Limit(1.0, "at most one is safe"),),
+            )
+        )
+    kinds = list(dict.fromkeys((each.kind, each.policy) for each in seen.hand_overs))
+
+    def worst(measure: Callable[[HandOver], float]) -> tuple[float, ...]:
+        return tuple(
+            max(
+                measure(each) * 1000 for each in seen.hand_overs if (each.kind, each.policy) == kind
+            )
+            for kind in kinds
+        )
+
+    charts.append(
+        BarChart(
+            title="Overlap of two holders, the longest of all rounds",
+            unit="milliseconds",
+            groups=tuple(f"{kind}|{policy}" for kind, policy in kinds),
+            series=(
+                Bars("both act", worst(lambda each: each.acting_overlap_s)),
+                Bars("both trust", worst(lambda each: each.trusting_overlap_s)),
+            ),
+        )
+    )
+    return charts
+
+
+def _acting(
+    holders: Sequence[Sequence[HolderLine]], began: float
+) -> tuple[tuple[float, float], ...]:
+    """How many holders acted, over time: each from its grant to its last act."""
+    changes = []
+    for lines in holders:
+        acts = [line.at for line in lines if line.what in {"granted", "tick", "done", "stopped"}]
+        if acts:
+            changes += [(min(acts) - began, 1), (max(acts) - began, -1)]
+    points, count = [(0.0, 0.0)], 0
+    for at, change in sorted(changes):
+        points.append((at, float(count)))
+        count += change
+        points.append((at, float(count)))
+    return tuple(points)
