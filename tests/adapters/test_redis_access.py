@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from stanchion.adapters.locks.redis.turns import RedisTurns
+from stanchion.adapters.locks.redis.locks import RedisTurns
 from stanchion.adapters.redis.address import read_url
 from stanchion.adapters.redis.topology import Topology
 from stanchion.adapters.store.redis import RedisStore

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stanchion.adapters.bus.nats.pulling import answer_to
+from stanchion.adapters.bus.nats.consumer import answer_to
 from stanchion.drills.proxy import Loss, proxied
 from stanchion.ports.bus import Ack, Bell, Bus, Dead, Retry
 from stanchion.ports.errors import BackendError, BackendTimeout, BackendUnavailable

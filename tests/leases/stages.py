@@ -11,7 +11,7 @@ from pathlib import Path
 import redis.asyncio
 
 from stanchion.adapters.locks.memory import MemoryTurns
-from stanchion.adapters.locks.redis.turns import RedisTurns
+from stanchion.adapters.locks.redis.locks import RedisTurns
 from stanchion.adapters.locks.sqlite import SqliteTurns
 from stanchion.adapters.system import ManualClock
 from stanchion.ports.turns import Turns

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from stanchion.adapters.locks.redis.turns import RedisTurns
+from stanchion.adapters.locks.redis.locks import RedisTurns
 from stanchion.ports.locks import Granted, Released
 from stanchion.ports.turns import Place
 from tests.servers import Server, running_server

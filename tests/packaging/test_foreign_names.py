@@ -21,11 +21,11 @@ from redis.asyncio.cluster import ClusterNode, NodesManager
 from redis.asyncio.connection import RedisSSLContext, SSLConnection
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from stanchion.adapters.bus.nats import link
+from stanchion.adapters.bus.nats import connection
 from stanchion.gateway import protocol, server
 
 _EXTENDED = [
-    (link._Client, Client),  # noqa: SLF001 - it is about what is private
+    (connection._Client, Client),  # noqa: SLF001 - it is about what is private
     (protocol.GuardedProtocol, HttpToolsProtocol),
     (server._Server, uvicorn.Server),  # noqa: SLF001 - as above
 ]

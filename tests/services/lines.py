@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from stanchion.adapters.bus.ears import Ears
+from stanchion.adapters.bus.delivery import BellListeners
 from stanchion.adapters.bus.local import LocalBus
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.core.model import RunId
@@ -50,9 +50,9 @@ class LockLine(FaultyLocks):
 class BusLine:
     """One replica's line to the bus: bells reach everybody, calls whoever shares the queue."""
 
-    def __init__(self, calls: LocalBus, ears: Ears) -> None:
+    def __init__(self, calls: LocalBus, listeners: BellListeners) -> None:
         self._calls = calls
-        self._ears = ears
+        self._listeners = listeners
         self.is_away = False
         self.is_mute = False
         """Bells that this replica rings are lost."""
@@ -80,10 +80,10 @@ class BusLine:
 
     def ring(self, bell: Bell, note: str = "") -> None:
         if not (self.is_away or self.is_mute):
-            self._ears.hear(bell, note)
+            self._listeners.hear(bell, note)
 
     def listen(self, bell: Bell, hear: Callable[[str], None]) -> Callable[[], None]:
-        return self._ears.listen(bell, hear)
+        return self._listeners.listen(bell, hear)
 
     async def pending(self) -> int:
         await self.ping()

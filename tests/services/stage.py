@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final, TypeAlias
 
-from stanchion.adapters.bus.ears import Ears
+from stanchion.adapters.bus.delivery import BellListeners
 from stanchion.adapters.bus.local import LocalBus
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.adapters.store.memory import MemoryStore
@@ -104,7 +104,7 @@ class World:
         self.completions: list[Accepted] = []
         """Every result that was taken, and was not taken before."""
         self._calls = LocalBus(self.store, self.clock)
-        self._ears = Ears()
+        self._listeners = BellListeners()
         self._workers: list[asyncio.Task[None]] = []
         self._seeds = count(1)
 
@@ -125,7 +125,7 @@ class World:
             store.each_way_s = each_way_s
         locks = LockLine(self.clock, self.locks)
         calls = self._calls if shares_calls else LocalBus(store.port, self.clock)
-        bus = BusLine(calls, self._ears)
+        bus = BusLine(calls, self._listeners)
         engine = Engine(
             f"replica-{number}",
             Wires(

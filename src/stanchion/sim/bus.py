@@ -16,8 +16,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from stanchion.adapters.bus.ears import Ears
-from stanchion.adapters.bus.handling import handled
+from stanchion.adapters.bus.delivery import BellListeners, handled
 from stanchion.core.model import RunId
 from stanchion.ports.bus import Ack, Bell, Dead, Disposition, Handler, Retry
 from stanchion.ports.errors import BackendError
@@ -163,7 +162,7 @@ class BusPort:
         self._at_once_max = 0
         self.on_answer: Callable[[OutboxRow, Disposition], None] = lambda _row, _said: None
         self._server = server
-        self._ears = Ears()
+        self._listeners = BellListeners()
         self._handle: Handler | None = None
         self._hands: dict[asyncio.Task[None], None] = {}
         server.ports.append(self)
@@ -201,7 +200,7 @@ class BusPort:
             hand.add_done_callback(lambda hand: self._hands.pop(hand, None))
 
     def ring(self, bell: Bell, note: str = "") -> None:
-        self._ears.hear(bell, note)
+        self._listeners.hear(bell, note)
         if not self.link.cut_there and not self._server.is_down:
             self._server.process.later(
                 self.link.weather.each_way_s, self._server.ring, bell, note, self
@@ -209,10 +208,10 @@ class BusPort:
 
     def hear(self, bell: Bell, note: str) -> None:
         """A bell of another replica's."""
-        self._ears.hear(bell, note)
+        self._listeners.hear(bell, note)
 
     def listen(self, bell: Bell, hear: Callable[[str], None]) -> Callable[[], None]:
-        return self._ears.listen(bell, hear)
+        return self._listeners.listen(bell, hear)
 
     async def pending(self) -> int:
         return await self.link.ask("pending", self._server.pending)

@@ -15,8 +15,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, assert_never
 
-from stanchion.adapters.bus.ears import Ears
-from stanchion.adapters.bus.handling import handled
+from stanchion.adapters.bus.delivery import BellListeners, handled
 from stanchion.core.model import RunId
 from stanchion.ports.bus import Ack, Bell, Dead, Handler, Retry
 from stanchion.ports.clock import Clock
@@ -35,7 +34,7 @@ class LocalBus:
     def __init__(self, outbox: Outbox, clock: Clock) -> None:
         self._outbox = outbox
         self._clock = clock
-        self._ears = Ears()
+        self._listeners = BellListeners()
         self._queue: asyncio.Queue[OutboxRow] = asyncio.Queue()
         self._pending: set[RunId] = set()
         """Runs with a call that is queued, being handled, or waiting to be retried."""
@@ -58,10 +57,10 @@ class LocalBus:
                 hands.create_task(self._serve(handle), name="bus-hand")
 
     def ring(self, bell: Bell, note: str = "") -> None:
-        self._ears.hear(bell, note)
+        self._listeners.hear(bell, note)
 
     def listen(self, bell: Bell, hear: Callable[[str], None]) -> Callable[[], None]:
-        return self._ears.listen(bell, hear)
+        return self._listeners.listen(bell, hear)
 
     async def pending(self) -> int:
         return len(self._pending)

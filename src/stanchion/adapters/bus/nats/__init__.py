@@ -1,7 +1,7 @@
 """The bus on NATS: calls in one JetStream stream, bells on core NATS.
 
-``link`` keeps a connection and makes a new one whenever it breaks; ``stream`` makes or checks what
-must be on the server; ``pulling`` fetches calls and returns their dispositions; ``bells`` rings.
+``connection`` keeps a connection and replaces it when it breaks; ``stream`` creates or checks the
+stream; ``consumer`` fetches calls and answers them; ``bus`` puts these together and sends bells.
 """
 
 from stanchion.adapters.bus.nats.bus import NatsBus

@@ -1,19 +1,26 @@
-"""The bus port on NATS."""
+"""The bus port on NATS.
+
+Bells go over core NATS: delivered to current subscribers and then forgotten. A busy replica rings
+hundreds of times in a moment, often the same bell with the same note. So bells are collected for
+two milliseconds, each kept once, and sent as one message. Listeners in this process hear a bell at
+once, and not a second time from the server. Without a connection bells are dropped; a poll backs
+each of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
-from stanchion.adapters.bus.ears import Ears
-from stanchion.adapters.bus.nats.bells import Bells
-from stanchion.adapters.bus.nats.link import Link
-from stanchion.adapters.bus.nats.pulling import Pulling
+from stanchion.adapters.bus.delivery import BellListeners
+from stanchion.adapters.bus.nats.connection import NatsConnection, translated
+from stanchion.adapters.bus.nats.consumer import PullConsumer
 from stanchion.adapters.bus.nats.stream import (
     Names,
     StreamState,
@@ -24,10 +31,10 @@ from stanchion.adapters.bus.nats.stream import (
 from stanchion.ports.bus import Bell, Handler
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
-from stanchion.ports.errors import BackendError, BackendUnavailable
+from stanchion.ports.errors import BackendError, BackendUnavailable, sentence
 from stanchion.ports.records import OutboxRow
 
-__all__ = ["NatsBus"]
+__all__ = ["BusBells", "NatsBus"]
 
 _log: Final = logging.getLogger("stanchion")
 
@@ -63,9 +70,11 @@ class NatsBus:
         self._entropy = entropy
         self._timeout_s = timeout_s
         self._stream = StreamState(ack_wait_s)
-        self._ears = Ears()
-        self._link = Link(url, self._greet, clock=clock, entropy=entropy, timeout_s=timeout_s)
-        self._bells = Bells(self._link, names.bells, self._ears, clock)
+        self._listeners = BellListeners()
+        self._connection = NatsConnection(
+            url, self._greet, clock=clock, entropy=entropy, timeout_s=timeout_s
+        )
+        self._bells = BusBells(self._connection, names.bells, self._listeners, clock)
 
     @classmethod
     async def open(
@@ -92,7 +101,7 @@ class NatsBus:
             timeout_s=timeout_s,
             ack_wait_s=ack_wait_s,
         )
-        await bus._link.open()
+        await bus._connection.open()
         return bus
 
     async def publish(self, calls: Sequence[OutboxRow]) -> int:
@@ -107,8 +116,8 @@ class NatsBus:
         return fresh
 
     async def consume(self, handle: Handler, *, at_once_max: int) -> None:
-        await Pulling(
-            self._link,
+        await PullConsumer(
+            self._connection,
             self._names.next_call,
             handle,
             at_once_max=at_once_max,
@@ -121,17 +130,17 @@ class NatsBus:
         self._bells.ring(bell, note)
 
     def listen(self, bell: Bell, hear: Callable[[str], None]) -> Callable[[], None]:
-        return self._ears.listen(bell, hear)
+        return self._listeners.listen(bell, hear)
 
     async def pending(self) -> int:
-        return await self._link.manage(lambda manager: count_messages(manager, self._names))
+        return await self._connection.manage(lambda manager: count_messages(manager, self._names))
 
     async def ping(self) -> None:
         await self.pending()
 
     async def close(self) -> None:
         await self._bells.close()
-        await self._link.close()
+        await self._connection.close()
 
     async def _greet(self, client: Client) -> None:
         # First of all: what is answered on this connection afterwards tells that the server knows
@@ -140,17 +149,103 @@ class NatsBus:
         manager = client.jsm(timeout=self._timeout_s)
         self._stream = await set_up(manager, self._names, ack_wait_s=self._stream.ack_wait_s)
         if self._stream.has_one_replica:
-            fields = {"server": self._link.who, "stream": self._names.stream}
+            fields = {"server": self._connection.who, "stream": self._names.stream}
             _log.warning("bus_fragile", extra={"fields": fields})
 
     async def _put(self, call: OutboxRow) -> bool:
         """Whether it was new."""
         payload = msgspec.json.encode(call)
-        answer = await self._link.request(self._names.call(call.run_id), payload)
+        answer = await self._connection.request(self._names.call(call.run_id), payload)
         try:
             problem = msgspec.json.decode(answer.data, type=_Confirmation).error
         except msgspec.DecodeError as error:
-            raise BackendError(f"{self._link.who} confirmed a call unreadably") from error
+            raise BackendError(f"{self._connection.who} confirmed a call unreadably") from error
         if problem is not None and problem.description != _PENDING_ALREADY:
-            raise BackendUnavailable(f"{self._link.who} did not take a call: {problem.description}")
+            raise BackendUnavailable(
+                f"{self._connection.who} did not take a call: {problem.description}"
+            )
         return problem is None
+
+
+_COLLECT_S: Final = 0.002
+_COLLECTED_MAX: Final = 10_000
+_MESSAGE_BYTES_MAX: Final = 256 * 1024
+"""A quarter of what a server takes by default."""
+_KNOWN: Final = frozenset(Bell)
+
+
+class BusBells:
+    """What was rung here and is not sent yet."""
+
+    def __init__(
+        self, connection: NatsConnection, subject: str, listeners: BellListeners, clock: Clock
+    ) -> None:
+        self._connection = connection
+        self._subject = subject
+        self._listeners = listeners
+        self._clock = clock
+        self._rung: dict[tuple[Bell, str], None] = {}
+        self._sending: asyncio.Task[None] | None = None
+
+    def ring(self, bell: Bell, note: str) -> None:
+        """Here at once, elsewhere soon."""
+        self._listeners.hear(bell, note)
+        if not self._connection.is_up or len(self._rung) >= _COLLECTED_MAX:
+            return
+        self._rung[bell, note] = None
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_soon(), name="nats-bells")
+
+    async def subscribe(self, client: Client) -> None:
+        """Hear what other replicas ring, on this connection."""
+        await client.subscribe(self._subject, cb=self._heard)
+
+    async def close(self) -> None:
+        """Ring no more. Safe to call twice."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait({self._sending})
+
+    async def _send_soon(self) -> None:
+        try:
+            while self._rung:
+                await self._clock.sleep(_COLLECT_S)
+                rung, self._rung = self._rung, {}
+                await self._send(rung)
+        finally:
+            self._sending = None
+
+    async def _send(self, rung: Iterable[tuple[Bell, str]]) -> None:
+        try:
+            client = self._connection.now()
+            with translated(self._connection.who):
+                for message in _messages(rung):
+                    await client.publish(self._subject, message)
+        except BackendError as error:
+            _log.debug("bells_dropped", extra={"fields": {"error": sentence(error)}})
+
+    async def _heard(self, message: Msg) -> None:
+        try:
+            rung = msgspec.json.decode(message.data, type=list[tuple[str, str]])
+        except msgspec.DecodeError as error:
+            _log.debug("bells_unreadable", extra={"fields": {"error": sentence(error)}})
+            return
+        for bell, note in rung:
+            # A newer replica may ring what this one has never heard of.
+            if bell in _KNOWN:
+                self._listeners.hear(Bell(bell), note)
+
+
+def _messages(rung: Iterable[tuple[Bell, str]]) -> Iterator[bytes]:
+    """As few messages as will do."""
+    part: list[bytes] = []
+    size = 0
+    for each in rung:
+        encoded = msgspec.json.encode(each)
+        if part and size + len(encoded) > _MESSAGE_BYTES_MAX:
+            yield b"[" + b",".join(part) + b"]"
+            part, size = [], 0
+        part.append(encoded)
+        size += len(encoded) + 1
+    if part:
+        yield b"[" + b",".join(part) + b"]"

@@ -1,8 +1,8 @@
-"""Bells: one subscription, for everybody who waits here.
+"""Bells of those who wait for a lock: one Redis subscription for all waiters of this process.
 
-Redis tells subscribers what is published and forgets it. So a bell may be missed: while there is no
-connection, or in the moment before there is one. Those who wait know that, and look now and then;
-the bell only spares them the wait. Hence nothing here raises: without a connection it is silent.
+Redis delivers what is published to current subscribers and forgets it. So a bell may be missed
+while there is no connection. Waiters look at the lock now and then anyway; a bell only shortens the
+wait. So nothing here raises: without a connection no bell rings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stanchion.adapters.redis.client import RedisClient
 from stanchion.adapters.redis.node import pack
 from stanchion.ports.errors import BackendError
 
-__all__ = ["Bells"]
+__all__ = ["LockBells"]
 
 _CONNECT_S_MAX: Final = 2.0
 _REST_S: Final = 0.5
@@ -29,7 +29,7 @@ _MORE: Final = object()
 _PING: Final = pack("PING")
 
 
-class Bells:
+class LockBells:
     """The bells of those who wait, by token."""
 
     def __init__(self, client: RedisClient, slot: int, channel: str) -> None:
@@ -38,7 +38,7 @@ class Bells:
         self._channel = channel
         self._bells: dict[str, asyncio.Event] = {}
         self._connecting: asyncio.Task[None] | None = None
-        self._ear: _Ear | None = None
+        self._subscriber: _Subscriber | None = None
         self._rest_until = 0.0
         self._is_closed = False
 
@@ -56,8 +56,8 @@ class Bells:
             async with asyncio.timeout(at_most_s):
                 await bell.wait()
         except TimeoutError:
-            if self._ear is not None:
-                self._ear.check()
+            if self._subscriber is not None:
+                self._subscriber.check()
             return False
         bell.clear()
         return True
@@ -73,14 +73,14 @@ class Bells:
             self._connecting.cancel()
             with suppress(asyncio.CancelledError):
                 await self._connecting
-        if self._ear is not None:
-            self._ear.cut()
+        if self._subscriber is not None:
+            self._subscriber.cut()
             # An aborted transport tells the loop, and is gone one turn later.
             await asyncio.sleep(0)
 
     def _connect(self) -> asyncio.Task[None] | None:
         """What to wait for before a bell can be heard; nothing, if it can, or cannot for now."""
-        if self._ear is not None or self._is_closed:
+        if self._subscriber is not None or self._is_closed:
             return None
         if self._connecting is None or self._connecting.done():
             if asyncio.get_running_loop().time() < self._rest_until:
@@ -94,32 +94,35 @@ class Bells:
         try:
             address = self._client.topology.node_of(self._slot).address
             async with asyncio.timeout(_CONNECT_S_MAX):
-                _, ear = await loop.create_connection(
-                    lambda: _Ear(self._heard, self._lost), address.host, address.port, ssl=tls
+                _, subscriber = await loop.create_connection(
+                    lambda: _Subscriber(self._heard, self._lost),
+                    address.host,
+                    address.port,
+                    ssl=tls,
                 )
-                self._ear = ear
-                ear.send(*login.commands(), pack("SUBSCRIBE", self._channel))
-                await ear.subscribed.wait()
+                self._subscriber = subscriber
+                subscriber.send(*login.commands(), pack("SUBSCRIBE", self._channel))
+                await subscriber.subscribed.wait()
         except (BackendError, OSError, TimeoutError):
             self._rest_until = loop.time() + _REST_S
-            if self._ear is not None:
-                self._ear.cut()
+            if self._subscriber is not None:
+                self._subscriber.cut()
 
     def _heard(self, token: str) -> None:
         bell = self._bells.get(token)
         if bell is not None:
             bell.set()
 
-    def _lost(self, ear: _Ear) -> None:
-        if self._ear is ear:
-            self._ear = None
+    def _lost(self, subscriber: _Subscriber) -> None:
+        if self._subscriber is subscriber:
+            self._subscriber = None
             self._rest_until = asyncio.get_running_loop().time() + _REST_S
 
 
-class _Ear(asyncio.Protocol):
+class _Subscriber(asyncio.Protocol):
     """A connection that has subscribed."""
 
-    def __init__(self, heard: Callable[[str], None], lost: Callable[[_Ear], None]) -> None:
+    def __init__(self, heard: Callable[[str], None], lost: Callable[[_Subscriber], None]) -> None:
         self._heard = heard
         self._lost = lost
         self._reader = hiredis.Reader(notEnoughData=_MORE)

@@ -1,14 +1,17 @@
-"""Locks in Redis: names that one holder at a time has, for a while.
+"""Locks in Redis: a name has one holder at a time, for a limited time.
 
-Names are spread over 64 shards, each the hash tag of its keys, so that a cluster keeps what belongs
-together on one server. A shard has three keys, however many names there ever were:
+Names are spread over 64 shards. The shard is the hash tag of its keys, so that a cluster keeps them
+on one server. A shard has three keys, however many names there ever were:
 
-    held     hash         who has a name, under which fence
+    held     hash         who holds a name, under which fence
     ends     sorted set   the names that are held, by the end of their term
     fence    string       the highest fence that was ever given out
 
-The next fence is above the highest one of the whole shard. So fences rise for every name, across
-release, expiry and any length of time, without a memory of every name there was.
+The next fence is above the highest of the whole shard. So fences rise for every name, across
+release, expiry and any length of time, without a record of every name there ever was.
+
+``RedisTurns`` adds queues: two sorted sets beside the keys of the lock, in the same slot, which are
+gone with the last ticket. A release publishes to the first waiter in the same step (``bells``).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final, Self
 
+from stanchion.adapters.locks.redis.bells import LockBells
 from stanchion.adapters.redis.address import checked_namespace, read_url
 from stanchion.adapters.redis.client import RedisClient, RedisRequest, Script, ask_in_time
 from stanchion.adapters.redis.connection import Reply
@@ -38,8 +42,9 @@ from stanchion.ports.locks import (
     Renewed,
     TooLate,
 )
+from stanchion.ports.turns import Place
 
-__all__ = ["RedisLocks", "slots"]
+__all__ = ["RedisLocks", "RedisTurns", "slots"]
 
 _SHARDS: Final = 64
 _FORMAT: Final = f"1 with {_SHARDS} shards"
@@ -173,3 +178,62 @@ def _views(reply: Reply) -> list[LockView]:
         LockView(name.decode(), int(fence), expires_in_ms)
         for name, fence, expires_in_ms in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
     ]
+
+
+_IN_TURN: Final = {"acquire": "acquire_in_turn", "release": "release_in_turn"}
+_OF_THE_NAME: Final = frozenset({"queue", "tickets"})
+"""Keys that every name has for itself, while somebody waits for it."""
+
+
+class RedisTurns(RedisLocks):
+    """See ``ports.turns.Turns``. Open it with ``RedisTurns.open``."""
+
+    def __init__(self, client: RedisClient, namespace: str, warnings: tuple[str, ...]) -> None:
+        super().__init__(client, namespace, warnings)
+        self._channel = f"{namespace}:locks:bell:{SystemEntropy().token()}"
+        self._bells = LockBells(client, slots()[0], self._channel)
+
+    async def acquire(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
+    ) -> AcquireAnswer:
+        answer = await super().acquire(name, token, ttl_ms=ttl_ms, within_ms=within_ms, floor=floor)
+        if isinstance(answer, Granted):
+            self._bells.forget(token)
+        return answer
+
+    async def join(self, name: str, token: str, *, ticket_ms: int, within_ms: int) -> Place:
+        # A bell is worth a part of the wait, and no more: without one, whoever waits looks.
+        await self._bells.expect(token, at_most_s=within_ms / 4000)
+        reply = await self._ask("join", name, token, self._channel, ticket_ms, within_ms=within_ms)
+        match reply:
+            case [int(ahead), int(look_again_in_ms)]:
+                return Place(ahead, look_again_in_ms)
+            case other:
+                raise BackendCorrupt(f"join answered {other!r}")
+
+    async def bell(
+        self,
+        name: str,  # noqa: ARG002 - the token says enough
+        token: str,
+        *,
+        at_most_ms: int,
+    ) -> bool:
+        return await self._bells.wait(token, at_most_s=at_most_ms / 1000)
+
+    async def leave(self, name: str, token: str, *, within_ms: int) -> None:
+        self._bells.forget(token)
+        await self._ask("leave", name, token, self._channel, within_ms=within_ms)
+
+    async def close(self) -> None:
+        await self._bells.close()
+        await super().close()
+
+    def _step(self, name: str, shard: int, *words: str | int) -> RedisRequest:
+        script = _script(_IN_TURN.get(name, name))
+        root = self._root(shard)
+        keys = [
+            f"{root}{key}:{words[0]}" if key in _OF_THE_NAME else root + key
+            for key in script.key_names
+        ]
+        packed = script.call(keys, (*words, self._channel) if name == "acquire" else words)
+        return RedisRequest(slots()[shard], packed, script, is_repeatable=name != "release")

@@ -1,15 +1,16 @@
-"""Pulling: ask for as many calls as there are free hands, and answer each of them.
+"""Fetch as many calls as this replica can handle at once, and answer each of them.
 
-The server keeps a request open and sends calls as they come, up to as many as were asked for, with
-a heartbeat while there are none. So a call is delivered the moment it is there, and a replica never
-has more than it can work on: what it does not take, another one does.
+The server keeps a request open and sends calls as they arrive, up to the number asked for, with a
+heartbeat while there are none. So a call is delivered as soon as it is there, and a replica never
+has more calls than it can handle: other replicas take the rest.
 
-Three counts are kept: calls in hand, calls asked for and not yet sent, and the room that is left.
-When nothing is heard for a while although something is asked for, the requests are taken for lost
-and made again under another inbox; what the server still sends to the old one comes back by itself.
+Three counts are kept: calls being handled, calls requested and not yet delivered, and free places.
+If nothing arrives for a while although calls are requested, the requests are taken for lost and
+made again under another inbox; calls that the server still sends to the old one are delivered again
+later.
 
-A call is in the server's hands until the server has confirmed the answer to it. While a handler
-works, the server is told so, and gives the call to nobody else. When this process dies, the server
+A call belongs to the server until the server has confirmed the answer to it. While a handler works,
+the server is told so and delivers the call to no other replica. If this process dies, the server
 hears nothing for ``ack_wait`` and delivers the call to another replica.
 """
 
@@ -26,9 +27,8 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from stanchion.adapters.bus.handling import handled
-from stanchion.adapters.bus.nats.errors import translated
-from stanchion.adapters.bus.nats.link import Link
+from stanchion.adapters.bus.delivery import handled
+from stanchion.adapters.bus.nats.connection import NatsConnection, translated
 from stanchion.core.retry import Exponential, backoff_ms
 from stanchion.ports.bus import Ack, Dead, Disposition, Handler, Retry
 from stanchion.ports.clock import Clock
@@ -36,7 +36,7 @@ from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.records import OutboxRow
 
-__all__ = ["Pulling", "answer_to"]
+__all__ = ["PullConsumer", "answer_to"]
 
 _log: Final = logging.getLogger("stanchion")
 
@@ -73,12 +73,12 @@ def answer_to(disposition: Disposition) -> bytes:
             assert_never(disposition)
 
 
-class Pulling:
+class PullConsumer:
     """One consumer's calls in this process."""
 
     def __init__(
         self,
-        link: Link,
+        connection: NatsConnection,
         subject: str,
         handle: Handler,
         *,
@@ -87,7 +87,7 @@ class Pulling:
         clock: Clock,
         entropy: Entropy,
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._subject = subject
         self._handle = handle
         self._at_once_max = at_once_max
@@ -102,15 +102,15 @@ class Pulling:
 
     async def run(self) -> None:
         """Until cancelled. What is in hand then goes back to the server, for others."""
-        unwatch = self._link.watch(self._stirred.set)
+        unwatch = self._connection.watch(self._stirred.set)
         try:
             while True:
-                client = await self._link.wait()
+                client = await self._connection.wait()
                 try:
-                    with translated(self._link.who):
+                    with translated(self._connection.who):
                         await self._pull(client)
                 except BackendError as error:
-                    self._link.cut(client, sentence(error))
+                    self._connection.cut(client, sentence(error))
         finally:
             unwatch()
             await self._let_go()
@@ -127,19 +127,19 @@ class Pulling:
             if inbox == self._inbox:
                 self._count(message, client)
 
-        ear = await client.subscribe(inbox, cb=arrived)
+        subscription = await client.subscribe(inbox, cb=arrived)
         try:
             is_silent = False
-            while self._link.is_with(client) and not (is_silent and self._asked):
+            while self._connection.is_with(client) and not (is_silent and self._asked):
                 self._stirred.clear()
                 await self._ask(client)
                 is_silent = not await self._is_stirred()
         except asyncio.CancelledError:
             # What is on its way arrives first, within a bound, and goes back.
             self._is_leaving = True
-            await _finish(ear.drain())  # type: ignore[no-untyped-call]  # it has no types here
+            await _finish(subscription.drain())  # type: ignore[no-untyped-call]  # it has no types here
             raise
-        await _finish(ear.unsubscribe())
+        await _finish(subscription.unsubscribe())
 
     async def _is_stirred(self) -> bool:
         try:
@@ -180,7 +180,7 @@ class Pulling:
         elif status != _HEARTBEAT:
             # The consumer is gone, or its server does not lead any more.
             said = headers.get("Description", "").partition("\n")[0]
-            self._link.cut(client, f"no calls to be had: {status} {said}".rstrip())
+            self._connection.cut(client, f"no calls to be had: {status} {said}".rstrip())
         self._stirred.set()
 
     def _is_free(self, hand: asyncio.Task[None]) -> None:
@@ -216,7 +216,7 @@ class Pulling:
         attempt = 0
         while True:
             try:
-                await self._link.request(message.reply, payload)
+                await self._connection.request(message.reply, payload)
             except BackendError as error:
                 if self._clock.moment() > until:
                     fields = {"subject": message.subject, "error": sentence(error)}
@@ -230,8 +230,8 @@ class Pulling:
 
     async def _send(self, message: Msg, payload: bytes) -> None:
         """Say something that need not arrive."""
-        with suppress(BackendError), translated(self._link.who):
-            await self._link.now().publish(message.reply, payload)
+        with suppress(BackendError), translated(self._connection.who):
+            await self._connection.now().publish(message.reply, payload)
 
     async def _let_go(self) -> None:
         hands = list(self._in_hand)

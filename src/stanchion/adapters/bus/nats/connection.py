@@ -1,11 +1,12 @@
-"""The link: one connection to NATS at a time, and another one whenever it breaks, for ever.
+"""One connection to NATS at a time, replaced whenever it breaks.
 
-The client library can reconnect by itself. It is not asked to: it gives up on some errors for good
-(a server that refuses a login once), keeps what was published meanwhile in a buffer, where it
-grows old, and does not look whether the stream is still there. Here a broken connection is thrown
-away with everything in it, and a new one begins like the first: connect, *greet* (check the stream,
-subscribe), and only then be used. Whoever has the link waits for it, or is told at once that there
-is no connection.
+nats-py can reconnect by itself. That is switched off: it gives up for good on some errors (a login
+that is refused once), buffers what is published meanwhile until it is stale, and does not check
+whether the stream still exists. Here a broken connection is closed and discarded, and its successor
+starts like the first: connect, then *greet* (check the stream, subscribe), and only then is it
+used. Callers wait for a connection, or get an error at once if there is none.
+
+Errors of nats-py are translated here into the errors of the ports (``translated``).
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -23,14 +24,19 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamManager
 
-from stanchion.adapters.bus.nats.errors import translated
 from stanchion.core.retry import Exponential, backoff_ms
 from stanchion.core.url import shown_url
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
-from stanchion.ports.errors import BackendRefused, BackendUnavailable, sentence
+from stanchion.ports.errors import (
+    BackendError,
+    BackendRefused,
+    BackendTimeout,
+    BackendUnavailable,
+    sentence,
+)
 
-__all__ = ["Greet", "Link"]
+__all__ = ["Greet", "NatsConnection", "translated"]
 
 _log: Final = logging.getLogger("stanchion")
 
@@ -60,7 +66,7 @@ class _Client(Client):
         return super()._connect_command()
 
 
-class Link:
+class NatsConnection:
     """See above. Made by ``open``."""
 
     def __init__(
@@ -313,3 +319,42 @@ def _text(error: Exception | None) -> str:
 
 def _say(level: int, name: str, **fields: str | int) -> None:
     _log.log(level, name, extra={"fields": fields})
+
+
+_NOT_LET_IN: Final = ("authorization", "authentication")
+_FORBIDDEN: Final = "permissions violation"
+
+
+@contextmanager
+def translated(who: str) -> Iterator[None]:
+    """Turn what the client library raises into the error tree of the ports."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except nats.errors.NoRespondersError as error:
+        raise BackendUnavailable(
+            f"{who} has no JetStream, or not yet: start nats-server with JetStream (-js), "
+            "or wait until it has read its streams"
+        ) from error
+    except TimeoutError as error:
+        raise BackendTimeout(f"{who} did not answer in time") from error
+    except nats.errors.Error as error:
+        raise _translate(who, error) from error
+    except OSError as error:
+        raise BackendUnavailable(f"{who} cannot be reached ({sentence(error)})") from error
+
+
+def _translate(who: str, error: nats.errors.Error) -> BackendError:
+    said = sentence(error)
+    if any(word in said.lower() for word in _NOT_LET_IN):
+        return BackendRefused(
+            f"{who} does not let us in ({said}): give a user and a password, or a token, "
+            "in the address, as in nats://user:password@host:4222"
+        )
+    if _FORBIDDEN in said.lower():
+        return BackendRefused(
+            f"{who} forbids what is needed ({said}): "
+            "docs/how-to/nats.md lists what the account must be allowed to do"
+        )
+    return BackendUnavailable(f"{who} cannot be used now ({said})")
