@@ -289,3 +289,20 @@ async def test_a_server_with_few_files_is_not_used_up_by_connections_that_say_no
                 answer = await reader.read()
                 writer.close()
             assert answer.startswith(b"HTTP/1.1 200"), answer
+
+
+async def test_a_body_that_was_asked_for_and_does_not_come_is_not_waited_for() -> None:
+    head = START + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+    async with served(GatewayOptions(body_timeout_s=0.3)) as server:
+        interim, _, answer = (await server.say(head)).partition(b"\r\n\r\n")
+        assert interim == b"HTTP/1.1 100 Continue"
+        assert problem(answer) == (408, "request_timeout")
+    async with served(GatewayOptions(admin_key=ADMIN)) as server, server.line() as (reader, writer):
+        writer.write(head)  # a body that is of no use is not asked for
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 401")
+
+
+async def test_an_older_callers_connection_is_not_kept() -> None:
+    async with served() as server:
+        old = GET.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nConnection: keep-alive\r\n")
+        assert (await server.say(old + old)).count(b"HTTP/1.1 200") == 1
