@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from stanchion.transport.messages import Reply
+from stanchion.transport.messages import HttpReply
 from stanchion.wire.worker import (
     JobResult,
     LeaseAnswer,
@@ -85,7 +85,7 @@ class _Recording:
         self._ways = [HttpTransport(url) for url in urls]
         self._file = file
 
-    async def post(self, path: str, body: bytes) -> Reply:
+    async def post(self, path: str, body: bytes) -> HttpReply:
         way = self._ways[0]
         is_good = False
         try:
@@ -181,7 +181,7 @@ async def _finish(name: str, way: _Recording, job: LeasedJob) -> None:
         await asyncio.sleep(_PAUSE_S)
 
 
-async def _asked(way: _Recording, path: str, body: bytes, within_s: float) -> Reply | None:
+async def _asked(way: _Recording, path: str, body: bytes, within_s: float) -> HttpReply | None:
     try:
         async with asyncio.timeout(within_s):
             answer = await way.post(path, body)

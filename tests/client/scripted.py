@@ -15,7 +15,7 @@ from stanchion.client.signals import CallSignal
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant
 from stanchion.core.retry import RETRIES, Budget, RetryClass
-from stanchion.transport.messages import AsyncTransport, NoReply, Reply, Request, Silence
+from stanchion.transport.messages import AsyncTransport, HttpReply, NoReply, Request, Silence
 
 ALMOST_ONE = 1 - 2**-53
 URL = "http://server.test"
@@ -23,7 +23,7 @@ DEAD = NoReply(Silence.UNREACHED, "no connection: refused")
 LOST = NoReply(Silence.BROKEN, "the connection broke")
 TIMED_OUT = NoReply(Silence.TIMED_OUT, "no answer")
 
-Answering: TypeAlias = Callable[[Request], Reply | NoReply]
+Answering: TypeAlias = Callable[[Request], HttpReply | NoReply]
 
 PLENTY = {each: Budget(tokens_max=1_000_000, refill_per_s=0) for each in RetryClass}
 """Budgets that are never spent, where patience alone is looked at."""
@@ -33,7 +33,7 @@ class Script:
     """Answers requests, and remembers when they came."""
 
     def __init__(
-        self, answers: Iterable[Reply | NoReply] | Answering, *, latency_s: float = 0
+        self, answers: Iterable[HttpReply | NoReply] | Answering, *, latency_s: float = 0
     ) -> None:
         if callable(answers):
             self._answer = answers
@@ -45,7 +45,7 @@ class Script:
         self.requests: list[Request] = []
         self.times_ms: list[int] = []
 
-    async def send(self, request: Request) -> Reply | NoReply:
+    async def send(self, request: Request) -> HttpReply | NoReply:
         self.requests.append(request)
         self.times_ms.append(now())
         if self._latency_s:
@@ -85,29 +85,29 @@ def client(
     return AsyncClient(URL, pace=pace, transport=script, on_event=on_event)
 
 
-def problem(status: int, code: str = "some_code", **members: object) -> Reply:
+def problem(status: int, code: str = "some_code", **members: object) -> HttpReply:
     """An answer that says no."""
     document = {"status": status, "code": code, "title": "no", "detail": "no", **members}
-    return Reply(status, {}, msgspec.json.encode(document))
+    return HttpReply(status, {}, msgspec.json.encode(document))
 
 
-def full(retry_after_ms: int | None = None) -> Reply:
+def full(retry_after_ms: int | None = None) -> HttpReply:
     """The tenant is full."""
     code = "max_concurrent_runs_reached"
     return problem(429, code, limit=2, active=2, retry_after_ms=retry_after_ms)
 
 
-def away(retry_after_ms: int | None = None) -> Reply:
+def away(retry_after_ms: int | None = None) -> HttpReply:
     """The gate is away."""
     return problem(503, "gate_unavailable", retry_after_ms=retry_after_ms)
 
 
-def started(run_id: str = "r1") -> Reply:
+def started(run_id: str = "r1") -> HttpReply:
     """A run was started."""
-    return Reply(200, {}, msgspec.json.encode({"run_id": run_id, "status": "running"}))
+    return HttpReply(200, {}, msgspec.json.encode({"run_id": run_id, "status": "running"}))
 
 
-def run_view(status: str = "succeeded") -> Reply:
+def run_view(status: str = "succeeded") -> HttpReply:
     """A run, as it is."""
     view: JsonObject = {
         "run_id": "r1",
@@ -123,4 +123,4 @@ def run_view(status: str = "succeeded") -> Reply:
         "created_at": "2026-01-01T00:00:00Z",
         "finished_at": None,
     }
-    return Reply(200, {}, msgspec.json.encode(view))
+    return HttpReply(200, {}, msgspec.json.encode(view))

@@ -18,7 +18,7 @@ import pytest
 import stanchion
 from stanchion.client import errors
 from stanchion.core.retry import Budget, RetryClass
-from stanchion.transport.messages import Reply, Request
+from stanchion.transport.messages import HttpReply, Request
 from tests.client.scripted import URL, run_view, started
 from tests.transport.tiny_server import answer, tiny_server
 
@@ -308,7 +308,7 @@ def test_a_workflow_goes_where_its_file_says(
 class Unused:
     """A transport that must not be used."""
 
-    def send(self, request: Request) -> Reply:
+    def send(self, request: Request) -> HttpReply:
         raise AssertionError(request)
 
 

@@ -15,7 +15,7 @@ from stanchion.client.engine import Pace
 from stanchion.client.errors import InvalidRequest, ServerUnavailable, UnexpectedAnswer
 from stanchion.client.events import Event, EventParser
 from stanchion.sim.loop import run
-from stanchion.transport.messages import NoReply, Opened, Reply, Request, Silence
+from stanchion.transport.messages import HttpReply, NoReply, Opened, Request, Silence
 from tests.client.scripted import DEAD, away, client, now, problem
 from tests.transport.tiny_server import Heard, Reaction, answer, event_stream, tiny_server
 
@@ -70,14 +70,14 @@ def test_what_is_held_without_an_id_is_bounded() -> None:
 class History:
     """A tenant's history, told in streams that break wherever chance has it."""
 
-    def __init__(self, commits: int, seed: int, failures: list[Reply | NoReply]) -> None:
+    def __init__(self, commits: int, seed: int, failures: list[HttpReply | NoReply]) -> None:
         self.resumed: list[str | None] = []
         self.opened_at_ms: list[int] = []
         self._chance = random.Random(seed)
         self._failures = failures
         self._commits = [commit(n, f"a{n}", f"b{n}") for n in range(1, commits + 1)]
 
-    async def send(self, request: Request) -> Reply | NoReply | Broken:
+    async def send(self, request: Request) -> HttpReply | NoReply | Broken:
         self.opened_at_ms.append(now())
         if self._failures and self._chance.random() < 0.3:
             return self._chance.choice(self._failures)
@@ -190,11 +190,14 @@ def test_streams_that_end_in_order_are_opened_again_at_leisure_without_cost() ->
 
 @pytest.mark.parametrize(
     ("outcome", "kind"),
-    [(problem(422, "invalid_request"), InvalidRequest), (Reply(200, {}, b"{}"), UnexpectedAnswer)],
+    [
+        (problem(422, "invalid_request"), InvalidRequest),
+        (HttpReply(200, {}, b"{}"), UnexpectedAnswer),
+    ],
 )
-def test_what_is_no_stream_is_an_error(outcome: Reply, kind: type[Exception]) -> None:
+def test_what_is_no_stream_is_an_error(outcome: HttpReply, kind: type[Exception]) -> None:
     class Answering:
-        async def send(self, _request: Request) -> Reply:
+        async def send(self, _request: Request) -> HttpReply:
             return outcome
 
     async def main() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from stanchion.client.errors import IdempotencyMismatch, ServerUnavailable
 from stanchion.sim.loop import run
-from stanchion.transport.messages import NoReply, Reply, Request
+from stanchion.transport.messages import HttpReply, NoReply, Request
 from tests.client.scripted import DEAD, LOST, Script, away, client, problem, started
 
 
@@ -24,7 +24,7 @@ class Keeping:
         self._chance = chance
         self._numbers = itertools.count()
 
-    async def send(self, request: Request) -> Reply | NoReply:
+    async def send(self, request: Request) -> HttpReply | NoReply:
         await asyncio.sleep(0.001)
         if self._chance is not None and self._chance.random() < 0.1:
             return DEAD if self._chance.random() < 0.5 else away()
@@ -39,7 +39,7 @@ class Keeping:
             self._lose -= 1
             return LOST
         headers = {"idempotency-replayed": "true"} if is_known else {}
-        return Reply(200, headers, started(key).body)
+        return HttpReply(200, headers, started(key).body)
 
 
 @pytest.mark.parametrize("lost", range(8))
@@ -70,7 +70,7 @@ def test_two_hundred_starts_over_a_bad_line_are_two_hundred_runs() -> None:
 
 def test_rerun_and_single_jobs_carry_a_key_of_their_own_too() -> None:
     submitted = {"job_id": "j", "run_id": "r", "status": "pending"}
-    script = Script([LOST, started(), LOST, Reply(200, {}, msgspec.json.encode(submitted))])
+    script = Script([LOST, started(), LOST, HttpReply(200, {}, msgspec.json.encode(submitted))])
 
     async def main() -> None:
         caller = client(script, sample=0.0)

@@ -16,7 +16,7 @@ from stanchion.client.errors import (
 from stanchion.client.signals import Answered, CallSignal, GaveUp, Retrying
 from stanchion.core.retry import RetryClass
 from stanchion.sim.loop import run
-from stanchion.transport.messages import NoReply, Reply, Silence
+from stanchion.transport.messages import HttpReply, NoReply, Silence
 from tests.client.scripted import (
     ALMOST_ONE,
     DEAD,
@@ -48,10 +48,10 @@ def failing(script: Script, sample: float) -> CallFailed:
 @pytest.mark.parametrize(
     "answer",
     [problem(500), problem(502), problem(503), problem(504), DEAD, LOST, TIMED_OUT],
-    ids=lambda answer: str(answer.status if isinstance(answer, Reply) else answer.silence),
+    ids=lambda answer: str(answer.status if isinstance(answer, HttpReply) else answer.silence),
 )
 def test_an_unavailable_server_is_asked_eight_times_with_growing_jittered_waits(
-    answer: Reply | NoReply,
+    answer: HttpReply | NoReply,
 ) -> None:
     shortest, longest = Script([answer]), Script([answer])
     error = failing(shortest, 0.0)
@@ -75,7 +75,7 @@ def test_a_full_tenant_ends_by_the_stricter_cap() -> None:
 
 @pytest.mark.parametrize(("answer", "waits"), [(full(8000), 3), (away(8000), 7)])
 def test_the_servers_word_is_never_undercut_and_spread_by_at_most_a_quarter(
-    answer: Reply, waits: int
+    answer: HttpReply, waits: int
 ) -> None:
     shortest, longest = Script([answer]), Script([answer])
     failing(shortest, 0.0)
@@ -99,7 +99,7 @@ def test_callers_told_the_same_time_come_back_at_different_ones() -> None:
 
 
 @pytest.mark.parametrize("answer", [full(30_001), away(30_001)])
-def test_asked_for_more_patience_than_it_has_a_client_gives_up_at_once(answer: Reply) -> None:
+def test_asked_for_more_patience_than_it_has_a_client_gives_up_at_once(answer: HttpReply) -> None:
     script = Script([answer])
     error = failing(script, 0.5)
     assert error.gave_up is GaveUpBecause.RETRY_AFTER_TOO_LONG
@@ -157,7 +157,7 @@ def test_nor_is_a_certificate_that_is_not_valid() -> None:
 
 
 def test_an_answer_of_another_shape_is_told_and_not_tried_again() -> None:
-    script = Script([Reply(200, {}, b'{"run_id": 7}')])
+    script = Script([HttpReply(200, {}, b'{"run_id": 7}')])
     assert isinstance(failing(script, 0.5), UnexpectedAnswer)
     assert len(script.requests) == 1
 
@@ -172,7 +172,7 @@ def test_an_answer_of_another_shape_is_told_and_not_tried_again() -> None:
     ],
 )
 def test_what_cannot_be_repeated_is_tried_again_only_if_it_was_not_begun(
-    answer: Reply | NoReply, tries: int
+    answer: HttpReply | NoReply, tries: int
 ) -> None:
     script = Script([answer])
 
@@ -188,7 +188,7 @@ def test_what_cannot_be_repeated_is_tried_again_only_if_it_was_not_begun(
 
 
 def test_with_a_key_anything_can_be_repeated() -> None:
-    script = Script([LOST, Reply(200, {}, b"{}")])
+    script = Script([LOST, HttpReply(200, {}, b"{}")])
 
     async def main() -> None:
         caller = client(script, sample=0.0)

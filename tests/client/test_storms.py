@@ -25,7 +25,7 @@ from stanchion.core.retry import (
     RetryPolicy,
 )
 from stanchion.sim.loop import run
-from stanchion.transport.messages import NoReply, Reply, Request
+from stanchion.transport.messages import HttpReply, NoReply, Request
 from tests.client.scripted import DEAD, PLENTY, URL, Script, away, client, full, now, started
 
 
@@ -34,7 +34,7 @@ from tests.client.scripted import DEAD, PLENTY, URL, Script, away, client, full,
     [(DEAD, RetryClass.UNAVAILABLE), (away(), RetryClass.UNAVAILABLE), (full(), RetryClass.QUOTA)],
 )
 def test_a_thousand_callers_send_a_thousand_requests_and_the_budget(
-    answer: Reply | NoReply, retry_class: RetryClass
+    answer: HttpReply | NoReply, retry_class: RetryClass
 ) -> None:
     budget = BUDGETS[retry_class]
     script = Script([answer], latency_s=0.005)
@@ -127,7 +127,7 @@ class Recovering:
         self._ends_ms: list[int] = []
         self._seen: set[str] = set()
 
-    async def send(self, request: Request) -> Reply | NoReply:
+    async def send(self, request: Request) -> HttpReply | NoReply:
         key = dict(request.headers)["Idempotency-Key"]
         if key in self._seen:
             self.retries_at_ms.append(now())

@@ -9,7 +9,7 @@ import pytest
 
 from stanchion.client.errors import GaveUpBecause, NotFound, ServerUnavailable, WaitTimeout
 from stanchion.sim.loop import run
-from stanchion.transport.messages import NoReply, Reply, Request
+from stanchion.transport.messages import HttpReply, NoReply, Request
 from tests.client.scripted import DEAD, Script, client, now, problem, run_view
 
 
@@ -22,7 +22,7 @@ class Holding:
         self._finished_at_ms = finished_at_ms
         self._away_until_ms = away_until_ms
 
-    async def send(self, request: Request) -> Reply | NoReply:
+    async def send(self, request: Request) -> HttpReply | NoReply:
         held_s = float(request.path.partition("?wait=")[2])
         self.asked.append((now(), held_s))
         self.timeouts_s.append(request.timeout_s)

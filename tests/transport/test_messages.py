@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from stanchion.transport import parser as parsing
 from stanchion.transport.messages import (
     Address,
-    Malformed,
+    MalformedResponse,
     Request,
     encode_request,
     parse_address,
@@ -220,7 +220,7 @@ def test_bytes_that_follow_a_complete_response_make_the_connection_unusable() ->
     ids=lambda text: repr(text[-30:]),
 )
 def test_what_is_no_response_is_refused(text: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedResponse):
         _parsed(text, [])
 
 
@@ -234,7 +234,7 @@ def test_a_body_is_bounded_also_if_it_does_not_say_its_length(
     size = b"fffffffff\r\n" if kind == "chunks" else b""
     head = b"HTTP/1.1 200 OK\r\n" + coding
     parser = _parsed(head + b"\r\n" + size + b"x" * 100, [])
-    with pytest.raises(Malformed, match="too large"):
+    with pytest.raises(MalformedResponse, match="too large"):
         parser.feed(b"x")
     stream = _parsed(head + b"content-type: text/event-stream\r\n\r\n" + size, [])
     stream.feed(b"x" * 101)
@@ -250,7 +250,7 @@ def test_any_bytes_are_parsed_or_refused(head: bytes, data: bytes, cuts: list[in
     text = head + data
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     parser = ResponseParser()
-    with suppress(Malformed, EOFError):
+    with suppress(MalformedResponse, EOFError):
         for start, end in zip(bounds, bounds[1:], strict=False):  # noqa: RUF007 - pieces, not pairs
             if start < end:
                 parser.feed(text[start:end])

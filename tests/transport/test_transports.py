@@ -18,7 +18,7 @@ import pytest
 from stanchion.gateway.server import KEEP_ALIVE_S
 from stanchion.transport.blocking import IDLE_S_MAX, KEPT_MAX, BlockingTransport
 from stanchion.transport.event_loop import LoopStream, LoopTransport
-from stanchion.transport.messages import NoReply, Reply, Request, Silence, parse_address
+from stanchion.transport.messages import HttpReply, NoReply, Request, Silence, parse_address
 from tests.transport.tiny_server import (
     HangUp,
     Heard,
@@ -33,7 +33,7 @@ from tests.transport.tiny_server import (
 
 
 class Sends(Protocol):
-    def __call__(self, request: Request) -> Reply | NoReply: ...
+    def __call__(self, request: Request) -> HttpReply | NoReply: ...
 
 
 class Line:
@@ -44,13 +44,13 @@ class Line:
         self._runner = asyncio.Runner()
         self._open: dict[str, BlockingTransport | LoopTransport] = {}
 
-    def send(self, url: str, request: Request) -> Reply | NoReply | list[bytes | NoReply]:
+    def send(self, url: str, request: Request) -> HttpReply | NoReply | list[bytes | NoReply]:
         """What came of it; of a stream, every piece and how it ended."""
         if self._kind == "sockets":
             blocking = self._open.setdefault(url, BlockingTransport(parse_address(url)))
             assert isinstance(blocking, BlockingTransport)
             outcome = blocking.send(request)
-            if isinstance(outcome, Reply | NoReply):
+            if isinstance(outcome, HttpReply | NoReply):
                 return outcome
             pieces = list[bytes | NoReply]()
             while isinstance(piece := outcome.read(), bytes) and piece:
@@ -64,7 +64,7 @@ class Line:
     @staticmethod
     async def _send(
         transport: LoopTransport, request: Request
-    ) -> Reply | NoReply | list[bytes | NoReply]:
+    ) -> HttpReply | NoReply | list[bytes | NoReply]:
         outcome = await transport.send(request)
         if not isinstance(outcome, LoopStream):
             return outcome
@@ -129,7 +129,7 @@ def test_one_connection_serves_many_requests(line: Line) -> None:
         for number in range(10):
             body = b"%d" % number
             outcome = line.send(server.url, asking(method="POST", body=body))
-            assert isinstance(outcome, Reply)
+            assert isinstance(outcome, HttpReply)
             assert outcome.body == body
     assert server.connections == 1
 
@@ -139,7 +139,7 @@ def test_answers_in_chunks_and_pieces_are_put_together(line: Line) -> None:
     with tiny_server(always(Say((*pieces, b"2;x=y\r\nde\r\n0\r\n", b"\r\n")))) as server:
         for _ in range(2):
             outcome = line.send(server.url, asking())
-            assert isinstance(outcome, Reply)
+            assert isinstance(outcome, HttpReply)
             assert outcome.body == b"abcde"
     assert server.connections == 1
 
@@ -159,7 +159,7 @@ def test_a_connection_that_is_not_sure_to_be_clean_is_not_used_again(
     with tiny_server(always(Say((said,)))) as server:
         for _ in range(2):
             outcome = line.send(server.url, asking())
-            assert isinstance(outcome, Reply)
+            assert isinstance(outcome, HttpReply)
             assert outcome.body == b"ok"
     assert server.connections == 2
 
@@ -168,7 +168,7 @@ def test_an_answer_without_a_length_goes_to_the_end_of_the_connection(line: Line
     said = Say((b"HTTP/1.1 200 OK\r\n\r\n", b"all of", b" it"), then_hang_up=True)
     with tiny_server(always(said)) as server:
         outcome = line.send(server.url, asking())
-    assert isinstance(outcome, Reply)
+    assert isinstance(outcome, HttpReply)
     assert outcome.body == b"all of it"
 
 
@@ -177,7 +177,7 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_nobody_a_failure(line
         for _ in range(3):
             # Not even what may be sent only once: nothing goes out on a connection that is over.
             request = asking(method="POST", is_repeatable=False)
-            assert isinstance(line.send(server.url, request), Reply)
+            assert isinstance(line.send(server.url, request), HttpReply)
             server.hang_up_on_all()
             line.settle()
     assert (server.connections, len(server.heard)) == (3, 3)
@@ -186,11 +186,11 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_nobody_a_failure(line
 def test_what_comes_on_an_idle_connection_is_nobodys_answer(line: Line) -> None:
     # As proxies do before they close: 408, to a request that was never made.
     with tiny_server(always(answer(b"ok"))) as server:
-        assert isinstance(line.send(server.url, asking()), Reply)
+        assert isinstance(line.send(server.url, asking()), HttpReply)
         server.say_to_all(b"HTTP/1.1 408 X\r\ncontent-length: 2\r\n\r\nno")
         line.settle()
         outcome = line.send(server.url, asking())
-    assert isinstance(outcome, Reply)
+    assert isinstance(outcome, HttpReply)
     assert (outcome.status, outcome.body) == (200, b"ok")
     assert server.connections == 2
 
@@ -202,8 +202,8 @@ def test_a_server_that_hangs_up_on_kept_connections_gets_repeatable_requests_onc
         return HangUp() if heard.number == 2 else answer(b"ok")
 
     with tiny_server(script) as server:
-        assert isinstance(line.send(server.url, asking()), Reply)
-        assert isinstance(line.send(server.url, asking()), Reply)
+        assert isinstance(line.send(server.url, asking()), HttpReply)
+        assert isinstance(line.send(server.url, asking()), HttpReply)
     assert [heard.connection for heard in server.heard] == [1, 1, 2]
 
 
@@ -212,7 +212,7 @@ def test_and_others_not_because_they_may_have_been_carried_out(line: Line) -> No
         return HangUp() if heard.number == 2 else answer(b"ok")
 
     with tiny_server(script) as server:
-        assert isinstance(line.send(server.url, asking()), Reply)
+        assert isinstance(line.send(server.url, asking()), HttpReply)
         outcome = line.send(server.url, asking(method="POST", is_repeatable=False))
     assert silence(outcome) is Silence.BROKEN
     assert len(server.heard) == 2
@@ -309,7 +309,7 @@ def test_a_refusal_that_comes_while_the_body_is_still_going_out_is_read(line: Li
             f"http://127.0.0.1:{port}", asking(method="POST", body=b"x" * 4_000_000)
         )
         refusing.join(5)
-    assert isinstance(outcome, Reply)
+    assert isinstance(outcome, HttpReply)
     assert outcome.status == 413
 
 
@@ -330,7 +330,7 @@ def test_a_refusal_before_a_reset_is_read_by_a_blocking_caller() -> None:
         transport = BlockingTransport(parse_address(f"http://127.0.0.1:{port}"))
         outcome = transport.send(asking(method="POST", body=b"x" * 8_000_000))
         refusing.join(5)
-    assert isinstance(outcome, Reply)
+    assert isinstance(outcome, HttpReply)
     assert outcome.status == 413
 
 
@@ -339,7 +339,7 @@ def test_interim_answers_are_passed_over(line: Line) -> None:
     with tiny_server(always(Say((said,)))) as server:
         for _ in range(2):
             outcome = line.send(server.url, asking())
-            assert isinstance(outcome, Reply)
+            assert isinstance(outcome, HttpReply)
             assert (outcome.status, outcome.body) == (204, b"")
     assert server.connections == 1
 
@@ -364,7 +364,7 @@ def test_a_stream_that_falls_silent_is_given_up(line: Line) -> None:
 def test_a_stream_that_is_refused_is_an_answer_like_others(line: Line) -> None:
     with tiny_server(always(answer(b"{}", 503))) as server:
         outcome = line.send(server.url, asking(is_stream=True))
-    assert isinstance(outcome, Reply)
+    assert isinstance(outcome, HttpReply)
     assert outcome.status == 503
 
 
@@ -376,7 +376,7 @@ def test_threads_that_share_a_transport_never_get_each_others_answers() -> None:
             bodies = [b"%d-%d" % (name, number) for number in range(30)]
             outcomes = [transport.send(asking(method="POST", body=body)) for body in bodies]
             return [
-                isinstance(outcome, Reply) and outcome.body == body
+                isinstance(outcome, HttpReply) and outcome.body == body
                 for outcome, body in zip(outcomes, bodies, strict=True)
             ]
 
@@ -410,9 +410,9 @@ def test_a_connection_is_kept_for_almost_as_long_as_the_server_keeps_it(kind: st
         loop, sockets = LoopTransport(to, now_s=now_s), BlockingTransport(to, now_s=now_s)
         for moments[0] in (0.0, 60.0, 129.0, 200.0):
             if kind == "blocking":
-                assert isinstance(await asyncio.to_thread(sockets.send, asking()), Reply)
+                assert isinstance(await asyncio.to_thread(sockets.send, asking()), HttpReply)
             else:
-                assert isinstance(await loop.send(asking()), Reply)
+                assert isinstance(await loop.send(asking()), HttpReply)
         await loop.close()
         sockets.close()
 
@@ -435,7 +435,7 @@ def test_a_client_outlives_the_loop_that_it_was_used_in() -> None:
         transport = LoopTransport(parse_address(server.url))
 
         async def main() -> None:
-            assert isinstance(await transport.send(asking()), Reply)
+            assert isinstance(await transport.send(asking()), HttpReply)
 
         async def last() -> None:
             await main()
@@ -459,7 +459,7 @@ def test_a_cancelled_call_leaves_no_connection_that_somebody_else_would_read_fro
             async with asyncio.timeout(0.1):
                 await transport.send(asking())
         outcome = await transport.send(asking())
-        assert isinstance(outcome, Reply)
+        assert isinstance(outcome, HttpReply)
         assert outcome.body == b"mine"
         await transport.close()
 
@@ -470,7 +470,7 @@ def test_a_cancelled_call_leaves_no_connection_that_somebody_else_would_read_fro
 
 FORKING = """
 import os, sys
-from stanchion.transport.messages import Reply, Request
+from stanchion.transport.messages import HttpReply, Request
 from stanchion.transport.messages import parse_address
 from stanchion.transport.blocking import KEPT_MAX, BlockingTransport
 
@@ -479,7 +479,7 @@ transport = BlockingTransport(parse_address(sys.argv[1]))
 def echo(body):
     request = Request(name="t", method="POST", path="/", body=body, timeout_s=5, is_repeatable=True)
     outcome = transport.send(request)
-    assert isinstance(outcome, Reply) and outcome.body == body, outcome
+    assert isinstance(outcome, HttpReply) and outcome.body == body, outcome
 
 echo(b"before")
 child = os.fork()

@@ -17,7 +17,7 @@ from typing import assert_never
 import msgspec
 
 from stanchion.core.json_value import JsonValue
-from stanchion.transport.messages import Reply
+from stanchion.transport.messages import HttpReply
 from stanchion.wire.problems import Problem
 from stanchion.wire.worker import (
     JobResult,
@@ -120,14 +120,14 @@ class Ledger:
 
     # ── The protocol ─────────────────────────────────────────────────────────────────────────────
 
-    async def answer(self, path: str, body: bytes) -> Reply | None:
+    async def answer(self, path: str, body: bytes) -> HttpReply | None:
         """What the server answers; nothing, if it hangs up."""
         verb = path.rsplit("/", 1)[1]
         self.asked[verb].append(self._now_ms())
         self._wake()
         script = self._scripts[verb]
         fault = script.popleft() if script else self._always.get(verb, Fault.NONE)
-        answer: Reply | None
+        answer: HttpReply | None
         match fault:
             case Fault.AWAY:
                 answer = _problem(503, "store_unavailable")
@@ -150,7 +150,7 @@ class Ledger:
         self._wake()
         return answer
 
-    async def _do(self, verb: str, body: bytes) -> Reply:
+    async def _do(self, verb: str, body: bytes) -> HttpReply:
         match verb:
             case "lease":
                 return await self._lease(msgspec.json.decode(body, type=LeaseRequest))
@@ -159,7 +159,7 @@ class Ledger:
             case _:
                 return self._take(msgspec.json.decode(body, type=ResultsRequest))
 
-    async def _lease(self, request: LeaseRequest) -> Reply:
+    async def _lease(self, request: LeaseRequest) -> HttpReply:
         began = self._now_ms()
         until = began + request.wait_s * 1000
         while True:
@@ -191,7 +191,7 @@ class Ledger:
             del self._held_until[job_id]
             self._ready.append(job_id)
 
-    def _renew(self, request: RenewRequest) -> Reply:
+    def _renew(self, request: RenewRequest) -> HttpReply:
         renewed, lost = [], []
         self.renewed.append((self._now_ms(), tuple(ref.job_id for ref in request.leases)))
         for ref in request.leases:
@@ -206,7 +206,7 @@ class Ledger:
                 renewed.append(ref.job_id)
         return _ok(RenewAnswer(tuple(renewed), tuple(lost)))
 
-    def _take(self, request: ResultsRequest) -> Reply:
+    def _take(self, request: ResultsRequest) -> HttpReply:
         if any(map(self.is_invalid, request.results)):
             return _problem(422, "invalid_request")
         self.batches.append(request.results)
@@ -242,7 +242,7 @@ class Wire:
         self._ledger = ledger
         self.is_closed = False
 
-    async def post(self, path: str, body: bytes) -> Reply:
+    async def post(self, path: str, body: bytes) -> HttpReply:
         answer = await self._ledger.answer(path, body)
         if answer is None:
             raise TransportFailed("cut")
@@ -252,18 +252,18 @@ class Wire:
         self.is_closed = True
 
 
-def _ok(value: msgspec.Struct) -> Reply:
-    return Reply(200, {}, msgspec.json.encode(value))
+def _ok(value: msgspec.Struct) -> HttpReply:
+    return HttpReply(200, {}, msgspec.json.encode(value))
 
 
-def _problem(status: int, code: str) -> Reply:
+def _problem(status: int, code: str) -> HttpReply:
     problem = Problem(status=status, code=code, title=code, detail=f"said the script: {code}")
-    return Reply(status, {}, msgspec.json.encode(problem))
+    return HttpReply(status, {}, msgspec.json.encode(problem))
 
 
 async def _unless_gone(
-    reader: asyncio.StreamReader, answering: Coroutine[None, None, Reply | None]
-) -> Reply | None:
+    reader: asyncio.StreamReader, answering: Coroutine[None, None, HttpReply | None]
+) -> HttpReply | None:
     """What the server answers, unless the worker hung up: then nobody must be given a job."""
     answer = asyncio.create_task(answering)
     gone = asyncio.create_task(reader.read(1))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from stanchion.transport.messages import Reply
+from stanchion.transport.messages import HttpReply
 from stanchion.worker.server import (
     HttpTransport,
     ServerAnswered,
@@ -139,7 +139,7 @@ async def test_half_an_answer_and_no_answer_are_errors(answer: bytes, message: s
 async def test_an_answer_up_to_the_end_of_the_connection_is_read() -> None:
     async with _listening(_once(b"HTTP/1.1 502 Bad\r\n\r\noops")) as (_, url):
         transport = HttpTransport(url)
-        assert await transport.post("/", b"x") == Reply(502, {}, b"oops")
+        assert await transport.post("/", b"x") == HttpReply(502, {}, b"oops")
         await transport.close()
 
 
@@ -193,10 +193,10 @@ def test_a_key_that_would_break_the_head_is_refused(key: str) -> None:
 
 
 class Fixed:
-    def __init__(self, answer: Reply | None) -> None:
+    def __init__(self, answer: HttpReply | None) -> None:
         self._answer = answer
 
-    async def post(self, _path: str, _body: bytes) -> Reply:
+    async def post(self, _path: str, _body: bytes) -> HttpReply:
         if self._answer is None:
             await asyncio.Event().wait()
         assert self._answer is not None
@@ -207,7 +207,7 @@ class Fixed:
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
 async def test_what_may_pass_by_itself_is_away(status: int) -> None:
-    server = WorkerApi(Fixed(Reply(status, {}, b"<html>")), "w")
+    server = WorkerApi(Fixed(HttpReply(status, {}, b"<html>")), "w")
     outcome = await server.lease(("t",), max_jobs=1, wait_s=0)
     assert outcome == ServerUnreachable(f"{status} unknown: HTTP status {status}", 0)
 
@@ -215,25 +215,29 @@ async def test_what_may_pass_by_itself_is_away(status: int) -> None:
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 405, 413, 422])
 async def test_what_will_not_pass_is_refused(status: int) -> None:
     body = b'{"status":4,"code":"c","title":"t","detail":"d"}'
-    server = WorkerApi(Fixed(Reply(status, {}, body)), "w")
+    server = WorkerApi(Fixed(HttpReply(status, {}, body)), "w")
     assert await server.lease(("t",), max_jobs=1, wait_s=0) == ServerRefused(status, "c", "d")
 
 
 async def test_the_servers_word_on_when_to_come_back_is_passed_on() -> None:
     body = b'{"status":503,"code":"c","title":"t","detail":"d","retry_after_ms":1500}'
-    outcome = await WorkerApi(Fixed(Reply(503, {}, body)), "w").renew((), timeout_s=1)
+    outcome = await WorkerApi(Fixed(HttpReply(503, {}, body)), "w").renew((), timeout_s=1)
     assert outcome == ServerUnreachable("503 c: d", 1500)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"jobs": [{}]}', b'{"jobs": 1}'])
 async def test_an_answer_in_the_servers_name_that_is_not_its_own_is_away(body: bytes) -> None:
-    outcome = await WorkerApi(Fixed(Reply(200, {}, body)), "w").lease(("t",), max_jobs=1, wait_s=0)
+    outcome = await WorkerApi(Fixed(HttpReply(200, {}, body)), "w").lease(
+        ("t",), max_jobs=1, wait_s=0
+    )
     assert isinstance(outcome, ServerUnreachable)
 
 
 async def test_members_that_a_newer_server_adds_are_passed_over() -> None:
     body = b'{"jobs": [], "waited_ms": 5, "weather": "fine"}'
-    outcome = await WorkerApi(Fixed(Reply(200, {}, body)), "w").lease(("t",), max_jobs=1, wait_s=0)
+    outcome = await WorkerApi(Fixed(HttpReply(200, {}, body)), "w").lease(
+        ("t",), max_jobs=1, wait_s=0
+    )
     assert isinstance(outcome, ServerAnswered)
 
 

@@ -20,7 +20,7 @@ import click
 
 from stanchion.cli.errors import CallContext, CliError, Exit, error_from
 from stanchion.transport.blocking import BlockingTransport
-from stanchion.transport.messages import NoReply, Reply, Request, Silence, parse_address
+from stanchion.transport.messages import HttpReply, NoReply, Request, Silence, parse_address
 
 __all__ = [
     "URL",
@@ -119,7 +119,7 @@ class ApiClient:
                 raise CliError(f"{name} should have visible ASCII characters only", Exit.USAGE)
         return given
 
-    def _send(self, request: Request) -> Reply:
+    def _send(self, request: Request) -> HttpReply:
         if self._transport is None:
             try:
                 self._transport = BlockingTransport(parse_address(self.url))
@@ -130,7 +130,7 @@ class ApiClient:
                     fix="write --url http://HOST:PORT",
                 ) from error
         outcome = self._transport.send(request)
-        if isinstance(outcome, Reply):
+        if isinstance(outcome, HttpReply):
             return outcome
         assert isinstance(outcome, NoReply)  # Streams are not asked for.
         raise _unreachable(outcome, self.url, request.timeout_s)
@@ -142,7 +142,7 @@ def _content(body: object) -> Content:
     return Content(json.dumps(body).encode(), "application/json")
 
 
-def _document(reply: Reply, url: str) -> Any:  # noqa: ANN401 - any JSON value
+def _document(reply: HttpReply, url: str) -> Any:  # noqa: ANN401 - any JSON value
     try:
         return json.loads(reply.body) if reply.body else None
     except ValueError as error:

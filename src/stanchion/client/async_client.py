@@ -15,18 +15,18 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, assert_never
 
 from stanchion.client import calls
-from stanchion.client.base import Caller, Handle, as_method, named
-from stanchion.client.calls import Started
-from stanchion.client.engine import Command, Emit, Engine, Feed, Op, Read, Send, Sleep
+from stanchion.client.base import BaseClient, BaseRunHandle, as_method, named
+from stanchion.client.calls import StartedRun
+from stanchion.client.engine import CallEngine, Command, Emit, Feed, Op, Read, Send, Sleep
 from stanchion.client.events import events
 from stanchion.transport.event_loop import LoopTransport
 from stanchion.transport.messages import (
     Address,
     AsyncByteStream,
     AsyncTransport,
+    HttpReply,
     NoReply,
     Outcome,
-    Reply,
 )
 
 __all__ = ["AsyncClient", "AsyncRunHandle"]
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def _method(
-    call: Callable[Concatenate[Engine, P], Op[T]],
+    call: Callable[Concatenate[CallEngine, P], Op[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._carry_out(call(self._engine, *args, **kwargs))
@@ -48,7 +48,7 @@ def _method(
 
 
 def _starting(
-    call: Callable[Concatenate[Engine, P], Op[Started]],
+    call: Callable[Concatenate[CallEngine, P], Op[StartedRun]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, AsyncRunHandle]]:
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncRunHandle:
         return AsyncRunHandle(self, await self._carry_out(call(self._engine, *args, **kwargs)))
@@ -57,7 +57,7 @@ def _starting(
 
 
 def _iterating(
-    feed: Callable[Concatenate[Engine, P], Feed[T]],
+    feed: Callable[Concatenate[CallEngine, P], Feed[T]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]]:
     def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
         return self._follow(feed(self._engine, *args, **kwargs))
@@ -78,7 +78,7 @@ def _of_run(
 
 
 @named
-class AsyncClient(Caller[AsyncTransport]):
+class AsyncClient(BaseClient[AsyncTransport]):
     """A caller of one server, as one tenant."""
 
     start = _starting(calls.start)
@@ -145,7 +145,7 @@ class AsyncClient(Caller[AsyncTransport]):
 
 
 @named
-class AsyncRunHandle(Handle[AsyncClient]):
+class AsyncRunHandle(BaseRunHandle[AsyncClient]):
     """A run that was started: wait for it, look at it, end it."""
 
     wait = _of_run(AsyncClient.wait)
@@ -169,7 +169,7 @@ class _Hands:
         match command:
             case Send():
                 outcome = await self._transport.send(command.request)
-                if isinstance(outcome, Reply | NoReply):
+                if isinstance(outcome, HttpReply | NoReply):
                     return outcome
                 self._hang_up()
                 self._stream = outcome

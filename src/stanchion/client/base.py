@@ -14,19 +14,19 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any, Final, Generic, TypeVar
 
-from stanchion.client.calls import Started
-from stanchion.client.engine import Engine, Pace
+from stanchion.client.calls import StartedRun
+from stanchion.client.engine import CallEngine, Pace
 from stanchion.client.signals import CallHook, guarded
 from stanchion.transport.messages import Address, parse_address
 
-__all__ = ["Caller", "Handle", "as_method", "named"]
+__all__ = ["BaseClient", "BaseRunHandle", "as_method", "named"]
 
 TransportT = TypeVar("TransportT")
 CallerT = TypeVar("CallerT")
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
-class Caller(ABC, Generic[TransportT]):
+class BaseClient(ABC, Generic[TransportT]):
     """A caller of one server, as one tenant."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Caller(ABC, Generic[TransportT]):
             headers.append(("Authorization", f"Bearer {_token('api_key', api_key)}"))
         if tenant is not None:
             headers.append(("X-Stanchion-Tenant", _token("tenant", tenant)))
-        self._engine = Engine(
+        self._engine = CallEngine(
             pace=Pace() if pace is None else pace,
             tell=guarded(on_event),
             headers=tuple(headers),
@@ -72,10 +72,10 @@ class Caller(ABC, Generic[TransportT]):
         """The client's own."""
 
 
-class Handle(Generic[CallerT]):
+class BaseRunHandle(Generic[CallerT]):
     """A run that was started: wait for it, look at it, end it."""
 
-    def __init__(self, client: CallerT, started: Started) -> None:
+    def __init__(self, client: CallerT, started: StartedRun) -> None:
         self._client = client
         self.run_id = started.run_id
         self.status = started.status

@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from stanchion.client.engine import Call, Emit, Engine, Feed, Op, Sleep
-from stanchion.client.errors import Facts, WaitTimeout
+from stanchion.client.engine import ApiCall, CallEngine, Emit, Feed, Op, Sleep
+from stanchion.client.errors import CallFacts, WaitTimeout
 from stanchion.client.requests import (
     JSON,
     any_json,
@@ -34,7 +34,7 @@ from stanchion.client.requests import (
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Instant, RunStatus
 from stanchion.core.retry import BoundedJitter, backoff_ms
-from stanchion.transport.messages import Reply
+from stanchion.transport.messages import HttpReply
 from stanchion.wire.runs import (
     ApplyAnswer,
     Change,
@@ -50,7 +50,7 @@ from stanchion.wire.runs import (
 )
 
 __all__ = [
-    "Started",
+    "StartedRun",
     "apply_workflow",
     "approve",
     "cancel",
@@ -79,7 +79,7 @@ _YAML: Final = "application/yaml"
 _ID_LINE: Final = re.compile(r"""(?m)^id:[ \t]+(["']?)([A-Za-z0-9._-]+)\1[ \t]*(?:#.*)?\r?$""")
 
 
-class Started(msgspec.Struct, frozen=True):
+class StartedRun(msgspec.Struct, frozen=True):
     """The run that was started, or that the same key started before."""
 
     run_id: str
@@ -92,12 +92,12 @@ class Started(msgspec.Struct, frozen=True):
 
 
 def start(
-    engine: Engine,
+    engine: CallEngine,
     workflow_id: str,
     input: Mapping[str, Any] | None = None,  # noqa: A002 - what it is called on the wire
     *,
     idempotency_key: str | None = None,
-) -> Op[Started]:
+) -> Op[StartedRun]:
     """Start a run of the newest version of a workflow, with any mapping that is a JSON object.
 
     Pass a key of your own (an order's number) if the same start may come again from elsewhere, or
@@ -105,15 +105,15 @@ def start(
     """
     path = f"/v1/workflows/{quoted_part(workflow_id, 'workflow_id')}/runs"
     sent = posting(engine, "start", path, {"input": {} if input is None else dict(input)})
-    return (yield from engine.ask(Call(keyed(sent, key_or_own(idempotency_key)), _started)))
+    return (yield from engine.ask(ApiCall(keyed(sent, key_or_own(idempotency_key)), _started)))
 
 
-def get(engine: Engine, run_id: str) -> Op[RunView]:
+def get(engine: CallEngine, run_id: str) -> Op[RunView]:
     """A run as it is now."""
     return (yield from engine.ask(getting(engine, "get", run_path(run_id), RunView)))
 
 
-def wait(engine: Engine, run_id: str, *, timeout_s: float | None = None) -> Op[RunView]:
+def wait(engine: CallEngine, run_id: str, *, timeout_s: float | None = None) -> Op[RunView]:
     """Wait until a run is finished, however it ended: look at its ``status``.
 
     After ``timeout_s`` raises ``WaitTimeout``, which has the run as it was seen last. Without a
@@ -127,19 +127,19 @@ def wait(engine: Engine, run_id: str, *, timeout_s: float | None = None) -> Op[R
         sent = request_to(engine, "wait", "GET", f"{run_path(run_id)}?wait={slice_s:.3f}")
         sent = replace(sent, timeout_s=slice_s + _GRACE_S)
         asked_at = now()
-        run = yield from engine.ask(Call(sent, reader(RunView)), until=until)
+        run = yield from engine.ask(ApiCall(sent, reader(RunView)), until=until)
         if run.status.is_finished:
             return run
         if until is not None and now() >= until:
             message = f"wait: run {run_id} is still {run.status} after {timeout_s} s"
-            raise WaitTimeout(message, Facts(call="wait"), run)
+            raise WaitTimeout(message, CallFacts(call="wait"), run)
         early_ms = round(slice_s * 1000) - (now() - asked_at)
         if early_ms > 0:
             yield Sleep(min(early_ms, backoff_ms(_LOOK_AGAIN, 1, engine.pace.sample())))
 
 
 def list_runs(
-    engine: Engine,
+    engine: CallEngine,
     *,
     workflow_id: str | None = None,
     status: RunStatus | str | None = None,
@@ -152,7 +152,7 @@ def list_runs(
 
 
 def runs(
-    engine: Engine, *, workflow_id: str | None = None, status: RunStatus | str | None = None
+    engine: CallEngine, *, workflow_id: str | None = None, status: RunStatus | str | None = None
 ) -> Feed[RunRow]:
     """All of the tenant's runs, newest first, page after page as they are needed."""
     cursor = None
@@ -166,56 +166,60 @@ def runs(
 
 
 def timeline(
-    engine: Engine, run_id: str, *, limit: int = 1000, cursor: str | None = None
+    engine: CallEngine, run_id: str, *, limit: int = 1000, cursor: str | None = None
 ) -> Op[TimelineAnswer]:
     """One page of a run's history, oldest first."""
     path = f"{run_path(run_id)}/timeline" + query_of({"limit": limit, "cursor": cursor})
     return (yield from engine.ask(getting(engine, "timeline", path, TimelineAnswer)))
 
 
-def cancel(engine: Engine, run_id: str, *, reason: str | None = None) -> Op[Change]:
+def cancel(engine: CallEngine, run_id: str, *, reason: str | None = None) -> Op[Change]:
     """End a run now. ``applied`` is false if it was busy: then it ends as soon as it is not."""
     # Without a key, and safe: a run that is cancelled twice is cancelled.
     sent = posting(engine, "cancel", f"{run_path(run_id)}/cancel", {"reason": reason})
-    return (yield from engine.ask(Call(replace(sent, is_repeatable=True), reader(Change))))
+    return (yield from engine.ask(ApiCall(replace(sent, is_repeatable=True), reader(Change))))
 
 
 def rerun(
-    engine: Engine,
+    engine: CallEngine,
     run_id: str,
     *,
     from_step: str | None = None,
     idempotency_key: str | None = None,
-) -> Op[Started]:
+) -> Op[StartedRun]:
     """Do a finished run again, as a new run: all of it, or from a step on."""
     sent = posting(engine, "rerun", f"{run_path(run_id)}/rerun", {"from_step": from_step})
-    return (yield from engine.ask(Call(keyed(sent, key_or_own(idempotency_key)), _started)))
+    return (yield from engine.ask(ApiCall(keyed(sent, key_or_own(idempotency_key)), _started)))
 
 
-def approve(engine: Engine, run_id: str, step_id: str, *, comment: str | None = None) -> Op[Change]:
+def approve(
+    engine: CallEngine, run_id: str, step_id: str, *, comment: str | None = None
+) -> Op[Change]:
     """Approve a step that waits for a decision. Raises ``Conflict`` if it was rejected before."""
     return (yield from _decide(engine, "approve", run_id, step_id, comment))
 
 
-def reject(engine: Engine, run_id: str, step_id: str, *, comment: str | None = None) -> Op[Change]:
+def reject(
+    engine: CallEngine, run_id: str, step_id: str, *, comment: str | None = None
+) -> Op[Change]:
     """Reject a step that waits for a decision. Raises ``Conflict`` if it was approved before."""
     return (yield from _decide(engine, "reject", run_id, step_id, comment))
 
 
 def _decide(
-    engine: Engine, verb: str, run_id: str, step_id: str, comment: str | None
+    engine: CallEngine, verb: str, run_id: str, step_id: str, comment: str | None
 ) -> Op[Change]:
     path = f"{run_path(run_id)}/steps/{quoted_part(step_id, 'step_id')}/{verb}"
     # Without a key, and safe: the same decision a second time changes nothing.
     sent = posting(engine, verb, path, {"comment": comment})
-    return (yield from engine.ask(Call(replace(sent, is_repeatable=True), reader(Change))))
+    return (yield from engine.ask(ApiCall(replace(sent, is_repeatable=True), reader(Change))))
 
 
 # ── Jobs without a workflow ──────────────────────────────────────────────────────────────────────
 
 
 def submit_job(
-    engine: Engine,
+    engine: CallEngine,
     topic: str,
     input: Any = msgspec.UNSET,  # noqa: A002, ANN401 - as on the wire; any JSON value
     *,
@@ -224,10 +228,10 @@ def submit_job(
     """Have one job done, without a workflow. It is a run of one step: wait for its ``run_id``."""
     body: JsonObject = {"topic": topic, "input": {} if input is msgspec.UNSET else input}
     sent = keyed(posting(engine, "submit_job", "/v1/jobs", body), key_or_own(idempotency_key))
-    return (yield from engine.ask(Call(sent, reader(SubmitAnswer))))
+    return (yield from engine.ask(ApiCall(sent, reader(SubmitAnswer))))
 
 
-def get_job(engine: Engine, job_id: str) -> Op[JobAnswer]:
+def get_job(engine: CallEngine, job_id: str) -> Op[JobAnswer]:
     """A job as it is now, of a workflow's step or submitted alone."""
     path = f"/v1/jobs/{quoted_part(job_id, 'job_id')}"
     return (yield from engine.ask(getting(engine, "job", path, JobAnswer)))
@@ -237,7 +241,7 @@ def get_job(engine: Engine, job_id: str) -> Op[JobAnswer]:
 
 
 def apply_workflow(
-    engine: Engine, definition: str | JsonObject, *, workflow_id: str | None = None
+    engine: CallEngine, definition: str | JsonObject, *, workflow_id: str | None = None
 ) -> Op[ApplyAnswer]:
     """Register a workflow, or its next version: the text of a workflow file, or what is in it."""
     if isinstance(definition, str):
@@ -249,11 +253,11 @@ def apply_workflow(
         raise ValueError("the definition has no id: give it one, or pass workflow_id=")
     path = f"/v1/workflows/{quoted_part(name, 'workflow_id')}"
     sent = carrying(request_to(engine, "apply_workflow", "PUT", path), body, media)
-    return (yield from engine.ask(Call(sent, reader(ApplyAnswer))))
+    return (yield from engine.ask(ApiCall(sent, reader(ApplyAnswer))))
 
 
 def get_workflow(
-    engine: Engine, workflow_id: str, *, version: int | None = None
+    engine: CallEngine, workflow_id: str, *, version: int | None = None
 ) -> Op[WorkflowView]:
     """A workflow, its newest version if none is named."""
     path = f"/v1/workflows/{quoted_part(workflow_id, 'workflow_id')}" + query_of(
@@ -263,7 +267,7 @@ def get_workflow(
 
 
 def list_workflows(
-    engine: Engine, *, limit: int = 100, cursor: str | None = None
+    engine: CallEngine, *, limit: int = 100, cursor: str | None = None
 ) -> Op[WorkflowList]:
     """One page of the tenant's workflows, by id."""
     path = "/v1/workflows" + query_of({"limit": limit, "cursor": cursor})
@@ -274,7 +278,7 @@ def list_workflows(
 
 
 def request(
-    engine: Engine,
+    engine: CallEngine,
     method: str,
     path: str,
     body: JsonValue = None,
@@ -291,7 +295,7 @@ def request(
         sent = carrying(sent, encoded(body))
     if idempotency_key is not None:
         sent = keyed(sent, key_or_own(idempotency_key))
-    return (yield from engine.ask(Call(sent, any_json)))
+    return (yield from engine.ask(ApiCall(sent, any_json)))
 
 
 def _media_and_id(text: str) -> tuple[str, str]:
@@ -310,7 +314,7 @@ def _media_and_id(text: str) -> tuple[str, str]:
 _START: Final = msgspec.json.Decoder(StartAnswer)
 
 
-def _started(reply: Reply) -> Started:
+def _started(reply: HttpReply) -> StartedRun:
     answer = _START.decode(reply.body)
     is_replay = reply.headers.get("idempotency-replayed") == "true"
-    return Started(answer.run_id, answer.status, is_replay)
+    return StartedRun(answer.run_id, answer.status, is_replay)

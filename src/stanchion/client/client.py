@@ -15,12 +15,19 @@ from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar, assert_never
 
 from stanchion.client import calls
-from stanchion.client.base import Caller, Handle, as_method, named
-from stanchion.client.calls import Started
-from stanchion.client.engine import Command, Emit, Engine, Feed, Op, Read, Send, Sleep
+from stanchion.client.base import BaseClient, BaseRunHandle, as_method, named
+from stanchion.client.calls import StartedRun
+from stanchion.client.engine import CallEngine, Command, Emit, Feed, Op, Read, Send, Sleep
 from stanchion.client.events import events
 from stanchion.transport.blocking import BlockingTransport
-from stanchion.transport.messages import Address, ByteStream, NoReply, Outcome, Reply, Transport
+from stanchion.transport.messages import (
+    Address,
+    ByteStream,
+    HttpReply,
+    NoReply,
+    Outcome,
+    SyncTransport,
+)
 
 __all__ = ["Client", "RunHandle"]
 
@@ -32,7 +39,7 @@ T = TypeVar("T")
 
 
 def _method(
-    call: Callable[Concatenate[Engine, P], Op[T]],
+    call: Callable[Concatenate[CallEngine, P], Op[T]],
 ) -> Callable[Concatenate[Client, P], T]:
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._carry_out(call(self._engine, *args, **kwargs))
@@ -41,7 +48,7 @@ def _method(
 
 
 def _starting(
-    call: Callable[Concatenate[Engine, P], Op[Started]],
+    call: Callable[Concatenate[CallEngine, P], Op[StartedRun]],
 ) -> Callable[Concatenate[Client, P], RunHandle]:
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> RunHandle:
         return RunHandle(self, self._carry_out(call(self._engine, *args, **kwargs)))
@@ -50,7 +57,7 @@ def _starting(
 
 
 def _iterating(
-    feed: Callable[Concatenate[Engine, P], Feed[T]],
+    feed: Callable[Concatenate[CallEngine, P], Feed[T]],
 ) -> Callable[Concatenate[Client, P], Generator[T, None, None]]:
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         return self._follow(feed(self._engine, *args, **kwargs))
@@ -71,7 +78,7 @@ def _of_run(
 
 
 @named
-class Client(Caller[Transport]):
+class Client(BaseClient[SyncTransport]):
     """A caller of one server, as one tenant."""
 
     start = _starting(calls.start)
@@ -97,7 +104,7 @@ class Client(Caller[Transport]):
         if isinstance(self._transport, BlockingTransport):
             self._transport.close()
 
-    def _transport_to(self, to: Address) -> Transport:
+    def _transport_to(self, to: Address) -> SyncTransport:
         return BlockingTransport(to)
 
     def __enter__(self) -> Self:
@@ -138,7 +145,7 @@ class Client(Caller[Transport]):
 
 
 @named
-class RunHandle(Handle[Client]):
+class RunHandle(BaseRunHandle[Client]):
     """A run that was started: wait for it, look at it, end it."""
 
     wait = _of_run(Client.wait)
@@ -154,7 +161,7 @@ class RunHandle(Handle[Client]):
 class _Hands:
     """Does what the engine says."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: SyncTransport) -> None:
         self._transport = transport
         self._stream: ByteStream | None = None
 
@@ -162,7 +169,7 @@ class _Hands:
         match command:
             case Send():
                 outcome = self._transport.send(command.request)
-                if isinstance(outcome, Reply | NoReply):
+                if isinstance(outcome, HttpReply | NoReply):
                     return outcome
                 self._hang_up()
                 self._stream = outcome

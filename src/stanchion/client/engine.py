@@ -27,7 +27,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never
 import msgspec
 
 from stanchion.client.errors import (
-    Facts,
+    CallFacts,
     GaveUpBecause,
     UnexpectedAnswer,
     answer_of,
@@ -51,14 +51,14 @@ from stanchion.core.retry import (
     spend,
 )
 from stanchion.core.retry import GiveUp as NoMore
-from stanchion.transport.messages import NoReply, Opened, Outcome, Reply, Request
+from stanchion.transport.messages import HttpReply, NoReply, Opened, Outcome, Request
 
 __all__ = [
     "SHARED",
-    "Call",
+    "ApiCall",
+    "CallEngine",
     "Command",
     "Emit",
-    "Engine",
     "Feed",
     "Op",
     "Pace",
@@ -132,11 +132,11 @@ Feed: TypeAlias = Generator[Command | Emit[T], Any, None]
 # ── Calls ────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Call(msgspec.Struct, Generic[T], frozen=True):
+class ApiCall(msgspec.Struct, Generic[T], frozen=True):
     """A request, and how its answer is read."""
 
     request: Request
-    read: Callable[[Reply], T]
+    read: Callable[[HttpReply], T]
 
 
 def _chance() -> float:
@@ -164,7 +164,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     sample: Callable[[], float] = _chance
 
 
-class Engine(msgspec.Struct, frozen=True, kw_only=True):
+class CallEngine(msgspec.Struct, frozen=True, kw_only=True):
     """Makes calls, by its pace, and tells its hook."""
 
     pace: Pace
@@ -176,16 +176,16 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         return "<engine of a client>"  # Its headers hold the caller's key.
 
-    def ask(self, call: Call[T], *, until: Instant | None = None) -> Op[T]:
+    def ask(self, call: ApiCall[T], *, until: Instant | None = None) -> Op[T]:
         """Make the call, again if that may help. No wait begins that would end after ``until``."""
         reply = yield from self._answered(call.request, until)
-        assert isinstance(reply, Reply)  # Streams are asked for with `open`.
+        assert isinstance(reply, HttpReply)  # Streams are asked for with `open`.
         try:
             return call.read(reply)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UnexpectedAnswer(
                 f"{call.request.name}: the answer is not what was expected: {error}",
-                Facts(call=call.request.name, status=reply.status, may_have_run=True),
+                CallFacts(call=call.request.name, status=reply.status, may_have_run=True),
             ) from error
 
     def open(self, request: Request) -> Op[None]:
@@ -194,11 +194,15 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(reply, Opened):
             raise UnexpectedAnswer(
                 f"{request.name}: a whole answer where a stream was expected",
-                Facts(call=request.name, status=reply.status),
+                CallFacts(call=request.name, status=reply.status),
             )
 
     def again(
-        self, request: Request, outcome: Reply | NoReply, tries: Tries, until: Instant | None = None
+        self,
+        request: Request,
+        outcome: HttpReply | NoReply,
+        tries: Tries,
+        until: Instant | None = None,
     ) -> Wait:
         """How long to wait before the next try; if there is to be none, raises what was wrong."""
         answer = answer_of(outcome, self.pace.wall())
@@ -222,7 +226,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         )
         return verdict
 
-    def _answered(self, request: Request, until: Instant | None) -> Op[Reply | Opened]:
+    def _answered(self, request: Request, until: Instant | None) -> Op[HttpReply | Opened]:
         tries = Tries(self.pace.now())
         while True:
             sent_at = self.pace.now()
@@ -238,7 +242,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             )
             if isinstance(outcome, Opened):
                 return outcome
-            if isinstance(outcome, Reply) and outcome.status in _WELL:
+            if isinstance(outcome, HttpReply) and outcome.status in _WELL:
                 return outcome
             wait = self.again(request, outcome, tries, until)
             tries = wait.tries
@@ -247,7 +251,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     def _verdict(
         self,
         request: Request,
-        outcome: Reply | NoReply,
+        outcome: HttpReply | NoReply,
         answer: Answer,
         tries: Tries,
         until: Instant | None,
@@ -268,7 +272,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 def _status(outcome: Outcome) -> int | None:
     match outcome:
-        case Reply():
+        case HttpReply():
             return outcome.status
         case Opened():
             return HTTPStatus.OK

@@ -36,16 +36,16 @@ import msgspec
 
 from stanchion.core.model import Instant
 from stanchion.core.retry import Answer, GiveUpReason, RetryClass
-from stanchion.transport.messages import NoReply, Reply, Request, Silence
+from stanchion.transport.messages import HttpReply, NoReply, Request, Silence
 from stanchion.wire.problems import Code, FieldError
 from stanchion.wire.runs import RunView
 
 __all__ = [
     "AccessDenied",
+    "CallFacts",
     "CallFailed",
     "CallRefused",
     "Conflict",
-    "Facts",
     "Forbidden",
     "GaveUpBecause",
     "IdempotencyMismatch",
@@ -80,7 +80,7 @@ class GaveUpBecause(StrEnum):
     """The process retries as much as it may already."""
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about a call that failed."""
 
     call: str
@@ -104,7 +104,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 class CallFailed(Exception):
     """A call did not succeed. ``facts`` says all that is known, the class says who acts."""
 
-    def __init__(self, message: str, facts: Facts) -> None:
+    def __init__(self, message: str, facts: CallFacts) -> None:
         super().__init__(message, facts)  # Both: so that it can be pickled.
         self.message = message
         self.facts = facts
@@ -208,7 +208,7 @@ class UnexpectedAnswer(CallFailed):
 class WaitTimeout(CallFailed, TimeoutError):
     """The run was not finished within the time. It goes on."""
 
-    def __init__(self, message: str, facts: Facts, run: RunView) -> None:
+    def __init__(self, message: str, facts: CallFacts, run: RunView) -> None:
         super().__init__(message, facts)
         self.args = (message, facts, run)
         self.run = run
@@ -222,31 +222,31 @@ _RETRY_AFTER_MS_MAX: Final = 10**12
 """Far above every policy, and small enough to calculate with."""
 
 
-def answer_of(outcome: Reply | NoReply, wall: Instant) -> Answer:
+def answer_of(outcome: HttpReply | NoReply, wall: Instant) -> Answer:
     """Which class of answers this is, and when the server would like to be asked again."""
     match outcome:
         case NoReply(silence=Silence.UNTRUSTED):
             return Answer(None)
         case NoReply():
             return Answer(RetryClass.UNAVAILABLE)
-        case Reply(status=HTTPStatus.TOO_MANY_REQUESTS):
+        case HttpReply(status=HTTPStatus.TOO_MANY_REQUESTS):
             return Answer(RetryClass.QUOTA, retry_after_ms(outcome, wall))
-        case Reply(status=status) if status in _UNAVAILABLE:
+        case HttpReply(status=status) if status in _UNAVAILABLE:
             return Answer(RetryClass.UNAVAILABLE, retry_after_ms(outcome, wall))
-        case Reply():
+        case HttpReply():
             return Answer(None)
         case _:
             assert_never(outcome)
 
 
-def may_have_run(outcome: Reply | NoReply) -> bool:
+def may_have_run(outcome: HttpReply | NoReply) -> bool:
     """Whether the server may have done what it was asked, although it did not say so."""
     if isinstance(outcome, NoReply):
         return outcome.may_have_run
     return outcome.status in _MAY_HAVE_RUN
 
 
-def retry_after_ms(reply: Reply, wall: Instant) -> int:
+def retry_after_ms(reply: HttpReply, wall: Instant) -> int:
     """The server's word: exact from the body, else from the header, else 0."""
     exact_ms = _problem(reply).retry_after_ms
     if exact_ms is not None:
@@ -264,7 +264,7 @@ def retry_after_ms(reply: Reply, wall: Instant) -> int:
 
 def failure(
     request: Request,
-    outcome: Reply | NoReply,
+    outcome: HttpReply | NoReply,
     *,
     attempts: int,
     gave_up: GaveUpBecause,
@@ -272,7 +272,7 @@ def failure(
 ) -> CallFailed:
     """The error that the caller gets."""
     key = next((value for name, value in request.headers if name == "Idempotency-Key"), None)
-    facts = Facts(
+    facts = CallFacts(
         call=request.name,
         attempts=attempts,
         gave_up=gave_up,
@@ -298,7 +298,7 @@ def failure(
     return _kind(facts)(f"{request.name}: {_sentence(outcome, problem)}{tail}", facts)
 
 
-def _kind(facts: Facts) -> type[CallFailed]:
+def _kind(facts: CallFacts) -> type[CallFailed]:
     match facts.status:
         case 401:
             return Unauthenticated
@@ -339,14 +339,14 @@ _PROBLEM: Final = msgspec.json.Decoder(_Problem)
 _ERRORS_SHOWN: Final = 3
 
 
-def _problem(reply: Reply) -> _Problem:
+def _problem(reply: HttpReply) -> _Problem:
     try:
         return _PROBLEM.decode(reply.body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _Problem()
 
 
-def _sentence(reply: Reply, problem: _Problem) -> str:
+def _sentence(reply: HttpReply, problem: _Problem) -> str:
     said = problem.detail or "an answer that is no problem document"
     # The detail of a workflow's faults is a list of them already.
     faults = [each for each in problem.errors if each.message not in said]

@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from stanchion.client.engine import Emit, Engine, Feed, Read, Sleep
-from stanchion.client.errors import Facts, UnexpectedAnswer
+from stanchion.client.engine import CallEngine, Emit, Feed, Read, Sleep
+from stanchion.client.errors import CallFacts, UnexpectedAnswer
 from stanchion.core.model import RunStatus
 from stanchion.core.retry import RetryClass, Tries, backoff_ms
 from stanchion.transport.messages import NoReply, Request, Silence
@@ -37,7 +37,9 @@ class Event(msgspec.Struct, frozen=True):
     line: FeedLine
 
 
-def events(engine: Engine, run_id: str | None = None, *, after: str | None = None) -> Feed[Event]:
+def events(
+    engine: CallEngine, run_id: str | None = None, *, after: str | None = None
+) -> Feed[Event]:
     """What happens to the tenant's runs from now on, or after an event that was seen before.
 
     Of one run: what happened since it began, to its end. Otherwise goes on until nobody listens, or
@@ -127,10 +129,10 @@ def _parsed(parser: EventParser, piece: bytes) -> list[Event]:
     try:
         return parser.feed(piece)
     except ValueError as error:  # msgspec's errors are among them.
-        raise UnexpectedAnswer(f"events: {error}", Facts(call="events", status=200)) from error
+        raise UnexpectedAnswer(f"events: {error}", CallFacts(call="events", status=200)) from error
 
 
-def _request(engine: Engine, run_id: str | None, after: str | None) -> Request:
+def _request(engine: CallEngine, run_id: str | None, after: str | None) -> Request:
     headers = [*engine.headers, ("Accept", "text/event-stream")]
     if after is not None:
         headers.append(("Last-Event-ID", after))

@@ -12,9 +12,9 @@ from urllib.parse import quote, urlencode
 import msgspec
 from msgspec.structs import replace
 
-from stanchion.client.engine import Call, Engine
+from stanchion.client.engine import ApiCall, CallEngine
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.transport.messages import Reply, Request
+from stanchion.transport.messages import HttpReply, Request
 
 __all__ = [
     "JSON",
@@ -38,7 +38,7 @@ _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _REPEATABLE: Final = frozenset({"GET", "PUT", "DELETE"})
 
 
-def request_to(engine: Engine, name: str, method: str, path: str) -> Request:
+def request_to(engine: CallEngine, name: str, method: str, path: str) -> Request:
     """A request of this client, without a body."""
     return Request(
         name=name,
@@ -62,12 +62,12 @@ def keyed(request: Request, key: str) -> Request:
     return replace(request, headers=headers, is_repeatable=True)
 
 
-def getting(engine: Engine, name: str, path: str, kind: type[T]) -> Call[T]:
+def getting(engine: CallEngine, name: str, path: str, kind: type[T]) -> ApiCall[T]:
     """Ask for a value."""
-    return Call(request_to(engine, name, "GET", path), reader(kind))
+    return ApiCall(request_to(engine, name, "GET", path), reader(kind))
 
 
-def posting(engine: Engine, name: str, path: str, body: JsonObject) -> Request:
+def posting(engine: CallEngine, name: str, path: str, body: JsonObject) -> Request:
     """Ask for a change. It may be sent once, unless somebody who knows says otherwise."""
     return carrying(request_to(engine, name, "POST", path), encoded(body))
 
@@ -131,16 +131,16 @@ def key_or_own(given: str | None) -> str:
     return given
 
 
-def reader(kind: type[T]) -> Callable[[Reply], T]:
+def reader(kind: type[T]) -> Callable[[HttpReply], T]:
     """How an answer of this kind is read."""
 
-    def read(reply: Reply) -> T:
+    def read(reply: HttpReply) -> T:
         return msgspec.json.decode(reply.body, type=kind)
 
     return read
 
 
-def any_json(reply: Reply) -> JsonValue:
+def any_json(reply: HttpReply) -> JsonValue:
     """An answer as it came."""
     answer: JsonValue = msgspec.json.decode(reply.body) if reply.body else None
     return answer

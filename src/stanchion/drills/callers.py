@@ -21,7 +21,7 @@ import msgspec
 from stanchion.core.json_value import JsonObject
 from stanchion.drills.processes import CouldNotRun
 from stanchion.transport.event_loop import LoopTransport
-from stanchion.transport.messages import AsyncByteStream, NoReply, Reply, Request, parse_address
+from stanchion.transport.messages import AsyncByteStream, HttpReply, NoReply, Request, parse_address
 
 __all__ = [
     "DrillTenant",
@@ -351,14 +351,14 @@ def one_job(topic: str, *, risk: str = "standard", steps: int = 1) -> JsonObject
 
 
 def _sample(
-    outcome: Reply | NoReply | AsyncByteStream,
+    outcome: HttpReply | NoReply | AsyncByteStream,
     *,
     at: float,
     took_s: float,
     key: str | None,
     replica: int,
 ) -> Sample:
-    if not isinstance(outcome, Reply):
+    if not isinstance(outcome, HttpReply):
         return Sample(at=at, took_s=took_s, status=0, key=key, replica=replica)
     document: Any = None
     with suppress(msgspec.DecodeError):

@@ -34,7 +34,7 @@ from stanchion.drills.options import DrillOptions, Progress
 from stanchion.drills.processes import Deployment, started
 from stanchion.drills.verdict import DrillResult, Promise, percentile, ratio, seconds
 from stanchion.transport.event_loop import LoopTransport
-from stanchion.transport.messages import AsyncByteStream, NoReply, Reply, Request, parse_address
+from stanchion.transport.messages import AsyncByteStream, HttpReply, NoReply, Request, parse_address
 
 __all__ = [
     "BUDGETED",
@@ -484,12 +484,12 @@ class _RecordingTransport:
         self._hides = hides_retry_after
         self.tries: list[Try] = []
 
-    async def send(self, request: Request) -> Reply | NoReply | AsyncByteStream:
+    async def send(self, request: Request) -> HttpReply | NoReply | AsyncByteStream:
         at = time.time() - self._began
         outcome = await self._inner.send(request)
         answered_at = time.time() - self._began
         key = dict(request.headers).get("Idempotency-Key", "")
-        if not isinstance(outcome, Reply):
+        if not isinstance(outcome, HttpReply):
             self.tries.append(Try(key=key, at=at, answered_at=answered_at, status=0))
             return outcome
         told: dict[str, Any] = msgspec.json.decode(outcome.body)

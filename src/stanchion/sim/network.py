@@ -19,7 +19,7 @@ from stanchion.gateway import Gateway
 from stanchion.gateway.exchange import GONE, Message
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
 from stanchion.sim.loop import Process
-from stanchion.transport.messages import NoReply, Reply, Request, Silence
+from stanchion.transport.messages import HttpReply, NoReply, Request, Silence
 from stanchion.worker.server import TransportFailed
 
 __all__ = [
@@ -194,7 +194,7 @@ class HttpServer(Protocol):
 
     process: Process
     app: Gateway
-    inflight: dict[asyncio.Future[Reply | NoReply], None]
+    inflight: dict[asyncio.Future[HttpReply | NoReply], None]
     """Requests whose answers break off when it dies."""
 
 
@@ -223,10 +223,10 @@ class _Exchange:
         self._headers: dict[str, str] = {}
         self._answer = b""
 
-    async def run(self, app: Gateway) -> Reply | None:
+    async def run(self, app: Gateway) -> HttpReply | None:
         """Have the gateway answer it; ``None`` if it gave up because the caller has hung up."""
         await app(self._scope, self._receive, self._send)
-        return Reply(self._status, self._headers, self._answer) if self._status else None
+        return HttpReply(self._status, self._headers, self._answer) if self._status else None
 
     def hang_up(self) -> None:
         """Tell the gateway that the caller has closed the connection."""
@@ -267,17 +267,17 @@ class Network:
         self.weather = weather
         self.is_cut = False
         self._replicas = replicas
-        self._served: dict[asyncio.Future[Reply | NoReply], tuple[HttpServer, _Exchange]] = {}
+        self._served: dict[asyncio.Future[HttpReply | NoReply], tuple[HttpServer, _Exchange]] = {}
         self._requests = 0
         self._chance = chance
         self._faults = faults
 
     async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float
-    ) -> Reply | NoReply:
+    ) -> HttpReply | NoReply:
         """Send it once; what came of it."""
         loop = asyncio.get_running_loop()
-        reply: asyncio.Future[Reply | NoReply] = loop.create_future()
+        reply: asyncio.Future[HttpReply | NoReply] = loop.create_future()
         timer = loop.call_later(timeout_s, _time_out, reply)
         replicas = self._replicas()
         chance = self._chance.random()
@@ -305,7 +305,7 @@ class Network:
             self._leave(reply)
         return outcome
 
-    def _leave(self, reply: asyncio.Future[Reply | NoReply]) -> None:
+    def _leave(self, reply: asyncio.Future[HttpReply | NoReply]) -> None:
         """The caller has hung up: a replica that notices stops working for it."""
         served = self._served.get(reply)
         if served is not None and not self.is_cut and self._chance.random() < NOTICED:
@@ -317,14 +317,14 @@ class Network:
         self,
         replica: HttpServer,
         exchange: _Exchange,
-        reply: asyncio.Future[Reply | NoReply],
+        reply: asyncio.Future[HttpReply | NoReply],
         is_lost: bool,  # noqa: FBT001 - passed by the loop
     ) -> None:
         replica.inflight[reply] = None
         task = replica.process.spawn(exchange.run(replica.app), name="request")
         self._served[reply] = (replica, exchange)
 
-        def done(task: asyncio.Task[Reply | None]) -> None:
+        def done(task: asyncio.Task[HttpReply | None]) -> None:
             replica.inflight.pop(reply, None)
             self._served.pop(reply, None)
             answer = None if task.cancelled() else task.result()
@@ -352,12 +352,12 @@ def hang_up(replica: HttpServer) -> None:
     replica.inflight.clear()
 
 
-def _settle(reply: asyncio.Future[Reply | NoReply], answer: Reply | NoReply) -> None:
+def _settle(reply: asyncio.Future[HttpReply | NoReply], answer: HttpReply | NoReply) -> None:
     if not reply.done():
         reply.set_result(answer)
 
 
-def _time_out(reply: asyncio.Future[Reply | NoReply]) -> None:
+def _time_out(reply: asyncio.Future[HttpReply | NoReply]) -> None:
     _settle(reply, _TIMED_OUT)
 
 
@@ -367,7 +367,7 @@ class CallerTransport:
     def __init__(self, network: Network) -> None:
         self._network = network
 
-    async def send(self, request: Request) -> Reply | NoReply:
+    async def send(self, request: Request) -> HttpReply | NoReply:
         return await self._network.send(
             request.method, request.path, dict(request.headers), request.body, request.timeout_s
         )
@@ -379,7 +379,7 @@ class WorkerTransport:
     def __init__(self, network: Network) -> None:
         self._network = network
 
-    async def post(self, path: str, body: bytes) -> Reply:
+    async def post(self, path: str, body: bytes) -> HttpReply:
         answer = await self._network.send("POST", path, {}, body, 60.0)
         if isinstance(answer, NoReply):
             raise TransportFailed(answer.message)

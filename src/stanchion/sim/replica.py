@@ -38,7 +38,7 @@ from stanchion.sim.servers import (
     StorePort,
     StoreServer,
 )
-from stanchion.transport.messages import NoReply, Reply
+from stanchion.transport.messages import HttpReply, NoReply
 
 if TYPE_CHECKING:
     from stanchion.sim.workload import Callers
@@ -89,7 +89,7 @@ class Replica:
             )
             for server in (place.store, place.locks, place.bus or place.store)
         ]
-        self.inflight: dict[asyncio.Future[Reply | NoReply], None] = {}
+        self.inflight: dict[asyncio.Future[HttpReply | NoReply], None] = {}
         self.is_leaving = False
         self._place = place
         self._ledger = place.ledger

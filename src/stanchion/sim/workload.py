@@ -35,7 +35,7 @@ from stanchion.sim.loop import LoopClock, Process
 from stanchion.sim.network import CallerTransport, Network, WorkerTransport
 from stanchion.sim.replica import share
 from stanchion.sim.scenario import Ask, Then
-from stanchion.transport.messages import NoReply, Reply, Request
+from stanchion.transport.messages import HttpReply, NoReply, Request
 from stanchion.wire.worker import ResultsAnswer, ResultsRequest
 from stanchion.worker import FinalError, Job, JobFailed, Worker
 
@@ -173,7 +173,7 @@ class _Told(WorkerTransport):
         super().__init__(network)
         self._ledger = ledger
 
-    async def post(self, path: str, body: bytes) -> Reply:
+    async def post(self, path: str, body: bytes) -> HttpReply:
         answer = await super().post(path, body)
         if path.endswith("/results") and answer.status == HTTPStatus.OK:
             sent = msgspec.json.decode(body, type=ResultsRequest).results
@@ -318,9 +318,9 @@ class _Heard(CallerTransport):
         super().__init__(network)
         self._history = history
 
-    async def send(self, request: Request) -> Reply | NoReply:
+    async def send(self, request: Request) -> HttpReply | NoReply:
         outcome = await super().send(request)
-        if isinstance(outcome, Reply) and outcome.status in {429, 503}:
+        if isinstance(outcome, HttpReply) and outcome.status in {429, 503}:
             asked_ms = retry_after_ms(outcome, Instant(0))
             self._history.check(
                 "Retry-After within its bounds",

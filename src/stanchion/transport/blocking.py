@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from stanchion.transport.messages import (
     CONNECTION_ERRORS,
     Address,
+    HttpReply,
     NoReply,
     Opened,
-    Reply,
     Request,
     connect_failed,
     encode_request,
@@ -50,7 +50,7 @@ class BlockingTransport:
         self._process = os.getpid()
         self._tls: ssl.SSLContext | None = None
 
-    def send(self, request: Request) -> Reply | NoReply | BlockingStream:
+    def send(self, request: Request) -> HttpReply | NoReply | BlockingStream:
         deadline_s = time.monotonic() + request.timeout_s
         data = encode_request(request, self._to)
         kept = self._take()
@@ -83,7 +83,7 @@ class BlockingTransport:
 
     def _exchange(
         self, connection: socket.socket, data: bytes, request: Request, deadline_s: float
-    ) -> Reply | NoReply | BlockingStream | None:
+    ) -> HttpReply | NoReply | BlockingStream | None:
         """The outcome on this connection; ``None`` if it ended before a byte came back."""
         parser, is_kept = ResponseParser(), False
         try:
@@ -99,7 +99,7 @@ class BlockingTransport:
                     return BlockingStream(connection, parser, request.idle_s, self._to)
             if parser.can_reuse:
                 is_kept = self._keep(connection)
-            return Reply(parser.status, parser.headers, parser.take_body())
+            return HttpReply(parser.status, parser.headers, parser.take_body())
         except (ConnectionError, EOFError) as error:
             return receive_failed(error, self._to) if parser.is_begun else None
         except CONNECTION_ERRORS as error:

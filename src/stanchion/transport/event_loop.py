@@ -17,10 +17,10 @@ from stanchion.transport.blocking import IDLE_S_MAX, KEPT_MAX
 from stanchion.transport.messages import (
     CONNECTION_ERRORS,
     Address,
-    Malformed,
+    HttpReply,
+    MalformedResponse,
     NoReply,
     Opened,
-    Reply,
     Request,
     connect_failed,
     encode_request,
@@ -60,7 +60,7 @@ class LoopTransport:
         self._open: set[_Connection] = set()
         self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None
 
-    async def send(self, request: Request) -> Reply | NoReply | LoopStream:
+    async def send(self, request: Request) -> HttpReply | NoReply | LoopStream:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + request.timeout_s
         data = encode_request(request, self._to)
@@ -105,7 +105,7 @@ class LoopTransport:
 
     async def _exchange(
         self, connection: _Connection, data: bytes, request: Request, deadline_s: float
-    ) -> Reply | NoReply | LoopStream | None:
+    ) -> HttpReply | NoReply | LoopStream | None:
         """The outcome on this connection; ``None`` if it ended before a byte came back."""
         parser, is_kept = ResponseParser(), False
         timer = asyncio.get_running_loop().call_at(deadline_s, connection.expire)
@@ -118,7 +118,7 @@ class LoopTransport:
                     return LoopStream(connection, parser, request.idle_s, self._to)
             if parser.can_reuse:
                 is_kept = self._keep(connection)
-            return Reply(parser.status, parser.headers, parser.take_body())
+            return HttpReply(parser.status, parser.headers, parser.take_body())
         except (ConnectionError, EOFError) as error:
             return receive_failed(error, self._to) if parser.is_begun else None
         except CONNECTION_ERRORS as error:
@@ -250,7 +250,7 @@ class _Connection(asyncio.Protocol):
             return
         try:
             parser.feed(data)
-        except Malformed as error:
+        except MalformedResponse as error:
             self._fail(error)
             return
         if self._is_stream:

@@ -18,14 +18,14 @@ __all__ = [
     "AsyncByteStream",
     "AsyncTransport",
     "ByteStream",
-    "Malformed",
+    "HttpReply",
+    "MalformedResponse",
     "NoReply",
     "Opened",
     "Outcome",
-    "Reply",
     "Request",
     "Silence",
-    "Transport",
+    "SyncTransport",
     "connect_failed",
     "encode_request",
     "parse_address",
@@ -122,7 +122,7 @@ def encode_request(request: Request, to: Address) -> bytes:
 # ── What can come of them ────────────────────────────────────────────────────────────────────────
 
 
-class Reply(msgspec.Struct, frozen=True):
+class HttpReply(msgspec.Struct, frozen=True):
     """The whole response."""
 
     status: int
@@ -167,14 +167,14 @@ class Opened(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
 
 
-Outcome: TypeAlias = Reply | NoReply | Opened
+Outcome: TypeAlias = HttpReply | NoReply | Opened
 
 
-class Malformed(Exception):
+class MalformedResponse(Exception):
     """What was received is not an HTTP/1.1 response, or exceeds a limit."""
 
 
-CONNECTION_ERRORS: Final = (OSError, EOFError, Malformed)
+CONNECTION_ERRORS: Final = (OSError, EOFError, MalformedResponse)
 """What a connection may raise. ``TimeoutError`` and the errors of TLS are an ``OSError``."""
 
 
@@ -199,7 +199,7 @@ def receive_failed(error: Exception, to: Address) -> NoReply:
     match error:
         case TimeoutError():
             return NoReply(Silence.TIMED_OUT, f"no answer from {to.named} within the time")
-        case Malformed():
+        case MalformedResponse():
             return NoReply(Silence.MALFORMED, f"{to.named}: {error}")
         case _:
             return NoReply(Silence.BROKEN, f"the connection to {to.named} broke: {error}")
@@ -219,10 +219,10 @@ class ByteStream(Protocol):
     def close(self) -> None: ...
 
 
-class Transport(Protocol):
+class SyncTransport(Protocol):
     """Sends requests and blocks meanwhile. Used by many threads at once."""
 
-    def send(self, request: Request) -> Reply | NoReply | ByteStream:
+    def send(self, request: Request) -> HttpReply | NoReply | ByteStream:
         """Send it once. The outcome is a stream only if the request asks for one."""
 
 
@@ -240,5 +240,5 @@ class AsyncByteStream(Protocol):
 class AsyncTransport(Protocol):
     """Sends requests, and lets other tasks run meanwhile."""
 
-    async def send(self, request: Request) -> Reply | NoReply | AsyncByteStream:
+    async def send(self, request: Request) -> HttpReply | NoReply | AsyncByteStream:
         """Send it once. The outcome is a stream only if the request asks for one."""

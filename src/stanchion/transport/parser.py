@@ -10,7 +10,7 @@ from typing import Final
 
 import httptools
 
-from stanchion.transport.messages import Malformed
+from stanchion.transport.messages import MalformedResponse
 
 __all__ = ["BODY_BYTES_MAX", "HEAD_BYTES_MAX", "ResponseParser"]
 
@@ -46,7 +46,7 @@ class ResponseParser:
     def feed(self, data: bytes) -> None:
         """Take what was received, ``b""`` at the end of the connection.
 
-        Raises ``Malformed``, and ``EOFError`` if the connection ended before the response.
+        Raises ``MalformedResponse``, and ``EOFError`` if the connection ended before the response.
         """
         if not data:
             self._end()
@@ -72,7 +72,7 @@ class ResponseParser:
             self._fault = self._fault or "the head of the response is too large"
         if self._fault is not None:
             self._parser, self.is_done = None, False
-            raise Malformed(self._fault)
+            raise MalformedResponse(self._fault)
 
     def take_body(self) -> bytes:
         """The bytes of the body that were received since the last call."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from stanchion.transport.event_loop import LoopTransport
-from stanchion.transport.messages import NoReply, Reply, Request, parse_address
+from stanchion.transport.messages import HttpReply, NoReply, Request, parse_address
 from stanchion.wire.problems import Problem
 from stanchion.wire.worker import (
     JobResult,
@@ -52,7 +52,7 @@ class TransportFailed(Exception):
 class Transport(Protocol):
     """What carries a request to the server and its answer back."""
 
-    async def post(self, path: str, body: bytes) -> Reply:
+    async def post(self, path: str, body: bytes) -> HttpReply:
         """Send it and wait for the answer: the caller sets a limit. Raises ``TransportFailed``."""
 
     async def close(self) -> None: ...
@@ -74,7 +74,7 @@ class HttpTransport:
             parse_address(url), tls=tls, connect_s_max=CONNECT_S_MAX, kept_max=KEPT_MAX
         )
 
-    async def post(self, path: str, body: bytes) -> Reply:
+    async def post(self, path: str, body: bytes) -> HttpReply:
         outcome = await self._http.send(
             Request(
                 name="worker",
@@ -87,7 +87,7 @@ class HttpTransport:
                 is_repeatable=True,
             )
         )
-        if isinstance(outcome, Reply):
+        if isinstance(outcome, HttpReply):
             return outcome
         assert isinstance(outcome, NoReply)  # Streams are not asked for.
         raise TransportFailed(outcome.message)

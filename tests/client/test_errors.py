@@ -18,7 +18,7 @@ from stanchion.client.errors import (
 )
 from stanchion.core.model import Instant
 from stanchion.core.retry import RetryClass
-from stanchion.transport.messages import Reply, Request
+from stanchion.transport.messages import HttpReply, Request
 from tests.client.scripted import DEAD, full, problem
 
 WALL = Instant(1_784_117_600_000)  # 2026-07-15 12:13:20 UTC
@@ -32,7 +32,7 @@ REQUEST = Request(
 )
 
 
-def failed(outcome: Reply) -> CallFailed:
+def failed(outcome: HttpReply) -> CallFailed:
     return failure(REQUEST, outcome, attempts=1, gave_up=GaveUpBecause.NOT_RETRYABLE, wall=WALL)
 
 
@@ -107,7 +107,7 @@ def test_an_error_survives_the_way_between_processes() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"code": 7}', b"\xff", b'{"errors": 1}'])
 def test_a_proxys_page_is_judged_by_its_status(body: bytes) -> None:
-    reply = Reply(503, {"retry-after": "3"}, body)
+    reply = HttpReply(503, {"retry-after": "3"}, body)
     assert answer_of(reply, WALL).retry_class is RetryClass.UNAVAILABLE
     assert answer_of(reply, WALL).retry_after_ms == 3000
     error = failed(reply)
@@ -146,7 +146,7 @@ def test_a_proxys_page_is_judged_by_its_status(body: bytes) -> None:
 def test_the_servers_word_is_read_in_all_its_forms(
     headers: dict[str, str], body_ms: int | None, expected_ms: int
 ) -> None:
-    reply = Reply(429, headers, full(body_ms).body)
+    reply = HttpReply(429, headers, full(body_ms).body)
     assert retry_after_ms(reply, WALL) == expected_ms
 
 
