@@ -78,6 +78,25 @@ def test_work_is_measured_and_charged_also_when_it_fails() -> None:
     assert bench.metric("refusals", "acme") == 1
 
 
+@pytest.mark.parametrize(("seconds", "order"), [(0.001, "work other"), (0.1, "other work")])
+async def test_after_a_long_piece_of_work_others_have_their_turn(
+    seconds: float, order: str
+) -> None:
+    bench = Bench()
+    heard: list[str] = []
+
+    def work() -> int:
+        asyncio.get_running_loop().call_soon(heard.append, "other")
+        bench.processor_s += seconds
+        return 7
+
+    assert await bench.budget.done(ACME, work) == 7
+    heard.append("work")
+    await asyncio.sleep(0)
+    assert heard == order.split()
+    assert bench.metric("seconds", "acme") == pytest.approx(seconds)
+
+
 def test_nobody_is_told_to_wait_longer_than_half_a_minute() -> None:
     bench = Bench()
     bench.budget.charge(ACME, 1e9)

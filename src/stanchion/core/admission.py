@@ -204,13 +204,15 @@ _EXACT = 2**53
 """Up to this, every whole number is the same number as a float and as an integer."""
 
 
+_SAME = frozenset({int, str, bool, type(None)})
+
+
 def _plain(value: JsonValue) -> JsonValue:
-    match value:
-        case float() if value.is_integer() and abs(value) <= _EXACT:
-            return int(value)
-        case list():
-            return [_plain(each) for each in value]
-        case dict():
-            return {name: _plain(each) for name, each in value.items()}
-        case _:
-            return value
+    if isinstance(value, list):
+        # Most values are none of the others: they are not worth a call.
+        return [each if type(each) in _SAME else _plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: each if type(each) in _SAME else _plain(each) for name, each in value.items()}
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
+        return int(value)
+    return value

@@ -173,7 +173,9 @@ class Gate:
         if isinstance(linked, UnknownWorkflow):
             return linked
         call.exists = True
-        asked = _asked(call, call.workflow_id, {"input": given})
+        asked = await self._work.done(
+            call.tenant, lambda: _asked(call, call.workflow_id, {"input": given})
+        )
         if isinstance(linked, WorkflowFaults):
             return await self._known(call, given, asked) or linked
         schema = linked.plan.body.schema
@@ -181,8 +183,7 @@ class Gate:
         if refused_by is not None and refused_by[0] is schema:
             faults = refused_by[1]
         elif schema is not None:
-            with self._work.measured(call.tenant):
-                faults = schema.faults(given)
+            faults = await self._work.done(call.tenant, lambda: schema.faults(given))
         if schema is not None and faults and not refresh:
             # What is remembered may be old: only the newest version may refuse an input.
             refused_by = (schema, faults)

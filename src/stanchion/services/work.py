@@ -52,6 +52,8 @@ _EFFECT_S: Final = 15e-6
 """Processor time of the store for each effect of a decision, estimated."""
 _FREE_EFFECTS: Final = 100
 """Effects of one decision that are not charged: an ordinary one has a few."""
+_PIECE_S: Final = 0.005
+"""After a piece of work that took longer, the event loop serves others first."""
 _OVER: Final = "the tenant uses more processor time than its share"
 _SPREAD: Final = 0.25
 """Refused callers are told to wait up to this much longer, so that they do not return together."""
@@ -139,6 +141,17 @@ class TenantWorkBudget:
             yield
         finally:
             self.charge(tenant, max(0.0, self.processor_s() - before_s))
+
+    async def done(self, tenant: TenantId, work: Callable[[], _Result]) -> _Result:
+        """Do a piece of work here and charge it. After a long one, others have their turn."""
+        before_s = self.processor_s()
+        try:
+            return work()
+        finally:
+            spent_s = max(0.0, self.processor_s() - before_s)
+            self.charge(tenant, spent_s)
+            if spent_s > _PIECE_S:
+                await asyncio.sleep(0)
 
     def refusal(self, tenant: TenantId, detail: str, wait_ms: float) -> TenantOverloaded:
         """The refusal of a request of this tenant, counted, with a spread time to ask again."""
