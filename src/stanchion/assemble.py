@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from msgspec.structs import replace
 from prometheus_client import disable_created_metrics
 
 from stanchion.adapters.bus.local import LocalBus
@@ -35,6 +36,7 @@ from stanchion.services.engine import Engine, Terms, Wires
 from stanchion.services.keys import Keys
 from stanchion.services.log import log_event
 from stanchion.services.memory import MemoryTrimmer
+from stanchion.services.work import DEFAULT_ALLOWANCE
 
 __all__ = ["run_server"]
 
@@ -136,6 +138,7 @@ def _terms(config: Config) -> Terms:
         max_deliveries=config.max_deliveries,
         poison_failures_max=config.poison_failures_max,
         retention_ms=round(config.retention_s * 1000),
+        tenant_work=replace(DEFAULT_ALLOWANCE, share=config.tenant_work_percent / 100),
     )
 
 

@@ -64,6 +64,7 @@ def test_a_flag_wins_over_the_environment_that_over_the_file_that_over_the_defau
     config = loaded({"port": "3"}, environ, file)
     assert (config.port, config.max_deliveries, config.drain_s) == (3, 2, 1.0)
     assert config.poison_failures_max == 5
+    assert config.tenant_work_percent == 25
 
 
 def test_every_setting_is_an_option() -> None:
@@ -103,6 +104,7 @@ EXAMPLES: dict[str, object] = {
     "retention_s": 86_400,
     "max_deliveries": 1000,
     "poison_failures_max": 1,
+    "tenant_work_percent": 100,
     "drain_s": 0,
     "log_level": "debug",
     "log_format": "json",

@@ -37,6 +37,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     retention_s: float = 30 * _DAY_S
     max_deliveries: int = 5
     poison_failures_max: int = 5
+    tenant_work_percent: int = 25
     drain_s: float = 8.0
     metrics_open: bool = False
     metrics_port: int | None = None
@@ -214,6 +215,14 @@ OPTIONS: Final = (
         kind="int",
         metavar="N",
         help="How often handling an event may fail before it is a dead letter.",
+        least=1,
+        most=1000,
+    ),
+    Option(
+        name="tenant_work_percent",
+        kind="int",
+        metavar="PERCENT",
+        help="Processor time that one tenant may use on this server, in percent of one core.",
         least=1,
         most=1000,
     ),
