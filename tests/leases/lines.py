@@ -6,7 +6,7 @@ import asyncio
 import secrets
 
 from stanchion.adapters.system import SystemClock
-from stanchion.leases.opening import store_at
+from stanchion.leases.backend import store_at
 
 __all__ = ["until_waiting", "waiting"]
 

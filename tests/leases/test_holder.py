@@ -13,8 +13,7 @@ from stanchion.core.lease import FenceCause, LeaseLost, Moment, terms_for
 from stanchion.core.lease_policy import DEFAULT_POLICIES
 from stanchion.core.model import Risk
 from stanchion.core.retry import Backoff, BoundedJitter, Exponential, Fixed
-from stanchion.leases.errors import LeaseBusy, LeaseUnavailable
-from stanchion.leases.holder import Holder, Wish
+from stanchion.leases.holder import HoldRequest, LeaseBusy, LeaseHolder, LeaseUnavailable
 from stanchion.leases.waiting import DEFAULT_RETRY, LOOK_EVERY_MS, TICKET_MS
 from stanchion.ports.locks import AcquireAnswer
 from stanchion.services import lease_events as told
@@ -51,8 +50,8 @@ class Bench:
         self._seeds = count()
         self.holder = self.another()
 
-    def another(self, retry: Backoff = DEFAULT_RETRY) -> Holder:
-        return Holder(
+    def another(self, retry: Backoff = DEFAULT_RETRY) -> LeaseHolder:
+        return LeaseHolder(
             self.turns,
             clock=self.clock,
             entropy=SeededEntropy(next(self._seeds)),
@@ -65,7 +64,9 @@ class Bench:
     def names(self) -> list[str]:
         return [type(event).__name__ for event in self.told]
 
-    async def visit(self, who: str, holder: Holder, *, wait_s: float, stay_s: float = 1.0) -> Lease:
+    async def visit(
+        self, who: str, holder: LeaseHolder, *, wait_s: float, stay_s: float = 1.0
+    ) -> Lease:
         async with holder.hold(wish(wait_s=wait_s)) as lease:
             self.entered.append((who, self.clock.moment()))
             await asyncio.sleep(stay_s)
@@ -78,8 +79,8 @@ def wish(
     wait_s: float = 0.0,
     order: Literal["fifo", "jitter"] = "fifo",
     floor: int = 0,
-) -> Wish:
-    return Wish(
+) -> HoldRequest:
+    return HoldRequest(
         name=NAME,
         risk=risk,
         policy=DEFAULT_POLICIES[risk],
@@ -529,7 +530,7 @@ async def test_a_hook_that_fails_loses_no_lease(bench: Bench) -> None:
         bench.told.append(event)
         raise ZeroDivisionError
 
-    holder = Holder(
+    holder = LeaseHolder(
         bench.turns,
         clock=bench.clock,
         entropy=SeededEntropy(1),

@@ -17,8 +17,8 @@ from stanchion import leases as package
 from stanchion.adapters.system import SystemClock
 from stanchion.core.retry import BoundedJitter
 from stanchion.leases import events
+from stanchion.leases.backend import store_at
 from stanchion.leases.leases import RiskName
-from stanchion.leases.opening import store_at
 from stanchion.leases.threads import HoldOptions, LeasesOptions
 from tests.leases.lines import until_waiting
 from tests.servers import Cluster, Server, running_server

@@ -14,7 +14,7 @@ import pytest
 import stanchion
 from stanchion.adapters.system import SystemClock
 from stanchion.leases import events
-from stanchion.leases.opening import store_at
+from stanchion.leases.backend import store_at
 from tests.leases.lines import until_waiting, waiting
 
 NAME = "invoice:42"

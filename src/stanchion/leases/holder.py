@@ -1,13 +1,25 @@
-"""Holding a name: the local door first, then the store, and waiting where that is wanted.
+"""Hold a name: wait for this process's turn, then ask the store, and wait there if asked to.
 
-Renewal, trust, fencing and release are ``services.leasing``'s. What is added here is patience: a
-caller that finds a name taken may wait for it, and asks under the same token until it is granted or
-its time is over.
+Renewal, trust, fencing and release are done by ``services.leasing``. This module adds waiting: a
+caller that finds a name taken asks again under the same token until it is granted or its time is
+over. Tasks of one process that want the same name queue here first, so that a process asks the
+store once for each name.
+
+The errors, by who has to act:
+
+    LeaseNotGranted
+    ├── LeaseBusy          another holder has it: the caller waits longer, or tries again later
+    └── LeaseUnavailable   the lock store cannot be asked, and the policy says not to go on
+                           without it: an operator looks
+
+A lease that was granted and then lost is ``LeaseLost``: the body had begun.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -20,9 +32,7 @@ from stanchion.core.lease import LeaseTerms, Moment
 from stanchion.core.lease_policy import LeasePolicy
 from stanchion.core.model import Risk
 from stanchion.core.retry import Backoff
-from stanchion.leases.doors import Doors
-from stanchion.leases.errors import LeaseBusy, LeaseUnavailable
-from stanchion.leases.waiting import InTurn, Order, Patience, WithPauses
+from stanchion.leases.waiting import JitterWait, Order, QueueWait, WaitStrategy
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.turns import Turns
@@ -31,10 +41,18 @@ from stanchion.services.lease import Lease
 from stanchion.services.lease_events import LeaseEvent, LeaseHook, guarded
 from stanchion.services.leasing import Contended, Leasing, Outcome, Refused
 
-__all__ = ["Hold", "Holder", "Wish"]
+__all__ = [
+    "HoldRequest",
+    "LeaseBusy",
+    "LeaseHold",
+    "LeaseHolder",
+    "LeaseNotGranted",
+    "LeaseUnavailable",
+    "LocalQueues",
+]
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class HoldRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a caller wants to hold, and how much it will do for it."""
 
     name: str
@@ -45,7 +63,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     floor: int
 
 
-class Holder:
+class LeaseHolder:
     """Holds names in one store, all with the same term."""
 
     def __init__(
@@ -71,22 +89,22 @@ class Holder:
             terms=terms,
             tell=_silently if tell is None else self._retell,
         )
-        self.doors = Doors()
+        self.queues = LocalQueues()
         self.asked_at: dict[str, Moment] = {}
-        """When whoever is inside a door came to it."""
+        """When the task that has the turn for a name asked for it."""
         self.prepare = prepare
         self.tell = _silently if tell is None else guarded(tell)
 
-    def hold(self, wish: Wish) -> Hold:
+    def hold(self, request: HoldRequest) -> LeaseHold:
         """Hold the name for a body. Raises ``LeaseNotGranted`` instead of running it."""
-        return Hold(self, wish)
+        return LeaseHold(self, request)
 
     async def close(self) -> None:
         """Stop working in the background. Holds must have ended before."""
         await self.leasing.close()
 
     def _retell(self, event: LeaseEvent) -> None:
-        """What leasing tells about one question, as a fact about the whole wish."""
+        """Report an event of one attempt as an event of the whole request."""
         match event:
             case told.Contended():
                 """Told once, when the caller gives up."""
@@ -98,25 +116,25 @@ class Holder:
 
 
 def _silently(_: LeaseEvent) -> None:
-    """Nobody counts."""
+    """Ignore the event."""
 
 
-class Hold(AbstractAsyncContextManager[Lease]):
-    """One hold. Written out, where a generator would read better: it is on everybody's way."""
+class LeaseHold(AbstractAsyncContextManager[Lease]):
+    """One hold. A class and not a generator, because every hold pays for it."""
 
-    def __init__(self, holder: Holder, wish: Wish) -> None:
+    def __init__(self, holder: LeaseHolder, request: HoldRequest) -> None:
         self._holder = holder
-        self._wish = wish
+        self._request = request
         self._held: AbstractAsyncContextManager[Outcome]
 
     async def __aenter__(self) -> Lease:
-        holder, wish = self._holder, self._wish
-        await holder.prepare(wish.name)
+        holder, request = self._holder, self._request
+        await holder.prepare(request.name)
         asked_at = holder.clock.moment()
-        if not await holder.doors.enter(wish.name, wait_s=wish.wait_s):
+        if not await holder.queues.enter(request.name, wait_s=request.wait_s):
             raise self._busy(asked_at, None)
         try:
-            holder.asked_at[wish.name] = asked_at
+            holder.asked_at[request.name] = asked_at
             return await self._granted(asked_at)
         except BaseException:
             self._leave()
@@ -134,56 +152,131 @@ class Hold(AbstractAsyncContextManager[Lease]):
             self._leave()
 
     def _leave(self) -> None:
-        del self._holder.asked_at[self._wish.name]
-        self._holder.doors.exit(self._wish.name)
+        del self._holder.asked_at[self._request.name]
+        self._holder.queues.exit(self._request.name)
 
     async def _granted(self, asked_at: Moment) -> Lease:
         """Ask until the lease is granted."""
-        holder, wish = self._holder, self._wish
+        holder, request = self._holder, self._request
         token = holder.entropy.token()
-        patience: Patience | None = None
+        strategy: WaitStrategy | None = None
         try:
             while True:
                 self._held = holder.leasing.hold(
-                    wish.name, risk=wish.risk, policy=wish.policy, floor=wish.floor, token=token
+                    request.name,
+                    risk=request.risk,
+                    policy=request.policy,
+                    floor=request.floor,
+                    token=token,
                 )
                 outcome = await self._held.__aenter__()
                 if isinstance(outcome, Lease):
                     # Whoever is granted the name has left the line. Whoever goes on without it, for
                     # want of a store, has nobody to tell: the ticket runs out.
-                    patience = None
+                    strategy = None
                     return outcome
                 await self._held.__aexit__(None, None, None)
                 match outcome:
                     case Refused(error):
-                        raise LeaseUnavailable(wish.name, error)
+                        raise LeaseUnavailable(request.name, error)
                     case Contended(expires_in_ms):
-                        left_ms = math.ceil(asked_at + wish.wait_s * 1000 - holder.clock.moment())
+                        left_ms = math.ceil(
+                            asked_at + request.wait_s * 1000 - holder.clock.moment()
+                        )
                         if left_ms <= 0:
                             raise self._busy(asked_at, expires_in_ms)
                     case _:
                         assert_never(outcome)
-                if patience is None:
-                    patience = self._patience(token)
-                await patience.pause(left_ms)
+                if strategy is None:
+                    strategy = self._strategy(token)
+                await strategy.pause(left_ms)
         finally:
-            if patience is not None:
-                await patience.end()
+            if strategy is not None:
+                await strategy.end()
 
-    def _patience(self, token: str) -> Patience:
-        holder, wish = self._holder, self._wish
-        match wish.order:
+    def _strategy(self, token: str) -> WaitStrategy:
+        holder, request = self._holder, self._request
+        match request.order:
             case "fifo":
-                return InTurn(
-                    holder.store, wish.name, token, clock=holder.clock, entropy=holder.entropy
+                return QueueWait(
+                    holder.store, request.name, token, clock=holder.clock, entropy=holder.entropy
                 )
             case "jitter":
-                return WithPauses(holder.retry, holder.clock, holder.entropy)
+                return JitterWait(holder.retry, holder.clock, holder.entropy)
             case _:
-                assert_never(wish.order)
+                assert_never(request.order)
 
     def _busy(self, asked_at: Moment, expires_in_ms: int | None) -> LeaseBusy:
-        holder, wish = self._holder, self._wish
-        holder.tell(told.Contended(name=wish.name, risk=wish.risk, expires_in_ms=expires_in_ms))
+        holder, request = self._holder, self._request
+        holder.tell(
+            told.Contended(name=request.name, risk=request.risk, expires_in_ms=expires_in_ms)
+        )
         waited_s = (holder.clock.moment() - asked_at) / 1000
-        return LeaseBusy(wish.name, waited_s=waited_s, expires_in_ms=expires_in_ms)
+        return LeaseBusy(request.name, waited_s=waited_s, expires_in_ms=expires_in_ms)
+
+
+class LeaseNotGranted(Exception):
+    """The body did not run."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"the lease on '{name}' was not granted: {message}")
+        self.name = name
+
+
+class LeaseBusy(LeaseNotGranted):
+    """Another holder has it, in this process or elsewhere."""
+
+    def __init__(self, name: str, *, waited_s: float, expires_in_ms: int | None) -> None:
+        super().__init__(name, f"another has it (waited for {waited_s:.1f} s)")
+        self.waited_s = waited_s
+        self.expires_in_ms = expires_in_ms
+        """When it may be free, if nobody renews; ``None`` if it is held in this process."""
+
+
+class LeaseUnavailable(LeaseNotGranted):
+    """The lock store could not be asked."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, f"the lock store cannot be asked ({reason})")
+        self.reason = reason
+
+
+class LocalQueues:
+    """One queue of tasks for every name that this process holds or wants."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}
+        """The tasks that wait, for every name that a task of this process has entered."""
+
+    async def enter(self, name: str, *, wait_s: float) -> bool:
+        """Wait for the turn. ``False``: not within ``wait_s``. ``True``: call ``exit`` later."""
+        line = self._lines.get(name)
+        if line is None:
+            self._lines[name] = deque()
+            return True
+        if wait_s <= 0:
+            return False
+        turn = asyncio.get_running_loop().create_future()
+        line.append(turn)
+        try:
+            async with asyncio.timeout(wait_s):
+                await turn
+        except BaseException as error:
+            if turn.cancelled():
+                line.remove(turn)
+            else:
+                self.exit(name)  # Its turn came while it was leaving: pass it on.
+            if isinstance(error, TimeoutError):
+                return False
+            raise
+        return True
+
+    def exit(self, name: str) -> None:
+        """Give the turn to the next task."""
+        line = self._lines[name]
+        while line:
+            turn = line.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        del self._lines[name]

@@ -26,9 +26,8 @@ from stanchion.core.lease import LeaseTerms, terms_for
 from stanchion.core.lease_policy import DEFAULT_POLICIES, LeasePolicy
 from stanchion.core.model import Risk
 from stanchion.core.retry import Backoff, Faults
-from stanchion.leases.errors import LeaseUnavailable
-from stanchion.leases.holder import Holder, Wish
-from stanchion.leases.opening import store_at
+from stanchion.leases.backend import store_at
+from stanchion.leases.holder import HoldRequest, LeaseHolder, LeaseUnavailable
 from stanchion.leases.waiting import DEFAULT_RETRY, Order
 from stanchion.ports.errors import BackendRefused
 from stanchion.services.lease import Lease
@@ -63,7 +62,7 @@ class Leases:
         clock = SystemClock()
         _check("retry", rhythms.faults(retry))
         self._store = store_at(url, namespace=namespace, clock=clock)
-        self._holder = Holder(
+        self._holder = LeaseHolder(
             self._store,
             clock=clock,
             entropy=SystemEntropy(),
@@ -95,8 +94,8 @@ class Leases:
         Raises ``LeaseBusy`` or ``LeaseUnavailable`` instead of running the body, and ``LeaseLost``
         after stopping it. What the body raises passes through untouched.
         """
-        wish = _wish(name, Risk(risk), policy, wait_s, order, floor)
-        return self._holder.hold(wish)
+        request = _request(name, Risk(risk), policy, wait_s, order, floor)
+        return self._holder.hold(request)
 
     async def close(self) -> None:
         """Let go of connections and files. Holds must have ended before. Safe to call twice."""
@@ -130,14 +129,14 @@ class Leases:
                 raise LeaseUnavailable(name, str(error)) from error
 
 
-def _wish(
+def _request(
     name: str,
     risk: Risk,
     policy: LeasePolicy | None,
     wait_s: float,
     order: Order,
     floor: int,
-) -> Wish:
+) -> HoldRequest:
     if not 0 < len(name) <= _NAME_LENGTH_MAX:
         raise ValueError(f"a name has 1 to {_NAME_LENGTH_MAX} characters, not {len(name)}")
     if not 0 <= wait_s <= _WAIT_S_MAX:
@@ -148,7 +147,7 @@ def _wish(
         policy = DEFAULT_POLICIES[risk]
     else:
         _check("policy", lease_policy.faults(policy))
-    return Wish(name=name, risk=risk, policy=policy, wait_s=wait_s, order=order, floor=floor)
+    return HoldRequest(name=name, risk=risk, policy=policy, wait_s=wait_s, order=order, floor=floor)
 
 
 def _terms(ttl_s: float) -> LeaseTerms:

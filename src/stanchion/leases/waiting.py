@@ -1,8 +1,8 @@
-"""Waiting for a name that another has: in turn, or by chance.
+"""Waiting for a name that another holder has: in a queue, or with jittered pauses.
 
-In turn (``fifo``), whoever waits has a ticket in the store's line, renews it, and asks again when
-the bell rings or something ends by itself. By chance (``jitter``), there is no ticket: ask again
-after a pause. Those who wait in turn go first.
+In a queue (``fifo``), a waiter has a ticket in the store's queue, renews it, and asks again when
+its bell rings or something expires. With ``jitter`` there is no ticket: it asks again after a
+pause. Waiters in the queue go first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError
 from stanchion.ports.turns import Turns
 
-__all__ = ["DEFAULT_RETRY", "InTurn", "Order", "Patience", "WithPauses"]
+__all__ = ["DEFAULT_RETRY", "JitterWait", "Order", "QueueWait", "WaitStrategy"]
 
 Order: TypeAlias = Literal["fifo", "jitter"]
 
@@ -29,7 +29,7 @@ CALL_MS_MAX: Final = 1_000
 AFTER_ERROR: Final = BoundedJitter(delay_ms=100, jitter_ms=50)
 
 
-class Patience(Protocol):
+class WaitStrategy(Protocol):
     """One caller's way of waiting."""
 
     async def pause(self, left_ms: int) -> None:
@@ -39,7 +39,7 @@ class Patience(Protocol):
         """Nobody waits any more: leave nothing behind."""
 
 
-class WithPauses:
+class JitterWait:
     """By chance."""
 
     def __init__(self, retry: Backoff, clock: Clock, entropy: Entropy) -> None:
@@ -58,7 +58,7 @@ class WithPauses:
         """There is nothing to leave."""
 
 
-class InTurn:
+class QueueWait:
     """In line."""
 
     def __init__(

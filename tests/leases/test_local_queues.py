@@ -6,19 +6,19 @@ import asyncio
 
 import pytest
 
-from stanchion.leases.doors import Doors
+from stanchion.leases.holder import LocalQueues
 
 NAME = "invoice:42"
 
 
-async def _enter(doors: Doors, wait_s: float = 60.0) -> asyncio.Task[bool]:
+async def _enter(doors: LocalQueues, wait_s: float = 60.0) -> asyncio.Task[bool]:
     task = asyncio.create_task(doors.enter(NAME, wait_s=wait_s))
     await asyncio.sleep(0)
     return task
 
 
 async def test_whoever_is_let_in_at_the_moment_of_leaving_lets_the_next_one_in() -> None:
-    doors = Doors()
+    doors = LocalQueues()
     assert await doors.enter(NAME, wait_s=0)
     second, third = await _enter(doors), await _enter(doors)
     doors.exit(NAME)
@@ -31,7 +31,7 @@ async def test_whoever_is_let_in_at_the_moment_of_leaving_lets_the_next_one_in()
 
 
 async def test_those_who_left_are_not_remembered() -> None:
-    doors = Doors()
+    doors = LocalQueues()
     assert await doors.enter(NAME, wait_s=0)
     for _ in range(100):
         assert not await doors.enter(NAME, wait_s=0)
@@ -45,7 +45,7 @@ async def test_those_who_left_are_not_remembered() -> None:
 
 
 async def test_names_have_doors_of_their_own() -> None:
-    doors = Doors()
+    doors = LocalQueues()
     assert await doors.enter("a", wait_s=0)
     assert await doors.enter("b", wait_s=0)
     assert not await doors.enter("a", wait_s=0)

@@ -1,11 +1,11 @@
-"""Opening: which store a URL means, and how it is opened when somebody first needs it.
+"""Which lock store a URL names, opened when it is first needed.
 
     memory:                     this object's own, for tests
     sqlite:PATH                 a file, for the processes of one machine
     redis://…  redis+cluster://…  redis+sentinel://…  (rediss… with TLS)
 
-A wrong URL is refused at once. A store that is away is not: what that means is policy, and it may
-be back a moment later.
+A wrong URL is refused at once. A store that cannot be reached is not: what follows from that is
+policy, and it may be back a moment later.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from stanchion.ports.errors import BackendError, BackendRefused
 from stanchion.ports.locks import AcquireAnswer, LockView, NotOwned, Released, Renewed
 from stanchion.ports.turns import Place, Turns
 
-__all__ = ["StoreOnDemand", "store_at"]
+__all__ = ["LazyLocks", "store_at"]
 
 _FORMS: Final = "memory:, sqlite:PATH, redis://host:port or redis+cluster://host:port,…"
 _Open: TypeAlias = Callable[[], Awaitable[Turns]]
 
 
-def store_at(url: str, *, namespace: str, clock: Clock) -> StoreOnDemand:
+def store_at(url: str, *, namespace: str, clock: Clock) -> LazyLocks:
     """The store that the URL means, not opened yet. Raises ``ValueError``, without the password."""
     if not namespace or "/" in namespace:
         raise ValueError(f"not a namespace: {namespace!r} (not empty, no slash)")
     kind, _, path = url.partition(":")
     try:
         if url == "memory:":
-            return StoreOnDemand(_memory(clock))
+            return LazyLocks(_memory(clock))
         if kind == "sqlite" and path and path != ":memory:":
             # A file has no namespaces of its own: they are part of the names.
-            return StoreOnDemand(_sqlite(path, clock), prefix=f"{namespace}/")
+            return LazyLocks(_sqlite(path, clock), prefix=f"{namespace}/")
         if kind.partition("+")[0] in {"redis", "rediss"}:
-            return StoreOnDemand(_redis(url, namespace))
+            return LazyLocks(_redis(url, namespace))
     except BackendRefused as error:
         raise ValueError(str(error)) from None
     except ModuleNotFoundError as error:
@@ -48,7 +48,7 @@ def store_at(url: str, *, namespace: str, clock: Clock) -> StoreOnDemand:
     raise ValueError(f"not the URL of a lease store: it should look like {_FORMS}")
 
 
-class StoreOnDemand:
+class LazyLocks:
     """See ``ports.turns.Turns``. Opens its store when first asked, and again if that failed."""
 
     def __init__(self, make: _Open, *, prefix: str = "") -> None:
