@@ -20,7 +20,7 @@ __all__ = ["CallContext", "CliError", "Exit", "error_from"]
 
 
 class Exit(IntEnum):
-    """What a process says to whoever started it."""
+    """Exit codes of the command line."""
 
     OK = 0
     FAILED = 1
@@ -54,12 +54,12 @@ class CliError(Exception):
         self.fix = fix
         self.problem = problem
         self.may_have_happened = may_have_happened
-        """Whether what was asked may be done all the same: the answer was lost, not the request."""
+        """Whether the request may have been executed: only its response was lost."""
         self.is_json = False
-        """Whether whoever asked is a program."""
+        """Whether the output is JSON."""
 
     def text(self) -> str:
-        """What a person is told."""
+        """The error as text for a person."""
         lines = [f"error: {self.message}", *(f"  {fault}" for fault in self.faults)]
         if self.fix:
             lines.append(f"fix: {self.fix}")
@@ -67,7 +67,7 @@ class CliError(Exception):
         return "\n".join(printable(line) for line in lines)
 
     def show(self) -> None:
-        """Say it where errors are said."""
+        """Print it on standard error."""
         is_document = self.is_json and self.problem is not None
         click.echo(json.dumps(self.problem) if is_document else self.text(), err=True)
 

@@ -32,7 +32,7 @@ def log_to(stream: TextIO, *, level: str, format: str) -> None:  # noqa: A002 - 
     handler.setFormatter(TextLines() if is_text else JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    # Others say at "info" what nobody asked for; ours is one line an event.
+    # Other libraries log too much at "info"; ours is one line an event.
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
     logging.getLogger(_OURS).setLevel(level.upper())
     logging.captureWarnings(capture=True)

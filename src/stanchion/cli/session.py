@@ -29,6 +29,7 @@ __all__ = [
     "Content",
     "Session",
     "all_of",
+    "api_key_of",
     "json_of",
     "limit_and_cursor",
     "list_of",
@@ -43,7 +44,7 @@ _OK_MAX: Final = 299
 
 
 class ApiAnswer(NamedTuple):
-    """What a server said."""
+    """A response of the server."""
 
     document: Any
     is_replay: bool
@@ -63,7 +64,7 @@ def path_to(*parts: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class ApiClient:
-    """Where it is, and who asks."""
+    """A server, and the credentials to call it with."""
 
     url: str
     api_key: str | None = None
@@ -95,7 +96,7 @@ class ApiClient:
             headers=tuple(headers.items()),
             body=b"" if content is None else content.data,
             timeout_s=_PATIENCE_S + wait_s,
-            # Sent once: if an answer is lost, the caller is told so and decides.
+            # Sent once: if the response is lost, the caller decides.
             is_repeatable=method == "GET",
         )
         reply = self._send(request)
@@ -193,32 +194,32 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A server to ask, and how to show what it says."""
+    """A server to call, and how to show its answers."""
 
     server: ApiClient
     is_json: bool
 
     def get(self, path: str, *, wait_s: float = 0, **query: object) -> Any:  # noqa: ANN401 - any JSON
-        """Ask for a document."""
+        """GET a document."""
         return self.server.ask("GET", path, query=query, wait_s=wait_s).document
 
     def send(
         self, method: str, path: str, body: object = None, *, key: str | None = None
     ) -> ApiAnswer:
-        """Change something."""
+        """Send a request that changes something."""
         return self.server.ask(method, path, body=body, key=key)
 
     def create(self, path: str, body: object, key: str | None) -> ApiAnswer:
-        """Begin something, under a key of ours if there is none.
+        """Create something, under a random key if none is given.
 
-        Then a lost answer need not mean a second run: who asks again names the key.
+        Then a lost response need not mean a second run: a retry sends the same key.
         """
         sent = key or os.urandom(16).hex()
         try:
             answer = self.send("POST", path, body, key=sent)
         except CliError as error:
             if error.may_have_happened and key is None:
-                again = "it may have begun all the same: to ask again without a second one, add"
+                again = "it may have begun all the same: to retry without a second one, add"
                 fix = f"{again} --idempotency-key {sent}"
                 error.fix = f"{error.fix}; {fix}" if error.fix else fix
                 error.problem = (error.problem or {}) | {"idempotency_key": sent}
@@ -305,11 +306,11 @@ def _given_flags() -> str:
     return flags
 
 
-def _api_key(_context: click.Context, _option: click.Parameter, flag: str | None) -> str | None:
+def api_key_of(_context: click.Context, _option: click.Parameter, flag: str | None) -> str | None:
     """The flag, else the variable, else the contents of the file that the other variable names."""
     if flag is not None or "STANCHION_API_KEY_FILE" not in os.environ:
         return flag if flag is not None else os.environ.get("STANCHION_API_KEY")
-    from stanchion.config import secret_from  # noqa: PLC0415 - 15 ms, for those who use a file
+    from stanchion.config import secret_from  # noqa: PLC0415 - 15 ms, needed with a file only
     from stanchion.core.faults import Fault  # noqa: PLC0415 - as above
 
     found = secret_from(os.environ, "STANCHION_API_KEY")
@@ -326,7 +327,7 @@ def where(function: _F) -> _F:
             metavar="KEY",
             help="Other users of this machine can read a flag: prefer STANCHION_API_KEY, or"
             " STANCHION_API_KEY_FILE, which names a file that holds the key.",
-            callback=_api_key,
+            callback=api_key_of,
         ),
         click.option(
             "--url",

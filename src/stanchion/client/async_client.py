@@ -79,7 +79,7 @@ def _of_run(
 
 @named
 class AsyncClient(BaseClient[AsyncTransport]):
-    """A caller of one server, as one tenant."""
+    """A client of one server, for one tenant."""
 
     start = _starting(calls.start)
     rerun = _starting(calls.rerun)
@@ -100,7 +100,7 @@ class AsyncClient(BaseClient[AsyncTransport]):
     request = _method(calls.request)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close idle connections."""
         if isinstance(self._transport, LoopTransport):
             await self._transport.close()
 
@@ -159,7 +159,7 @@ class AsyncRunHandle(BaseRunHandle[AsyncClient]):
 
 
 class _Hands:
-    """Does what the engine says."""
+    """Executes the engine's commands."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport

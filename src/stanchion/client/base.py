@@ -27,7 +27,7 @@ _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
 class BaseClient(ABC, Generic[TransportT]):
-    """A caller of one server, as one tenant."""
+    """A client of one server, for one tenant."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class BaseClient(ABC, Generic[TransportT]):
             api_key: says who calls, and for which tenant.
             tenant: for a server without keys. ``default``, if not given.
             timeout_s: how long one request may take. Retries have times of their own.
-            pace: how patient the client is: retry policies and budgets.
-            on_event: is told of every try, retry and failure (``stanchion.client.signals``).
+            pace: retry policies and budgets.
+            on_event: called with every attempt, retry and failure (``stanchion.client.signals``).
             transport: instead of the client's own.
         """
         if not timeout_s > 0:
@@ -69,7 +69,7 @@ class BaseClient(ABC, Generic[TransportT]):
 
     @abstractmethod
     def _transport_to(self, to: Address) -> TransportT:
-        """The client's own."""
+        """The client's default transport."""
 
 
 class BaseRunHandle(Generic[CallerT]):
@@ -108,7 +108,7 @@ def as_method(
     back, with the inner type of the engine's generator in the place of the braces.
     """
     update_wrapper(method, written)
-    del method.__dict__["__wrapped__"]  # or whoever asks is shown the engine's side again
+    del method.__dict__["__wrapped__"]  # or help() shows the engine's signature
     signature = inspect.signature(written)
     parameters = list(signature.parameters.values())[known:]
     inner = str(signature.return_annotation)

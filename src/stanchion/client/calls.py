@@ -1,4 +1,4 @@
-"""Calls: everything that can be asked of a server, each once, for both clients.
+"""Calls: every call of the API, written once for both clients.
 
 Each is a generator on the engine's commands; ``client`` and ``async_client`` carry it out. Calls
 that make a run carry an idempotency key, their own if none is given: sent twice because an answer
@@ -100,7 +100,7 @@ def start(
 ) -> Op[StartedRun]:
     """Start a run of the newest version of a workflow, with any mapping that is a JSON object.
 
-    Pass a key of your own (an order's number) if the same start may come again from elsewhere, or
+    Pass a key of your own (an order's number) if another process may send the same start, or
     after this process has died. Without one, the call makes its own.
     """
     path = f"/v1/workflows/{quoted_part(workflow_id, 'workflow_id')}/runs"
@@ -286,7 +286,7 @@ def request(
     query: Mapping[str, str | int | None] | None = None,
     idempotency_key: str | None = None,
 ) -> Op[JsonValue]:
-    """Any other route (``/v1/admin/…``), with the same patience; the answer as it came.
+    """Any other route (``/v1/admin/…``), with the same retries; the response's JSON, unchecked.
 
     A POST or PATCH without a key is not sent again once the server may have done it.
     """

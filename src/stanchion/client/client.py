@@ -79,7 +79,7 @@ def _of_run(
 
 @named
 class Client(BaseClient[SyncTransport]):
-    """A caller of one server, as one tenant."""
+    """A client of one server, for one tenant."""
 
     start = _starting(calls.start)
     rerun = _starting(calls.rerun)
@@ -100,7 +100,7 @@ class Client(BaseClient[SyncTransport]):
     request = _method(calls.request)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close idle connections."""
         if isinstance(self._transport, BlockingTransport):
             self._transport.close()
 
@@ -159,7 +159,7 @@ class RunHandle(BaseRunHandle[Client]):
 
 
 class _Hands:
-    """Does what the engine says."""
+    """Executes the engine's commands."""
 
     def __init__(self, transport: SyncTransport) -> None:
         self._transport = transport

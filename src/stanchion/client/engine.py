@@ -87,7 +87,7 @@ class RetryBudgets:
 
 
 SHARED: Final = RetryBudgets()
-"""The process's own. A client that is not given others draws on these."""
+"""The budgets of the process, shared by all clients that are not given others."""
 
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Sleep(msgspec.Struct, frozen=True):
-    """Let time pass."""
+    """Wait."""
 
     delay_ms: int
 
@@ -115,7 +115,7 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Emit(msgspec.Struct, Generic[T], frozen=True):
-    """Hand this to whoever iterates."""
+    """Yield this value to the caller's iterator."""
 
     value: T
 
@@ -124,9 +124,9 @@ Command: TypeAlias = Send | Sleep | Read
 # What is sent in depends on the command, which no type can say: the functions below are the only
 # ones that yield a command, and each knows what its own is answered with.
 Op: TypeAlias = Generator[Command, Any, T]
-"""Something to carry out, that ends with a value."""
+"""A generator of commands that returns a value."""
 Feed: TypeAlias = Generator[Command | Emit[T], Any, None]
-"""Something to carry out, that gives values on its way."""
+"""A generator of commands that also emits values."""
 
 
 # ── Calls ────────────────────────────────────────────────────────────────────────────────────────
@@ -153,7 +153,7 @@ def _wall() -> Instant:
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient a client is, at whose expense, by which clock, and by which chance."""
+    """Retry policies and budgets, with the clocks and the randomness that they use."""
 
     policies: Mapping[RetryClass, RetryPolicy] = RETRIES
     budgets: RetryBudgets = SHARED
@@ -165,7 +165,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """Makes calls, by its pace, and tells its hook."""
+    """Makes calls with retries, and reports them to a hook."""
 
     pace: Pace
     tell: CallHook
@@ -189,7 +189,7 @@ class CallEngine(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
     def open(self, request: Request) -> Op[None]:
-        """Open a stream, with the same patience."""
+        """Open a stream, with the same retries."""
         reply = yield from self._answered(request, None)
         if not isinstance(reply, Opened):
             raise UnexpectedAnswer(
@@ -204,7 +204,7 @@ class CallEngine(msgspec.Struct, frozen=True, kw_only=True):
         tries: Tries,
         until: Instant | None = None,
     ) -> Wait:
-        """How long to wait before the next try; if there is to be none, raises what was wrong."""
+        """The wait before the next attempt. Raises the failure if there is to be none."""
         answer = answer_of(outcome, self.pace.wall())
         verdict = self._verdict(request, outcome, answer, tries, until)
         name, attempt = request.name, len(tries.ended) + 1
@@ -264,7 +264,7 @@ class CallEngine(msgspec.Struct, frozen=True, kw_only=True):
             return GaveUpBecause.NOT_REPEATABLE
         if until is not None and now + planned.delay_ms > until:
             return GaveUpBecause.TIME_SPENT
-        # Last, so that only what is really sent again takes from the others.
+        # Last, so that only requests that are sent again take a token.
         if not self.pace.budgets.take(planned.tries.ended[-1], now):
             return GaveUpBecause.BUDGET_SPENT
         return planned

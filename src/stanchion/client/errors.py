@@ -10,7 +10,7 @@
     │   ├── IdempotencyMismatch  422: this key was used for something else
     │   ├── NotFound             404: no such thing, or another tenant's
     │   └── Conflict             409: decided otherwise before, or not in this state
-    ├── AccessDenied           whoever hands out keys
+    ├── AccessDenied           the operator, who makes keys
     │   ├── Unauthenticated      401: no key, or not a valid one
     │   └── Forbidden            403: the key's role may not do this
     ├── UnexpectedAnswer       the operator or the programmer: that is no Stanchion server, or
@@ -69,15 +69,15 @@ class GaveUpBecause(StrEnum):
     """Why a call was not tried again."""
 
     NOT_RETRYABLE = GiveUpReason.NOT_RETRYABLE.value
-    """Another try would be answered the same."""
+    """A retry would get the same response."""
     NOT_REPEATABLE = "not_repeatable"
-    """The server may have done it, and doing it twice would not be the same."""
+    """The server may have executed it, and it is not repeatable."""
     ATTEMPTS_SPENT = GiveUpReason.ATTEMPTS_SPENT.value
     RETRY_AFTER_TOO_LONG = GiveUpReason.RETRY_AFTER_TOO_LONG.value
-    """The server asks for more patience than the policy has."""
+    """The server asks for a longer wait than the policy allows."""
     TIME_SPENT = GiveUpReason.TIME_SPENT.value
     BUDGET_SPENT = "budget_spent"
-    """The process retries as much as it may already."""
+    """The retry budget of the process is spent."""
 
 
 class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,13 +91,13 @@ class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None
     """The problem's ``code``. A program branches on this, or on the type of the error."""
     request_id: str | None = None
-    """What the server's log calls this request."""
+    """The id of this request in the server's log."""
     retry_after_ms: int = 0
     errors: tuple[FieldError, ...] = ()
     limit: int | None = None
     active: int | None = None
     may_have_run: bool = False
-    """The server may have done it nevertheless. With the same key, it is done once all the same."""
+    """The server may have executed it. With the same key, a retry does not execute it twice."""
     idempotency_key: str | None = None
 
 
@@ -124,7 +124,7 @@ class CallFailed(Exception):
 
     @property
     def retry_after_s(self) -> float:
-        """When the server would like to be asked again; 0 if it did not say."""
+        """The server's ``Retry-After``; 0 if it sent none."""
         return self.facts.retry_after_ms / 1000
 
     @property
@@ -134,7 +134,7 @@ class CallFailed(Exception):
 
 
 class TryLater(CallFailed):
-    """The tenant has used up what it may have, for now."""
+    """The tenant is at a limit: retry later."""
 
 
 class TenantFull(TryLater):
@@ -147,25 +147,25 @@ class TenantFull(TryLater):
 
     @property
     def active(self) -> int | None:
-        """How many are."""
+        """How many runs are active."""
         return self.facts.active
 
 
 class Throttled(TryLater):
-    """More in a short time than the tenant may."""
+    """The tenant is over its rate."""
 
 
 class ServerUnavailable(CallFailed):
-    """The server cannot, or cannot be reached."""
+    """The server cannot serve the call, or cannot be reached."""
 
     @property
     def may_have_run(self) -> bool:
-        """Whether the server may have done it nevertheless."""
+        """Whether the server may have executed the call."""
         return self.facts.may_have_run
 
 
 class CallRefused(CallFailed):
-    """The call is not one that can succeed."""
+    """The call cannot succeed as it is."""
 
 
 class InvalidRequest(CallRefused):
@@ -190,7 +190,7 @@ class Conflict(CallRefused):
 
 
 class AccessDenied(CallFailed):
-    """The API key does not open this door."""
+    """The API key does not allow the call."""
 
 
 class Unauthenticated(AccessDenied):
@@ -223,7 +223,7 @@ _RETRY_AFTER_MS_MAX: Final = 10**12
 
 
 def answer_of(outcome: HttpReply | NoReply, wall: Instant) -> Answer:
-    """Which class of answers this is, and when the server would like to be asked again."""
+    """The retry class of an outcome, and the server's ``Retry-After``."""
     match outcome:
         case NoReply(silence=Silence.UNTRUSTED):
             return Answer(None)
@@ -240,14 +240,14 @@ def answer_of(outcome: HttpReply | NoReply, wall: Instant) -> Answer:
 
 
 def may_have_run(outcome: HttpReply | NoReply) -> bool:
-    """Whether the server may have done what it was asked, although it did not say so."""
+    """Whether the server may have executed the request, although it did not confirm it."""
     if isinstance(outcome, NoReply):
         return outcome.may_have_run
     return outcome.status in _MAY_HAVE_RUN
 
 
 def retry_after_ms(reply: HttpReply, wall: Instant) -> int:
-    """The server's word: exact from the body, else from the header, else 0."""
+    """The server's ``Retry-After``: exact from the body, else from the header, else 0."""
     exact_ms = _problem(reply).retry_after_ms
     if exact_ms is not None:
         return min(_RETRY_AFTER_MS_MAX, max(0, exact_ms))

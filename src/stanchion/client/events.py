@@ -1,11 +1,11 @@
 """Events: a tenant's history as it happens, without a gap when the connection breaks.
 
-What happened in one step of the store (a commit) comes together, and its last line has the id to go
-on after. So lines are handed out when their id is known: whoever comes back names the last id, and
-gets everything after it, and nothing of it twice.
+The lines of one commit arrive together, and the last of them has the id to resume after. So lines
+are emitted when their id is known: a client that reconnects sends the last id, and receives every
+later line once.
 
-A stream that ends is opened again: after an orderly end at leisure, after failures with the
-engine's patience, which a stream that gave something restores.
+A stream that ends is opened again: after an orderly end with a random delay, after failures with
+the engine's retries, which start anew after a stream that delivered something.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def events(
 ) -> Feed[Event]:
     """What happens to the tenant's runs from now on, or after an event that was seen before.
 
-    Of one run: what happened since it began, to its end. Otherwise goes on until nobody listens, or
-    the server is away for longer than the retry policy has patience: then the error is raised, and
-    ``after=`` the last event's id resumes.
+    Of one run: what happened since it began, to its end. Otherwise goes on until the iterator is
+    closed, or the server is unavailable for longer than the retry policy allows: then the error is
+    raised, and ``after=`` the last event's id resumes.
     """
     tries = Tries(engine.pace.now())
     while True:

@@ -1,4 +1,4 @@
-"""Requests: how a call is put into HTTP, and its answer read."""
+"""Requests: how a call is encoded as HTTP, and its response decoded."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def keyed(request: Request, key: str) -> Request:
 
 
 def getting(engine: CallEngine, name: str, path: str, kind: type[T]) -> ApiCall[T]:
-    """Ask for a value."""
+    """A GET whose response is decoded as ``kind``."""
     return ApiCall(request_to(engine, name, "GET", path), reader(kind))
 
 
 def posting(engine: CallEngine, name: str, path: str, body: JsonObject) -> Request:
-    """Ask for a change. It may be sent once, unless somebody who knows says otherwise."""
+    """A POST with a JSON body. It is not repeatable unless the caller marks it so."""
     return carrying(request_to(engine, name, "POST", path), encoded(body))
 
 
@@ -112,7 +112,7 @@ def quoted_part(text: str, name: str) -> str:
 
 
 def run_path(run_id: str) -> str:
-    """Where a run is."""
+    """The path of a run."""
     return f"/v1/runs/{quoted_part(run_id, 'run_id')}"
 
 
@@ -123,7 +123,7 @@ def query_of(members: Mapping[str, str | int | None]) -> str:
 
 
 def key_or_own(given: str | None) -> str:
-    """The caller's key, or one that nobody else has."""
+    """The caller's idempotency key, checked, or a random one."""
     if given is None:
         return os.urandom(16).hex()
     if not _KEY.fullmatch(given):
@@ -132,7 +132,7 @@ def key_or_own(given: str | None) -> str:
 
 
 def reader(kind: type[T]) -> Callable[[HttpReply], T]:
-    """How an answer of this kind is read."""
+    """A decoder for responses of this kind."""
 
     def read(reply: HttpReply) -> T:
         return msgspec.json.decode(reply.body, type=kind)
@@ -141,6 +141,6 @@ def reader(kind: type[T]) -> Callable[[HttpReply], T]:
 
 
 def any_json(reply: HttpReply) -> JsonValue:
-    """An answer as it came."""
+    """The response's JSON, unchecked."""
     answer: JsonValue = msgspec.json.decode(reply.body) if reply.body else None
     return answer

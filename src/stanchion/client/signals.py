@@ -1,7 +1,7 @@
-"""What a client tells about itself: frozen facts, given to a hook.
+"""What a client reports about its calls: frozen events, passed to a hook.
 
-Whoever wants metrics, log lines or traces of calls listens to these. The client itself neither
-counts nor logs.
+Metrics, log lines and traces of calls are made from these. The client itself neither counts nor
+logs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CallHook: TypeAlias = Callable[[CallSignal], None]
 
 
 def guarded(hook: CallHook | None) -> CallHook:
-    """The hook, unable to break a call."""
+    """The hook, with its exceptions logged instead of raised."""
     if hook is None:
         return _nobody_listens
 

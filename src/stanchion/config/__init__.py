@@ -1,10 +1,10 @@
-"""Configuration: what one server is told at its start, and who told it.
+"""Configuration: the settings of one server at its start, and where each came from.
 
     flags  >  environment (STANCHION_…)  >  a TOML file  >  defaults
 
 ``load`` gives a whole ``Config`` or every fault with its place: the flag, the variable, or the line
-of the file. A key that nobody knows is a fault: a setting that was written down and ignored is
-worse than none. What can change while a server runs is not here, it is in the settings.
+of the file. An unknown key is a fault: a setting that is written down and ignored is worse than
+none. What can change while a server runs is not here, it is in the settings.
 
 A key or a URL with a password can also be read from a file: STANCHION_ADMIN_KEY_FILE names one.
 

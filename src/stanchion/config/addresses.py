@@ -37,7 +37,7 @@ def wrong_url(name: str, url: str) -> str | None:
 
 
 def _wrong_address(url: str) -> str | None:
-    """Whether hosts are named. Whoever opens the URL judges the rest of it."""
+    """Whether hosts are named. The adapter that opens the URL checks the rest of it."""
     try:
         hosts = urlsplit(url).netloc.rpartition("@")[2]
     except ValueError:

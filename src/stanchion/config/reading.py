@@ -37,7 +37,7 @@ def config_file(
 ) -> Path | tuple[Fault, ...] | None:
     """The file to read: ``--config``, else STANCHION_CONFIG, else ./stanchion.toml if there is one.
 
-    A file that somebody named and that is not there is a fault.
+    A file that was named and does not exist is a fault.
     """
     for place, name in (("--config", flag), ("STANCHION_CONFIG", environ.get("STANCHION_CONFIG"))):
         if name is not None:
@@ -69,7 +69,7 @@ def load(
 
 @dataclass(slots=True)
 class _Reading:
-    """What has been read so far. Whoever is read later wins."""
+    """What has been read so far. Later sources win."""
 
     values: dict[str, object] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)

@@ -27,15 +27,15 @@ from stanchion.worker.worker import DEFAULT_URL, Worker
 __all__ = ["REFUSED", "USAGE", "load_worker", "reload_on_change", "run_worker"]
 
 USAGE: Final = 2
-"""Exit code: what was asked for makes no sense."""
+"""Exit code: wrong usage."""
 REFUSED: Final = 1
-"""Exit code: the server does not want this worker."""
+"""Exit code: the server refuses this worker."""
 _RELOAD_DRAIN_S_MAX: Final = 5.0
-"""Whoever waits for a reload does not want to wait for a job."""
+"""A reload waits no longer than this for running jobs."""
 
 
 class _Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. It travels to a child on its standard input: keys do not belong in arguments."""
+    """What to run. A child reads it from its standard input: keys do not belong in arguments."""
 
     target: str
     url: str
@@ -57,7 +57,7 @@ def run_worker(  # noqa: PLR0913 - one argument a flag
     reload: bool = False,
     log_level: str = "info",
 ) -> int:
-    """Run the worker that ``target`` names until it is told to stop; the exit code.
+    """Run the worker that ``target`` names until it is stopped; the exit code.
 
     What is wrong is said in a sentence on standard error. With ``reload`` the worker runs in a
     process of its own that is started anew whenever a ``.py`` file below this directory changes.
@@ -162,7 +162,7 @@ def reload_on_change(
 ) -> int:
     """Run ``command`` with ``order`` on its standard input, again after every change; exit code.
 
-    A child that ends by itself with an error is started again at the next change, not before.
+    A child that ends with an error is started again at the next change, not before.
     """
     root = root or Path.cwd()
     stopping = threading.Event()

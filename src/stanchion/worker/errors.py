@@ -7,9 +7,9 @@ What a handler raises, and the server's retry policy acts on::
 
 (any other exception counts as a ``JobFailed`` with the code ``job_failed``).
 
-What a worker raises, and whoever started it acts on::
+What a worker raises, and its operator acts on::
 
-    WorkerRefused       the server does not want this worker: key, role, address or version
+    WorkerRefused       the server refuses this worker: key, role, address or version
     BadTarget           ``module:app`` names no worker
 """
 
@@ -45,7 +45,7 @@ class FinalError(JobFailed):
 
 
 class WorkerRefused(Exception):
-    """The server does not want this worker as it is. Trying again does not help."""
+    """The server refuses this worker. A retry cannot help."""
 
     def __init__(self, status: int, code: str, detail: str) -> None:
         super().__init__(

@@ -43,7 +43,7 @@ def log_event(
 
 
 def show_lines(level: str = "INFO") -> None:
-    """Show lines on standard error, unless the program has its own idea of logging."""
+    """Show lines on standard error, unless the program has configured logging."""
     if not LOGGER.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
@@ -68,7 +68,7 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobAbandoned(msgspec.Struct, frozen=True, kw_only=True):
-    """A handler was stopped, or its result thrown away: the job is left to another worker."""
+    """A handler was stopped, or its result dropped: another worker gets the job."""
 
     job_id: str
     topic: str
@@ -90,14 +90,14 @@ class ResultRejected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultDropped(msgspec.Struct, frozen=True, kw_only=True):
-    """A result was given up: the server could not be told while the lease was good."""
+    """A result was dropped: it could not be sent while the lease was valid."""
 
     job_id: str
     reason: str
 
 
 class ServerAway(msgspec.Struct, frozen=True, kw_only=True):
-    """No work could be asked for. Told once, until the server is back."""
+    """Leasing jobs failed. Reported once, until the server answers again."""
 
     error: str
 
@@ -107,7 +107,7 @@ class ServerBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopStalled(msgspec.Struct, frozen=True, kw_only=True):
-    """The event loop stood still for so long: blocking code in an async handler, or a suspend."""
+    """The event loop was blocked for so long: blocking code in an async handler, or a suspend."""
 
     stalled_ms: int
 

@@ -1,4 +1,4 @@
-"""A job in a handler's hands: what to do, and whether it is still ours to do."""
+"""A job as its handler sees it: what to do, and whether its lease is still held."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class Job:
 
     @property
     def lost(self) -> FenceCause | None:
-        """Why the job is not ours any more, at this very moment; ``None`` while it is."""
+        """Why the lease is not held any more; ``None`` while it is."""
         return None if self._hold is None else self._hold.lost
 
     def check(self) -> None:
-        """Go on only if the job is ours at this very moment. Raises ``LeaseLost``."""
+        """Raise ``LeaseLost`` if the lease is not held any more."""
         cause = self.lost
         if cause is not None:
             raise LeaseLost(self.job_id, cause)

@@ -55,15 +55,15 @@ _IDLE: Final = Exponential(base_ms=50, cap_ms=2_000)
 """For a server that says "nothing" sooner than it was asked to wait."""
 _SPREAD: Final = 0.5
 _LAST_ANSWER_S: Final = 0.25
-"""How long a question for work that is under way may still be answered when the worker leaves."""
+"""How long a lease request that is under way may still take when the worker stops."""
 _UNWIND_S: Final = 1.0
-"""How long a handler that was cancelled may take to clean up when the worker leaves."""
+"""How long a cancelled handler may take to clean up when the worker stops."""
 _FLUSH_S: Final = 5.0
-"""How long results in hand may take to be told when the worker leaves."""
+"""How long unsent results may take to be sent when the worker stops."""
 
 
 class LoopOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How much at once, and how patiently."""
+    """Concurrency and time-outs of the loop."""
 
     concurrency: int
     wait_s: float
@@ -71,7 +71,7 @@ class LoopOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLoop:
-    """One run of a worker, from its first question to its last result. On one event loop."""
+    """One run of a worker, from its first lease request to its last result. On one event loop."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class WorkerLoop:
         self._is_leaving = False
 
     async def run(self) -> None:
-        """Work until stopped. Raises ``WorkerRefused`` if the server does not want this worker."""
+        """Work until stopped. Raises ``WorkerRefused`` if the server refuses this worker."""
         polling = asyncio.create_task(self._poll(), name="lease")
         try:
             await first(polling, self._draining.wait())
@@ -160,13 +160,13 @@ class WorkerLoop:
                     assert_never(answer)
 
     def _free(self) -> int:
-        """How many more jobs may be taken. Results that nobody takes leave no room either."""
+        """How many more jobs may be leased. Results that the server has not taken count too."""
         handling, unsettled = len(self._handling), self._reporter.unsettled
         at_once = self._options.concurrency
         return min(at_once - handling, 2 * at_once - handling - unsettled)
 
     def _is_quick(self, asked_at: Moment) -> bool:
-        # Whoever does not wait at the server at all is quick always.
+        # With wait_s of 0, every answer is quick.
         return (self._clock.moment() - asked_at) <= self._options.wait_s * 1000 / 2
 
     async def _pause(self, backoff: Exponential, count: int, retry_after_ms: int) -> None:
@@ -210,7 +210,7 @@ class WorkerLoop:
         if held.look() is None:
             result = await self._outcome(task, held)
         held.on_lost = None
-        # Lost on the way, or the loop stood still for so long that nobody could notice.
+        # Lost meanwhile, or the loop was blocked for so long that the loss went unnoticed.
         cause = held.look()
         if result is None or cause is not None:
             self._renewer.let_go(held)
@@ -229,14 +229,14 @@ class WorkerLoop:
         )
 
     async def _outcome(self, task: Task, held: HeldJob) -> JobResult | None:
-        """What became of the job; nothing, if the worker leaves without it."""
+        """The job's result; ``None`` if the worker stops without one."""
         leased = held.leased
         try:
             return await self._call(task, held)
         except asyncio.CancelledError as cancelled:
             if self._is_leaving:
                 return None
-            # Of the handler's own making, unless the lease is lost: then nobody reads the result.
+            # Raised by the handler itself, unless the lease is lost: then the result is ignored.
             return results.failed(leased.job_id, leased.fence, cancelled)
         except KeyboardInterrupt:
             raise
@@ -269,17 +269,17 @@ class WorkerLoop:
         del self._handling[handling]
         self._make_room()
         if not handling.cancelled():
-            handling.result()  # A bug is to be seen, not to be swallowed.
+            handling.result()  # Raise bugs instead of hiding them.
 
     # ── Leaving ──────────────────────────────────────────────────────────────────────────────────
 
     async def _drain(self, polling: asyncio.Task[None]) -> None:
-        """Give the last question its time, handlers theirs, and results theirs."""
+        """Wait, within limits, for the last lease request, for handlers, and for results."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._options.drain_s
         if self._is_asking:
-            # On a busy server the answer is on its way, with jobs. To hang up now would leave them
-            # with nobody until their leases expire.
+            # The answer may be on its way, with jobs. If the connection were closed now, these jobs
+            # would wait until their leases expire.
             await first(polling, self._forced.wait(), timeout_s=_LAST_ANSWER_S)
         await end(polling)
         if self._handling:

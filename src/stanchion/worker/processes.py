@@ -1,7 +1,7 @@
 """Processes for handlers that compute: they do not share our interpreter, and they can be killed.
 
 A child handles one job at a time and is kept for the next one. A job whose lease is lost is killed
-with its child. A child that dies by itself (out of memory, a crash in C) fails its job, no other.
+with its child. A child that dies (out of memory, a crash in C) fails its own job only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ProcessExecutor:
         self._all: set[_Child] = set()
 
     def call(self, function: Callable[[Job], Any], held: HeldJob) -> JobResult:
-        """Have a child handle the job, and wait for it."""
+        """Run the handler in a child, and wait for its result."""
         child = self._take()
         held.deadline = child.deadline
         held.on_lost = lambda _: child.kill()

@@ -35,7 +35,7 @@ _RISING: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class WorkerClock(Protocol):
-    """What leases are counted on."""
+    """The clock that lease terms are measured with."""
 
     def moment(self) -> Moment:
         """Milliseconds that never step back and count on while the machine sleeps."""
@@ -56,12 +56,12 @@ class BootClock:
 RENEWALS_MAX: Final = 250
 """Leases in one call: with the longest names and notes half of what the server reads."""
 _SLICE_MS: Final = 1_000
-"""Timers stand still while a machine is suspended: lost time is noticed so soon after waking up."""
+"""Timers stop while a machine is suspended: an expired lease is noticed this soon after."""
 _STALL_MS: Final = 1_000
 PROGRESS_EVERY_MS: Final = 1_000
 """A handler may report progress in a loop: it is sent no more often than this."""
 _GIVE_UP_TERMS: Final = 2
-"""For so many terms after a lease ran out its result is still offered: the server decides."""
+"""For so many terms after a lease expired, its result is still sent: the server decides."""
 
 
 class SharedDeadline(Protocol):
@@ -104,7 +104,7 @@ class HeldJob:
 
     @property
     def give_up_at(self) -> Moment:
-        """When it is no use any more to offer the result."""
+        """When the result is dropped if the server has not taken it."""
         return Moment(self._good_at + (1 + _GIVE_UP_TERMS) * self.leased.lease_ttl_ms)
 
     def become(self, trust: Trust) -> None:
@@ -117,7 +117,7 @@ class HeldJob:
 
 
 class LeaseRenewer:
-    """Keeps all leases of a worker."""
+    """Renews all leases of a worker."""
 
     def __init__(
         self, server: WorkerApi, clock: WorkerClock, chance: Callable[[], float], tell: Hook
@@ -133,7 +133,7 @@ class LeaseRenewer:
         self._progress_sent_at = Moment(-PROGRESS_EVERY_MS)
 
     def hold(self, leased: LeasedJob, asked_at: Moment) -> HeldJob:
-        """Keep a lease that was asked for at ``asked_at``, from now on."""
+        """Renew a lease that was requested at ``asked_at``, from now on."""
         now = self._clock.moment()
         terms = terms_for(leased.lease_ttl_ms)
         trust = rules.granted(terms, JOB_POLICY, asked_at, now)
@@ -150,12 +150,12 @@ class LeaseRenewer:
         return held
 
     def let_go(self, held: HeldJob) -> None:
-        """Stop renewing: the job has ended, or nobody works on it any more."""
+        """Stop renewing: the job has ended or was abandoned."""
         if self._held.get(held.leased.job_id) is held:
             del self._held[held.leased.job_id]
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Stop renewing all leases."""
         self._held.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -184,7 +184,7 @@ class LeaseRenewer:
                 elif _has_news(held, trust):
                     news.append(held)
         if due:
-            # Those that are due soon go along: a worker with a hundred jobs makes one call of it.
+            # Leases that are due soon are renewed in the same call.
             self._renew_all([*due, *near])
         if news and now - self._progress_sent_at >= PROGRESS_EVERY_MS:
             self._progress_sent_at = now
@@ -278,7 +278,7 @@ class LeaseRenewer:
             self._lose(held, trust)
 
     def _lose(self, held: HeldJob, trust: Trust) -> None:
-        """Stop the work. The lease is not given back: it may be someone else's by now."""
+        """Stop the work. The lease is not released: another worker may hold it by now."""
         if self._held.get(held.leased.job_id) is not held:
             return
         del self._held[held.leased.job_id]

@@ -85,7 +85,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _bounded(text: str) -> str:
-    """A text that may stand in an answer: not too long, no control characters, valid UTF-8."""
+    """A text that the server accepts: not too long, no control characters, valid UTF-8."""
     text = text[: 2 * ERROR_MESSAGE_CHARS_MAX].encode("utf-8", "replace").decode()
     text = "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)
     if len(text) > ERROR_MESSAGE_CHARS_MAX:
@@ -150,7 +150,7 @@ def _slots(value: object) -> list[object]:
 
 
 GATHER_S: Final = 0.001
-"""Results that end within this time travel together."""
+"""Results that end within this time are sent together."""
 FLIGHTS_MAX: Final = 4
 RESULTS_MAX: Final = 500
 BATCH_BYTES_MAX: Final = 512 * 1024
@@ -162,7 +162,7 @@ BACKOFF: Final = Exponential(base_ms=100, cap_ms=2_000)
 _PAUSE_MS_MIN: Final = 20
 _SPREAD: Final = 0.5
 _NOT_A_WORKER: Final = frozenset({401, 403, 404, 405})
-"""Said of this worker, not of these results."""
+"""These responses are about this worker, not about these results."""
 
 
 class _Report(msgspec.Struct):
@@ -172,7 +172,7 @@ class _Report(msgspec.Struct):
     is_replaced: bool = False
     """Whether the server refused the result itself, and this says so in its place."""
     alone: bool = False
-    """Whether it travels by itself, since something it travelled with was refused."""
+    """Whether it is sent alone, since a batch that it was in was refused."""
 
 
 class Reporter:
@@ -257,7 +257,7 @@ class Reporter:
     def _landed(self, flight: asyncio.Task[None]) -> None:
         self._flights.discard(flight)
         if not flight.cancelled():
-            flight.result()  # A bug is to be seen, not to be swallowed.
+            flight.result()  # Raise bugs instead of hiding them.
         if self._waiting:
             self._flush_in(GATHER_S)
         elif not self._flying:
@@ -282,7 +282,7 @@ class Reporter:
             answer = await self._server.results(
                 tuple(report.result for report in batch), timeout_s=RESULTS_TIMEOUT_S
             )
-        except Exception as error:  # noqa: BLE001 - whatever it was, the results are still to be told
+        except Exception as error:  # noqa: BLE001 - the results are sent again
             answer = ServerUnreachable(repr(error))
         finally:
             self._flying -= len(batch)
@@ -319,7 +319,7 @@ class Reporter:
         )
         for report in batch:
             self._keep_trying(report, away.error)
-        # Nothing flies before: what comes in meanwhile waits, and then goes along.
+        # No request is sent before then: results that end meanwhile join this batch.
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -337,7 +337,7 @@ class Reporter:
                 self._drop(report, refusal.detail)
             self._on_refused(WorkerRefused(refusal.status, refusal.code, refusal.detail))
         elif len(batch) > 1:
-            # One of them is to blame. The others must not suffer for it.
+            # One of them is at fault: send each alone.
             for report in batch:
                 report.alone = True
                 self._put(report)

@@ -83,7 +83,7 @@ class HttpTransport:
                 headers=self._headers,
                 body=body,
                 timeout_s=_REQUEST_S_MAX,
-                # Renewals and results are idempotent, and a lease that nobody received expires.
+                # Renewals and results are idempotent, and a lease whose response is lost expires.
                 is_repeatable=True,
             )
         )
@@ -122,7 +122,7 @@ class ServerAnswered(msgspec.Struct, Generic[_T], frozen=True):
 
 
 class ServerUnreachable(msgspec.Struct, frozen=True):
-    """Nobody knows. It may have been done, and asking again may help."""
+    """No usable response. The request may have been executed, and a retry may help."""
 
     error: str
     retry_after_ms: int = 0

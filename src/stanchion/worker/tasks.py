@@ -151,7 +151,7 @@ class _Call(Generic[_T]):
             self._back(self._return, value)
 
     def _back(self, function: Callable[[_Arg], None], argument: _Arg) -> None:
-        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+        with suppress(RuntimeError):  # The loop is closed: the result is not awaited.
             self._loop.call_soon_threadsafe(function, argument)
 
     def _return(self, value: _T) -> None:

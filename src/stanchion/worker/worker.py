@@ -169,7 +169,7 @@ class Worker:
             try:
                 loop.add_signal_handler(number, self.stop)
             except (NotImplementedError, RuntimeError, ValueError):
-                break  # Not in the main thread: whoever is there has the signals, and calls stop.
+                break  # Not in the main thread, which handles signals and calls stop.
             taken.append(number)
         try:
             yield

@@ -140,7 +140,7 @@ def key() -> None:
     metavar="TENANT",
     help="Whom it is for; '*' for all tenants.",
 )
-@click.option("--note", metavar="TEXT", help="What it is for, for whoever looks at the list.")
+@click.option("--note", metavar="TEXT", help="What it is for; shown in the list.")
 @talks
 def create_key(session: Session, role: str, tenant_of_key: str, note: str | None) -> None:
     """Make a key. It is shown this once."""
@@ -161,7 +161,7 @@ def list_keys(session: Session, limit: int, cursor: str | None) -> None:
 @click.argument("key_id", metavar="ID")
 @talks
 def revoke_key(session: Session, key_id: str) -> None:
-    """Make a key worthless, on every server within 2 s."""
+    """Revoke a key, on every server within 2 s."""
     document = session.send("DELETE", path_to("admin", "keys", key_id)).document
     session.show(document, lambda _: [f"key {cell(key_id)} is revoked"])
 

@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from stanchion.cli.errors import CliError, Exit
+from stanchion.cli.session import api_key_of
 
 __all__ = ["command"]
 
@@ -42,9 +43,9 @@ NAMES: Final = ("admission", "retry", "fallback", "renewal", "lock-busy")
 @click.option(
     "--key",
     metavar="KEY",
-    envvar="STANCHION_API_KEY",
-    show_envvar=True,
-    help="An admin key for --against. Prefer the variable: others can read a flag.",
+    callback=api_key_of,
+    help="An admin key for --against. Prefer STANCHION_API_KEY or STANCHION_API_KEY_FILE: others"
+    " can read a flag.",
 )
 @click.option(
     "-o",

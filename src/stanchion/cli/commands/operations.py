@@ -37,9 +37,7 @@ def list_leases(session: Session) -> None:
 
 @lease.command("hold")
 @_name_argument
-@click.option(
-    "--ttl-s", type=float, required=True, metavar="SECONDS", help="It ends by itself after this."
-)
+@click.option("--ttl-s", type=float, required=True, metavar="SECONDS", help="When it expires.")
 @talks
 def hold_lease(session: Session, name: str, ttl_s: float) -> None:
     """Hold a lock by hand, for a while. It is audited.
@@ -55,7 +53,7 @@ def hold_lease(session: Session, name: str, ttl_s: float) -> None:
 @_name_argument
 @talks
 def release_lease(session: Session, name: str) -> None:
-    """Release a lock, whoever holds it. It is audited.
+    """Release a lock of any holder. It is audited.
 
     Its holder finds out when it renews or commits: the state stays right, work may be done twice.
     """
