@@ -21,9 +21,16 @@ from stanchion.core.model import (
     place_of,
 )
 from stanchion.core.plan import Plan, link
-from stanchion.core.run import decide, decide_all, items_to_read
+from stanchion.core.run import DecisionTooLong, decide, decide_all, items_to_read
 from stanchion.core.transition import Transition, evolve
-from stanchion.core.workflow import ApprovalSpec, ForEachSpec, JobSpec, StepSpec, Workflow
+from stanchion.core.workflow import (
+    ApprovalSpec,
+    ForEachSpec,
+    JobSpec,
+    StepSpec,
+    SubworkflowSpec,
+    Workflow,
+)
 
 NOW = Instant(1_000)
 RUN = RunId("run")
@@ -176,3 +183,43 @@ def test_a_job_id_says_where_it_belongs(step: str, item: int | None) -> None:
 def test_what_is_no_job_id_is_not_read_as_one(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - int's own words are as good as ours
         place_of(JobId(text))
+
+
+# ── Where only little work is allowed ────────────────────────────────────────────────────────────
+
+
+def test_a_decision_that_takes_more_work_than_allowed_here_is_not_made_here() -> None:
+    plan = planned(only=JobSpec(topic=TOPIC, when=DEAR))
+    run = pending({"l": [1] * 50})
+    freely = decide_all(plan, run, [Started()], NOW)
+    assert decide_all(plan, run, [Started()], NOW, work_max=1_000_000) == freely
+    with pytest.raises(DecisionTooLong):
+        decide_all(plan, run, [Started()], NOW, work_max=1_000)
+
+
+def test_items_count_as_work_that_may_be_too_much_here() -> None:
+    plan = planned(each=ForEachSpec(topic=TOPIC, for_each="${input.l}", input="${item}"))
+    run = pending({"l": [1] * 500})
+    freely = decide_all(plan, run, [Started()], NOW)
+    assert decide_all(plan, run, [Started()], NOW, work_max=100_000) == freely
+    with pytest.raises(DecisionTooLong):
+        decide_all(plan, run, [Started()], NOW, work_max=10_000)
+
+
+def test_the_checks_of_sub_workflows_inputs_are_bounded_together() -> None:
+    schema: JsonObject = {"properties": {"l": {"items": {"anyOf": [{"const": 1}] * 400}}}}
+    inner = Workflow(
+        id=WorkflowId("inner"), steps={StepId("x"): JobSpec(topic=TOPIC)}, input_schema=schema
+    )
+    spec = SubworkflowSpec(workflow=inner.id, input="${input}")
+    steps: dict[StepId, StepSpec] = {StepId(f"s{each}"): spec for each in range(60)}
+    plan = link(Workflow(id=WorkflowId("w"), steps=steps), {inner.id: inner})
+    assert isinstance(plan, Plan)
+    run = pending({"l": [1] * 100})
+    changed = decide(plan, run, Started(), NOW)
+    errors = [step.error for step in changed.steps.values() if step.error is not None]
+    assert {error.code for error in errors} == {"expression_error"}
+    assert {error.message for error in errors} == {
+        "input: too much work: one event sets off too many checks of large inputs"
+    }
+    assert 10 < len(errors) < 60

@@ -189,6 +189,8 @@ COSTLY: dict[str, tuple[JsonObject, JsonValue]] = {
         {"items": {"allOf": [{"multipleOf": 0.1} for _ in range(100)]}},
         [TINY] * 1_000,
     ),
+    "constants close to zero": ({"items": {"not": {"const": TINY}}}, [1] * 1_000),
+    "bounds close to zero": ({"items": {"minimum": TINY}}, [1] * 1_000),
     "bounds and tiny numbers": ({"items": {"minimum": 0.01}}, [TINY] * 20_000),
     "constants and tiny numbers": ({"items": {"not": {"const": 5}}}, [TINY] * 20_000),
     "unique lists": ({"uniqueItems": True}, [[each] for each in range(65_000)]),
