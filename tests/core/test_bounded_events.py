@@ -223,3 +223,12 @@ def test_the_checks_of_sub_workflows_inputs_are_bounded_together() -> None:
         "input: too much work: one event sets off too many checks of large inputs"
     }
     assert 10 < len(errors) < 60
+
+
+def test_items_that_share_a_budget_do_not_fail_because_little_is_allowed_here() -> None:
+    plan = planned(
+        each=ForEachSpec(topic=TOPIC, for_each="${input.l}", input="${item + item + item}")
+    )
+    run = pending({"l": [1] * 500})
+    with pytest.raises(DecisionTooLong):
+        decide_all(plan, run, [Started()], NOW, work_max=1_000)
