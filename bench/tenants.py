@@ -7,10 +7,14 @@ refused.
 
 The same is measured on a bare endpoint that has no tenants and no store. What its quiet caller
 notices is the machine's doing: callers and servers share its cores.
+
+At last the quiet tenant is measured beside the costliest neighbours of the acceptance tests.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -21,11 +25,14 @@ from bench.pace import Pace
 from bench.row import Row, at_most, recorded
 from bench.serving import Site, distributed, echoing, embedded
 from bench.workflows import ONE_JOB
+from tests.acceptance import quiet as hostile
+from tests.acceptance.stack import Kind
 
 __all__ = ["rows"]
 
 QUIET, LOUD = "quiet", "loud"
 QUIET_PER_S = 50.0
+WORST = ("schema-any-of", "broken-large-bodies", "costly-expressions", "results", "large-outputs")
 CROWD = 2_500
 """More than the server takes on at once, from one tenant and in all."""
 
@@ -37,7 +44,7 @@ def rows(pace: Pace) -> list[Row]:
             on_sqlite = _on("SQLite", site, pace)
         with distributed() as site:
             on_redis = _on("Valkey", site, pace)
-        return [*on_sqlite, *on_redis, _of_the_machine(echo, pace)]
+        return [*on_sqlite, *on_redis, _of_the_machine(echo, pace), _beside_the_worst(pace)]
 
 
 def _on(name: str, site: Site, pace: Pace) -> list[Row]:
@@ -85,6 +92,29 @@ def _beside_and_alone(url: str, pace: Pace) -> _Measured:
         f" {median(alone_ms):.1f} ms, capacity {median(capacities_per_s):,.0f}/s"
     )
     return _Measured(beside / alone, note)
+
+
+def _beside_the_worst(pace: Pace) -> Row:
+    """The costliest neighbours of the catalogue that the acceptance tests have."""
+    seen = asyncio.run(_beside_each(WORST, max(2.0, pace.seconds)))
+    name = max(WORST, key=lambda each: seen[each].p99_ms)
+    worst, alone = seen[name], seen[QUIET]
+    allowed_ms = max(50.0, 3 * alone.p99_ms)
+    note = (
+        f"{name}: {worst.p99_ms:.1f} ms, alone {alone.p99_ms:.1f} ms, allowed {allowed_ms:.1f} ms"
+    )
+    label = "quiet tenant's p99 beside the worst neighbour, of what it may be"
+    return at_most(label, worst.p99_ms / allowed_ms, "×", 1, note)
+
+
+async def _beside_each(names: Sequence[str], seconds: float) -> dict[str, hostile.Seen]:
+    with hostile.hostile_stack(Kind.SQLITE) as stack:
+        async with hostile.street(stack) as beside:
+            await beside.quiet.measure(1.0)
+            seen = {QUIET: await beside.quiet.measure(seconds)}
+            for name in names:
+                seen[name] = await beside.beside(name, seconds)
+    return seen
 
 
 def _quiet(url: str, pace: Pace) -> Load:

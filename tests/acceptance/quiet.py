@@ -54,6 +54,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """Of each look at ``/livez``; infinite if it was not answered with 200."""
     statuses: dict[str, int] = {}
     """What the neighbour was answered meanwhile."""
+    own_lag_ms: float = 0.0
+    """How late the caller itself woke up, p99: its own wait for a core, not the server's."""
     starvation: float = 1.0
     """How much longer the servers' work took because other processes had the cores."""
 
@@ -79,9 +81,9 @@ class Bound(msgspec.Struct, frozen=True):
     starvation_max: float = 8.0
 
     def p99_ms_max(self, name: str, seen: Seen) -> float:
-        """The bound, stretched by as much as the machine kept the server from working."""
+        """The bound, stretched by as much as the machine kept server and caller from working."""
         bound_ms = max(CATALOGUE[name].p99_ms, self.ratio_max * self.alone.p99_ms)
-        return bound_ms * min(self.starvation_max, seen.starvation)
+        return bound_ms * min(self.starvation_max, seen.starvation) + 2 * seen.own_lag_ms
 
     def faults(self, name: str, seen: Seen) -> list[str]:
         """What the quiet tenant or liveness suffered beyond the bound."""
@@ -112,6 +114,8 @@ class Quiet:
         liveness_ms: list[float] = []
         stop = asyncio.Event()
         looking = [asyncio.create_task(self._look(url, liveness_ms, stop)) for url in self._urls]
+        lags_ms: list[float] = []
+        looking.append(asyncio.create_task(_lag(lags_ms, stop)))
         rounds = set()
         began = time.perf_counter()
         for number in range(int(seconds * ROUNDS_PER_S)):
@@ -120,7 +124,12 @@ class Quiet:
         await asyncio.gather(*rounds)
         stop.set()
         await asyncio.gather(*looking)
-        return Seen(latencies_ms=latencies_ms, refusals=dict(refusals), liveness_ms=liveness_ms)
+        return Seen(
+            latencies_ms=latencies_ms,
+            refusals=dict(refusals),
+            liveness_ms=liveness_ms,
+            own_lag_ms=_percentile(lags_ms, 0.99),
+        )
 
     def close(self) -> None:
         """Hang up."""
@@ -171,6 +180,15 @@ class Quiet:
 
 
 _NONE: Final = Answer("none")
+_LAG_EVERY_S: Final = 0.005
+
+
+async def _lag(lags_ms: list[float], stop: asyncio.Event) -> None:
+    """Note how late this process wakes up."""
+    while not stop.is_set():
+        due = time.perf_counter() + _LAG_EVERY_S
+        await asyncio.sleep(_LAG_EVERY_S)
+        lags_ms.append((time.perf_counter() - due) * 1_000)
 
 
 async def _asked(connection: Connection, request: bytes) -> Answer:

@@ -266,10 +266,7 @@ class _Course:
             return self._call(exchange, caller, query, raw, raw)
         if not raw and route.takes is Takes.JSON_OR_NOTHING:
             raw = b"{}"
-        if len(raw) <= PART_BYTES:
-            return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
-        if exchange.tenant is None:
-            await self._desk.heavy.take()
+        if len(raw) <= _HEAVY_BODY_BYTES or exchange.tenant is None:
             return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
         self._desk.work.check(exchange.tenant)
         await self._desk.heavy.take()

@@ -24,7 +24,7 @@ from stanchion.wire.problems import Code
 
 __all__ = ["HeavyRequests", "Kind", "Load"]
 
-WAIT_S_MAX: Final = 0.02
+WAIT_S_MAX: Final = 0.05
 _LOOK_EVERY_S: Final = 0.001
 
 

@@ -6,7 +6,8 @@ is answered as if there were no such job.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, TypeVar, assert_never
 
 from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, PROGRESS_BYTES_MAX, RESULT_BYTES_MAX
@@ -66,7 +67,7 @@ async def renew_leases(call: Call[RenewRequest, NoQuery]) -> Reply:
             check_value(call, path, lease.progress, bytes_max=PROGRESS_BYTES_MAX)
     renewed: list[str] = []
     lost: list[str] = []
-    for some in _in_parts(leases):
+    async for some in _in_parts(leases):
         renewals = await call.services.scheduler.renew(some, tenant=call.only)
         renewed += renewals.renewed
         lost += renewals.lost
@@ -78,7 +79,7 @@ async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
     results = [_result(call, place, each) for place, each in enumerate(call.body.results)]
     accepted: list[str] = []
     rejected: list[RejectedResult] = []
-    for some in _in_parts(results):
+    async for some in _in_parts(results):
         for answer in await call.services.inbox.results(some, tenant=call.only):
             match answer:
                 case Accepted():
@@ -93,9 +94,12 @@ async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
 _PART: Final = 200
 
 
-def _in_parts(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
+async def _in_parts(values: Sequence[_Value]) -> AsyncIterator[Sequence[_Value]]:
     """A large batch goes to the store in parts, so that other callers get their turn between."""
-    return (values[at : at + _PART] for at in range(0, len(values), _PART))
+    for at in range(0, len(values), _PART):
+        if at:
+            await asyncio.sleep(0)  # a store that knows none of them answers without a wait
+        yield values[at : at + _PART]
 
 
 def _result(call: Call[ResultsRequest, NoQuery], place: int, given: JobResult) -> Result:

@@ -1,0 +1,93 @@
+"""Whatever one tenant or stranger does, a quiet tenant beside it does not notice.
+
+Every neighbour of the catalogue is put beside a quiet tenant, on SQLite and on two replicas. The
+quiet tenant is refused nothing, its p99 stays within three times of what it is alone or 50 ms, and
+``/livez`` is answered.
+
+A p99 of a hundred requests is the second worst, and a busy machine can make two requests late by
+itself. So the bound is stretched by as much as the servers had to wait for a core, and neighbours
+that seem to do harm are measured again after all others, for longer: a stall of the server comes
+back each time, a pause of the machine does not. A refusal is never forgiven.
+
+One neighbour by itself: ``python -m tests.acceptance.quiet sqlite NAME``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stanchion.services.memory import CHECK_S
+from tests.acceptance.neighbours import CATALOGUE
+from tests.acceptance.quiet import Bound, Street, hostile_stack, street
+from tests.acceptance.stack import Kind, Stack
+from tests.conftest import SOAK
+
+WINDOWS_S = (3.0, 6.0, 12.0) if SOAK else (0.5, 1.2, 2.5)
+"""For how long each pass measures a neighbour."""
+ALONE_S = 6.0 if SOAK else 2.0
+WHOLE_S_MAX = 1_800.0 if SOAK else 300.0
+STORM_S = 3.0
+STORMS = 5
+SETTLE_LOOKS = 5
+MEMORY_RATIO_MAX = 1.5
+ON_BOTH = pytest.mark.parametrize("kind", [Kind.SQLITE, Kind.REPLICAS], ids=str)
+
+
+@ON_BOTH
+async def test_a_quiet_tenant_does_not_notice_its_neighbours(kind: Kind) -> None:
+    with hostile_stack(kind) as stack:
+        async with asyncio.timeout(WHOLE_S_MAX), street(stack) as beside:
+            await beside.quiet.measure(0.5)
+            bound = Bound(await beside.quiet.measure(ALONE_S))
+            left = dict.fromkeys(CATALOGUE, "")
+            for seconds in WINDOWS_S:
+                left = {
+                    name: f"{said}\n  in {seconds:g} s: {faults}"
+                    for name, said in left.items()
+                    if (faults := await _harm(beside, bound, name, seconds))
+                }
+    assert not left, _report(left)
+
+
+async def _harm(beside: Street, bound: Bound, name: str, seconds: float) -> str:
+    """What one neighbour does beyond the bound; empty if nothing."""
+    seen = await beside.beside(name, seconds)
+    assert not seen.refusals, (name, seen.refusals)
+    faults = bound.faults(name, seen)
+    return f"{'; '.join(faults)}; it was answered {seen.statuses}" if faults else ""
+
+
+def _report(left: dict[str, str]) -> str:
+    return "\n".join(f"{name}: {CATALOGUE[name].says}{said}" for name, said in left.items())
+
+
+@pytest.mark.soak
+@ON_BOTH
+async def test_memory_after_a_storm_returns_to_what_it_was(kind: Kind) -> None:
+    with hostile_stack(kind) as stack:
+        async with street(stack) as beside:
+            await _storm(beside)
+            # Caches of the store and of plans are full from here on, as on a server in use.
+            before = await _settled(stack)
+            for _ in range(STORMS):
+                await _storm(beside)
+            after = await _settled(stack)
+    for was, is_now in zip(before, after, strict=True):
+        assert is_now <= MEMORY_RATIO_MAX * was, (before, after)
+
+
+async def _storm(beside: Street) -> None:
+    for name in CATALOGUE:
+        await beside.beside(name, STORM_S)
+
+
+async def _settled(stack: Stack) -> list[int]:
+    """The memory of each server, once it has had time to return what it does not need."""
+    least = [replica.resident_bytes() for replica in stack.replicas]
+    for _ in range(SETTLE_LOOKS):
+        await asyncio.sleep(CHECK_S)
+        now = [replica.resident_bytes() for replica in stack.replicas]
+        least = [min(pair) for pair in zip(least, now, strict=True)]
+    return least
