@@ -1,9 +1,9 @@
-"""The client SDK: start runs, wait for them, and behave well while the server cannot.
+"""The client SDK: start runs, wait for them, and retry by policy while the server cannot answer.
 
 Read ``engine`` first: one call and its retries, without input or output. ``calls`` and ``events``
-say what can be asked; ``client`` and ``async_client`` carry it out, on ``sockets`` and ``streams``.
-Each thing is written once: what the two clients can do is the same by construction.
+define what can be called; ``client`` and ``async_client`` execute it over ``stanchion.transport``.
+Each call is written once, so both clients can do the same by construction.
 
-Names are imported from ``stanchion`` itself, which loads what is asked for: a blocking client does
-not pay for an event loop.
+Names are imported from ``stanchion`` itself, which loads what is used: a blocking client does not
+import an event loop.
 """
