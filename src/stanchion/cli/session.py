@@ -159,7 +159,7 @@ def _unreachable(outcome: NoReply, url: str, timeout_s: float) -> CliError:
     if outcome.silence is Silence.TIMED_OUT:
         message = f"{url} did not answer within {timeout_s:.0f} s"
         fix = "look at the server's log, and at its /readyz"
-    elif "refused" in outcome.message:
+    elif outcome.silence is Silence.UNREACHED and "is the server running?" in outcome.message:
         message = f"no server listens at {url}"
         fix = "is the server running? start one with: stanchion serve (or give --url)"
     else:

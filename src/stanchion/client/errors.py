@@ -1,7 +1,7 @@
 """Why a call did not succeed, split by who acts.
 
     CallFailed
-    ├── TryLater               the caller waits, and asks again: nothing is wrong
+    ├── TryLater               the caller waits, and retries: nothing is wrong
     │   ├── TenantFull           429: the tenant runs as many runs as it may
     │   └── Throttled            429: more than the tenant's rate
     ├── ServerUnavailable      the operator looks: 5xx, no connection, no answer in time

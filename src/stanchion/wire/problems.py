@@ -54,7 +54,7 @@ class FieldError(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request was not fulfilled, and whether and when to ask again."""
+    """Why a request was not fulfilled, and whether and when to retry."""
 
     status: int
     code: str
