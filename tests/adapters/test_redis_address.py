@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stanchion.adapters.redis.address import (
-    Deployment,
     RedisTarget,
     ServerAddress,
+    ServerLayout,
     checked_namespace,
     read_url,
 )
@@ -19,20 +19,20 @@ _LOCAL = ServerAddress("127.0.0.1", 6379)
 @pytest.mark.parametrize(
     ("url", "target"),
     [
-        ("redis://127.0.0.1", RedisTarget(kind=Deployment.SINGLE, addresses=(_LOCAL,))),
-        ("redis://127.0.0.1:6379/", RedisTarget(kind=Deployment.SINGLE, addresses=(_LOCAL,))),
+        ("redis://127.0.0.1", RedisTarget(kind=ServerLayout.SINGLE, addresses=(_LOCAL,))),
+        ("redis://127.0.0.1:6379/", RedisTarget(kind=ServerLayout.SINGLE, addresses=(_LOCAL,))),
         (
             "redis://127.0.0.1/3",
-            RedisTarget(kind=Deployment.SINGLE, addresses=(_LOCAL,), database=3),
+            RedisTarget(kind=ServerLayout.SINGLE, addresses=(_LOCAL,), database=3),
         ),
         (
             "redis://[::1]:7000",
-            RedisTarget(kind=Deployment.SINGLE, addresses=(ServerAddress("::1", 7000),)),
+            RedisTarget(kind=ServerLayout.SINGLE, addresses=(ServerAddress("::1", 7000),)),
         ),
         (
             "rediss://me:p%40ss%3A@db.example:7",
             RedisTarget(
-                kind=Deployment.SINGLE,
+                kind=ServerLayout.SINGLE,
                 addresses=(ServerAddress("db.example", 7),),
                 username="me",
                 password="p@ss:",  # noqa: S106 - made up
@@ -41,19 +41,19 @@ _LOCAL = ServerAddress("127.0.0.1", 6379)
         ),
         (
             "redis://:secret@127.0.0.1",
-            RedisTarget(kind=Deployment.SINGLE, addresses=(_LOCAL,), password="secret"),  # noqa: S106 - made up
+            RedisTarget(kind=ServerLayout.SINGLE, addresses=(_LOCAL,), password="secret"),  # noqa: S106 - made up
         ),
         (
             "redis+cluster://a:1,b:2,c",
             RedisTarget(
-                kind=Deployment.CLUSTER,
+                kind=ServerLayout.CLUSTER,
                 addresses=(ServerAddress("a", 1), ServerAddress("b", 2), ServerAddress("c", 6379)),
             ),
         ),
         (
             "redis+sentinel://a,b:1/main/2",
             RedisTarget(
-                kind=Deployment.SENTINEL,
+                kind=ServerLayout.SENTINEL,
                 addresses=(ServerAddress("a", 26379), ServerAddress("b", 1)),
                 service="main",
                 database=2,

@@ -12,12 +12,13 @@ import pytest
 import redis
 from msgspec.structs import replace
 
-from stanchion.adapters.store.redis import RedisStore
+from stanchion.adapters.store.redis import RedisStore, shards
 from stanchion.adapters.store.redis.keys import OF_RUN, OF_SHARD, OF_TENANT
 from stanchion.core.admission import Admitted
 from stanchion.core.events import CancelRequested
 from stanchion.core.model import Instant, Job, RunId, Stamp, StepId, TenantId, job_id
 from stanchion.core.transition import DispatchJob, StopRun
+from stanchion.core.workflow import DelaySpec
 from stanchion.ports.errors import BackendCorrupt, BackendUnavailable
 from stanchion.ports.records import (
     Accepted,
@@ -43,6 +44,7 @@ from tests.contract.builders import (
     lease_one,
     loaded,
     nothing,
+    planned,
     result_of,
     start,
     workflow,
@@ -180,6 +182,34 @@ async def test_a_look_at_all_shards_of_a_server_is_one_command(
             await look()
             stats = client.info("commandstats")
             assert stats["cmdstat_evalsha"]["calls"] == 1
+
+
+async def test_an_idle_index_is_looked_at_rarely_and_when_a_timer_is_due(
+    server: Server, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "_IDLE_LOOK_EVERY_S", 3600.0)  # Not within this test.
+
+    async def scripts() -> int:
+        with server.client() as client:
+            client.config_resetstat()
+            for _ in range(25):
+                await store.fire_timers(limit=500)
+                await store.take_outbox(limit=500, hold_ms=1_000)
+            return int(client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+    await scripts()  # The server is sent the script once more, if it did not know it.
+    assert await scripts() == 0
+    run_id = await start(store, planned(workflow("delay", pause=DelaySpec(delay_s=1.5))))
+    assert await scripts() == 50
+    assert await scripts() == 0
+    # A timer that this process has set is found when it is due, however idle the store is.
+    fired: tuple[RunId, ...] = ()
+    async with asyncio.timeout(20):
+        while not fired:
+            await _pass_ms(store, 20)
+            fired = await store.fire_timers(limit=500)
+    assert fired == (run_id,)
+    assert [row.run_id for row in await store.take_outbox(limit=500, hold_ms=1_000)] == [run_id]
 
 
 async def test_thousands_of_jobs_dispatched_by_a_commit_are_one_step_too(

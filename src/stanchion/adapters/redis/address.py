@@ -25,7 +25,7 @@ from redis.exceptions import RedisError
 
 from stanchion.ports.errors import BackendRefused
 
-__all__ = ["Deployment", "RedisTarget", "ServerAddress", "checked_namespace", "read_url"]
+__all__ = ["RedisTarget", "ServerAddress", "ServerLayout", "checked_namespace", "read_url"]
 
 _PORT: Final = 6379
 _SENTINEL_PORT: Final = 26379
@@ -55,7 +55,7 @@ class ServerAddress(NamedTuple):
         return f"{self.host}:{self.port}"
 
 
-class Deployment(StrEnum):
+class ServerLayout(StrEnum):
     """How the servers of a URL belong together."""
 
     SINGLE = "single"
@@ -66,7 +66,7 @@ class Deployment(StrEnum):
 class RedisTarget(msgspec.Struct, frozen=True, kw_only=True):
     """What a URL says."""
 
-    kind: Deployment
+    kind: ServerLayout
     addresses: tuple[ServerAddress, ...]
     username: str | None = None
     password: str | None = None
@@ -112,7 +112,7 @@ def read_url(url: str) -> RedisTarget:
     speech, _, form = scheme.partition("+")
     if speech not in {"redis", "rediss"} or form not in {"", "cluster", "sentinel"}:
         raise BackendRefused(f"not a Redis URL: it should look like {_FORMS}")
-    kind = Deployment(form) if form else Deployment.SINGLE
+    kind = ServerLayout(form) if form else ServerLayout.SINGLE
     try:
         parts = urlsplit(f"//{rest}")
     except ValueError:
@@ -125,9 +125,9 @@ def read_url(url: str) -> RedisTarget:
     if parts.fragment or url.endswith("#"):
         raise BackendRefused("a Redis URL has no '#' part")
     user_info, at, hosts = parts.netloc.rpartition("@")
-    port = _SENTINEL_PORT if kind is Deployment.SENTINEL else _PORT
+    port = _SENTINEL_PORT if kind is ServerLayout.SENTINEL else _PORT
     addresses = tuple(_address(host, port) for host in hosts.split(","))
-    if kind is Deployment.SINGLE and len(addresses) > 1:
+    if kind is ServerLayout.SINGLE and len(addresses) > 1:
         raise BackendRefused("several hosts need redis+cluster:// or redis+sentinel://")
     service, database = _path(kind, parts.path)
     query = f"?{parts.query}" if parts.query else ""
@@ -154,7 +154,7 @@ def checked_namespace(namespace: str) -> str:
     return namespace
 
 
-def _options(url: str, kind: Deployment) -> dict[str, Any]:
+def _options(url: str, kind: ServerLayout) -> dict[str, Any]:
     """User, password and options of the URL, as redis-py reads them."""
     try:
         read: dict[str, Any] = dict(parse_url(url))
@@ -165,7 +165,7 @@ def _options(url: str, kind: Deployment) -> dict[str, Any]:
     allowed = {"username", "password"}
     if url.startswith("rediss"):
         allowed.update(_TLS_OPTIONS)
-    if kind is Deployment.SENTINEL:
+    if kind is ServerLayout.SENTINEL:
         allowed.update(_SENTINEL_OPTIONS)
     if not read.keys() <= allowed:
         raise BackendRefused(
@@ -191,16 +191,16 @@ def _address(text: str, default_port: int) -> ServerAddress:
     return ServerAddress(host, default_port if port is None else port)
 
 
-def _path(kind: Deployment, path: str) -> tuple[str, int]:
+def _path(kind: ServerLayout, path: str) -> tuple[str, int]:
     """The service of the Sentinels, and the number of the database."""
     segments = [unquote(each) for each in path.split("/") if each]
     service = ""
-    if kind is Deployment.SENTINEL:
+    if kind is ServerLayout.SENTINEL:
         if not segments:
             raise BackendRefused("redis+sentinel://…/service names the service to ask for")
         service = segments.pop(0)
     if not segments:
         return service, 0
-    if kind is Deployment.CLUSTER or len(segments) > 1 or not segments[0].isdecimal():
+    if kind is ServerLayout.CLUSTER or len(segments) > 1 or not segments[0].isdecimal():
         raise BackendRefused("the path of a Redis URL is not the number of a database")
     return service, int(segments[0])

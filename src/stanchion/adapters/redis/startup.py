@@ -13,7 +13,7 @@ from typing import Final
 
 import hiredis
 
-from stanchion.adapters.redis.address import Deployment
+from stanchion.adapters.redis.address import ServerLayout
 from stanchion.adapters.redis.client import RedisClient, RedisRequest
 from stanchion.adapters.redis.connection import Reply, translate
 from stanchion.adapters.redis.node import Node, pack
@@ -51,7 +51,7 @@ async def claim_format(client: RedisClient, key: str, tag: str, wanted: str) -> 
         )
 
 
-async def _examine(node: Node, kind: Deployment, deadline: float) -> tuple[str, list[str]]:
+async def _examine(node: Node, kind: ServerLayout, deadline: float) -> tuple[str, list[str]]:
     who = str(node.address)
     asked = [pack("INFO"), *(pack("CONFIG", "GET", name) for name in _SETTINGS)]
     said, *settings = await asyncio.gather(*(node.ask(each, deadline=deadline) for each in asked))
@@ -75,13 +75,13 @@ async def _examine(node: Node, kind: Deployment, deadline: float) -> tuple[str, 
     return who, warnings
 
 
-def _refuse_unfit(info: Mapping[str, str], kind: Deployment, who: str) -> None:
+def _refuse_unfit(info: Mapping[str, str], kind: ServerLayout, who: str) -> None:
     version = info.get("redis_version", "")
     if version and tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         raise BackendRefused(f"{who} is Redis {version}: 6.2 or newer is needed")
     if info.get("role", "master") != "master":
         raise BackendRefused(f"{who} is a replica: give the address of its primary")
-    if info.get("cluster_enabled") == "1" and kind is not Deployment.CLUSTER:
+    if info.get("cluster_enabled") == "1" and kind is not ServerLayout.CLUSTER:
         raise BackendRefused(f"{who} is part of a cluster: use redis+cluster://{who}")
 
 

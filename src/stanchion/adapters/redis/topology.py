@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import RedisClusterException, RedisError
 
-from stanchion.adapters.redis.address import Deployment, RedisTarget, ServerAddress
+from stanchion.adapters.redis.address import RedisTarget, ServerAddress, ServerLayout
 from stanchion.adapters.redis.node import Login, Node
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import (
@@ -97,7 +97,7 @@ class Topology:
 
     async def has_moved(self, slot: int, deadline: float) -> bool:
         """Ask whether another server has the slot by now."""
-        if self.target.kind is Deployment.SINGLE:
+        if self.target.kind is ServerLayout.SINGLE:
             return False
         before = self.node_of(slot).address
         await self.find(deadline)
@@ -111,7 +111,7 @@ class Topology:
 
     def suspect(self) -> None:
         """A server is silent, and may have been replaced: find out, while nobody waits for it."""
-        if self.target.kind is not Deployment.SINGLE:
+        if self.target.kind is not ServerLayout.SINGLE:
             self._begin_to_find(asyncio.get_running_loop().time() + self._timeout_s)
 
     async def close(self) -> None:
@@ -132,11 +132,11 @@ class Topology:
 
     async def _find(self, deadline: float) -> None:
         match self.target.kind:
-            case Deployment.SINGLE:
+            case ServerLayout.SINGLE:
                 self._primary = self.target.addresses[0]
-            case Deployment.SENTINEL:
+            case ServerLayout.SENTINEL:
                 self._primary = await self._ask_sentinels(deadline)
-            case Deployment.CLUSTER:
+            case ServerLayout.CLUSTER:
                 self._owners = await self._ask_cluster(deadline)
             case _:
                 assert_never(self.target.kind)
@@ -209,11 +209,13 @@ class Topology:
         context = None if cause is None else cause.__context__
         reason = f"{error!r} {error} {cause!r} {context!r}"
         if any(each in reason for each in _NOT_LET_IN):
-            hint = "; give ?sentinel_password=…" if self.target.kind is Deployment.SENTINEL else ""
+            hint = (
+                "; give ?sentinel_password=…" if self.target.kind is ServerLayout.SENTINEL else ""
+            )
             return BackendRefused(f"{hosts}: user name or password missing or wrong{hint}")
         if "Cluster mode is not enabled" in reason:
             return BackendRefused(f"{known[0]} is not in a cluster: use redis://{known[0]}")
-        if self.target.kind is Deployment.SENTINEL:
+        if self.target.kind is ServerLayout.SENTINEL:
             return BackendUnavailable(f"{hosts} knows no primary for {self.target.service!r}")
         return BackendUnavailable(f"no server of the cluster can be reached ({hosts})")
 

@@ -48,7 +48,7 @@ __all__ = [
     "SUMMARY_FIELDS",
     "RunEnd",
     "RunHeader",
-    "TenantConfig",
+    "StoredTenant",
     "checked",
     "read_document",
     "read_item",
@@ -316,7 +316,7 @@ class _Version(msgspec.Struct, frozen=True, array_like=True):
     workflow: str
 
 
-class TenantConfig(msgspec.Struct, frozen=True, array_like=True):
+class StoredTenant(msgspec.Struct, frozen=True, array_like=True):
     """A tenant's configuration, with the two numbers that ``admit.lua`` compares in front."""
 
     limit: int | bool
@@ -325,7 +325,7 @@ class TenantConfig(msgspec.Struct, frozen=True, array_like=True):
 
 
 _version_decoder = msgspec.msgpack.Decoder(_Version)
-_config_decoder = msgspec.msgpack.Decoder(TenantConfig)
+_config_decoder = msgspec.msgpack.Decoder(StoredTenant)
 _workflow_decoder = msgspec.json.Decoder(Workflow)
 _tenant_decoder = msgspec.json.Decoder(Tenant)
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stanchion.adapters.outcomes import result_event
-from stanchion.adapters.store.redis.decode import RunEnd, RunHeader, TenantConfig
+from stanchion.adapters.store.redis.decode import RunEnd, RunHeader, StoredTenant
 from stanchion.adapters.store.redis.keys import sized
 from stanchion.core.events import JobFailed, JobSucceeded, TimerFired
 from stanchion.core.model import (
@@ -114,7 +114,7 @@ def event_of(result: Result) -> JobSucceeded | JobFailed:
 def pack_tenant(config: Tenant) -> bytes:
     """A tenant's configuration, for ``put_tenant.lua``."""
     limit, rate = _or_false(config.max_concurrent_runs), _or_false(config.job_rate_per_s)
-    return _pack(TenantConfig(limit, rate, to_json(config)))
+    return _pack(StoredTenant(limit, rate, to_json(config)))
 
 
 def to_json(value: object) -> str:

@@ -11,19 +11,21 @@ replicas find the same items.
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from functools import cache
 from typing import Final, NamedTuple, TypeVar
 
-from stanchion.adapters.redis.address import Deployment
+from stanchion.adapters.redis.address import ServerLayout
 from stanchion.adapters.redis.client import RedisClient, RedisRequest, Script
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.redis.node import pack
 from stanchion.adapters.store.redis.keys import PLACE_CHARS, StoreKeys
 from stanchion.adapters.store.redis.rounds import Rounds
-from stanchion.core.model import RunId, TenantId
+from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.core.run_id import SHARDS, shard_of_run
-from stanchion.core.transition import DispatchJob, Effect
+from stanchion.core.transition import DispatchJob, Effect, SetTimer
 from stanchion.ports.errors import BackendError
 
 __all__ = ["ALL_SHARDS", "Due", "Sharded", "Shards", "act_on_due", "find_due", "script_of"]
@@ -31,6 +33,15 @@ __all__ = ["ALL_SHARDS", "Due", "Sharded", "Shards", "act_on_due", "find_due", "
 ALL_SHARDS: Final = range(SHARDS)
 _OWNERS_MAX: Final = 50_000
 _KEPT_MAX: Final = 100
+_SKIPPED_WHEN_IDLE: Final = frozenset({"timers", "outbox"})
+_WRITES: Final = frozenset(
+    {"accept", "admit", "commit", "defer", "expire", "fire", "post", "replay", "take"}
+)
+"""Scripts after which something may be due."""
+_IDLE_LOOKS: Final = 25
+"""Five seconds of polls: longer than a row of the outbox is held."""
+_IDLE_LOOK_EVERY_S: Final = 1.0
+_TIMERS_MAX: Final = 10_000
 
 
 class Shards:
@@ -45,6 +56,10 @@ class Shards:
         self.key_ttl_ms = key_ttl_ms
         self._owners: dict[RunId, TenantId] = {}
         self._kept: dict[Hashable, list[RedisRequest]] = {}
+        self._idle: dict[str, tuple[int, float]] = {}
+        """By index: how many looks in a row found nothing, and when the next one is needed."""
+        self._timers: list[Instant] = []
+        """When the timers that this process set are due, as a heap."""
 
     def step(
         self,
@@ -56,6 +71,8 @@ class Shards:
         is_repeatable: bool = True,
     ) -> RedisRequest:
         """A script to be run in one shard."""
+        if name in _WRITES:
+            self._idle.clear()
         script = script_of(name)
         keys = self.keys.all_of(script.key_names, shard, run_id=run_id, tenant=tenant)
         packed = script.call(keys, arguments)
@@ -153,7 +170,7 @@ class Shards:
 
     def _shards_by_request(self) -> Sequence[Sequence[int]]:
         """Which shards one script may read together."""
-        is_cluster = self.client.topology.target.kind is Deployment.CLUSTER
+        is_cluster = self.client.topology.target.kind is ServerLayout.CLUSTER
         return [[shard] for shard in ALL_SHARDS] if is_cluster else [ALL_SHARDS]
 
     def remember(self, run_id: RunId, tenant: TenantId) -> None:
@@ -163,10 +180,46 @@ class Shards:
         self._owners[run_id] = tenant
 
     def expect_jobs(self, shard: int, effects: Iterable[Effect]) -> None:
-        """These effects have come true: whoever leases jobs here need not look for them."""
+        """Note what these effects have stored: ready jobs of a shard, and timers."""
         for effect in effects:
             if isinstance(effect, DispatchJob):
                 self.rounds.hint(shard, effect.job.topic)
+            elif isinstance(effect, SetTimer) and len(self._timers) < _TIMERS_MAX:
+                heapq.heappush(self._timers, effect.due)
+
+    def can_skip_look(self, index: str) -> bool:
+        """Whether an index was empty for so long that it is not worth looking at now.
+
+        After five seconds of polls that found nothing, and without a write by this process, looking
+        once a second is enough: other replicas see to what they write themselves. Timers that this
+        process has set are looked for when they are due.
+        """
+        if index not in _SKIPPED_WHEN_IDLE or len(self._timers) >= _TIMERS_MAX:
+            return False
+        now = asyncio.get_running_loop().time()
+        if index == "timers" and self._has_timer_due(now):
+            self._idle.clear()
+        looks, next_at = self._idle.get(index, (0, 0.0))
+        return looks >= _IDLE_LOOKS and now < next_at
+
+    def looked(self, index: str, *, is_empty: bool) -> None:
+        """An index was looked at."""
+        looks, _ = self._idle.get(index, (0, 0.0))
+        next_at = asyncio.get_running_loop().time() + _IDLE_LOOK_EVERY_S
+        self._idle[index] = (looks + 1 if is_empty else 0, next_at)
+
+    def _has_timer_due(self, now: float) -> bool:
+        if not self._timers:
+            return False
+        try:
+            clock = self.client.topology.node_of(self.keys.slots[0]).clock
+        except BackendError:
+            return True
+        is_due = False
+        while self._timers and clock.is_known and self._timers[0] <= clock.instant(now):
+            heapq.heappop(self._timers)
+            is_due = True
+        return is_due or not clock.is_known
 
     async def owner_of(self, run_id: RunId, deadline: float | None = None) -> TenantId | None:
         """Whose run it is; ``None`` if there is no such run."""
@@ -214,6 +267,8 @@ class Due(NamedTuple):
 
 async def find_due(shards: Shards, index: str, limit: int, deadline: float) -> list[Due]:
     """At most ``limit`` things of an index that are due, the earliest of all shards."""
+    if shards.can_skip_look(index):
+        return []
     replies = await shards.run_on_all("due", [index], limit, deadline=deadline)
     found = [
         Due(int(at), name.decode(), shard)
@@ -221,6 +276,7 @@ async def find_due(shards: Shards, index: str, limit: int, deadline: float) -> l
         if not isinstance(reply, BackendError)
         for name, at in zip(reply[::2], reply[1::2], strict=True)
     ]
+    shards.looked(index, is_empty=not found)
     return sorted(found)[:limit]
 
 
