@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from bench.row import Row, below, best_of
-from stanchion.core.events import JobSucceeded, Started
+from stanchion.core.events import AttemptSucceeded, Started
 from stanchion.core.expression import compile_expression
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
@@ -75,7 +75,7 @@ def _handle_all(count: int) -> None:
     items: dict[ItemKey, Item] = dict(first.items)
     run = evolve(run, first)
     for index in range(count):
-        event = JobSucceeded(
+        event = AttemptSucceeded(
             job_id=job_id(run.id, STEP, index, 1), step_id=STEP, item=index, output=index
         )
         wanted = items_to_read(run, [event])
@@ -103,7 +103,7 @@ def _three_steps() -> None:
         run = _run(plan, [1])
         run = evolve(run, decide(plan, run, Started(), NOW))
         for step in (a, b, c):
-            event = JobSucceeded(job_id=job_id(run.id, step, None, 1), step_id=step, output=1)
+            event = AttemptSucceeded(job_id=job_id(run.id, step, None, 1), step_id=step, output=1)
             run = evolve(run, decide(plan, run, event, NOW))
         assert run.status == "succeeded"
 

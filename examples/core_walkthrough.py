@@ -14,9 +14,9 @@ import msgspec
 
 from stanchion.core.events import (
     Approved,
+    AttemptFailed,
+    AttemptSucceeded,
     Event,
-    JobFailed,
-    JobSucceeded,
     Started,
     Timer,
     TimerFired,
@@ -81,7 +81,9 @@ def story(world: World) -> Iterator[Event]:
     yield world.done("search", {"hits": 3}, item=0)
     flaky = world.job("search", item=1)
     error = Failure("search_down", "the search engine did not answer")
-    yield JobFailed(job_id=flaky.id, step_id=flaky.step_id, item=1, error=error, actor="worker-2")
+    yield AttemptFailed(
+        job_id=flaky.id, step_id=flaky.step_id, item=1, error=error, actor="worker-2"
+    )
     yield world.due(TimerKind.RETRY)
     yield world.done("search", {"hits": 5}, item=1)
     yield world.due(TimerKind.DELAY)
@@ -141,10 +143,10 @@ class World:
         *_, job = (job for job in self.jobs.values() if (job.step_id, job.item) == (step, item))
         return job
 
-    def done(self, step: str, output: JsonValue, item: int | None = None) -> JobSucceeded:
+    def done(self, step: str, output: JsonValue, item: int | None = None) -> AttemptSucceeded:
         """A worker finishes the job."""
         job = self.jobs.pop(self.job(step, item).id)
-        return JobSucceeded(
+        return AttemptSucceeded(
             job_id=job.id, step_id=job.step_id, item=item, output=output, actor="worker-1"
         )
 

@@ -20,7 +20,8 @@ from stanchion.adapters.system import SystemClock, SystemEntropy
 from stanchion.cli.app import app
 from stanchion.config import OPTIONS, Config, Option
 from stanchion.gateway import make_app
-from stanchion.services.engine import Engine, Wires
+from stanchion.services.context import Backends
+from stanchion.services.engine import Engine
 
 __all__ = [
     "CLI_PAGE",
@@ -173,7 +174,7 @@ def _metrics() -> list[Metric]:
     """What a whole server has in its registry before its first request."""
     clock = SystemClock()
     store = MemoryStore(clock, key_ttl_ms=1)
-    wires = Wires(
+    wires = Backends(
         store=store,
         locks=MemoryLocks(clock),
         bus=LocalBus(store, clock),

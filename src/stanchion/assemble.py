@@ -32,10 +32,11 @@ from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError, BackendRefused, sentence
 from stanchion.ports.locks import Locks
 from stanchion.ports.store import Store
-from stanchion.services.engine import Engine, Terms, Wires
+from stanchion.services.context import Backends
+from stanchion.services.engine import Engine, Terms
 from stanchion.services.keys import Keys
 from stanchion.services.log import log_event
-from stanchion.services.memory import MemoryTrimmer
+from stanchion.services.watchdog import MemoryTrimmer
 from stanchion.services.work import DEFAULT_ALLOWANCE
 
 __all__ = ["run_server"]
@@ -54,9 +55,9 @@ async def run_server(config: Config, *, on_ready: OnReady) -> int:
     try:
         async with AsyncExitStack() as opened:
             async with asyncio.timeout(START_S_MAX):
-                wires = await _wires(config, opened)
-                await _refuse_strangers(config, wires)
-            await _serve(config, wires, on_ready)
+                backends = await _backends(config, opened)
+                await _refuse_strangers(config, backends)
+            await _serve(config, backends, on_ready)
     except TimeoutError:
         return _refused(f"not connected within {START_S_MAX:g} s")
     except (BackendError, OSError) as error:
@@ -70,8 +71,10 @@ def _refused(error: str) -> int:
     return 1
 
 
-async def _serve(config: Config, wires: Wires, on_ready: OnReady) -> None:
-    engine = Engine(wires.entropy.token()[:12], wires, terms=_terms(config), works_off_loop=True)
+async def _serve(config: Config, backends: Backends, on_ready: OnReady) -> None:
+    engine = Engine(
+        backends.entropy.token()[:12], backends, terms=_terms(config), works_off_loop=True
+    )
     app = make_app(
         engine.services,
         GatewayOptions(admin_key=config.admin_key, metrics_open=config.metrics_open),
@@ -142,7 +145,7 @@ def _terms(config: Config) -> Terms:
     )
 
 
-async def _wires(config: Config, opened: AsyncExitStack) -> Wires:
+async def _backends(config: Config, opened: AsyncExitStack) -> Backends:
     clock, entropy = SystemClock(), SystemEntropy()
     store = await _store(config, clock)
     opened.push_async_callback(store.close)
@@ -150,7 +153,7 @@ async def _wires(config: Config, opened: AsyncExitStack) -> Wires:
     opened.push_async_callback(locks.close)
     bus = await _bus(config, store, clock, entropy)
     opened.push_async_callback(bus.close)
-    return Wires(store=store, locks=locks, bus=bus, clock=clock, entropy=entropy)
+    return Backends(store=store, locks=locks, bus=bus, clock=clock, entropy=entropy)
 
 
 async def _store(config: Config, clock: Clock) -> Store:
@@ -211,12 +214,12 @@ async def _bus(config: Config, store: Store, clock: Clock, entropy: Entropy) -> 
     return await NatsBus.open(url, namespace=config.namespace, clock=clock, entropy=entropy)
 
 
-async def _refuse_strangers(config: Config, wires: Wires) -> None:
+async def _refuse_strangers(config: Config, backends: Backends) -> None:
     """Without keys everybody who reaches the server may do everything: so only this machine may."""
     keys = Keys(
-        documents=wires.store,
-        clock=wires.clock,
-        entropy=wires.entropy,
+        documents=backends.store,
+        clock=backends.clock,
+        entropy=backends.entropy,
         admin_key=config.admin_key,
     )
     hosts = [config.host, *([] if config.metrics_port is None else [config.metrics_host])]

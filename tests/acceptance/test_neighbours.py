@@ -18,7 +18,7 @@ import asyncio
 
 import pytest
 
-from stanchion.services.memory import CHECK_S
+from stanchion.services.watchdog import CHECK_S
 from tests.acceptance.neighbours import CATALOGUE
 from tests.acceptance.quiet import Bound, Street, hostile_stack, street
 from tests.acceptance.stack import Kind, Stack

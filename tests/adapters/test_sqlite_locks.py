@@ -16,7 +16,7 @@ import pytest
 from stanchion.adapters.locks.sqlite import SqliteLocks
 from stanchion.adapters.system import ManualClock, SystemClock
 from stanchion.ports.errors import BackendTimeout
-from stanchion.ports.locks import Granted, Held, NotOwned, TooLate
+from stanchion.ports.locks import AcquireTooLate, Granted, Held, NotOwned
 
 _ROOT: Final = Path(__file__).parents[2]
 _PROCESSES: Final = 4
@@ -82,7 +82,7 @@ async def test_a_request_that_is_executed_after_its_time_changes_nothing(tmp_pat
         await asyncio.sleep(0)
         clock.advance(5_001)
         connection.execute("ROLLBACK")
-    assert await asked == TooLate()
+    assert await asked == AcquireTooLate()
     assert await locks.inspect("a") is None
     await locks.close()
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from stanchion.core.admission import (
     Admitted,
     Full,
+    RateExceeded,
     StaleDefinition,
-    Throttled,
     TooLate,
 )
 from stanchion.core.events import Timer, TimerKind
@@ -318,12 +318,12 @@ async def test_a_stale_definition_is_said_before_a_full_tenant(store: Store) -> 
 async def test_more_than_the_rate_and_its_burst_is_throttled(store: Store) -> None:
     await store.put_tenant(ACME, Tenant(job_rate_per_s=2.0))
     verdicts = await asyncio.gather(*(_submit(store) for _ in range(3)))
-    assert Counter(verdicts) == {Admitted: 2, Throttled: 1}
+    assert Counter(verdicts) == {Admitted: 2, RateExceeded: 1}
 
 
 async def test_a_rate_below_one_has_a_burst_of_one(store: Store) -> None:
     await store.put_tenant(ACME, Tenant(job_rate_per_s=0.001))
-    assert [await _submit(store), await _submit(store)] == [Admitted, Throttled]
+    assert [await _submit(store), await _submit(store)] == [Admitted, RateExceeded]
 
 
 async def test_a_throttled_tenant_may_go_on_after_a_while(store: Store, harness: Harness) -> None:
@@ -338,7 +338,7 @@ async def test_the_rate_does_not_touch_what_is_not_limited_by_it(store: Store) -
     await store.put_tenant(ACME, Tenant(job_rate_per_s=0.001))
     await start(store)
     await start(store)
-    assert [await _submit(store), await _submit(store)] == [Admitted, Throttled]
+    assert [await _submit(store), await _submit(store)] == [Admitted, RateExceeded]
 
 
 async def test_a_refusal_uses_up_none_of_the_rate(store: Store) -> None:

@@ -7,14 +7,14 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from stanchion.core.events import Approved, CancelRequested, JobSucceeded
+from stanchion.core.events import Approved, AttemptSucceeded, CancelRequested
 from stanchion.core.model import Instant, RunId, RunStatus, Stamp, StepId, StepStatus
 from stanchion.core.run import decide
 from stanchion.core.transition import DispatchJob, Transition
 from stanchion.ports.records import (
     Commit,
+    CommitConflict,
     Committed,
-    Conflict,
     Gone,
     JobState,
     JobView,
@@ -45,7 +45,7 @@ async def test_a_commit_makes_the_transition_true(store: Store) -> None:
     run_id = await start(store, TWO_JOBS)
     before = await loaded(store, run_id)
     first = await lease_one(store)
-    event = JobSucceeded(job_id=first.job.id, step_id=first.job.step_id, output={"a": [1, 2.5]})
+    event = AttemptSucceeded(job_id=first.job.id, step_id=first.job.step_id, output={"a": [1, 2.5]})
     transition = decide(TWO_JOBS, before.run, event, await store.now())
     await store.commit(commit_of(before, transition))
     after = (await loaded(store, run_id)).run
@@ -112,7 +112,7 @@ async def test_a_second_writer_with_the_same_read_conflicts(store: Store) -> Non
     before = await loaded(store, await start(store))
     await store.commit(commit_of(before, nothing(before)))
     late = commit_of(before, nothing(before, say="late"))
-    assert await store.commit(late) == Conflict()
+    assert await store.commit(late) == CommitConflict()
     assert "late" not in [line.what for line in (await store.timeline(before.run.id)).items]
 
 
@@ -120,7 +120,7 @@ async def test_of_many_writers_with_the_same_read_one_commits(store: Store) -> N
     before = await loaded(store, await start(store))
     commits = [commit_of(before, nothing(before, say=f"writer {n}")) for n in range(50)]
     answers = await asyncio.gather(*map(store.commit, commits))
-    assert Counter(map(type, answers)) == {Committed: 1, Conflict: 49}
+    assert Counter(map(type, answers)) == {Committed: 1, CommitConflict: 49}
     (winner,) = (n for n, answer in enumerate(answers) if isinstance(answer, Committed))
     lines = [line.what for line in (await store.timeline(before.run.id)).items]
     assert [line for line in lines if line.startswith("writer")] == [f"writer {winner}"]
@@ -131,19 +131,19 @@ async def test_the_version_alone_is_not_enough(store: Store) -> None:
     other_history = replace(
         commit_of(before, nothing(before)), read=Stamp(before.run.stamp.version, "other")
     )
-    assert await store.commit(other_history) == Conflict()
+    assert await store.commit(other_history) == CommitConflict()
 
 
 async def test_the_nonce_alone_is_not_enough(store: Store) -> None:
     before = await loaded(store, await start(store))
     ahead = replace(commit_of(before, nothing(before)), read=Stamp(7, before.run.stamp.nonce))
-    assert await store.commit(ahead) == Conflict()
+    assert await store.commit(ahead) == CommitConflict()
 
 
 async def test_after_a_conflict_the_writer_loads_and_succeeds(store: Store) -> None:
     before = await loaded(store, await start(store))
     await store.commit(commit_of(before, nothing(before)))
-    assert await store.commit(commit_of(before, nothing(before))) == Conflict()
+    assert await store.commit(commit_of(before, nothing(before))) == CommitConflict()
     again = await loaded(store, before.run.id)
     assert isinstance(await store.commit(commit_of(again, nothing(again))), Committed)
 
@@ -185,7 +185,7 @@ async def test_an_unleased_writer_is_held_to_compare_and_set_alone(store: Store)
     await store.commit(commit_of(before, nothing(before), fence=8))
     now = await loaded(store, before.run.id)
     assert isinstance(await store.commit(commit_of(now, nothing(now), fence=None)), Committed)
-    assert await store.commit(commit_of(now, nothing(now), fence=None)) == Conflict()
+    assert await store.commit(commit_of(now, nothing(now), fence=None)) == CommitConflict()
 
 
 async def test_an_unleased_writer_does_not_lower_the_fence(store: Store) -> None:
@@ -199,7 +199,7 @@ async def test_an_unleased_writer_does_not_lower_the_fence(store: Store) -> None
 async def test_a_refused_commit_does_not_raise_the_fence(store: Store) -> None:
     before = await loaded(store, await start(store))
     await store.commit(commit_of(before, nothing(before), fence=3))
-    assert await store.commit(commit_of(before, nothing(before), fence=9)) == Conflict()
+    assert await store.commit(commit_of(before, nothing(before), fence=9)) == CommitConflict()
     assert (await loaded(store, before.run.id)).run.fence == 3
 
 
@@ -221,7 +221,7 @@ async def test_a_refused_commit_leaves_the_inbox_alone(store: Store) -> None:
     await store.post(run_id, CancelRequested(), entry_id="a")
     found = await loaded(store, run_id)
     stale = replace(commit_of(found, nothing(found), applied=["a"]), read=Stamp(9, "x"))
-    assert await store.commit(stale) == Conflict()
+    assert await store.commit(stale) == CommitConflict()
     assert [entry.id for entry in (await loaded(store, run_id)).inbox] == ["a"]
 
 

@@ -23,8 +23,8 @@ from stanchion.ports.records import (
     JobState,
     LeasedJob,
     PostAnswer,
-    Rejected,
     RejectedCode,
+    ResultRejected,
 )
 from stanchion.ports.store import Store
 from tests.contract.builders import (
@@ -102,9 +102,9 @@ async def test_a_result_from_before_the_replay_is_rejected(store: Store) -> None
     died = await _die(store)
     await store.replay_dead_letter(f"job:{died.job.id}#1", actor="operator")
     await advance(store, ONE_JOB, run_id)
-    assert await accept(store, died) == Rejected(died.job.id, RejectedCode.STALE_FENCE)
+    assert await accept(store, died) == ResultRejected(died.job.id, RejectedCode.STALE_FENCE)
     await lease_one(store)
-    assert await accept(store, died) == Rejected(died.job.id, RejectedCode.STALE_FENCE)
+    assert await accept(store, died) == ResultRejected(died.job.id, RejectedCode.STALE_FENCE)
 
 
 async def test_a_replayed_job_can_be_finished(store: Store) -> None:

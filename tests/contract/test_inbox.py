@@ -9,12 +9,12 @@ import pytest
 
 from stanchion.core.events import (
     Approved,
+    AttemptFailed,
+    AttemptSucceeded,
     CancelRequested,
     Event,
     JobDied,
-    JobFailed,
     JobReplayed,
-    JobSucceeded,
     Rejected,
     Started,
     Timer,
@@ -29,8 +29,8 @@ from tests.contract.builders import ONE_JOB, accept, advance, lease_one, loaded,
 _STEP = StepId("step")
 _EVENTS: list[Event] = [
     Started(actor="me"),
-    JobSucceeded(job_id=JobId("j"), step_id=_STEP, output={"a": [1, 2.5, None, True]}),
-    JobFailed(job_id=JobId("j"), step_id=_STEP, item=3, error=Failure("c", "m"), final=True),
+    AttemptSucceeded(job_id=JobId("j"), step_id=_STEP, output={"a": [1, 2.5, None, True]}),
+    AttemptFailed(job_id=JobId("j"), step_id=_STEP, item=3, error=Failure("c", "m"), final=True),
     JobDied(job_id=JobId("j"), step_id=_STEP, dispatch=2, deliveries=5),
     JobReplayed(job_id=JobId("j"), step_id=_STEP, dispatch=2, actor="operator"),
     TimerFired(timer=Timer(TimerKind.RETRY, _STEP, 7, 2)),

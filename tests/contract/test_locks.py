@@ -9,14 +9,14 @@ import pytest
 
 from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.locks import (
+    AcquireTooLate,
     Granted,
     Held,
+    LockReleased,
     Locks,
     LockView,
     NotOwned,
-    Released,
     Renewed,
-    TooLate,
 )
 from tests.contract.harness import LONG_MS, Harness
 
@@ -45,7 +45,7 @@ async def test_names_are_held_independently(locks: Locks) -> None:
 async def test_a_token_may_hold_several_names(locks: Locks) -> None:
     await _acquire(locks, "run/1", "me")
     await _acquire(locks, "run/2", "me")
-    assert await locks.release("run/1", "me", within_ms=_WITHIN_MS) == Released()
+    assert await locks.release("run/1", "me", within_ms=_WITHIN_MS) == LockReleased()
     assert isinstance(await _acquire(locks, "run/2", "you"), Held)
 
 
@@ -151,7 +151,7 @@ async def test_a_floor_gives_nobody_anothers_name(locks: Locks) -> None:
 async def test_a_request_executed_after_its_time_changes_nothing(locks: Locks) -> None:
     try:
         answer = await locks.acquire("run/1", "me", ttl_ms=LONG_MS, within_ms=-1_000)
-        assert answer == TooLate()
+        assert answer == AcquireTooLate()
     except BackendTimeout:
         pass  # an adapter may say at once that there is no time left
     assert await locks.inspect("run/1") is None
@@ -205,7 +205,7 @@ async def test_a_name_that_nobody_has_is_not_renewed(locks: Locks) -> None:
 
 async def test_a_released_name_is_free(locks: Locks) -> None:
     await _acquire(locks, "run/1", "me")
-    assert await locks.release("run/1", "me", within_ms=_WITHIN_MS) == Released()
+    assert await locks.release("run/1", "me", within_ms=_WITHIN_MS) == LockReleased()
     assert await locks.inspect("run/1") is None
     assert isinstance(await _acquire(locks, "run/1", "you"), Granted)
 
@@ -316,7 +316,7 @@ async def test_a_name_with_odd_characters_is_a_name_like_any_other(locks: Locks,
     granted = await _acquire(locks, name, "me")
     assert isinstance(granted, Granted)
     assert [view.name for view in await locks.list()] == [name]
-    assert await locks.release(name, "me", within_ms=_WITHIN_MS) == Released()
+    assert await locks.release(name, "me", within_ms=_WITHIN_MS) == LockReleased()
 
 
 async def test_locks_answer_a_ping(locks: Locks) -> None:
@@ -350,7 +350,7 @@ async def test_the_last_fence_survives_its_servers_client(
 
 async def _acquire(
     locks: Locks, name: str, token: str, *, ttl_ms: int = LONG_MS, floor: int = 0
-) -> Granted | Held | TooLate:
+) -> Granted | Held | AcquireTooLate:
     return await locks.acquire(name, token, ttl_ms=ttl_ms, within_ms=_WITHIN_MS, floor=floor)
 
 

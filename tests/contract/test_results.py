@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from stanchion.core.events import JobFailed, JobSucceeded
+from stanchion.core.events import AttemptFailed, AttemptSucceeded
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Failure, JobId, TenantId
 from stanchion.ports.records import (
@@ -16,9 +16,9 @@ from stanchion.ports.records import (
     InboxEntry,
     JobState,
     JobView,
-    Rejected,
     RejectedCode,
     Result,
+    ResultRejected,
 )
 from stanchion.ports.store import Store
 from tests.contract.builders import (
@@ -47,7 +47,7 @@ async def test_an_accepted_result_lies_in_the_runs_inbox(store: Store) -> None:
     assert await accept(store, leased, {"n": [1, None, 2.5, "ü"]}) == Accepted(
         leased.job.id, run_id
     )
-    succeeded = JobSucceeded(
+    succeeded = AttemptSucceeded(
         job_id=leased.job.id,
         step_id=leased.job.step_id,
         output={"n": [1, None, 2.5, "ü"]},
@@ -64,7 +64,7 @@ async def test_a_value_comes_back_as_it_was_on_all_its_ways(store: Store, value:
     assert_same(leased.job.input, {"said": value})
     await accept(store, leased, value)
     (entry,) = (await loaded(store, run_id)).inbox
-    assert isinstance(entry.event, JobSucceeded)
+    assert isinstance(entry.event, AttemptSucceeded)
     assert_same(entry.event.output, value)
     await advance(store, ONE_JOB, run_id)
     run = (await loaded(store, run_id)).run
@@ -78,7 +78,7 @@ async def test_an_error_is_a_result_too(store: Store) -> None:
     failure = Failure("boom", "it did not work")
     await store.accept([replace(result_of(leased), output=None, error=failure, final=True)])
     (entry,) = (await loaded(store, run_id)).inbox
-    assert entry.event == JobFailed(
+    assert entry.event == AttemptFailed(
         job_id=leased.job.id,
         step_id=leased.job.step_id,
         error=failure,
@@ -92,7 +92,7 @@ async def test_an_error_is_not_final_unless_it_says_so(store: Store) -> None:
     leased = await lease_one(store)
     await store.accept([replace(result_of(leased), error=Failure("boom", "again, please"))])
     (entry,) = (await loaded(store, run_id)).inbox
-    assert isinstance(entry.event, JobFailed)
+    assert isinstance(entry.event, AttemptFailed)
     assert entry.event.final is False
 
 
@@ -101,7 +101,7 @@ async def test_a_result_of_an_item_names_the_item(store: Store) -> None:
     leased = await lease(store, max_jobs=2)
     await accept(store, leased[1])
     (entry,) = (await loaded(store, run_id)).inbox
-    assert isinstance(entry.event, JobSucceeded)
+    assert isinstance(entry.event, AttemptSucceeded)
     assert entry.event.item == 1
 
 
@@ -195,7 +195,7 @@ async def test_a_result_for_an_unknown_job_is_rejected(store: Store) -> None:
     for odd in ("", "nonsense", f"{run_id}:step@2", run_id):
         result = Result(job_id=JobId(odd), fence=1, worker_id=WORKER)
         (answer,) = await store.accept([result])
-        assert answer == Rejected(JobId(odd), RejectedCode.UNKNOWN_JOB)
+        assert answer == ResultRejected(JobId(odd), RejectedCode.UNKNOWN_JOB)
 
 
 async def test_a_result_under_a_stale_fence_is_rejected(store: Store, harness: Harness) -> None:
@@ -204,7 +204,7 @@ async def test_a_result_under_a_stale_fence_is_rejected(store: Store, harness: H
     await harness.pass_time(harness.short_ms)
     await store.expire_jobs(limit=10, max_deliveries=5)
     second = await lease_one(store)
-    assert await accept(store, first) == Rejected(first.job.id, RejectedCode.STALE_FENCE)
+    assert await accept(store, first) == ResultRejected(first.job.id, RejectedCode.STALE_FENCE)
     assert (await loaded(store, run_id)).inbox == ()
     assert await accept(store, second) == Accepted(second.job.id, run_id)
 
@@ -214,14 +214,14 @@ async def test_a_result_under_a_fence_that_was_never_given_is_rejected(store: St
     leased = await lease_one(store)
     for fence in (leased.fence + 1, leased.fence - 1, 0):
         (answer,) = await store.accept([replace(result_of(leased), fence=fence)])
-        assert answer == Rejected(leased.job.id, RejectedCode.STALE_FENCE)
+        assert answer == ResultRejected(leased.job.id, RejectedCode.STALE_FENCE)
 
 
 async def test_a_result_for_a_job_that_nobody_leased_is_rejected(store: Store) -> None:
     run_id = await start(store)
     job_id = JobId(f"{run_id}:step@1")
     (answer,) = await store.accept([Result(job_id=job_id, fence=0, worker_id=WORKER)])
-    assert answer == Rejected(job_id, RejectedCode.STALE_FENCE)
+    assert answer == ResultRejected(job_id, RejectedCode.STALE_FENCE)
 
 
 async def test_a_result_is_taken_after_the_deadline_until_the_expiry_is_noticed(
@@ -240,7 +240,7 @@ async def test_a_result_after_the_expiry_was_noticed_is_rejected(
     leased = await lease_one(store, ttl_ms=harness.short_ms)
     await harness.pass_time(harness.short_ms)
     await store.expire_jobs(limit=10, max_deliveries=5)
-    assert await accept(store, leased) == Rejected(leased.job.id, RejectedCode.STALE_FENCE)
+    assert await accept(store, leased) == ResultRejected(leased.job.id, RejectedCode.STALE_FENCE)
 
 
 async def test_a_result_for_a_finished_job_under_another_fence_is_rejected(store: Store) -> None:
@@ -248,14 +248,14 @@ async def test_a_result_for_a_finished_job_under_another_fence_is_rejected(store
     first = await lease_one(store, ttl_ms=0)
     await store.expire_jobs(limit=10, max_deliveries=5)
     await accept(store, await lease_one(store))
-    assert await accept(store, first) == Rejected(first.job.id, RejectedCode.ALREADY_FINISHED)
+    assert await accept(store, first) == ResultRejected(first.job.id, RejectedCode.ALREADY_FINISHED)
 
 
 async def test_a_result_for_a_revoked_job_is_rejected(store: Store) -> None:
     run_id = await start(store)
     leased = await lease_one(store)
     await cancel(store, run_id)
-    assert await accept(store, leased) == Rejected(leased.job.id, RejectedCode.STALE_FENCE)
+    assert await accept(store, leased) == ResultRejected(leased.job.id, RejectedCode.STALE_FENCE)
     assert (await loaded(store, run_id)).inbox == ()
 
 
@@ -263,7 +263,7 @@ async def test_a_result_for_a_dead_job_is_rejected(store: Store) -> None:
     await start(store)
     leased = await lease_one(store, ttl_ms=0)
     await store.expire_jobs(limit=10, max_deliveries=1)
-    assert await accept(store, leased) == Rejected(leased.job.id, RejectedCode.STALE_FENCE)
+    assert await accept(store, leased) == ResultRejected(leased.job.id, RejectedCode.STALE_FENCE)
 
 
 async def test_results_are_answered_each_on_its_own_and_in_order(store: Store) -> None:
@@ -279,9 +279,9 @@ async def test_results_are_answered_each_on_its_own_and_in_order(store: Store) -
     sent = [result_of(b), unknown, result_of(other), stale, result_of(a), result_of(b)]
     assert await store.accept(sent) == (
         Accepted(b.job.id, first),
-        Rejected(JobId("nonsense"), RejectedCode.UNKNOWN_JOB),
+        ResultRejected(JobId("nonsense"), RejectedCode.UNKNOWN_JOB),
         Accepted(other.job.id, second),
-        Rejected(other.job.id, RejectedCode.ALREADY_FINISHED),
+        ResultRejected(other.job.id, RejectedCode.ALREADY_FINISHED),
         Accepted(a.job.id, first),
         Accepted(b.job.id, first, repeated=True),
     )
@@ -328,7 +328,7 @@ async def test_a_result_for_another_tenants_job_is_for_an_unknown_job(store: Sto
     odd = replace(ghost, job_id=JobId("nonsense"))
     sent = [odd, result_of(foreign), ghost, result_of(mine), result_of(finished)]
     answers = await store.accept(sent, tenant=ACME)
-    unknown = [Rejected(each.job_id, RejectedCode.UNKNOWN_JOB) for each in sent]
+    unknown = [ResultRejected(each.job_id, RejectedCode.UNKNOWN_JOB) for each in sent]
     assert answers == (*unknown[:3], Accepted(mine.job.id, mine.job.run_id), unknown[4])
     assert (await loaded(store, foreign.job.run_id)).inbox == ()
     assert await store.accept([result_of(foreign)], tenant=GLOBEX) == (

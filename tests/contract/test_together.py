@@ -12,7 +12,14 @@ from stanchion.core.admission import Admitted, Full, Replayed, Verdict
 from stanchion.core.events import CancelRequested
 from stanchion.core.model import RunStatus, TenantId
 from stanchion.core.run import decide_all
-from stanchion.ports.records import Accepted, Admission, Committed, Conflict, Rejected, Tenant
+from stanchion.ports.records import (
+    Accepted,
+    Admission,
+    CommitConflict,
+    Committed,
+    ResultRejected,
+    Tenant,
+)
 from stanchion.ports.store import Store
 from tests.contract.builders import (
     ACME,
@@ -99,7 +106,7 @@ async def test_of_two_commits_on_the_same_state_one_is_taken(store: Store) -> No
     told = len((await store.timeline(run_id)).items)
     commits = [commit_of(found, nothing(found, say=str(number))) for number in range(3)]
     answers = await asyncio.gather(*map(store.commit, commits))
-    assert Counter(map(type, answers)) == {Committed: 1, Conflict: 2}
+    assert Counter(map(type, answers)) == {Committed: 1, CommitConflict: 2}
     assert len((await store.timeline(run_id)).items) == told + 1
 
 
@@ -121,7 +128,7 @@ async def test_the_end_of_a_run_and_a_result_for_it_leave_nothing_behind(store: 
         store.commit(commit_of(found, ends)), store.accept([result_of(first)])
     )
     assert isinstance(committed, Committed)
-    assert isinstance(answer[0], Accepted | Rejected)
+    assert isinstance(answer[0], Accepted | ResultRejected)
     after = await loaded(store, run_id)
     assert (after.run.status, after.inbox) == (RunStatus.CANCELLED, ())
     assert await store.outbox_size() == 0

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from stanchion.ports.errors import BackendTimeout
-from stanchion.ports.locks import AcquireAnswer, Granted, Held, NotOwned, Released, TooLate
+from stanchion.ports.locks import (
+    AcquireAnswer,
+    AcquireTooLate,
+    Granted,
+    Held,
+    LockReleased,
+    NotOwned,
+)
 from stanchion.ports.turns import Place, Turns
 from tests.contract.harness import LONG_MS
 from tests.leases.stages import FileStage, MemoryStage, ServerStage, Stage
@@ -131,7 +138,7 @@ async def test_a_name_with_odd_characters_has_a_line_like_any_other(
 ) -> None:
     await _acquire(turns, "holder", name=name)
     await _join(turns, "first", name=name)
-    assert await turns.release(name, "holder", within_ms=_WITHIN_MS) == Released()
+    assert await turns.release(name, "holder", within_ms=_WITHIN_MS) == LockReleased()
     assert await turns.bell(name, "first", at_most_ms=_RING_MS)
     assert isinstance(await _acquire(turns, "newcomer", name=name), Held)
     assert isinstance(await _acquire(turns, "first", name=name), Granted)
@@ -141,7 +148,7 @@ async def test_a_request_executed_after_its_time_keeps_its_ticket(turns: Turns) 
     await _join(turns, "first")
     try:
         answer = await turns.acquire(NAME, "first", ttl_ms=LONG_MS, within_ms=-1_000)
-        assert answer == TooLate()
+        assert answer == AcquireTooLate()
     except BackendTimeout:
         pass  # an adapter may say at once that there is no time left
     assert (await _join(turns, "second")).ahead == 1
@@ -338,4 +345,4 @@ async def _join(turns: Turns, token: str, *, name: str = NAME, ticket_ms: int = 
 
 
 async def _release(turns: Turns, token: str) -> None:
-    assert await turns.release(NAME, token, within_ms=_WITHIN_MS) == Released()
+    assert await turns.release(NAME, token, within_ms=_WITHIN_MS) == LockReleased()

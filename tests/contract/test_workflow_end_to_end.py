@@ -28,7 +28,7 @@ from stanchion.core.workflow import (
     SubworkflowSpec,
     Workflow,
 )
-from stanchion.ports.records import Committed, Conflict, Result, Tenant
+from stanchion.ports.records import CommitConflict, Committed, Result, Tenant
 from stanchion.ports.store import Store
 from tests.contract.builders import (
     ACME,
@@ -170,7 +170,7 @@ async def test_many_replicas_advance_one_run_together(store: Store) -> None:
         conflicts = 0
         while leased := await lease(store, max_jobs=2, worker_id=f"worker-{number}"):
             await store.accept([result_of(each, each.job.item) for each in leased])
-            while isinstance(await advance(store, FOR_EACH, run_id), Conflict):
+            while isinstance(await advance(store, FOR_EACH, run_id), CommitConflict):
                 conflicts += 1
         return conflicts
 

@@ -15,9 +15,9 @@ from stanchion.core.admission import (
     KeyRecord,
     Mismatch,
     Rate,
+    RateExceeded,
     Replayed,
     StaleDefinition,
-    Throttled,
     TooLate,
     Verdict,
     WorkAllowance,
@@ -59,7 +59,7 @@ def verdict(**facts: object) -> Verdict:
         ({"not_after": NOW - 1}, TooLate()),
         ({"exists": True}, Admitted(RunId("new"))),
         ({"rate": Rate(per_s=1)}, Admitted(RunId("new"))),
-        ({"rate": BUSY}, Throttled()),
+        ({"rate": BUSY}, RateExceeded()),
     ],
 )
 def test_each_question_has_its_answer(facts: dict[str, Any], expected: Verdict) -> None:
@@ -75,7 +75,7 @@ def test_each_question_has_its_answer(facts: dict[str, Any], expected: Verdict) 
         ({"key": SAME}, Replayed(RunId("old"))),
         ({"definition_is_current": False}, StaleDefinition()),
         ({"limit": 2, "active": 2}, Full(2, 2)),
-        ({"rate": BUSY}, Throttled()),
+        ({"rate": BUSY}, RateExceeded()),
     ],
 )
 def test_the_questions_come_in_this_order(first: dict[str, Any], expected: Verdict) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stanchion.core import limits
-from stanchion.core.events import Approved, Event, JobReturned, JobSucceeded, Started
+from stanchion.core.events import Approved, AttemptSucceeded, Event, JobReturned, Started
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import (
     Instant,
@@ -60,9 +60,9 @@ def began(plan: Plan, given: JsonObject) -> Run:
     return evolve(run, decide(plan, run, Started(), NOW))
 
 
-def succeeded(step: str, *, item: int | None = None, output: object = None) -> JobSucceeded:
+def succeeded(step: str, *, item: int | None = None, output: object = None) -> AttemptSucceeded:
     id_ = job_id(RUN, StepId(step), item, 1)
-    return JobSucceeded(job_id=id_, step_id=StepId(step), item=item, output=output)  # type: ignore[arg-type]  # JSON by the caller's word
+    return AttemptSucceeded(job_id=id_, step_id=StepId(step), item=item, output=output)  # type: ignore[arg-type]  # JSON by the caller's word
 
 
 def failures(transition: Transition) -> int:

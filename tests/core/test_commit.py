@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stanchion.core.commit import Apply, Committed, Conflict, StaleFence, judge_commit
+from stanchion.core.commit import Apply, CommitConflict, Committed, StaleFence, judge_commit
 from stanchion.core.model import Stamp
 
 STORED = Stamp(7, "n7")
@@ -20,9 +20,9 @@ HIGHEST = 100
         pytest.param(STORED, "new", 101, Apply(Stamp(8, "new"), 101), id="higher fence"),
         pytest.param(STORED, "new", None, Apply(Stamp(8, "new"), 100), id="no lease"),
         pytest.param(STORED, "new", 99, StaleFence(100), id="stale fence"),
-        pytest.param(OTHER, "new", 100, Conflict(), id="older version"),
-        pytest.param(SAME_VERSION, "new", 100, Conflict(), id="same version, other nonce"),
-        pytest.param(OTHER, "new", None, Conflict(), id="no lease and an older version"),
+        pytest.param(OTHER, "new", 100, CommitConflict(), id="older version"),
+        pytest.param(SAME_VERSION, "new", 100, CommitConflict(), id="same version, other nonce"),
+        pytest.param(OTHER, "new", None, CommitConflict(), id="no lease and an older version"),
         pytest.param(OTHER, "n7", 100, Committed(STORED), id="repeated"),
         pytest.param(OTHER, "n7", 99, Committed(STORED), id="repeated after a later holder"),
         pytest.param(OTHER, "new", 99, StaleFence(100), id="stale fence and an older version"),

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from stanchion.core import draft
 from stanchion.core.events import (
     Approved,
+    AttemptSucceeded,
     CancelRequested,
-    JobSucceeded,
     Started,
     Timer,
     TimerFired,
@@ -302,14 +302,14 @@ def test_an_earlier_death_or_replay_changes_nothing_about_a_job_that_was_replaye
 
 def test_a_result_for_a_dead_job_changes_nothing() -> None:
     world = started(workflow(a=job()))
-    late = JobSucceeded(job_id=JobId("r1:a@1"), step_id=A)
+    late = AttemptSucceeded(job_id=JobId("r1:a@1"), step_id=A)
     world.die("a")
     assert world.feed(late).ignored == (Ignored.NOT_WAITING_FOR_IT,)
 
 
 def test_an_event_for_a_step_that_is_not_there_is_ignored() -> None:
     world = started(workflow(a=job()))
-    stray = JobSucceeded(job_id=JobId("r1:x@1"), step_id=StepId("x"))
+    stray = AttemptSucceeded(job_id=JobId("r1:x@1"), step_id=StepId("x"))
     assert world.feed(stray).ignored == (Ignored.UNKNOWN_STEP,)
     lost = TimerFired(timer=Timer(TimerKind.DELAY))
     assert world.feed(lost).ignored == (Ignored.UNKNOWN_STEP,)
@@ -348,7 +348,7 @@ def test_the_second_decision_is_ignored() -> None:
 
 def test_an_approval_takes_no_result() -> None:
     world = started(workflow(a=ApprovalSpec()))
-    stray = JobSucceeded(job_id=JobId("r1:a@1"), step_id=A)
+    stray = AttemptSucceeded(job_id=JobId("r1:a@1"), step_id=A)
     assert world.feed(stray).ignored == (Ignored.NOT_WAITING_FOR_IT,)
 
 
@@ -576,7 +576,7 @@ def test_ten_thousand_ordinary_expressions_are_not_too_much() -> None:
 @pytest.mark.parametrize("index", [None, -1, 2])
 def test_a_result_for_an_item_that_is_not_there_is_ignored(index: int | None) -> None:
     world = started(fan_out(), list=["x", "y"])
-    stray = JobSucceeded(job_id=JobId("r1:a[9]@1"), step_id=A, item=index)
+    stray = AttemptSucceeded(job_id=JobId("r1:a[9]@1"), step_id=A, item=index)
     assert world.feed(stray).ignored == (Ignored.NOT_WAITING_FOR_IT,)
 
 
@@ -655,7 +655,7 @@ def test_an_output_is_measured_once_however_many_steps_there_are(
 
 def test_only_what_the_events_name_is_read_until_they_can_be_the_last() -> None:
     world = started(fan_out(), list=["x", "y", "z"])
-    events = [JobSucceeded(job_id=JobId(f"r1:a[{i}]@1"), step_id=A, item=i) for i in range(3)]
+    events = [AttemptSucceeded(job_id=JobId(f"r1:a[{i}]@1"), step_id=A, item=i) for i in range(3)]
     retry = TimerFired(timer=Timer(TimerKind.RETRY, A, 2, 1))
     assert items_to_read(world.run, [events[1], events[1], Started()]) == {A: [1]}
     assert items_to_read(world.run, [retry, events[0]]) == {A: [0, 2]}
@@ -668,7 +668,9 @@ def test_only_what_the_events_name_is_read_until_they_can_be_the_last() -> None:
 def test_several_events_make_one_transition() -> None:
     world = started(fan_out(), list=["x", "y"])
     jobs = [world.job("a", index) for index in range(2)]
-    events = [JobSucceeded(job_id=each.id, step_id=A, item=each.item, output=1) for each in jobs]
+    events = [
+        AttemptSucceeded(job_id=each.id, step_id=A, item=each.item, output=1) for each in jobs
+    ]
     transition = world.feed(events[0], events[0], events[1])
     assert transition.ignored == (None, Ignored.NOT_WAITING_FOR_IT, None)
     assert isinstance(transition.effects[0], DispatchJob)
@@ -766,7 +768,7 @@ def test_a_sub_workflow_that_runs_out_of_time_stops_its_inside() -> None:
 def test_an_event_for_a_sub_workflow_step_itself_is_ignored() -> None:
     world = started(*nested())
     world.succeed("a", 5)
-    stray = JobSucceeded(job_id=JobId("r1:b@1"), step_id=B)
+    stray = AttemptSucceeded(job_id=JobId("r1:b@1"), step_id=B)
     assert world.feed(stray).ignored == (Ignored.NOT_WAITING_FOR_IT,)
 
 

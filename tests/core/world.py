@@ -13,11 +13,11 @@ import msgspec
 from stanchion.core import invariants
 from stanchion.core.events import (
     Approved,
+    AttemptFailed,
+    AttemptSucceeded,
     Event,
     JobDied,
-    JobFailed,
     JobReplayed,
-    JobSucceeded,
     Rejected,
     Started,
     Timer,
@@ -173,7 +173,7 @@ class World:
 
     def _perform(self, transition: Transition) -> None:
         for event in self.history[-len(transition.ignored) :]:
-            if isinstance(event, JobSucceeded | JobFailed):
+            if isinstance(event, AttemptSucceeded | AttemptFailed):
                 self.jobs.pop(event.job_id, None)
             elif isinstance(event, JobDied) and self._is_out(event):
                 self.dead[event.job_id] = self.jobs.pop(event.job_id)
@@ -213,16 +213,16 @@ class World:
         assert not broken, broken
 
 
-def succeeded(job: Job, output: JsonValue = None) -> JobSucceeded:
+def succeeded(job: Job, output: JsonValue = None) -> AttemptSucceeded:
     """The event of a worker's success."""
-    return JobSucceeded(
+    return AttemptSucceeded(
         job_id=job.id, step_id=job.step_id, item=job.item, output=output, actor="worker-1"
     )
 
 
-def failed(job: Job, message: str = "boom", *, final: bool = False) -> JobFailed:
+def failed(job: Job, message: str = "boom", *, final: bool = False) -> AttemptFailed:
     """The event of a worker's failure."""
-    return JobFailed(
+    return AttemptFailed(
         job_id=job.id,
         step_id=job.step_id,
         item=job.item,

@@ -18,7 +18,8 @@ from stanchion.gateway import Gateway, GatewayOptions, make_app
 from stanchion.gateway.server import serve
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.locks import LockView
-from stanchion.services.engine import Engine, Terms, Wires
+from stanchion.services.context import Backends
+from stanchion.services.engine import Engine, Terms
 from tests.gateway.asgi import Answer, Stuck, ask
 from tests.services.faulty_locks import Fault, FaultyLocks
 from tests.services.faulty_store import FaultyStore
@@ -123,7 +124,7 @@ async def opened_house(
     memory = MemoryStore(clock)
     store, locks = FaultyStore(memory), HouseLocks(clock)
     store.each_way_s = 0
-    wires = Wires(
+    wires = Backends(
         store=store.port,
         locks=locks,
         bus=LocalBus(memory, clock),

@@ -13,7 +13,7 @@ import pytest
 from stanchion.core.model import TenantId
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.answers import TURN_BYTES, Answers
-from stanchion.gateway.load import HeavyRequests, Kind, Load
+from stanchion.gateway.load import HeavyRequests, Load, LoadKind
 from stanchion.ports.records import Result
 from stanchion.services.keys import Keys
 from stanchion.wire.admin import Role
@@ -530,8 +530,8 @@ async def test_a_tenants_heavy_requests_are_handled_one_at_a_time(
 
 @contextmanager
 def _under_way(load: Load) -> Iterator[None]:
-    load.begin(Kind.REQUESTS)
+    load.begin(LoadKind.REQUESTS)
     try:
         yield
     finally:
-        load.end(Kind.REQUESTS)
+        load.end(LoadKind.REQUESTS)

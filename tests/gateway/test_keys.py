@@ -15,7 +15,7 @@ from stanchion.services.keys import (
     BELIEVED_MS,
     BELIEVED_WITHOUT_STORE_MS,
     READ_AGAIN_MS,
-    Holder,
+    KeyHolder,
     Keys,
 )
 from stanchion.wire.admin import Role
@@ -55,7 +55,7 @@ async def test_a_key_is_known_everywhere_by_its_role_and_tenant(replicas: Replic
     key = await replicas.made(role=Role.OPERATOR)
     for keys in (replicas.here, replicas.there):
         holder = await keys.holder(key)
-        assert holder == Holder(Role.OPERATOR, "acme", f"key:{key.split('_')[1]}")
+        assert holder == KeyHolder(Role.OPERATOR, "acme", f"key:{key.split('_')[1]}")
 
 
 async def test_only_a_hash_is_stored(replicas: Replicas) -> None:
@@ -252,7 +252,7 @@ async def test_the_admin_key_is_for_everything_and_is_not_stored(replicas: Repli
         admin_key="let me in",
     )
     assert await keys.configured()
-    assert await keys.holder("let me in") == Holder(Role.ADMIN, "*", "admin")
+    assert await keys.holder("let me in") == KeyHolder(Role.ADMIN, "*", "admin")
     assert await keys.holder("let me i") is None
     assert not store.calls
 

@@ -24,11 +24,11 @@ from stanchion.ports.locks import Granted, Held, Locks, NotOwned
 from stanchion.ports.records import (
     Accepted,
     Commit,
+    CommitConflict,
     Committed,
-    Conflict,
     LeasedJob,
-    Rejected,
     RejectedCode,
+    ResultRejected,
     StaleFence,
 )
 from tests.contract.builders import (
@@ -169,10 +169,10 @@ async def _check_commits(store: RedisStore, run_id: RunId, lost: Lost, grant: in
         nonce="goes on",
         fence=None,
     )
-    assert await store.commit(goes_on) == Conflict()
+    assert await store.commit(goes_on) == CommitConflict()
     new = commit_of(found, nothing(found, say="new"), fence=grant, chosen="new")
     assert await store.commit(new) == Committed(Stamp(3, "new"))
-    assert await store.commit(goes_on) == Conflict()
+    assert await store.commit(goes_on) == CommitConflict()
     # The lost commit itself, sent again by a writer that never got its answer.
     assert await store.commit(lost.commit) == StaleFence(grant)
     lines = [line.what for line in (await store.timeline(run_id)).items]
@@ -185,7 +185,7 @@ async def _check_jobs(store: RedisStore, lost: Lost) -> None:
     assert again.job.id == lost.leased.job.id
     assert again.fence > lost.leased.fence
     late, good = await store.accept([result_of(lost.leased), result_of(again)])
-    assert late == Rejected(again.job.id, RejectedCode.STALE_FENCE)
+    assert late == ResultRejected(again.job.id, RejectedCode.STALE_FENCE)
     assert good == Accepted(again.job.id, again.job.run_id)
 
 

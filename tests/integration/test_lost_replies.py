@@ -16,7 +16,7 @@ from stanchion.core.admission import Admitted, Full
 from stanchion.core.model import Stamp
 from stanchion.drills.proxy import Loss, Proxy, proxied
 from stanchion.ports.errors import BackendTimeout
-from stanchion.ports.locks import Granted, Held, Released
+from stanchion.ports.locks import Granted, Held, LockReleased
 from stanchion.ports.records import Accepted, Committed, Tenant
 from tests.contract.builders import (
     ACME,
@@ -88,7 +88,7 @@ async def test_an_acquire_without_an_answer_can_be_asked_again(
     assert view is not None, "it was executed: the lock is the caller's, who does not know"
     again = await locks.acquire("name", "me", ttl_ms=LONG_MS, within_ms=5_000)
     assert again == Granted(view.fence)
-    assert await locks.release("name", "me", within_ms=5_000) == Released()
+    assert await locks.release("name", "me", within_ms=5_000) == LockReleased()
 
 
 # ── Commit ───────────────────────────────────────────────────────────────────────────────────────

@@ -17,8 +17,8 @@ from stanchion.leases.holder import HoldRequest, LeaseBusy, LeaseHolder, LeaseUn
 from stanchion.leases.waiting import DEFAULT_RETRY, LOOK_EVERY_MS, TICKET_MS
 from stanchion.ports.locks import AcquireAnswer
 from stanchion.services import lease_events as told
-from stanchion.services.lease import Lease
 from stanchion.services.lease_events import LeaseEvent
+from stanchion.services.renewal import Lease
 from stanchion.sim import loop
 from tests.leases.faulty_turns import FaultyTurns
 from tests.services.faulty_locks import Fault

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from stanchion.adapters.locks.redis.locks import RedisTurns
-from stanchion.ports.locks import Granted, Released
+from stanchion.ports.locks import Granted, LockReleased
 from stanchion.ports.turns import Place
 from tests.servers import Server, running_server
 
@@ -35,7 +35,7 @@ async def _join(turns: RedisTurns, token: str, ticket_ms: int = _MS) -> Place:
 
 
 async def _release(turns: RedisTurns, token: str) -> None:
-    assert await turns.release(NAME, token, within_ms=_MS) == Released()
+    assert await turns.release(NAME, token, within_ms=_MS) == LockReleased()
 
 
 def _listeners(server: Server) -> set[str]:

@@ -11,7 +11,14 @@ from typing import TypeVar
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendUnavailable
-from stanchion.ports.locks import AcquireAnswer, LockView, NotOwned, Released, Renewed, TooLate
+from stanchion.ports.locks import (
+    AcquireAnswer,
+    AcquireTooLate,
+    LockReleased,
+    LockView,
+    NotOwned,
+    Renewed,
+)
 
 _Answer = TypeVar("_Answer")
 
@@ -60,7 +67,7 @@ class FaultyLocks:
         return await self._call(
             "acquire",
             lambda: self.real.acquire(name, token, ttl_ms=ttl_ms, within_ms=within_ms, floor=floor),
-            late=TooLate(),
+            late=AcquireTooLate(),
         )
 
     async def renew(
@@ -72,7 +79,7 @@ class FaultyLocks:
             late=NotOwned(),
         )
 
-    async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:
+    async def release(self, name: str, token: str, *, within_ms: int) -> LockReleased | NotOwned:
         return await self._call(
             "release",
             lambda: self.real.release(name, token, within_ms=within_ms),

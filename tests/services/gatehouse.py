@@ -19,16 +19,13 @@ from stanchion.core.settings import Settings, patched
 from stanchion.core.workflow import JobSpec, StepSpec, SubworkflowSpec, Workflow
 from stanchion.ports.bus import Bell, Handler
 from stanchion.ports.records import Commit, Committed, OutboxRow, Tenant
-from stanchion.services.admission_signals import AdmissionSignals
-from stanchion.services.engine_signals import EngineSignals
-from stanchion.services.gate import Gate, GateFailed, Started, TenantFull
-from stanchion.services.gate_answers import StartAnswer
-from stanchion.services.labels import TenantLabels
+from stanchion.services.context import ReplicaContext
+from stanchion.services.gate import Gate
+from stanchion.services.gate_answers import GateFailed, GateFull, Pacing, RunStarted, StartAnswer
 from stanchion.services.lease_signals import LeaseErrors
-from stanchion.services.pacing import Pacing
-from stanchion.services.parts import Parts
 from stanchion.services.plans import Plans
-from stanchion.services.tenants import Tenants
+from stanchion.services.settings import TenantConfigs
+from stanchion.services.signals import AdmissionSignals, EngineSignals, TenantLabels
 from stanchion.services.work import Decider, TenantWorkBudget
 from stanchion.sim.loop import LoopClock
 from tests.services.faulty_locks import FaultyLocks
@@ -123,7 +120,7 @@ class House:
             processor_s=lambda: self.processor_s,
         )
         self.gate = Gate(
-            Parts(
+            ReplicaContext(
                 store=self.store.port,
                 locks=self.locks if has_locks else None,
                 bus=self.bells,
@@ -160,7 +157,7 @@ class House:
     async def started(self, *, tenant: TenantId = ACME, key: str | None = None) -> RunId:
         """Start a run that nothing stands in the way of."""
         answer = await self.start(tenant=tenant, key=key)
-        assert isinstance(answer, Started), answer
+        assert isinstance(answer, RunStarted), answer
         return answer.run_id
 
     def metric(self, name: str, **labels: str) -> float | None:
@@ -196,7 +193,7 @@ class Gatehouse:
         if self.houses:
             await self.houses[0].gate.tenants.put(tenant, config)
         else:
-            await Tenants(self.store, clock=self.clock).put(tenant, config)
+            await TenantConfigs(self.store, clock=self.clock).put(tenant, config)
 
     async def run(self, run_id: RunId) -> Run:
         loaded = await self.store.load(run_id)
@@ -236,9 +233,9 @@ def tally(answers: Sequence[StartAnswer]) -> Counter[str]:
 
     def name(answer: StartAnswer) -> str:
         match answer:
-            case Started():
+            case RunStarted():
                 return "replayed" if answer.replayed else "admitted"
-            case TenantFull():
+            case GateFull():
                 return "full"
             case GateFailed():
                 return str(answer.code)

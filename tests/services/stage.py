@@ -31,8 +31,9 @@ from stanchion.ports.records import (
     Result,
     Tenant,
 )
-from stanchion.services.engine import DEFAULT_TERMS, Engine, Terms, Wires
-from stanchion.services.gate import Started
+from stanchion.services.context import Backends
+from stanchion.services.engine import DEFAULT_TERMS, Engine, Terms
+from stanchion.services.gate_answers import RunStarted
 from stanchion.services.plans import Linker, link_here
 from stanchion.sim.loop import LoopClock
 from tests.services.faulty_locks import Fault
@@ -128,7 +129,7 @@ class World:
         bus = BusLine(calls, self._listeners)
         engine = Engine(
             f"replica-{number}",
-            Wires(
+            Backends(
                 store=store.port,
                 locks=locks,
                 bus=bus,
@@ -161,7 +162,7 @@ class World:
         answer = await replica.services.gate.start(
             tenant, WorkflowId(name), run_input or {}, key=None, actor="caller"
         )
-        assert isinstance(answer, Started), answer
+        assert isinstance(answer, RunStarted), answer
         return answer.run_id
 
     async def run(self, run_id: RunId) -> Run:

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from stanchion.core.events import JobFailed
+from stanchion.core.events import AttemptFailed
 from stanchion.core.faults import WorkflowFaults
 from stanchion.core.model import Failure, RunId, StepId, WorkflowId
 from stanchion.core.plan import Plan
@@ -152,7 +152,7 @@ async def _one_bad_among_three(world: World) -> tuple[Replica, RunId, LeasedJob]
     ]
     await world.locks.acquire(f"run/{run_id}", "another's", ttl_ms=3_000, within_ms=10)
     await world.report(one, left)
-    bad = JobFailed(job_id=right.job.id, step_id=StepId("right"), error=cast("Failure", None))
+    bad = AttemptFailed(job_id=right.job.id, step_id=StepId("right"), error=cast("Failure", None))
     await world.store.post(run_id, bad, entry_id="bad")
     await world.report(one, other)
     return one, run_id, right

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stanchion.core.model import RunStatus, StepId, StepStatus
-from stanchion.ports.records import DeadLetterKind, JobLease, JobState, Rejected, RejectedCode
+from stanchion.ports.records import DeadLetterKind, JobLease, JobState, RejectedCode, ResultRejected
 from stanchion.services.engine import Terms
 from tests.services.stage import Replica, World, job, virtual, workflow
 
@@ -41,7 +41,7 @@ async def test_a_dead_workers_job_is_offered_again_in_time_without_spending_an_a
     assert sum(each.metric("scheduler_job_lock_abandoned_total") for each in engines) == 1
 
     answers = await world.report(one, dead)
-    assert answers == (Rejected(dead.job.id, RejectedCode.STALE_FENCE),)
+    assert answers == (ResultRejected(dead.job.id, RejectedCode.STALE_FENCE),)
     assert one.metric("results_rejected_total", code="stale_fence") == 1
     assert (await world.run(run_id)).status is RunStatus.RUNNING
 
@@ -49,7 +49,7 @@ async def test_a_dead_workers_job_is_offered_again_in_time_without_spending_an_a
     assert await world.ended(run_id) == "succeeded"
     assert (await world.run(run_id)).step(StepId("step")).attempt == 1
     (late,) = await world.report(one, dead)
-    assert late == Rejected(dead.job.id, RejectedCode.ALREADY_FINISHED)
+    assert late == ResultRejected(dead.job.id, RejectedCode.ALREADY_FINISHED)
     assert one.metric("results_rejected_total", code="already_finished") == 1
     await world.assert_nothing_left()
 

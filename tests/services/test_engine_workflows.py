@@ -20,7 +20,7 @@ from stanchion.core.workflow import (
     Workflow,
 )
 from stanchion.ports.records import LeasedJob, Loaded
-from stanchion.services.gate import Started
+from stanchion.services.gate_answers import RunStarted
 from stanchion.services.inbox import Changed
 from tests.services.stage import ACME, World, job, virtual, workflow
 
@@ -181,7 +181,7 @@ async def test_a_run_keeps_the_versions_that_it_began_with(world: World) -> None
 async def test_a_single_job_is_a_run_of_one_step_without_a_slot(world: World) -> None:
     one, two = world.add(), world.add()
     answer = await one.services.gate.submit(ACME, Topic("work"), {"q": 1}, key=None, actor="caller")
-    assert isinstance(answer, Started)
+    assert isinstance(answer, RunStarted)
     assert await world.store.active_runs(ACME) == 0
     world.work(two, "work", lambda leased: [leased.job.input])
     assert await world.ended(answer.run_id) == "succeeded"

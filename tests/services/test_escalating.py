@@ -14,7 +14,7 @@ from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Risk
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.records import Document
-from stanchion.services.escalating import Escalating
+from stanchion.services.escalation import EscalationService
 from stanchion.services.log import LOGGER
 from stanchion.sim import loop
 from tests.services.virtual import in_virtual_time
@@ -28,13 +28,13 @@ class Fleet:
     def __init__(self) -> None:
         self.clock = loop.LoopClock()
         self.store = MemoryStore(self.clock)
-        self.replicas: list[Escalating] = []
+        self.replicas: list[EscalationService] = []
         self.registries: list[CollectorRegistry] = []
         self.can_hear = True
 
-    def add(self) -> Escalating:
+    def add(self) -> EscalationService:
         registry = CollectorRegistry()
-        replica = Escalating(
+        replica = EscalationService(
             f"replica-{len(self.replicas)}",
             settings=lambda: SETTINGS,
             documents=self.store,

@@ -11,10 +11,11 @@ from stanchion.core.events import CancelRequested
 from stanchion.core.lease_policy import DEFAULT_POLICIES
 from stanchion.core.model import Risk, RunId
 from stanchion.core.run import decide_all
-from stanchion.ports.records import CommitAnswer, Committed, Conflict
+from stanchion.ports.records import CommitAnswer, CommitConflict, Committed
 from stanchion.services import lease_events as told
 from stanchion.services.lease_events import LeaseEvent
-from stanchion.services.leasing import Lease, Leasing
+from stanchion.services.leasing import Leasing
+from stanchion.services.renewal import Lease
 from stanchion.sim import loop
 from tests.contract import builders
 from tests.services.faulty_locks import Fault, FaultyLocks
@@ -60,7 +61,7 @@ async def test_of_two_replicas_that_fail_open_one_commits(outage: Outage, risk: 
     outage.locks.always(Fault.ERROR, "acquire")
     answers = await asyncio.gather(*(outage.act(each, run_id, risk) for each in outage.replicas))
     assert [type(event) for event in outage.told] == [told.Fallback, told.Fallback]
-    assert sorted(type(answer).__name__ for answer in answers) == ["Committed", "Conflict"]
+    assert sorted(type(answer).__name__ for answer in answers) == ["CommitConflict", "Committed"]
     assert await outage.store.active_runs(builders.ACME) == 0
 
 
@@ -81,4 +82,4 @@ async def test_with_a_lock_store_the_second_replica_skips(outage: Outage) -> Non
         *(outage.act(each, run_id, Risk.LOW) for each in outage.replicas)
     )
     assert [type(answer) for answer in answers] == [Committed, type(None)]
-    assert Conflict not in [type(answer) for answer in answers]
+    assert CommitConflict not in [type(answer) for answer in answers]

@@ -8,8 +8,8 @@ import pytest
 
 from stanchion.core.admission import Full
 from stanchion.core.model import TenantId
-from stanchion.services.fullness import ROOMS_MAX, Fullness, Question
-from stanchion.services.gate import GateFailed, Started, TenantFull
+from stanchion.services.gate_answers import GateFailed, GateFull, RunStarted
+from stanchion.services.limiter import ROOMS_MAX, RefusalQuery, SharedRefusals
 from tests.services.faulty_locks import Fault
 from tests.services.gatehouse import ACME, Gatehouse, House, tally, virtual
 
@@ -22,7 +22,7 @@ async def full_house(gates: Gatehouse, strategy: str = "atomic") -> House:
     house = gates.add(strategy=strategy)
     for _ in range(2):
         await house.started()
-    assert isinstance(await house.start(), TenantFull)
+    assert isinstance(await house.start(), GateFull)
     house.store.calls.clear()
     return house
 
@@ -31,13 +31,11 @@ async def full_house(gates: Gatehouse, strategy: str = "atomic") -> House:
 async def test_a_thousand_callers_of_a_full_tenant_ask_a_few_questions(gates: Gatehouse) -> None:
     house = await full_house(gates)
     answers = await asyncio.gather(*(house.start() for _ in range(1_000)))
-    assert all(isinstance(answer, TenantFull) for answer in answers)
-    assert {(full.limit, full.active) for full in answers if isinstance(full, TenantFull)} == {
-        (2, 2)
-    }
+    assert all(isinstance(answer, GateFull) for answer in answers)
+    assert {(full.limit, full.active) for full in answers if isinstance(full, GateFull)} == {(2, 2)}
     # The first is asked for itself, the second for all who came meanwhile.
     assert house.store.calls["admit"] == 2
-    told = {full.retry_after_ms for full in answers if isinstance(full, TenantFull)}
+    told = {full.retry_after_ms for full in answers if isinstance(full, GateFull)}
     assert len(told) > 100
     counted = house.metric(
         "admission_decisions_total", tenant="acme", workflow="plain", outcome="full"
@@ -53,7 +51,7 @@ async def test_whoever_comes_after_a_slot_was_given_back_gets_it(gates: Gatehous
     await asyncio.sleep(0.015)  # the store has said no, and the answer is on its way
     await gates.cancel(house, house.admitted[0][0].id)
     late = await asyncio.gather(*(house.start() for _ in range(5)))
-    assert isinstance(await early, TenantFull)
+    assert isinstance(await early, GateFull)
     assert tally(late) == {"admitted": 1, "full": 4}
 
 
@@ -66,7 +64,7 @@ async def test_a_key_is_asked_for_by_whoever_has_it(gates: Gatehouse) -> None:
     await house.start()
     asking = asyncio.gather(*(house.start() for _ in range(10)))
     replay = await house.start(key="mine")
-    assert isinstance(replay, Started)
+    assert isinstance(replay, RunStarted)
     assert (replay.run_id, replay.replayed) == (mine, True)
     assert tally(await asking) == {"full": 10}
 
@@ -85,7 +83,7 @@ async def test_an_answer_that_fails_is_not_shared(gates: Gatehouse) -> None:
     answers = await asyncio.gather(*(house.start() for _ in range(10)))
     failed = [answer for answer in answers if isinstance(answer, GateFailed)]
     assert len(failed) == 1
-    assert sum(isinstance(answer, TenantFull) for answer in answers) == 9
+    assert sum(isinstance(answer, GateFull) for answer in answers) == 9
     assert house.store.calls["admit"] == 3
 
 
@@ -97,7 +95,7 @@ async def test_one_who_asks_for_all_and_leaves_takes_nobody_along(gates: Gatehou
     callers[1].cancel()
     answers = await asyncio.gather(*callers, return_exceptions=True)
     assert isinstance(answers[1], asyncio.CancelledError)
-    assert sum(isinstance(answer, TenantFull) for answer in answers) == 9
+    assert sum(isinstance(answer, GateFull) for answer in answers) == 9
 
 
 @virtual
@@ -109,14 +107,14 @@ async def test_a_silent_store_holds_nobody_longer_than_the_budget(gates: Gatehou
     assert all(isinstance(answer, GateFailed) for answer in answers)
     assert gates.clock.moment() - began <= 2_500
     house.store.back()
-    assert isinstance(await house.start(), TenantFull)
+    assert isinstance(await house.start(), GateFull)
 
 
 # ── The room before a tenant ─────────────────────────────────────────────────────────────────────
 
 
 async def test_nobody_waits_before_a_tenant_that_is_not_known_to_be_full() -> None:
-    fullness = Fullness()
+    fullness = SharedRefusals()
     assert await fullness.enter(ACME) is None
     fullness.heard(ACME, FULL)
     assert fullness.is_full(ACME)
@@ -125,41 +123,41 @@ async def test_nobody_waits_before_a_tenant_that_is_not_known_to_be_full() -> No
 
 
 async def test_those_who_come_while_it_is_asked_wait_for_the_next_question() -> None:
-    fullness = Fullness()
+    fullness = SharedRefusals()
     fullness.heard(ACME, FULL)
     first = await fullness.enter(ACME)
-    assert isinstance(first, Question)
+    assert isinstance(first, RefusalQuery)
     late = [asyncio.create_task(fullness.enter(ACME)) for _ in range(3)]
     await asyncio.sleep(0)
     fullness.close(first, FULL)
     second = await late[0]
-    assert isinstance(second, Question)
+    assert isinstance(second, RefusalQuery)
     later = asyncio.create_task(fullness.enter(ACME))
     await asyncio.sleep(0)
     assert not any(task.done() for task in (*late[1:], later))
     fullness.close(second, Full(2, 3))
     assert await late[1] == await late[2] == Full(2, 3)
-    assert isinstance(await later, Question)
+    assert isinstance(await later, RefusalQuery)
 
 
 async def test_one_that_leaves_as_it_is_to_ask_leaves_the_question_to_the_next() -> None:
-    fullness = Fullness()
+    fullness = SharedRefusals()
     fullness.heard(ACME, FULL)
     first = await fullness.enter(ACME)
-    assert isinstance(first, Question)
+    assert isinstance(first, RefusalQuery)
     leaving, other = (asyncio.create_task(fullness.enter(ACME)) for _ in range(2))
     await asyncio.sleep(0)
     fullness.close(first, FULL)
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
-    assert isinstance(await other, Question)
+    assert isinstance(await other, RefusalQuery)
 
 
 async def test_only_so_many_tenants_are_remembered_and_whoever_waits_is_not_forgotten() -> None:
-    fullness = Fullness()
+    fullness = SharedRefusals()
     fullness.heard(ACME, FULL)
-    assert isinstance(await fullness.enter(ACME), Question)
+    assert isinstance(await fullness.enter(ACME), RefusalQuery)
     waiting = asyncio.create_task(fullness.enter(ACME))
     await asyncio.sleep(0)
     for number in range(ROOMS_MAX):

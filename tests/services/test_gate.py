@@ -18,14 +18,14 @@ from stanchion.core.run_id import shard_of_run, shard_of_tenant
 from stanchion.core.schema import InputSchema
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import Admission, Tenant
-from stanchion.services.gate import (
+from stanchion.services.gate_answers import (
     GateCode,
     GateFailed,
+    GateFull,
     InvalidInput,
     JobThrottled,
     KeyMismatch,
-    Started,
-    TenantFull,
+    RunStarted,
     UnknownRun,
 )
 from stanchion.services.plans import UnknownWorkflow
@@ -61,7 +61,7 @@ async def test_a_start_makes_a_run_of_the_newest_versions(gates: Gatehouse) -> N
     )
     house = gates.add()
     answer = await house.start(WorkflowId("outer"), ASKED)
-    assert isinstance(answer, Started)
+    assert isinstance(answer, RunStarted)
     assert (answer.status, answer.replayed) == (RunStatus.RUNNING, False)
     run = await gates.run(answer.run_id)
     assert (run.tenant, run.workflow_id, run.workflow_version) == (ACME, "outer", 1)
@@ -92,7 +92,7 @@ async def test_a_run_that_ends_as_it_begins_frees_its_slot_and_says_so(gates: Ga
     await gates.store.put_workflow(ACME, workflow("idle", only=skipped))
     house = gates.add()
     answer = await house.start(WorkflowId("idle"))
-    assert isinstance(answer, Started)
+    assert isinstance(answer, RunStarted)
     assert answer.status is RunStatus.SUCCEEDED
     assert (Bell.FINISHED, answer.run_id) in house.bells.rung
     assert await gates.store.active_runs(ACME) == 0
@@ -130,7 +130,7 @@ async def test_an_input_is_held_against_the_schema(gates: Gatehouse) -> None:
     await demand(gates, DEMANDING)
     house = gates.add()
     assert await house.start() == InvalidInput((InputFault("input.question", "missing"),))
-    assert isinstance(await house.start(given=ASKED), Started)
+    assert isinstance(await house.start(given=ASKED), RunStarted)
 
 
 @virtual
@@ -140,7 +140,7 @@ async def test_an_input_that_the_newest_schema_refuses_is_checked_once(
     await gates.configure()
     await demand(gates, DEMANDING)
     house = gates.add()
-    assert isinstance(await house.start(given=ASKED), Started)
+    assert isinstance(await house.start(given=ASKED), RunStarted)
     checked: list[object] = []
     check = InputSchema.faults
 
@@ -170,7 +170,7 @@ async def test_the_time_of_a_check_is_charged_to_the_tenant(
     assert isinstance(await house.start(), InvalidInput)
     with pytest.raises(TenantOverloaded):
         await house.start()
-    assert isinstance(await house.start(tenant=GLOBEX), Started)
+    assert isinstance(await house.start(tenant=GLOBEX), RunStarted)
     await asyncio.sleep(8.5)
     assert isinstance(await house.start(), InvalidInput)
 
@@ -180,11 +180,11 @@ async def test_only_the_newest_schema_refuses_and_accepts(gates: Gatehouse) -> N
     await gates.configure()
     await demand(gates, DEMANDING)
     house = gates.add()
-    assert isinstance(await house.start(given=ASKED), Started)
+    assert isinstance(await house.start(given=ASKED), RunStarted)
     await demand(gates, STRICTER)  # by another replica: this one remembers the old version
     assert await house.start(given=ASKED) == InvalidInput((InputFault("input.reason", "missing"),))
     await demand(gates, {"type": "object"})
-    assert isinstance(await house.start(), Started)
+    assert isinstance(await house.start(), RunStarted)
 
 
 @virtual
@@ -194,11 +194,11 @@ async def test_a_full_tenant_is_told_its_limit_and_when_to_come_again(gates: Gat
     await house.started()
     first = await house.started()
     answer = await house.start()
-    assert isinstance(answer, TenantFull)
+    assert isinstance(answer, GateFull)
     assert (answer.limit, answer.active) == (2, 2)
     assert 1_000 <= answer.retry_after_ms <= 30_000
     await gates.cancel(house, first)
-    assert isinstance(await house.start(), Started)
+    assert isinstance(await house.start(), RunStarted)
 
 
 @pytest.mark.parametrize("callers", [10, 50, 100])
@@ -224,7 +224,7 @@ async def test_a_workflow_that_changed_elsewhere_is_read_again(gates: Gatehouse)
     await house.started()
     await gates.store.put_workflow(ACME, workflow("plain", work=job("other")))
     answer = await house.start()
-    assert isinstance(answer, Started)
+    assert isinstance(answer, RunStarted)
     assert (await gates.run(answer.run_id)).workflow_version == 2
 
 
@@ -254,7 +254,7 @@ async def test_of_fifty_equals_at_once_one_makes_the_run(gates: Gatehouse) -> No
     houses = [gates.add(), gates.add()]
     answers = await asyncio.gather(*(houses[n % 2].start(key="once") for n in range(50)))
     assert tally(answers) == {"admitted": 1, "replayed": 49}
-    assert len({answer.run_id for answer in answers if isinstance(answer, Started)}) == 1
+    assert len({answer.run_id for answer in answers if isinstance(answer, RunStarted)}) == 1
     assert await gates.store.active_runs(ACME) == 1
 
 
@@ -265,10 +265,10 @@ async def test_a_replay_shows_the_run_as_it_is_also_when_the_tenant_is_full(
     await gates.define(1)
     house = gates.add()
     run_id = await house.started(key="once")
-    assert await house.start(key="once") == Started(run_id, RunStatus.RUNNING, replayed=True)
+    assert await house.start(key="once") == RunStarted(run_id, RunStatus.RUNNING, replayed=True)
     await gates.cancel(house, run_id)
     await house.started()
-    assert await house.start(key="once") == Started(run_id, RunStatus.CANCELLED, replayed=True)
+    assert await house.start(key="once") == RunStarted(run_id, RunStatus.CANCELLED, replayed=True)
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR, never], ids=["error", "silence"])
@@ -282,7 +282,7 @@ async def test_a_replay_whose_run_cannot_be_read_repeats_what_was_said(
     run_id = await house.started(key="once")
     await gates.cancel(house, run_id)
     house.store.script("load", fault)
-    assert await house.start(key="once") == Started(run_id, RunStatus.RUNNING, replayed=True)
+    assert await house.start(key="once") == RunStarted(run_id, RunStatus.RUNNING, replayed=True)
 
 
 @virtual
@@ -293,7 +293,7 @@ async def test_a_key_belongs_to_its_tenant_and_its_request(gates: Gatehouse) -> 
     run_id = await house.started(key="once")
     assert await house.start(given={"a": 1}, key="once") == KeyMismatch()
     elsewhere = await house.start(tenant=GLOBEX, key="once")
-    assert isinstance(elsewhere, Started)
+    assert isinstance(elsewhere, RunStarted)
     assert (elsewhere.replayed, elsewhere.run_id != run_id) == (False, True)
 
 
@@ -310,12 +310,12 @@ async def test_a_refusal_does_not_bind_the_key(gates: Gatehouse) -> None:
     await gates.define(1)
     house = gates.add()
     first = await house.started()
-    assert isinstance(await house.start(key="once"), TenantFull)
+    assert isinstance(await house.start(key="once"), GateFull)
     house.store.script("admit", Fault.ERROR)
     assert isinstance(await house.start(key="once"), GateFailed)
     await gates.cancel(house, first)
     answer = await house.start(key="once")
-    assert isinstance(answer, Started)
+    assert isinstance(answer, RunStarted)
     assert not answer.replayed
 
 
@@ -326,7 +326,7 @@ async def test_a_lost_answer_makes_no_second_run(gates: Gatehouse) -> None:
     house.store.script("admit", Fault.LOST_REPLY)
     assert isinstance(await house.start(key="once"), GateFailed)
     answer = await house.start(key="once")
-    assert isinstance(answer, Started)
+    assert isinstance(answer, RunStarted)
     assert answer.replayed
     assert await gates.store.active_runs(ACME) == 1
 
@@ -337,10 +337,10 @@ async def test_a_replay_does_not_depend_on_what_the_workflow_says_today(gates: G
     await demand(gates, DEMANDING)
     house = gates.add()
     made = await house.start(given=ASKED, key="once")
-    assert isinstance(made, Started)
+    assert isinstance(made, RunStarted)
     await demand(gates, STRICTER)
     other = gates.add()  # has never seen the old one
-    replayed = Started(made.run_id, RunStatus.RUNNING, replayed=True)
+    replayed = RunStarted(made.run_id, RunStatus.RUNNING, replayed=True)
     assert await other.start(given=ASKED, key="once") == replayed
     assert await other.start(given={"question": "how?"}, key="once") == KeyMismatch()
     assert isinstance(await other.start(given=ASKED, key="fresh"), InvalidInput)
@@ -362,13 +362,13 @@ async def test_a_rerun_passes_the_same_gate(gates: Gatehouse) -> None:
     old = await house.started(key="once")
     await gates.cancel(house, old)
     again = await house.gate.rerun(ACME, old, from_step=None, key="again", actor="reviewer")
-    assert isinstance(again, Started)
+    assert isinstance(again, RunStarted)
     run = await gates.run(again.run_id)
     assert (run.rerun_of, run.holds_slot, run.status) == (old, True, RunStatus.RUNNING)
     full = await house.gate.rerun(ACME, old, from_step=None, key=None, actor="reviewer")
-    assert isinstance(full, TenantFull)
+    assert isinstance(full, GateFull)
     replay = await house.gate.rerun(ACME, old, from_step=None, key="again", actor="reviewer")
-    assert replay == Started(again.run_id, RunStatus.RUNNING, replayed=True)
+    assert replay == RunStarted(again.run_id, RunStatus.RUNNING, replayed=True)
     for key in ("once", "again"):
         other = await house.gate.rerun(
             ACME, old, from_step=StepId("work"), key=key, actor="reviewer"
@@ -384,7 +384,7 @@ async def test_a_rerun_keeps_the_versions_it_began_with(gates: Gatehouse) -> Non
     await gates.cancel(house, old)
     await gates.store.put_workflow(ACME, workflow("plain", work=job("other")))
     again = await gates.add().gate.rerun(ACME, old, from_step=None, key=None, actor="reviewer")
-    assert isinstance(again, Started)
+    assert isinstance(again, RunStarted)
     assert (await gates.run(again.run_id)).workflow_version == 1
 
 
@@ -415,12 +415,12 @@ async def test_a_single_job_takes_no_slot_and_is_limited_by_rate(gates: Gatehous
         return await house.gate.submit(ACME, Topic("mail"), [1], key=key, actor="caller")
 
     first = await submit("once")
-    assert isinstance(first, Started)
+    assert isinstance(first, RunStarted)
     run = await gates.run(first.run_id)
     assert (run.workflow_id, run.input, run.holds_slot) == ("job/mail", {"input": [1]}, False)
-    assert isinstance(await submit(), Started)
+    assert isinstance(await submit(), RunStarted)
     assert await submit() == JobThrottled(30_000)
-    assert await submit("once") == Started(first.run_id, RunStatus.RUNNING, replayed=True)
+    assert await submit("once") == RunStarted(first.run_id, RunStatus.RUNNING, replayed=True)
     other = await house.gate.submit(ACME, Topic("mail"), [2], key="once", actor="caller")
     assert other == KeyMismatch()
     assert house.locks.calls["acquire"] == 0
@@ -457,7 +457,7 @@ async def test_a_store_that_is_away_is_an_answer_within_the_budget(
     assert answer.code is GateCode.GATE_UNAVAILABLE
     assert 1_000 <= answer.retry_after_ms <= 10_000
     assert loop.time() - began_s < wait_s + 0.5
-    assert isinstance(await house.start(), Started)  # recovery takes no restart
+    assert isinstance(await house.start(), RunStarted)  # recovery takes no restart
     assert await gates.store.active_runs(ACME) == 1
 
 

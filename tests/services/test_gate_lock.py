@@ -11,8 +11,7 @@ from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.core.model import TenantId
 from stanchion.ports.clock import Clock
 from stanchion.ports.locks import AcquireAnswer, Granted
-from stanchion.services.gate import GateCode, GateFailed, Started, TenantFull
-from stanchion.services.gate_answers import StartAnswer
+from stanchion.services.gate_answers import GateCode, GateFailed, GateFull, RunStarted, StartAnswer
 from tests.services.faulty_locks import Fault
 from tests.services.faulty_store import Meanwhile
 from tests.services.gatehouse import (
@@ -173,7 +172,7 @@ async def test_a_replay_waits_for_its_turn_and_is_answered_when_full(gates: Gate
     house = gates.add(strategy="lock")
     run_id = await house.started(key="once")
     again = await house.start(key="once")
-    assert isinstance(again, Started)
+    assert isinstance(again, RunStarted)
     assert (again.run_id, again.replayed) == (run_id, True)
 
 
@@ -186,7 +185,7 @@ async def test_a_changed_workflow_is_read_again_under_the_same_lock(gates: Gateh
     before = house.locks.calls["acquire"]
     await asyncio.sleep(0.1)
     answer = await house.start()
-    assert isinstance(answer, Started)
+    assert isinstance(answer, RunStarted)
     assert house.locks.calls["acquire"] == before + 1
 
 
@@ -525,4 +524,4 @@ async def test_a_full_tenant_is_full_under_either_strategy(gates: Gatehouse) -> 
     nobody = TenantId("nobody")
     await gates.define(0, tenant=nobody)
     for house in (gates.add(), gates.add(strategy="lock")):
-        assert isinstance(await house.start(tenant=nobody), TenantFull)
+        assert isinstance(await house.start(tenant=nobody), GateFull)

@@ -6,8 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from stanchion.adapters.system import ManualClock
 from stanchion.core.model import TenantId
-from stanchion.services.engine_signals import EngineSignals
-from stanchion.services.labels import OTHER, UNNAMED_MAX, TenantLabels
+from stanchion.services.signals import OTHER, UNNAMED_MAX, EngineSignals, TenantLabels
 
 
 def test_the_first_tenants_have_labels_of_their_own_and_keep_them() -> None:

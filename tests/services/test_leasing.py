@@ -19,8 +19,8 @@ from stanchion.core.lease_policy import (
 from stanchion.core.model import Risk
 from stanchion.services import lease_events as told
 from stanchion.services.lease_events import LeaseEvent
-from stanchion.services.leasing import Contended, Lease, Leasing, Outcome, Refused
-from stanchion.services.lock_health import LockHealth
+from stanchion.services.leasing import LeaseContended, LeaseRefused, Leasing, Outcome
+from stanchion.services.renewal import Lease, LockHealth
 from stanchion.sim import loop
 from tests.services.faulty_locks import Fault, FaultyLocks
 from tests.services.seeded import SeededEntropy
@@ -109,7 +109,7 @@ async def test_a_lock_error_fails_closed_in_the_strict_classes(
     bench: Bench, risk: Risk, fault: Fault
 ) -> None:
     bench.locks.script("acquire", fault)
-    assert isinstance(await bench.outcome(risk), Refused)
+    assert isinstance(await bench.outcome(risk), LeaseRefused)
     [event] = bench.told
     assert isinstance(event, told.Refused)
     assert event.escalated is False
@@ -119,7 +119,7 @@ async def test_a_lock_error_fails_closed_in_the_strict_classes(
 @virtual
 async def test_escalation_closes_what_policy_would_leave_open(bench: Bench, risk: Risk) -> None:
     bench.locks.script("acquire", Fault.ERROR)
-    assert isinstance(await bench.outcome(risk, escalated=True), Refused)
+    assert isinstance(await bench.outcome(risk, escalated=True), LeaseRefused)
     [event] = bench.told
     assert isinstance(event, told.Refused)
     assert event.escalated is True
@@ -129,7 +129,7 @@ async def test_escalation_closes_what_policy_would_leave_open(bench: Bench, risk
 @virtual
 async def test_a_name_that_another_process_holds_is_skipped(bench: Bench, risk: Risk) -> None:
     await bench.locks.real.acquire(NAME, "another's", ttl_ms=5_000, within_ms=10)
-    assert await bench.outcome(risk) == Contended(5_000)
+    assert await bench.outcome(risk) == LeaseContended(5_000)
     assert bench.names() == ["Contended"]
     assert (await bench.locks.inspect(NAME)) is not None
 
@@ -140,7 +140,7 @@ async def test_a_name_that_this_process_holds_is_skipped_without_asking_the_stor
 ) -> None:
     async with bench.leasing.hold(NAME, risk=Risk.LOW, policy=DEFAULT_POLICIES[Risk.LOW]) as first:
         assert isinstance(first, Lease)
-        assert await bench.outcome(Risk.LOW) == Contended(None)
+        assert await bench.outcome(Risk.LOW) == LeaseContended(None)
     assert bench.locks.calls["acquire"] == 1
     assert isinstance(await bench.outcome(Risk.LOW), Lease)
 
@@ -154,7 +154,7 @@ async def test_two_processes_never_hold_the_same_name(bench: Bench) -> None:
         other.hold(NAME, risk=Risk.HIGH, policy=strict) as two,
     ):
         assert isinstance(one, Lease)
-        assert isinstance(two, Contended)
+        assert isinstance(two, LeaseContended)
     async with other.hold(NAME, risk=Risk.HIGH, policy=DEFAULT_POLICIES[Risk.HIGH]) as three:
         assert isinstance(three, Lease)
         assert three.fence is not None
@@ -171,7 +171,7 @@ async def test_without_a_lock_store_the_mutex_alone_works_and_is_no_fallback(ben
     ):
         assert isinstance(one, Lease)
         assert (one.fence, one.is_degraded, one.lost) == (None, False, None)
-        assert isinstance(two, Contended)
+        assert isinstance(two, LeaseContended)
     await alone.close()
     assert bench.names() == ["Contended"]
 

@@ -12,7 +12,7 @@ from types import FrameType
 import pytest
 from prometheus_client import CollectorRegistry
 
-from stanchion.services.loop_watchdog import LOOK_AGAIN_S, LOOK_EVERY_S, STALL_S, LoopWatchdog
+from stanchion.services.watchdog import LOOK_AGAIN_S, LOOK_EVERY_S, STALL_S, LoopWatchdog
 
 
 class Watched:

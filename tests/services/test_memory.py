@@ -7,7 +7,7 @@ import gc
 import weakref
 
 from stanchion.adapters.system import ManualClock
-from stanchion.services.memory import (
+from stanchion.services.watchdog import (
     CHECK_S,
     GROWTH_BYTES,
     MemoryTrimmer,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from stanchion.adapters.system import ManualClock
 from stanchion.core.model import TenantId
-from stanchion.services import pacing as module
-from stanchion.services.pacing import Backend, Pacing, full_window_ms, outage_window_ms
+from stanchion.services import gate_answers as module
+from stanchion.services.gate_answers import Backend, Pacing, full_window_ms, outage_window_ms
 from tests.services.seeded import SeededEntropy
 
 ACME = TenantId("acme")

@@ -18,10 +18,10 @@ from stanchion.core.retry import Fixed
 from stanchion.core.settings import DEFAULTS, Settings, Strategy, settings_document
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, BackendUnavailable
-from stanchion.services.escalating import Escalating
-from stanchion.services.lease import Lease
-from stanchion.services.leasing import Leasing, Refused
-from stanchion.services.settings import SettingsKeeper
+from stanchion.services.escalation import EscalationService
+from stanchion.services.leasing import LeaseRefused, Leasing
+from stanchion.services.renewal import Lease
+from stanchion.services.settings import SettingsService
 from stanchion.sim.loop import LoopClock
 from tests.services.faulty_locks import Fault, FaultyLocks
 from tests.services.faulty_store import FaultyStore
@@ -38,12 +38,12 @@ class Replica:
     def __init__(self, fleet: Fleet, number: int) -> None:
         self.store = FaultyStore(fleet.store)
         self.registry = CollectorRegistry()
-        self.keeper = SettingsKeeper(
+        self.keeper = SettingsService(
             self.store.port, clock=fleet.clock, bells=fleet.bells, registry=self.registry
         )
         self.locks = FaultyLocks(fleet.clock)
         self.leasing = Leasing(self.locks, clock=fleet.clock, entropy=SeededEntropy(number))
-        self.escalating = Escalating(
+        self.escalating = EscalationService(
             f"replica-{number}",
             settings=lambda: self.keeper.current.escalation,
             documents=self.store.port,
@@ -68,7 +68,7 @@ class Replica:
         policy = policy_for(risk, self.keeper.current.policies)
         name, escalated = f"run/{RunId('1')}", self.escalating.closes(risk)
         async with self.leasing.hold(name, risk=risk, policy=policy, escalated=escalated) as held:
-            assert isinstance(held, Lease | Refused)
+            assert isinstance(held, Lease | LeaseRefused)
             return isinstance(held, Lease)
 
     def metric(self, name: str) -> float | None:
@@ -201,7 +201,7 @@ async def test_a_patch_goes_by_what_is_stored_not_by_what_was_last_read(fleet: F
 async def test_a_look_that_was_under_way_does_not_undo_a_patch(fleet: Fleet) -> None:
     stale = FaultyStore(fleet.store)
     stale.each_way_s = 0.2  # the answer travels while the patch is made
-    keeper = SettingsKeeper(
+    keeper = SettingsService(
         stale.port, clock=fleet.clock, bells=fleet.bells, registry=CollectorRegistry()
     )
     looking = asyncio.create_task(keeper.look())

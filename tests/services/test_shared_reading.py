@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stanchion.ports.errors import BackendUnavailable
-from stanchion.services.shared_reading import SingleFlight
+from stanchion.services.limiter import SingleFlight
 
 
 class Source:

@@ -9,7 +9,7 @@ from stanchion.core.json_value import JsonObject
 from stanchion.core.model import TenantId
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.records import Document, Page, Tenant
-from stanchion.services.tenants import LISTED_MAX, Tenants
+from stanchion.services.settings import LISTED_MAX, TenantConfigs
 from stanchion.sim import loop
 from tests.services.virtual import in_virtual_time
 
@@ -46,7 +46,7 @@ class Stage:
     def __init__(self) -> None:
         self.clock = loop.LoopClock()
         self.store = Counted(self.clock)
-        self.here, self.there = (Tenants(self.store, clock=self.clock) for _ in range(2))
+        self.here, self.there = (TenantConfigs(self.store, clock=self.clock) for _ in range(2))
 
 
 virtual = in_virtual_time(Stage)
@@ -161,7 +161,7 @@ async def test_an_answer_that_was_under_way_when_somebody_wrote_is_not_kept(stag
             return before
 
     slow = Slow(stage.clock)
-    tenants = Tenants(slow, clock=stage.clock)
+    tenants = TenantConfigs(slow, clock=stage.clock)
     old = asyncio.create_task(tenants.admission(ACME))
     await asked.wait()
     await tenants.put(ACME, Tenant(admission=LOCK))

@@ -6,14 +6,14 @@ import logging
 
 import pytest
 
-from stanchion.services.trouble import Trouble
+from stanchion.services.log import OutageLogger
 
 
 def test_an_outage_is_told_when_it_begins_and_when_it_is_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "stanchion")
-    trouble = Trouble("it_failed", "it_recovered", level=logging.ERROR)
+    trouble = OutageLogger("it_failed", "it_recovered", level=logging.ERROR)
     trouble.worked()
     for _ in range(100):
         trouble.failed(OSError("nobody answers"))

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from stanchion.core.model import Topic
-from stanchion.services.gate import Started, TenantFull
-from stanchion.services.turnstile import AT_ONCE, Turnstile
+from stanchion.services.gate_answers import GateFull, RunStarted
+from stanchion.services.limiter import AT_ONCE, TenantLimiter
 from tests.services.gatehouse import ACME, GLOBEX, Gatehouse, tally, virtual
 
 
@@ -17,14 +17,14 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def in_line(turnstile: Turnstile, *, may_share: bool = True) -> asyncio.Task[bool]:
+async def in_line(turnstile: TenantLimiter, *, may_share: bool = True) -> asyncio.Task[bool]:
     task = asyncio.create_task(turnstile.enter(ACME, may_share=may_share))
     await turns(2)
     return task
 
 
 async def test_so_many_are_inside_and_the_next_waits_for_a_place() -> None:
-    turnstile = Turnstile(2)
+    turnstile = TenantLimiter(2)
     for _ in range(2):
         assert await turnstile.enter(ACME, may_share=True)
     third = await in_line(turnstile)
@@ -34,7 +34,7 @@ async def test_so_many_are_inside_and_the_next_waits_for_a_place() -> None:
 
 
 async def test_whoever_came_first_is_next() -> None:
-    turnstile = Turnstile(1)
+    turnstile = TenantLimiter(1)
     assert await turnstile.enter(ACME, may_share=True)
     waiting = [await in_line(turnstile) for _ in range(3)]
     for number in range(3):
@@ -44,13 +44,13 @@ async def test_whoever_came_first_is_next() -> None:
 
 
 async def test_another_tenant_does_not_wait() -> None:
-    turnstile = Turnstile(1)
+    turnstile = TenantLimiter(1)
     assert await turnstile.enter(ACME, may_share=True)
     assert await asyncio.wait_for(turnstile.enter(GLOBEX, may_share=True), 1)
 
 
 async def test_only_those_who_may_share_are_sent_away() -> None:
-    turnstile = Turnstile(1)
+    turnstile = TenantLimiter(1)
     assert await turnstile.enter(ACME, may_share=True)
     keyless = await in_line(turnstile)
     keyed = await in_line(turnstile, may_share=False)
@@ -62,12 +62,12 @@ async def test_only_those_who_may_share_are_sent_away() -> None:
 
 
 async def test_to_send_away_nobody_is_nothing() -> None:
-    Turnstile().send_away(ACME)
+    TenantLimiter().send_away(ACME)
 
 
 @pytest.mark.parametrize("let_through", [False, True])
 async def test_a_caller_who_leaves_takes_no_place_along(let_through: bool) -> None:
-    turnstile = Turnstile(1)
+    turnstile = TenantLimiter(1)
     assert await turnstile.enter(ACME, may_share=True)
     leaving = await in_line(turnstile)
     staying = await in_line(turnstile)
@@ -116,7 +116,7 @@ async def test_a_quiet_tenant_finds_a_few_of_the_loud_one_before_it(gates: Gateh
     crowd = [asyncio.create_task(house.start()) for _ in range(1_000)]
     await turns(20)
     assert house.store.calls["admit"] == AT_ONCE
-    assert isinstance(await house.start(tenant=GLOBEX), Started)
+    assert isinstance(await house.start(tenant=GLOBEX), RunStarted)
     assert house.store.calls["admit"] <= 2 * AT_ONCE + 1
     assert tally(await asyncio.gather(*crowd)) == {"admitted": 1_000}
 
@@ -133,7 +133,7 @@ async def test_jobs_that_are_submitted_take_their_turn_as_well(gates: Gatehouse)
     ]
     await turns(20)
     assert house.store.calls["admit"] == AT_ONCE
-    assert all(isinstance(answer, Started) for answer in await asyncio.gather(*crowd))
+    assert all(isinstance(answer, RunStarted) for answer in await asyncio.gather(*crowd))
 
 
 @virtual
@@ -146,7 +146,7 @@ async def test_a_caller_in_the_line_is_told_in_time_that_the_store_is_away(
     answers = await asyncio.gather(*(house.start() for _ in range(3 * AT_ONCE)))
     assert set(tally(answers)) == {"gate_unavailable"}
     house.store.each_way_s = 0.0
-    assert isinstance(await house.start(), Started)
+    assert isinstance(await house.start(), RunStarted)
 
 
 @pytest.mark.parametrize("key", [None, "key"])
@@ -182,4 +182,4 @@ async def test_a_full_tenant_whose_crowd_was_sent_away_fills_up_again(gates: Gat
     await gates.cancel(house, house.admitted[0][0].id)
     again = await asyncio.gather(*(house.start() for _ in range(200)))
     assert tally(again) == {"admitted": 1, "full": 199}
-    assert isinstance(await house.start(), TenantFull)
+    assert isinstance(await house.start(), GateFull)

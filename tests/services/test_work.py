@@ -18,7 +18,7 @@ from stanchion.core.plan import Plan
 from stanchion.core.run import decide
 from stanchion.core.workflow import ForEachSpec, JobSpec, Workflow
 from stanchion.services import work as module
-from stanchion.services.labels import TenantLabels
+from stanchion.services.signals import TenantLabels
 from stanchion.services.work import Decider, TenantExecutor, TenantOverloaded, TenantWorkBudget
 from tests.core.world import planned
 from tests.services.seeded import SeededEntropy

@@ -17,8 +17,16 @@ from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.core.lease import LeaseLost, LeaseTerms, Moment
 from stanchion.core.lease_policy import LeasePolicy, OnLockError, OnRenewalLost
 from stanchion.core.model import Instant, Risk
-from stanchion.ports.locks import AcquireAnswer, LockView, NotOwned, Released, Renewed, TooLate
-from stanchion.services.leasing import Lease, Leasing
+from stanchion.ports.locks import (
+    AcquireAnswer,
+    AcquireTooLate,
+    LockReleased,
+    LockView,
+    NotOwned,
+    Renewed,
+)
+from stanchion.services.leasing import Leasing
+from stanchion.services.renewal import Lease
 from stanchion.sim import loop
 from tests.services.seeded import SeededEntropy
 
@@ -161,7 +169,7 @@ class _Line:
 
         async def execute() -> AcquireAnswer:
             if asyncio.get_running_loop().time() > deadline_s:
-                return TooLate()
+                return AcquireTooLate()
             return await self._server.acquire(
                 name, token, ttl_ms=ttl_ms, within_ms=within_ms, floor=floor
             )
@@ -175,7 +183,7 @@ class _Line:
             lambda: self._server.renew(name, token, ttl_ms=ttl_ms, within_ms=within_ms)
         )
 
-    async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:
+    async def release(self, name: str, token: str, *, within_ms: int) -> LockReleased | NotOwned:
         return await self._call(lambda: self._server.release(name, token, within_ms=within_ms))
 
     async def inspect(self, name: str) -> LockView | None:

@@ -19,13 +19,13 @@ from stanchion.adapters.store.memory.runs import carry_out
 from stanchion.core import lease_policy
 from stanchion.core.admission import Admitted, Verdict
 from stanchion.core.lease import LeaseTerms
-from stanchion.core.lease_policy import AcquireDecision, AcquireOutcome, GoLocal, LeasePolicy
+from stanchion.core.lease_policy import AcquireDecision, AcquireOutcome, LeasePolicy, ProceedLocal
 from stanchion.core.model import Instant, JobId, RunId, TenantId
 from stanchion.core.retry import RetryClass
 from stanchion.core.transition import DispatchJob
 from stanchion.ports.bus import Disposition, Handler, Retry
 from stanchion.ports.errors import BackendError
-from stanchion.ports.locks import AcquireAnswer, Granted, NotOwned, Released, Renewed
+from stanchion.ports.locks import AcquireAnswer, Granted, LockReleased, NotOwned, Renewed
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
@@ -53,8 +53,8 @@ __all__ = ["ALL"]
 
 
 class _AnybodyReleases(SimLocks):
-    async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:  # noqa: ARG002 - the defect
-        return Released() if self._holders.pop(name, None) is not None else NotOwned()
+    async def release(self, name: str, token: str, *, within_ms: int) -> LockReleased | NotOwned:  # noqa: ARG002 - the defect
+        return LockReleased() if self._holders.pop(name, None) is not None else NotOwned()
 
 
 class _Counting(SimLocks):
@@ -111,7 +111,7 @@ def _always_open(
     outcome: AcquireOutcome, policy: LeasePolicy, *, escalated: bool
 ) -> AcquireDecision:
     decision = _on_acquire(outcome, policy, escalated=escalated)
-    return GoLocal(decision.error) if isinstance(decision, lease_policy.Refuse) else decision
+    return ProceedLocal(decision.error) if isinstance(decision, lease_policy.Refuse) else decision
 
 
 _on_acquire: Final = lease_policy.on_acquire

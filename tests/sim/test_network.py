@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
-from stanchion.ports.locks import Granted, TooLate
+from stanchion.ports.locks import AcquireTooLate, Granted
 from stanchion.sim.history import History
 from stanchion.sim.lock_ledger import LockLedger
 from stanchion.sim.loop import LoopClock, Process, VirtualLoop
@@ -146,7 +146,7 @@ def test_a_late_acquire_takes_nothing() -> None:
         bench.link.slow_s = 0
         answer = await bench.locks.acquire("run/1", "two", ttl_ms=1_000, within_ms=200)
         assert isinstance(answer, Granted)
-        assert not isinstance(answer, TooLate)
+        assert not isinstance(answer, AcquireTooLate)
         assert bench.history.broken == []
 
     played(main)

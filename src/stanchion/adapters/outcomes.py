@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import assert_never
 
 from stanchion.core.events import (
+    AttemptFailed,
+    AttemptSucceeded,
     CancelRequested,
     Event,
     JobDied,
-    JobFailed,
     JobReplayed,
-    JobSucceeded,
     Started,
     TimerFired,
 )
@@ -80,17 +80,17 @@ def event_dead_letter(
 
 def result_event(
     result: Result, step_id: StepId, item: int | None = None
-) -> JobSucceeded | JobFailed:
+) -> AttemptSucceeded | AttemptFailed:
     """The event that a worker's result is to its run."""
     if result.error is None:
-        return JobSucceeded(
+        return AttemptSucceeded(
             job_id=result.job_id,
             step_id=step_id,
             item=item,
             output=result.output,
             actor=result.worker_id,
         )
-    return JobFailed(
+    return AttemptFailed(
         job_id=result.job_id,
         step_id=step_id,
         item=item,

@@ -24,10 +24,10 @@ __all__ = [
     "KeyRecord",
     "Mismatch",
     "Rate",
+    "RateExceeded",
     "Refused",
     "Replayed",
     "StaleDefinition",
-    "Throttled",
     "TooLate",
     "Verdict",
     "WorkAllowance",
@@ -70,7 +70,7 @@ class StaleDefinition(msgspec.Struct, frozen=True, tag="stale_definition"):
     """A workflow changed after the caller read it: read again, decide again."""
 
 
-class Throttled(msgspec.Struct, frozen=True, tag="throttled"):
+class RateExceeded(msgspec.Struct, frozen=True, tag="throttled"):
     """The tenant submits jobs faster than it may."""
 
 
@@ -78,7 +78,7 @@ class TooLate(msgspec.Struct, frozen=True, tag="too_late"):
     """The request came to be executed after its own deadline. Its caller has gone."""
 
 
-Refused: TypeAlias = Full | Throttled | Mismatch | StaleDefinition | TooLate
+Refused: TypeAlias = Full | RateExceeded | Mismatch | StaleDefinition | TooLate
 Verdict: TypeAlias = Admitted | Replayed | Refused
 
 
@@ -120,7 +120,7 @@ def judge(facts: Facts) -> Verdict:
     if facts.takes_slot and facts.limit is not None and facts.active >= facts.limit:
         return Full(facts.limit, facts.active)
     if facts.rate is not None and facts.rate.spent_until(facts.now) > facts.now:
-        return Throttled()
+        return RateExceeded()
     return Admitted(facts.run_id)
 
 

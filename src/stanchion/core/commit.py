@@ -23,8 +23,8 @@ from stanchion.core.model import Stamp
 __all__ = [
     "Apply",
     "CommitAnswer",
+    "CommitConflict",
     "Committed",
-    "Conflict",
     "Gone",
     "StaleFence",
     "judge_commit",
@@ -37,7 +37,7 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     stamp: Stamp
 
 
-class Conflict(msgspec.Struct, frozen=True, tag="conflict"):
+class CommitConflict(msgspec.Struct, frozen=True, tag="conflict"):
     """The run is no longer what was read: load it and decide again."""
 
 
@@ -51,7 +51,7 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
     """There is no such run."""
 
 
-CommitAnswer: TypeAlias = Committed | Conflict | StaleFence | Gone
+CommitAnswer: TypeAlias = Committed | CommitConflict | StaleFence | Gone
 
 
 class Apply(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class Apply(msgspec.Struct, frozen=True):
 
 def judge_commit(
     stored: Stamp, highest: int, *, read: Stamp, nonce: str, fence: int | None
-) -> Apply | Committed | Conflict | StaleFence:
+) -> Apply | Committed | CommitConflict | StaleFence:
     """Decide on a commit to a run whose stamp is ``stored`` and whose highest fence is ``highest``.
 
     ``read`` is the stamp that the writer decided on, ``nonce`` its choice for the new one, and
@@ -74,5 +74,5 @@ def judge_commit(
     if fence is not None and fence < highest:
         return StaleFence(highest)
     if stored != read:
-        return Conflict()
+        return CommitConflict()
     return Apply(Stamp(stored.version + 1, nonce), highest if fence is None else fence)

@@ -17,13 +17,13 @@ from stanchion.core.model import Failure, JobId, StepId
 
 __all__ = [
     "Approved",
+    "AttemptFailed",
+    "AttemptSucceeded",
     "CancelRequested",
     "Event",
     "JobDied",
-    "JobFailed",
     "JobReplayed",
     "JobReturned",
-    "JobSucceeded",
     "Rejected",
     "Started",
     "Timer",
@@ -65,7 +65,7 @@ class Started(_Event, frozen=True, kw_only=True, tag="started"):
     """The run was admitted."""
 
 
-class JobSucceeded(_Event, frozen=True, kw_only=True, tag="job_succeeded"):
+class AttemptSucceeded(_Event, frozen=True, kw_only=True, tag="job_succeeded"):
     """A worker's result was accepted."""
 
     job_id: JobId
@@ -74,7 +74,7 @@ class JobSucceeded(_Event, frozen=True, kw_only=True, tag="job_succeeded"):
     output: JsonValue = None
 
 
-class JobFailed(_Event, frozen=True, kw_only=True, tag="job_failed"):
+class AttemptFailed(_Event, frozen=True, kw_only=True, tag="job_failed"):
     """A worker reported a failure. A final one is not tried again, whatever attempts are left."""
 
     job_id: JobId
@@ -143,8 +143,8 @@ class CancelRequested(_Event, frozen=True, kw_only=True, tag="cancel_requested")
 
 Event: TypeAlias = (
     Started
-    | JobSucceeded
-    | JobFailed
+    | AttemptSucceeded
+    | AttemptFailed
     | JobDied
     | JobReplayed
     | JobReturned

@@ -24,7 +24,7 @@ from stanchion.core.cel.budget import SIZE_MAX, WORK_MAX, EvaluationBudget
 from stanchion.core.cel.errors import BudgetSpent, ExpressionError, ExpressionFault
 from stanchion.core.cel.evaluation import Path, Program, build, follow, path_of
 from stanchion.core.cel.library import NESTING_MAX, parse
-from stanchion.core.cel.syntax import Call, Constant, Has, Loop, Name, Node, Select, children
+from stanchion.core.cel.syntax import CallNode, Constant, Has, Loop, Name, Node, Select, children
 from stanchion.core.cel.value import described
 from stanchion.core.faults import quoted
 from stanchion.core.json_value import JsonValue
@@ -163,7 +163,7 @@ def _member(node: Node | None) -> tuple[Node | None, str | None]:
     match node:
         case Select(operand=container, field=key) | Has(operand=container, field=key):
             return container, key
-        case Call(function="_[_]", arguments=(container, Constant(value=str() as key))):
+        case CallNode(function="_[_]", arguments=(container, Constant(value=str() as key))):
             return container, key
         case _:
             return None, None

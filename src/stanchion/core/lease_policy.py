@@ -25,14 +25,14 @@ __all__ = [
     "RENEWAL_FAILURES_MAX",
     "AcquireDecision",
     "AcquireOutcome",
-    "Acquired",
-    "Contended",
-    "GoLocal",
-    "Hold",
     "LeaseOverride",
     "LeasePolicy",
+    "LockAcquired",
+    "LockContended",
     "OnLockError",
     "OnRenewalLost",
+    "ProceedLeased",
+    "ProceedLocal",
     "Refuse",
     "Skip",
     "Unavailable",
@@ -113,13 +113,13 @@ def faults(policy: LeasePolicy | LeaseOverride) -> Faults:
 # ── Acquiring: what the store said, and what to do about it ──────────────────────────────────────
 
 
-class Acquired(msgspec.Struct, frozen=True):
+class LockAcquired(msgspec.Struct, frozen=True):
     """The lease is ours, and every write under it carries this fence."""
 
     fence: int
 
 
-class Contended(msgspec.Struct, frozen=True):
+class LockContended(msgspec.Struct, frozen=True):
     """Another has it. That is what locks are for, and no error."""
 
     expires_in_ms: int
@@ -131,10 +131,10 @@ class Unavailable(msgspec.Struct, frozen=True):
     error: str
 
 
-AcquireOutcome: TypeAlias = Acquired | Contended | Unavailable
+AcquireOutcome: TypeAlias = LockAcquired | LockContended | Unavailable
 
 
-class Hold(msgspec.Struct, frozen=True):
+class ProceedLeased(msgspec.Struct, frozen=True):
     """Do the work under the lease."""
 
     fence: int
@@ -146,7 +146,7 @@ class Skip(msgspec.Struct, frozen=True):
     expires_in_ms: int
 
 
-class GoLocal(msgspec.Struct, frozen=True):
+class ProceedLocal(msgspec.Struct, frozen=True):
     """Do the work under the local mutex alone. Counted as a fallback: a race is possible."""
 
     error: str
@@ -160,19 +160,19 @@ class Refuse(msgspec.Struct, frozen=True):
     """Whether the policy alone would have gone on."""
 
 
-AcquireDecision: TypeAlias = Hold | Skip | GoLocal | Refuse
+AcquireDecision: TypeAlias = ProceedLeased | Skip | ProceedLocal | Refuse
 
 
 def on_acquire(outcome: AcquireOutcome, policy: LeasePolicy, *, escalated: bool) -> AcquireDecision:
     """What to do with the store's answer. ``escalated`` closes what the policy would leave open."""
     match outcome:
-        case Acquired(fence):
-            return Hold(fence)
-        case Contended(expires_in_ms):
+        case LockAcquired(fence):
+            return ProceedLeased(fence)
+        case LockContended(expires_in_ms):
             return Skip(expires_in_ms)
         case Unavailable(error):
             if policy.on_lock_error is OnLockError.FAIL_CLOSED:
                 return Refuse(error, escalated=False)
-            return Refuse(error, escalated=True) if escalated else GoLocal(error)
+            return Refuse(error, escalated=True) if escalated else ProceedLocal(error)
         case _:
             assert_never(outcome)

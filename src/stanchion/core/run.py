@@ -28,13 +28,13 @@ from stanchion.core import steps
 from stanchion.core.draft import DecisionTooLong, Draft
 from stanchion.core.events import (
     Approved,
+    AttemptFailed,
+    AttemptSucceeded,
     CancelRequested,
     Event,
     JobDied,
-    JobFailed,
     JobReplayed,
     JobReturned,
-    JobSucceeded,
     Rejected,
     Started,
     Timer,
@@ -125,7 +125,14 @@ def _apply(draft: Draft, event: Event) -> Ignored | None:
             ignored = _handle(draft, timer.step_id, event)
         case JobReturned():
             ignored = _note_return(draft, event)
-        case JobSucceeded() | JobFailed() | JobDied() | JobReplayed() | Approved() | Rejected():
+        case (
+            AttemptSucceeded()
+            | AttemptFailed()
+            | JobDied()
+            | JobReplayed()
+            | Approved()
+            | Rejected()
+        ):
             ignored = _handle(draft, event.step_id, event)
         case _:
             assert_never(event)
@@ -275,7 +282,9 @@ def _show_status(draft: Draft) -> None:
 
 def _item_of(event: Event) -> tuple[StepId, int] | None:
     match event:
-        case JobSucceeded() | JobFailed() | JobDied() | JobReplayed() if event.item is not None:
+        case AttemptSucceeded() | AttemptFailed() | JobDied() | JobReplayed() if (
+            event.item is not None
+        ):
             return event.step_id, event.item
         case TimerFired(timer=Timer(step_id=step_id, item=item)) if (
             step_id is not None and item is not None

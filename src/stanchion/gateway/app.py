@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Router
 from starlette.routing import Route as PathRoute
 from starlette.types import ASGIApp
 
-from stanchion.gateway.desk import Desk
+from stanchion.gateway.desk import GatewayState
 from stanchion.gateway.endpoint import Endpoint
 from stanchion.gateway.exchange import Exchange
 from stanchion.gateway.openapi import document
@@ -25,8 +25,8 @@ from stanchion.gateway.route import ANYONE, LIVEZ, METRICS, PATHS, Reach, Route
 from stanchion.gateway.routes import ROUTES
 from stanchion.gateway.signals import Observe, RequestSignals
 from stanchion.ports.errors import BackendError
-from stanchion.services.loop_watchdog import LoopWatchdog
-from stanchion.services.services import Services
+from stanchion.services.engine import Services
+from stanchion.services.watchdog import LoopWatchdog
 from stanchion.wire.problems import Code
 
 __all__ = ["Gateway", "MetricsApp", "make_app"]
@@ -45,7 +45,7 @@ class Gateway:
     def __init__(self, services: Services, options: GatewayOptions) -> None:
         self._services = services
         self.options = options
-        self._desk = Desk(services, options)
+        self._desk = GatewayState(services, options)
         self._desk.openapi = _openapi()
         self.watchdog = LoopWatchdog(services.registry)
         self._signals = signals = RequestSignals(services.registry)
@@ -124,7 +124,7 @@ class MetricsApp:
     """
 
     def __init__(
-        self, paths: Paths[Endpoint], nowhere: ASGIApp, desk: Desk, *, is_private: bool
+        self, paths: Paths[Endpoint], nowhere: ASGIApp, desk: GatewayState, *, is_private: bool
     ) -> None:
         self.options = desk.options
         self._paths = paths
@@ -155,7 +155,7 @@ def _openapi() -> bytes:
 
 def _endpoints(
     services: Services,
-    desk: Desk,
+    desk: GatewayState,
     signals: RequestSignals,
     routes: Iterable[Route],
     options: GatewayOptions,

@@ -27,7 +27,7 @@ import msgspec
 from stanchion.core.model import TenantId
 from stanchion.gateway.problems import Refusal, Refused, invalid_member
 from stanchion.gateway.route import Reach, Route
-from stanchion.services.keys import Holder, Keys
+from stanchion.services.keys import KeyHolder, Keys
 from stanchion.wire.admin import Role
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
@@ -36,7 +36,7 @@ __all__ = ["ANONYMOUS", "DEFAULT_TENANT", "TENANT_HEADER", "Auth", "Caller"]
 
 DEFAULT_TENANT: Final = TenantId("default")
 TENANT_HEADER: Final = b"x-stanchion-tenant"
-ANONYMOUS: Final = Holder(Role.ADMIN, ALL_TENANTS, "anonymous")
+ANONYMOUS: Final = KeyHolder(Role.ADMIN, ALL_TENANTS, "anonymous")
 _TENANT = re.compile(rb"\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _BEARER = re.compile(rb"(?i:bearer) +([ -~\x80-\xff]{1,512})")
 _HOSTS_KNOWN_MAX: Final = 64
@@ -91,7 +91,7 @@ class Auth:
             self._keys.look_for_any()
         return refusal
 
-    async def _holder(self, headers: Mapping[bytes, bytes], *, is_patient: bool) -> Holder:
+    async def _holder(self, headers: Mapping[bytes, bytes], *, is_patient: bool) -> KeyHolder:
         if not await self._keys.configured(is_patient=is_patient):
             return ANONYMOUS
         shown = headers.get(b"authorization")
@@ -140,7 +140,7 @@ def _text(key: bytes) -> str:
     return key.strip().decode("utf-8", "surrogateescape")
 
 
-def _only(holder: Holder, named: bytes | None) -> TenantId | None:
+def _only(holder: KeyHolder, named: bytes | None) -> TenantId | None:
     if named is None:
         return None if holder.tenant == ALL_TENANTS else TenantId(holder.tenant)
     if _TENANT.fullmatch(named) is None:

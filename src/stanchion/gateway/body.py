@@ -95,5 +95,5 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:  # noqa: AN
     except bounds.Malformed as error:
         detail = f"the body is not JSON: {error}"
         raise Refused(Refusal(code=Code.MALFORMED_JSON, detail=detail)) from None
-    except bounds.Unfit as error:
+    except bounds.InvalidJson as error:
         raise Refused(invalid((error.fault,), str(error.fault))) from None

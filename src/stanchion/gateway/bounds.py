@@ -16,7 +16,7 @@ from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonValue
 from stanchion.core.limits import JSON_DEPTH_MAX
 
-__all__ = ["Malformed", "Unfit", "decode_json", "fault_in", "is_suspect", "why_not"]
+__all__ = ["InvalidJson", "Malformed", "decode_json", "fault_in", "is_suspect", "why_not"]
 
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**63 - 1
@@ -32,7 +32,7 @@ class Malformed(Exception):
     """Not JSON at all."""
 
 
-class Unfit(Exception):
+class InvalidJson(Exception):
     """JSON, but not what was asked for. The fault says where and why."""
 
     def __init__(self, fault: Fault) -> None:
@@ -42,13 +42,13 @@ class Unfit(Exception):
 
 
 def decode_json(body: bytes, decoder: msgspec.json.Decoder[object]) -> object:
-    """The body as the decoder's type. Raises ``Malformed`` or ``Unfit``, never anything else."""
+    """The body as the decoder's type. Raises ``Malformed`` or ``InvalidJson`` only."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         return _with_whole_numbers(body, decoder, error)
     except RecursionError:
-        raise Unfit(Fault("", _TOO_DEEP)) from None
+        raise InvalidJson(Fault("", _TOO_DEEP)) from None
     except msgspec.DecodeError as error:
         _explain(body, str(error))
     except UnicodeDecodeError:
@@ -71,7 +71,7 @@ def _with_whole_numbers(
             return msgspec.convert(value, decoder.type)
         except msgspec.ValidationError as next_error:
             error = next_error
-    raise Unfit(why_not(error)) from None
+    raise InvalidJson(why_not(error)) from None
 
 
 def _made_whole(value: Any, steps: list[str | int]) -> bool:  # noqa: ANN401 - any JSON
@@ -164,7 +164,7 @@ def _explain(body: bytes, message: str) -> Never:
     place = _PLACE.search(message)
     strange = None if place is None else _NOT_FINITE.match(body, max(0, int(place[1]) - 1))
     if strange is not None:
-        raise Unfit(Fault("", f"{strange[1].decode()} is not a finite number"))
+        raise InvalidJson(Fault("", f"{strange[1].decode()} is not a finite number"))
     if b"\\u" in body and _HALF_PAIR.search(body):  # most bodies have no escapes to look at
         raise Malformed("text holds half of a surrogate pair, which is no character")
     raise Malformed(message)

@@ -12,9 +12,9 @@ from stanchion.core.model import TenantId
 from stanchion.gateway.problems import Headers
 
 if TYPE_CHECKING:
-    from stanchion.gateway.desk import Desk
+    from stanchion.gateway.desk import GatewayState
     from stanchion.gateway.route import Route
-    from stanchion.services.services import Services
+    from stanchion.services.engine import Services
 
 __all__ = ["Call", "NoBody", "NoQuery", "Reply", "Stream"]
 
@@ -35,7 +35,7 @@ class Call(Generic[_Body, _Query]):
     """One request, checked: its caller may make it, and every part of it is what it should be."""
 
     services: Services
-    desk: Desk
+    desk: GatewayState
     route: Route
     tenant: TenantId
     """For whom. On routes over one or all tenants see ``only``."""

@@ -1,4 +1,4 @@
-"""Desk: what the handlers of one gateway share."""
+"""GatewayState: what the handlers of one gateway share."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from stanchion.gateway.metrics import MetricsPage
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, unavailable_after_ms
 from stanchion.gateway.readiness import Readiness
-from stanchion.services.deadlines import Deadlines
+from stanchion.services.engine import Services
 from stanchion.services.keys import Keys
-from stanchion.services.services import Services
+from stanchion.services.limiter import Deadlines
 from stanchion.wire.problems import Code
 
-__all__ = ["Desk"]
+__all__ = ["GatewayState"]
 
 _SWEEP_S: Final = 0.5
 """How exactly a request's deadline is kept: it is for those who would never end."""
 
 
-class Desk:
+class GatewayState:
     """Keys, readiness, load and limits."""
 
     def __init__(self, services: Services, options: GatewayOptions) -> None:

@@ -21,12 +21,12 @@ from stanchion.gateway import bounds
 from stanchion.gateway.auth import DEFAULT_TENANT, Caller
 from stanchion.gateway.body import decoded
 from stanchion.gateway.call import Call, NoBody, NoQuery, Reply, Stream
-from stanchion.gateway.desk import Desk
+from stanchion.gateway.desk import GatewayState
 from stanchion.gateway.exchange import (
     PART_BYTES,
     ClientGone,
+    EncodedAnswer,
     Exchange,
-    Ready,
     Receive,
     Send,
     ready,
@@ -39,14 +39,14 @@ from stanchion.gateway.problems import (
     overdrawn,
 )
 from stanchion.gateway.query import read_query
-from stanchion.gateway.room import Room, stream_counted
+from stanchion.gateway.room import RequestPlace, stream_counted
 from stanchion.gateway.route import PARAMETERS, PROBES, Answered, Reach, Route, Takes
 from stanchion.gateway.signals import Observe
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import BadCursor
+from stanchion.services.engine import Services
 from stanchion.services.log import LOGGER
 from stanchion.services.plans import DefinitionMissing
-from stanchion.services.services import Services
 from stanchion.services.work import TenantOverloaded
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
@@ -72,7 +72,7 @@ class Endpoint:
     def __init__(
         self,
         services: Services,
-        desk: Desk,
+        desk: GatewayState,
         routes: Sequence[tuple[Route, Observe]],
         unrouted: Observe,
     ) -> None:
@@ -106,7 +106,7 @@ class Endpoint:
 class _Course:
     """One route, with everything about it worked out once."""
 
-    def __init__(self, services: Services, desk: Desk, route: Route) -> None:
+    def __init__(self, services: Services, desk: GatewayState, route: Route) -> None:
         self._services = services
         self._desk = desk
         self._route = route
@@ -123,7 +123,7 @@ class _Course:
 
     async def run(self, exchange: Exchange) -> None:
         """Answer, whatever happens."""
-        answer: Ready | Refusal
+        answer: EncodedAnswer | Refusal
         try:
             found = (
                 exchange.flaw()
@@ -154,15 +154,15 @@ class _Course:
         if not exchange.is_begun:  # else a stream broke off: the server hangs up
             await self._send(exchange, answer)
 
-    async def _send(self, exchange: Exchange, answer: Ready | Refusal) -> None:
-        if not isinstance(answer, Ready):
+    async def _send(self, exchange: Exchange, answer: EncodedAnswer | Refusal) -> None:
+        if not isinstance(answer, EncodedAnswer):
             await exchange.refuse(answer)
         elif len(answer.body) <= PART_BYTES:
             await exchange.answer(answer)
         else:
             await self._send_large(exchange, answer)
 
-    async def _send_large(self, exchange: Exchange, answer: Ready) -> None:
+    async def _send_large(self, exchange: Exchange, answer: EncodedAnswer) -> None:
         body, tenant, answers = answer.body, exchange.tenant, self._desk.answers
         if tenant is not None:
             self._desk.work.charge(tenant, len(body) * _ANSWER_S_PER_BYTE)
@@ -188,7 +188,7 @@ class _Course:
             return await route.handler(self._call(exchange, _NOBODY, _NO_QUERY, b"", _NO_BODY))
         if route.admits and self._desk.draining.is_set():
             return self._desk.unavailable(Code.DRAINING, "the server is shutting down")
-        with Room(self._desk) as room:
+        with RequestPlace(self._desk) as room:
             caller = await self._desk.auth.caller(exchange.headers, route)
             if caller.only is not None or route.reach is Reach.TENANT:
                 room.take_for(caller.tenant)
@@ -247,7 +247,7 @@ class _Course:
         with suppress(BackendError):  # nobody can say now: what was known counts
             await self._desk.auth.caller(exchange.headers, self._route)
 
-    async def _read(self, exchange: Exchange, caller: Caller, room: Room) -> Call[Any, Any]:
+    async def _read(self, exchange: Exchange, caller: Caller, room: RequestPlace) -> Call[Any, Any]:
         route, scope = self._route, exchange.scope
         for name, pattern in self._params:
             if pattern.match(scope["path_params"][name]) is None:

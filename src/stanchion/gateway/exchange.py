@@ -27,9 +27,9 @@ __all__ = [
     "REST",
     "STREAM",
     "ClientGone",
+    "EncodedAnswer",
     "Exchange",
     "Message",
-    "Ready",
     "Receive",
     "Send",
     "ready",
@@ -73,7 +73,7 @@ _numbers: Final = itertools.count(1)
 _process: Final = secrets.token_hex(6)
 
 
-class Ready(NamedTuple):
+class EncodedAnswer(NamedTuple):
     """An answer that only needs to be sent."""
 
     status: int
@@ -81,11 +81,13 @@ class Ready(NamedTuple):
     headers: list[tuple[bytes, bytes]]
 
 
-def ready(reply: Reply) -> Ready:
+def ready(reply: Reply) -> EncodedAnswer:
     """The reply in bytes."""
     value = reply.value
     body = value if isinstance(value, bytes) else _encode(value)
-    return Ready(reply.status, body, [(b"content-type", reply.content_type), *reply.headers])
+    return EncodedAnswer(
+        reply.status, body, [(b"content-type", reply.content_type), *reply.headers]
+    )
 
 
 class Exchange:
@@ -152,7 +154,7 @@ class Exchange:
                 return Refusal(code=Code.MALFORMED_REQUEST, detail=detail)
         return None
 
-    async def answer(self, ready: Ready) -> None:
+    async def answer(self, ready: EncodedAnswer) -> None:
         """Send what was asked for."""
         await self._finish(ready.status, ready.body, ready.headers)
 
@@ -229,7 +231,7 @@ class Exchange:
 
         Now and then ``check`` is called; what it raises stops the work as well.
         """
-        vigil = Vigil(check)
+        vigil = CancelScope(check)
         listening: asyncio.Task[None] | None = None
         offer = self.scope.get("extensions", _NO_EXTENSIONS).get(GONE)
         if offer is None:
@@ -243,7 +245,7 @@ class Exchange:
             if listening is not None:
                 listening.cancel()
 
-    async def _listen(self, vigil: Vigil) -> None:
+    async def _listen(self, vigil: CancelScope) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
         vigil.leave()
@@ -253,7 +255,7 @@ def _not_cut() -> bool:
     return False
 
 
-class Vigil:
+class CancelScope:
     """Watches over a task that waits for long: it ends when nobody wants it any more."""
 
     __slots__ = ("_cancelling", "_check", "_checking", "_is_over", "_task", "_timer", "_why")

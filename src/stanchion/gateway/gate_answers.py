@@ -16,10 +16,10 @@ from stanchion.gateway.problems import (
 from stanchion.services.gate_answers import (
     GateCode,
     GateFailed,
+    GateFull,
     JobThrottled,
     KeyMismatch,
-    Started,
-    TenantFull,
+    RunStarted,
 )
 from stanchion.wire.problems import Code
 
@@ -34,15 +34,15 @@ _FAILED: Final[Mapping[GateCode, tuple[Code, str]]] = {
 }
 
 
-def started(answer: Started, value: object) -> Reply:
+def started(answer: RunStarted, value: object) -> Reply:
     """The run is there; a header says whether this very request made it."""
     return Reply(value, headers=REPLAYED if answer.replayed else ())
 
 
-def refusal_of(answer: TenantFull | KeyMismatch | JobThrottled | GateFailed) -> Refusal:
+def refusal_of(answer: GateFull | KeyMismatch | JobThrottled | GateFailed) -> Refusal:
     """Why there is no run."""
     match answer:
-        case TenantFull():
+        case GateFull():
             return Refusal(
                 code=Code.MAX_CONCURRENT_RUNS_REACHED,
                 detail=TENANT_FULL,

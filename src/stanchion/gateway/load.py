@@ -22,13 +22,13 @@ from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, Refused, unavailable_after_ms
 from stanchion.wire.problems import Code
 
-__all__ = ["HeavyRequests", "Kind", "Load"]
+__all__ = ["HeavyRequests", "Load", "LoadKind"]
 
 WAIT_S_MAX: Final = 0.05
 _LOOK_EVERY_S: Final = 0.001
 
 
-class Kind(StrEnum):
+class LoadKind(StrEnum):
     """What is counted."""
 
     REQUESTS = "requests"
@@ -37,14 +37,14 @@ class Kind(StrEnum):
 
 
 _TOO_MANY: Final = {
-    Kind.REQUESTS: "too many requests at once",
-    Kind.WAITS: "too many callers are waiting",
-    Kind.STREAMS: "too many event streams are open",
+    LoadKind.REQUESTS: "too many requests at once",
+    LoadKind.WAITS: "too many callers are waiting",
+    LoadKind.STREAMS: "too many event streams are open",
 }
 _TOO_MANY_OF_TENANT: Final = {
-    Kind.REQUESTS: "the tenant has too many requests under way",
-    Kind.WAITS: "the tenant has too many callers waiting",
-    Kind.STREAMS: "the tenant has too many event streams open",
+    LoadKind.REQUESTS: "the tenant has too many requests under way",
+    LoadKind.WAITS: "the tenant has too many callers waiting",
+    LoadKind.STREAMS: "the tenant has too many event streams open",
 }
 
 
@@ -56,40 +56,40 @@ class Load:
     ) -> None:
         self._unit = unit
         self._limits = {
-            Kind.REQUESTS: options.requests_at_once_max,
-            Kind.WAITS: options.waits_max,
-            Kind.STREAMS: options.streams_max,
+            LoadKind.REQUESTS: options.requests_at_once_max,
+            LoadKind.WAITS: options.waits_max,
+            LoadKind.STREAMS: options.streams_max,
         }
         self._tenant_limits = {
-            Kind.REQUESTS: options.requests_at_once_per_tenant_max,
-            Kind.WAITS: options.waits_per_tenant_max,
-            Kind.STREAMS: options.streams_per_tenant_max,
+            LoadKind.REQUESTS: options.requests_at_once_per_tenant_max,
+            LoadKind.WAITS: options.waits_per_tenant_max,
+            LoadKind.STREAMS: options.streams_per_tenant_max,
         }
-        self._counts = dict.fromkeys(Kind, 0)
-        self._tenants: dict[Kind, dict[TenantId, int]] = {kind: {} for kind in Kind}
+        self._counts = dict.fromkeys(LoadKind, 0)
+        self._tenants: dict[LoadKind, dict[TenantId, int]] = {kind: {} for kind in LoadKind}
         shed = Counter(
             "stanchion_http_shed",
             "Requests refused because too much was under way, in total or of their tenant.",
             ["reason"],
             registry=registry,
         )
-        self._shed = {kind: shed.labels(reason=kind.value) for kind in Kind}
-        self._tenant_shed = {kind: shed.labels(reason=f"tenant_{kind}") for kind in Kind}
+        self._shed = {kind: shed.labels(reason=kind.value) for kind in LoadKind}
+        self._tenant_shed = {kind: shed.labels(reason=f"tenant_{kind}") for kind in LoadKind}
         under_way = Gauge(
             "stanchion_http_under_way",
             "Requests, waits and streams under way.",
             ["kind"],
             registry=registry,
         )
-        for kind in Kind:
+        for kind in LoadKind:
             under_way.labels(kind=kind.value).set_function(partial(self._counts.__getitem__, kind))
 
     @property
     def requests(self) -> int:
         """How many requests are under way."""
-        return self._counts[Kind.REQUESTS]
+        return self._counts[LoadKind.REQUESTS]
 
-    def begin(self, kind: Kind) -> None:
+    def begin(self, kind: LoadKind) -> None:
         """Count one in, or refuse it with 503."""
         count = self._counts[kind]
         if count >= self._limits[kind]:
@@ -97,11 +97,11 @@ class Load:
             raise self._refused(Code.OVERLOADED, _TOO_MANY[kind])
         self._counts[kind] = count + 1
 
-    def end(self, kind: Kind) -> None:
+    def end(self, kind: LoadKind) -> None:
         """Count it out."""
         self._counts[kind] -= 1
 
-    def begin_for(self, kind: Kind, tenant: TenantId) -> None:
+    def begin_for(self, kind: LoadKind, tenant: TenantId) -> None:
         """Count one in for its tenant, or refuse it with 429."""
         counts = self._tenants[kind]
         count = counts.get(tenant, 0)
@@ -113,7 +113,7 @@ class Load:
             )
         counts[tenant] = count + 1
 
-    def end_for(self, kind: Kind, tenant: TenantId) -> None:
+    def end_for(self, kind: LoadKind, tenant: TenantId) -> None:
         """Count it out."""
         counts = self._tenants[kind]
         left = counts[tenant] - 1

@@ -12,7 +12,7 @@ from typing import Final
 
 from stanchion.core.lease import Moment
 from stanchion.ports.errors import BackendError
-from stanchion.services.services import Services
+from stanchion.services.engine import Services
 from stanchion.wire.admin import Health
 
 __all__ = ["Readiness"]

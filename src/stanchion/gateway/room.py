@@ -1,4 +1,4 @@
-"""Room: what one request takes up while it is under way, given back whatever becomes of it."""
+"""What one request takes up while it is under way, given back however it ends."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from contextlib import contextmanager
 from typing import Self
 
 from stanchion.core.model import TenantId
-from stanchion.gateway.desk import Desk
-from stanchion.gateway.load import Kind, Load
+from stanchion.gateway.desk import GatewayState
+from stanchion.gateway.load import Load, LoadKind
 
-__all__ = ["Room", "stream_counted"]
+__all__ = ["RequestPlace", "stream_counted"]
 
 
-class Room:
+class RequestPlace:
     """A place among the requests, later perhaps among the waits, and a body in memory."""
 
     __slots__ = ("_bodies", "_body", "_kind", "_load", "_tenant")
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: GatewayState) -> None:
         self._load = desk.load
         self._bodies = desk.bodies
         self._tenant: TenantId | None = None
         self._body: bytes | None = None
-        self._kind = Kind.REQUESTS
+        self._kind = LoadKind.REQUESTS
 
     def __enter__(self) -> Self:
         self._load.begin(self._kind)
@@ -40,9 +40,9 @@ class Room:
 
     def only_wait(self) -> None:
         """Count it among the waits from here on, and no longer among the requests."""
-        _begin(self._load, Kind.WAITS, self._tenant)
+        _begin(self._load, LoadKind.WAITS, self._tenant)
         _end(self._load, self._kind, self._tenant)
-        self._kind = Kind.WAITS
+        self._kind = LoadKind.WAITS
 
     def __exit__(self, *_error: object) -> None:
         if self._body is not None:
@@ -53,14 +53,14 @@ class Room:
 @contextmanager
 def stream_counted(load: Load, tenant: TenantId) -> Iterator[None]:
     """Count a stream while inside. Raises ``Refused``."""
-    _begin(load, Kind.STREAMS, tenant)
+    _begin(load, LoadKind.STREAMS, tenant)
     try:
         yield
     finally:
-        _end(load, Kind.STREAMS, tenant)
+        _end(load, LoadKind.STREAMS, tenant)
 
 
-def _begin(load: Load, kind: Kind, tenant: TenantId | None) -> None:
+def _begin(load: Load, kind: LoadKind, tenant: TenantId | None) -> None:
     if tenant is not None:
         load.begin_for(kind, tenant)
     try:
@@ -71,7 +71,7 @@ def _begin(load: Load, kind: Kind, tenant: TenantId | None) -> None:
         raise
 
 
-def _end(load: Load, kind: Kind, tenant: TenantId | None) -> None:
+def _end(load: Load, kind: LoadKind, tenant: TenantId | None) -> None:
     load.end(kind)
     if tenant is not None:
         load.end_for(kind, tenant)

@@ -34,7 +34,7 @@ from stanchion.core.plan import Plan
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.workflow import ApprovalSpec, StepSpec, Workflow
 from stanchion.ports.records import DeadLetter, JobState, JobView, LeasedJob, RunSummary
-from stanchion.services.keys import KeyRecord
+from stanchion.services.keys import ApiKeyRecord
 from stanchion.wire.admin import DeadLetterRow, KeyRow
 from stanchion.wire.runs import (
     FeedLine,
@@ -306,7 +306,7 @@ def dead_letter_row(letter: DeadLetter) -> DeadLetterRow:
     )
 
 
-def key_row(key_id: str, record: KeyRecord) -> KeyRow:
+def key_row(key_id: str, record: ApiKeyRecord) -> KeyRow:
     """A key, without anything secret."""
     return KeyRow(
         id=key_id,

@@ -13,7 +13,7 @@ from stanchion.leases.holder import LeaseBusy, LeaseNotGranted, LeaseUnavailable
 from stanchion.leases.leases import Leases
 from stanchion.leases.threads import SyncLeases
 from stanchion.services import lease_events as events
-from stanchion.services.lease import Lease
+from stanchion.services.renewal import Lease
 
 __all__ = [
     "FenceCause",

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError, BackendRefused
-from stanchion.ports.locks import AcquireAnswer, LockView, NotOwned, Released, Renewed
+from stanchion.ports.locks import AcquireAnswer, LockReleased, LockView, NotOwned, Renewed
 from stanchion.ports.turns import Place, Turns
 
 __all__ = ["LazyLocks", "store_at"]
@@ -92,7 +92,7 @@ class LazyLocks:
         store = self._opened or await self._store()
         return await store.renew(self._prefix + name, token, ttl_ms=ttl_ms, within_ms=within_ms)
 
-    async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:
+    async def release(self, name: str, token: str, *, within_ms: int) -> LockReleased | NotOwned:
         store = self._opened or await self._store()
         return await store.release(self._prefix + name, token, within_ms=within_ms)
 

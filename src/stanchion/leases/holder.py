@@ -37,9 +37,9 @@ from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.turns import Turns
 from stanchion.services import lease_events as told
-from stanchion.services.lease import Lease
 from stanchion.services.lease_events import LeaseEvent, LeaseHook, guarded
-from stanchion.services.leasing import Contended, Leasing, Outcome, Refused
+from stanchion.services.leasing import LeaseContended, LeaseRefused, Leasing, Outcome
+from stanchion.services.renewal import Lease
 
 __all__ = [
     "HoldRequest",
@@ -177,9 +177,9 @@ class LeaseHold(AbstractAsyncContextManager[Lease]):
                     return outcome
                 await self._held.__aexit__(None, None, None)
                 match outcome:
-                    case Refused(error):
+                    case LeaseRefused(error):
                         raise LeaseUnavailable(request.name, error)
-                    case Contended(expires_in_ms):
+                    case LeaseContended(expires_in_ms):
                         left_ms = math.ceil(
                             asked_at + request.wait_s * 1000 - holder.clock.moment()
                         )

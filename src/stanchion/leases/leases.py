@@ -30,8 +30,8 @@ from stanchion.leases.backend import store_at
 from stanchion.leases.holder import HoldRequest, LeaseHolder, LeaseUnavailable
 from stanchion.leases.waiting import DEFAULT_RETRY, Order
 from stanchion.ports.errors import BackendRefused
-from stanchion.services.lease import Lease
 from stanchion.services.lease_events import LeaseHook
+from stanchion.services.renewal import Lease
 
 __all__ = ["Leases", "RiskName"]
 

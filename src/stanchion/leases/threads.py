@@ -28,8 +28,8 @@ from stanchion.core.model import Risk
 from stanchion.core.retry import Backoff
 from stanchion.leases.leases import Leases, RiskName
 from stanchion.leases.waiting import Order
-from stanchion.services.lease import Lease
 from stanchion.services.lease_events import LeaseHook
+from stanchion.services.renewal import Lease
 
 __all__ = ["HoldOptions", "LeasesOptions", "OnLost", "SyncLeases"]
 

@@ -13,14 +13,14 @@ import msgspec
 
 __all__ = [
     "AcquireAnswer",
+    "AcquireTooLate",
     "Granted",
     "Held",
+    "LockReleased",
     "LockView",
     "Locks",
     "NotOwned",
-    "Released",
     "Renewed",
-    "TooLate",
 ]
 
 
@@ -36,7 +36,7 @@ class Held(msgspec.Struct, frozen=True, tag="held"):
     expires_in_ms: int
 
 
-class TooLate(msgspec.Struct, frozen=True, tag="too_late"):
+class AcquireTooLate(msgspec.Struct, frozen=True, tag="too_late"):
     """The request came to be executed after its own deadline, and nothing was changed."""
 
 
@@ -44,7 +44,7 @@ class Renewed(msgspec.Struct, frozen=True, tag="renewed"):
     """The term begins anew."""
 
 
-class Released(msgspec.Struct, frozen=True, tag="released"):
+class LockReleased(msgspec.Struct, frozen=True, tag="released"):
     """The name is free."""
 
 
@@ -60,7 +60,7 @@ class LockView(msgspec.Struct, frozen=True):
     expires_in_ms: int
 
 
-AcquireAnswer: TypeAlias = Granted | Held | TooLate
+AcquireAnswer: TypeAlias = Granted | Held | AcquireTooLate
 
 
 class Locks(Protocol):
@@ -82,7 +82,7 @@ class Locks(Protocol):
     ) -> Renewed | NotOwned:
         """Begin the term anew, if the token still has the name."""
 
-    async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:
+    async def release(self, name: str, token: str, *, within_ms: int) -> LockReleased | NotOwned:
         """Let go, if the token still has the name. The last fence is remembered."""
 
     async def inspect(self, name: str) -> LockView | None:

@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from stanchion.core.commit import CommitAnswer, Committed, Conflict, Gone, StaleFence
+from stanchion.core.commit import CommitAnswer, CommitConflict, Committed, Gone, StaleFence
 from stanchion.core.events import Event
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (
@@ -38,8 +38,8 @@ __all__ = [
     "BadCursor",
     "Commit",
     "CommitAnswer",
+    "CommitConflict",
     "Committed",
-    "Conflict",
     "DeadLetter",
     "DeadLetterKind",
     "Document",
@@ -56,10 +56,10 @@ __all__ = [
     "OutboxRow",
     "Page",
     "PostAnswer",
-    "Rejected",
     "RejectedCode",
     "Renewals",
     "Result",
+    "ResultRejected",
     "RunFilter",
     "RunSummary",
     "StaleFence",
@@ -243,14 +243,14 @@ class RejectedCode(StrEnum):
     ALREADY_FINISHED = "already_finished"
 
 
-class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
+class ResultRejected(msgspec.Struct, frozen=True, tag="rejected"):
     """The result was not taken."""
 
     job_id: JobId
     code: RejectedCode
 
 
-Acceptance: TypeAlias = Accepted | Rejected
+Acceptance: TypeAlias = Accepted | ResultRejected
 
 
 class ExpiredJob(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ It paces, and decides nothing: whoever holds it asks the store the same question
 So it never has to be renewed, and an expired one does no harm. It never fails open either: a caller
 who cannot have it is not let through.
 
-Busy and broken are different answers. A lock that another has is asked for again and again, at the
+Busy and failed are different answers. A lock that another has is asked for again and again, at the
 tenant's rhythm, until the caller's time is over. A lock store that errs is not asked a second time.
 """
 
@@ -25,11 +25,19 @@ from stanchion.core.settings import AdmissionSettings
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import sentence
-from stanchion.ports.locks import Granted, Held, Locks, NotOwned, TooLate
-from stanchion.services.admission_signals import AdmissionSignals
-from stanchion.services.lock_health import LockHealth
+from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks, NotOwned
+from stanchion.services.renewal import LockHealth
+from stanchion.services.signals import AdmissionSignals
 
-__all__ = ["AdmissionLock", "Broken", "Busy", "Outcome", "SharedLock", "SoleLock", "Taken"]
+__all__ = [
+    "AdmissionLock",
+    "GateLockBusy",
+    "GateLockFailed",
+    "GateLockTaken",
+    "Outcome",
+    "SharedLock",
+    "SoleLock",
+]
 
 CALL_MS_MIN: Final = 250
 """For a try that begins when the time is nearly over: less would take a slow answer for none."""
@@ -40,21 +48,21 @@ RELEASE_MAX_S: Final = 1.0
 RELEASE_TRIES: Final = 2
 
 
-class Taken(msgspec.Struct, frozen=True):
+class GateLockTaken(msgspec.Struct, frozen=True):
     """The gate is the caller's, for as long as the body lasts."""
 
 
-class Busy(msgspec.Struct, frozen=True):
+class GateLockBusy(msgspec.Struct, frozen=True):
     """Others had it for all the time that the caller could wait."""
 
 
-class Broken(msgspec.Struct, frozen=True):
+class GateLockFailed(msgspec.Struct, frozen=True):
     """The lock store could not be asked."""
 
     error: str
 
 
-Outcome: TypeAlias = Taken | Busy | Broken
+Outcome: TypeAlias = GateLockTaken | GateLockBusy | GateLockFailed
 
 
 class AdmissionLock(Protocol):
@@ -93,7 +101,7 @@ class SharedLock:
         try:
             yield outcome
         finally:
-            if isinstance(outcome, Taken):
+            if isinstance(outcome, GateLockTaken):
                 self._release_soon(name, token, risk)
 
     async def close(self) -> None:
@@ -105,7 +113,7 @@ class SharedLock:
         while True:
             outcome = await self._try(name, token, how, until, is_first=tries == 0)
             left_ms = until - self._clock.moment()
-            if not isinstance(outcome, Busy) or left_ms <= 0:
+            if not isinstance(outcome, GateLockBusy) or left_ms <= 0:
                 return outcome
             tries += 1
             # Chance may say nothing at all; asking without a pause would be a busy loop.
@@ -117,7 +125,7 @@ class SharedLock:
     ) -> Outcome:
         if self._health.error is not None:
             # It was logged when it was found out; each refusal is still counted as one.
-            return Broken(self._health.error)
+            return GateLockFailed(self._health.error)
         within_ms = min(CALL_MS_MAX, max(CALL_MS_MIN, until - self._clock.moment()))
         try:
             async with asyncio.timeout(within_ms / 1000):
@@ -132,27 +140,27 @@ class SharedLock:
             if not is_first and within_ms < _PROOF_MS:
                 # The end of a long wait for a lock that others had: no proof that it is broken.
                 self._health.orphaned(name, token)
-                return Busy()
+                return GateLockBusy()
             return self._broken(name, token, f"no answer within {within_ms} ms")
         except Exception as error:  # noqa: BLE001 - whatever it was, nobody knows what the store has
             return self._broken(name, token, sentence(error))
         match answer:
             case Granted():
-                return Taken()
+                return GateLockTaken()
             case Held():
-                return Busy()
-            case TooLate():
+                return GateLockBusy()
+            case AcquireTooLate():
                 self._signals.lock_failed(name, _TOO_LATE)
-                return Broken(_TOO_LATE)
+                return GateLockFailed(_TOO_LATE)
             case _:
                 assert_never(answer)
 
-    def _broken(self, name: str, token: str, error: str) -> Broken:
+    def _broken(self, name: str, token: str, error: str) -> GateLockFailed:
         # The reply may be what was lost: then the lock is taken, and nobody would use it.
         self._health.orphaned(name, token)
         self._health.failed(error)
         self._signals.lock_failed(name, error)
-        return Broken(error)
+        return GateLockFailed(error)
 
     def _release_soon(self, name: str, token: str, risk: Risk | None) -> None:
         """Give it back in a task of its own: neither the answer nor a cancelled caller waits.
@@ -213,7 +221,7 @@ class SoleLock:
         is_taken = False
         try:
             is_taken = await self._take(mutex, until)
-            yield Taken() if is_taken else Busy()
+            yield GateLockTaken() if is_taken else GateLockBusy()
         finally:
             if is_taken:
                 mutex.release()

@@ -27,25 +27,24 @@ from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.records import Admission
 from stanchion.services import admission_lock
 from stanchion.services.admission_lock import SharedLock, SoleLock
-from stanchion.services.admission_signals import AdmissionSignals, Endpoint
-from stanchion.services.deadlines import Deadlines
-from stanchion.services.fullness import Fullness, Question
+from stanchion.services.context import ReplicaContext
 from stanchion.services.gate_answers import (
+    Backend,
     GateCode,
     GateFailed,
+    GateFull,
     JobThrottled,
     KeyMismatch,
+    Pacing,
     Passed,
-    Started,
-    TenantFull,
+    RunStarted,
 )
-from stanchion.services.pacing import Backend, Pacing
-from stanchion.services.parts import Parts
-from stanchion.services.tenants import Tenants
-from stanchion.services.trouble import Trouble
-from stanchion.services.turnstile import Turnstile
+from stanchion.services.limiter import Deadlines, RefusalQuery, SharedRefusals, TenantLimiter
+from stanchion.services.log import OutageLogger
+from stanchion.services.settings import TenantConfigs
+from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 
-__all__ = ["Admitter", "Call", "Ready"]
+__all__ = ["Admitter", "GateCall", "PreparedStart"]
 
 ANSWER_MS: Final = 250
 """On top of the wait budget. What is left of the half second is for the way to the caller."""
@@ -62,12 +61,12 @@ _Refusal = TypeVar("_Refusal")
 
 
 @dataclass(slots=True, kw_only=True)
-class Call:
+class GateCall:
     """One caller, from its question to its answer."""
 
     tenant: TenantId
     workflow_id: WorkflowId
-    endpoint: Endpoint
+    endpoint: AdmissionEndpoint
     key: str | None
     exists: bool = False
     """The workflow is known to be one: it may have a label of its own."""
@@ -75,7 +74,7 @@ class Call:
     """The tenant's lock is held for this caller."""
     lock_until: Moment = field(init=False)
     ends_at: Moment = field(init=False)
-    question: Question | None = None
+    question: RefusalQuery | None = None
     """Others wait for what the store says to this caller."""
     full: judged.Full | None = None
     """What it said, if that was it."""
@@ -84,14 +83,14 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class PreparedStart:
     """A run that is ready to begin: its first transition is decided."""
 
     admission: Admission
     plan: Plan
 
 
-Again: TypeAlias = Callable[[], Coroutine[Any, Any, "Ready | _Refusal"]]
+Again: TypeAlias = Callable[[], Coroutine[Any, Any, "PreparedStart | _Refusal"]]
 """Reads the workflow anew and decides again, or finds out that it cannot run any more."""
 
 
@@ -100,28 +99,30 @@ class Admitter:
 
     def __init__(
         self,
-        parts: Parts,
+        context: ReplicaContext,
         *,
         settings: Callable[[], Settings],
         pacing: Pacing,
         signals: AdmissionSignals,
         on_admitted: Callable[[Run, Plan], None],
     ) -> None:
-        self._parts = parts
-        self.tenants = Tenants(parts.store, clock=parts.clock)
+        self._context = context
+        self.tenants = TenantConfigs(context.store, clock=context.clock)
         """How each tenant's starts are gated. Whoever changes that goes through it."""
         self._settings = settings
         self._pacing = pacing
         self._signals = signals
         self._on_admitted = on_admitted
         self._deadlines = Deadlines(sweep_s=SWEEP_S)
-        self._fullness = Fullness()
-        self._turnstile = Turnstile()
-        self._trouble = Trouble("admission_failed", "admission_recovered", level=logging.ERROR)
+        self._fullness = SharedRefusals()
+        self._turnstile = TenantLimiter()
+        self._trouble = OutageLogger("admission_failed", "admission_recovered", level=logging.ERROR)
         self._lock: admission_lock.AdmissionLock = (
-            SoleLock(parts.clock)
-            if parts.locks is None
-            else SharedLock(parts.locks, clock=parts.clock, entropy=parts.entropy, signals=signals)
+            SoleLock(context.clock)
+            if context.locks is None
+            else SharedLock(
+                context.locks, clock=context.clock, entropy=context.entropy, signals=signals
+            )
         )
 
     async def close(self) -> None:
@@ -130,11 +131,11 @@ class Admitter:
         await self._lock.close()
 
     async def in_time(
-        self, call: Call, answering: Coroutine[Any, Any, _Answer]
+        self, call: GateCall, answering: Coroutine[Any, Any, _Answer]
     ) -> _Answer | GateFailed:
         """Answer within the budget, come what may; count it, and how long it took."""
         loop = asyncio.get_running_loop()
-        began_s, now = loop.time(), self._parts.clock.moment()
+        began_s, now = loop.time(), self._context.clock.moment()
         wait_ms = self._settings().admission.lock_wait_ms
         call.lock_until = Moment(now + wait_ms)
         call.ends_at = Moment(now + wait_ms + ANSWER_MS)
@@ -160,7 +161,7 @@ class Admitter:
             self._signals.decided(call.tenant, call.workflow_id, outcome, exists=call.exists)
         return answer
 
-    async def full_already(self, call: Call) -> TenantFull | None:
+    async def full_already(self, call: GateCall) -> GateFull | None:
         """Wait for a turn; or what the callers of a tenant that is full are told together.
 
         Those need not decide or ask anything. Raises ``BackendError``.
@@ -173,7 +174,7 @@ class Admitter:
             if call.key is None and self._fullness.is_full(call.tenant):
                 found = await self._fullness.enter(call.tenant)
                 if isinstance(found, judged.Full):
-                    return TenantFull(found.limit, found.active, self._pacing.full(call.tenant))
+                    return GateFull(found.limit, found.active, self._pacing.full(call.tenant))
                 if found is not None:
                     # Others wait for what it asks, so it does not wait for others.
                     call.question = found
@@ -182,7 +183,7 @@ class Admitter:
         return None
 
     async def admit(
-        self, call: Call, ready: Ready, again: Again[_Refusal] | None = None
+        self, call: GateCall, ready: PreparedStart, again: Again[_Refusal] | None = None
     ) -> Passed | _Refusal:
         """Bring a run to the store: through the tenant's lock, if that is the strategy.
 
@@ -190,22 +191,22 @@ class Admitter:
         """
         async with await self._gate(call, ready) as held:
             match held:
-                case admission_lock.Taken():
+                case admission_lock.GateLockTaken():
                     return await self._decided(call, ready, again)
-                case admission_lock.Busy():
+                case admission_lock.GateLockBusy():
                     error = "others had the tenant's lock for all of the wait budget"
                     return GateFailed(GateCode.GATE_BUSY, error, self._pacing.busy())
-                case admission_lock.Broken(error):
+                case admission_lock.GateLockFailed(error):
                     retry_after_ms = self._pacing.away(Backend.LOCKS)
                     return GateFailed(GateCode.GATE_UNAVAILABLE, error, retry_after_ms)
                 case _:
                     assert_never(held)
 
-    async def ask(self, call: Call, admission: Admission) -> Verdict:
+    async def ask(self, call: GateCall, admission: Admission) -> Verdict:
         """Ask the store, for as long as there is time."""
-        left_ms = call.ends_at - self._parts.clock.moment()
+        left_ms = call.ends_at - self._context.clock.moment()
         within_ms = max(1, min(STORE_MS_MAX, left_ms))
-        verdict = await self._parts.store.admit(admission, within_ms=within_ms)
+        verdict = await self._context.store.admit(admission, within_ms=within_ms)
         self._pacing.answered(Backend.STORE)
         self._trouble.worked()
         if isinstance(verdict, judged.Full):
@@ -217,90 +218,92 @@ class Admitter:
             self._fullness.heard(call.tenant, None)
         return verdict
 
-    async def replayed(self, call: Call, run_id: RunId, told_before: RunStatus) -> Started:
+    async def replayed(self, call: GateCall, run_id: RunId, told_before: RunStatus) -> RunStarted:
         """The run that the same key made before, as it is now.
 
         If that cannot be read, what its first caller was told is repeated: the run is there, and
         its id is what a caller who tries again has to know.
         """
-        left_ms = call.ends_at - self._parts.clock.moment()
+        left_ms = call.ends_at - self._context.clock.moment()
         try:
             async with asyncio.timeout(max(0, min(STATUS_MS_MAX, left_ms // 2)) / 1000):
-                loaded = await self._parts.store.load(run_id)
+                loaded = await self._context.store.load(run_id)
         except (BackendError, TimeoutError):
             loaded = None
-        return Started(run_id, told_before if loaded is None else loaded.run.status, replayed=True)
+        return RunStarted(
+            run_id, told_before if loaded is None else loaded.run.status, replayed=True
+        )
 
     async def _gate(
-        self, call: Call, ready: Ready
+        self, call: GateCall, ready: PreparedStart
     ) -> AbstractAsyncContextManager[admission_lock.Outcome]:
         """What stands before the store for this tenant now."""
         run = ready.admission.run
         if not run.holds_slot:
             # There is no cap to be checked, so there is nothing for a lock to pace.
             await self._take_turn(call)
-            return nullcontext(admission_lock.Taken())
+            return nullcontext(admission_lock.GateLockTaken())
         override = await self.tenants.admission(call.tenant)
         how = effective_admission(self._settings(), override)
         match how.strategy:
             case Strategy.ATOMIC:
                 await self._take_turn(call)
-                return nullcontext(admission_lock.Taken())
+                return nullcontext(admission_lock.GateLockTaken())
             case Strategy.LOCK:
                 return self._locked(call, how, run.risk)
             case _:
                 assert_never(how.strategy)
 
-    async def _take_turn(self, call: Call) -> None:
+    async def _take_turn(self, call: GateCall) -> None:
         """Wait for a place before the store, unless the caller has one or asks for many."""
         if not call.has_turn and call.question is None:
             call.has_turn = await self._turnstile.enter(call.tenant, may_share=False)
 
     @asynccontextmanager
     async def _locked(
-        self, call: Call, how: AdmissionSettings, risk: Risk
+        self, call: GateCall, how: AdmissionSettings, risk: Risk
     ) -> AsyncIterator[admission_lock.Outcome]:
         async with self._lock.hold(call.tenant, how, risk=risk, until=call.lock_until) as held:
-            if not isinstance(held, admission_lock.Broken):
+            if not isinstance(held, admission_lock.GateLockFailed):
                 self._pacing.answered(Backend.LOCKS)
-            call.is_locked = isinstance(held, admission_lock.Taken)
+            call.is_locked = isinstance(held, admission_lock.GateLockTaken)
             yield held
 
     async def _decided(
-        self, call: Call, ready: Ready, again: Again[_Refusal] | None
+        self, call: GateCall, ready: PreparedStart, again: Again[_Refusal] | None
     ) -> Passed | _Refusal:
         for _ in range(TRIES_MAX):
             verdict = await self.ask(call, ready.admission)
             if not isinstance(verdict, judged.StaleDefinition) or again is None:
                 return await self._answer(call, ready, verdict)
             fresh = await again()
-            if not isinstance(fresh, Ready):
+            if not isinstance(fresh, PreparedStart):
                 return fresh
             ready = fresh
         return self._store_failed(call, "the workflow changed each time it was read")
 
-    async def _answer(self, call: Call, ready: Ready, verdict: Verdict) -> Passed:
+    async def _answer(self, call: GateCall, ready: PreparedStart, verdict: Verdict) -> Passed:
         run = ready.admission.run
         match verdict:
             case judged.Admitted():
                 self._tell(ready)
-                return Started(run.id, run.status, replayed=False)
+                return RunStarted(run.id, run.status, replayed=False)
             case judged.Replayed(run_id):
                 return await self.replayed(call, run_id, run.status)
             case judged.Full(limit, active):
-                return TenantFull(limit, active, self._pacing.full(call.tenant))
+                return GateFull(limit, active, self._pacing.full(call.tenant))
             case judged.Mismatch():
                 return KeyMismatch()
-            case judged.Throttled():
+            case judged.RateExceeded():
                 return JobThrottled()
             case judged.TooLate() | judged.StaleDefinition():
                 return self._store_failed(call, "the store came to it too late")
             case _:
                 assert_never(verdict)
 
-    def _tell(self, ready: Ready) -> None:
+    def _tell(self, ready: PreparedStart) -> None:
         """Wake whoever may wait for what has just begun."""
-        run, transition, bus = ready.admission.run, ready.admission.transition, self._parts.bus
+        run, transition, bus = ready.admission.run, ready.admission.transition, self._context.bus
         self._on_admitted(run, ready.plan)
         dispatched = (each for each in transition.effects if isinstance(each, DispatchJob))
         for topic in sorted({effect.job.topic for effect in dispatched}):
@@ -308,9 +311,9 @@ class Admitter:
         bus.ring(Bell.CHANGED, run.tenant)
         if run.status.is_finished:
             bus.ring(Bell.FINISHED, run.id)
-            self._parts.signals.finished(run, run.status)
+            self._context.signals.finished(run, run.status)
 
-    def _store_failed(self, call: Call, error: str) -> GateFailed:
+    def _store_failed(self, call: GateCall, error: str) -> GateFailed:
         self._trouble.failed(error)
         code = GateCode.LIMIT_CHECK_FAILED if call.is_locked else GateCode.GATE_UNAVAILABLE
         return GateFailed(code, error, self._pacing.away(Backend.STORE))
@@ -319,9 +322,9 @@ class Admitter:
 def _outcome(answer: object) -> str | None:
     """The word under which an answer is counted; ``None`` if the gate had nothing to decide."""
     match answer:
-        case Started(replayed=replayed):
+        case RunStarted(replayed=replayed):
             return "replayed" if replayed else "admitted"
-        case TenantFull():
+        case GateFull():
             return "full"
         case KeyMismatch():
             return "mismatch"

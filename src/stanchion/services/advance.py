@@ -9,9 +9,10 @@ into the inbox once more before it lets go, so many events of one run cost one h
 Nothing is lost on any way out. The event stays in the inbox, and its outbox row in the store, until
 the commit that applies it; so an answer other than ``Advanced`` means "later", never "gone".
 
-Three kinds of failure are kept apart. *Busy*: another has the run. *PutOff*: a backend is away, or
-policy says to wait for the lock store. *Broken*: our own handling failed, and that alone spends the
-entry's poison budget; when it is spent the entry is buried, with its cause, and can be replayed.
+Three kinds of failure are kept apart. *RunBusy*: another has the run. *PutOff*: a backend is away,
+or policy says to wait for the lock store. *AdvanceFailed*: our own handling failed, and that alone
+spends the entry's poison budget; when it is spent the entry is buried, with its cause, and can be
+replayed.
 """
 
 from __future__ import annotations
@@ -34,20 +35,30 @@ from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.records import (
     Commit,
+    CommitConflict,
     Committed,
-    Conflict,
     Gone,
     InboxEntry,
     Loaded,
     StaleFence,
 )
-from stanchion.services.leasing import Contended, Lease, Leasing, Refused
+from stanchion.services.context import ReplicaContext, Rules
+from stanchion.services.leasing import LeaseContended, LeaseRefused, Leasing
 from stanchion.services.log import log_event
-from stanchion.services.parts import Parts, Rules
 from stanchion.services.plans import Plans
+from stanchion.services.renewal import Lease
 from stanchion.services.work import Decider
 
-__all__ = ["Advanced", "Advancer", "Broken", "Buried", "Busy", "Missing", "Outcome", "PutOff"]
+__all__ = [
+    "AdvanceFailed",
+    "Advanced",
+    "Advancer",
+    "Buried",
+    "Missing",
+    "Outcome",
+    "PutOff",
+    "RunBusy",
+]
 
 TRIES_MAX: Final = 20
 """Conflicts and stale fences in a row before the run is left to whoever else is at it."""
@@ -66,7 +77,7 @@ class Advanced(msgspec.Struct, frozen=True):
     status: RunStatus
 
 
-class Busy(msgspec.Struct, frozen=True):
+class RunBusy(msgspec.Struct, frozen=True):
     """Another replica has the run."""
 
 
@@ -76,7 +87,7 @@ class PutOff(msgspec.Struct, frozen=True):
     error: str
 
 
-class Broken(msgspec.Struct, frozen=True):
+class AdvanceFailed(msgspec.Struct, frozen=True):
     """Handling failed through a fault of our own."""
 
     error: str
@@ -93,7 +104,7 @@ class Missing(msgspec.Struct, frozen=True):
     """There is no such run."""
 
 
-Outcome: TypeAlias = Advanced | Busy | PutOff | Broken | Buried | Missing
+Outcome: TypeAlias = Advanced | RunBusy | PutOff | AdvanceFailed | Buried | Missing
 
 
 class _Moved(Exception):
@@ -116,7 +127,7 @@ class Advancer:
 
     def __init__(
         self,
-        parts: Parts,
+        context: ReplicaContext,
         *,
         plans: Plans,
         leasing: Leasing,
@@ -126,11 +137,11 @@ class Advancer:
         poison_failures_max: int = 5,
     ) -> None:
         self._decider = decider
-        self._store = parts.store
-        self._bus = parts.bus
-        self._clock = parts.clock
-        self._entropy = parts.entropy
-        self._signals = parts.signals
+        self._store = context.store
+        self._bus = context.bus
+        self._clock = context.clock
+        self._entropy = context.entropy
+        self._signals = context.signals
         self._plans = plans
         self._leasing = leasing
         self._rules = rules
@@ -203,8 +214,8 @@ class Advancer:
             return PutOff(sentence(error))
         except Exception as error:  # noqa: BLE001 - the turn must end in an outcome, also after a bug
             log_event(logging.ERROR, "advance_failed", run=run_id, error=repr(error))
-            return Broken(repr(error), 1)
-        return Busy()
+            return AdvanceFailed(repr(error), 1)
+        return RunBusy()
 
     async def _under_lease(self, run_id: RunId, turn: _Turn, floor: int) -> Outcome | StaleFence:
         known, seen = self._classes.get(run_id), None
@@ -223,9 +234,9 @@ class Advancer:
             match held:
                 case Lease():
                     return await self._empty_inbox(run_id, turn, held, seen)
-                case Contended():
-                    return Busy()
-                case Refused(error):
+                case LeaseContended():
+                    return RunBusy()
+                case LeaseRefused(error):
                     return PutOff(error)
                 case _:
                     assert_never(held)
@@ -254,27 +265,27 @@ class Advancer:
             match answer:
                 case Committed():
                     conflicts = 0
-                case Conflict() if is_fresh:
+                case CommitConflict() if is_fresh:
                     self._signals.conflict()
                     conflicts += 1
                     if conflicts == TRIES_MAX:
-                        return Busy()
-                case Conflict():
+                        return RunBusy()
+                case CommitConflict():
                     pass
                 case Gone():
                     return Missing()
-                case StaleFence() | Broken() | Buried():
+                case StaleFence() | AdvanceFailed() | Buried():
                     return answer
                 case Advanced():
                     if not turn.again:
                         return answer
                 case _:
                     assert_never(answer)
-        return Busy()
+        return RunBusy()
 
     async def _apply(
         self, loaded: Loaded, lease: Lease, *, at_most: int = EVENTS_MAX
-    ) -> Committed | Conflict | StaleFence | Gone | Broken | Buried | Advanced:
+    ) -> Committed | CommitConflict | StaleFence | Gone | AdvanceFailed | Buried | Advanced:
         """Decide on what lies in the inbox and commit it. ``Advanced``: nothing is left."""
         entries = loaded.inbox[:at_most]
         try:
@@ -286,7 +297,7 @@ class Advancer:
         except BackendError:
             raise
         except _Moved:
-            return Conflict()
+            return CommitConflict()
         except Exception as error:  # noqa: BLE001 - one bad entry must not stop a run for ever
             return await self._sift(loaded, lease, error)
         try:
@@ -305,7 +316,7 @@ class Advancer:
         transition: Transition,
         entries: Sequence[InboxEntry],
         lease: Lease,
-    ) -> Committed | Conflict | StaleFence | Gone | Advanced:
+    ) -> Committed | CommitConflict | StaleFence | Gone | Advanced:
         entries = entries[: len(transition.ignored)]  # very large ones are decided on in portions
         answer = await self._store.commit(
             Commit(
@@ -330,7 +341,7 @@ class Advancer:
 
     async def _sift(
         self, loaded: Loaded, lease: Lease, error: Exception
-    ) -> Committed | Conflict | StaleFence | Gone | Broken | Buried | Advanced:
+    ) -> Committed | CommitConflict | StaleFence | Gone | AdvanceFailed | Buried | Advanced:
         """Find the entry that cannot be applied, apply those before it, and count against it."""
         good: list[InboxEntry] = []
         transition: Transition | None = None
@@ -345,7 +356,7 @@ class Advancer:
         except BackendError:
             raise
         except _Moved:
-            return Conflict()
+            return CommitConflict()
         except Exception as found:  # noqa: BLE001 - this is the one we look for
             error = found
         if transition is not None:
@@ -354,7 +365,7 @@ class Advancer:
 
     async def _count_against(
         self, run_id: RunId, entry: InboxEntry, error: Exception
-    ) -> Broken | Buried:
+    ) -> AdvanceFailed | Buried:
         cause = f"{type(error).__name__}: {error}"[:1000]
         failures = await self._store.count_failure(run_id, entry.id)
         log_event(
@@ -366,7 +377,7 @@ class Advancer:
             error=cause,
         )
         if failures < self._poison_failures_max:
-            return Broken(cause, failures)
+            return AdvanceFailed(cause, failures)
         await self._store.bury(run_id, entry.id, cause=cause)
         self._signals.buried()
         return Buried(cause)

@@ -22,35 +22,28 @@ from stanchion.core.escalation import Announcement
 from stanchion.core.lease_policy import LeaseOverride, LeasePolicy, policy_for
 from stanchion.core.model import Instant, Risk, Run
 from stanchion.core.retry import Backoff, BoundedJitter, Fixed
-from stanchion.ports.bus import Bell, Bus
-from stanchion.ports.clock import Clock
-from stanchion.ports.entropy import Entropy
-from stanchion.ports.locks import Locks
-from stanchion.ports.store import Store
+from stanchion.ports.bus import Bell
 from stanchion.services import lease_events as told
-from stanchion.services.admission_signals import AdmissionSignals
 from stanchion.services.advance import Advancer
-from stanchion.services.engine_signals import EngineSignals
-from stanchion.services.escalating import Escalating
+from stanchion.services.context import Backends, ReplicaContext
+from stanchion.services.escalation import EscalationService
 from stanchion.services.gate import Gate
+from stanchion.services.gate_answers import Pacing
 from stanchion.services.inbox import Inbox
-from stanchion.services.labels import TenantLabels
 from stanchion.services.lease_events import LeaseEvent
 from stanchion.services.lease_signals import RunLeaseSignals
 from stanchion.services.leasing import Leasing
 from stanchion.services.log import log_event
 from stanchion.services.outbox import AT_ONCE_MAX, Calls, Relay
-from stanchion.services.pacing import Pacing
-from stanchion.services.parts import Parts
 from stanchion.services.plans import Linker, Plans, link_here
 from stanchion.services.reconciler import Reconciler
 from stanchion.services.scheduler import Scheduler
-from stanchion.services.services import Services
-from stanchion.services.settings import SettingsKeeper
+from stanchion.services.settings import SettingsService
+from stanchion.services.signals import AdmissionSignals, EngineSignals, TenantLabels
 from stanchion.services.watching import Watching
 from stanchion.services.work import DEFAULT_ALLOWANCE, Decider, TenantExecutor, TenantWorkBudget
 
-__all__ = ["DEFAULT_TERMS", "Engine", "Terms", "Wires"]
+__all__ = ["DEFAULT_TERMS", "Backends", "Engine", "Services", "Terms"]
 
 SETTLE_S: Final = 1.5
 RESTART_S: Final = 1.0
@@ -73,21 +66,10 @@ DEFAULT_TERMS: Final = Terms()
 Loop: TypeAlias = Callable[[], Coroutine[None, None, None]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wires:
-    """A replica's connections to the world."""
-
-    store: Store
-    locks: Locks | None
-    bus: Bus
-    clock: Clock
-    entropy: Entropy
-
-
 class _Rules:
     """The settings in force, as the engine's services ask for them."""
 
-    def __init__(self, settings: SettingsKeeper, escalating: Escalating) -> None:
+    def __init__(self, settings: SettingsService, escalating: EscalationService) -> None:
         self._settings = settings
         self._escalating = escalating
 
@@ -115,7 +97,7 @@ class Engine:
     def __init__(
         self,
         replica: str,
-        wires: Wires,
+        backends: Backends,
         *,
         terms: Terms = DEFAULT_TERMS,
         linker: Linker = link_here,
@@ -127,15 +109,15 @@ class Engine:
         ``processor_s`` reads the processor time of the calling thread, in seconds.
         """
         registry = CollectorRegistry()
-        store, bus, clock = wires.store, wires.bus, wires.clock
-        settings = SettingsKeeper(
+        store, bus, clock = backends.store, backends.bus, backends.clock
+        settings = SettingsService(
             store,
             clock=clock,
             bells=bus,
             registry=registry,
             run_lease_ttl_ms=terms.run_lease_ttl_ms,
         )
-        self._escalating = Escalating(
+        self._escalating = EscalationService(
             replica,
             settings=lambda: settings.current.escalation,
             documents=store,
@@ -147,27 +129,27 @@ class Engine:
         work = TenantWorkBudget(
             registry,
             clock=clock,
-            entropy=wires.entropy,
+            entropy=backends.entropy,
             labels=labels,
             allowance=terms.tenant_work,
             processor_s=processor_s,
         )
-        self._pacing = Pacing(clock=clock, entropy=wires.entropy)
+        self._pacing = Pacing(clock=clock, entropy=backends.entropy)
         self._bus = bus
         self._lease_signals = RunLeaseSignals(registry)
         self._leasing = Leasing(
-            wires.locks,
+            backends.locks,
             clock=clock,
-            entropy=wires.entropy,
+            entropy=backends.entropy,
             terms=lease.terms_for(terms.run_lease_ttl_ms),
             tell=self._lease_told,
         )
-        parts = Parts(
+        context = ReplicaContext(
             store=store,
-            locks=wires.locks,
+            locks=backends.locks,
             bus=bus,
             clock=clock,
-            entropy=wires.entropy,
+            entropy=backends.entropy,
             signals=EngineSignals(
                 registry,
                 clock,
@@ -181,9 +163,9 @@ class Engine:
         executor = self._executor if works_off_loop else None
         decider = Decider(work, executor)
         plans = Plans(store, linker=linker, executor=executor)
-        watching = Watching(parts)
+        watching = Watching(context)
         self._advancer = Advancer(
-            parts,
+            context,
             plans=plans,
             leasing=self._leasing,
             rules=rules,
@@ -191,10 +173,10 @@ class Engine:
             on_ended=watching.has_ended,
             poison_failures_max=terms.poison_failures_max,
         )
-        self._calls = Calls(parts, advancer=self._advancer, rules=rules)
-        self._relay = Relay(parts, calls=self._calls)
+        self._calls = Calls(context, advancer=self._advancer, rules=rules)
+        self._relay = Relay(context, calls=self._calls)
         self._reconciler = Reconciler(
-            parts,
+            context,
             advancer=self._advancer,
             escalating=self._escalating,
             max_deliveries=terms.max_deliveries,
@@ -204,13 +186,13 @@ class Engine:
         self._stop_hearing = bus.listen(Bell.ESCALATION, self._hear)
         self.services = Services(
             store=store,
-            locks=wires.locks,
+            locks=backends.locks,
             bus=bus,
             clock=clock,
-            entropy=wires.entropy,
+            entropy=backends.entropy,
             plans=plans,
             gate=Gate(
-                parts,
+                context,
                 plans=plans,
                 settings=lambda: settings.current,
                 pacing=self._pacing,
@@ -220,8 +202,8 @@ class Engine:
                 decider=decider,
                 on_admitted=self._advancer.remember,
             ),
-            inbox=Inbox(parts, plans=plans, advancer=self._advancer, rules=rules),
-            scheduler=Scheduler(parts, ttl_ms=terms.job_lease_ttl_ms),
+            inbox=Inbox(context, plans=plans, advancer=self._advancer, rules=rules),
+            scheduler=Scheduler(context, ttl_ms=terms.job_lease_ttl_ms),
             watching=watching,
             settings=settings,
             escalating=self._escalating,
@@ -275,7 +257,7 @@ class Engine:
                 log_event(logging.ERROR, "loop_failed", loop=name, error=repr(error))
             await self._clock.sleep(RESTART_S)
 
-    # ── What the parts tell each other ──────────────────────────────────────────────────────────
+    # ── What the context tell each other ──────────────────────────────────────────────────────────
 
     def _lease_told(self, event: LeaseEvent) -> None:
         self._lease_signals(event)
@@ -298,3 +280,19 @@ class Engine:
         except msgspec.MsgspecError:
             return  # Not from a replica of this version.
         self._escalating.hear(said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services(Backends):
+    """What one replica offers to the gateway: its backends and its services."""
+
+    plans: Plans
+    gate: Gate
+    inbox: Inbox
+    scheduler: Scheduler
+    watching: Watching
+    settings: SettingsService
+    escalating: EscalationService
+    registry: CollectorRegistry
+    work: TenantWorkBudget
+    executor: TenantExecutor

@@ -28,37 +28,24 @@ from stanchion.core.schema import InputSchema
 from stanchion.core.settings import Settings
 from stanchion.core.transition import Transition, evolve
 from stanchion.ports.records import Admission
-from stanchion.services.admission_signals import AdmissionSignals, Endpoint
-from stanchion.services.admit import Admitter, Call, Ready
+from stanchion.services.admit import Admitter, GateCall, PreparedStart
+from stanchion.services.context import ReplicaContext
 from stanchion.services.gate_answers import (
-    GateCode,
-    GateFailed,
+    GateFull,
     InvalidInput,
-    JobThrottled,
     KeyMismatch,
+    Pacing,
     RerunAnswer,
+    RunStarted,
     StartAnswer,
-    Started,
     SubmitAnswer,
-    TenantFull,
     UnknownRun,
 )
-from stanchion.services.pacing import Pacing
-from stanchion.services.parts import Parts
 from stanchion.services.plans import Linked, Plans, UnknownWorkflow
+from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 from stanchion.services.work import Decider
 
-__all__ = [
-    "Gate",
-    "GateCode",
-    "GateFailed",
-    "InvalidInput",
-    "JobThrottled",
-    "KeyMismatch",
-    "Started",
-    "TenantFull",
-    "UnknownRun",
-]
+__all__ = ["Gate"]
 
 _NO_VERSION: Final = -1
 """What no workflow's newest version is: a request that names it is told of its key, or nothing."""
@@ -71,7 +58,7 @@ class Gate:
 
     def __init__(
         self,
-        parts: Parts,
+        context: ReplicaContext,
         *,
         plans: Plans,
         settings: Callable[[], Settings],
@@ -80,12 +67,12 @@ class Gate:
         decider: Decider,
         on_admitted: Callable[[Run, Plan], None] = lambda _run, _plan: None,
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._plans = plans
         self._work = decider.budget
         self._decider = decider
         self._admitter = Admitter(
-            parts, settings=settings, pacing=pacing, signals=signals, on_admitted=on_admitted
+            context, settings=settings, pacing=pacing, signals=signals, on_admitted=on_admitted
         )
         self.tenants = self._admitter.tenants
 
@@ -100,7 +87,9 @@ class Gate:
     ) -> StartAnswer:
         """Start a run of the newest version of a workflow. Raises ``TenantOverloaded``."""
         self._work.check(tenant)
-        call = Call(tenant=tenant, workflow_id=workflow_id, endpoint=Endpoint.START, key=key)
+        call = GateCall(
+            tenant=tenant, workflow_id=workflow_id, endpoint=AdmissionEndpoint.START, key=key
+        )
         return await self._admitter.in_time(call, self._start(call, input, actor))
 
     async def rerun(
@@ -117,7 +106,9 @@ class Gate:
         Raises ``TenantOverloaded``.
         """
         self._work.check(tenant)
-        call = Call(tenant=tenant, workflow_id=_UNKNOWN, endpoint=Endpoint.RERUN, key=key)
+        call = GateCall(
+            tenant=tenant, workflow_id=_UNKNOWN, endpoint=AdmissionEndpoint.RERUN, key=key
+        )
         return await self._admitter.in_time(call, self._rerun(call, run_id, from_step, actor))
 
     async def submit(
@@ -131,10 +122,10 @@ class Gate:
     ) -> SubmitAnswer:
         """Submit a job on its own: a run of one step, limited by rate and not by slots."""
         linked = self._plans.of_job(topic)
-        call = Call(
+        call = GateCall(
             tenant=tenant,
             workflow_id=linked.plan.workflow_id,
-            endpoint=Endpoint.SUBMIT,
+            endpoint=AdmissionEndpoint.SUBMIT,
             key=key,
             exists=True,
         )
@@ -143,7 +134,7 @@ class Gate:
         ready = await self._ready(call, linked.plan, pending, asked=asked, actor=actor)
         answer = await self._admitter.in_time(call, self._admitter.admit(call, ready))
         # Only a run that takes a slot can meet a full tenant.
-        assert not isinstance(answer, TenantFull)
+        assert not isinstance(answer, GateFull)
         return answer
 
     async def close(self) -> None:
@@ -152,9 +143,9 @@ class Gate:
 
     # ── Starts ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _start(self, call: Call, given: JsonObject, actor: str) -> StartAnswer:
+    async def _start(self, call: GateCall, given: JsonObject, actor: str) -> StartAnswer:
         drafted = await self._drafted(call, given, actor, refresh=False)
-        if not isinstance(drafted, Ready):
+        if not isinstance(drafted, PreparedStart):
             return drafted
         return await self._admitter.admit(
             call, drafted, lambda: self._drafted(call, given, actor, refresh=True)
@@ -162,13 +153,13 @@ class Gate:
 
     async def _drafted(
         self,
-        call: Call,
+        call: GateCall,
         given: JsonObject,
         actor: str,
         *,
         refresh: bool,
         refused_by: tuple[InputSchema, tuple[Fault, ...]] | None = None,
-    ) -> Ready | StartAnswer:
+    ) -> PreparedStart | StartAnswer:
         linked = await self._plans.newest(call.tenant, call.workflow_id, refresh=refresh)
         if isinstance(linked, UnknownWorkflow):
             return linked
@@ -194,11 +185,11 @@ class Gate:
             return full
         pending = self._pending(call.tenant, linked, given)
         ready = await self._ready(call, linked.plan, pending, asked=asked, actor=actor)
-        return Ready(replace(ready.admission, definitions=linked.definitions), ready.plan)
+        return PreparedStart(replace(ready.admission, definitions=linked.definitions), ready.plan)
 
     async def _known(
-        self, call: Call, given: JsonObject, asked: str
-    ) -> Started | KeyMismatch | None:
+        self, call: GateCall, given: JsonObject, asked: str
+    ) -> RunStarted | KeyMismatch | None:
         """What became of the key before the workflow changed so that it refuses the request.
 
         A request that was fulfilled once is replayed, whatever the workflow says today.
@@ -212,7 +203,7 @@ class Gate:
                 workflow_id=call.workflow_id,
                 workflow_version=_NO_VERSION,
                 input=given,
-                created_at=self._parts.clock.now(),
+                created_at=self._context.clock.now(),
             ),
             transition=Transition(status=RunStatus.PENDING),
             key=call.key,
@@ -231,9 +222,9 @@ class Gate:
     # ── Reruns ──────────────────────────────────────────────────────────────────────────────────
 
     async def _rerun(
-        self, call: Call, run_id: RunId, from_step: StepId | None, actor: str
+        self, call: GateCall, run_id: RunId, from_step: StepId | None, actor: str
     ) -> RerunAnswer:
-        found = await self._parts.store.load(run_id)
+        found = await self._context.store.load(run_id)
         if found is None or found.run.tenant != call.tenant:
             return UnknownRun(run_id)
         old = found.run
@@ -243,7 +234,7 @@ class Gate:
             plan,
             old,
             run_id=self._new_id(call.tenant),
-            now=self._parts.clock.now(),
+            now=self._context.clock.now(),
             from_step=from_step,
         )
         if isinstance(pending, RerunRefused):
@@ -265,17 +256,17 @@ class Gate:
             workflow_version=linked.version,
             uses={each: version for each, version in linked.definitions.items() if each != own},
             input=given,
-            created_at=self._parts.clock.now(),
+            created_at=self._context.clock.now(),
             risk=linked.plan.risk,
             holds_slot=holds_slot,
         )
 
     async def _ready(
-        self, call: Call, plan: Plan, pending: Run, *, asked: str, actor: str
-    ) -> Ready:
+        self, call: GateCall, plan: Plan, pending: Run, *, asked: str, actor: str
+    ) -> PreparedStart:
         began = StartRequested(actor=actor)
         transition = await self._decider.decide(plan, pending, (began,), pending.created_at)
-        stamp = Stamp(1, self._parts.entropy.token())
+        stamp = Stamp(1, self._context.entropy.token())
         admission = Admission(
             run=replace(evolve(pending, transition), stamp=stamp),
             transition=transition,
@@ -284,15 +275,15 @@ class Gate:
             # What takes no slot is limited by rate, also when it is done again.
             is_rate_limited=not pending.holds_slot,
         )
-        return Ready(admission, plan)
+        return PreparedStart(admission, plan)
 
     def _new_id(self, tenant: TenantId) -> RunId:
         # Nothing is promised about how a token is written: its digest has chance in every bit.
-        token = self._parts.entropy.token().encode()
+        token = self._context.entropy.token().encode()
         chance = int.from_bytes(hashlib.blake2b(token, digest_size=8).digest(), "big")
-        return make_run_id(tenant, self._parts.clock.now(), chance)
+        return make_run_id(tenant, self._context.clock.now(), chance)
 
 
-def _asked(call: Call, subject: WorkflowId, body: JsonObject) -> str:
+def _asked(call: GateCall, subject: WorkflowId, body: JsonObject) -> str:
     """What tells this request from others under the same key. Without a key, nobody asks."""
     return "" if call.key is None else fingerprint(subject, body)

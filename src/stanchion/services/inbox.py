@@ -25,7 +25,7 @@ from stanchion.ports.records import (
     Result,
 )
 from stanchion.services.advance import Advanced, Advancer
-from stanchion.services.parts import Parts, Rules
+from stanchion.services.context import ReplicaContext, Rules
 from stanchion.services.plans import Plans
 
 __all__ = ["Changed", "Conflicting", "Inbox", "Unknown"]
@@ -58,15 +58,15 @@ class Inbox:
 
     def __init__(
         self,
-        parts: Parts,
+        context: ReplicaContext,
         *,
         plans: Plans,
         advancer: Advancer,
         rules: Rules,
     ) -> None:
-        self._store = parts.store
-        self._entropy = parts.entropy
-        self._signals = parts.signals
+        self._store = context.store
+        self._entropy = context.entropy
+        self._signals = context.signals
         self._plans = plans
         self._advancer = advancer
         self._rules = rules

@@ -36,7 +36,7 @@ from stanchion.services.log import log_event
 from stanchion.wire.admin import Role
 from stanchion.wire.identifiers import ALL_TENANTS
 
-__all__ = ["Holder", "KeyRecord", "Keys", "NewKey"]
+__all__ = ["ApiKeyRecord", "KeyHolder", "Keys", "NewKey"]
 
 _Answer = TypeVar("_Answer")
 
@@ -62,7 +62,7 @@ _ID_CHARS: Final = 16
 _KEY_CHARS_MAX: Final = 512
 
 
-class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
+class ApiKeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A key as the store has it. The hash is of the secret."""
 
     hash: str
@@ -80,10 +80,10 @@ class NewKey(msgspec.Struct, frozen=True):
 
     id: str
     key: str
-    record: KeyRecord
+    record: ApiKeyRecord
 
 
-class Holder(msgspec.Struct, frozen=True):
+class KeyHolder(msgspec.Struct, frozen=True):
     """Whoever shows a good key."""
 
     role: Role
@@ -93,7 +93,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class _Known(msgspec.Struct, frozen=True):
-    record: KeyRecord | None
+    record: ApiKeyRecord | None
     read_at: Moment
 
 
@@ -149,7 +149,7 @@ class Keys:
                 raise
             return self._still_none(age_ms)
 
-    async def holder(self, key: str, *, is_patient: bool = True) -> Holder | None:
+    async def holder(self, key: str, *, is_patient: bool = True) -> KeyHolder | None:
         """Who shows this key; ``None`` if it is none, or no longer. Raises ``BackendError``."""
         if self._admin_hash is not None and hmac.compare_digest(_hash(key), self._admin_hash):
             return _ADMIN
@@ -162,7 +162,7 @@ class Keys:
         is_right = hmac.compare_digest(_hash(secret), _NO_HASH if record is None else record.hash)
         if record is None or not is_right or record.revoked_at is not None:
             return None
-        return Holder(record.role, record.tenant, f"key:{key_id}")
+        return KeyHolder(record.role, record.tenant, f"key:{key_id}")
 
     async def would_lock_out(self, *, role: Role, tenant: str) -> bool:
         """Whether this key, as the first, would close the door on whoever makes it.
@@ -176,7 +176,7 @@ class Keys:
         """Make a key."""
         key_id = self._entropy.token()[:_ID_CHARS]
         secret = self._entropy.token() + self._entropy.token()
-        record = KeyRecord(
+        record = ApiKeyRecord(
             hash=_hash(secret),
             role=role,
             tenant=tenant,
@@ -191,7 +191,7 @@ class Keys:
         )
         return NewKey(key_id, f"{_PREFIX}_{key_id}_{secret}", record)
 
-    async def revoke(self, key_id: str, *, actor: str) -> KeyRecord | None:
+    async def revoke(self, key_id: str, *, actor: str) -> ApiKeyRecord | None:
         """End a key; ``None`` if there is none. Revoking it again changes nothing."""
         record = await self.record(key_id)
         if record is None or record.revoked_at is not None:
@@ -201,16 +201,16 @@ class Keys:
         log_event(logging.WARNING, "key_revoked", key=key_id, actor=actor)
         return revoked
 
-    async def record(self, key_id: str) -> KeyRecord | None:
+    async def record(self, key_id: str) -> ApiKeyRecord | None:
         """A key as it is stored now."""
         if not _is_id(key_id):
             return None
         document = await self._documents.document(_KIND, key_id)
-        return None if document is None else msgspec.convert(document.value, KeyRecord)
+        return None if document is None else msgspec.convert(document.value, ApiKeyRecord)
 
     async def list(
         self, tenant: str | None, *, cursor: str | None, limit: int
-    ) -> Page[tuple[str, KeyRecord]]:
+    ) -> Page[tuple[str, ApiKeyRecord]]:
         """One tenant's keys, or all, by id.
 
         A page looks at 10,000 keys at most; behind so many of other tenants it may be short. Apart
@@ -218,7 +218,7 @@ class Keys:
         """
         if tenant is None:
             return await self._read_page(cursor, limit)
-        found: tuple[tuple[str, KeyRecord], ...] = ()
+        found: tuple[tuple[str, ApiKeyRecord], ...] = ()
         for _ in range(_PAGES_LOOKED_AT_MAX):
             page = await self._read_page(cursor, _PAGE)
             own = [place for place, each in enumerate(page.items) if each[1].tenant == tenant]
@@ -236,14 +236,14 @@ class Keys:
                 break
         return Page(found, cursor)
 
-    async def _read_page(self, cursor: str | None, limit: int) -> Page[tuple[str, KeyRecord]]:
+    async def _read_page(self, cursor: str | None, limit: int) -> Page[tuple[str, ApiKeyRecord]]:
         page = await self._documents.list_documents(_KIND, cursor=cursor, limit=limit)
         return Page(
-            tuple((name, msgspec.convert(each.value, KeyRecord)) for name, each in page.items),
+            tuple((name, msgspec.convert(each.value, ApiKeyRecord)) for name, each in page.items),
             page.cursor,
         )
 
-    async def _record(self, key_id: str, *, is_patient: bool) -> KeyRecord | None:
+    async def _record(self, key_id: str, *, is_patient: bool) -> ApiKeyRecord | None:
         now = self._clock.moment()
         known = self._known.get(key_id, _NOBODY_KNOWN)
         if now - known.read_at < BELIEVED_MS:
@@ -262,7 +262,7 @@ class Keys:
             self._failed_at = now
             return self._last_word(known, now)
 
-    async def _read(self, key_id: str, now: Moment) -> KeyRecord | None:
+    async def _read(self, key_id: str, now: Moment) -> ApiKeyRecord | None:
         record = await self.record(key_id)
         self._failed_at = None
         # Believed from when it was asked for: a slow answer must not stretch an old truth.
@@ -308,12 +308,12 @@ class Keys:
         if not asking.cancelled():
             asking.exception()  # looked at, so that a question nobody waits for is no warning
 
-    async def _write(self, key_id: str, record: KeyRecord) -> None:
+    async def _write(self, key_id: str, record: ApiKeyRecord) -> None:
         await self._documents.put_document(_KIND, key_id, msgspec.to_builtins(record), read=None)
         self._known.pop(key_id, None)
         self._remember(key_id, record, self._clock.moment())
 
-    def _remember(self, key_id: str, record: KeyRecord | None, now: Moment) -> None:
+    def _remember(self, key_id: str, record: ApiKeyRecord | None, now: Moment) -> None:
         newer = self._known.get(key_id)
         if newer is not None and newer.read_at >= now:
             return
@@ -327,7 +327,7 @@ class Keys:
 
     def _last_word(
         self, known: _Known, now: Moment, limit_ms: int = BELIEVED_WITHOUT_STORE_MS
-    ) -> KeyRecord | None:
+    ) -> ApiKeyRecord | None:
         if known.record is None or now - known.read_at >= limit_ms:
             raise BackendUnavailable("the key cannot be checked while the store is away")
         return known.record
@@ -353,4 +353,4 @@ def _is_id(text: str) -> bool:
 
 
 _NO_HASH: Final = "0" * 64
-_ADMIN: Final = Holder(Role.ADMIN, ALL_TENANTS, "admin")
+_ADMIN: Final = KeyHolder(Role.ADMIN, ALL_TENANTS, "admin")

@@ -3,8 +3,8 @@
     async with leasing.hold("run/3f…", risk=run.risk, policy=policy) as outcome:
         match outcome:
             case Lease():      ...   # ours: work, and write with outcome.fence
-            case Contended():  ...   # another's: skip
-            case Refused():    ...   # the lock store is away, and policy says wait
+            case LeaseContended():  ...   # another's: skip
+            case LeaseRefused():    ...   # the lock store is away, and policy says wait
 
 A hold takes two locks, in this order: a mutex in this process, then the lease. While the body runs
 the lease is renewed in the background (``keeping``). When the rules say that the holder must stop,
@@ -26,35 +26,35 @@ from typing import TypeAlias, assert_never
 import msgspec
 
 from stanchion.core import lease, lease_policy
-from stanchion.core.lease import LeaseTerms
+from stanchion.core.lease import (
+    LeaseTerms,
+)
 from stanchion.core.lease_policy import LeasePolicy
 from stanchion.core.model import Risk
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import sentence
-from stanchion.ports.locks import Granted, Held, Locks, TooLate
+from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks
 from stanchion.services import lease_events as told
-from stanchion.services.keeping import About, Keeper, Keeping
-from stanchion.services.lease import Lease
 from stanchion.services.lease_events import LeaseHook, guarded
-from stanchion.services.lock_health import LockHealth
+from stanchion.services.renewal import Lease, LeaseSubject, LockHealth, RenewalLoop, Renewer
 
-__all__ = ["Contended", "Lease", "Leasing", "Outcome", "Refused"]
+__all__ = ["Lease", "LeaseContended", "LeaseRefused", "Leasing", "LockHealth", "Outcome"]
 
 
-class Contended(msgspec.Struct, frozen=True):
+class LeaseContended(msgspec.Struct, frozen=True):
     """Another has the name, in this process or elsewhere."""
 
     expires_in_ms: int | None = None
 
 
-class Refused(msgspec.Struct, frozen=True):
+class LeaseRefused(msgspec.Struct, frozen=True):
     """The lock store could not be asked, and policy says not to go on without it."""
 
     error: str
 
 
-Outcome: TypeAlias = Lease | Contended | Refused
+Outcome: TypeAlias = Lease | LeaseContended | LeaseRefused
 
 
 class Leasing:
@@ -91,7 +91,7 @@ class Leasing:
         ``policy`` and ``escalated`` are read by the caller, who knows how old its settings are.
         ``token`` is for a caller that waits in line under it; it is used for one hold only.
         """
-        about = About(name, risk, policy, token or self._entropy.token())
+        about = LeaseSubject(name, risk, policy, token or self._entropy.token())
         return _Hold(self, about, floor=floor, escalated=escalated)
 
     async def close(self) -> None:
@@ -103,19 +103,21 @@ class Leasing:
 class _Hold(AbstractAsyncContextManager[Outcome]):
     """One hold. Written out, where a generator would read better: every change of a run has one."""
 
-    def __init__(self, leasing: Leasing, about: About, *, floor: int, escalated: bool) -> None:
+    def __init__(
+        self, leasing: Leasing, about: LeaseSubject, *, floor: int, escalated: bool
+    ) -> None:
         self._leasing = leasing
         self._about = about
         self._floor = floor
         self._escalated = escalated
         self._has_mutex = False
-        self._keeping: Keeping | None = None
+        self._keeping: RenewalLoop | None = None
 
     async def __aenter__(self) -> Outcome:
         leasing, name = self._leasing, self._about.name
         if name in leasing.held:
             leasing.tell(told.Contended(name=name, risk=self._about.risk, expires_in_ms=None))
-            return Contended()
+            return LeaseContended()
         leasing.held.add(name)
         self._has_mutex = True
         try:
@@ -143,7 +145,7 @@ class _Hold(AbstractAsyncContextManager[Outcome]):
             return Lease(self._about.name, clock)
         outcome = await remote.acquire(self._about, floor=self._floor, escalated=self._escalated)
         if isinstance(outcome, Lease) and not outcome.is_degraded:
-            self._keeping = Keeping(remote.keeper, outcome, self._about, clock)
+            self._keeping = RenewalLoop(remote.keeper, outcome, self._about, clock)
             await self._keeping.__aenter__()
         return outcome
 
@@ -159,9 +161,9 @@ class _Remote:
         self._terms = terms
         self._tell = tell
         self.health = LockHealth(locks, clock)
-        self.keeper = Keeper(locks, self.health, clock, entropy, terms, tell)
+        self.keeper = Renewer(locks, self.health, clock, entropy, terms, tell)
 
-    async def acquire(self, about: About, *, floor: int, escalated: bool) -> Outcome:
+    async def acquire(self, about: LeaseSubject, *, floor: int, escalated: bool) -> Outcome:
         """Ask for the name, and do what policy says about the answer."""
         name, risk = about.name, about.risk
         sent_at = self._clock.moment()
@@ -169,24 +171,24 @@ class _Remote:
         at = self._clock.moment()
         decision = lease_policy.on_acquire(answer, about.policy, escalated=escalated)
         match decision:
-            case lease_policy.Hold(fence):
+            case lease_policy.ProceedLeased(fence):
                 trust = lease.granted(self._terms, about.policy, sent_at, at)
                 waited_ms = at - sent_at
                 self._tell(told.Acquired(name=name, risk=risk, fence=fence, waited_ms=waited_ms))
                 return Lease(name, self._clock, fence=fence, trust=trust)
             case lease_policy.Skip(expires_in_ms):
                 self._tell(told.Contended(name=name, risk=risk, expires_in_ms=expires_in_ms))
-                return Contended(expires_in_ms)
-            case lease_policy.GoLocal(error):
+                return LeaseContended(expires_in_ms)
+            case lease_policy.ProceedLocal(error):
                 self._tell(told.Fallback(name=name, risk=risk, error=error))
                 return Lease(name, self._clock, is_degraded=True)
             case lease_policy.Refuse(error, was_open):
                 self._tell(told.Refused(name=name, risk=risk, error=error, escalated=was_open))
-                return Refused(error)
+                return LeaseRefused(error)
             case _:
                 assert_never(decision)
 
-    async def _ask(self, about: About, floor: int) -> lease_policy.AcquireOutcome:
+    async def _ask(self, about: LeaseSubject, floor: int) -> lease_policy.AcquireOutcome:
         if self.health.error is not None:
             return lease_policy.Unavailable(self.health.error)
         patience_ms = self._terms.renew_timeout_ms
@@ -210,10 +212,10 @@ class _Remote:
             return lease_policy.Unavailable(sentence(error))
         match answer:
             case Granted(fence):
-                return lease_policy.Acquired(fence)
+                return lease_policy.LockAcquired(fence)
             case Held(expires_in_ms):
-                return lease_policy.Contended(expires_in_ms)
-            case TooLate():
+                return lease_policy.LockContended(expires_in_ms)
+            case AcquireTooLate():
                 return lease_policy.Unavailable("the lock store answered too late")
             case _:
                 assert_never(answer)

@@ -21,15 +21,15 @@ from stanchion.ports.records import OutboxRow
 from stanchion.ports.store import Outbox
 from stanchion.services.advance import (
     Advanced,
+    AdvanceFailed,
     Advancer,
-    Broken,
     Buried,
-    Busy,
     Missing,
     PutOff,
+    RunBusy,
 )
-from stanchion.services.parts import Parts, Rules
-from stanchion.services.trouble import Trouble
+from stanchion.services.context import ReplicaContext, Rules
+from stanchion.services.log import OutageLogger
 
 __all__ = ["Calls", "Relay"]
 
@@ -49,14 +49,14 @@ class Calls:
 
     def __init__(
         self,
-        parts: Parts,
+        context: ReplicaContext,
         *,
         advancer: Advancer,
         rules: Rules,
     ) -> None:
-        self._outbox: Outbox = parts.store
-        self._entropy = parts.entropy
-        self._signals = parts.signals
+        self._outbox: Outbox = context.store
+        self._entropy = context.entropy
+        self._signals = context.signals
         self._advancer = advancer
         self._rules = rules
 
@@ -66,13 +66,13 @@ class Calls:
         match outcome:
             case Advanced() | Missing():
                 return await self._confirm(row)
-            case Busy():
+            case RunBusy():
                 self._signals.lock_busy()
                 return Retry(self._delay_ms(self._rules.lock_busy()))
             case PutOff():
                 self._signals.put_off()
                 return Retry(self._delay_ms(self._rules.backend_error()))
-            case Broken(_, failures):
+            case AdvanceFailed(_, failures):
                 return Retry(1 + backoff_ms(_BROKEN, failures, self._entropy.unit()))
             case Buried(cause):
                 return Dead(cause)
@@ -97,18 +97,18 @@ class Relay:
 
     def __init__(
         self,
-        parts: Parts,
+        context: ReplicaContext,
         *,
         calls: Calls,
     ) -> None:
-        self._outbox: Outbox = parts.store
-        self._bus = parts.bus
-        self._clock = parts.clock
-        self._signals = parts.signals
+        self._outbox: Outbox = context.store
+        self._bus = context.bus
+        self._clock = context.clock
+        self._signals = context.signals
         self._calls = calls
         self._bus_away_until = 0
-        self._trouble = Trouble("relay_failed", "relay_recovered")
-        self._bus_trouble = Trouble("bus_away", "bus_back")
+        self._trouble = OutageLogger("relay_failed", "relay_recovered")
+        self._bus_trouble = OutageLogger("bus_away", "bus_back")
         self._here: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:

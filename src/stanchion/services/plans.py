@@ -19,7 +19,7 @@ from stanchion.core.model import Run, StepId, TenantId, Topic, WorkflowId
 from stanchion.core.plan import Plan, link, subworkflows
 from stanchion.core.workflow import JobSpec, Workflow
 from stanchion.ports.store import Definitions
-from stanchion.services.shared_reading import SharedReading
+from stanchion.services.limiter import CoalescedRead
 from stanchion.services.work import TenantExecutor
 
 __all__ = [
@@ -94,7 +94,7 @@ class Plans:
         self._by_version: OrderedDict[object, Plan] = OrderedDict()
         self._by_content: OrderedDict[bytes, Plan] = OrderedDict()
         self._jobs: OrderedDict[Topic, Linked] = OrderedDict()
-        self._reading: SharedReading[tuple[TenantId, WorkflowId], _Newest] = SharedReading()
+        self._reading: CoalescedRead[tuple[TenantId, WorkflowId], _Newest] = CoalescedRead()
 
     async def newest(
         self, tenant: TenantId, workflow_id: WorkflowId, *, refresh: bool = False

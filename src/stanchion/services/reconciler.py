@@ -27,10 +27,9 @@ from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import ExpiredJob
 from stanchion.services.advance import Advancer
-from stanchion.services.escalating import Escalating
-from stanchion.services.log import log_event
-from stanchion.services.parts import Parts
-from stanchion.services.trouble import Trouble
+from stanchion.services.context import ReplicaContext
+from stanchion.services.escalation import EscalationService
+from stanchion.services.log import OutageLogger, log_event
 
 __all__ = ["Reconciler"]
 
@@ -48,25 +47,25 @@ class Reconciler:
 
     def __init__(
         self,
-        parts: Parts,
+        context: ReplicaContext,
         *,
         advancer: Advancer,
-        escalating: Escalating,
+        escalating: EscalationService,
         max_deliveries: int,
         retention_ms: int,
     ) -> None:
-        self._store = parts.store
-        self._locks = parts.locks
-        self._bus = parts.bus
-        self._clock = parts.clock
-        self._entropy = parts.entropy
-        self._signals = parts.signals
+        self._store = context.store
+        self._locks = context.locks
+        self._bus = context.bus
+        self._clock = context.clock
+        self._entropy = context.entropy
+        self._signals = context.signals
         self._advancer = advancer
         self._escalating = escalating
         self._max_deliveries = max_deliveries
         self._retention_ms = retention_ms
         self._round = 0
-        self._trouble = Trouble("reconcile_failed", "reconcile_recovered")
+        self._trouble = OutageLogger("reconcile_failed", "reconcile_recovered")
 
     async def run(self) -> None:
         """Reconcile, again and again, until cancelled."""

@@ -24,8 +24,8 @@ from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import JobLease, LeasedJob, Renewals
 from stanchion.ports.store import Jobs
-from stanchion.services.parts import Parts
-from stanchion.services.trouble import Trouble
+from stanchion.services.context import ReplicaContext
+from stanchion.services.log import OutageLogger
 
 __all__ = ["Handed", "Scheduler"]
 
@@ -65,14 +65,14 @@ class _Waiter(msgspec.Struct, eq=False):
 class Scheduler:
     """Hands out jobs."""
 
-    def __init__(self, parts: Parts, *, ttl_ms: int) -> None:
+    def __init__(self, context: ReplicaContext, *, ttl_ms: int) -> None:
         self.ttl_ms = ttl_ms
-        self._jobs: Jobs = parts.store
-        self._clock = parts.clock
+        self._jobs: Jobs = context.store
+        self._clock = context.clock
         self._waiting: dict[_Waiter, None] = {}
         self._rung = 0
         self._is_draining = False
-        self._stop_listening = parts.bus.listen(Bell.READY, self._hear)
+        self._stop_listening = context.bus.listen(Bell.READY, self._hear)
 
     async def lease(
         self,
@@ -113,7 +113,7 @@ class Scheduler:
 
     async def run(self) -> None:
         """Look for ready jobs that no bell was heard for, until cancelled."""
-        trouble = Trouble("ready_poll_failed", "ready_poll_recovered")
+        trouble = OutageLogger("ready_poll_failed", "ready_poll_recovered")
         while True:
             await self._clock.sleep(POLL_S)
             if not self._waiting:

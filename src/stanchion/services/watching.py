@@ -19,9 +19,8 @@ from stanchion.core.model import Run, RunId, TenantId
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import FeedEntry, Loaded
 from stanchion.ports.store import Runs
-from stanchion.services.parts import Parts
-from stanchion.services.shared_reading import SingleFlight, retrieve
-from stanchion.services.turnstile import Turnstile
+from stanchion.services.context import ReplicaContext
+from stanchion.services.limiter import SingleFlight, TenantLimiter, retrieve
 
 __all__ = ["Changes", "FeedPage", "Watching"]
 
@@ -100,17 +99,17 @@ class _Watched:
 class Watching:
     """Wakes those who wait."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._runs: Runs = parts.store
-        self._clock = parts.clock
+    def __init__(self, context: ReplicaContext) -> None:
+        self._runs: Runs = context.store
+        self._clock = context.clock
         self._watched: dict[RunId, _Watched] = {}
         self._reads = SingleFlight()
         self._tenants: dict[TenantId, _Waiting] = {}
-        self._feed_turns = Turnstile(FEED_READS_AT_ONCE)
+        self._feed_turns = TenantLimiter(FEED_READS_AT_ONCE)
         self._is_draining = False
         self._stops = (
-            parts.bus.listen(Bell.FINISHED, lambda note: self._hear(RunId(note))),
-            parts.bus.listen(Bell.CHANGED, lambda note: _set(self._tenants.get(TenantId(note)))),
+            context.bus.listen(Bell.FINISHED, lambda note: self._hear(RunId(note))),
+            context.bus.listen(Bell.CHANGED, lambda note: _set(self._tenants.get(TenantId(note)))),
         )
 
     async def finished(

@@ -26,7 +26,7 @@ from stanchion.core.run import DecisionTooLong, decide_all
 from stanchion.core.transition import Transition
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
-from stanchion.services.labels import TenantLabels
+from stanchion.services.signals import TenantLabels
 
 __all__ = [
     "DEFAULT_ALLOWANCE",

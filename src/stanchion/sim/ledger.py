@@ -24,8 +24,8 @@ from stanchion.ports.records import (
     Accepted,
     Admission,
     Commit,
+    CommitConflict,
     Committed,
-    Conflict,
     Document,
     JobState,
     Loaded,
@@ -33,10 +33,10 @@ from stanchion.ports.records import (
 )
 from stanchion.services.gate_answers import (
     GateFailed,
+    GateFull,
     JobThrottled,
     KeyMismatch,
-    Started,
-    TenantFull,
+    RunStarted,
 )
 from stanchion.sim import invariants as must
 from stanchion.sim.history import History
@@ -115,7 +115,7 @@ class Ledger:
         """The store's answer has reached the replica."""
         tally = self.tallies[link.caller.name]
         match verb, answer:
-            case ("commit", Conflict()) | ("items_at", None):
+            case ("commit", CommitConflict()) | ("items_at", None):
                 tally["commit_conflicts"] += 1
             case "commit", Committed() if arguments[0].transition.status.is_finished:
                 tally["runs_finished"] += 1
@@ -135,7 +135,7 @@ class Ledger:
 
     def gated(self, process: Process, answer: object, took_s: float) -> None:
         """The gate has answered a caller."""
-        if isinstance(answer, Started | TenantFull | KeyMismatch | JobThrottled | GateFailed):
+        if isinstance(answer, RunStarted | GateFull | KeyMismatch | JobThrottled | GateFailed):
             self.tallies[process.name]["admission_decisions"] += 1
         self.history.check(
             "the gate answers in time", must.gate_answers_in_time(took_s, self.settings)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from stanchion.core.lease_policy import LeasePolicy, OnLockError
 from stanchion.core.model import Instant, RunId
-from stanchion.ports.locks import Granted, Released, Renewed
-from stanchion.services.lease import Lease
+from stanchion.ports.locks import Granted, LockReleased, Renewed
+from stanchion.services.renewal import Lease
 from stanchion.sim import invariants as must
 from stanchion.sim.history import History
 from stanchion.sim.loop import Process
@@ -111,7 +111,7 @@ class LockLedger:
                 self._granted(name, token, fence, ttl_ms, is_late=is_late)
             case "renew", Renewed():
                 self._renewed(name, token, ttl_ms)
-            case "release", Released():
+            case "release", LockReleased():
                 holder = self._holders.pop(name, None)
                 is_owner = holder is not None and holder.token == token
                 said = [] if is_owner else [f"{name} was released by one who had not got it"]

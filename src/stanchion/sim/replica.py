@@ -21,10 +21,11 @@ from stanchion.core.plan import Plan, link
 from stanchion.core.workflow import Workflow
 from stanchion.gateway import make_app
 from stanchion.ports.bus import Bus
-from stanchion.services.engine import Engine, Terms, Wires
-from stanchion.services.lease import Lease
+from stanchion.services.context import Backends
+from stanchion.services.engine import Engine, Terms
 from stanchion.services.leasing import Leasing, Outcome
 from stanchion.services.plans import Linker
+from stanchion.services.renewal import Lease
 from stanchion.sim.bus import BusPort, BusServer
 from stanchion.sim.ledger import Ledger
 from stanchion.sim.lock_ledger import ObservedHold
@@ -109,7 +110,7 @@ class Replica:
             self.bus_port.on_answer = place.ledger.answered
         self.engine = Engine(
             self.process.name,
-            Wires(
+            Backends(
                 store=self.store.port,
                 locks=place.lock_port(to_locks, place.locks, place.ledger.locks),
                 bus=bus,

@@ -17,7 +17,7 @@ from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.store.memory.state import MemoryState
 from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
-from stanchion.ports.locks import AcquireAnswer, LockView, NotOwned, Released, Renewed
+from stanchion.ports.locks import AcquireAnswer, LockReleased, LockView, NotOwned, Renewed
 from stanchion.ports.store import Store
 from stanchion.sim.loop import LoopClock, Process
 from stanchion.sim.network import BOUND_S, SimLink
@@ -244,8 +244,8 @@ class LockPort:
             self._watcher.told_not_owned(name, token)
         return answer
 
-    async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:
-        def execute() -> Released | NotOwned:
+    async def release(self, name: str, token: str, *, within_ms: int) -> LockReleased | NotOwned:
+        def execute() -> LockReleased | NotOwned:
             answer = at_once(self._server.real.release(name, token, within_ms=within_ms))
             self._watcher.locked("release", name, token, answer, is_late=False, ttl_ms=0)
             return answer

@@ -12,13 +12,13 @@ from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
 from stanchion.ports.locks import (
     AcquireAnswer,
+    AcquireTooLate,
     Granted,
     Held,
+    LockReleased,
     LockView,
     NotOwned,
-    Released,
     Renewed,
-    TooLate,
 )
 from stanchion.ports.turns import Place
 
@@ -45,7 +45,7 @@ class MemoryLocks:
         self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
     ) -> AcquireAnswer:
         if within_ms < 0:
-            return TooLate()
+            return AcquireTooLate()
         now = self._clock.now()
         holder = self._present(name)
         if holder is not None and holder.token != token:
@@ -78,12 +78,12 @@ class MemoryLocks:
         token: str,
         *,
         within_ms: int,  # noqa: ARG002 - there is no server to wait for
-    ) -> Released | NotOwned:
+    ) -> LockReleased | NotOwned:
         holder = self._present(name)
         if holder is None or holder.token != token:
             return NotOwned()
         del self._holders[name]
-        return Released()
+        return LockReleased()
 
     async def inspect(self, name: str) -> LockView | None:
         holder = self._present(name)
@@ -139,7 +139,7 @@ class MemoryTurns(MemoryLocks):
             self._bells.pop(token, None)
         return answer
 
-    async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:
+    async def release(self, name: str, token: str, *, within_ms: int) -> LockReleased | NotOwned:
         answer = await super().release(name, token, within_ms=within_ms)
         self._ring_if_free(name)
         return answer

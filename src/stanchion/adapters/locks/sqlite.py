@@ -35,13 +35,13 @@ from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError
 from stanchion.ports.locks import (
     AcquireAnswer,
+    AcquireTooLate,
     Granted,
     Held,
+    LockReleased,
     LockView,
     NotOwned,
-    Released,
     Renewed,
-    TooLate,
 )
 from stanchion.ports.turns import Place
 
@@ -105,7 +105,7 @@ class SqliteLocks:
 
         def act(db: Database) -> AcquireAnswer:
             if db.now() > not_after:
-                return TooLate()
+                return AcquireTooLate()
             return take(db, name, token, ttl_ms, floor)
 
         return await self._call(act, within_ms)
@@ -122,10 +122,10 @@ class SqliteLocks:
 
         return await self._call(act, within_ms)
 
-    async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:
-        def act(db: Database) -> Released | NotOwned:
+    async def release(self, name: str, token: str, *, within_ms: int) -> LockReleased | NotOwned:
+        def act(db: Database) -> LockReleased | NotOwned:
             stood = db.changed(_SQL["release"], name=name, token=token, now=db.now())
-            return Released() if stood else NotOwned()
+            return LockReleased() if stood else NotOwned()
 
         return await self._call(act, within_ms)
 
@@ -209,7 +209,7 @@ class SqliteTurns(SqliteLocks):
         def act(db: Database) -> AcquireAnswer:
             now = db.now()
             if now > not_after:
-                return TooLate()
+                return AcquireTooLate()
             first = db.first(_TURN_SQL["first_in_line"], name=name, now=now)
             if first is None:
                 return take(db, name, token, ttl_ms, floor)

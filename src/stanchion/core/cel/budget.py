@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, cast
 
 from stanchion.core.cel.errors import BudgetSpent, ExpressionError
-from stanchion.core.cel.value import Kind, Value
+from stanchion.core.cel.value import Value, ValueKind
 from stanchion.core.json_value import JsonValue
 from stanchion.core.limits import JSON_DEPTH_MAX
 
@@ -66,7 +66,7 @@ class EvaluationBudget:
                     self.size(len(part) + sum(map(len, part)))
                     self.work(3 + len(part) // 4)
                     below += part.values()
-                elif isinstance(part, Kind):
+                elif isinstance(part, ValueKind):
                     raise ExpressionError(f"the result is, or holds, a type: {part.name}")
             if not below:
                 return cast("JsonValue", value)

@@ -20,7 +20,7 @@ from stanchion.core.cel.errors import BudgetSpent, ExpressionError, ExpressionFa
 from stanchion.core.cel.operations import FUNCTIONS, elements, has
 from stanchion.core.cel.pattern import check_pattern
 from stanchion.core.cel.syntax import (
-    Call,
+    CallNode,
     Constant,
     Has,
     ListOf,
@@ -79,9 +79,9 @@ def path_of(node: Node) -> Path | None:
             return (name,)
         case Select(operand=operand, field=key):
             rest = path_of(operand)
-        case Call(function="_[_]", arguments=(operand, Constant(value=str() | int() as key))) if (
-            not isinstance(key, bool)
-        ):
+        case CallNode(
+            function="_[_]", arguments=(operand, Constant(value=str() | int() as key))
+        ) if not isinstance(key, bool):
             rest = path_of(operand)
         case _:
             return None
@@ -126,7 +126,7 @@ def _step(node: Node, slots: _Slots) -> _Step:
         case Has(operand=operand, field=field):
             inner = _step(operand, slots)
             return lambda frame: has(inner(frame), field)
-        case Call():
+        case CallNode():
             return _call_step(node, slots)
         case ListOf(items=items):
             steps = tuple(_step(item, slots) for item in items)
@@ -152,7 +152,7 @@ def _type_step(node: Name, name: str) -> _Step:
     return lambda _: kind
 
 
-def _call_step(node: Call, slots: _Slots) -> _Step:
+def _call_step(node: CallNode, slots: _Slots) -> _Step:
     steps = [_step(argument, slots) for argument in node.arguments]
     match node.function, steps:
         case "_&&_", [left, right]:
@@ -172,7 +172,7 @@ def _call_step(node: Call, slots: _Slots) -> _Step:
             raise ExpressionFault(f"the function {name} is not available", node.position)
 
 
-def _check_literal_pattern(node: Call) -> None:
+def _check_literal_pattern(node: CallNode) -> None:
     match node.function, node.arguments[1]:
         case "matches", Constant(position=at, value=str() as pattern):
             check_pattern(pattern, at)

@@ -22,7 +22,7 @@ from cel_expr_python import cel
 
 from stanchion.core.cel.errors import ExpressionFault
 from stanchion.core.cel.syntax import (
-    Call,
+    CallNode,
     Constant,
     Has,
     ListOf,
@@ -229,7 +229,7 @@ class _Reader:
                 return kind(at, self.node(content.chunk(1)), content.text(2))
             case 6:
                 arguments = [*content.chunks.get(1, []), *content.chunks.get(3, [])]
-                return Call(at, content.text(2), tuple(map(self.node, arguments)))
+                return CallNode(at, content.text(2), tuple(map(self.node, arguments)))
             case 7:
                 return ListOf(at, tuple(map(self.node, content.chunks.get(1, []))))
             case 8:
@@ -271,15 +271,19 @@ class _Reader:
         """A macro, told by the step it was expanded to; the rest of it is then known."""
         variable, over = content.text(1), self.node(content.chunk(2))
         match self.node(content.chunk(6)):
-            case Call(_, "_&&_", (Name(), condition)):
+            case CallNode(_, "_&&_", (Name(), condition)):
                 return Loop(at, Macro.ALL, variable, over, condition, None)
-            case Call(_, "_||_", (Name(), condition)):
+            case CallNode(_, "_||_", (Name(), condition)):
                 return Loop(at, Macro.EXISTS, variable, over, condition, None)
-            case Call(_, "_?_:_", (condition, Call(_, "_+_", (Name(), Constant())), Name())):
+            case CallNode(
+                _, "_?_:_", (condition, CallNode(_, "_+_", (Name(), Constant())), Name())
+            ):
                 return Loop(at, Macro.EXISTS_ONE, variable, over, condition, None)
-            case Call(_, "_?_:_", (condition, Call(_, "_+_", (Name(), ListOf(_, (value,)))), _)):
+            case CallNode(
+                _, "_?_:_", (condition, CallNode(_, "_+_", (Name(), ListOf(_, (value,)))), _)
+            ):
                 return Loop(at, Macro.COLLECT, variable, over, condition, value)
-            case Call(_, "_+_", (Name(), ListOf(_, (value,)))):
+            case CallNode(_, "_+_", (Name(), ListOf(_, (value,)))):
                 return Loop(at, Macro.COLLECT, variable, over, None, value)
             case _:
                 raise ExpressionFault("this macro is not available", at)

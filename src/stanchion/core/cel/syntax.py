@@ -13,7 +13,7 @@ from typing import TypeAlias, assert_never
 import msgspec
 
 __all__ = [
-    "Call",
+    "CallNode",
     "Constant",
     "Has",
     "ListOf",
@@ -57,7 +57,7 @@ class Has(_Node, frozen=True):
     field: str
 
 
-class Call(_Node, frozen=True):
+class CallNode(_Node, frozen=True):
     """A function or an operator."""
 
     function: str
@@ -96,7 +96,7 @@ class Loop(_Node, frozen=True):
     value: Node | None
 
 
-Node: TypeAlias = Constant | Name | Select | Has | Call | ListOf | MapOf | Loop
+Node: TypeAlias = Constant | Name | Select | Has | CallNode | ListOf | MapOf | Loop
 
 
 def children(node: Node) -> tuple[Node, ...]:
@@ -106,7 +106,7 @@ def children(node: Node) -> tuple[Node, ...]:
             return ()
         case Select(operand=operand) | Has(operand=operand):
             return (operand,)
-        case Call(arguments=arguments):
+        case CallNode(arguments=arguments):
             return arguments
         case ListOf(items=items):
             return items

@@ -19,8 +19,8 @@ from stanchion.core.json_value import JsonValue
 
 __all__ = [
     "KINDS",
-    "Kind",
     "Value",
+    "ValueKind",
     "described",
     "fetch",
     "finite",
@@ -30,16 +30,16 @@ __all__ = [
 ]
 
 
-class Kind(msgspec.Struct, frozen=True):
+class ValueKind(msgspec.Struct, frozen=True):
     """A type."""
 
     name: str
 
 
-Value: TypeAlias = "JsonValue | Kind"
+Value: TypeAlias = "JsonValue | ValueKind"
 
 KINDS: Final = {
-    name: Kind(name)
+    name: ValueKind(name)
     for name in ("null_type", "bool", "int", "double", "string", "list", "map", "type")
 }
 """The types there are, by their names in CEL."""
@@ -52,7 +52,7 @@ _KIND_NAMES: Final[dict[type, str]] = {
     str: "string",
     list: "list",
     dict: "map",
-    Kind: "type",
+    ValueKind: "type",
 }
 
 

@@ -13,11 +13,11 @@ import msgspec
 
 from stanchion.core import limits
 from stanchion.core.events import (
+    AttemptFailed,
+    AttemptSucceeded,
     Event,
     JobDied,
-    JobFailed,
     JobReplayed,
-    JobSucceeded,
     TimerFired,
     TimerKind,
 )
@@ -142,7 +142,7 @@ def _gather(draft: Draft, step: PlannedStep, counts: ItemCounts) -> None:
 
 def _index(event: Event) -> int | None:
     match event:
-        case JobSucceeded() | JobFailed() | JobDied() | JobReplayed():
+        case AttemptSucceeded() | AttemptFailed() | JobDied() | JobReplayed():
             return event.item
         case TimerFired(timer=timer) if timer.kind is TimerKind.RETRY:
             return timer.item

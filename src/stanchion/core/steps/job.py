@@ -12,13 +12,13 @@ import msgspec
 
 from stanchion.core.events import (
     Approved,
+    AttemptFailed,
+    AttemptSucceeded,
     CancelRequested,
     Event,
     JobDied,
-    JobFailed,
     JobReplayed,
     JobReturned,
-    JobSucceeded,
     Rejected,
     Started,
     Timer,
@@ -107,11 +107,11 @@ def advance(
     ended before the first attempt.
     """
     match event:
-        case JobSucceeded(job_id=about, output=output) if state.wait == OnJob(about):
+        case AttemptSucceeded(job_id=about, output=output) if state.wait == OnJob(about):
             return msgspec.structs.replace(
                 state, status=StepStatus.SUCCEEDED, wait=None, output=output, error=None
             )
-        case JobFailed(job_id=about) if state.wait == OnJob(about):
+        case AttemptFailed(job_id=about) if state.wait == OnJob(about):
             return _failed(draft, step, item, state, event)
         case JobDied(job_id=about, dispatch=number, deliveries=deliveries) if (
             state.wait == OnJob(about) and state.dispatch == number
@@ -141,8 +141,8 @@ def advance(
         ):
             return dispatch(draft, step, item, state, work())
         case (
-            JobSucceeded()
-            | JobFailed()
+            AttemptSucceeded()
+            | AttemptFailed()
             | JobDied()
             | JobReplayed()
             | JobReturned()
@@ -188,7 +188,7 @@ def _send(
 
 
 def _failed(
-    draft: Draft, step: PlannedStep, item: int | None, state: _State, event: JobFailed
+    draft: Draft, step: PlannedStep, item: int | None, state: _State, event: AttemptFailed
 ) -> _State:
     spec = step.spec
     assert isinstance(spec, JobSpec | ForEachSpec)

@@ -9,7 +9,7 @@ from stanchion.core.model import TenantId
 from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
 from stanchion.gateway.problems import Refusal, not_found
 from stanchion.gateway.route import OPERATORS, Reach, Route, Takes
-from stanchion.gateway.routes.workflows import Paged
+from stanchion.gateway.routes.workflows import PagedWorkflows
 from stanchion.gateway.views import dead_letter_row
 from stanchion.ports.store import Store
 from stanchion.services.log import log_event
@@ -19,7 +19,7 @@ from stanchion.wire.problems import Code
 __all__ = ["ROUTES"]
 
 
-async def list_dead_letters(call: Call[NoBody, Paged]) -> Reply:
+async def list_dead_letters(call: Call[NoBody, PagedWorkflows]) -> Reply:
     """Dead letters, oldest first."""
     page = await call.services.store.list_dead_letters(
         call.only, cursor=call.query.cursor, limit=call.query.limit
@@ -59,7 +59,7 @@ ROUTES: Final = (
         says="List dead letters, oldest first: the key's tenant's, or everybody's.",
         roles=OPERATORS,
         reach=Reach.ONE_OR_ALL,
-        query=Paged,
+        query=PagedWorkflows,
         answer=DeadLetterList,
     ),
     Route(

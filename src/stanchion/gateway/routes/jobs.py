@@ -13,7 +13,7 @@ from stanchion.gateway.problems import Refusal, not_found
 from stanchion.gateway.route import RUNNERS, Reach, Route, Takes
 from stanchion.gateway.views import job_answer
 from stanchion.ports.store import Runs
-from stanchion.services.gate_answers import GateFailed, JobThrottled, KeyMismatch, Started
+from stanchion.services.gate_answers import GateFailed, JobThrottled, KeyMismatch, RunStarted
 from stanchion.services.plans import JOB_STEP
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import JobAnswer, SubmitAnswer, SubmitJob
@@ -32,7 +32,7 @@ async def submit_job(call: Call[SubmitJob, NoQuery]) -> Reply | Refusal:
         actor=call.actor,
     )
     match answer:
-        case Started():
+        case RunStarted():
             name = job_id(answer.run_id, JOB_STEP, None, 1)
             return started(answer, SubmitAnswer(name, answer.run_id, answer.status))
         case KeyMismatch() | JobThrottled() | GateFailed():

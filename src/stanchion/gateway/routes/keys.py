@@ -7,7 +7,7 @@ from typing import Final
 from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
 from stanchion.gateway.problems import Refusal, invalid_member, not_found
 from stanchion.gateway.route import ADMINS, Reach, Route, Takes
-from stanchion.gateway.routes.workflows import Paged
+from stanchion.gateway.routes.workflows import PagedWorkflows
 from stanchion.gateway.views import key_row, when
 from stanchion.wire.admin import CreateKey, KeyCreated, KeyList, KeyRow, Role
 from stanchion.wire.identifiers import ALL_TENANTS
@@ -49,7 +49,7 @@ async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
     )
 
 
-async def list_keys(call: Call[NoBody, Paged]) -> Reply:
+async def list_keys(call: Call[NoBody, PagedWorkflows]) -> Reply:
     """Keys, by id, without their secrets."""
     query = call.query
     page = await call.desk.keys.list(call.only, cursor=query.cursor, limit=query.limit)
@@ -87,7 +87,7 @@ ROUTES: Final = (
         says="List keys, by id, without their secrets.",
         roles=ADMINS,
         reach=Reach.ONE_OR_ALL,
-        query=Paged,
+        query=PagedWorkflows,
         answer=KeyList,
     ),
     Route(

@@ -12,7 +12,7 @@ from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
 from stanchion.gateway.problems import Refusal, Refused, not_found
 from stanchion.gateway.route import OPERATORS, Reach, Route, Takes
 from stanchion.ports.errors import BackendError, sentence
-from stanchion.ports.locks import Granted, Held, Locks, LockView, TooLate
+from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks, LockView
 from stanchion.services.log import log_event
 from stanchion.wire.admin import HoldLease, LeaseList, LeaseRow
 from stanchion.wire.problems import Code
@@ -52,7 +52,7 @@ async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
         case Held():
             detail = f"another holds it, for at most {answer.expires_in_ms / 1000:.1f} s"
             return Refusal(code=Code.CONFLICT, detail=detail)
-        case TooLate():
+        case AcquireTooLate():
             return call.desk.unavailable(Code.LOCKS_UNAVAILABLE, "the lock store was too slow")
         case _:
             assert_never(answer)

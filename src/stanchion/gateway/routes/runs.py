@@ -22,11 +22,11 @@ from stanchion.gateway.views import encoded_run, jobs_out, run_row, run_view, ti
 from stanchion.ports.records import Loaded, RunFilter
 from stanchion.services.gate_answers import (
     GateFailed,
+    GateFull,
     InvalidInput,
     JobThrottled,
     KeyMismatch,
-    Started,
-    TenantFull,
+    RunStarted,
     UnknownRun,
 )
 from stanchion.services.inbox import Changed, Conflicting, Unknown
@@ -72,7 +72,7 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workflow_id: Annotated[str, Meta(pattern=r"^[!-~]{1,200}\Z")] | None = None
 
 
-class Paged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PagedRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A list, page by page."""
 
     cursor: Cursor | None = None
@@ -90,7 +90,7 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
         actor=call.actor,
     )
     match answer:
-        case Started():
+        case RunStarted():
             return started(answer, StartAnswer(answer.run_id, answer.status))
         case UnknownWorkflow():
             return not_found("workflow")
@@ -99,7 +99,7 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
         case WorkflowFaults():
             detail = f"the workflow cannot run as it is: {answer.faults[0]}"
             return invalid(answer.faults, detail, code=Code.INVALID_WORKFLOW)
-        case TenantFull() | KeyMismatch() | JobThrottled() | GateFailed():
+        case GateFull() | KeyMismatch() | JobThrottled() | GateFailed():
             return refusal_of(answer)
         case _:
             assert_never(answer)
@@ -116,7 +116,7 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
         actor=call.actor,
     )
     match answer:
-        case Started():
+        case RunStarted():
             return started(answer, StartAnswer(answer.run_id, answer.status))
         case UnknownRun():
             return not_found("run")
@@ -124,7 +124,7 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
             return invalid_member("from_step", answer.message)
         case RerunRefused():
             return Refusal(code=Code.CONFLICT, detail=answer.message)
-        case TenantFull() | KeyMismatch() | JobThrottled() | GateFailed():
+        case GateFull() | KeyMismatch() | JobThrottled() | GateFailed():
             return refusal_of(answer)
         case _:
             assert_never(answer)
@@ -171,7 +171,7 @@ async def list_runs(call: Call[NoBody, Listed]) -> Reply:
     return Reply(RunList(tuple(map(run_row, page.items)), page.cursor))
 
 
-async def get_timeline(call: Call[NoBody, Paged]) -> Reply:
+async def get_timeline(call: Call[NoBody, PagedRuns]) -> Reply:
     """A run's history, oldest first."""
     loaded = await own_run(call)
     page = await call.services.store.timeline(
@@ -291,7 +291,7 @@ ROUTES: Final = (
         says="A run's history, oldest first.",
         roles=RUNNERS,
         reach=Reach.TENANT,
-        query=Paged,
+        query=PagedRuns,
         answer=TimelineAnswer,
         codes=(Code.NOT_FOUND,),
     ),

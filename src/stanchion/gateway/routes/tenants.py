@@ -11,7 +11,7 @@ from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
 from stanchion.gateway.free_values import check_value
 from stanchion.gateway.problems import Refusal, invalid
 from stanchion.gateway.route import ADMINS, OPERATORS, Reach, Route, Takes
-from stanchion.gateway.routes.workflows import Paged
+from stanchion.gateway.routes.workflows import PagedWorkflows
 from stanchion.ports.records import Tenant
 from stanchion.services.log import log_event
 from stanchion.wire.admin import TenantConfig, TenantList, TenantRow
@@ -49,7 +49,7 @@ async def get_tenant(call: Call[NoBody, NoQuery]) -> Reply:
     )
 
 
-async def list_tenants(call: Call[NoBody, Paged]) -> Reply:
+async def list_tenants(call: Call[NoBody, PagedWorkflows]) -> Reply:
     """The tenants that were configured, by name."""
     page = await call.services.store.list_tenants(cursor=call.query.cursor, limit=call.query.limit)
     rows = tuple(
@@ -92,7 +92,7 @@ ROUTES: Final = (
         says="List the tenants that were configured, by name.",
         roles=OPERATORS,
         reach=Reach.DEPLOYMENT,
-        query=Paged,
+        query=PagedWorkflows,
         answer=TenantList,
     ),
 )

@@ -17,7 +17,7 @@ from stanchion.gateway.free_values import check_value
 from stanchion.gateway.problems import Refused, invalid_member
 from stanchion.gateway.route import OPERATORS, WORKERS, Reach, Route, Takes
 from stanchion.gateway.views import leased_job
-from stanchion.ports.records import Accepted, JobLease, Rejected, Result
+from stanchion.ports.records import Accepted, JobLease, Result, ResultRejected
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import JobList
 from stanchion.wire.worker import (
@@ -84,7 +84,7 @@ async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
             match answer:
                 case Accepted():
                     accepted.append(answer.job_id)
-                case Rejected():
+                case ResultRejected():
                     rejected.append(RejectedResult(answer.job_id, answer.code.value))
                 case _:
                     assert_never(answer)

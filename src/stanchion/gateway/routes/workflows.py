@@ -28,7 +28,7 @@ _REACHED_MAX: Final = 500
 """Workflows that one may contain, directly or not; more cannot fit into its steps."""
 
 
-class Paged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PagedWorkflows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A list, page by page."""
 
     cursor: Cursor | None = None
@@ -61,7 +61,7 @@ async def put_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
     return Reply(ApplyAnswer(workflow.id, version))
 
 
-async def list_workflows(call: Call[NoBody, Paged]) -> Reply:
+async def list_workflows(call: Call[NoBody, PagedWorkflows]) -> Reply:
     """The tenant's workflows, each in its newest version, by id."""
     page = await call.services.store.list_workflows(
         call.tenant, cursor=call.query.cursor, limit=call.query.limit
@@ -143,7 +143,7 @@ ROUTES: Final = (
         says="List workflows, each in its newest version, by id.",
         roles=RUNNERS,
         reach=Reach.TENANT,
-        query=Paged,
+        query=PagedWorkflows,
         answer=WorkflowList,
     ),
     Route(

@@ -34,13 +34,13 @@ from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.locks import (
     AcquireAnswer,
+    AcquireTooLate,
     Granted,
     Held,
+    LockReleased,
     LockView,
     NotOwned,
-    Released,
     Renewed,
-    TooLate,
 )
 from stanchion.ports.turns import Place
 
@@ -101,7 +101,7 @@ class RedisLocks:
             case [b"held", expires_in_ms]:
                 return Held(expires_in_ms)
             case [b"too_late"]:
-                return TooLate()
+                return AcquireTooLate()
             case other:
                 raise BackendCorrupt(f"acquire answered {other!r}")
 
@@ -111,9 +111,9 @@ class RedisLocks:
         is_ours = await self._ask("renew", name, token, ttl_ms, within_ms=within_ms)
         return Renewed() if is_ours else NotOwned()
 
-    async def release(self, name: str, token: str, *, within_ms: int) -> Released | NotOwned:
+    async def release(self, name: str, token: str, *, within_ms: int) -> LockReleased | NotOwned:
         is_ours = await self._ask("release", name, token, within_ms=within_ms)
-        return Released() if is_ours else NotOwned()
+        return LockReleased() if is_ours else NotOwned()
 
     async def inspect(self, name: str) -> LockView | None:
         views = _views(await self._ask("list", name, "name"))

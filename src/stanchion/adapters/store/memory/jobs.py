@@ -17,10 +17,10 @@ from stanchion.ports.records import (
     JobState,
     JobView,
     LeasedJob,
-    Rejected,
     RejectedCode,
     Renewals,
     Result,
+    ResultRejected,
 )
 
 __all__ = ["MemoryJobs"]
@@ -131,16 +131,16 @@ class MemoryJobs(MemoryPart):
     def _accept(self, result: Result, row_due: Instant, tenant: TenantId | None) -> Acceptance:
         file = self._find(result.job_id, tenant)
         if file is None:
-            return Rejected(result.job_id, RejectedCode.UNKNOWN_JOB)
+            return ResultRejected(result.job_id, RejectedCode.UNKNOWN_JOB)
         job = file.job
         if file.state is JobState.FINISHED:
             if file.fence == result.fence:
                 return Accepted(job.id, job.run_id, repeated=True)
-            return Rejected(job.id, RejectedCode.ALREADY_FINISHED)
+            return ResultRejected(job.id, RejectedCode.ALREADY_FINISHED)
         # An expired lease is good for its result until the expiry is noticed: no other worker has
         # the job yet, and finished work should not be repeated.
         if file.state is not JobState.LEASED or file.fence != result.fence:
-            return Rejected(job.id, RejectedCode.STALE_FENCE)
+            return ResultRejected(job.id, RejectedCode.STALE_FENCE)
         file.state = JobState.FINISHED
         file.worker_id = result.worker_id
         file.expires_at = file.progress = None

@@ -14,7 +14,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from stanchion.core.events import Event, JobFailed, JobSucceeded
+from stanchion.core.events import AttemptFailed, AttemptSucceeded, Event
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
     Failure,
@@ -201,7 +201,7 @@ def read_number_and_event(packed: bytes) -> tuple[int, Event]:
     """An inbox entry: its place in the order of arrival, and its event."""
     entry = _entry_decoder.decode(packed)
     event = _event_decoder.decode(entry.event)
-    if isinstance(event, JobSucceeded | JobFailed) and isinstance(entry.step, str):
+    if isinstance(event, AttemptSucceeded | AttemptFailed) and isinstance(entry.step, str):
         item = None if isinstance(entry.item, bool) else entry.item
         event = replace(event, step_id=entry.step, item=item)
     return entry.number, event

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from stanchion.adapters.outcomes import result_event
 from stanchion.adapters.store.redis.decode import RunEnd, RunHeader, StoredTenant
 from stanchion.adapters.store.redis.keys import sized
-from stanchion.core.events import JobFailed, JobSucceeded, TimerFired
+from stanchion.core.events import AttemptFailed, AttemptSucceeded, TimerFired
 from stanchion.core.model import (
     Instant,
     Item,
@@ -106,7 +106,7 @@ def encode_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> bytes
     return _pack(ask)
 
 
-def event_of(result: Result) -> JobSucceeded | JobFailed:
+def event_of(result: Result) -> AttemptSucceeded | AttemptFailed:
     """The event that a result becomes. The job knows its step and item, the worker does not."""
     return result_event(result, StepId(""))
 

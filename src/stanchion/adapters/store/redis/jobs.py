@@ -24,10 +24,10 @@ from stanchion.ports.records import (
     JobLease,
     JobView,
     LeasedJob,
-    Rejected,
     RejectedCode,
     Renewals,
     Result,
+    ResultRejected,
 )
 
 __all__ = ["RedisJobs"]
@@ -294,14 +294,14 @@ def _renewal(lease: JobLease) -> tuple[str | int, ...]:
 def _acceptance(job_id: JobId, answers: Mapping[RunId, Reply]) -> Acceptance:
     run_id = run_of_job(job_id)
     if run_id is None:
-        return Rejected(job_id, RejectedCode.UNKNOWN_JOB)
+        return ResultRejected(job_id, RejectedCode.UNKNOWN_JOB)
     match next(answers[run_id]):
         case b"accepted":
             return Accepted(job_id, run_id)
         case b"repeated":
             return Accepted(job_id, run_id, repeated=True)
         case code:
-            return Rejected(job_id, RejectedCode(code.decode()))
+            return ResultRejected(job_id, RejectedCode(code.decode()))
 
 
 def _run_of(job_id: JobId) -> RunId:

@@ -15,9 +15,9 @@ from stanchion.core.admission import (
     Admitted,
     Full,
     Mismatch,
+    RateExceeded,
     Replayed,
     StaleDefinition,
-    Throttled,
     TooLate,
     Verdict,
 )
@@ -32,8 +32,8 @@ from stanchion.ports.records import (
     BadCursor,
     Commit,
     CommitAnswer,
+    CommitConflict,
     Committed,
-    Conflict,
     FeedEntry,
     Gone,
     Loaded,
@@ -147,7 +147,7 @@ class RedisRuns(Sharded):
             case [b"stale_fence", highest]:
                 return StaleFence(int(highest))
             case [b"conflict"]:
-                return Conflict()
+                return CommitConflict()
             case other:
                 raise BackendCorrupt(f"commit answered {other!r}")
 
@@ -276,7 +276,7 @@ def _verdict(run_id: RunId, reply: Reply) -> Verdict:
         case [b"stale_definition"]:
             return StaleDefinition()
         case [b"throttled"]:
-            return Throttled()
+            return RateExceeded()
         case [b"too_late"]:
             return TooLate()
         case other:

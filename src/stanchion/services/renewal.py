@@ -1,4 +1,4 @@
-"""Keeping a lease: renew it while the body runs, stop the body when it is lost, give it back.
+"""Renewal of a lease: renew it while the body runs, stop the body when it is lost, give it back.
 
 What each answer of the lock store means is said by ``core.lease``. This is the part that waits,
 calls and cancels.
@@ -7,6 +7,7 @@ calls and cancels.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, assert_never
 
@@ -29,11 +30,9 @@ from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import sentence
 from stanchion.ports.locks import Locks, NotOwned, Renewed
 from stanchion.services import lease_events as told
-from stanchion.services.lease import Lease
 from stanchion.services.lease_events import LeaseHook
-from stanchion.services.lock_health import LockHealth
 
-__all__ = ["About", "Keeper", "Keeping"]
+__all__ = ["Lease", "LeaseSubject", "LockHealth", "RenewalLoop", "Renewer"]
 
 RELEASE_MAX_S: Final = 1.0
 RELEASE_TRIES: Final = 2
@@ -43,7 +42,44 @@ RELEASE_TRIES: Final = 2
 SLICE_S: Final = 1.0
 
 
-class About(msgspec.Struct, frozen=True):
+class Lease:
+    """The right to work on a name, as long as it is trusted."""
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        *,
+        fence: int | None = None,
+        trust: Trust | None = None,
+        is_degraded: bool = False,
+    ) -> None:
+        self.name = name
+        self.fence = fence
+        """To be sent with every write; ``None`` if there is only the local mutex."""
+        self.is_degraded = is_degraded
+        """The lock store failed and policy let the work go on: a race with others is possible."""
+        self.trust = trust
+        """As the keeper last saw it; ``None`` if there is only the local mutex."""
+        self._clock = clock
+
+    @property
+    def lost(self) -> FenceCause | None:
+        """Why the lease is not trusted any more, at this very moment; ``None`` while it is."""
+        match None if self.trust is None else rules.tick(self.trust, self._clock.moment()):
+            case None | Holding():
+                return None
+            case Continuing(cause=cause) | Fenced(cause=cause):
+                return cause
+
+    def check(self) -> None:
+        """Go on only if the lease is trusted at this very moment. Raises ``LeaseLost``."""
+        cause = self.lost
+        if cause is not None:
+            raise LeaseLost(self.name, cause)
+
+
+class LeaseSubject(msgspec.Struct, frozen=True):
     """One hold: what is held, how much it matters, and under which token."""
 
     name: str
@@ -52,7 +88,7 @@ class About(msgspec.Struct, frozen=True):
     token: str
 
 
-class Keeper:
+class Renewer:
     """Talks to the lock store about leases that were granted."""
 
     def __init__(
@@ -74,7 +110,7 @@ class Keeper:
         """For so long after a grant that came in time there is nothing to do."""
         self._releases: set[asyncio.Task[None]] = set()
 
-    async def keep(self, lease: Lease, about: About) -> FenceCause:
+    async def keep(self, lease: Lease, about: LeaseSubject) -> FenceCause:
         """Renew until the rules say that the holder must stop; then say why.
 
         Whatever a lock adapter raises counts as a failed renewal: a keeper that died of it would
@@ -94,11 +130,11 @@ class Keeper:
                 self._tell(told.TrustLost(name=about.name, risk=about.risk, cause=trust.cause))
             await self._clock.sleep(self._pause_s(trust))
 
-    def abandoned(self, about: About, cause: FenceCause) -> None:
+    def abandoned(self, about: LeaseSubject, cause: FenceCause) -> None:
         """Tell that the holder was fenced."""
         self._tell(told.Abandoned(name=about.name, risk=about.risk, cause=cause))
 
-    async def release(self, lease: Lease, about: About, *, held_ms: int) -> None:
+    async def release(self, lease: Lease, about: LeaseSubject, *, held_ms: int) -> None:
         """Give the lease back, if it may be given back: one retry, then it expires by itself."""
         assert lease.trust is not None
         if not lease.trust.may_release:
@@ -114,7 +150,7 @@ class Keeper:
         else:
             self._tell(told.ReleaseFailed(name=about.name, risk=about.risk, error=error))
 
-    def release_later(self, lease: Lease, about: About, *, held_ms: int) -> None:
+    def release_later(self, lease: Lease, about: LeaseSubject, *, held_ms: int) -> None:
         """Give the lease back in a task of its own: whoever held it has no more time."""
         release = self.release(lease, about, held_ms=held_ms)
         task = asyncio.create_task(release, name=f"release {about.name}")
@@ -122,7 +158,7 @@ class Keeper:
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def _try_release(self, about: About) -> str | None:
+    async def _try_release(self, about: LeaseSubject) -> str | None:
         error = ""
         for _ in range(RELEASE_TRIES):
             try:
@@ -142,7 +178,7 @@ class Keeper:
             wake = min(wake, trust.trusted_until)
         return min(SLICE_S, max(0, wake - self._clock.moment()) / 1000)
 
-    async def _renew(self, about: About, trust: Holding | Continuing) -> Trust:
+    async def _renew(self, about: LeaseSubject, trust: Holding | Continuing) -> Trust:
         sent_at = self._clock.moment()
         patience_ms = self._terms.renew_timeout_ms
         if isinstance(trust, Holding):
@@ -171,14 +207,14 @@ class Keeper:
                 assert_never(answer)
 
 
-class Keeping:
+class RenewalLoop:
     """An ``async with`` around the body: keeps the lease, and cancels the body when it is lost.
 
     Like ``asyncio.timeout``, it must tell its own cancellation from anybody else's: its own becomes
     ``LeaseLost``, another's goes on its way.
     """
 
-    def __init__(self, keeper: Keeper, lease: Lease, about: About, clock: Clock) -> None:
+    def __init__(self, keeper: Renewer, lease: Lease, about: LeaseSubject, clock: Clock) -> None:
         self._keeper = keeper
         self._lease = lease
         self._about = about
@@ -265,3 +301,70 @@ class Keeping:
         self._keeper.abandoned(self._about, FenceCause.DEADLINE)
         if error is None:
             raise LeaseLost(self._about.name, FenceCause.DEADLINE)
+
+
+PROBE_EVERY_S: Final = 1.0
+CALL_MAX_S: Final = 1.0
+ORPHANS_MAX: Final = 1_000
+
+
+class LockHealth:
+    """Whether the lock store is worth asking, and what to tidy up once it is again."""
+
+    def __init__(self, locks: Locks, clock: Clock) -> None:
+        self._locks = locks
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+        self._orphans: dict[str, str] = {}
+        self.error: str | None = None
+        """Why the lock store is not asked now; ``None`` if it is."""
+
+    def failed(self, error: str) -> None:
+        """A call failed: nobody asks any more until a probe succeeds."""
+        self.error = error
+        self._work()
+
+    def orphaned(self, name: str, token: str) -> None:
+        """A lease that nobody holds may be at the store: let go of it as soon as the store answers.
+
+        It would expire by itself. This only spares the next one the wait.
+        """
+        if len(self._orphans) < ORPHANS_MAX:
+            # By token: many callers may have been after one name, and one of them has it.
+            self._orphans[token] = name
+            self._work()
+
+    async def close(self) -> None:
+        """Stop working in the background."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _work(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._recover(), name="lock-health")
+
+    async def _recover(self) -> None:
+        """Probe until the store answers, and let go of what was left behind."""
+        while self.error is not None or self._orphans:
+            if self.error is None:
+                await self._release_orphan()
+            else:
+                await self._clock.sleep(PROBE_EVERY_S)
+                await self._probe()
+
+    async def _probe(self) -> None:
+        try:
+            async with asyncio.timeout(CALL_MAX_S):
+                await self._locks.ping()
+        except Exception as error:  # noqa: BLE001 - a probe that died would refuse for ever
+            self.error = sentence(error)
+        else:
+            self.error = None
+
+    async def _release_orphan(self) -> None:
+        """One try: a lease that cannot be let go expires, and says nothing about health."""
+        token, name = self._orphans.popitem()
+        with suppress(Exception):
+            async with asyncio.timeout(CALL_MAX_S):
+                await self._locks.release(name, token, within_ms=round(CALL_MAX_S * 1000))

@@ -1,27 +1,13 @@
-"""Loop watchdog: reports stalls of the event loop, with the stack that caused them.
-
-One thread looks at the loop's thread 25 times a second. While the loop waits for I/O there is
-nothing to do: an idle server pays for the look and is not woken up. While the loop runs something,
-the thread hands it a probe, a callback that only notes when it ran. The time until then is the lag
-that every other callback had as well: ``stanchion_loop_lag_seconds``. If a probe has waited for
-50 ms, the thread notes what the loop's thread executes at that moment, and when the probe has run
-it logs ``loop_stalled``.
-
-A call into C that keeps the interpreter lock stops this thread, too. It then sees that its own look
-came late, and notes what the loop executes as soon as it gets the lock: that is still the caller of
-the C function.
-
-Every stall of 90 ms is seen (the pause between looks, then 50 ms), and shorter ones by chance: a
-look costs 40 to 70 µs of processor time wherever it was measured, nearly all of it for waking up,
-and more of them would be more than 0.2 % of a core. ``cpu_ms`` tells work from waiting: a stall
-with little processor time was a blocking call, or a machine that had no core free.
-"""
+"""Watchdogs over the process: stalls of its event loop, and memory that was freed and is held."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import gc
 import logging
+import os
 import selectors
 import sys
 import threading
@@ -34,9 +20,21 @@ from typing import Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, Histogram
 
+from stanchion.ports.clock import Clock
 from stanchion.services.log import log_event
 
-__all__ = ["LOOK_AGAIN_S", "LOOK_EVERY_S", "STALL_S", "LoopWatchdog"]
+__all__ = [
+    "CHECK_S",
+    "GROWTH_BYTES",
+    "LOOK_AGAIN_S",
+    "LOOK_EVERY_S",
+    "STALL_S",
+    "LoopWatchdog",
+    "MemoryTrimmer",
+    "resident_bytes",
+    "return_freed_memory",
+]
+
 
 LOOK_EVERY_S: Final = 0.04
 LOOK_AGAIN_S: Final = 0.025
@@ -181,3 +179,63 @@ def _described(frame: FrameType | None) -> str:
 
 def _short(path: str) -> str:
     return "/".join(Path(path).parts[-2:])
+
+
+CHECK_S: Final = 2.0
+GROWTH_BYTES: Final = 16 * 1024 * 1024
+"""A server that has grown by less since it was trimmed is left alone."""
+_STATM: Final = Path("/proc/self/statm")
+
+
+class MemoryTrimmer:
+    """Trims the process's memory after it has grown."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        resident: Callable[[], int | None] | None = None,
+        give_back: Callable[[], None] | None = None,
+    ) -> None:
+        """``resident`` reads the memory in use; ``give_back`` may block and runs in a thread."""
+        self._clock = clock
+        self._resident = resident or resident_bytes
+        self._give_back = give_back or return_freed_memory
+        self._level_bytes: int | None = None
+
+    async def run(self) -> None:
+        """Look every two seconds, until cancelled."""
+        self._level_bytes = self._resident()
+        while self._level_bytes is not None:
+            await self._clock.sleep(CHECK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Trim if the process has grown since it was last trimmed."""
+        now_bytes = self._resident()
+        if now_bytes is None:
+            return
+        level_bytes = now_bytes if self._level_bytes is None else self._level_bytes
+        self._level_bytes = min(level_bytes, now_bytes)
+        if now_bytes - self._level_bytes < GROWTH_BYTES:
+            return
+        gc.collect()
+        await asyncio.to_thread(self._give_back)
+        # What is still in use is the level from which further growth counts.
+        self._level_bytes = self._resident()
+
+
+def resident_bytes() -> int | None:
+    """The memory of this process that is in use; ``None`` where the system does not tell."""
+    try:
+        pages = int(_STATM.read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def return_freed_memory() -> None:
+    """Have the C library return freed memory to the system, if it is one that can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -1,4 +1,4 @@
-"""Parts: what every service of the engine works with, and the rules it goes by."""
+"""The context of a replica: its backends, its counters, and the rules in force."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.locks import Locks
 from stanchion.ports.store import Store
-from stanchion.services.engine_signals import EngineSignals
+from stanchion.services.signals import EngineSignals
 
-__all__ = ["Parts", "Rules"]
+__all__ = ["Backends", "ReplicaContext", "Rules"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """A replica's connections to the world, and its counters."""
+class Backends:
+    """A replica's connections to the world. The services never ask what is behind them."""
 
     store: Store
     locks: Locks | None
     bus: Bus
     clock: Clock
     entropy: Entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaContext(Backends):
+    """What every service of the engine works with: the backends and the engine's counters."""
+
     signals: EngineSignals
 
 

@@ -1,4 +1,4 @@
-"""Escalating: the shell around ``core.escalation``.
+"""EscalationService: the shell around ``core.escalation``.
 
 It gathers what the replica counts, looks every few seconds, tells the other replicas, and keeps in
 the store what must outlive a process: the latch, and an operator's order. Lease holders ask it
@@ -28,7 +28,7 @@ from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.store import Documents
 from stanchion.services.log import log_event
 
-__all__ = ["Escalating", "StoredOrder"]
+__all__ = ["EscalationService", "StoredOrder"]
 
 LOOK_EVERY_S: Final = 2.0
 _KIND: Final = "escalation"
@@ -59,7 +59,7 @@ class _Latch(msgspec.Struct, frozen=True):
     """The number of the last order before it. Older versions did not write it."""
 
 
-class Escalating:
+class EscalationService:
     """One replica's view of the escalation, and its part in everybody's."""
 
     def __init__(

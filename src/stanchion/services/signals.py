@@ -1,24 +1,148 @@
-"""Engine signals: what the engine does becomes metrics.
-
-What hints at two writers (a commit that met another, a second completion, a second publish) is
-counted here, and told to whoever weighs it: that is the evidence on which escalation acts.
-"""
+"""Signals: the metrics and log lines of admission and of the engine."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter as Counts
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from stanchion.core.lease import Moment
-from stanchion.core.model import Instant, Run, RunStatus, TenantId
+from stanchion.core.model import Instant, Risk, Run, RunStatus, TenantId, WorkflowId
 from stanchion.ports.clock import Clock
 from stanchion.ports.records import RejectedCode
-from stanchion.services.labels import TenantLabels
+from stanchion.services.lease_signals import LeaseErrors
+from stanchion.services.log import log_event
 
-__all__ = ["BUCKET_MS", "EngineSignals"]
+__all__ = [
+    "BUCKET_MS",
+    "OTHER",
+    "AdmissionEndpoint",
+    "AdmissionSignals",
+    "EngineSignals",
+    "TenantLabels",
+]
+
+
+OTHER: Final = "other"
+"""Also what a tenant of that name is counted as."""
+UNNAMED_MAX: Final = 200
+
+
+class TenantLabels:
+    """Shared by all metrics of a process, so that a tenant has the same label in each of them."""
+
+    def __init__(self, limit: int = 50, *, workflows_max: int = 20) -> None:
+        self._limit = limit
+        self._workflows_max = workflows_max
+        self._workflows: dict[str, set[str]] = {}
+        self._unnamed: OrderedDict[str, None] = OrderedDict()
+
+    def tenant(self, tenant: str) -> str:
+        """The label of a tenant."""
+        if tenant in self._workflows:
+            return tenant
+        if len(self._workflows) >= self._limit or tenant == OTHER:
+            self._unnamed[tenant] = None
+            self._unnamed.move_to_end(tenant)
+            if len(self._unnamed) > UNNAMED_MAX:
+                self._unnamed.popitem(last=False)
+            return OTHER
+        self._workflows[tenant] = set()
+        return tenant
+
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """The tenants that have labels of their own, and the last few hundred of the others."""
+        return (*self._workflows, *self._unnamed)
+
+    def workflow(self, tenant: str, workflow: str, *, exists: bool = True) -> str:
+        """The label of a tenant's workflow.
+
+        One that is not known to exist gets no label of its own: names can be made up for nothing.
+        """
+        if self.tenant(tenant) == OTHER:
+            return OTHER
+        named = self._workflows[tenant]
+        if workflow in named:
+            return workflow
+        if not exists or len(named) >= self._workflows_max or workflow == OTHER:
+            return OTHER
+        named.add(workflow)
+        return workflow
+
+
+# From a step in memory to the longest wait for the gate that can be set.
+_WAIT_BUCKETS_S: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1, 2, 2.5, 5, 10, 30, 60),
+)
+
+
+class AdmissionEndpoint(StrEnum):
+    """How a run can be asked for."""
+
+    START = "start"
+    RERUN = "rerun"
+    SUBMIT = "submit"
+
+
+class AdmissionSignals:
+    """The gate's counters. Children are bound when they are first used, and kept."""
+
+    def __init__(
+        self, registry: CollectorRegistry, *, labels: TenantLabels, errors: LeaseErrors
+    ) -> None:
+        self._labels = labels
+        self._release_errors = errors.release_of("admission")
+        self._decisions = Counter(
+            "stanchion_admission_decisions",
+            "Answers of the gate, by outcome.",
+            ["tenant", "workflow", "outcome"],
+            registry=registry,
+        )
+        self._wait = Histogram(
+            "stanchion_admission_wait_seconds",
+            "Time that callers spent in the gate, whatever the answer.",
+            ["tenant", "endpoint"],
+            buckets=_WAIT_BUCKETS_S,
+            registry=registry,
+        )
+        self._decided: dict[tuple[str, str, str], Counter] = {}
+        self._waited: dict[tuple[str, AdmissionEndpoint], Histogram] = {}
+
+    def decided(
+        self, tenant: TenantId, workflow_id: WorkflowId, outcome: str, *, exists: bool
+    ) -> None:
+        """Count an answer. ``exists``: the workflow is known to be one."""
+        label = self._labels.tenant(tenant)
+        key = (label, self._labels.workflow(tenant, workflow_id, exists=exists), outcome)
+        child = self._decided.get(key)
+        if child is None:
+            child = self._decided[key] = self._decisions.labels(*key)
+        child.inc()
+
+    def waited(self, tenant: TenantId, endpoint: AdmissionEndpoint, waited_s: float) -> None:
+        """Observe how long an answer took."""
+        key = (self._labels.tenant(tenant), endpoint)
+        child = self._waited.get(key)
+        if child is None:
+            child = self._waited[key] = self._wait.labels(*key)
+        child.observe(waited_s)
+
+    def lock_failed(self, name: str, error: str) -> None:
+        """The lock store could not be asked for an admission lock; counted with the decision."""
+        log_event(logging.ERROR, "admission_lock_failed", lease=name, error=error)
+
+    def release_failed(self, name: str, risk: Risk, error: str) -> None:
+        """An admission lock could not be given back: it will expire."""
+        self._release_errors[risk].inc()
+        log_event(logging.WARNING, "lock_release_failed", lease=name, risk=str(risk), error=error)
+
 
 BUCKET_MS: Final = 500
 _BURST_BUCKETS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
