@@ -20,6 +20,9 @@ from stanchion.drills.admission import (
     roughness,
 )
 from stanchion.drills.fallback import EscalationSeen, FallbackSeen, RunSeen, judge_fallback
+from stanchion.drills.lock_busy import FIXED as BUSY_FIXED
+from stanchion.drills.lock_busy import JITTER as BUSY_JITTER
+from stanchion.drills.lock_busy import ArmSeen, LockBusySeen, judge_lock_busy
 from stanchion.drills.renewal import HandOver, RenewalSeen, judge_renewal
 from stanchion.drills.retry import (
     BUDGETED,
@@ -392,3 +395,54 @@ def test_renewals_as_promised() -> None:
 )
 def test_renewals_that_break_a_promise(seen: RenewalSeen, expected: set[str]) -> None:
     assert broken(judge_renewal(seen)) == expected
+
+
+# ── Lock busy ────────────────────────────────────────────────────────────────────────────────────
+
+STUCK = ArmSeen(
+    name=BUSY_FIXED,
+    runs=20,
+    waits_s=(8.0,) * 20,
+    delays_ms=(500,) * 100,
+    attempts_s=tuple(0.5 * wave for wave in range(5) for _ in range(20)),
+    retries=100,
+)
+FREE = ArmSeen(
+    name=BUSY_JITTER,
+    runs=20,
+    waits_s=(2.0,) * 20,
+    delays_ms=(300, 450, 700),
+    attempts_s=tuple(0.1 * number for number in range(20)),
+    retries=20,
+)
+CROWD = LockBusySeen(arms=(STUCK, FREE), dead_letters=0)
+
+
+def with_jitter(arm: ArmSeen) -> LockBusySeen:
+    return replace(CROWD, arms=(STUCK, arm))
+
+
+def test_busy_locks_as_promised() -> None:
+    assert broken(judge_lock_busy(CROWD)) == set()
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (with_jitter(replace(FREE, delays_ms=(300, 701))), {"delay_in_window"}),
+        (with_jitter(replace(FREE, delays_ms=(299, 700))), {"delay_in_window"}),
+        (with_jitter(replace(FREE, delays_ms=(500, 500))), {"delay_spread"}),
+        (with_jitter(replace(FREE, delays_ms=())), {"delay_in_window", "delay_spread"}),
+        (
+            replace(CROWD, arms=(replace(STUCK, delays_ms=(500, 501)), FREE)),
+            {"delay_in_window"},
+        ),
+        (with_jitter(replace(FREE, attempts_s=STUCK.attempts_s)), {"burst_lower"}),
+        (with_jitter(replace(FREE, waits_s=(9.0,) * 20)), {"wait_lower"}),
+        (with_jitter(replace(FREE, unfinished=1)), {"poison_untouched"}),
+        (replace(CROWD, dead_letters=1), {"poison_untouched"}),
+        (replace(CROWD, poison_failures=1), {"poison_untouched"}),
+    ],
+)
+def test_busy_locks_that_break_a_promise(seen: LockBusySeen, expected: set[str]) -> None:
+    assert broken(judge_lock_busy(seen)) == expected

@@ -17,6 +17,7 @@ import msgspec
 
 from stanchion.drills.admission import admission_drill
 from stanchion.drills.fallback import fallback_drill
+from stanchion.drills.lock_busy import lock_busy_drill
 from stanchion.drills.options import DrillOptions, Progress
 from stanchion.drills.page import write_index, write_report
 from stanchion.drills.processes import CouldNotRun, nats_binary, valkey_binary
@@ -33,6 +34,7 @@ DRILLS: Final[Mapping[str, _Drill]] = {
     "retry": retry_drill,
     "fallback": fallback_drill,
     "renewal": renewal_drill,
+    "lock-busy": lock_busy_drill,
 }
 AGAINST: Final = ("admission", "retry")
 """Drills that may run on a deployment that somebody uses: they break nothing there."""

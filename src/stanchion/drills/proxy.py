@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from enum import StrEnum, auto
 from typing import Final
@@ -81,6 +81,8 @@ class Proxy:
         self.port = 0
         self.accepted = 0
         """How many connections there have been."""
+        self.tap: Callable[[bytes], None] | None = None
+        """Is shown every chunk that clients send."""
         self._is_cut = False
         self._traps: list[Trap] = []
         self._links: set[_Link] = set()
@@ -195,6 +197,8 @@ class _Link:
     async def _carry_requests(self, reader: asyncio.StreamReader) -> None:
         with suppress(OSError):
             while chunk := await reader.read(_CHUNK_BYTES):
+                if self._proxy.tap is not None:
+                    self._proxy.tap(chunk)
                 await asyncio.sleep(self._proxy.requests_delay_s)
                 await self._proxy.wait_until_held_no_more("requests")
                 if self._proxy.requests is Flow.IS_LOST:
