@@ -391,7 +391,7 @@ async def _metrics_scrapers(loud: Loud) -> Awaitable[None]:
 
     await loud.together(use(range(first, 300, 10)) for first in range(10))
     scrapes = [loud.request("GET", "/metrics", role=role) for role in (None, "runner")]
-    return loud.flood(scrapes, connections=20)
+    return loud.flood(scrapes, connections=20, rate_per_s=_RATE_PER_S)
 
 
 @_neighbour("a workflow file with 3,206 similar step names and 100 unknown needs")
@@ -516,10 +516,11 @@ async def _pipelining(loud: Loud) -> Awaitable[None]:
     return loud.keep_open(16, [many], more=[many], every_s=0.1)
 
 
-@_neighbour("GETs of runs with 3.5 MB of outputs, 8 at a time")
+@_neighbour("GETs of runs with 3.5 MB of outputs, 8 at a time, 30 a second")
 async def _large_outputs(loud: Loud) -> Awaitable[None]:
     run_id = await loud.finished_run(14, "y" * _INPUT_BYTES)
-    return loud.flood([loud.request("GET", f"/v1/runs/{run_id}")], connections=8)
+    read = loud.request("GET", f"/v1/runs/{run_id}")
+    return loud.flood([read], connections=8, rate_per_s=30)
 
 
 @_neighbour("64 callers that ask for 3.5 MB and read none of it")

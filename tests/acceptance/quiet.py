@@ -79,10 +79,12 @@ class Bound(msgspec.Struct, frozen=True):
     ratio_max: float = 3.0
     liveness_ms_max: float = 500.0
     starvation_max: float = 8.0
+    slack: float = 1.0
+    """For the p99 of few requests, which is the worst or the second worst of them."""
 
     def p99_ms_max(self, name: str, seen: Seen) -> float:
         """The bound, stretched by as much as the machine kept server and caller from working."""
-        bound_ms = max(CATALOGUE[name].p99_ms, self.ratio_max * self.alone.p99_ms)
+        bound_ms = self.slack * max(CATALOGUE[name].p99_ms, self.ratio_max * self.alone.p99_ms)
         return bound_ms * min(self.starvation_max, seen.starvation) + 2 * seen.own_lag_ms
 
     def faults(self, name: str, seen: Seen) -> list[str]:

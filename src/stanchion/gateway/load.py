@@ -66,6 +66,8 @@ class Load:
             LoadKind.STREAMS: options.streams_per_tenant_max,
         }
         self._counts = dict.fromkeys(LoadKind, 0)
+        self.ended = 0
+        """How many requests, waits and streams have ended so far."""
         self._tenants: dict[LoadKind, dict[TenantId, int]] = {kind: {} for kind in LoadKind}
         shed = Counter(
             "stanchion_http_shed",
@@ -100,6 +102,7 @@ class Load:
     def end(self, kind: LoadKind) -> None:
         """Count it out."""
         self._counts[kind] -= 1
+        self.ended += 1
 
     def begin_for(self, kind: LoadKind, tenant: TenantId) -> None:
         """Count one in for its tenant, or refuse it with 429."""
@@ -145,6 +148,7 @@ class HeavyRequests:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._turn = asyncio.Lock()
+        self._rest_until_s = 0.0
         self._waiting = 0
         self._tenants: WeakValueDictionary[TenantId, asyncio.Lock] = WeakValueDictionary()
 
@@ -167,11 +171,24 @@ class HeavyRequests:
                 await self._quiet(loop.time() + WAIT_S_MAX)
             finally:
                 # The loop comes to it after the holder has worked and waits again.
-                loop.call_soon(self._turn.release)
+                loop.call_soon(self._end_turn, loop.time())
         finally:
             self._waiting -= 1
 
+    def _end_turn(self, began_s: float) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._rest_until_s = now_s + (now_s - began_s)
+        self._turn.release()
+
     async def _quiet(self, until_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        while self._load.requests > self._waiting and loop.time() < until_s:  # noqa: ASYNC110 - small requests must not pay for an event
+        """Wait until as many requests have ended as were under way when the turn came.
+
+        While there are others, large bodies also leave them as much time as the last one took.
+        """
+        loop, load = asyncio.get_running_loop(), self._load
+        ended = load.ended + load.requests - self._waiting
+        while loop.time() < until_s and (  # noqa: ASYNC110 - small requests must not pay for an event
+            load.ended < ended
+            or (load.requests > self._waiting and loop.time() < self._rest_until_s)
+        ):
             await asyncio.sleep(_LOOK_EVERY_S)
