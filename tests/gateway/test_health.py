@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from stanchion.adapters.system import ManualClock
 from stanchion.gateway import GatewayOptions
-from stanchion.gateway.metrics import ANSWERS_MAX, CACHED_MS, WAITING_MAX, MetricsPage
 from stanchion.gateway.problems import Refused
+from stanchion.gateway.state import ANSWERS_MAX, CACHED_MS, WAITING_MAX, MetricsPage
 from tests.gateway.asgi import ask, opened
 from tests.gateway.house import ADMIN, House, opened_house
 from tests.services.faulty_locks import Fault

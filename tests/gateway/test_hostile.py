@@ -12,8 +12,7 @@ import pytest
 
 from stanchion.core.model import TenantId
 from stanchion.gateway import GatewayOptions
-from stanchion.gateway.answers import TURN_BYTES, Answers
-from stanchion.gateway.load import HeavyRequests, Load, LoadKind
+from stanchion.gateway.load import TURN_BYTES, Answers, HeavyRequests, Load, LoadKind
 from stanchion.ports.records import Result
 from stanchion.services.keys import Keys
 from stanchion.wire.admin import Role

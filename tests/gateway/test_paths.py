@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stanchion.gateway.paths import Paths
+from stanchion.gateway.app import Paths
 from stanchion.gateway.routes import ROUTES
 
 PATHS = Paths(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stanchion.gateway import GatewayOptions
-from stanchion.gateway.reference import code_table, route_table
+from stanchion.gateway.openapi import code_table, route_table
 from stanchion.gateway.routes import ROUTES
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http-api.md"

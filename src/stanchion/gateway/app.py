@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from starlette.routing import BaseRoute, Router
 from starlette.routing import Route as PathRoute
 from starlette.types import ASGIApp
 
-from stanchion.gateway.desk import GatewayState
 from stanchion.gateway.endpoint import Endpoint
 from stanchion.gateway.exchange import Exchange
+from stanchion.gateway.load import Observe, RequestSignals
 from stanchion.gateway.openapi import document
 from stanchion.gateway.options import GatewayOptions
-from stanchion.gateway.paths import Paths
 from stanchion.gateway.problems import Refusal
 from stanchion.gateway.route import ANYONE, LIVEZ, METRICS, PATHS, Reach, Route
 from stanchion.gateway.routes import ROUTES
-from stanchion.gateway.signals import Observe, RequestSignals
+from stanchion.gateway.state import GatewayState
 from stanchion.ports.errors import BackendError
 from stanchion.services.engine import Services
 from stanchion.services.watchdog import LoopWatchdog
 from stanchion.wire.problems import Code
 
-__all__ = ["Gateway", "MetricsApp", "make_app"]
+__all__ = ["Gateway", "MetricsApp", "Paths", "make_app"]
 
 _PREPARE_S: Final = 2.0
 
@@ -186,3 +185,54 @@ async def _lifespan(receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI 
         await send({"type": f"{message['type']}.complete"})
         if message["type"] == "lifespan.shutdown":
             return
+
+
+_Endpoint = TypeVar("_Endpoint")
+
+
+class Paths(Generic[_Endpoint]):
+    """A table of templates."""
+
+    def __init__(self, endpoints: Mapping[str, _Endpoint]) -> None:
+        self.left_out = [path for path in endpoints if any(f"{{{name}}}" in path for name in PATHS)]
+        """Those with a parameter that has no bounds."""
+        self._root: _Node[_Endpoint] = _Node()
+        for template, endpoint in endpoints.items():
+            if template not in self.left_out:
+                self._put(template.split("/"), endpoint)
+
+    def find(self, path: str) -> tuple[_Endpoint, dict[str, str]] | None:
+        """The endpoint, and what stands where its template has parameters."""
+        node, segments = self._root, path.split("/")
+        for segment in segments:
+            below = node.words.get(segment) or (node.anything if segment else None)
+            if below is None:
+                return None
+            node = below
+        if node.endpoint is None:
+            return None
+        return node.endpoint, {name: segments[place] for name, place in node.parameters}
+
+    def _put(self, segments: list[str], endpoint: _Endpoint) -> None:
+        node, parameters = self._root, []
+        for place, segment in enumerate(segments):
+            if segment.startswith("{"):
+                parameters.append((segment[1:-1], place))
+                node.anything = node.anything or _Node()
+                below = node.anything
+            else:
+                below = node.words.setdefault(segment, _Node())
+            assert node.anything is None or not node.words, f"{segments}: {segment} has rivals"
+            node = below
+        node.endpoint, node.parameters = endpoint, tuple(parameters)
+
+
+class _Node(Generic[_Endpoint]):
+    __slots__ = ("anything", "endpoint", "parameters", "words")
+
+    def __init__(self) -> None:
+        self.words: dict[str, _Node[_Endpoint]] = {}
+        self.anything: _Node[_Endpoint] | None = None
+        self.endpoint: _Endpoint | None = None
+        self.parameters: tuple[tuple[str, int], ...] = ()
+        """Of the endpoint, each with its place in the path."""

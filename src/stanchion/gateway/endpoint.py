@@ -17,11 +17,8 @@ from typing import Any, Final
 
 import msgspec
 
-from stanchion.gateway import bounds
 from stanchion.gateway.auth import DEFAULT_TENANT, Caller
-from stanchion.gateway.body import decoded
-from stanchion.gateway.call import Call, NoBody, NoQuery, Reply, Stream
-from stanchion.gateway.desk import GatewayState
+from stanchion.gateway.body import decoded, is_suspect, read_query
 from stanchion.gateway.exchange import (
     PART_BYTES,
     ClientGone,
@@ -31,6 +28,7 @@ from stanchion.gateway.exchange import (
     Send,
     ready,
 )
+from stanchion.gateway.load import Observe, RequestPlace, stream_counted
 from stanchion.gateway.problems import (
     GATE_UNAVAILABLE,
     Refusal,
@@ -38,10 +36,20 @@ from stanchion.gateway.problems import (
     invalid_member,
     overdrawn,
 )
-from stanchion.gateway.query import read_query
-from stanchion.gateway.room import RequestPlace, stream_counted
-from stanchion.gateway.route import PARAMETERS, PROBES, Answered, Reach, Route, Takes
-from stanchion.gateway.signals import Observe
+from stanchion.gateway.route import (
+    PARAMETERS,
+    PROBES,
+    Answered,
+    Call,
+    NoBody,
+    NoQuery,
+    Reach,
+    Reply,
+    Route,
+    Stream,
+    Takes,
+)
+from stanchion.gateway.state import GatewayState
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import BadCursor
 from stanchion.services.engine import Services
@@ -296,7 +304,7 @@ class _Course:
             query=query,
             body=body,
             body_bytes=len(raw),
-            is_suspect=bounds.is_suspect(raw),
+            is_suspect=is_suspect(raw),
             headers=exchange.headers,
             idempotency_key=None if key is None else key.decode("ascii"),
             request_id=exchange.request_id,

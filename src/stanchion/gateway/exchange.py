@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from stanchion.core.model import TenantId
-from stanchion.gateway.call import Reply, Stream
+from stanchion.gateway.load import Observe
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, Refused, answer_parts
-from stanchion.gateway.signals import Observe
+from stanchion.gateway.route import Reply, Stream
 from stanchion.wire.problems import Code
 
 __all__ = [

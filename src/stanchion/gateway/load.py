@@ -8,21 +8,36 @@ the tenant's own limit it is 429 ``tenant_overloaded``, and other tenants are no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from weakref import WeakValueDictionary
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from stanchion.core.model import TenantId
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, Refused, unavailable_after_ms
+from stanchion.gateway.route import Route
 from stanchion.wire.problems import Code
 
-__all__ = ["HeavyRequests", "Load", "LoadKind"]
+if TYPE_CHECKING:
+    from stanchion.gateway.state import GatewayState
+
+__all__ = [
+    "TURN_BYTES",
+    "Answers",
+    "HeavyRequests",
+    "Load",
+    "LoadKind",
+    "Observe",
+    "RequestPlace",
+    "RequestSignals",
+    "stream_counted",
+]
 
 WAIT_S_MAX: Final = 0.05
 _LOOK_EVERY_S: Final = 0.001
@@ -192,3 +207,193 @@ class HeavyRequests:
             or (load.requests > self._waiting and loop.time() < self._rest_until_s)
         ):
             await asyncio.sleep(_LOOK_EVERY_S)
+
+
+class RequestPlace:
+    """A place among the requests, later perhaps among the waits, and a body in memory."""
+
+    __slots__ = ("_bodies", "_body", "_kind", "_load", "_tenant")
+
+    def __init__(self, desk: GatewayState) -> None:
+        self._load = desk.load
+        self._bodies = desk.bodies
+        self._tenant: TenantId | None = None
+        self._body: bytes | None = None
+        self._kind = LoadKind.REQUESTS
+
+    def __enter__(self) -> Self:
+        self._load.begin(self._kind)
+        return self
+
+    def take_for(self, tenant: TenantId) -> None:
+        """Count it among its tenant's as well. Raises ``Refused``."""
+        self._load.begin_for(self._kind, tenant)
+        self._tenant = tenant
+
+    def hold(self, body: bytes) -> None:
+        """Remember the body that was read."""
+        self._body = body
+
+    def only_wait(self) -> None:
+        """Count it among the waits from here on, and no longer among the requests."""
+        _begin(self._load, LoadKind.WAITS, self._tenant)
+        _end(self._load, self._kind, self._tenant)
+        self._kind = LoadKind.WAITS
+
+    def __exit__(self, *_error: object) -> None:
+        if self._body is not None:
+            self._bodies.done(self._body)
+        _end(self._load, self._kind, self._tenant)
+
+
+@contextmanager
+def stream_counted(load: Load, tenant: TenantId) -> Iterator[None]:
+    """Count a stream while inside. Raises ``Refused``."""
+    _begin(load, LoadKind.STREAMS, tenant)
+    try:
+        yield
+    finally:
+        _end(load, LoadKind.STREAMS, tenant)
+
+
+def _begin(load: Load, kind: LoadKind, tenant: TenantId | None) -> None:
+    if tenant is not None:
+        load.begin_for(kind, tenant)
+    try:
+        load.begin(kind)
+    except BaseException:
+        if tenant is not None:
+            load.end_for(kind, tenant)
+        raise
+
+
+def _end(load: Load, kind: LoadKind, tenant: TenantId | None) -> None:
+    load.end(kind)
+    if tenant is not None:
+        load.end_for(kind, tenant)
+
+
+TENANT_SHARE: Final = 4
+"""One tenant's readers may hold this fraction of all that is held: a quarter."""
+TURN_BYTES: Final = 512 * 1024
+"""What large answers write in one iteration of the event loop. One alone is always written."""
+
+
+class Answers:
+    """Large answers that are being sent: all together, and those of each tenant."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held_bytes = 0
+        self._by_tenant: dict[TenantId | None, int] = {}
+        self._holders: dict[int, int] = {}
+        """How many callers are being sent the same body, by its identity."""
+        self._turn_bytes = 0
+        """What the answers of this iteration write; zero if no iteration is being counted."""
+        self._lines: OrderedDict[TenantId | None, deque[tuple[asyncio.Future[None], int]]] = (
+            OrderedDict()
+        )
+
+    def is_tenant_full(self, body: bytes, tenant: TenantId | None) -> bool:
+        """Whether the tenant has no room for one more. One alone always fits."""
+        held_bytes = self._by_tenant.get(tenant, 0)
+        is_new = id(body) not in self._holders
+        return (
+            is_new and held_bytes > 0 and held_bytes + len(body) > self._bytes_max // TENANT_SHARE
+        )
+
+    def take(self, body: bytes, tenant: TenantId | None) -> bool:
+        """Make room for one; whether there was. One alone always fits."""
+        holders = self._holders.get(id(body), 0)
+        if holders == 0:
+            size = len(body)
+            if self._held_bytes and self._held_bytes + size > self._bytes_max:
+                return False
+            self._held_bytes += size
+            self._by_tenant[tenant] = self._by_tenant.get(tenant, 0) + size
+        self._holders[id(body)] = holders + 1
+        return True
+
+    def give(self, body: bytes, tenant: TenantId | None) -> None:
+        """One was sent, or its reader has hung up."""
+        holders = self._holders.pop(id(body)) - 1
+        if holders:
+            self._holders[id(body)] = holders
+            return
+        self._held_bytes -= len(body)
+        left = self._by_tenant[tenant] - len(body)
+        if left:
+            self._by_tenant[tenant] = left
+        else:
+            del self._by_tenant[tenant]
+
+    async def turn(self, size: int, tenant: TenantId | None) -> None:
+        """Wait until an iteration of the event loop has room for so many bytes."""
+        loop = asyncio.get_running_loop()
+        if not self._lines and self._has_room(size):
+            if not self._turn_bytes:
+                loop.call_soon(self._next_turn)
+            self._turn_bytes += size
+            return
+        waiting: asyncio.Future[None] = loop.create_future()
+        self._lines.setdefault(tenant, deque()).append((waiting, size))
+        await waiting
+
+    def _has_room(self, size: int) -> bool:
+        return not self._turn_bytes or self._turn_bytes + size <= TURN_BYTES
+
+    def _next_turn(self) -> None:
+        self._turn_bytes = 0
+        while self._lines:
+            tenant, line = next(iter(self._lines.items()))
+            waiting, size = line[0]
+            if not self._has_room(size):
+                break
+            line.popleft()
+            if line:
+                self._lines.move_to_end(tenant)
+            else:
+                del self._lines[tenant]
+            if not waiting.done():
+                waiting.set_result(None)
+                self._turn_bytes += size
+        if self._turn_bytes:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+
+Observe: TypeAlias = Callable[[float, int], None]
+"""Told the seconds a request took, and its status."""
+
+_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
+_UNROUTED: Final = "none"
+
+
+class RequestSignals:
+    """One histogram; its children are bound once, a label look-up costs more than a count."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram(
+            "stanchion_http_request_seconds",
+            "Time from a request's head to the end of its answer, waits included.",
+            ["method", "route", "status"],
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+        self.unrouted = self._observer("any", _UNROUTED)
+
+    def observer(self, route: Route) -> Observe:
+        """What is to be told of every request to the route."""
+        return self._observer(route.method, route.path)
+
+    def _observer(self, method: str, path: str) -> Observe:
+        bound: dict[int, Callable[[float], None]] = {}
+
+        def observe(seconds: float, status: int) -> None:
+            kind = status // 100
+            child = bound.get(kind)
+            if child is None:
+                labels = self._seconds.labels(method=method, route=path, status=f"{kind}xx")
+                child = bound[kind] = labels.observe
+            child(seconds)
+
+        return observe

@@ -33,9 +33,26 @@ from stanchion.core.model import (
 from stanchion.core.plan import Plan
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.workflow import ApprovalSpec, StepSpec, Workflow
+from stanchion.gateway.problems import (
+    GATE_UNAVAILABLE,
+    LIMIT_CHECK_FAILED,
+    TENANT_FULL,
+    Headers,
+    Refusal,
+)
+from stanchion.gateway.route import Reply
 from stanchion.ports.records import DeadLetter, JobState, JobView, LeasedJob, RunSummary
+from stanchion.services.gate_answers import (
+    GateCode,
+    GateFailed,
+    GateFull,
+    JobThrottled,
+    KeyMismatch,
+    RunStarted,
+)
 from stanchion.services.keys import ApiKeyRecord
 from stanchion.wire.admin import DeadLetterRow, KeyRow
+from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
     FeedLine,
     JobAnswer,
@@ -48,6 +65,7 @@ from stanchion.wire.runs import (
 from stanchion.wire.worker import LeasedJob as LeasedJobView
 
 __all__ = [
+    "REPLAYED",
     "dead_letter_row",
     "definition",
     "encoded_run",
@@ -56,8 +74,10 @@ __all__ = [
     "jobs_out",
     "key_row",
     "leased_job",
+    "refusal_of",
     "run_row",
     "run_view",
+    "started",
     "timeline_line",
     "when",
 ]
@@ -332,3 +352,46 @@ def _step_of_file(spec: StepSpec) -> JsonObject:
         message = shown.pop("message", None)
         shown["approval"] = {} if message is None else {"message": message}
     return shown
+
+
+REPLAYED: Final[Headers] = ((b"idempotency-replayed", b"true"),)
+
+_FAILED: Final[Mapping[GateCode, tuple[Code, str]]] = {
+    GateCode.GATE_UNAVAILABLE: (Code.GATE_UNAVAILABLE, GATE_UNAVAILABLE),
+    GateCode.GATE_BUSY: (Code.GATE_BUSY, GATE_UNAVAILABLE),
+    GateCode.LIMIT_CHECK_FAILED: (Code.LIMIT_CHECK_FAILED, LIMIT_CHECK_FAILED),
+}
+
+
+def started(answer: RunStarted, value: object) -> Reply:
+    """The run is there; a header says whether this very request made it."""
+    return Reply(value, headers=REPLAYED if answer.replayed else ())
+
+
+def refusal_of(answer: GateFull | KeyMismatch | JobThrottled | GateFailed) -> Refusal:
+    """Why there is no run."""
+    match answer:
+        case GateFull():
+            return Refusal(
+                code=Code.MAX_CONCURRENT_RUNS_REACHED,
+                detail=TENANT_FULL,
+                retry_after_ms=answer.retry_after_ms,
+                limit=answer.limit,
+                active=answer.active,
+            )
+        case KeyMismatch():
+            return Refusal(
+                code=Code.IDEMPOTENCY_MISMATCH,
+                detail="this Idempotency-Key was used for another request",
+            )
+        case JobThrottled():
+            return Refusal(
+                code=Code.JOB_THROTTLED,
+                detail="job rate limit reached",
+                retry_after_ms=answer.retry_after_ms,
+            )
+        case GateFailed():
+            code, detail = _FAILED[answer.code]
+            return Refusal(code=code, detail=detail, retry_after_ms=answer.retry_after_ms)
+        case _:
+            assert_never(answer)

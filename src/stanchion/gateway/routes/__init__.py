@@ -6,16 +6,13 @@ from typing import Final
 
 from stanchion.gateway.route import Route
 from stanchion.gateway.routes import (
+    admin,
     dead_letters,
-    escalation,
     events,
     health,
     jobs,
-    keys,
     leases,
     runs,
-    settings,
-    tenants,
     worker,
     workflows,
 )
@@ -29,11 +26,11 @@ ROUTES: Final[tuple[Route, ...]] = (
     *jobs.ROUTES,
     *workflows.ROUTES,
     *events.ROUTES,
-    *tenants.ROUTES,
-    *settings.ROUTES,
+    *admin.TENANTS_ROUTES,
+    *admin.SETTINGS_ROUTES,
     *leases.ROUTES,
     *dead_letters.ROUTES,
-    *keys.ROUTES,
-    *escalation.ROUTES,
+    *admin.KEYS_ROUTES,
+    *leases.ESCALATION_ROUTES,
     *health.ROUTES,
 )

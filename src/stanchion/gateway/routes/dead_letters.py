@@ -6,9 +6,8 @@ import logging
 from typing import Final
 
 from stanchion.core.model import TenantId
-from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
 from stanchion.gateway.problems import Refusal, not_found
-from stanchion.gateway.route import OPERATORS, Reach, Route, Takes
+from stanchion.gateway.route import OPERATORS, Call, NoBody, NoQuery, Reach, Reply, Route, Takes
 from stanchion.gateway.routes.workflows import PagedWorkflows
 from stanchion.gateway.views import dead_letter_row
 from stanchion.ports.store import Store

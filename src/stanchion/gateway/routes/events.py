@@ -20,10 +20,9 @@ from typing import Final
 import msgspec
 
 from stanchion.core.model import RunId
-from stanchion.gateway.call import Call, NoBody, Stream
 from stanchion.gateway.cursors import CursorSeal
 from stanchion.gateway.problems import Refused, invalid_member, not_found
-from stanchion.gateway.route import RUNNERS, Reach, Route
+from stanchion.gateway.route import RUNNERS, Call, NoBody, Reach, Route, Stream
 from stanchion.gateway.views import feed_line
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import BadCursor, FeedEntry

@@ -6,8 +6,18 @@ from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
-from stanchion.gateway.route import ANYONE, LIVEZ, METRICS, OPERATORS, Reach, Route
+from stanchion.gateway.route import (
+    ANYONE,
+    LIVEZ,
+    METRICS,
+    OPERATORS,
+    Call,
+    NoBody,
+    NoQuery,
+    Reach,
+    Reply,
+    Route,
+)
 from stanchion.wire.admin import Health
 
 __all__ = ["ROUTES"]

@@ -6,12 +6,10 @@ from typing import Final, assert_never
 
 from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import Item, ItemKey, Job, JobId, Run, Step, Topic, job_id
-from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
-from stanchion.gateway.free_values import check_value
-from stanchion.gateway.gate_answers import refusal_of, started
+from stanchion.gateway.body import check_value
 from stanchion.gateway.problems import Refusal, not_found
-from stanchion.gateway.route import RUNNERS, Reach, Route, Takes
-from stanchion.gateway.views import job_answer
+from stanchion.gateway.route import RUNNERS, Call, NoBody, NoQuery, Reach, Reply, Route, Takes
+from stanchion.gateway.views import job_answer, refusal_of, started
 from stanchion.ports.store import Runs
 from stanchion.services.gate_answers import GateFailed, JobThrottled, KeyMismatch, RunStarted
 from stanchion.services.plans import JOB_STEP

@@ -6,18 +6,20 @@ Both ways of interfering leave a line in the log, with the name of whoever did i
 from __future__ import annotations
 
 import logging
-from typing import Final, Never, assert_never
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Never, assert_never
 
-from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
+from stanchion.core.escalation import Level, Order
+from stanchion.core.model import Risk
 from stanchion.gateway.problems import Refusal, Refused, not_found
-from stanchion.gateway.route import OPERATORS, Reach, Route, Takes
+from stanchion.gateway.route import OPERATORS, Call, NoBody, NoQuery, Reach, Reply, Route, Takes
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks, LockView
 from stanchion.services.log import log_event
-from stanchion.wire.admin import HoldLease, LeaseList, LeaseRow
+from stanchion.wire.admin import EscalationView, HoldLease, LeaseList, LeaseRow, SetEscalation
 from stanchion.wire.problems import Code
 
-__all__ = ["ROUTES"]
+__all__ = ["ESCALATION_ROUTES", "ROUTES"]
 
 _WITHIN_MS: Final = 2_000
 
@@ -124,5 +126,62 @@ ROUTES: Final = (
         reach=Reach.DEPLOYMENT,
         answer=LeaseRow,
         codes=(Code.NOT_FOUND, Code.LOCKS_UNAVAILABLE),
+    ),
+)
+
+
+_LEVELS: Final[Mapping[Level, Literal["normal", "escalated", "latched"]]] = {
+    Level.NORMAL: "normal",
+    Level.ESCALATED: "escalated",
+    Level.LATCHED: "latched",
+}
+_FORCED: Final[Mapping[Order | None, Literal["force_open", "force_closed"]]] = {
+    Order.FORCE_OPEN: "force_open",
+    Order.FORCE_CLOSED: "force_closed",
+}
+
+
+async def get_escalation(call: Call[NoBody, NoQuery]) -> Reply:
+    """The level in force on this replica."""
+    return Reply(_view(call))
+
+
+async def set_escalation(call: Call[SetEscalation, NoQuery]) -> Reply:
+    """Force open or closed, or clear: here at once, elsewhere at the next look."""
+    await call.services.escalating.order(Order(call.body.order), actor=call.actor)
+    return Reply(_view(call))
+
+
+def _view(call: Call[Any, Any]) -> EscalationView:
+    escalating = call.services.escalating
+    return EscalationView(
+        level=_LEVELS[escalating.level],
+        forced=_FORCED.get(escalating.forced),
+        closes=call.services.settings.current.escalation.closes,
+        closed_now=tuple(risk for risk in Risk if escalating.closes(risk)),
+        trips_today=escalating.trips_today,
+    )
+
+
+ESCALATION_ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/v1/admin/escalation",
+        handler=get_escalation,
+        says="Whether the closed classes fail closed now, and why.",
+        roles=OPERATORS,
+        reach=Reach.DEPLOYMENT,
+        answer=EscalationView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/admin/escalation",
+        handler=set_escalation,
+        says="An operator's word: `force_open`, `force_closed`, or `clear`.",
+        roles=OPERATORS,
+        reach=Reach.DEPLOYMENT,
+        takes=Takes.JSON,
+        body=SetEscalation,
+        answer=EscalationView,
     ),
 )

@@ -13,12 +13,18 @@ from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import Run, RunId, RunStatus, StepId, WorkflowId
 from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunRefused
-from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
-from stanchion.gateway.free_values import check_value
-from stanchion.gateway.gate_answers import refusal_of, started
+from stanchion.gateway.body import check_value
 from stanchion.gateway.problems import Refusal, Refused, invalid, invalid_member, not_found
-from stanchion.gateway.route import RUNNERS, Reach, Route, Takes
-from stanchion.gateway.views import encoded_run, jobs_out, run_row, run_view, timeline_line
+from stanchion.gateway.route import RUNNERS, Call, NoBody, NoQuery, Reach, Reply, Route, Takes
+from stanchion.gateway.views import (
+    encoded_run,
+    jobs_out,
+    refusal_of,
+    run_row,
+    run_view,
+    started,
+    timeline_line,
+)
 from stanchion.ports.records import Loaded, RunFilter
 from stanchion.services.gate_answers import (
     GateFailed,

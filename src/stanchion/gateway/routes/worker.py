@@ -12,10 +12,19 @@ from typing import Final, TypeVar, assert_never
 
 from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, PROGRESS_BYTES_MAX, RESULT_BYTES_MAX
 from stanchion.core.model import Failure, JobId, Topic
-from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
-from stanchion.gateway.free_values import check_value
+from stanchion.gateway.body import check_value
 from stanchion.gateway.problems import Refused, invalid_member
-from stanchion.gateway.route import OPERATORS, WORKERS, Reach, Route, Takes
+from stanchion.gateway.route import (
+    OPERATORS,
+    WORKERS,
+    Call,
+    NoBody,
+    NoQuery,
+    Reach,
+    Reply,
+    Route,
+    Takes,
+)
 from stanchion.gateway.views import leased_job
 from stanchion.ports.records import Accepted, JobLease, Result, ResultRejected
 from stanchion.wire.problems import Code

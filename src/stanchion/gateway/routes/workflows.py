@@ -12,9 +12,8 @@ from stanchion.core.model import TenantId, WorkflowId
 from stanchion.core.plan import link, subworkflows
 from stanchion.core.workflow import Workflow
 from stanchion.core.workflow_file import Format, parse_workflow
-from stanchion.gateway.call import Call, NoBody, NoQuery, Reply
 from stanchion.gateway.problems import Refusal, invalid, not_found
-from stanchion.gateway.route import RUNNERS, Reach, Route, Takes
+from stanchion.gateway.route import RUNNERS, Call, NoBody, NoQuery, Reach, Reply, Route, Takes
 from stanchion.gateway.views import definition, when
 from stanchion.ports.store import Definitions
 from stanchion.wire.identifiers import Cursor, Limit

@@ -1,0 +1,250 @@
+"""Administration: tenants, keys and settings."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import TenantId
+from stanchion.core.settings import override_faults
+from stanchion.gateway.body import check_value
+from stanchion.gateway.problems import Refusal, invalid, invalid_member, not_found
+from stanchion.gateway.route import (
+    ADMINS,
+    OPERATORS,
+    Call,
+    NoBody,
+    NoQuery,
+    Reach,
+    Reply,
+    Route,
+    Takes,
+)
+from stanchion.gateway.routes.workflows import PagedWorkflows
+from stanchion.gateway.views import key_row, when
+from stanchion.ports.records import Tenant
+from stanchion.services.log import log_event
+from stanchion.wire.admin import (
+    CreateKey,
+    KeyCreated,
+    KeyList,
+    KeyRow,
+    Role,
+    TenantConfig,
+    TenantList,
+    TenantRow,
+)
+from stanchion.wire.identifiers import ALL_TENANTS
+from stanchion.wire.problems import Code
+
+__all__ = ["KEYS_ROUTES", "SETTINGS_ROUTES", "TENANTS_ROUTES"]
+
+
+_OVERRIDE_BYTES_MAX: Final = 64 * 1024
+
+
+async def put_tenant(call: Call[TenantConfig, NoQuery]) -> Reply | Refusal:
+    """Replace a tenant's configuration. In force when answered."""
+    config = call.body
+    check_value(call, "admission", config.admission, bytes_max=_OVERRIDE_BYTES_MAX)
+    faults = override_faults(call.services.settings.current, config.admission)
+    if faults:
+        return invalid(faults, str(faults[0]))
+    tenant = TenantId(call.params["tenant"])
+    await call.services.gate.tenants.put(
+        tenant,
+        Tenant(config.max_concurrent_runs, config.job_rate_per_s, config.admission),
+    )
+    log_event(logging.INFO, "tenant_changed", tenant=tenant, actor=call.actor)
+    return Reply(config)
+
+
+async def get_tenant(call: Call[NoBody, NoQuery]) -> Reply:
+    """A tenant's configuration; the defaults for one that nobody configured."""
+    config = await call.services.store.tenant(TenantId(call.params["tenant"]))
+    return Reply(
+        TenantConfig(
+            max_concurrent_runs=config.max_concurrent_runs,
+            job_rate_per_s=config.job_rate_per_s,
+            admission=config.admission,
+        )
+    )
+
+
+async def list_tenants(call: Call[NoBody, PagedWorkflows]) -> Reply:
+    """The tenants that were configured, by name."""
+    page = await call.services.store.list_tenants(cursor=call.query.cursor, limit=call.query.limit)
+    rows = tuple(
+        TenantRow(
+            tenant=name,
+            max_concurrent_runs=config.max_concurrent_runs,
+            job_rate_per_s=config.job_rate_per_s,
+            admission=config.admission,
+        )
+        for name, config in page.items
+    )
+    return Reply(TenantList(rows, page.cursor))
+
+
+TENANTS_ROUTES: Final = (
+    Route(
+        method="PUT",
+        path="/v1/admin/tenants/{tenant}",
+        handler=put_tenant,
+        says="Replace what a tenant may do. In force when answered.",
+        roles=ADMINS,
+        reach=Reach.DEPLOYMENT,
+        takes=Takes.JSON,
+        body=TenantConfig,
+        answer=TenantConfig,
+    ),
+    Route(
+        method="GET",
+        path="/v1/admin/tenants/{tenant}",
+        handler=get_tenant,
+        says="What a tenant may do; the defaults for one that nobody configured.",
+        roles=OPERATORS,
+        reach=Reach.DEPLOYMENT,
+        answer=TenantConfig,
+    ),
+    Route(
+        method="GET",
+        path="/v1/admin/tenants",
+        handler=list_tenants,
+        says="List the tenants that were configured, by name.",
+        roles=OPERATORS,
+        reach=Reach.DEPLOYMENT,
+        query=PagedWorkflows,
+        answer=TenantList,
+    ),
+)
+
+
+_LOCKED_OUT: Final = (
+    "this would be the first key, and from then on every request needs one: first make an admin key"
+    " for '*', or start the server with STANCHION_ADMIN_KEY"
+)
+
+
+async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
+    """Make a key. Its secret is shown this once."""
+    wanted = call.body
+    if call.only is not None and wanted.tenant != call.only:
+        detail = (
+            "a key for one tenant makes keys for that tenant only:"
+            " this needs a key for all tenants ('*') with the role admin"
+        )
+        return Refusal(code=Code.FORBIDDEN, detail=detail)
+    if wanted.role is Role.RUNNER and wanted.tenant == ALL_TENANTS:
+        return invalid_member("tenant", "a runner's key is for one tenant")
+    if await call.desk.keys.would_lock_out(role=wanted.role, tenant=wanted.tenant):
+        return Refusal(code=Code.CONFLICT, detail=_LOCKED_OUT)
+    made = await call.desk.keys.create(
+        role=wanted.role, tenant=wanted.tenant, note=wanted.note, actor=call.actor
+    )
+    return Reply(
+        KeyCreated(
+            id=made.id,
+            key=made.key,
+            role=wanted.role,
+            tenant=wanted.tenant,
+            note=wanted.note,
+            created_at=when(made.record.created_at),
+        )
+    )
+
+
+async def list_keys(call: Call[NoBody, PagedWorkflows]) -> Reply:
+    """Keys, by id, without their secrets."""
+    query = call.query
+    page = await call.desk.keys.list(call.only, cursor=query.cursor, limit=query.limit)
+    return Reply(KeyList(tuple(key_row(*each) for each in page.items), page.cursor))
+
+
+async def revoke_key(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
+    """End a key: here at once, elsewhere within two seconds."""
+    key_id = call.params["key_id"]
+    keys = call.desk.keys
+    found = await keys.record(key_id)
+    if found is None or (call.only is not None and found.tenant != call.only):
+        return not_found("key")
+    revoked = await keys.revoke(key_id, actor=call.actor)
+    return not_found("key") if revoked is None else Reply(key_row(key_id, revoked))
+
+
+KEYS_ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/v1/admin/keys",
+        handler=create_key,
+        says="Make a key. Its secret is shown this once.",
+        roles=ADMINS,
+        reach=Reach.ONE_OR_ALL,
+        takes=Takes.JSON,
+        body=CreateKey,
+        answer=KeyCreated,
+        codes=(Code.CONFLICT,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/admin/keys",
+        handler=list_keys,
+        says="List keys, by id, without their secrets.",
+        roles=ADMINS,
+        reach=Reach.ONE_OR_ALL,
+        query=PagedWorkflows,
+        answer=KeyList,
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/admin/keys/{key_id}",
+        handler=revoke_key,
+        says="Revoke a key: here at once, elsewhere within 2 s.",
+        roles=ADMINS,
+        reach=Reach.ONE_OR_ALL,
+        answer=KeyRow,
+        codes=(Code.NOT_FOUND,),
+    ),
+)
+
+
+_PATCH_BYTES_MAX: Final = 64 * 1024
+
+
+async def get_settings(call: Call[NoBody, NoQuery]) -> Reply:
+    """The whole document, as it is in force here."""
+    return Reply(call.services.settings.document())
+
+
+async def patch_settings(call: Call[JsonObject, NoQuery]) -> Reply | Refusal:
+    """Apply a JSON merge patch; the answer is the whole document."""
+    check_value(call, "", call.body, bytes_max=_PATCH_BYTES_MAX)
+    outcome = await call.services.settings.patch(call.body, actor=call.actor)
+    if isinstance(outcome, tuple):
+        return invalid(outcome, str(outcome[0]))
+    return Reply(call.services.settings.document())
+
+
+SETTINGS_ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/v1/admin/settings",
+        handler=get_settings,
+        says="The settings in force, as one document.",
+        roles=OPERATORS,
+        reach=Reach.DEPLOYMENT,
+        answer=JsonObject,
+    ),
+    Route(
+        method="PATCH",
+        path="/v1/admin/settings",
+        handler=patch_settings,
+        says="Change settings with a JSON merge patch. In force everywhere within 2 s.",
+        roles=ADMINS,
+        reach=Reach.DEPLOYMENT,
+        takes=Takes.JSON,
+        body=JsonObject,
+        answer=JsonObject,
+    ),
+)

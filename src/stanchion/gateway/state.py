@@ -1,0 +1,229 @@
+"""GatewayState: what the handlers of one gateway share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
+from prometheus_client.registry import Collector
+
+from stanchion.core.lease import Moment
+from stanchion.gateway.auth import Auth
+from stanchion.gateway.body import Bodies
+from stanchion.gateway.cursors import Cursors
+from stanchion.gateway.load import Answers, HeavyRequests, Load
+from stanchion.gateway.options import GatewayOptions
+from stanchion.gateway.problems import Refusal, Refused, unavailable_after_ms
+from stanchion.ports.clock import Clock
+from stanchion.ports.errors import BackendError
+from stanchion.services.engine import Services
+from stanchion.services.keys import Keys
+from stanchion.services.limiter import Deadlines
+from stanchion.wire.admin import Health
+from stanchion.wire.problems import Code
+
+__all__ = ["ANSWERS_MAX", "CACHED_MS", "WAITING_MAX", "GatewayState", "MetricsPage", "Readiness"]
+
+_SWEEP_S: Final = 0.5
+"""How exactly a request's deadline is kept: it is for those who would never end."""
+
+
+class GatewayState:
+    """Keys, readiness, load and limits."""
+
+    def __init__(self, services: Services, options: GatewayOptions) -> None:
+        self.options = options
+        self.keys = Keys(
+            documents=services.store,
+            clock=services.clock,
+            entropy=services.entropy,
+            admin_key=options.admin_key,
+        )
+        self.auth = Auth(self.keys)
+        self.cursors = Cursors(services.store, services.entropy)
+        self.bodies = Bodies(options)
+        self.answers = Answers(options.answers_bytes_max)
+        self.load = Load(options, services.registry, services.entropy.unit)
+        self.heavy = HeavyRequests(self.load)
+        self.deadlines = Deadlines(sweep_s=_SWEEP_S)
+        self.readiness = Readiness(services)
+        self.metrics = MetricsPage(services.registry, services.clock)
+        self.work = services.work
+        self.draining = asyncio.Event()
+        self.openapi = b""
+        """The document, encoded. Set by the app, which knows all routes."""
+        self._entropy = services.entropy
+
+    def overloaded(self, detail: str) -> Refusal:
+        """Too much of something; come again in a moment."""
+        after_ms = unavailable_after_ms(self._entropy.unit())
+        return Refusal(code=Code.OVERLOADED, detail=detail, retry_after_ms=after_ms)
+
+    def unavailable(self, code: Code, detail: str) -> Refusal:
+        """Something behind us does not answer."""
+        after_ms = unavailable_after_ms(self._entropy.unit())
+        return Refusal(code=code, detail=detail, retry_after_ms=after_ms)
+
+    def close(self) -> None:
+        """Let the thread and the timer go."""
+        self.deadlines.close()
+        self.metrics.close()
+
+
+CHECK_S: Final = 1.0
+KEPT_MS: Final = 500
+_VITAL: Final = "store"
+"""Without it nothing goes on. Without locks or bus much does, and all replicas miss those at once:
+were they not ready then, nobody would be."""
+
+
+class Readiness:
+    """Asks store, locks and bus, and remembers for a moment."""
+
+    def __init__(self, services: Services) -> None:
+        self._clock = services.clock
+        self._pings: Mapping[str, Callable[[], Awaitable[None]]] = {
+            "store": services.store.ping,
+            # Without a lock backend the local mutex serves, and it is always there.
+            "locks": _nothing if services.locks is None else services.locks.ping,
+            "bus": services.bus.ping,
+        }
+        self._kept: dict[str, str] = {}
+        self._kept_at = Moment(-KEPT_MS)
+        self._asking: asyncio.Task[dict[str, str]] | None = None
+
+    async def health(self, *, is_draining: bool) -> Health:
+        """All checks, by name."""
+        if self._clock.moment() - self._kept_at >= KEPT_MS:
+            if self._asking is None:
+                self._asking = asyncio.create_task(self._ask())
+            await asyncio.shield(self._asking)
+        if is_draining:
+            return Health("draining", self._kept)
+        if self._kept[_VITAL] != "ok":
+            return Health("unavailable", self._kept)
+        is_ok = all(word == "ok" for word in self._kept.values())
+        return Health("ok" if is_ok else "degraded", self._kept)
+
+    async def _ask(self) -> dict[str, str]:
+        try:
+            words = await asyncio.gather(*(_check(ping) for ping in self._pings.values()))
+            self._kept = dict(zip(self._pings, words, strict=True))
+            self._kept_at = self._clock.moment()
+            return self._kept
+        finally:
+            self._asking = None
+
+
+async def _check(ping: Callable[[], Awaitable[None]]) -> str:
+    try:
+        async with asyncio.timeout(CHECK_S):
+            await ping()
+    except TimeoutError:
+        return f"no answer within {CHECK_S:g} s"
+    except BackendError:
+        # Its text may name addresses; the log has it.
+        return "unavailable"
+    return "ok"
+
+
+async def _nothing() -> None:
+    pass
+
+
+CACHED_MS: Final = 1_000
+ANSWERS_MAX: Final = 20
+"""Scrapes that are answered with one text."""
+WAITING_MAX: Final = 100
+"""Scrapes that wait for a text."""
+_PAUSE_S: Final = 0.001
+"""After each family of series the thread lets go of the interpreter for so long."""
+
+
+class MetricsPage:
+    """The newest text, and the scrapes that wait for the next."""
+
+    def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
+        self._rendering: asyncio.Future[bytes] | None = None
+        self._text: bytes | None = None
+        self._rendered_at = Moment(0)
+        self._answers_left = 0
+        self._waiting = 0
+        self._is_closed = False
+        self._rendered = Gauge(
+            "stanchion_metrics_rendered_timestamp_seconds",
+            "When this text was rendered, as Unix time. A text is answered for a second.",
+            registry=registry,
+        )
+
+    async def text(self) -> bytes:
+        """A text that is at most a second old. Raises ``Refused`` if too many wait for one."""
+        if self._waiting >= WAITING_MAX:
+            detail = "too many scrapes are waiting for the metrics"
+            raise Refused(Refusal(code=Code.OVERLOADED, detail=detail, retry_after_ms=CACHED_MS))
+        if self._is_closed:
+            raise Refused(
+                Refusal(
+                    code=Code.DRAINING,
+                    detail="the server is shutting down",
+                    retry_after_ms=CACHED_MS,
+                )
+            )
+        self._waiting += 1
+        try:
+            while True:
+                age_ms = self._clock.moment() - self._rendered_at
+                if self._text is None or age_ms >= CACHED_MS:
+                    await asyncio.shield(self._begin())
+                elif self._answers_left:
+                    self._answers_left -= 1
+                    return self._text
+                else:
+                    await self._clock.sleep((CACHED_MS - age_ms) / 1000)
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._is_closed = True
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> asyncio.Future[bytes]:
+        """The rendering under way, or a new one."""
+        if self._rendering is None:
+            loop = asyncio.get_running_loop()
+            now = self._clock.moment()
+            self._rendered.set(self._clock.now() / 1000)
+            self._rendering = loop.run_in_executor(self._thread, _rendered, self._registry)
+            self._rendering.add_done_callback(partial(self._end, now))
+        return self._rendering
+
+    def _end(self, began_at: Moment, rendering: asyncio.Future[bytes]) -> None:
+        self._rendering = None
+        if not rendering.cancelled() and rendering.exception() is None:
+            self._text, self._rendered_at = rendering.result(), began_at
+            self._answers_left = ANSWERS_MAX
+
+
+def _rendered(registry: CollectorRegistry) -> bytes:
+    return generate_latest(_Unhurried(registry))
+
+
+class _Unhurried(Collector):
+    """The registry's families one by one, with a pause after each."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            yield family
+            time.sleep(_PAUSE_S)
