@@ -304,7 +304,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _QUICK: Final = _Plan(
-    callers=60, cap=6, run_s=0.4, arrive_s=0.2, cut_after_s=1.0, cut_s=3.0, limit_s=20.0
+    callers=60, cap=6, run_s=0.4, arrive_s=0.2, cut_after_s=1.0, cut_s=3.0, limit_s=15.0
 )
 _WHOLE: Final = _Plan(
     callers=200, cap=10, run_s=0.5, arrive_s=0.5, cut_after_s=3.0, cut_s=10.0, limit_s=100.0

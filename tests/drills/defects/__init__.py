@@ -1,0 +1,1 @@
+"""Defects for drills to find. Only ``sitecustomize`` is of use, as a program's first import."""
