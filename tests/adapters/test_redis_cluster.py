@@ -11,8 +11,7 @@ import redis
 from stanchion.adapters.redis.topology import slot_of
 from stanchion.adapters.store.redis import RedisStore
 from stanchion.core.admission import Admitted
-from stanchion.core.model import TenantId
-from stanchion.core.run_id import shard_of_tenant
+from stanchion.core.model import TenantId, shard_of_tenant
 from stanchion.ports.errors import BackendRefused, BackendUnavailable
 from stanchion.ports.records import Tenant
 from tests.contract.builders import ACME, TOPIC, WITHIN_MS, admission, cancel, start

@@ -21,10 +21,10 @@ from stanchion.core.model import (
     TenantId,
     Topic,
     WorkflowId,
+    make_run_id,
 )
 from stanchion.core.plan import Plan, link
 from stanchion.core.run import decide_all, items_to_read
-from stanchion.core.run_id import make_run_id
 from stanchion.core.transition import DispatchJob, TimelineEntry, Transition, evolve
 from stanchion.core.workflow import (
     ApprovalSpec,

@@ -17,8 +17,7 @@ from stanchion.adapters.bus.local import LocalBus
 from stanchion.adapters.bus.nats import NatsBus
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.system import SystemClock, SystemEntropy
-from stanchion.core.model import Instant, TenantId
-from stanchion.core.run_id import make_run_id
+from stanchion.core.model import Instant, TenantId, make_run_id
 from stanchion.ports.bus import Ack, Bus, Disposition, Handler
 from stanchion.ports.records import OutboxRow
 

@@ -13,8 +13,7 @@ import apsw
 import redis
 
 from stanchion.adapters.store.memory import MemoryStore
-from stanchion.core.model import TenantId
-from stanchion.core.run_id import shard_of_tenant
+from stanchion.core.model import TenantId, shard_of_tenant
 
 __all__ = ["tamper_memory", "tamper_redis", "tamper_sqlite"]
 

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from stanchion.core.model import Instant
-from stanchion.core.run_id import make_run_id
+from stanchion.core.model import Instant, make_run_id
 from stanchion.core.transition import TimelineEntry, Transition
 from stanchion.ports.records import Admission, BadCursor, Tenant
 from stanchion.ports.store import Store

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from stanchion.core.events import JobDied
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import JobId, RunId, StepId, TenantId, Topic
-from stanchion.core.run_id import shard_of_tenant
+from stanchion.core.model import JobId, RunId, StepId, TenantId, Topic, shard_of_tenant
 from stanchion.core.transition import DispatchJob, StopStep
 from stanchion.ports.records import (
     Committed,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from stanchion.core.expression import Template, compile_template, template_tokens
 from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease_policy import LeaseOverride, OnRenewalLost
 from stanchion.core.model import Risk, StepId, Topic, WorkflowId
 from stanchion.core.plan import Plan, link, subworkflows
-from stanchion.core.template import Template, compile_template, template_tokens
 from stanchion.core.workflow import DelaySpec, JobSpec, StepSpec, SubworkflowSpec, Workflow
 from tests.core.world import planned
 

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stanchion.core.model import Instant, RunId, TenantId
-from stanchion.core.run_id import SHARDS, make_run_id, shard_of_run, shard_of_tenant
+from stanchion.core.model import (
+    SHARDS,
+    Instant,
+    RunId,
+    TenantId,
+    make_run_id,
+    shard_of_run,
+    shard_of_tenant,
+)
 
 TENANTS = st.text().map(TenantId)
 TIMES = st.integers(0, 2**44).map(Instant)

@@ -15,10 +15,11 @@ from stanchion.core.expression import (
     BudgetSpent,
     EvaluationBudget,
     ExpressionError,
+    TemplateFaults,
+    compile_template,
 )
 from stanchion.core.faults import Path
 from stanchion.core.json_value import JsonValue
-from stanchion.core.template import TemplateFaults, compile_template
 
 NAMES: Final = frozenset({"input", "steps", "item", "index"})
 

@@ -8,8 +8,7 @@ from typing import Final, Protocol, TypeVar
 
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.store.memory.state import JobFile, MemoryState
-from stanchion.core.model import Instant, RunId, TenantId, Topic
-from stanchion.core.run_id import make_run_id, shard_of_tenant
+from stanchion.core.model import Instant, RunId, TenantId, Topic, make_run_id, shard_of_tenant
 from stanchion.ports.records import Commit, JobState, Loaded, OutboxRow
 from tests.contract.harness import Harness
 from tests.model.call import LONG_MS, Call

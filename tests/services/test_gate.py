@@ -12,9 +12,18 @@ from stanchion.core.admission import TooLate, Verdict
 from stanchion.core.faults import Fault as InputFault
 from stanchion.core.faults import WorkflowFaults
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.model import Risk, RunId, RunStatus, StepId, TenantId, Topic, WorkflowId
+from stanchion.core.model import (
+    Risk,
+    RunId,
+    RunStatus,
+    StepId,
+    TenantId,
+    Topic,
+    WorkflowId,
+    shard_of_run,
+    shard_of_tenant,
+)
 from stanchion.core.rerun import RerunRefused
-from stanchion.core.run_id import shard_of_run, shard_of_tenant
 from stanchion.core.schema import InputSchema
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import Admission, Tenant

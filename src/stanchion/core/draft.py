@@ -1,8 +1,8 @@
-"""Drafts: a run while a decision is being made.
+"""Drafts: the working copy of a run during one decision.
 
-A draft lays changes over the run that was read and never touches the run itself. The step kinds
-write into it; at the end it is turned into a transition. Looking at one step costs one look-up,
-whatever the size of the run.
+A draft records changes on top of the run that was read and never modifies the run. The step kinds
+write into it; at the end it becomes a transition. Reading one step is one dictionary lookup,
+independent of the size of the run.
 """
 
 from __future__ import annotations
@@ -41,28 +41,27 @@ from stanchion.core.transition import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from stanchion.core.expression import Expression
+    from stanchion.core.expression import Expression, Template
     from stanchion.core.json_value import JsonObject, JsonValue
     from stanchion.core.plan import Plan, PlannedStep
-    from stanchion.core.template import Template
 
 __all__ = ["DecisionTooLong", "Draft"]
 
 
 def size_of(output: JsonValue) -> int:
-    """The bytes of an output as JSON."""
+    """The size of an output as JSON, in bytes."""
     return len(msgspec.json.encode(output))
 
 
 def _weight(step: Step) -> int:
-    """What a step's output adds to the size of all of them: its bytes and a comma."""
+    """The share of a step in the size of all outputs as a JSON list: its bytes and a comma."""
     if step.output is None:
         return 0
     return (step.output_bytes or size_of(step.output)) + 1
 
 
 class _Done(NamedTuple):
-    """What a step has put out, and how large it is."""
+    """The output of a step and its size."""
 
     output: JsonValue
     output_bytes: int
@@ -72,16 +71,17 @@ _NOTHING: Final = _Done(None, 0)
 
 
 class DecisionTooLong(Exception):
-    """The decision takes more work than was allowed here. It can be made anew where it may."""
+    """The decision exceeds ``work_max``. The caller may decide again with a higher limit."""
 
 
 class Draft:
     """The working copy of one decision: reads fall through to the run, writes stay here."""
 
     def __init__(self, plan: Plan, run: Run, now: Instant, *, work_max: int | None = None) -> None:
-        """Begin with nothing changed.
+        """Start without changes.
 
-        With more work than ``work_max`` (units of ``cel.budget``) it raises ``DecisionTooLong``.
+        ``work_max`` limits the work of this decision, in the units of ``EvaluationBudget``: beyond
+        it, methods that evaluate raise ``DecisionTooLong``.
         """
         self.plan = plan
         self.run = run
@@ -92,7 +92,7 @@ class Draft:
         self.error: Failure | None = run.error
         self.finished_at: Instant | None = run.finished_at
         self.unsettled: deque[StepId] = deque()
-        """Steps that have just ended or come into reach: what follows is still to be worked out."""
+        """Steps that just ended or became reachable, and whose consequences are not applied yet."""
         self._steps: dict[StepId, Step] = {}
         self._items: dict[ItemKey, Item] = {}
         self._effects: list[Effect] = []
@@ -102,38 +102,38 @@ class Draft:
         self._work_done = 0
         self._work_max = float("inf") if work_max is None else work_max
         self._outputs_weight: int | None = None
-        """Of all steps' outputs together, once somebody has asked: see ``_weight``."""
+        """The sum of ``_weight`` over all steps. ``None`` until ``_excess`` first needs it."""
 
     @property
     def is_large(self) -> bool:
-        """Whether so much has been worked out and asked for that the rest should wait its turn."""
+        """Whether the decision is so large that further events should wait for the next one."""
         return (
             self._work_done >= limits.EVENT_WORK_MAX or len(self._effects) >= limits.RUN_ITEMS_MAX
         )
 
     def begin_event(self, actor: str) -> None:
-        """Go on to the next event. What it may work does not depend on those before it."""
+        """Begin the next event of the batch. Each event has the full work limit."""
         self.actor = actor
         self._work_left = limits.EVENT_WORK_MAX
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
     def step(self, step_id: StepId) -> Step:
-        """The step as it is now."""
+        """The current state of the step."""
         changed = self._steps.get(step_id)
         return self.run.step(step_id) if changed is None else changed
 
     def every_step(self) -> Iterator[Step]:
-        """All steps that something has happened to, as they are now."""
+        """The current state of every step that has left its initial state."""
         return iter((self.run.steps | self._steps).values())
 
     def item(self, key: ItemKey) -> Item:
-        """The item as it is now. It must be among those that ``items_to_read`` named."""
+        """The current state of the item. It must be one that ``items_to_read`` returned."""
         changed = self._items.get(key)
         return self.run.items[key] if changed is None else changed
 
     def evaluate(self, step: PlannedStep, expression: Expression | Template) -> JsonValue:
-        """Work out an expression or a template of a step, in the scope of that step."""
+        """Evaluate an expression or a template of a step, in the scope of that step."""
         return self.evaluate_in(step.parent, step.visible, expression)
 
     def evaluate_in(
@@ -144,9 +144,10 @@ class Draft:
         extra: Mapping[str, JsonValue] = MappingProxyType({}),
         budget: EvaluationBudget | None = None,
     ) -> JsonValue:
-        """Work out an expression in the scope of a workflow (the run's, or a sub-workflow's).
+        """Evaluate an expression in the scope of a workflow (the run's, or a sub-workflow's).
 
-        ``extra`` are names beyond ``input`` and ``steps``; several evaluations may share a budget.
+        ``extra`` holds names besides ``input`` and ``steps``. Several evaluations may share a
+        budget. Raises ``ExpressionError``, or ``DecisionTooLong`` beyond ``work_max``.
         """
         scope: dict[str, JsonValue] = dict(extra)
         if "input" in expression.uses:
@@ -181,22 +182,22 @@ class Draft:
             self._work_done += done
 
     def spend(self, units: int) -> None:
-        """Count work that is no expression among that of the event, or raise ``BudgetSpent``."""
+        """Charge work other than expressions to the event. Raises ``BudgetSpent``."""
         if units > self._work_left:
             raise BudgetSpent("too much work: one event sets off too many checks of large inputs")
         self._work_left -= units
-        self.toil(units)
+        self.count_work(units)
 
-    def toil(self, units: int) -> None:
-        """Count work that has a limit of its own. Raises ``DecisionTooLong``."""
+    def count_work(self, units: int) -> None:
+        """Charge work to the decision but not to the event. Raises ``DecisionTooLong``."""
         self._work_done += units
         if self._work_done > self._work_max:
             raise DecisionTooLong
 
     def scope_input(self, parent: StepId | None) -> JsonObject:
-        """What ``input`` means below a sub-workflow step; for ``None``, the run's own input.
+        """The value of ``input`` below a sub-workflow step; for ``None``, the input of the run.
 
-        It is worked out again instead of stored: what it is made of can no longer change.
+        It is rendered again instead of stored: the values it reads can no longer change.
         """
         known = self._inputs.get(parent)
         if known is None:
@@ -211,17 +212,17 @@ class Draft:
     # ── Writing ──────────────────────────────────────────────────────────────────────────────────
 
     def put(self, step_id: StepId, step: Step) -> None:
-        """Change a step."""
+        """Set the state of a step."""
         if self._outputs_weight is not None:
             self._outputs_weight += _weight(step) - _weight(self.step(step_id))
         self._steps[step_id] = step
 
     def put_item(self, key: ItemKey, item: Item) -> None:
-        """Change an item."""
+        """Set the state of an item."""
         self._items[key] = item
 
     def then(self, *effects: Effect) -> None:
-        """Ask for effects."""
+        """Add effects to the transition."""
         self._effects.extend(effects)
 
     def note(
@@ -233,7 +234,7 @@ class Draft:
         attempt: int | None = None,
         detail: str | None = None,
     ) -> None:
-        """Write a line into the timeline."""
+        """Add an entry to the timeline."""
         self._timeline.append(
             TimelineEntry(
                 at=self.now,
@@ -247,11 +248,11 @@ class Draft:
         )
 
     def after(self, seconds: float) -> Instant:
-        """The instant so many seconds from now."""
+        """The instant ``seconds`` from now."""
         return Instant(self.now + round(seconds * 1000))
 
     def begin(self, step: PlannedStep, state: Step) -> None:
-        """Set a step going, and its time limit with it."""
+        """Put a step into its first active state, and set the timer of its time limit."""
         self.put(step.id, msgspec.structs.replace(state, started_at=self.now))
         if step.timeout_s is not None:
             self.then(SetTimer(_timeout_of(step.id), self.after(step.timeout_s)))
@@ -265,9 +266,9 @@ class Draft:
         error: Failure | None = None,
         remark: str | None = None,
     ) -> None:
-        """End a step that has no work out, begun or not. A remark goes into the timeline.
+        """End a step that has no open jobs, active or not. ``remark`` goes into the timeline.
 
-        A step whose output is more than the run may still have fails: to try it again is no help.
+        A step whose output exceeds the size left for the run fails, and is not retried.
         """
         if self.step(step.id).status.is_active and step.timeout_s is not None:
             self.then(ClearTimer(_timeout_of(step.id)))
@@ -279,10 +280,10 @@ class Draft:
         self._end(step, status, done=done, error=error, remark=remark)
 
     def _excess(self, step_id: StepId, output_bytes: int) -> Failure | None:
-        """The failure of a step with so large an output, if the run may not have it as well."""
+        """The failure of the step if its output exceeds the size left for the run."""
         if self._outputs_weight is None:
             self._outputs_weight = sum(map(_weight, self.every_step()))
-        # As a JSON list: a comma or a bracket after each, and one bracket before them.
+        # The size as a JSON list: a comma or a bracket after each output, one bracket before them.
         size = self._outputs_weight + output_bytes + 2
         if size <= limits.RUN_OUTPUT_BYTES_MAX:
             return None
@@ -293,7 +294,7 @@ class Draft:
         return Failure("output_too_large", message, step_id)
 
     def abandon(self, step: PlannedStep, status: StepStatus, error: Failure) -> None:
-        """End a step that may have work out: revoke its jobs, forget its timers."""
+        """End a step that may have open jobs: revoke them and clear its timers."""
         self.then(StopStep(step.id))
         self._end(step, status, error=error)
 
@@ -312,7 +313,7 @@ class Draft:
         self.unsettled.append(step.id)
 
     def _close_below(self, step: PlannedStep, status: StepStatus) -> None:
-        """What is inside a step that ended otherwise than by its inside ends with it."""
+        """End every unfinished step inside a sub-workflow step that ended."""
         inside = list(step.body.steps) if step.body is not None else []
         while inside:
             child = self.plan.steps[inside.pop()]
@@ -348,7 +349,7 @@ class Draft:
     def finish(
         self, status: RunStatus, *, output: JsonValue = None, error: Failure | None = None
     ) -> None:
-        """End the run: nothing of it stays out, and nothing about it changes any more."""
+        """End the run: close every unfinished step, revoke all jobs, clear all timers."""
         for step_id in self.plan.steps:
             before = self.step(step_id).status
             if not before.is_finished:
@@ -362,13 +363,13 @@ class Draft:
         self.note(f"run_{status}", detail=None if error is None else error.message)
 
     def transition(self, ignored: tuple[Ignored | None, ...]) -> Transition:
-        """What has changed, as a value."""
+        """The changes as a transition."""
         return Transition(
             status=self.status,
             output=self.output,
             error=self.error,
             finished_at=self.finished_at,
-            # Two events may undo each other: a job died, and was replayed before anybody looked.
+            # Two events of one batch may cancel out: a job died and was replayed.
             steps={
                 step_id: step
                 for step_id, step in self._steps.items()
@@ -386,10 +387,10 @@ def _timeout_of(step_id: StepId) -> Timer:
 
 
 def _inside(around: StepStatus, before: StepStatus) -> StepStatus:
-    """How an unfinished step ends when that which it is part of ends.
+    """The final status of an unfinished step when the run or step around it ends.
 
-    Skipping skips all of it. Time that ran out did so for what was under way. Whatever else ends,
-    the steps in it that had not ended are cancelled.
+    If the outer step was skipped, so is the inner one. If the outer one timed out, active inner
+    steps timed out. In all other cases the inner step is cancelled.
     """
     if around is StepStatus.SKIPPED:
         return StepStatus.SKIPPED

@@ -1,33 +1,46 @@
-"""Expressions: how a workflow file looks at the data of its run.
+"""Expressions and templates: how a workflow file reads the data of its run.
 
-An expression is a line of CEL over a few root names: ``input``, ``steps`` and, for the items of a
-for-each, ``item`` and ``index``. It is compiled once, when the workflow is registered, and what can
-be known to be wrong is said then. It is evaluated with the data of a run, and then it either has a
-value or raises ``ExpressionError``.
+An expression is CEL over a few root names: ``input``, ``steps`` and, for the items of a for-each,
+``item`` and ``index``. It is compiled once, when the workflow is registered; compiling raises
+``ExpressionFault`` for every error that does not depend on data. Evaluating it on the data of a run
+returns a value or raises ``ExpressionError``.
 
-- Equal data gives equal results, in any process, whatever the order of keys.
-- It reaches nothing but its scope, and takes from ``steps`` only what it names: ``references`` is
-  the whole of what it can read there.
-- It ends soon and its value is not large, whatever the text and whatever the data. What it may
-  spend is an ``EvaluationBudget``.
+- Equal data gives equal results, in every process and for every order of keys.
+- An expression reads only its scope. Of ``steps`` it reads only the steps that it names:
+  ``references`` is the complete list.
+- Time and result size are limited for any text and any data, by an ``EvaluationBudget``.
+
+A template is a JSON value with ``${…}`` holes. A string that is one hole and nothing else becomes
+the value of its expression, with its type. In a longer string each hole is replaced by text: a
+string as it is, any other value as compact JSON with sorted keys. ``$${`` is an escaped ``${``.
+Keys of objects are not templates. A part without holes is returned as it is, not copied, so callers
+must not modify what a template renders.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
-from stanchion.core.cel.budget import SIZE_MAX, WORK_MAX, EvaluationBudget
-from stanchion.core.cel.errors import BudgetSpent, ExpressionError, ExpressionFault
-from stanchion.core.cel.evaluation import Path, Program, build, follow, path_of
+from stanchion.core.cel.evaluation import (
+    SIZE_MAX,
+    WORK_MAX,
+    EvaluationBudget,
+    Program,
+    build,
+    follow,
+    path_of,
+)
 from stanchion.core.cel.library import NESTING_MAX, parse
 from stanchion.core.cel.syntax import CallNode, Constant, Has, Loop, Name, Node, Select, children
-from stanchion.core.cel.value import described
-from stanchion.core.faults import quoted
+from stanchion.core.cel.value import BudgetSpent, ExpressionError, ExpressionFault, described
+from stanchion.core.faults import Path, quoted
 from stanchion.core.json_value import JsonValue
+from stanchion.core.limits import JSON_DEPTH_MAX
 
 __all__ = [
     "NESTING_MAX",
@@ -40,7 +53,11 @@ __all__ = [
     "Expression",
     "ExpressionError",
     "ExpressionFault",
+    "Template",
+    "TemplateFaults",
     "compile_expression",
+    "compile_template",
+    "template_tokens",
     "tokens_in",
 ]
 
@@ -171,3 +188,260 @@ def _member(node: Node | None) -> tuple[Node | None, str | None]:
 
 def _is_steps(node: Node | None) -> bool:
     return isinstance(node, Name) and node.name == "steps"
+
+
+# ── Templates ─────────────────────────────────────────────────────────────────────────────────────
+
+_Scope: TypeAlias = Mapping[str, JsonValue]
+_Render: TypeAlias = Callable[[_Scope, EvaluationBudget], JsonValue]
+
+
+def compile_template(value: JsonValue, *, names: frozenset[str], path: Path = ()) -> Template:
+    """Compile a value that stands at ``path``, or raise TemplateFaults with all that is wrong."""
+    compiler = _Compiler(names, root=path)
+    render = compiler.render_of(value, path)
+    if compiler.faults:
+        raise TemplateFaults(compiler.faults)
+    expressions = compiler.expressions
+    return Template(
+        source=value,
+        references=frozenset().union(*(one.references for one in expressions)),
+        uses=frozenset().union(*(one.uses for one in expressions)),
+        _render=render,
+    )
+
+
+def template_tokens(value: JsonValue) -> int:
+    """What compiling all expressions in a value takes, counted as ``tokens_in`` does."""
+    total = 0
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            if "${" in part:
+                holes = [each for each in _parts(part) if not isinstance(each, str)]
+                total += sum(tokens_in(hole.source) for hole in holes)
+        elif isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            waiting += part.values()
+    return total
+
+
+class TemplateFaults(Exception):
+    """Every fault of a template, each with its place."""
+
+    def __init__(self, faults: list[tuple[Path, str]]) -> None:
+        super().__init__("; ".join(message for _, message in faults))
+        self.faults = tuple(faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A template that was found good."""
+
+    source: JsonValue
+    references: frozenset[str]
+    """The ids of the steps its holes read."""
+    uses: frozenset[str]
+    """The root names its holes need in their scope."""
+    # Follows from the source, and functions cannot be compared.
+    _render: _Render | None = field(repr=False, compare=False)
+
+    def render(self, scope: _Scope, budget: EvaluationBudget | None = None) -> JsonValue:
+        """Fill the holes from this data, or raise ExpressionError.
+
+        All holes share one budget. Give several templates one budget to bound them together.
+        """
+        if self._render is None:
+            return self.source
+        return self._render(scope, EvaluationBudget() if budget is None else budget)
+
+    evaluate = render
+    """An expression and a template can be worked out alike."""
+
+
+class _Compiler:
+    """Turns a value into a function, and notes what is wrong on the way."""
+
+    def __init__(self, names: frozenset[str], root: Path) -> None:
+        self.names = names
+        self.root = root
+        self.expressions: list[Expression] = []
+        self.faults: list[tuple[Path, str]] = []
+
+    def render_of(self, value: JsonValue, path: Path) -> _Render | None:
+        """The function that renders the value, or nothing if it renders to itself."""
+        match value:
+            case str():
+                return self._text(value, path)
+            case list() | dict() if len(path) - len(self.root) >= JSON_DEPTH_MAX:
+                self.faults.append((path, f"nested more than {JSON_DEPTH_MAX} levels deep"))
+                return None
+            case list():
+                return self._list(value, path)
+            case dict():
+                return self._object(value, path)
+            case _:
+                return None
+
+    def _list(self, items: list[JsonValue], path: Path) -> _Render | None:
+        renders = [self.render_of(item, (*path, at)) for at, item in enumerate(items)]
+        changed = [(at, render) for at, render in enumerate(renders) if render is not None]
+        if not changed:
+            return None
+
+        def render(scope: _Scope, budget: EvaluationBudget) -> JsonValue:
+            made = items.copy()
+            for at, render_one in changed:
+                made[at] = render_one(scope, budget)
+            return made
+
+        return render
+
+    def _object(self, members: dict[str, JsonValue], path: Path) -> _Render | None:
+        renders = {key: self.render_of(member, (*path, key)) for key, member in members.items()}
+        changed = [(key, render) for key, render in renders.items() if render is not None]
+        if not changed:
+            return None
+
+        def render(scope: _Scope, budget: EvaluationBudget) -> JsonValue:
+            made = members.copy()
+            for key, render_one in changed:
+                made[key] = render_one(scope, budget)
+            return made
+
+        return render
+
+    def _text(self, text: str, path: Path) -> _Render | None:
+        if "${" not in text:
+            return None
+        parts: list[str | Expression] = []
+        for part in _parts(text):
+            match part:
+                case str():
+                    parts.append(part)
+                case _Hole(source=source):
+                    try:
+                        parts.append(compile_expression(source, names=self.names))
+                    except ExpressionFault as fault:
+                        self.faults.append((path, f"in {quoted('${' + source + '}')}: {fault}"))
+                case _Unclosed(source=source):
+                    reason = (
+                        "the closing } is missing"
+                        if len(source) <= SOURCE_CHARS_MAX
+                        else f"no closing brace within {SOURCE_CHARS_MAX} characters"
+                    )
+                    self.faults.append((path, f"in {quoted(source)}: {reason}"))
+        self.expressions += (part for part in parts if isinstance(part, Expression))
+        match parts:
+            case [Expression() as hole]:
+                # A template that is nothing but a way through the data cannot make it larger.
+                return hole.evaluate if path == self.root else _whole(hole)
+            case _:
+                return _joined(parts)
+
+
+def _whole(hole: Expression) -> _Render:
+    if not hole.is_path:
+        return hole.evaluate
+    return lambda scope, budget: budget.keep(hole.evaluate(scope, budget))
+
+
+def _joined(parts: list[str | Expression]) -> _Render:
+    def render(scope: _Scope, budget: EvaluationBudget) -> JsonValue:
+        return "".join(
+            part if isinstance(part, str) else _written(_whole(part)(scope, budget), budget)
+            for part in parts
+        )
+
+    return render
+
+
+def _written(value: JsonValue, budget: EvaluationBudget) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        text = _compact_json(value)
+    except ValueError as error:
+        raise ExpressionError(f"this cannot be written as JSON: {error}") from error
+    # What was paid for was the value. The text has brackets, quotes, escapes and digits too.
+    budget.size(len(text))
+    budget.work(3 * text.count(":") + text.count(","))
+    return text
+
+
+_compact_json = json.JSONEncoder(
+    separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False
+).encode
+
+
+# ── Finding the holes ────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Hole:
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Unclosed:
+    source: str
+
+
+def _parts(text: str) -> Iterator[str | _Hole | _Unclosed]:
+    """The text between the holes, and the holes."""
+    at = 0
+    plain = ""
+    while (opening := _OPENING.search(text, at)) is not None:
+        plain += text[at : opening.start()]
+        if opening[0] == "$${":
+            plain += "${"
+            at = opening.end()
+            continue
+        end = _closing(text, opening.end())
+        if end is None:
+            yield _Unclosed(text[opening.start() :])
+            return
+        if plain:
+            yield plain
+        yield _Hole(text[opening.end() : end])
+        plain = ""
+        at = end + 1
+    plain += text[at:]
+    if plain:
+        yield plain
+
+
+_OPENING = re.compile(r"\$?\$\{")
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Where the brace is that closes a hole: not one in a literal, a comment or a map."""
+    depth = 0
+    # No further than an expression may be long: so many braces and quotes cannot make it slow.
+    for token in _HOLE_TOKEN.finditer(text, start, start + SOURCE_CHARS_MAX + 1):
+        if token[0] == "{":
+            depth += 1
+        elif token[0] == "}" and depth == 0:
+            return token.start()
+        elif token[0] == "}":
+            depth -= 1
+    return None
+
+
+# CEL's tokens, as far as they can hide a brace. No text can be read in two ways, so there is no
+# reason to go back. Possessive where a single character repeats, and nowhere else: with groups,
+# Python's first releases of 3.11 match wrongly.
+_HOLE_TOKEN = re.compile(
+    r"""
+      [bB]?[rR] (?: '''(?:(?!''').)*''' | \"""(?:(?!\""").)*\""" )
+    | [bB]?[rR] (?: '[^'\r\n]*+' | "[^"\r\n]*+" )
+    | '''(?:\\.|(?!''')[^\\])*''' | \"""(?:\\.|(?!\""")[^\\])*\"""
+    | '(?:\\.|[^'\\\r\n])*' | "(?:\\.|[^"\\\r\n])*"
+    | //[^\n]*+
+    | \w++
+    | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)

@@ -14,12 +14,18 @@ from typing import assert_never
 import msgspec
 
 from stanchion.core import graph, limits
-from stanchion.core.expression import Expression, compile_expression, tokens_in
+from stanchion.core.expression import (
+    Expression,
+    Template,
+    compile_expression,
+    compile_template,
+    template_tokens,
+    tokens_in,
+)
 from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.lease_policy import LeaseOverride
 from stanchion.core.model import Risk, StepId, WorkflowId
 from stanchion.core.schema import InputSchema, compile_schema
-from stanchion.core.template import Template, compile_template, template_tokens
 from stanchion.core.workflow import (
     RUN_TIMEOUT_S_DEFAULT,
     ApprovalSpec,

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from stanchion.core import steps
 from stanchion.core.draft import DecisionTooLong, Draft
 from stanchion.core.events import (
     Approved,
@@ -43,7 +42,9 @@ from stanchion.core.events import (
 )
 from stanchion.core.expression import ExpressionError
 from stanchion.core.model import Failure, Instant, Run, RunStatus, Step, StepId, StepStatus
+from stanchion.core.steps import approval, delay, foreach, job, subworkflow
 from stanchion.core.transition import Ignored, SetTimer, Transition
+from stanchion.core.workflow import ApprovalSpec, DelaySpec, ForEachSpec, JobSpec, SubworkflowSpec
 
 if TYPE_CHECKING:
     from stanchion.core.json_value import JsonValue
@@ -158,7 +159,7 @@ def _handle(draft: Draft, step_id: StepId | None, event: Event) -> Ignored | Non
         return Ignored.NOT_WAITING_FOR_IT
     if isinstance(event, TimerFired) and event.timer.kind is TimerKind.STEP_TIMEOUT:
         return _time_out(draft, step)
-    return steps.handle(draft, step, event)
+    return _handle_event(draft, step, event)
 
 
 def _note_return(draft: Draft, event: JobReturned) -> Ignored | None:
@@ -180,6 +181,45 @@ def _time_out(draft: Draft, step: PlannedStep) -> Ignored | None:
     message = f"not finished within {step.timeout_s:g} s"
     draft.abandon(step, StepStatus.TIMED_OUT, Failure("step_timeout", message, step.id))
     return None
+
+
+# ── Step kinds ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _start_step(draft: Draft, step: PlannedStep) -> None:
+    """Start a pending step whose needs are met and whose condition holds."""
+    spec = step.spec
+    match spec:
+        case JobSpec():
+            job.start(draft, step)
+        case ForEachSpec():
+            foreach.start(draft, step)
+        case ApprovalSpec():
+            approval.start(draft, step)
+        case DelaySpec():
+            delay.start(draft, step, spec)
+        case SubworkflowSpec():
+            subworkflow.start(draft, step)
+        case _:
+            assert_never(spec)
+
+
+def _handle_event(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
+    """Apply an event to the active step it names. Returns the reason if it changes nothing."""
+    spec = step.spec
+    match spec:
+        case JobSpec():
+            return job.handle(draft, step, event)
+        case ForEachSpec():
+            return foreach.handle(draft, step, event)
+        case ApprovalSpec():
+            return approval.handle(draft, step, event)
+        case DelaySpec():
+            return delay.handle(draft, step, event)
+        case SubworkflowSpec():
+            return Ignored.NOT_WAITING_FOR_IT  # its inner steps handle events
+        case _:
+            assert_never(spec)
 
 
 # ── What follows from what has happened ──────────────────────────────────────────────────────────
@@ -218,7 +258,7 @@ def _consider(draft: Draft, step: PlannedStep) -> None:
         if not holds:
             draft.end(step, StepStatus.SKIPPED)
             return
-    steps.start(draft, step)
+    _start_step(draft, step)
 
 
 def _close_around(draft: Draft, parent: StepId | None) -> None:

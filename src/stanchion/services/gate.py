@@ -20,10 +20,19 @@ from stanchion.core.admission import fingerprint
 from stanchion.core.events import Started as StartRequested
 from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.model import Run, RunId, RunStatus, Stamp, StepId, TenantId, Topic, WorkflowId
+from stanchion.core.model import (
+    Run,
+    RunId,
+    RunStatus,
+    Stamp,
+    StepId,
+    TenantId,
+    Topic,
+    WorkflowId,
+    make_run_id,
+)
 from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunRefused, rerun
-from stanchion.core.run_id import make_run_id
 from stanchion.core.schema import InputSchema
 from stanchion.core.settings import Settings
 from stanchion.core.transition import Transition, evolve

@@ -6,7 +6,7 @@ to fill the memory by a line of text (``docs/adr/0004-expressions.md``). It know
 that is about JSON: no timestamps, durations, bytes, unsigned numbers or messages.
 
 Nothing outside this package needs more than ``stanchion.core.expression`` and
-``stanchion.core.template``.
+``stanchion.core.expression``.
 
     library     text -> checked syntax, through the reference implementation; search with RE2
     syntax      what is handed on: the nodes of an expression

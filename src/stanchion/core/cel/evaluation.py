@@ -1,22 +1,25 @@
-"""Evaluation: syntax becomes functions that can be called again and again.
+"""Evaluation: compiles a syntax tree to functions, and limits what a call of them may use.
 
-Each node becomes one function of a frame. A frame is a list: the budget first, then a slot for each
-root name and for the variable of each loop. Slots are given out once, when the functions are built,
-so looking a name up is indexing a list.
+``build`` turns each node into a function of a frame. A frame is a list: the budget, then a slot for
+each root name and each loop variable. Slots are assigned when the functions are built, so a name
+lookup is a list index.
 
-An error does not always win in CEL: ``a || b`` is true if either side is, even if the other has no
-value. A spent budget always wins.
+In CEL an error does not always propagate: ``a || b`` is true if either side is true, even if the
+other raises. ``BudgetSpent`` always propagates.
+
+``EvaluationBudget`` limits time and size. Time is counted, not measured, so that the same
+expression on the same data always has the same outcome. A unit of work takes 0.1 to 0.2 µs: one
+syntax node in one iteration of a loop, or half a comparison of two list elements. Bulk operations
+cost less: one unit covers 16 characters of a concatenation, or 4 values of a result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias, assert_never
+from typing import Any, Final, TypeAlias, assert_never, cast
 
 import msgspec
 
-from stanchion.core.cel.budget import EvaluationBudget
-from stanchion.core.cel.errors import BudgetSpent, ExpressionError, ExpressionFault
 from stanchion.core.cel.operations import FUNCTIONS, elements, has
 from stanchion.core.cel.pattern import check_pattern
 from stanchion.core.cel.syntax import (
@@ -32,18 +35,34 @@ from stanchion.core.cel.syntax import (
     Select,
     children,
 )
-from stanchion.core.cel.value import KINDS, Value, described, fetch
-from stanchion.core.faults import quoted
+from stanchion.core.cel.value import (
+    KINDS,
+    BudgetSpent,
+    ExpressionError,
+    ExpressionFault,
+    Value,
+    ValueKind,
+    described,
+    fetch,
+)
+from stanchion.core.faults import Path, quoted
 from stanchion.core.json_value import JsonValue
+from stanchion.core.limits import JSON_DEPTH_MAX
 
-__all__ = ["Path", "Program", "build", "follow", "path_of"]
+__all__ = [
+    "SIZE_MAX",
+    "WORK_MAX",
+    "EvaluationBudget",
+    "Program",
+    "build",
+    "follow",
+    "path_of",
+]
 
 _Frame: TypeAlias = list[Any]
 # Any, not Value: a list made on the way may hold types, which the result must not.
 _Step: TypeAlias = Callable[[_Frame], Any]
 _Slots: TypeAlias = Mapping[str, int]
-Path: TypeAlias = tuple[str | int, ...]
-"""A name, then keys and positions: ``("input", "queries", 0)``."""
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -300,3 +319,63 @@ def _collect_step(
         return made
 
     return collect
+
+
+# ── The budget ────────────────────────────────────────────────────────────────────────────────────
+
+WORK_MAX: Final = 250_000
+"""Units of work in one evaluation, or in all holes of one template."""
+SIZE_MAX: Final = 4 * 1024 * 1024
+"""What one evaluation, or all holes of one template, may make: one for each value, and one for each
+character of text and keys. That is never more than the bytes of the same value as JSON."""
+_SCALARS: Final = frozenset({type(None), bool, int, float})
+
+
+class EvaluationBudget:
+    """What is left. Evaluations that share a budget are bounded together."""
+
+    __slots__ = ("size_left", "work_left")
+
+    def __init__(self, *, work: int = WORK_MAX, size: int = SIZE_MAX) -> None:
+        self.work_left = work
+        self.size_left = size
+
+    def work(self, units: int) -> None:
+        """Take this much work, or end the evaluation."""
+        self.work_left -= units
+        if self.work_left < 0:
+            raise BudgetSpent("too much work: it repeats too often or looks at too much data")
+
+    def size(self, units: int) -> None:
+        """Take this much size, or end the evaluation."""
+        self.size_left -= units
+        if self.size_left < 0:
+            raise BudgetSpent("the result is too large")
+
+    def keep(self, value: Value) -> JsonValue:
+        """Take the size of a value that is to leave the evaluation, and make sure it is JSON."""
+        self.size(1)
+        if type(value) in _SCALARS:
+            return cast("JsonValue", value)
+        # Level by level, each value paid for before it is looked at. One list may be in a value a
+        # million times over and cost no memory: so the walk ends with the budget if not before.
+        level = [value]
+        for _ in range(JSON_DEPTH_MAX + 1):
+            below: list[Value] = []
+            for part in level:
+                if isinstance(part, str):
+                    self.size(len(part))
+                elif isinstance(part, list):
+                    self.size(len(part))
+                    self.work(1 + len(part) // 4)
+                    below += part
+                elif isinstance(part, dict):
+                    self.size(len(part) + sum(map(len, part)))
+                    self.work(3 + len(part) // 4)
+                    below += part.values()
+                elif isinstance(part, ValueKind):
+                    raise ExpressionError(f"the result is, or holds, a type: {part.name}")
+            if not below:
+                return cast("JsonValue", value)
+            level = below
+        raise BudgetSpent(f"the result is nested more than {JSON_DEPTH_MAX} levels deep")

@@ -20,7 +20,6 @@ from typing import Final
 import msgspec
 from cel_expr_python import cel
 
-from stanchion.core.cel.errors import ExpressionFault
 from stanchion.core.cel.syntax import (
     CallNode,
     Constant,
@@ -33,6 +32,7 @@ from stanchion.core.cel.syntax import (
     Node,
     Select,
 )
+from stanchion.core.cel.value import ExpressionFault
 
 __all__ = ["NESTING_MAX", "Checked", "parse", "search"]
 

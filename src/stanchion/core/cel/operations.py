@@ -1,24 +1,29 @@
 """Operations: what the operators and functions of an expression do.
 
-Values are JSON and stay JSON: whole numbers of 64 bits, finite doubles, text, true and false, null,
-lists, and maps with text as keys. An operation that would leave these is an error. So is one on
-kinds it was not made for: nothing is converted in silence, and ``true`` is not ``1``.
+Values are JSON and stay JSON: 64-bit integers, finite doubles, strings, booleans, null, lists, and
+maps with string keys. A result outside these types raises ``ExpressionError``, and so does an
+operand of the wrong type: nothing is converted implicitly, and ``true`` is not ``1``.
 
-What an operation costs beyond a moment (joining, comparing, searching) it takes from the budget
-before it begins.
+Conversions are strict. ``int`` and ``double`` accept a string only if all of it is a number in
+plain digits: no spaces, underscores, ``0x10`` or ``inf``. A value that does not fit raises
+``ExpressionError``; it is never rounded to a value that does.
+
+An operation that takes more than constant time (concatenation, comparison, search) charges the
+budget before it runs.
 """
 
 from __future__ import annotations
 
+import math
 import operator
+import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from stanchion.core.cel import conversion, pattern
-from stanchion.core.cel.budget import EvaluationBudget
-from stanchion.core.cel.errors import ExpressionError
+from stanchion.core.cel import pattern
 from stanchion.core.cel.value import (
     KINDS,
+    ExpressionError,
     Value,
     described,
     fetch,
@@ -29,7 +34,15 @@ from stanchion.core.cel.value import (
 )
 from stanchion.core.faults import quoted
 
-__all__ = ["FUNCTIONS", "Function", "elements", "has"]
+if TYPE_CHECKING:
+    from stanchion.core.cel.evaluation import EvaluationBudget
+
+__all__ = [
+    "FUNCTIONS",
+    "Function",
+    "elements",
+    "has",
+]
 
 Function: TypeAlias = Callable[..., Value]
 """Takes the budget, then the arguments."""
@@ -229,6 +242,69 @@ def _ends_with(budget: EvaluationBudget, text: str, part: str) -> bool:
     return text.endswith(part)
 
 
+# ── Conversions ───────────────────────────────────────────────────────────────────────────────────
+
+_INT_TEXT = re.compile(r"[+-]?[0-9]{1,19}")
+_DOUBLE_TEXT = re.compile(
+    r"[+-]?([0-9]{1,400}(\.[0-9]{0,400})?|\.[0-9]{1,400})([eE][+-]?[0-9]{1,4})?"
+)
+_BOOL_TEXTS: Final = {
+    **dict.fromkeys(("true", "True", "TRUE", "t", "1"), True),
+    **dict.fromkeys(("false", "False", "FALSE", "f", "0"), False),
+}
+
+
+def _to_int(_: EvaluationBudget, value: Value) -> int:
+    """A whole number: a double loses its fraction."""
+    if isinstance(value, float):
+        return int64(math.trunc(finite(value)))
+    if isinstance(value, str):
+        if _INT_TEXT.fullmatch(value):
+            return int64(int(value))
+        raise ExpressionError(f"int: {quoted(value)} is not a whole number")
+    if type(value) is int:
+        return int64(value)
+    raise misfit("int", value)
+
+
+def _to_double(_: EvaluationBudget, value: Value) -> float:
+    """A double: the nearest one to a whole number."""
+    if isinstance(value, float):
+        return value
+    if isinstance(value, str):
+        if _DOUBLE_TEXT.fullmatch(value):
+            return finite(float(value))
+        raise ExpressionError(f"double: {quoted(value)} is not a number")
+    if type(value) is int:
+        return float(int64(value))
+    raise misfit("double", value)
+
+
+def _to_string(_: EvaluationBudget, value: Value) -> str:
+    """The text of a value, as JSON writes it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(int64(value))
+    if isinstance(value, float):
+        return repr(value)
+    raise misfit("string", value)
+
+
+def _to_bool(_: EvaluationBudget, value: Value) -> bool:
+    """``true`` and ``false``, and the few other ways CEL lets them be written."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        known = _BOOL_TEXTS.get(value)
+        if known is not None:
+            return known
+        raise ExpressionError(f"bool: {quoted(value)} is neither true nor false")
+    raise misfit("bool", value)
+
+
 FUNCTIONS: Final[dict[str, Function]] = {
     "_+_": _add,
     "_-_": _arithmetic("-", operator.sub, operator.sub),
@@ -250,10 +326,10 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "startsWith": _on_text("startsWith", _starts_with),
     "endsWith": _on_text("endsWith", _ends_with),
     "matches": _on_text("matches", pattern.matches),
-    "int": conversion.to_int,
-    "double": conversion.to_double,
-    "string": conversion.to_string,
-    "bool": conversion.to_bool,
+    "int": _to_int,
+    "double": _to_double,
+    "string": _to_string,
+    "bool": _to_bool,
     "type": _type,
     "dyn": _dyn,
 }

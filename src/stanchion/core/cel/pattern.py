@@ -11,10 +11,10 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from stanchion.core.cel import library
-from stanchion.core.cel.errors import ExpressionError, ExpressionFault
+from stanchion.core.cel.value import ExpressionError, ExpressionFault
 
 if TYPE_CHECKING:
-    from stanchion.core.cel.budget import EvaluationBudget
+    from stanchion.core.cel.evaluation import EvaluationBudget
 
 __all__ = ["CHARS_MAX", "WEIGHT_MAX", "check_pattern", "matches", "weigh"]
 

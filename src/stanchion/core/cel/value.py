@@ -1,7 +1,13 @@
-"""Values: what an expression computes with.
+"""Values of expressions, and the errors that expressions raise.
 
-JSON, and the types of JSON, which in CEL are values too (``type(input.x) == string``). Only JSON
-leaves an expression.
+A value is JSON or a type: in CEL a type is a value too (``type(input.x) == string``). The result of
+an expression must be JSON.
+
+Errors, by who can correct them:
+
+ExpressionFault       the author of the workflow: the text is wrong for any data
+ExpressionError       the sender of the data: the expression has no value for it
+  BudgetSpent         either: the expression costs too much on this data
 """
 
 from __future__ import annotations
@@ -13,12 +19,14 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from stanchion.core.cel.errors import ExpressionError
 from stanchion.core.faults import quoted, shown
 from stanchion.core.json_value import JsonValue
 
 __all__ = [
     "KINDS",
+    "BudgetSpent",
+    "ExpressionError",
+    "ExpressionFault",
     "Value",
     "ValueKind",
     "described",
@@ -133,3 +141,24 @@ def _shown_key(key: Value) -> str:
             return json.dumps(key)
         case _:
             return described(key)
+
+
+class ExpressionFault(Exception):
+    """An expression that can never be evaluated: found when it is compiled."""
+
+    def __init__(self, message: str, position: int | None = None) -> None:
+        super().__init__(message, position)
+        self.message = message
+        self.position = position
+        """The character at which it was noticed, the first being 1, if that is known."""
+
+    def __str__(self) -> str:
+        return self.message if self.position is None else f"{self.message} (at {self.position})"
+
+
+class ExpressionError(Exception):
+    """An expression that has no value for this data."""
+
+
+class BudgetSpent(ExpressionError):
+    """An evaluation that was ended, because it took too long or its value grew too large."""

@@ -61,7 +61,7 @@ def start(draft: Draft, step: PlannedStep) -> None:
             items=ItemCounts(total=len(values)),
         ),
     )
-    draft.toil(len(values) * _ITEM_WORK)
+    draft.count_work(len(values) * _ITEM_WORK)
     draft.note("items_started", step.id, detail=f"{len(values)} items")
     for index, work in enumerate(works):
         item = dispatch(draft, step, index, Item(), work)

@@ -13,13 +13,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from stanchion.core.expression import ExpressionFault, compile_expression, tokens_in
+from stanchion.core.expression import (
+    ExpressionFault,
+    TemplateFaults,
+    compile_expression,
+    compile_template,
+    template_tokens,
+    tokens_in,
+)
 from stanchion.core.faults import Findings, Near, Path, named
 from stanchion.core.graph import ancestors, cycle
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.limits import FILE_TOKENS_MAX, WORKFLOW_STEPS_MAX
 from stanchion.core.schema import judge_schema
-from stanchion.core.template import TemplateFaults, compile_template, template_tokens
 
 __all__ = ["judge_workflow"]
 

@@ -10,8 +10,7 @@ from stanchion.adapters.redis.node import pack
 from stanchion.adapters.store.redis import decode, encode
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import TenantId, WorkflowId
-from stanchion.core.run_id import shard_of_tenant
+from stanchion.core.model import TenantId, WorkflowId, shard_of_tenant
 from stanchion.core.workflow import Workflow
 from stanchion.ports.records import Document, Page, StoredWorkflow, Tenant
 

@@ -12,8 +12,7 @@ from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.store.redis import decode, encode
 from stanchion.adapters.store.redis.keys import RUN_ID_CHARS, sized
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
-from stanchion.core.model import Instant, RunId, TenantId
-from stanchion.core.run_id import SHARDS, shard_of_run, shard_of_tenant
+from stanchion.core.model import SHARDS, Instant, RunId, TenantId, shard_of_run, shard_of_tenant
 from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page
 
 __all__ = ["RedisHousekeeping", "RedisLetters"]

@@ -14,8 +14,15 @@ from stanchion.adapters.store.redis.keys import run_of_job
 from stanchion.adapters.store.redis.rounds import ReadyCount, Shares
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Due, Sharded, act_on_due
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Instant, JobId, RunId, TenantId, Topic
-from stanchion.core.run_id import shard_of_run, shard_of_tenant
+from stanchion.core.model import (
+    Instant,
+    JobId,
+    RunId,
+    TenantId,
+    Topic,
+    shard_of_run,
+    shard_of_tenant,
+)
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import (
     Acceptance,

@@ -51,8 +51,16 @@ from typing import Final
 
 from stanchion.adapters.redis.address import checked_namespace
 from stanchion.adapters.redis.topology import slot_of
-from stanchion.core.model import Instant, JobId, RunId, TenantId
-from stanchion.core.run_id import SHARDS, make_run_id, shard_of_run, shard_of_tenant
+from stanchion.core.model import (
+    SHARDS,
+    Instant,
+    JobId,
+    RunId,
+    TenantId,
+    make_run_id,
+    shard_of_run,
+    shard_of_tenant,
+)
 
 __all__ = [
     "COMMON_TAG",

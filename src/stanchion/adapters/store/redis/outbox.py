@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from stanchion.adapters.store.redis.keys import RUN_ID_CHARS
 from stanchion.adapters.store.redis.shards import Due, Sharded, act_on_due
-from stanchion.core.model import RunId, TenantId
-from stanchion.core.run_id import shard_of_run
+from stanchion.core.model import RunId, TenantId, shard_of_run
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import OutboxRow
 

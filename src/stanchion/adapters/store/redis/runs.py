@@ -22,8 +22,17 @@ from stanchion.core.admission import (
     Verdict,
 )
 from stanchion.core.events import Event
-from stanchion.core.model import Instant, Item, ItemKey, RunId, Stamp, StepId, TenantId
-from stanchion.core.run_id import shard_of_run, shard_of_tenant
+from stanchion.core.model import (
+    Instant,
+    Item,
+    ItemKey,
+    RunId,
+    Stamp,
+    StepId,
+    TenantId,
+    shard_of_run,
+    shard_of_tenant,
+)
 from stanchion.core.transition import TimelineEntry
 from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.records import (

@@ -23,8 +23,7 @@ from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.redis.node import pack
 from stanchion.adapters.store.redis.keys import PLACE_CHARS, StoreKeys
 from stanchion.adapters.store.redis.rounds import Rounds
-from stanchion.core.model import Instant, RunId, TenantId
-from stanchion.core.run_id import SHARDS, shard_of_run
+from stanchion.core.model import SHARDS, Instant, RunId, TenantId, shard_of_run
 from stanchion.core.transition import DispatchJob, Effect, SetTimer
 from stanchion.ports.errors import BackendError
 

@@ -26,7 +26,7 @@ from stanchion.adapters.store.redis.rounds import Rounds
 from stanchion.adapters.store.redis.runs import RedisRuns
 from stanchion.adapters.store.redis.shards import Shards
 from stanchion.adapters.system import SystemEntropy
-from stanchion.core.run_id import SHARDS
+from stanchion.core.model import SHARDS
 from stanchion.ports.entropy import Entropy
 
 __all__ = ["RedisStore"]
