@@ -34,8 +34,8 @@ __all__ = ["FILES_MAX", "Walks", "walks_on"]
 FILES_MAX: Final = 40
 """Of a start and of a result each, on every store."""
 _ROOT: Final = Path(__file__).parent.parent / "src" / "stanchion"
-_ROUNDS: Final = 6
-_SETTLE_S: Final = 0.04
+_ROUNDS: Final = 8
+_SETTLE_S: Final = 0.03
 """Longer than a replica takes to apply a result, and shorter than a background loop's period."""
 _WAIT_S_MAX: Final = 20.0
 _WORKFLOW: Final = {

@@ -209,7 +209,7 @@ class _Course:
             call: Call[Any, Any] | None = None
             try:
                 call = await self._read(exchange, caller, room)
-                wait_s = route.waits(call)
+                wait_s = 0 if route.waits is None else route.waits(call)
                 self._desk.deadlines.extend(deadline, wait_s + self._deadline_s)
                 if wait_s:
                     room.only_wait()

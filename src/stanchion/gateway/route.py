@@ -185,7 +185,7 @@ class Route:
     """Refusals of its own, beside those that every route of its kind has."""
     takes_key: bool = False
     """Whether ``Idempotency-Key`` means something."""
-    waits: Callable[[Call[Any, Any]], float] = lambda _call: 0
+    waits: Callable[[Call[Any, Any]], float] | None = None
     """The seconds for which a call may hold its answer back. It then counts among the waits."""
     admits: bool = False
     """Whether it begins something: refused while draining."""

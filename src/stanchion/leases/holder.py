@@ -37,9 +37,9 @@ from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.turns import Turns
 from stanchion.services import lease_events as told
-from stanchion.services.lease_events import LeaseEvent, LeaseHook, guarded
+from stanchion.services.lease_events import LeaseEvent, LeaseHook
 from stanchion.services.leasing import LeaseContended, LeaseRefused, Leasing, Outcome
-from stanchion.services.renewal import Lease
+from stanchion.services.renewal import Lease, guarded
 
 __all__ = [
     "HoldRequest",

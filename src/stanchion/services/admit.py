@@ -116,7 +116,7 @@ class Admitter:
         self._deadlines = Deadlines(sweep_s=SWEEP_S)
         self._fullness = SharedRefusals()
         self._turnstile = TenantLimiter()
-        self._trouble = OutageLogger("admission_failed", "admission_recovered", level=logging.ERROR)
+        self._outage = OutageLogger("admission_failed", "admission_recovered", level=logging.ERROR)
         self._lock: admission_lock.AdmissionLock = (
             SoleLock(context.clock)
             if context.locks is None
@@ -208,7 +208,8 @@ class Admitter:
         within_ms = max(1, min(STORE_MS_MAX, left_ms))
         verdict = await self._context.store.admit(admission, within_ms=within_ms)
         self._pacing.answered(Backend.STORE)
-        self._trouble.worked()
+        if self._outage.error is not None:
+            self._outage.worked()
         if isinstance(verdict, judged.Full):
             call.full = verdict
             if not self._fullness.is_full(call.tenant):
@@ -314,7 +315,7 @@ class Admitter:
             self._context.signals.finished(run, run.status)
 
     def _store_failed(self, call: GateCall, error: str) -> GateFailed:
-        self._trouble.failed(error)
+        self._outage.failed(error)
         code = GateCode.LIMIT_CHECK_FAILED if call.is_locked else GateCode.GATE_UNAVAILABLE
         return GateFailed(code, error, self._pacing.away(Backend.STORE))
 

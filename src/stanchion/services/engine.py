@@ -19,18 +19,14 @@ from prometheus_client import CollectorRegistry
 from stanchion.core import lease
 from stanchion.core.admission import WorkAllowance
 from stanchion.core.escalation import Announcement
-from stanchion.core.lease_policy import LeaseOverride, LeasePolicy, policy_for
-from stanchion.core.model import Instant, Risk, Run
-from stanchion.core.retry import Backoff, BoundedJitter, Fixed
+from stanchion.core.model import Instant, Run
 from stanchion.ports.bus import Bell
-from stanchion.services import lease_events as told
 from stanchion.services.advance import Advancer
 from stanchion.services.context import Backends, ReplicaContext
-from stanchion.services.escalation import EscalationService
+from stanchion.services.escalation import EscalationService, RulesInForce
 from stanchion.services.gate import Gate
 from stanchion.services.gate_answers import Pacing
 from stanchion.services.inbox import Inbox
-from stanchion.services.lease_events import LeaseEvent
 from stanchion.services.lease_signals import RunLeaseSignals
 from stanchion.services.leasing import Leasing
 from stanchion.services.log import log_event
@@ -64,31 +60,6 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULT_TERMS: Final = Terms()
 Loop: TypeAlias = Callable[[], Coroutine[None, None, None]]
-
-
-class _Rules:
-    """The settings in force, as the engine's services ask for them."""
-
-    def __init__(self, settings: SettingsService, escalating: EscalationService) -> None:
-        self._settings = settings
-        self._escalating = escalating
-
-    def lease_policy(self, risk: Risk, override: LeaseOverride | None) -> LeasePolicy:
-        return policy_for(risk, self._settings.current.policies, override)
-
-    def closes(self, risk: Risk) -> bool:
-        return self._escalating.closes(risk)
-
-    def lock_busy(self) -> Backoff:
-        return self._settings.current.lock_busy.retry
-
-    def backend_error(self) -> Backoff:
-        """The longer delay, with the same spread."""
-        busy = self._settings.current.lock_busy
-        delay_ms = busy.backend_error_delay_ms
-        if isinstance(busy.retry, Fixed):
-            return Fixed(delay_ms=delay_ms)
-        return BoundedJitter(delay_ms=delay_ms, jitter_ms=min(busy.retry.jitter_ms, delay_ms))
 
 
 class Engine:
@@ -136,13 +107,13 @@ class Engine:
         )
         self._pacing = Pacing(clock=clock, entropy=backends.entropy)
         self._bus = bus
-        self._lease_signals = RunLeaseSignals(registry)
+        self._lease_signals = RunLeaseSignals(registry, on_fallback=self._fallback)
         self._leasing = Leasing(
             backends.locks,
             clock=clock,
             entropy=backends.entropy,
             terms=lease.terms_for(terms.run_lease_ttl_ms),
-            tell=self._lease_told,
+            tell=self._lease_signals,
         )
         context = ReplicaContext(
             store=store,
@@ -158,7 +129,7 @@ class Engine:
                 on_finished=self._finished,
             ),
         )
-        rules = _Rules(settings, self._escalating)
+        rules = RulesInForce(settings, self._escalating)
         self._executor = TenantExecutor(work)
         executor = self._executor if works_off_loop else None
         decider = Decider(work, executor)
@@ -194,7 +165,7 @@ class Engine:
             gate=Gate(
                 context,
                 plans=plans,
-                settings=lambda: settings.current,
+                settings=settings.get,
                 pacing=self._pacing,
                 signals=AdmissionSignals(
                     registry, labels=labels, errors=self._lease_signals.errors
@@ -259,10 +230,8 @@ class Engine:
 
     # ── What the context tell each other ──────────────────────────────────────────────────────────
 
-    def _lease_told(self, event: LeaseEvent) -> None:
-        self._lease_signals(event)
-        if isinstance(event, told.Fallback):
-            self._escalating.count(fallbacks=1)
+    def _fallback(self) -> None:
+        self._escalating.count(fallbacks=1)
 
     def _duplicate(self) -> None:
         self._escalating.count(duplicates=1)

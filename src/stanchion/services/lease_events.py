@@ -13,7 +13,6 @@ import msgspec
 
 from stanchion.core.lease import FenceCause
 from stanchion.core.model import Risk
-from stanchion.services.log import LOGGER
 
 __all__ = [
     "Abandoned",
@@ -27,7 +26,6 @@ __all__ = [
     "Released",
     "RenewFailed",
     "TrustLost",
-    "guarded",
 ]
 
 
@@ -107,15 +105,3 @@ LeaseEvent: TypeAlias = (
     | ReleaseFailed
 )
 LeaseHook: TypeAlias = Callable[[LeaseEvent], None]
-
-
-def guarded(hook: LeaseHook) -> LeaseHook:
-    """A hook whose errors are logged: a broken metric must not decide who holds what."""
-
-    def tell(event: LeaseEvent) -> None:
-        try:
-            hook(event)
-        except Exception:  # noqa: BLE001 - see above
-            LOGGER.exception("lease_hook_failed")
-
-    return tell

@@ -7,7 +7,7 @@ What is logged is counted: every line has a metric beside it, and the page for l
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, assert_never
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -53,7 +53,10 @@ class LeaseErrors:
 class RunLeaseSignals:
     """The hook for run leases. Children are bound once: a label look-up costs more than a count."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, *, on_fallback: Callable[[], None] = lambda: None
+    ) -> None:
+        self._on_fallback = on_fallback
         self.errors = LeaseErrors(registry)
         """For whoever else has leases in the same registry."""
         self._fallbacks = _by_risk(
@@ -107,6 +110,7 @@ class RunLeaseSignals:
                 self._held.observe(event.held_ms / 1000)
             case told.Fallback():
                 self._fallbacks[event.risk].inc()
+                self._on_fallback()
                 _log(logging.ERROR, "run_lock_fallback", event, error=event.error, race="possible")
             case told.Refused():
                 self._refusals[event.risk].inc()

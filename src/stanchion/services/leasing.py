@@ -36,8 +36,15 @@ from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import sentence
 from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks
 from stanchion.services import lease_events as told
-from stanchion.services.lease_events import LeaseHook, guarded
-from stanchion.services.renewal import Lease, LeaseSubject, LockHealth, RenewalLoop, Renewer
+from stanchion.services.lease_events import LeaseHook
+from stanchion.services.renewal import (
+    Lease,
+    LeaseSubject,
+    LockHealth,
+    RenewalLoop,
+    Renewer,
+    guarded,
+)
 
 __all__ = ["Lease", "LeaseContended", "LeaseRefused", "Leasing", "LockHealth", "Outcome"]
 

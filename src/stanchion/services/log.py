@@ -18,24 +18,25 @@ def log_event(level: int, name: str, **fields: JsonValue) -> None:
 
 
 class OutageLogger:
-    """Whether something that is done again and again fails at the moment."""
+    """Logs an outage of something that is done again and again, when it begins and when it ends."""
 
     def __init__(self, begun: str, over: str, *, level: int = logging.WARNING) -> None:
         """Name the two log events."""
         self._begun = begun
         self._over = over
         self._level = level
-        self._error: str | None = None
+        self.error: str | None = None
+        """The last error of the present outage; ``None`` if there is none."""
 
     def failed(self, error: BaseException | str) -> None:
-        """It failed. Told if it had not before."""
-        said = error if isinstance(error, str) else sentence(error)
-        if self._error is None:
-            log_event(self._level, self._begun, error=said)
-        self._error = said
+        """Note a failure. The first one of an outage is logged."""
+        message = error if isinstance(error, str) else sentence(error)
+        if self.error is None:
+            log_event(self._level, self._begun, error=message)
+        self.error = message
 
     def worked(self) -> None:
-        """It went well. Told if it had failed before."""
-        if self._error is not None:
+        """Note a success. It ends an outage, which is logged."""
+        if self.error is not None:
             log_event(logging.INFO, self._over)
-            self._error = None
+            self.error = None

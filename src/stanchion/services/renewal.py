@@ -30,9 +30,10 @@ from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import sentence
 from stanchion.ports.locks import Locks, NotOwned, Renewed
 from stanchion.services import lease_events as told
-from stanchion.services.lease_events import LeaseHook
+from stanchion.services.lease_events import LeaseEvent, LeaseHook
+from stanchion.services.log import LOGGER
 
-__all__ = ["Lease", "LeaseSubject", "LockHealth", "RenewalLoop", "Renewer"]
+__all__ = ["Lease", "LeaseSubject", "LockHealth", "RenewalLoop", "Renewer", "guarded"]
 
 RELEASE_MAX_S: Final = 1.0
 RELEASE_TRIES: Final = 2
@@ -368,3 +369,15 @@ class LockHealth:
         with suppress(Exception):
             async with asyncio.timeout(CALL_MAX_S):
                 await self._locks.release(name, token, within_ms=round(CALL_MAX_S * 1000))
+
+
+def guarded(hook: LeaseHook) -> LeaseHook:
+    """A hook whose errors are logged: a broken metric must not decide who holds what."""
+
+    def tell(event: LeaseEvent) -> None:
+        try:
+            hook(event)
+        except Exception:  # noqa: BLE001 - see above
+            LOGGER.exception("lease_hook_failed")
+
+    return tell

@@ -113,7 +113,7 @@ class Scheduler:
 
     async def run(self) -> None:
         """Look for ready jobs that no bell was heard for, until cancelled."""
-        trouble = OutageLogger("ready_poll_failed", "ready_poll_recovered")
+        outage = OutageLogger("ready_poll_failed", "ready_poll_recovered")
         while True:
             await self._clock.sleep(POLL_S)
             if not self._waiting:
@@ -121,9 +121,9 @@ class Scheduler:
             try:
                 ready = await self._jobs.ready_topics()
             except BackendError as error:
-                trouble.failed(error)
+                outage.failed(error)
                 continue
-            trouble.worked()
+            outage.worked()
             for topic in ready:
                 self._hear(topic)
 

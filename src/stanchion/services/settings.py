@@ -102,6 +102,10 @@ class SettingsService:
         """The settings in force here."""
         return self._current
 
+    def get(self) -> Settings:
+        """The settings in force here, for services that ask each time."""
+        return self._current
+
     def document(self) -> JsonObject:
         """All of them, as everybody sees them."""
         return settings_document(self._current)
