@@ -328,6 +328,13 @@ CASES: Final = (
         says=("tenant               acme", "admission            as in the settings"),
     ),
     Case(
+        args=("tenant", "delete", "acme"),
+        asks=("DELETE", "/v1/admin/tenants/acme"),
+        answer=TENANT,
+        shape=admin.TenantConfig,
+        says=("tenant               acme",),
+    ),
+    Case(
         args=("tenant", "list"),
         asks=("GET", "/v1/admin/tenants"),
         query=PAGE,

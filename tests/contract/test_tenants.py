@@ -42,6 +42,18 @@ async def test_a_configuration_is_replaced_as_a_whole(store: Store) -> None:
     assert await store.tenant(ACME) == Tenant(max_concurrent_runs=3, job_rate_per_s=None)
 
 
+async def test_a_deleted_configuration_leaves_the_defaults(store: Store) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=1))
+    await store.put_tenant(GLOBEX, Tenant(max_concurrent_runs=1))
+    run_id = await start(store)
+    assert await store.delete_tenant(ACME)
+    assert await store.tenant(ACME) == Tenant()
+    assert [name for name, _ in (await store.list_tenants()).items] == [GLOBEX]
+    assert not await store.delete_tenant(ACME), "it was there no more"
+    await start(store)
+    assert await store.load(run_id) is not None
+
+
 async def test_no_cap_is_not_the_default_cap(store: Store) -> None:
     await store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
     assert (await store.tenant(ACME)).max_concurrent_runs is None

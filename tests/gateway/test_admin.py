@@ -35,6 +35,19 @@ async def test_a_put_replaces_and_is_in_force_when_answered(house: House) -> Non
     assert [row["tenant"] for row in listed["tenants"]] == ["acme"]
 
 
+async def test_a_deleted_tenant_has_the_defaults_when_answered(house: House) -> None:
+    path = "/v1/admin/tenants/acme"
+    full = {"max_concurrent_runs": 0, "job_rate_per_s": 2.5, "admission": None}
+    await house.ask("PUT", path, full)
+    await house.ask("PUT", "/v1/workflows/one", {"steps": {"a": {"topic": "t"}}}, tenant="acme")
+    assert (await house.ask("DELETE", path)).json == full
+    assert (await house.ask("POST", "/v1/workflows/one/runs", {}, tenant="acme")).status == 200
+    assert (await house.ask("GET", path)).json["max_concurrent_runs"] == 10
+    assert (await house.ask("GET", "/v1/admin/tenants")).json["tenants"] == []
+    again = await house.ask("DELETE", path)
+    assert (again.status, again.json["code"]) == (404, "not_found")
+
+
 async def test_an_override_says_where_it_is_wrong(house: House) -> None:
     override = {"admission": {"lock_retry": {"kind": "jitter", "delay_ms": 1, "jitter_ms": 2}}}
     answer = await house.ask("PUT", "/v1/admin/tenants/acme", override)

@@ -237,6 +237,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "get_workflow": not_there,
     "follow_events": lambda answer, world: world.ids["run_id"].encode() not in answer.body,
     "put_tenant": forbidden,
+    "delete_tenant": forbidden,
     "get_tenant": forbidden,
     "list_tenants": forbidden,
     "get_settings": forbidden,

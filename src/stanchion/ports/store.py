@@ -262,6 +262,9 @@ class Tenants(Protocol):
     async def put_tenant(self, tenant: TenantId, config: Tenant) -> None:
         """Replace a tenant's configuration. In force for every admission after the answer."""
 
+    async def delete_tenant(self, tenant: TenantId) -> bool:
+        """Forget a tenant's configuration: the defaults hold again. Whether there was one."""
+
     async def tenant(self, tenant: TenantId) -> Tenant:
         """A tenant's configuration; the defaults for one nobody configured."""
 

@@ -297,6 +297,21 @@ class TenantConfigs:
             # Listed first, and never struck off: whoever finds it listed looks at it.
             await self._stored.put_document(_GATES_KIND, tenant, {}, read=None)
         await self._stored.put_tenant(tenant, config)
+        await self._wait_in_force(tenant, before, config)
+
+    async def delete(self, tenant: TenantId) -> Tenant | None:
+        """Forget a tenant's configuration, which is returned; ``None`` if there was none.
+
+        The defaults are in force on every replica when this returns.
+        """
+        before = await self._stored.tenant(tenant)
+        if not await self._stored.delete_tenant(tenant):
+            return None
+        await self._wait_in_force(tenant, before, Tenant())
+        return before
+
+    async def _wait_in_force(self, tenant: TenantId, before: Tenant, config: Tenant) -> None:
+        """Forget what this replica believes, and wait until the others have read again."""
         now = self._clock.moment()
         self._known.pop(tenant, None)
         self._known.pop(_LIST, None)

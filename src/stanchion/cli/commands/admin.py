@@ -81,6 +81,16 @@ def show_tenant(session: Session, name: str) -> None:
     )
 
 
+@tenant.command("delete")
+@click.argument("name", metavar="NAME")
+@talks
+def delete_tenant(session: Session, name: str) -> None:
+    """Forget what a tenant may do: the defaults hold again. Its runs stay."""
+    removed = session.send("DELETE", path_to("admin", "tenants", name)).document
+    session.show(removed, lambda was: _tenant_lines(name, was))
+    session.note(f"forgotten: tenant {name} has the defaults again")
+
+
 @tenant.command("list")
 @limit_and_cursor
 @talks

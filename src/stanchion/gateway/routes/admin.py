@@ -60,15 +60,26 @@ async def put_tenant(call: Call[TenantConfig, NoQuery]) -> Reply | Refusal:
     return Reply(config)
 
 
+async def delete_tenant(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
+    """Forget a tenant's configuration; what it was. The defaults are in force when answered."""
+    tenant = TenantId(call.params["tenant"])
+    removed = await call.services.gate.tenants.delete(tenant)
+    if removed is None:
+        return not_found("tenant")
+    log_event(logging.INFO, "tenant_deleted", tenant=tenant, actor=call.actor)
+    return Reply(_config(removed))
+
+
 async def get_tenant(call: Call[NoBody, NoQuery]) -> Reply:
     """A tenant's configuration; the defaults for one that nobody configured."""
-    config = await call.services.store.tenant(TenantId(call.params["tenant"]))
-    return Reply(
-        TenantConfig(
-            max_concurrent_runs=config.max_concurrent_runs,
-            job_rate_per_s=config.job_rate_per_s,
-            admission=config.admission,
-        )
+    return Reply(_config(await call.services.store.tenant(TenantId(call.params["tenant"]))))
+
+
+def _config(tenant: Tenant) -> TenantConfig:
+    return TenantConfig(
+        max_concurrent_runs=tenant.max_concurrent_runs,
+        job_rate_per_s=tenant.job_rate_per_s,
+        admission=tenant.admission,
     )
 
 
@@ -98,6 +109,16 @@ TENANTS_ROUTES: Final = (
         takes=Takes.JSON,
         body=TenantConfig,
         answer=TenantConfig,
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/admin/tenants/{tenant}",
+        handler=delete_tenant,
+        says="Forget what a tenant may do: the defaults hold again. Its runs stay.",
+        roles=ADMINS,
+        reach=Reach.DEPLOYMENT,
+        answer=TenantConfig,
+        codes=(Code.NOT_FOUND,),
     ),
     Route(
         method="GET",

@@ -57,6 +57,11 @@ class MemoryTenants(MemoryPart):
     async def put_tenant(self, tenant: TenantId, config: Tenant) -> None:
         self._state.account(tenant).config = config
 
+    async def delete_tenant(self, tenant: TenantId) -> bool:
+        account = self._state.account(tenant)
+        was_configured, account.config = account.config is not None, None
+        return was_configured
+
     async def tenant(self, tenant: TenantId) -> Tenant:
         return self._state.peek(tenant).config or Tenant()
 

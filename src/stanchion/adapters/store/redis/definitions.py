@@ -80,6 +80,10 @@ class RedisTenants(Sharded):
         step = self._shards.step("put_tenant", shard, tenant, encode.pack_tenant(config))
         await self._shards.ask(step)
 
+    async def delete_tenant(self, tenant: TenantId) -> bool:
+        step = self._shards.step("delete_tenant", shard_of_tenant(tenant), tenant)
+        return bool(await self._shards.ask(step))
+
     async def tenant(self, tenant: TenantId) -> Tenant:
         packed = await self._shards.ask(self._config(tenant))
         return Tenant() if packed is None else decode.read_tenant(packed)

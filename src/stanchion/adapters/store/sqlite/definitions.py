@@ -70,6 +70,11 @@ def put_tenant(db: Database, tenant: TenantId, config: Tenant) -> None:
     db.run(SQL["put_tenant"], tenant=tenant, config=encode(config))
 
 
+def delete_tenant(db: Database, tenant: TenantId) -> bool:
+    """See ``ports.store.Tenants.delete_tenant``."""
+    return db.first(SQL["delete_tenant"], tenant=tenant) is not None
+
+
 def tenant_of(db: Database, tenant: TenantId) -> Tenant:
     """See ``ports.store.Tenants.tenant``."""
     row = db.first(SQL["read_tenant"], tenant=tenant)

@@ -163,6 +163,7 @@ class SqliteStore:
     workflow = _reads(definitions.workflow_of)
     list_workflows = _reads(definitions.list_workflows)
     put_tenant = _writes(definitions.put_tenant)
+    delete_tenant = _writes(definitions.delete_tenant)
     tenant = _reads(definitions.tenant_of)
     list_tenants = _reads(definitions.list_tenants)
     document = _reads(definitions.document)

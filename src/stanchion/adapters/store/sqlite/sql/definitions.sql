@@ -34,6 +34,10 @@ ORDER BY newest_workflows.workflow_id LIMIT :limit
 INSERT INTO tenants (tenant, config) VALUES (:tenant, :config)
 ON CONFLICT (tenant) DO UPDATE SET config = excluded.config
 
+-- name: delete_tenant
+-- Forgets a tenant's configuration; answers its name if there was one.
+DELETE FROM tenants WHERE tenant = :tenant RETURNING tenant
+
 -- name: read_tenant
 -- Answers (config).
 SELECT config FROM tenants WHERE tenant = :tenant

@@ -1,0 +1,6 @@
+-- delete_tenant: forget what a tenant may do; the defaults hold again.
+-- KEYS   configs configured
+-- ARGV   1 tenant
+-- ANSWER 1; 0 if it was not configured
+redis.call('ZREM', key.configured, ARGV[1])
+return redis.call('HDEL', key.configs, ARGV[1])
