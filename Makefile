@@ -1,12 +1,12 @@
-# Everything a developer does here, by name. `make` alone prints the table.
+# Development targets. `make` alone prints the table.
 #
-# The first target that needs Python makes a virtual environment in .venv from the hash-pinned lock,
-# and brings it up to date when the lock or pyproject.toml change. Nothing is installed elsewhere.
+# The first target that needs Python creates a virtual environment in .venv from the hash-pinned lock,
+# and updates it when the lock or pyproject.toml change. Nothing is installed elsewhere.
 # To use another interpreter: PYTHON=python3.12 make test
 
 PYTHON  ?= python3
 UV      ?= uv
-# Two, because the suite is held to ten minutes on two cores.
+# Two, because the suite must finish in ten minutes on two cores.
 WORKERS ?= 2
 
 VENV  := .venv
@@ -15,7 +15,7 @@ LOCK  := requirements/dev.lock
 EXAMPLES_LOCK := requirements/examples.lock
 COMPILE = --universal --python-version 3.11 --generate-hashes --quiet --no-header --no-annotate \
     --no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
-# Named after the interpreter, so that asking for another one is noticed.
+# Named after the interpreter, so that a change of interpreter rebuilds it.
 READY := $(VENV)/.ready-$(notdir $(PYTHON))
 
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses $(WORKERS)
@@ -28,7 +28,7 @@ SHELL         := bash
 .NOTPARALLEL:
 MAKEFLAGS     += --no-print-directory
 
-# $(call heading,text): one line above each stage, so that the red one is found at a glance.
+# $(call heading,text): one line above each stage, so that the failing one is easy to find.
 heading = @printf '\n== %s\n' '$(1)'
 
 .PHONY: help
@@ -37,7 +37,7 @@ help: ## print this table
 	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 13
 
 .PHONY: demo
-demo: $(READY) ## a full tenant, a research agent, an approval: server and worker, then stopped
+demo: $(READY) ## start a server and a worker, show a full tenant, a research agent and an approval, stop both
 	@$(BIN)/python examples/demo.py
 
 .PHONY: serve
@@ -49,7 +49,7 @@ test: check test-core test-rest ## all checks and all tests, under ten minutes o
 	@printf '\nall checks passed\n'
 
 .PHONY: quick
-quick: check ## lint, types, the core and one store: the inner loop, in under 90 seconds
+quick: check ## lint, types, the core and one store, in under 90 seconds
 	$(call heading,core and the contract on SQLite)
 	@$(PYTEST) tests/core tests/contract $(QUICK) -k 'core or sqlite'
 
@@ -64,8 +64,8 @@ check: $(READY) ## lint, format, types and import contracts, without the tests
 	$(call heading,import contracts)
 	@$(BIN)/lint-imports --no-logo
 
-# Core's coverage counts its own tests only: a line that nothing but a test of the shell reaches is
-# not tested. And the shell's tests do not pay for a measurement that is not theirs.
+# Only tests/core counts towards the core's coverage, and the other tests run without the overhead of
+# measuring it.
 .PHONY: test-core
 test-core: $(READY)
 	$(call heading,tests of the core with branch coverage)
@@ -81,19 +81,19 @@ test-rest: $(READY)
 	fi
 
 .PHONY: sim
-sim: $(READY) ## ten thousand seeded days of the services in virtual time, then every deliberate defect
-	$(call heading,ten thousand bad days)
+sim: $(READY) ## simulate ten thousand seeded days of faults, then every deliberate defect
+	$(call heading,ten thousand simulated days)
 	@$(BIN)/stanchion sim --seeds 0..10000 --workers $(WORKERS)
 	$(call heading,deliberate defects must be found)
 	@$(BIN)/python -m stanchion sim --mutants --workers $(WORKERS)
 
 .PHONY: chaos
-chaos: $(READY) ## cut, stop and kill real servers, for many rounds; takes long
+chaos: $(READY) ## disconnect, pause and kill real servers, for many rounds; takes long
 	$(call heading,chaos on real processes)
 	@$(BIN)/python -m pytest --quiet tests -m chaos
 
 .PHONY: bench
-bench: $(READY) ## hold every ratio and time we claim to its promise
+bench: $(READY) ## measure every ratio and time we claim; fail if one is missed
 	@$(BIN)/python -m bench
 
 .PHONY: soak
@@ -107,20 +107,20 @@ soak: $(READY) ## all tests at full scale, then a mutation run over the core; ta
 	@$(BIN)/mutmut results
 
 .PHONY: generate
-generate: $(READY) ## write the generated files anew
+generate: $(READY) ## regenerate schemas and reference pages
 	@$(BIN)/python scripts/generate_schema.py
 	@$(BIN)/python scripts/generate_reference.py
 	@$(BIN)/python -m stanchion.gateway > schema/openapi.json
 
 .PHONY: lock
-lock: ## write the locks anew; LOCK_FLAGS=--upgrade takes the newest versions (needs uv)
+lock: ## rewrite the lock files; LOCK_FLAGS=--upgrade takes the newest versions (needs uv)
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
 	@$(UV) pip compile pyproject.toml --extra server --group dev --output-file $(LOCK) $(COMPILE)
 	@$(UV) pip compile pyproject.toml --group examples --constraint $(LOCK) \
 	    --output-file $(EXAMPLES_LOCK) $(COMPILE)
 
 .PHONY: clean
-clean: ## remove everything that make made, the virtual environment too
+clean: ## remove everything that make created, including the virtual environment
 	@rm -rf $(VENV) mutants build dist reports htmlcov .coverage .coverage.* .hypothesis \
 	    .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
