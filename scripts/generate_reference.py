@@ -59,8 +59,12 @@ A person gets lines and tables, in colour on a terminal (`NO_COLOR` turns it off
 program gets the server's answer as one JSON document on standard output, in the shape of the HTTP
 API; an error is a problem document on standard error. Remarks go to standard error.
 
-Nothing is retried by itself. `run start`, `run rerun` and `job submit` send an idempotency key,
-their own if none is given. When an answer is lost they print it, so that asking again makes no
+`--url` may name several servers of one deployment, separated by commas. The first that answers is
+used: the next is tried when one refuses the connection, drains, or does not answer a request that
+can be sent twice.
+
+Nothing else is retried by itself. `run start`, `run rerun` and `job submit` send an idempotency
+key, their own if none is given. When an answer is lost they print it, so that asking again makes no
 second run.
 
 ## Exit codes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import sys
 from pathlib import Path
 
@@ -61,6 +62,18 @@ def test_the_key_may_come_from_a_file_and_a_flag_wins(
     missing = cli("run", "list")
     assert missing.code == Exit.USAGE
     assert f"STANCHION_API_KEY_FILE: the file '{file}' cannot be read" in missing.err
+
+
+def test_of_several_servers_the_first_that_answers_is_asked(cli: Cli, server: Script) -> None:
+    server.says(STARTED)
+    with socket.socket() as taken:  # Bound and not listening: refused.
+        taken.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        assert cli("run", "start", "w", "--url", f"{dead},{server.url}").code == 0
+        nowhere = cli("run", "list", "--url", f"{dead},{dead}/v2")
+    assert nowhere.code == Exit.UNAVAILABLE
+    assert "no server answers: no connection to 127.0.0.1" in nowhere.err
+    assert len(server.requests) == 1
 
 
 def test_all_tenants_are_asked_for_by_the_header(cli: Cli, server: Script) -> None:

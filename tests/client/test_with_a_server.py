@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -23,8 +24,9 @@ steps:
 """
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+@contextmanager
+def serving() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server in a process of its own, stopped afterwards."""
     command = [sys.executable, "-m", "stanchion", "serve", "--port", "0", "--store", "memory:"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
@@ -33,11 +35,28 @@ def url() -> Iterator[str]:
         draining = threading.Thread(target=lambda: list(lines))
         draining.start()
         try:
-            yield ready["url"]
+            yield ready["url"], process
         finally:
             process.terminate()
             process.wait(20)
             draining.join(5)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving() as (running, _process):
+        yield running
+
+
+def test_a_client_of_two_servers_goes_on_when_one_is_killed(url: str) -> None:
+    with serving() as (first, process), stanchion.Client([first, url], tenant="two") as client:
+        client.apply_workflow(NAP)
+        client.start("nap")
+        stanchion.Client(url, tenant="two").apply_workflow(NAP)  # The two share no store here.
+        process.kill()
+        process.wait(20)
+        run = client.start("nap")
+        assert [row.run_id for row in client.runs()] == [run.run_id]
 
 
 def test_a_run_from_start_to_end_with_an_approval(url: str) -> None:

@@ -1,7 +1,8 @@
 """Sessions: the options of every command that calls a server, and the calls themselves.
 
-Nothing is retried here: the caller sees the answer and the time to wait. A script that wants
-retries uses the client SDK.
+Nothing is retried at the same server: the caller sees the answer and the time to wait. A script
+that wants retries uses the client SDK. Of several servers, the next is tried when one does not
+answer.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from urllib.parse import quote, urlencode
 import click
 
 from stanchion.cli.errors import CallContext, CliError, Exit, error_from
-from stanchion.transport.blocking import BlockingTransport
-from stanchion.transport.messages import HttpReply, NoReply, Request, Silence, parse_address
+from stanchion.transport.blocking import BlockingFailover, BlockingTransport, blocking_transport
+from stanchion.transport.failover import parse_addresses
+from stanchion.transport.messages import HttpReply, NoReply, Request, Silence
 
 __all__ = [
     "URL",
@@ -71,7 +73,9 @@ class ApiClient:
     tenant: str | None = None
     flags: str = ""
     """Flags that say which server and tenant, as hints repeat them: `` --tenant acme``."""
-    _transport: BlockingTransport | None = field(default=None, init=False, repr=False)
+    _transport: BlockingTransport | BlockingFailover | None = field(
+        default=None, init=False, repr=False
+    )
 
     def ask(
         self,
@@ -96,8 +100,8 @@ class ApiClient:
             headers=tuple(headers.items()),
             body=b"" if content is None else content.data,
             timeout_s=_PATIENCE_S + wait_s,
-            # Sent once: if the response is lost, the caller decides.
-            is_repeatable=method == "GET",
+            # Otherwise sent once: if the response is lost, the caller decides.
+            is_repeatable=method == "GET" or key is not None,
         )
         reply = self._send(request)
         document = _document(reply, self.url)
@@ -123,7 +127,7 @@ class ApiClient:
     def _send(self, request: Request) -> HttpReply:
         if self._transport is None:
             try:
-                self._transport = BlockingTransport(parse_address(self.url))
+                self._transport = blocking_transport(parse_addresses(self.url))
             except ValueError as error:
                 raise CliError(
                     "this is not the URL of a server",
@@ -131,6 +135,10 @@ class ApiClient:
                     fix="write --url http://HOST:PORT",
                 ) from error
         outcome = self._transport.send(request)
+        for _ in range(self.url.count(",") if request.is_repeatable else 0):
+            if not (isinstance(outcome, NoReply) and outcome.silence is Silence.TIMED_OUT):
+                break
+            outcome = self._transport.send(request)  # To the next server.
         if isinstance(outcome, HttpReply):
             return outcome
         assert isinstance(outcome, NoReply)  # Streams are not asked for.
@@ -156,7 +164,10 @@ def _document(reply: HttpReply, url: str) -> Any:  # noqa: ANN401 - any JSON val
 
 
 def _unreachable(outcome: NoReply, url: str, timeout_s: float) -> CliError:
-    if outcome.silence is Silence.TIMED_OUT:
+    if "," in url:
+        message = f"no server answers: {outcome.message}"
+        fix = "check --url or STANCHION_URL, and the servers' logs"
+    elif outcome.silence is Silence.TIMED_OUT:
         message = f"{url} did not answer within {timeout_s:.0f} s"
         fix = "look at the server's log, and at its /readyz"
     elif outcome.silence is Silence.UNREACHED and "is the server running?" in outcome.message:
@@ -336,7 +347,7 @@ def where(function: _F) -> _F:
             show_envvar=True,
             default=URL,
             show_default=True,
-            help="The server.",
+            help="The server. Of several, separated by commas, the first that answers is used.",
         ),
     ):
         function = decorate(function)

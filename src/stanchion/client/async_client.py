@@ -10,7 +10,7 @@ What it can do is listed here and written in ``calls``, as for the blocking clie
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, assert_never
 
@@ -19,7 +19,7 @@ from stanchion.client.base import BaseClient, BaseRunHandle, as_method, named
 from stanchion.client.calls import StartedRun
 from stanchion.client.engine import CallEngine, Command, Emit, Feed, Op, Read, Send, Sleep
 from stanchion.client.events import events
-from stanchion.transport.event_loop import LoopTransport
+from stanchion.transport.event_loop import LoopFailover, LoopTransport, loop_transport
 from stanchion.transport.messages import (
     Address,
     AsyncByteStream,
@@ -79,7 +79,7 @@ def _of_run(
 
 @named
 class AsyncClient(BaseClient[AsyncTransport]):
-    """A client of one server, for one tenant."""
+    """A client of one deployment, for one tenant."""
 
     start = _starting(calls.start)
     rerun = _starting(calls.rerun)
@@ -101,11 +101,11 @@ class AsyncClient(BaseClient[AsyncTransport]):
 
     async def close(self) -> None:
         """Close idle connections."""
-        if isinstance(self._transport, LoopTransport):
+        if isinstance(self._transport, LoopTransport | LoopFailover):
             await self._transport.close()
 
-    def _transport_to(self, to: Address) -> AsyncTransport:
-        return LoopTransport(to)
+    def _transport_to(self, servers: Sequence[Address]) -> AsyncTransport:
+        return loop_transport(servers)
 
     async def __aenter__(self) -> Self:
         return self

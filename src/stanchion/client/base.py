@@ -10,14 +10,15 @@ from __future__ import annotations
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import Any, Final, Generic, TypeVar
 
 from stanchion.client.calls import StartedRun
 from stanchion.client.engine import CallEngine, Pace
 from stanchion.client.signals import CallHook, guarded
-from stanchion.transport.messages import Address, parse_address
+from stanchion.transport.failover import parse_addresses
+from stanchion.transport.messages import Address
 
 __all__ = ["BaseClient", "BaseRunHandle", "as_method", "named"]
 
@@ -27,11 +28,11 @@ _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
 class BaseClient(ABC, Generic[TransportT]):
-    """A client of one server, for one tenant."""
+    """A client of one deployment, for one tenant."""
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         *,
         api_key: str | None = None,
         tenant: str | None = None,
@@ -43,7 +44,8 @@ class BaseClient(ABC, Generic[TransportT]):
         """Nothing is sent yet.
 
         Args:
-            url: the server's, as in ``http://127.0.0.1:8420``.
+            url: the server's, as in ``http://127.0.0.1:8420``. Of several, in a list or separated
+                by commas, the first that answers is used for as long as it answers.
             api_key: says who calls, and for which tenant.
             tenant: for a server without keys. ``default``, if not given.
             timeout_s: how long one request may take. Retries have times of their own.
@@ -64,11 +66,11 @@ class BaseClient(ABC, Generic[TransportT]):
             headers=tuple(headers),
             timeout_s=timeout_s,
         )
-        to = parse_address(url)
-        self._transport = self._transport_to(to) if transport is None else transport
+        servers = parse_addresses(url)
+        self._transport = self._transport_to(servers) if transport is None else transport
 
     @abstractmethod
-    def _transport_to(self, to: Address) -> TransportT:
+    def _transport_to(self, servers: Sequence[Address]) -> TransportT:
         """The client's default transport."""
 
 

@@ -10,7 +10,7 @@ One client serves any number of threads. What it can do is listed here and writt
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar, assert_never
 
@@ -19,7 +19,11 @@ from stanchion.client.base import BaseClient, BaseRunHandle, as_method, named
 from stanchion.client.calls import StartedRun
 from stanchion.client.engine import CallEngine, Command, Emit, Feed, Op, Read, Send, Sleep
 from stanchion.client.events import events
-from stanchion.transport.blocking import BlockingTransport
+from stanchion.transport.blocking import (
+    BlockingFailover,
+    BlockingTransport,
+    blocking_transport,
+)
 from stanchion.transport.messages import (
     Address,
     ByteStream,
@@ -79,7 +83,7 @@ def _of_run(
 
 @named
 class Client(BaseClient[SyncTransport]):
-    """A client of one server, for one tenant."""
+    """A client of one deployment, for one tenant."""
 
     start = _starting(calls.start)
     rerun = _starting(calls.rerun)
@@ -101,11 +105,11 @@ class Client(BaseClient[SyncTransport]):
 
     def close(self) -> None:
         """Close idle connections."""
-        if isinstance(self._transport, BlockingTransport):
+        if isinstance(self._transport, BlockingTransport | BlockingFailover):
             self._transport.close()
 
-    def _transport_to(self, to: Address) -> SyncTransport:
-        return BlockingTransport(to)
+    def _transport_to(self, servers: Sequence[Address]) -> SyncTransport:
+        return blocking_transport(servers)
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,8 @@
 """HTTP/1.1 for the client, the worker and the command line: one stack, blocking or on a loop.
 
 ``messages`` has the values (a request, and what can come of it), ``parser`` turns bytes into a
-response with llhttp (the package ``httptools``), ``blocking`` and ``event_loop`` own connections.
+response with llhttp (the package ``httptools``), ``blocking`` and ``event_loop`` own connections,
+``failover`` says which of several servers gets a request.
 The two transports make the same promises:
 
 * A request has one deadline over all that it does: connecting, sending and receiving.

@@ -8,9 +8,10 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from stanchion.transport.failover import CONNECT_S_MAX, ServerOrder, attempts
 from stanchion.transport.messages import (
     CONNECTION_ERRORS,
     Address,
@@ -27,7 +28,14 @@ from stanchion.transport.parser import ResponseParser
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["IDLE_S_MAX", "KEPT_MAX", "BlockingStream", "BlockingTransport"]
+__all__ = [
+    "IDLE_S_MAX",
+    "KEPT_MAX",
+    "BlockingFailover",
+    "BlockingStream",
+    "BlockingTransport",
+    "blocking_transport",
+]
 
 KEPT_MAX: Final = 16
 """Idle connections that are kept."""
@@ -42,8 +50,15 @@ _OK: Final = 200
 class BlockingTransport:
     """Sends requests to one server. Used by many threads at once."""
 
-    def __init__(self, to: Address, *, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        to: Address,
+        *,
+        connect_s_max: float | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._to = to
+        self._connect_s_max = connect_s_max
         self._now_s = now_s
         self._kept: list[tuple[float, socket.socket]] = []
         self._lock = threading.Lock()
@@ -109,9 +124,10 @@ class BlockingTransport:
                 connection.close()
 
     def _connect(self, deadline_s: float) -> socket.socket:
-        connection = socket.create_connection(
-            (self._to.host, self._to.port), timeout=_left_s(deadline_s)
-        )
+        timeout_s = _left_s(deadline_s)
+        if self._connect_s_max is not None:
+            timeout_s = min(timeout_s, self._connect_s_max)
+        connection = socket.create_connection((self._to.host, self._to.port), timeout=timeout_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if not self._to.is_tls:
             return connection
@@ -144,6 +160,40 @@ class BlockingTransport:
                 return False
             self._kept.append((self._now_s(), connection))
         return True
+
+
+class BlockingFailover:
+    """Sends requests to one of several servers, as ``failover`` says. Used by many threads."""
+
+    def __init__(self, servers: Sequence[BlockingTransport]) -> None:
+        self._servers = tuple(servers)
+        self._order = ServerOrder(len(self._servers))
+
+    def send(self, request: Request) -> HttpReply | NoReply | BlockingStream:
+        tries = attempts(self._order, request, time.monotonic)
+        index, sent = next(tries)
+        while True:
+            outcome = self._servers[index].send(sent)
+            if isinstance(outcome, BlockingStream):
+                return outcome
+            try:
+                index, sent = tries.send(outcome)
+            except StopIteration as done:
+                answer: HttpReply | NoReply = done.value
+                return answer
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+
+def blocking_transport(servers: Sequence[Address]) -> BlockingTransport | BlockingFailover:
+    """A transport to one server, or to several with failover."""
+    if len(servers) == 1:
+        return BlockingTransport(servers[0])
+    return BlockingFailover(
+        [BlockingTransport(each, connect_s_max=CONNECT_S_MAX) for each in servers]
+    )
 
 
 class BlockingStream:

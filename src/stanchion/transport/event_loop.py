@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 from stanchion.transport.blocking import IDLE_S_MAX, KEPT_MAX
+from stanchion.transport.failover import CONNECT_S_MAX, ServerOrder, attempts
 from stanchion.transport.messages import (
     CONNECTION_ERRORS,
     Address,
@@ -31,7 +32,7 @@ from stanchion.transport.parser import ResponseParser
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["LoopStream", "LoopTransport"]
+__all__ = ["LoopFailover", "LoopStream", "LoopTransport", "loop_transport"]
 
 _CLOSE_S_MAX: Final = 1.0
 _UNREAD_BYTES_MAX: Final = 1024 * 1024
@@ -147,6 +148,59 @@ class LoopTransport:
             return False
         self._kept.append((self._now_s(), connection))
         return True
+
+
+class LoopFailover:
+    """Sends requests to one of several servers, as ``failover`` says."""
+
+    def __init__(self, servers: Sequence[LoopTransport]) -> None:
+        self._servers = tuple(servers)
+        self._order = ServerOrder(len(self._servers))
+
+    async def send(self, request: Request) -> HttpReply | NoReply | LoopStream:
+        tries = attempts(self._order, request, asyncio.get_running_loop().time)
+        index, sent = next(tries)
+        while True:
+            try:
+                outcome = await self._servers[index].send(sent)
+            except asyncio.CancelledError:
+                # The caller's own time-out ends a request this way.
+                self._order.move_on(index)
+                raise
+            if isinstance(outcome, LoopStream):
+                return outcome
+            try:
+                index, sent = tries.send(outcome)
+            except StopIteration as done:
+                answer: HttpReply | NoReply = done.value
+                return answer
+
+    async def close(self) -> None:
+        """Close idle connections. Requests that are under way end by themselves."""
+        for server in self._servers:
+            await server.close()
+
+    async def abort(self) -> None:
+        """Drop every connection, also those with a request under way."""
+        for server in self._servers:
+            await server.abort()
+
+
+def loop_transport(
+    servers: Sequence[Address],
+    *,
+    tls: ssl.SSLContext | None = None,
+    connect_s_max: float | None = None,
+    kept_max: int = KEPT_MAX,
+) -> LoopTransport | LoopFailover:
+    """A transport to one server, or to several with failover."""
+    if len(servers) > 1:
+        connect_s_max = CONNECT_S_MAX
+    transports = [
+        LoopTransport(each, tls=tls, connect_s_max=connect_s_max, kept_max=kept_max)
+        for each in servers
+    ]
+    return transports[0] if len(transports) == 1 else LoopFailover(transports)
 
 
 class LoopStream:

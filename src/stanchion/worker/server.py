@@ -7,12 +7,14 @@ or ``ServerRefused`` (the server would answer the same again: an operator has to
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from stanchion.transport.event_loop import LoopTransport
-from stanchion.transport.messages import HttpReply, NoReply, Request, parse_address
+from stanchion.transport.event_loop import loop_transport
+from stanchion.transport.failover import parse_addresses
+from stanchion.transport.messages import HttpReply, NoReply, Request
 from stanchion.wire.problems import Problem
 from stanchion.wire.worker import (
     JobResult,
@@ -62,7 +64,11 @@ class HttpTransport:
     """HTTP/1.1 over connections that are kept open. For one event loop."""
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, tls: ssl.SSLContext | None = None
+        self,
+        url: str | Sequence[str],
+        *,
+        api_key: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         headers = [("Content-Type", "application/json"), ("Accept", "application/json")]
         if api_key is not None:
@@ -70,8 +76,8 @@ class HttpTransport:
                 raise ValueError("an API key is one word of printable ASCII characters")
             headers.append(("Authorization", f"Bearer {api_key}"))
         self._headers = tuple(headers)
-        self._http = LoopTransport(
-            parse_address(url), tls=tls, connect_s_max=CONNECT_S_MAX, kept_max=KEPT_MAX
+        self._http = loop_transport(
+            parse_addresses(url), tls=tls, connect_s_max=CONNECT_S_MAX, kept_max=KEPT_MAX
         )
 
     async def post(self, path: str, body: bytes) -> HttpReply:

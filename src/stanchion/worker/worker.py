@@ -11,7 +11,7 @@ import secrets
 import signal
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
@@ -83,13 +83,18 @@ class Worker:
     def topics(self) -> tuple[str, ...]:
         return tuple(self._tasks)
 
-    def serve(self, url: str = DEFAULT_URL, **options: Unpack[RunOptions]) -> None:
+    def serve(self, url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[RunOptions]) -> None:
         """Run until SIGTERM or Ctrl-C: the first drains, the second leaves at once."""
         show_lines()
         asyncio.run(self.run(url, **options))
 
-    async def run(self, url: str = DEFAULT_URL, **options: Unpack[RunOptions]) -> None:
+    async def run(
+        self, url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[RunOptions]
+    ) -> None:
         """Work for the server at ``url`` until stopped, by ``stop`` or a signal.
+
+        Of several URLs, in a list or separated by commas, the first that answers is used for as
+        long as it answers.
 
         Keys and store URLs are removed from ``os.environ`` first: handlers and the processes that
         they start do not see them.
