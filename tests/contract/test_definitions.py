@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from stanchion.core.lease_policy import LeaseOverride, OnLockError
+from stanchion.core.lease import LeaseOverride, OnLockError
 from stanchion.core.model import Risk, StepId, Topic, WorkflowId
 from stanchion.core.retry import Fixed
 from stanchion.core.workflow import (

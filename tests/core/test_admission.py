@@ -20,12 +20,12 @@ from stanchion.core.admission import (
     StaleDefinition,
     TooLate,
     Verdict,
-    WorkAllowance,
     fingerprint,
     judge,
 )
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, RunId, WorkflowId
+from stanchion.core.retry import WorkAllowance
 
 NOW = Instant(1_000_000)
 SAME = KeyRecord("print", RunId("old"))

@@ -29,7 +29,7 @@ from stanchion.core.escalation import (
     observe,
 )
 from stanchion.core.faults import Fault
-from stanchion.core.lease_policy import DEFAULT_POLICIES, LeasePolicy, OnLockError, OnRenewalLost
+from stanchion.core.lease import DEFAULT_POLICIES, LeasePolicy, OnLockError, OnRenewalLost
 from stanchion.core.model import Instant, Risk
 
 RULES = Escalation()  # slices of a minute; more than 6 fallbacks in each of five trip

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from stanchion.core.faults import Fault
 from stanchion.core.lease import (
+    DEFAULT_POLICIES,
     FAILURES_KNOWN_IN_TIME,
+    JOB_POLICY,
     JOB_TERMS,
     RUN_TERMS,
     Continuing,
@@ -18,8 +20,11 @@ from stanchion.core.lease import (
     Fenced,
     Holding,
     LeaseLost,
+    LeasePolicy,
     LeaseTerms,
     Moment,
+    OnLockError,
+    OnRenewalLost,
     Trust,
     faults,
     granted,
@@ -29,13 +34,6 @@ from stanchion.core.lease import (
     renewed,
     terms_for,
     tick,
-)
-from stanchion.core.lease_policy import (
-    DEFAULT_POLICIES,
-    JOB_POLICY,
-    LeasePolicy,
-    OnLockError,
-    OnRenewalLost,
 )
 
 OPEN, CLOSED = OnLockError.FAIL_OPEN, OnLockError.FAIL_CLOSED

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from stanchion.core.faults import Fault
-from stanchion.core.lease_policy import (
+from stanchion.core.lease import (
     DEFAULT_POLICIES,
     JOB_POLICY,
     AcquireDecision,
@@ -22,8 +22,8 @@ from stanchion.core.lease_policy import (
     Refuse,
     Skip,
     Unavailable,
-    faults,
     on_acquire,
+    policy_faults,
     policy_for,
 )
 from stanchion.core.model import Risk
@@ -101,19 +101,19 @@ def test_a_policy_with_an_unknown_member_is_refused(
 
 @pytest.mark.parametrize("limit", [1, 100])
 def test_counts_within_range_are_good(limit: int) -> None:
-    assert faults(LeasePolicy(OPEN, FENCE, limit)) == ()
-    assert faults(LeaseOverride(renewal_failures_max=limit)) == ()
+    assert policy_faults(LeasePolicy(OPEN, FENCE, limit)) == ()
+    assert policy_faults(LeaseOverride(renewal_failures_max=limit)) == ()
 
 
 @pytest.mark.parametrize("limit", [-1, 0, 101])
 def test_counts_out_of_range_are_faults(limit: int) -> None:
     expected = (Fault("renewal_failures_max", "must be from 1 to 100"),)
-    assert faults(LeasePolicy(OPEN, FENCE, limit)) == expected
-    assert faults(LeaseOverride(renewal_failures_max=limit)) == expected
+    assert policy_faults(LeasePolicy(OPEN, FENCE, limit)) == expected
+    assert policy_faults(LeaseOverride(renewal_failures_max=limit)) == expected
 
 
 def test_an_override_that_names_no_count_is_good() -> None:
-    assert faults(LeaseOverride()) == ()
+    assert policy_faults(LeaseOverride()) == ()
 
 
 # ── Acquiring ────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ import pytest
 from stanchion.core.expression import Template, compile_template, template_tokens
 from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.json_value import JsonValue
-from stanchion.core.lease_policy import LeaseOverride, OnRenewalLost
+from stanchion.core.lease import LeaseOverride, OnRenewalLost
 from stanchion.core.model import Risk, StepId, Topic, WorkflowId
 from stanchion.core.plan import Plan, link, subworkflows
 from stanchion.core.workflow import DelaySpec, JobSpec, StepSpec, SubworkflowSpec, Workflow

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from stanchion.core.escalation import Escalation
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.lease_policy import LeasePolicy, OnLockError, OnRenewalLost
+from stanchion.core.lease import LeasePolicy, OnLockError, OnRenewalLost
 from stanchion.core.merge_patch import changed_paths, merged
 from stanchion.core.model import Risk
 from stanchion.core.retry import BoundedJitter, Fixed

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from scripts.generate_schema import SCHEMA_FILE, schema_text
-from stanchion.core import expression, faults, lease_policy, limits, retry, schema_rules
+from stanchion.core import expression, faults, lease, limits, retry, schema_rules
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonValue
-from stanchion.core.lease_policy import (
+from stanchion.core.lease import (
     RENEWAL_FAILURES_MAX,
     LeaseOverride,
     OnLockError,
@@ -324,7 +324,7 @@ def test_a_file_accepts_exactly_the_lock_policies_that_leases_accept(failures: i
         f"{{id: a, lock_policy: {policy}, steps: {{a: {{topic: a}}}}}}", format="yaml"
     )
 
-    assert isinstance(answer, Workflow) == (not lease_policy.faults(override))
+    assert isinstance(answer, Workflow) == (not lease.policy_faults(override))
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -9,8 +9,7 @@ from typing import Literal
 
 import pytest
 
-from stanchion.core.lease import FenceCause, LeaseLost, Moment, terms_for
-from stanchion.core.lease_policy import DEFAULT_POLICIES
+from stanchion.core.lease import DEFAULT_POLICIES, FenceCause, LeaseLost, Moment, terms_for
 from stanchion.core.model import Risk
 from stanchion.core.retry import Backoff, BoundedJitter, Exponential, Fixed
 from stanchion.leases.holder import HoldRequest, LeaseBusy, LeaseHolder, LeaseUnavailable

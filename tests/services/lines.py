@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from stanchion.adapters.bus.delivery import BellListeners
-from stanchion.adapters.bus.local import LocalBus
+from stanchion.adapters.bus.local import BellListeners, LocalBus
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.core.model import RunId
 from stanchion.ports.bus import Bell, Disposition, Handler

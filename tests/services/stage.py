@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final, TypeAlias
 
-from stanchion.adapters.bus.delivery import BellListeners
-from stanchion.adapters.bus.local import LocalBus
+from stanchion.adapters.bus.local import BellListeners, LocalBus
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.json_value import JsonObject, JsonValue

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from stanchion.core.json_value import JsonObject
-from stanchion.core.lease_policy import LeaseOverride, OnLockError
+from stanchion.core.lease import LeaseOverride, OnLockError
 from stanchion.core.model import Risk
 from stanchion.core.settings import Settings
 from stanchion.ports.bus import Retry

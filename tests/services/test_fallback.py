@@ -8,7 +8,7 @@ import pytest
 
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.events import CancelRequested
-from stanchion.core.lease_policy import DEFAULT_POLICIES
+from stanchion.core.lease import DEFAULT_POLICIES
 from stanchion.core.model import Risk, RunId
 from stanchion.core.run import decide_all
 from stanchion.ports.records import CommitAnswer, CommitConflict, Committed

@@ -8,10 +8,12 @@ from itertools import count
 
 import pytest
 
-from stanchion.core.lease import JOB_TERMS, FenceCause, LeaseLost
-from stanchion.core.lease_policy import (
+from stanchion.core.lease import (
     DEFAULT_POLICIES,
     JOB_POLICY,
+    JOB_TERMS,
+    FenceCause,
+    LeaseLost,
     LeasePolicy,
     OnLockError,
     OnRenewalLost,

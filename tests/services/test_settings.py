@@ -12,7 +12,7 @@ from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.escalation import Announcement, Order
 from stanchion.core.faults import Fault as SettingsFault
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.lease_policy import OnLockError, policy_for
+from stanchion.core.lease import OnLockError, policy_for
 from stanchion.core.model import Risk, RunId
 from stanchion.core.retry import Fixed
 from stanchion.core.settings import DEFAULTS, Settings, Strategy, settings_document

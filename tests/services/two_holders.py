@@ -14,8 +14,14 @@ from random import Random
 from typing import TypeVar
 
 from stanchion.adapters.locks.memory import MemoryLocks
-from stanchion.core.lease import LeaseLost, LeaseTerms, Moment
-from stanchion.core.lease_policy import LeasePolicy, OnLockError, OnRenewalLost
+from stanchion.core.lease import (
+    LeaseLost,
+    LeasePolicy,
+    LeaseTerms,
+    Moment,
+    OnLockError,
+    OnRenewalLost,
+)
 from stanchion.core.model import Instant, Risk
 from stanchion.ports.locks import (
     AcquireAnswer,

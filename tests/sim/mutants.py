@@ -16,10 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from stanchion.adapters.store.memory.runs import carry_out
-from stanchion.core import lease_policy
+from stanchion.core import lease
 from stanchion.core.admission import Admitted, Verdict
-from stanchion.core.lease import LeaseTerms
-from stanchion.core.lease_policy import AcquireDecision, AcquireOutcome, LeasePolicy, ProceedLocal
+from stanchion.core.lease import (
+    AcquireDecision,
+    AcquireOutcome,
+    LeasePolicy,
+    LeaseTerms,
+    ProceedLocal,
+)
 from stanchion.core.model import Instant, JobId, RunId, TenantId
 from stanchion.core.retry import RetryClass
 from stanchion.core.transition import DispatchJob
@@ -111,10 +116,10 @@ def _always_open(
     outcome: AcquireOutcome, policy: LeasePolicy, *, escalated: bool
 ) -> AcquireDecision:
     decision = _on_acquire(outcome, policy, escalated=escalated)
-    return ProceedLocal(decision.error) if isinstance(decision, lease_policy.Refuse) else decision
+    return ProceedLocal(decision.error) if isinstance(decision, lease.Refuse) else decision
 
 
-_on_acquire: Final = lease_policy.on_acquire
+_on_acquire: Final = lease.on_acquire
 
 
 # ── The store ────────────────────────────────────────────────────────────────────────────────────
@@ -362,7 +367,7 @@ ALL: Final = (
     Mutant(
         name="fail-open-for-all",
         says="every class works without a lock",
-        applied=_patched(lease_policy, "on_acquire", _always_open),
+        applied=_patched(lease, "on_acquire", _always_open),
     ),
     Mutant(
         name="late-grant",

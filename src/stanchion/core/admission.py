@@ -30,7 +30,6 @@ __all__ = [
     "StaleDefinition",
     "TooLate",
     "Verdict",
-    "WorkAllowance",
     "fingerprint",
     "judge",
 ]
@@ -160,35 +159,6 @@ class Rate(msgspec.Struct, frozen=True):
         is_of_another_time = self.used_until_ms > now + self.burst_ms + 1
         used_until_ms = float(now) if is_of_another_time else max(self.used_until_ms, float(now))
         return used_until_ms + self.cost_ms
-
-
-class WorkAllowance(msgspec.Struct, frozen=True, kw_only=True):
-    """A token bucket for processor time: a sustained share of one core, and a burst.
-
-    The state of a bucket is one number, the time in milliseconds at which it will be full again. A
-    bucket that was never used, or not for long, has a time in the past: it need not be kept.
-    """
-
-    share: float
-    """Processor seconds that the bucket regains in a second."""
-    burst_s: float
-    """Processor seconds that a full bucket holds."""
-    wait_ms_max: float = 30_000
-    """The longest wait that any debt leads to. What is over that is forgiven."""
-
-    @property
-    def refill_ms(self) -> float:
-        """How long an empty bucket takes until it is full."""
-        return self.burst_s / self.share * 1000
-
-    def after(self, full_at_ms: float, spent_s: float, *, now_ms: float) -> float:
-        """The new state after work that took so many processor seconds."""
-        full_at_ms = max(full_at_ms, now_ms) + spent_s / self.share * 1000
-        return min(full_at_ms, now_ms + self.refill_ms + self.wait_ms_max)
-
-    def wait_ms(self, full_at_ms: float, *, now_ms: float) -> float:
-        """How long until the bucket is no longer overdrawn; zero if work may begin now."""
-        return max(0.0, full_at_ms - self.refill_ms - now_ms)
 
 
 def fingerprint(workflow_id: WorkflowId, body: JsonValue) -> str:

@@ -28,7 +28,7 @@ from typing import Final, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from stanchion.core.lease_policy import LeasePolicy, OnLockError
+from stanchion.core.lease import LeasePolicy, OnLockError
 from stanchion.core.model import Instant, Risk
 from stanchion.core.retry import Faults, fault_unless, out_of_range
 

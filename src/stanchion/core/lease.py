@@ -1,5 +1,59 @@
 """Leases: who may act on a name, and until when."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import ClassVar, Final, NewType, TypeAlias, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from stanchion.core.model import Risk
+from stanchion.core.retry import Faults, fault_unless, out_of_range, within
+
+__all__ = [
+    "DEFAULT_POLICIES",
+    "FAILURES_KNOWN_IN_TIME",
+    "JOB_POLICY",
+    "JOB_TERMS",
+    "RENEWAL_FAILURES_MAX",
+    "RUN_TERMS",
+    "AcquireDecision",
+    "AcquireOutcome",
+    "Continuing",
+    "FenceCause",
+    "Fenced",
+    "Holding",
+    "LeaseLost",
+    "LeaseOverride",
+    "LeasePolicy",
+    "LeaseTerms",
+    "LockAcquired",
+    "LockContended",
+    "Moment",
+    "OnLockError",
+    "OnRenewalLost",
+    "ProceedLeased",
+    "ProceedLocal",
+    "Refuse",
+    "Skip",
+    "Trust",
+    "Unavailable",
+    "faults",
+    "granted",
+    "next_fence",
+    "not_owned",
+    "on_acquire",
+    "policy_faults",
+    "policy_for",
+    "renewal_failed",
+    "renewed",
+    "terms_for",
+    "tick",
+]
+
 # A lease is a lock that ends by itself. The store that grants it counts down its term (the TTL) and
 # gives the name to the next one who asks; nobody tells the former holder. So a holder must know by
 # itself when to stop believing, and it must know too early rather than too late:
@@ -34,38 +88,6 @@
 # All of this is values and functions. Who sleeps, calls the store and cancels the work is
 # ``services/leasing``; the worker SDK does the same for job leases.
 
-from __future__ import annotations
-
-from enum import StrEnum
-from typing import ClassVar, Final, NewType, TypeAlias, assert_never
-
-import msgspec
-from msgspec.structs import replace
-
-from stanchion.core.lease_policy import LeasePolicy, OnRenewalLost
-from stanchion.core.retry import Faults, fault_unless, out_of_range, within
-
-__all__ = [
-    "FAILURES_KNOWN_IN_TIME",
-    "JOB_TERMS",
-    "RUN_TERMS",
-    "Continuing",
-    "FenceCause",
-    "Fenced",
-    "Holding",
-    "LeaseLost",
-    "LeaseTerms",
-    "Moment",
-    "Trust",
-    "faults",
-    "granted",
-    "next_fence",
-    "not_owned",
-    "renewal_failed",
-    "renewed",
-    "terms_for",
-    "tick",
-]
 
 Moment = NewType("Moment", int)
 """Milliseconds on a clock that never steps back and goes on counting while the machine sleeps."""
@@ -272,3 +294,140 @@ _REASONS: Final = {
     FenceCause.DEADLINE: "it could not be renewed in time",
     FenceCause.TAKEN: "the lock store says that it is not ours any more",
 }
+
+
+RENEWAL_FAILURES_MAX: Final = 100
+
+
+class OnLockError(StrEnum):
+    """What to do when the lock store cannot be asked."""
+
+    FAIL_OPEN = "fail_open"
+    """Go on with the local mutex alone: another replica may be at the same run."""
+    FAIL_CLOSED = "fail_closed"
+    """Do not touch the run; try again later."""
+
+
+class OnRenewalLost(StrEnum):
+    """What to do when a lease that was held is no longer trusted."""
+
+    FENCE = "fence"
+    CONTINUE = "continue"
+
+
+class LeasePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one class wants done. Of the count and the deadline, the first to come decides."""
+
+    on_lock_error: OnLockError
+    on_renewal_lost: OnRenewalLost
+    renewal_failures_max: int = 3
+
+
+class LeaseOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one workflow wants different from its class; what is not given stays as it is."""
+
+    on_lock_error: OnLockError | None = None
+    on_renewal_lost: OnRenewalLost | None = None
+    renewal_failures_max: int | None = None
+
+
+DEFAULT_POLICIES: Final[Mapping[Risk, LeasePolicy]] = MappingProxyType(
+    {
+        Risk.LOW: LeasePolicy(OnLockError.FAIL_OPEN, OnRenewalLost.CONTINUE, 3),
+        Risk.STANDARD: LeasePolicy(OnLockError.FAIL_OPEN, OnRenewalLost.CONTINUE, 3),
+        Risk.HIGH: LeasePolicy(OnLockError.FAIL_CLOSED, OnRenewalLost.FENCE, 3),
+        Risk.CRITICAL: LeasePolicy(OnLockError.FAIL_CLOSED, OnRenewalLost.FENCE, 1),
+    }
+)
+
+JOB_POLICY: Final = LeasePolicy(OnLockError.FAIL_CLOSED, OnRenewalLost.FENCE, 3)
+"""A job's effects are outside, where no commit protects them: it is fenced in every class."""
+
+
+def policy_for(
+    risk: Risk,
+    policies: Mapping[Risk, LeasePolicy] = DEFAULT_POLICIES,
+    override: LeaseOverride | None = None,
+) -> LeasePolicy:
+    """The policy of a run: its class's, with what its workflow overrides."""
+    if override is None:
+        return policies[risk]
+    given = msgspec.structs.asdict(override).items()
+    return replace(policies[risk], **{name: value for name, value in given if value is not None})
+
+
+def policy_faults(policy: LeasePolicy | LeaseOverride) -> Faults:
+    """Everything that is wrong with a policy; nothing, if it may be used."""
+    if policy.renewal_failures_max is None:
+        return ()
+    return out_of_range(
+        "renewal_failures_max", policy.renewal_failures_max, 1, RENEWAL_FAILURES_MAX
+    )
+
+
+# ── Acquiring: what the store said, and what to do about it ──────────────────────────────────────
+
+
+class LockAcquired(msgspec.Struct, frozen=True):
+    """The lease is ours, and every write under it carries this fence."""
+
+    fence: int
+
+
+class LockContended(msgspec.Struct, frozen=True):
+    """Another has it. That is what locks are for, and no error."""
+
+    expires_in_ms: int
+
+
+class Unavailable(msgspec.Struct, frozen=True):
+    """The lock store could not be asked, or did not answer."""
+
+    error: str
+
+
+AcquireOutcome: TypeAlias = LockAcquired | LockContended | Unavailable
+
+
+class ProceedLeased(msgspec.Struct, frozen=True):
+    """Do the work under the lease."""
+
+    fence: int
+
+
+class Skip(msgspec.Struct, frozen=True):
+    """Leave the run to its holder, and look again later."""
+
+    expires_in_ms: int
+
+
+class ProceedLocal(msgspec.Struct, frozen=True):
+    """Do the work under the local mutex alone. Counted as a fallback: a race is possible."""
+
+    error: str
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """Do not do the work now."""
+
+    error: str
+    escalated: bool
+    """Whether the policy alone would have gone on."""
+
+
+AcquireDecision: TypeAlias = ProceedLeased | Skip | ProceedLocal | Refuse
+
+
+def on_acquire(outcome: AcquireOutcome, policy: LeasePolicy, *, escalated: bool) -> AcquireDecision:
+    """What to do with the store's answer. ``escalated`` closes what the policy would leave open."""
+    match outcome:
+        case LockAcquired(fence):
+            return ProceedLeased(fence)
+        case LockContended(expires_in_ms):
+            return Skip(expires_in_ms)
+        case Unavailable(error):
+            if policy.on_lock_error is OnLockError.FAIL_CLOSED:
+                return Refuse(error, escalated=False)
+            return Refuse(error, escalated=True) if escalated else ProceedLocal(error)
+        case _:
+            assert_never(outcome)

@@ -23,7 +23,7 @@ from stanchion.core.expression import (
     tokens_in,
 )
 from stanchion.core.faults import Fault, WorkflowFaults
-from stanchion.core.lease_policy import LeaseOverride
+from stanchion.core.lease import LeaseOverride
 from stanchion.core.model import Risk, StepId, WorkflowId
 from stanchion.core.schema import InputSchema, compile_schema
 from stanchion.core.workflow import (

@@ -43,6 +43,7 @@ __all__ = [
     "RetryPolicy",
     "Tries",
     "Wait",
+    "WorkAllowance",
     "backoff_ms",
     "fault_unless",
     "faults",
@@ -364,3 +365,32 @@ def out_of_range(path: str, number: float, low: float, high: float) -> Faults:
 def fault_unless(good: bool, path: str, message: str) -> Faults:  # noqa: FBT001 - a condition, not a switch
     """A fault if the condition does not hold."""
     return () if good else (Fault(path, message),)
+
+
+class WorkAllowance(msgspec.Struct, frozen=True, kw_only=True):
+    """A token bucket for processor time: a sustained share of one core, and a burst.
+
+    The state of a bucket is one number, the time in milliseconds at which it will be full again. A
+    bucket that was never used, or not for long, has a time in the past: it need not be kept.
+    """
+
+    share: float
+    """Processor seconds that the bucket regains in a second."""
+    burst_s: float
+    """Processor seconds that a full bucket holds."""
+    wait_ms_max: float = 30_000
+    """The longest wait that any debt leads to. What is over that is forgiven."""
+
+    @property
+    def refill_ms(self) -> float:
+        """How long an empty bucket takes until it is full."""
+        return self.burst_s / self.share * 1000
+
+    def after(self, full_at_ms: float, spent_s: float, *, now_ms: float) -> float:
+        """The new state after work that took so many processor seconds."""
+        full_at_ms = max(full_at_ms, now_ms) + spent_s / self.share * 1000
+        return min(full_at_ms, now_ms + self.refill_ms + self.wait_ms_max)
+
+    def wait_ms(self, full_at_ms: float, *, now_ms: float) -> float:
+        """How long until the bucket is no longer overdrawn; zero if work may begin now."""
+        return max(0.0, full_at_ms - self.refill_ms - now_ms)

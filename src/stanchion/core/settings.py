@@ -23,7 +23,7 @@ from stanchion.core import escalation, retry
 from stanchion.core.escalation import Escalation
 from stanchion.core.faults import Fault, Findings
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.lease_policy import (
+from stanchion.core.lease import (
     DEFAULT_POLICIES,
     RENEWAL_FAILURES_MAX,
     LeasePolicy,

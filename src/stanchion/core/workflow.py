@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.lease_policy import LeaseOverride
+from stanchion.core.lease import LeaseOverride
 from stanchion.core.model import Risk, StepId, Topic, WorkflowId
 from stanchion.core.retry import Backoff, Exponential
 

@@ -28,8 +28,7 @@ from typing import assert_never
 import msgspec
 from msgspec.structs import replace
 
-from stanchion.core.lease import LeaseTerms, Moment
-from stanchion.core.lease_policy import LeasePolicy
+from stanchion.core.lease import LeasePolicy, LeaseTerms, Moment
 from stanchion.core.model import Risk
 from stanchion.core.retry import Backoff
 from stanchion.leases.waiting import JitterWait, Order, QueueWait, WaitStrategy

@@ -19,11 +19,10 @@ from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias, get_args
 
 from stanchion.adapters.system import SystemClock, SystemEntropy
+from stanchion.core import lease
 from stanchion.core import lease as rules
-from stanchion.core import lease_policy
 from stanchion.core import retry as rhythms
-from stanchion.core.lease import LeaseTerms, terms_for
-from stanchion.core.lease_policy import DEFAULT_POLICIES, LeasePolicy
+from stanchion.core.lease import DEFAULT_POLICIES, LeasePolicy, LeaseTerms, terms_for
 from stanchion.core.model import Risk
 from stanchion.core.retry import Backoff, Faults
 from stanchion.leases.backend import store_at
@@ -146,7 +145,7 @@ def _request(
     if policy is None:
         policy = DEFAULT_POLICIES[risk]
     else:
-        _check("policy", lease_policy.faults(policy))
+        _check("policy", lease.policy_faults(policy))
     return HoldRequest(name=name, risk=risk, policy=policy, wait_s=wait_s, order=order, floor=floor)
 
 

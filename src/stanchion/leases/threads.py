@@ -22,8 +22,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypedDict, Unpack
 
-from stanchion.core.lease import LeaseLost
-from stanchion.core.lease_policy import LeasePolicy
+from stanchion.core.lease import LeaseLost, LeasePolicy
 from stanchion.core.model import Risk
 from stanchion.core.retry import Backoff
 from stanchion.leases.leases import Leases, RiskName

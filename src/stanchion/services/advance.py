@@ -25,8 +25,7 @@ from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
-from stanchion.core.lease import LeaseLost
-from stanchion.core.lease_policy import LeaseOverride
+from stanchion.core.lease import LeaseLost, LeaseOverride
 from stanchion.core.model import Risk, Run, RunId, RunStatus
 from stanchion.core.plan import Plan
 from stanchion.core.run import items_to_read

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from stanchion.core.lease_policy import LeaseOverride, LeasePolicy
+from stanchion.core.lease import LeaseOverride, LeasePolicy
 from stanchion.core.model import Risk
 from stanchion.core.retry import Backoff
 from stanchion.ports.bus import Bus

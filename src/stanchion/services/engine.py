@@ -17,9 +17,9 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from stanchion.core import lease
-from stanchion.core.admission import WorkAllowance
 from stanchion.core.escalation import Announcement
 from stanchion.core.model import Instant, Run
+from stanchion.core.retry import WorkAllowance
 from stanchion.ports.bus import Bell
 from stanchion.services.advance import Advancer
 from stanchion.services.context import Backends, ReplicaContext

@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from stanchion.core import escalation as rules
 from stanchion.core.escalation import Announcement, Escalation, Level, Observation, Order
-from stanchion.core.lease_policy import LeaseOverride, LeasePolicy, policy_for
+from stanchion.core.lease import LeaseOverride, LeasePolicy, policy_for
 from stanchion.core.model import Instant, Risk
 from stanchion.core.retry import Backoff, BoundedJitter, Fixed
 from stanchion.ports.clock import Clock

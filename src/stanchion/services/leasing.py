@@ -25,11 +25,11 @@ from typing import TypeAlias, assert_never
 
 import msgspec
 
-from stanchion.core import lease, lease_policy
+from stanchion.core import lease
 from stanchion.core.lease import (
+    LeasePolicy,
     LeaseTerms,
 )
-from stanchion.core.lease_policy import LeasePolicy
 from stanchion.core.model import Risk
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
@@ -176,28 +176,28 @@ class _Remote:
         sent_at = self._clock.moment()
         answer = await self._ask(about, floor)
         at = self._clock.moment()
-        decision = lease_policy.on_acquire(answer, about.policy, escalated=escalated)
+        decision = lease.on_acquire(answer, about.policy, escalated=escalated)
         match decision:
-            case lease_policy.ProceedLeased(fence):
+            case lease.ProceedLeased(fence):
                 trust = lease.granted(self._terms, about.policy, sent_at, at)
                 waited_ms = at - sent_at
                 self._tell(told.Acquired(name=name, risk=risk, fence=fence, waited_ms=waited_ms))
                 return Lease(name, self._clock, fence=fence, trust=trust)
-            case lease_policy.Skip(expires_in_ms):
+            case lease.Skip(expires_in_ms):
                 self._tell(told.Contended(name=name, risk=risk, expires_in_ms=expires_in_ms))
                 return LeaseContended(expires_in_ms)
-            case lease_policy.ProceedLocal(error):
+            case lease.ProceedLocal(error):
                 self._tell(told.Fallback(name=name, risk=risk, error=error))
                 return Lease(name, self._clock, is_degraded=True)
-            case lease_policy.Refuse(error, was_open):
+            case lease.Refuse(error, was_open):
                 self._tell(told.Refused(name=name, risk=risk, error=error, escalated=was_open))
                 return LeaseRefused(error)
             case _:
                 assert_never(decision)
 
-    async def _ask(self, about: LeaseSubject, floor: int) -> lease_policy.AcquireOutcome:
+    async def _ask(self, about: LeaseSubject, floor: int) -> lease.AcquireOutcome:
         if self.health.error is not None:
-            return lease_policy.Unavailable(self.health.error)
+            return lease.Unavailable(self.health.error)
         patience_ms = self._terms.renew_timeout_ms
         try:
             async with asyncio.timeout(patience_ms / 1000):
@@ -216,13 +216,13 @@ class _Remote:
             # The reply may be what was lost: then the name is taken, by a token that nobody uses.
             self.health.orphaned(about.name, about.token)
             self.health.failed(sentence(error))
-            return lease_policy.Unavailable(sentence(error))
+            return lease.Unavailable(sentence(error))
         match answer:
             case Granted(fence):
-                return lease_policy.LockAcquired(fence)
+                return lease.LockAcquired(fence)
             case Held(expires_in_ms):
-                return lease_policy.LockContended(expires_in_ms)
+                return lease.LockContended(expires_in_ms)
             case AcquireTooLate():
-                return lease_policy.Unavailable("the lock store answered too late")
+                return lease.Unavailable("the lock store answered too late")
             case _:
                 assert_never(answer)

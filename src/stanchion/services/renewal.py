@@ -20,10 +20,10 @@ from stanchion.core.lease import (
     Fenced,
     Holding,
     LeaseLost,
+    LeasePolicy,
     LeaseTerms,
     Trust,
 )
-from stanchion.core.lease_policy import LeasePolicy
 from stanchion.core.model import Risk
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy

@@ -18,10 +18,10 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
 
-from stanchion.core.admission import WorkAllowance
 from stanchion.core.events import Event
 from stanchion.core.model import Instant, Run, TenantId
 from stanchion.core.plan import Plan
+from stanchion.core.retry import WorkAllowance
 from stanchion.core.run import DecisionTooLong, decide_all
 from stanchion.core.transition import Transition
 from stanchion.ports.clock import Clock

@@ -16,7 +16,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from stanchion.adapters.bus.delivery import BellListeners, handled
+from stanchion.adapters.bus.local import BellListeners, handled
 from stanchion.core.model import RunId
 from stanchion.ports.bus import Ack, Bell, Dead, Disposition, Handler, Retry
 from stanchion.ports.errors import BackendError

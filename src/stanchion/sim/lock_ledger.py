@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from stanchion.core.lease_policy import LeasePolicy, OnLockError
+from stanchion.core.lease import LeasePolicy, OnLockError
 from stanchion.core.model import Instant, RunId
 from stanchion.ports.locks import Granted, LockReleased, Renewed
 from stanchion.services.renewal import Lease

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-from stanchion.core.admission import WorkAllowance
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import OnDecision, RunId, TenantId
+from stanchion.core.retry import WorkAllowance
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import Tenant
 from stanchion.services.engine import Terms

@@ -18,8 +18,7 @@ from typing import Final, Protocol, assert_never
 
 from stanchion.core import lease as rules
 from stanchion.core.json_value import JsonValue
-from stanchion.core.lease import FenceCause, Holding, Moment, Trust, terms_for
-from stanchion.core.lease_policy import JOB_POLICY
+from stanchion.core.lease import JOB_POLICY, FenceCause, Holding, Moment, Trust, terms_for
 from stanchion.wire.worker import LeasedJob, LeaseRef
 from stanchion.worker import events as told
 from stanchion.worker.events import Hook

@@ -14,11 +14,11 @@ from typing import Final
 import msgspec
 
 from stanchion.client.engine import RetryBudgets
-from stanchion.core import admission, lease_policy, retry
-from stanchion.core.lease import LeaseTerms
-from stanchion.core.lease_policy import (
+from stanchion.core import admission, lease, retry
+from stanchion.core.lease import (
     AcquireOutcome,
     LeasePolicy,
+    LeaseTerms,
     ProceedLocal,
     Unavailable,
 )
@@ -44,16 +44,16 @@ def budgets_ignored() -> None:
 
 def fail_open_for_all() -> None:
     """A lock store that cannot be asked stops no class."""
-    on_acquire = lease_policy.on_acquire
+    on_acquire = lease.on_acquire
 
     def defective(
         outcome: AcquireOutcome, policy: LeasePolicy, *, escalated: bool
-    ) -> lease_policy.AcquireDecision:
+    ) -> lease.AcquireDecision:
         if isinstance(outcome, Unavailable):
             return ProceedLocal(outcome.error)
         return on_acquire(outcome, policy, escalated=escalated)
 
-    lease_policy.on_acquire = defective
+    lease.on_acquire = defective
 
 
 def fencing_by_count_only() -> None:

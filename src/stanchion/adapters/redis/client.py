@@ -159,9 +159,12 @@ class RedisClient:
 
     def _begin(self, request: RedisRequest, deadline: float) -> _Begun:
         try:
-            return self.topology.node_of(request.slot).ask(request.packed, deadline=deadline)
+            return self._node_of(request.slot).ask(request.packed, deadline=deadline)
         except BackendUnavailable as error:
             return error
+
+    def _node_of(self, slot: int) -> Node:
+        return self.topology.node_by_slot.get(slot) or self.topology.node_of(slot)
 
     async def _finish(self, request: RedisRequest, begun: _Begun, deadline: float) -> Reply:
         try:

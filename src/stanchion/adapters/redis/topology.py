@@ -56,15 +56,15 @@ class Topology:
         """The server that has every slot, unless this is a cluster."""
         self._owners: dict[int, ServerAddress] = {}
         """The server of each slot of a cluster."""
-        self._of_slot: dict[int, Node] = {}
+        self.node_by_slot: dict[int, Node] = {}
         self._finding: asyncio.Task[None] | None = None
         self._found_at = -math.inf
 
     def node_of(self, slot: int) -> Node:
         """The server that has the slot, as far as is known."""
-        node = self._of_slot.get(slot)
+        node = self.node_by_slot.get(slot)
         if node is None:
-            node = self._of_slot[slot] = self.node_at(self._owner(slot))
+            node = self.node_by_slot[slot] = self.node_at(self._owner(slot))
         return node
 
     def node_at(self, address: ServerAddress) -> Node:
@@ -92,7 +92,7 @@ class Topology:
     async def move(self, slot: int, address: ServerAddress, deadline: float) -> Node:
         """A slot has gone to this address, and others have probably moved too."""
         await self.find(deadline)
-        node = self._of_slot[slot] = self.node_at(address)
+        node = self.node_by_slot[slot] = self.node_at(address)
         return node
 
     async def has_moved(self, slot: int, deadline: float) -> bool:
@@ -141,7 +141,7 @@ class Topology:
             case _:
                 assert_never(self.target.kind)
         self._found_at = asyncio.get_running_loop().time()
-        self._of_slot.clear()
+        self.node_by_slot.clear()
         for address in set(self._nodes) - set(self._primaries()):
             await self._nodes.pop(address).close()
 

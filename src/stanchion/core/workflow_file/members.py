@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from stanchion.core import retry
 from stanchion.core.expression import SOURCE_CHARS_MAX
-from stanchion.core.lease_policy import (
+from stanchion.core.lease import (
     RENEWAL_FAILURES_MAX,
     LeaseOverride,
     OnLockError,

@@ -18,7 +18,7 @@ import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from stanchion.adapters.bus.delivery import BellListeners
+from stanchion.adapters.bus.local import BellListeners
 from stanchion.adapters.bus.nats.connection import NatsConnection, translated
 from stanchion.adapters.bus.nats.consumer import PullConsumer
 from stanchion.adapters.bus.nats.stream import (

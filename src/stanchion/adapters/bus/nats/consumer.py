@@ -27,7 +27,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from stanchion.adapters.bus.delivery import handled
+from stanchion.adapters.bus.local import handled
 from stanchion.adapters.bus.nats.connection import NatsConnection, translated
 from stanchion.core.retry import Exponential, backoff_ms
 from stanchion.ports.bus import Ack, Dead, Disposition, Handler, Retry
