@@ -25,9 +25,11 @@ from stanchion.core.lease import (
     Moment,
     OnLockError,
     OnRenewalLost,
+    RetrySchedule,
     Trust,
     faults,
     granted,
+    job_terms_for,
     next_fence,
     not_owned,
     renewal_failed,
@@ -75,11 +77,13 @@ def test_a_run_lease_has_the_documented_times() -> None:
 
 
 def test_a_job_lease_has_the_documented_times() -> None:
-    assert LeaseTerms(ttl_ms=60_000, margin_ms=500) == JOB_TERMS
+    assert LeaseTerms(60_000, 500, RetrySchedule.SPREAD) == JOB_TERMS
     assert JOB_TERMS.trusted_ms == 58_900
     assert JOB_TERMS.renew_every_ms == 20_000
     assert JOB_TERMS.renew_timeout_ms == 2_000
-    assert JOB_TERMS.retry_window_ms == (2_500, 5_000)
+    assert JOB_TERMS.last_attempt_window_ms == (54_900, 55_900)
+    assert [JOB_TERMS.known_after_ms(n) for n in (1, 2, 3)] == [22_000, 40_950, 57_900]
+    assert JOB_TERMS.outage_survived_ms == 34_900
 
 
 def test_a_lease_of_a_tenth_of_a_second_has_sane_times() -> None:
@@ -380,11 +384,110 @@ def failing(trust: Trust, sample: float) -> Iterator[tuple[Moment, Trust]]:
         yield failed_at, trust
 
 
-@given(sample=SAMPLES)
-def test_a_job_lease_makes_exactly_three_attempts_and_is_fenced(sample: float) -> None:
-    attempts = list(failing(granted(JOB_TERMS, JOB_POLICY, START, START), sample))
-    assert len(attempts) == 3
-    assert attempts[-1][1] == Fenced(FenceCause.RENEWAL_FAILURES)
+@given(
+    ttl_ms=TTLS_MS,
+    delays=st.lists(st.floats(0, 1), min_size=3, max_size=3),
+    samples=st.lists(SAMPLES, min_size=3, max_size=3),
+)
+def test_a_job_lease_makes_exactly_three_attempts_all_known_before_trust_ends(
+    ttl_ms: int, delays: list[float], samples: list[float]
+) -> None:
+    terms = job_terms_for(ttl_ms)
+    assert faults(terms) == ()
+    trust = granted(terms, JOB_POLICY, START, START)
+    sent: list[int] = []
+    known_at = START
+    for share, sample in zip(delays, samples, strict=True):
+        assert isinstance(trust, Holding)
+        assert trust.next_renewal_at >= known_at
+        sent.append(trust.next_renewal_at - START)
+        known_at = Moment(trust.next_renewal_at + round(share * terms.renew_timeout_ms))
+        trust = renewal_failed(trust, known_at, sample)
+        assert known_at - START <= terms.known_after_ms(len(sent)) < terms.trusted_ms
+    assert trust == Fenced(FenceCause.RENEWAL_FAILURES)
+    first, second, third = sent
+    earliest, latest = terms.last_attempt_window_ms
+    assert first == terms.renew_every_ms
+    assert earliest <= third <= latest
+    # Midway, but for the time of a call and the choice of the third attempt.
+    unequal_ms = abs((third - second) - (second - first))
+    assert unequal_ms <= terms.renew_timeout_ms + latest - earliest + 2
+
+
+@pytest.mark.parametrize(
+    ("call_ms", "sample", "sent_ms"),
+    [
+        (0, 0.0, [20_000, 37_450, 54_900]),
+        (0, ALMOST_ONE, [20_000, 37_950, 55_900]),
+        (2_000, 0.0, [20_000, 38_450, 54_900]),
+        (2_000, ALMOST_ONE, [20_000, 38_950, 55_900]),
+    ],
+)
+def test_the_attempts_of_a_job_lease_of_a_minute(
+    call_ms: int, sample: float, sent_ms: list[int]
+) -> None:
+    trust = granted(JOB_TERMS, JOB_POLICY, START, START)
+    sent: list[int] = []
+    while isinstance(trust, Holding):
+        sent.append(trust.next_renewal_at - START)
+        trust = renewal_failed(trust, Moment(trust.next_renewal_at + call_ms), sample)
+    assert sent == sent_ms
+
+
+@pytest.mark.parametrize(
+    ("ttl_ms", "sent_ms"),
+    [(1_000, [333, 611, 807]), (3_000, [1_000, 1_835, 2_420]), (6_000, [2_000, 3_670, 4_840])],
+)
+def test_short_job_leases_spread_their_attempts_too(ttl_ms: int, sent_ms: list[int]) -> None:
+    trust = granted(job_terms_for(ttl_ms), JOB_POLICY, START, START)
+    sent: list[int] = []
+    while isinstance(trust, Holding):
+        sent.append(trust.next_renewal_at - START)
+        call_ms = trust.terms.renew_timeout_ms
+        trust = renewal_failed(trust, Moment(trust.next_renewal_at + call_ms), ALMOST_ONE)
+    assert sent == sent_ms
+
+
+@given(
+    ttl_ms=st.integers(60_000, 3_600_000),
+    begins=st.floats(0, 1),
+    lasts_ms=st.integers(0, 30_000),
+    hang_ms=st.integers(0, 2_000),
+    samples=st.lists(SAMPLES, min_size=12, max_size=12),
+)
+def test_an_outage_of_half_a_minute_costs_no_job_whenever_it_begins(
+    ttl_ms: int, begins: float, lasts_ms: int, hang_ms: int, samples: list[float]
+) -> None:
+    terms = job_terms_for(ttl_ms)
+    assert terms.outage_survived_ms > 30_000
+    outage = range(round(begins * 2 * ttl_ms), round(begins * 2 * ttl_ms) + lasts_ms + 1)
+    trust = granted(terms, JOB_POLICY, START, START)
+    for sample in samples:
+        assert isinstance(trust, Holding)
+        sent_at = trust.next_renewal_at
+        if sent_at - START in outage:
+            trust = renewal_failed(trust, Moment(sent_at + hang_ms), sample)
+        else:
+            # The store renews what has not expired.
+            assert sent_at < trust.sent_at + ttl_ms
+            trust = renewed(trust, sent_at, Moment(sent_at + 5))
+    assert isinstance(trust, Holding)
+
+
+def test_the_schedule_of_run_leases_would_lose_a_job_in_that_outage() -> None:
+    attempts = list(failing(granted(terms_for(60_000), JOB_POLICY, START, START), ALMOST_ONE))
+    assert attempts[-1] == (after(36_000), Fenced(FenceCause.RENEWAL_FAILURES))
+    assert terms_for(60_000).outage_survived_ms == 5_000
+
+
+def test_a_job_lease_whose_first_attempt_came_late_still_makes_three() -> None:
+    trust = granted(JOB_TERMS, JOB_POLICY, START, START)
+    late = renewal_failed(trust, after(50_000), 0.0)
+    assert isinstance(late, Holding)
+    assert late.next_renewal_at == after(52_450)
+    last = renewal_failed(late, after(57_000), 0.0)
+    assert isinstance(last, Holding)
+    assert last.next_renewal_at == after(57_000)
 
 
 @given(sample=SAMPLES, ttl_ms=TTLS_MS)

@@ -57,7 +57,7 @@ def logged(file: Path) -> Iterator[Line]:
             ):
                 yield from line(text, level)
             case ast.Call(
-                func=ast.Name("Trouble"),
+                func=ast.Name("OutageLogger"),
                 args=[ast.Constant(str(begun)), ast.Constant(str(over))],
                 keywords=words,
             ):

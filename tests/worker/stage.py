@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 from stanchion.sim.loop import LoopClock
 from stanchion.worker import Worker
@@ -15,6 +15,8 @@ from tests.services.virtual import in_virtual_time
 from tests.worker.ledger import Ledger, Wire
 
 __all__ = ["Stage", "on_stage"]
+
+_Event = TypeVar("_Event", bound=WorkerEvent)
 
 
 class Stage:
@@ -27,12 +29,13 @@ class Stage:
         self.app = Worker(on_event=self.events.append)
         self.wire = Wire(self.ledger)
         self.chance = 0.5
+        self.draw: Callable[[], float] = lambda: self.chance
 
     @asynccontextmanager
     async def working(self, **options: Unpack[RunOptions]) -> AsyncIterator[asyncio.Task[None]]:
         """The worker runs beside the body; at its end it is stopped and must leave."""
         running = asyncio.create_task(
-            self.app.run_over(self.wire, clock=self.clock, chance=lambda: self.chance, **options)
+            self.app.run_over(self.wire, clock=self.clock, chance=self.draw, **options)
         )
         try:
             yield running
@@ -41,7 +44,7 @@ class Stage:
                 self.app.stop()
                 await running
 
-    def told(self, kind: type[WorkerEvent]) -> list[WorkerEvent]:
+    def told(self, kind: type[_Event]) -> list[_Event]:
         return [event for event in self.events if isinstance(event, kind)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
@@ -38,11 +39,13 @@ __all__ = [
     "ProceedLeased",
     "ProceedLocal",
     "Refuse",
+    "RetrySchedule",
     "Skip",
     "Trust",
     "Unavailable",
     "faults",
     "granted",
+    "job_terms_for",
     "next_fence",
     "not_owned",
     "on_acquire",
@@ -78,6 +81,18 @@ __all__ = [
 # (each call takes up to ttl/12, each pause after it up to ttl/12). And whatever the count says, the
 # deadline fences, and so does the store's own word that the lease is not ours.
 #
+# That is the schedule of run leases: a run whose store is away should be given up soon. Job leases
+# have another. A job's work may have cost minutes, and three failures within nine seconds do not
+# prove that its lease is lost: the store keeps it for the whole term. So job leases spread the same
+# three attempts over the whole time in which an answer is of use (for a term of 60 s):
+#
+#     0          20          22             38.5 ± 0.3      54.9 … 55.9      57.9        58.9
+#     ├───────────┼───────────┼───────────────┼───────────────┼───────────────┼───────────┤
+#     success     1st sent    1st known       2nd, midway     3rd sent        3rd known   trust ends
+#
+# An outage costs the lease only if it covers all three attempts, the first and the third included:
+# it must last 34.9 s for a term of 60 s, and longer for a longer term (``outage_survived_ms``).
+#
 # To be fenced means: the work is cancelled with a cause, and the lease is *not* released, since it
 # may be someone else's by now. It is final: no late answer makes a fenced holder a holder again.
 # Some work may go on without a trusted lease (``CONTINUE``), since a commit is accepted only from a
@@ -85,8 +100,8 @@ __all__ = [
 # reasons. "Not yours" must fence it all the same; and a success proves that the store never let go,
 # since a term that had run out could not be renewed: trust returns.
 #
-# All of this is values and functions. Who sleeps, calls the store and cancels the work is
-# ``services/leasing``; the worker SDK does the same for job leases.
+# All of this is values and functions. ``services/leasing`` sleeps, calls the store and cancels the
+# work of runs; ``worker/renewal`` does the same for jobs.
 
 
 Moment = NewType("Moment", int)
@@ -100,6 +115,7 @@ _TTL_MS_MIN: Final = 100
 _TTL_MS_MAX: Final = 60 * 60 * 1_000
 _MARGIN_MS_MAX: Final = 500
 _RENEW_TIMEOUT_MS_MAX: Final = 2_000
+_LAST_SLACK_MS_MAX: Final = 1_000
 
 
 # ── Trust: what a holder knows, and what follows ─────────────────────────────────────────────────
@@ -127,11 +143,12 @@ def renewal_failed(trust: Trust, at: Moment, sample: float) -> Trust:
     current = tick(trust, at)
     if isinstance(current, Fenced):
         return current
-    retry_at = Moment(at + within(*current.terms.retry_window_ms, sample))
+    failures = 0 if isinstance(current, Continuing) else current.failures + 1
+    retry_at = current.terms.retry_at(current.sent_at, failures, at, sample)
     current = replace(current, next_renewal_at=retry_at)
     if isinstance(current, Continuing):
         return current
-    current = replace(current, failures=current.failures + 1)
+    current = replace(current, failures=failures)
     if current.failures >= current.policy.renewal_failures_max:
         return _lost(current, FenceCause.RENEWAL_FAILURES)
     return current
@@ -216,11 +233,21 @@ Trust: TypeAlias = Holding | Continuing | Fenced
 # ── Terms: how long everything takes ─────────────────────────────────────────────────────────────
 
 
+class RetrySchedule(StrEnum):
+    """When to try again after a failed renewal."""
+
+    SOON = "soon"
+    """After a short pause: three failures are known at three quarters of the term."""
+    SPREAD = "spread"
+    """Spread the attempts over the time in which the lease is trusted, to survive an outage."""
+
+
 class LeaseTerms(msgspec.Struct, frozen=True):
     """A lease's times, all derived from its term. Fractions are cut: too early is safe."""
 
     ttl_ms: int
     margin_ms: int
+    schedule: RetrySchedule = RetrySchedule.SOON
 
     @property
     def trusted_ms(self) -> int:
@@ -241,10 +268,52 @@ class LeaseTerms(msgspec.Struct, frozen=True):
         """The shortest and the longest pause after a failed renewal."""
         return self.ttl_ms // 24, self.ttl_ms // 12
 
+    @property
+    def last_attempt_window_ms(self) -> tuple[int, int]:
+        """When the last attempt of ``SPREAD`` is sent, counted from the success.
+
+        If it is sent at the end of the window and times out, that is known a second (for short
+        terms: a twentieth of the term) before trust ends.
+        """
+        slack_ms = min(_LAST_SLACK_MS_MAX, self.ttl_ms // 20)
+        latest_ms = self.trusted_ms - self.renew_timeout_ms - slack_ms
+        return latest_ms - slack_ms, latest_ms
+
+    @property
+    def outage_survived_ms(self) -> int:
+        """An outage that lasts less than this, whenever it begins, does not cost the lease.
+
+        It cannot cover both the first and the last attempt after a success.
+        """
+        match self.schedule:
+            case RetrySchedule.SPREAD:
+                return self.last_attempt_window_ms[0] - self.renew_every_ms
+            case RetrySchedule.SOON:
+                return 2 * self.retry_window_ms[0]
+            case _:
+                assert_never(self.schedule)
+
+    def retry_at(self, sent_at: Moment, failures: int, at: Moment, sample: float) -> Moment:
+        """When to renew again: ``failures`` attempts since ``sent_at`` failed, the last at ``at``.
+
+        It is never before ``at``.
+        """
+        if self.schedule is RetrySchedule.SPREAD and 0 < failures < FAILURES_KNOWN_IN_TIME:
+            last_at = max(at, sent_at + within(*self.last_attempt_window_ms, sample))
+            # Divide the time that is left equally among the attempts that are left.
+            return Moment(at + (last_at - at) // (FAILURES_KNOWN_IN_TIME - failures))
+        return Moment(at + within(*self.retry_window_ms, sample))
+
     def known_after_ms(self, failures: int) -> int:
         """When so many consecutive failures are known at the latest, counted from the success."""
-        pauses_ms = (failures - 1) * self.retry_window_ms[1]
-        return self.renew_every_ms + failures * self.renew_timeout_ms + pauses_ms
+        known_ms = self.renew_every_ms + self.renew_timeout_ms
+        for count in range(1, failures):
+            retry_at_ms = self.retry_at(Moment(0), count, Moment(known_ms), _ALMOST_ONE)
+            known_ms = retry_at_ms + self.renew_timeout_ms
+        return known_ms
+
+
+_ALMOST_ONE: Final = math.nextafter(1.0, 0.0)
 
 
 def terms_for(ttl_ms: int) -> LeaseTerms:
@@ -252,8 +321,13 @@ def terms_for(ttl_ms: int) -> LeaseTerms:
     return LeaseTerms(ttl_ms, min(_MARGIN_MS_MAX, ttl_ms // 20))
 
 
+def job_terms_for(ttl_ms: int) -> LeaseTerms:
+    """The usual terms of a job lease: renewal attempts are spread, to survive an outage."""
+    return replace(terms_for(ttl_ms), schedule=RetrySchedule.SPREAD)
+
+
 RUN_TERMS: Final = terms_for(30_000)
-JOB_TERMS: Final = terms_for(60_000)
+JOB_TERMS: Final = job_terms_for(60_000)
 
 
 def faults(terms: LeaseTerms) -> Faults:

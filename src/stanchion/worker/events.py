@@ -80,6 +80,8 @@ class RenewalFailed(msgspec.Struct, frozen=True, kw_only=True):
 
     leases: int
     error: str
+    left_ms: int
+    """For how long the worker can still hold on to all of them; 0: one has been given up."""
 
 
 class ResultRejected(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +135,7 @@ def log(event: WorkerEvent) -> None:
         case JobAbandoned():
             _line(logging.ERROR, "job_lock_abandoned", event)
         case RenewalFailed():
-            _line(logging.WARNING, "job_lock_renew_failed", event)
+            _line(logging.WARNING, "job_lock_renew_failed", _with_time_left(event))
         case ResultRejected():
             _line(logging.WARNING, "job_result_rejected", event)
         case ResultDropped():
@@ -146,6 +148,13 @@ def log(event: WorkerEvent) -> None:
             _line(logging.WARNING, "worker_loop_stalled", event)
         case _:
             assert_never(event)
+
+
+def _with_time_left(event: RenewalFailed) -> RenewalFailed:
+    if event.left_ms == 0:
+        return event
+    error = f"{event.error}, can hold on for {event.left_ms // 1000} s"
+    return msgspec.structs.replace(event, error=error)
 
 
 def _line(level: int, name: str, event: WorkerEvent) -> None:

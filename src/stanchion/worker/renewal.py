@@ -18,7 +18,7 @@ from typing import Final, Protocol, assert_never
 
 from stanchion.core import lease as rules
 from stanchion.core.json_value import JsonValue
-from stanchion.core.lease import JOB_POLICY, FenceCause, Holding, Moment, Trust, terms_for
+from stanchion.core.lease import JOB_POLICY, FenceCause, Holding, Moment, Trust, job_terms_for
 from stanchion.wire.worker import LeasedJob, LeaseRef
 from stanchion.worker import events as told
 from stanchion.worker.events import Hook
@@ -96,6 +96,13 @@ class HeldJob:
         trust = rules.tick(self.trust, self._clock.moment())
         return None if isinstance(trust, Holding) else trust.cause
 
+    @property
+    def trusted_for_ms(self) -> int:
+        """How long the lease is still trusted, without another renewal."""
+        now = self._clock.moment()
+        trust = rules.tick(self.trust, now)
+        return trust.trusted_until - now if isinstance(trust, Holding) else 0
+
     def note(self, progress: JsonValue) -> None:
         self.progress = progress
         if self.on_progress is not None:
@@ -134,7 +141,7 @@ class LeaseRenewer:
     def hold(self, leased: LeasedJob, asked_at: Moment) -> HeldJob:
         """Renew a lease that was requested at ``asked_at``, from now on."""
         now = self._clock.moment()
-        terms = terms_for(leased.lease_ttl_ms)
+        terms = job_terms_for(leased.lease_ttl_ms)
         trust = rules.granted(terms, JOB_POLICY, asked_at, now)
         held = HeldJob(leased, trust, asked_at, self._clock)
         before = self._held.pop(leased.job_id, None)
@@ -223,7 +230,7 @@ class LeaseRenewer:
 
     async def _renew(self, batch: list[HeldJob], *, is_due: bool) -> None:
         sent_at = self._clock.moment()
-        terms = [terms_for(held.leased.lease_ttl_ms) for held in batch]
+        terms = [job_terms_for(held.leased.lease_ttl_ms) for held in batch]
         refs = tuple(
             LeaseRef(job_id=held.leased.job_id, fence=held.leased.fence, progress=held.progress)
             for held in batch
@@ -244,14 +251,17 @@ class LeaseRenewer:
                         held.progress = None
                     self._answered(held, sent_at, gone, good)
             case ServerUnreachable(error) | ServerRefused(detail=error):
-                self._tell(told.RenewalFailed(leases=len(batch), error=error))
+                # One sample for all of them, so that they are retried in one call too.
+                sample = self._chance()
                 for held, ref in zip(batch, refs, strict=True):
                     # If the progress is what the server refuses, it costs one renewal only.
                     if held.progress is ref.progress:
                         held.progress = None
                     # Progress is sent before a renewal is due: its failure says nothing of those.
                     if is_due:
-                        self._failed(held)
+                        self._failed(held, sample)
+                left_ms = min(held.trusted_for_ms for held in batch)
+                self._tell(told.RenewalFailed(leases=len(batch), error=error, left_ms=left_ms))
             case _:
                 assert_never(answer)
         self._plan()
@@ -264,11 +274,11 @@ class LeaseRenewer:
         elif held.leased.job_id in good:
             self._settle(held, rules.renewed(held.trust, sent_at, self._clock.moment()))
         else:
-            self._failed(held)
+            self._failed(held, self._chance())
 
-    def _failed(self, held: HeldJob) -> None:
+    def _failed(self, held: HeldJob, sample: float) -> None:
         now = self._clock.moment()
-        self._settle(held, rules.renewal_failed(held.trust, now, self._chance()))
+        self._settle(held, rules.renewal_failed(held.trust, now, sample))
 
     def _settle(self, held: HeldJob, trust: Trust) -> None:
         if isinstance(trust, Holding):
