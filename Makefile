@@ -63,6 +63,8 @@ check: $(READY) ## lint, format, types and import contracts, without the tests
 	@$(BIN)/mypy
 	$(call heading,import contracts)
 	@$(BIN)/lint-imports --no-logo
+	$(call heading,files that a request goes through)
+	@PYTHONPATH=. $(BIN)/python scripts/request_paths.py
 
 # Only tests/core counts towards the core's coverage, and the other tests run without the overhead of
 # measuring it.

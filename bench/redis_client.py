@@ -27,9 +27,8 @@ from stanchion.adapters.redis.address import RedisTarget, read_url
 from stanchion.adapters.redis.client import RedisClient, RedisRequest
 from stanchion.adapters.redis.startup import examine
 from stanchion.adapters.store.redis import RedisStore
-from stanchion.adapters.store.redis.keys import StoreKeys
-from stanchion.adapters.store.redis.rounds import Rounds
-from stanchion.adapters.store.redis.shards import Shards, script_of
+from stanchion.adapters.store.redis.encode import StoreKeys
+from stanchion.adapters.store.redis.shards import Rounds, Shards, script_of
 from stanchion.adapters.system import SystemEntropy
 from stanchion.core.admission import Admitted
 from stanchion.core.model import Instant, TenantId

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stanchion.adapters.store.redis.rounds import ReadyCount, Rounds
+from stanchion.adapters.store.redis.shards import ReadyCount, Rounds
 from stanchion.core.model import Topic
 
 _A, _B = Topic("a"), Topic("b")

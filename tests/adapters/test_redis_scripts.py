@@ -12,7 +12,7 @@ import pytest
 from stanchion.adapters.locks.redis import RedisLocks
 from stanchion.adapters.redis.client import Script
 from stanchion.adapters.store.redis import RedisStore
-from stanchion.adapters.store.redis.keys import OF_RUN, OF_SHARD, OF_TENANT
+from stanchion.adapters.store.redis.encode import OF_RUN, OF_SHARD, OF_TENANT
 from stanchion.core.admission import Admitted
 from stanchion.core.model import TenantId
 from stanchion.ports.locks import Granted

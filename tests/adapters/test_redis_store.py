@@ -13,7 +13,7 @@ import redis
 from msgspec.structs import replace
 
 from stanchion.adapters.store.redis import RedisStore, shards
-from stanchion.adapters.store.redis.keys import OF_RUN, OF_SHARD, OF_TENANT
+from stanchion.adapters.store.redis.encode import OF_RUN, OF_SHARD, OF_TENANT
 from stanchion.core.admission import Admitted
 from stanchion.core.events import CancelRequested
 from stanchion.core.model import Instant, Job, RunId, Stamp, StepId, TenantId, job_id

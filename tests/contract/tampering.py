@@ -32,7 +32,7 @@ def tamper_sqlite(file: Path, tenant: TenantId, delta: int) -> None:
 
 
 def tamper_redis(nodes: Sequence[str], namespace: str, tenant: TenantId, delta: int) -> None:
-    from stanchion.adapters.store.redis.keys import StoreKeys  # noqa: PLC0415 - may be broken meanwhile
+    from stanchion.adapters.store.redis.encode import StoreKeys  # noqa: PLC0415 - may be broken meanwhile
 
     key = StoreKeys(namespace).of_shard(shard_of_tenant(tenant), "active")
     for url in nodes:

@@ -113,14 +113,14 @@ class RedisClient:
 
     async def server_time(self, slot: int, at: float, *, deadline: float) -> Instant:
         """What the clock of the server with this slot shows at a local moment, or a little less."""
-        if not self.topology.node_of(slot).clock.is_known:
+        if not self.node_of(slot).clock.is_known:
             await self.read_clock(slot, deadline=deadline)
-        return self.topology.node_of(slot).clock.instant(at)
+        return self.node_of(slot).clock.instant(at)
 
     async def read_clock(self, slot: int, *, deadline: float) -> Instant:
         """Look at the clock of the server with this slot."""
         try:
-            return await self.topology.node_of(slot).read_clock(deadline=deadline)
+            return await self.node_of(slot).read_clock(deadline=deadline)
         except BackendUnavailable as error:
             is_lost = isinstance(error, ConnectionLost)
             if not is_lost and not await self.topology.has_moved(slot, deadline):
@@ -159,11 +159,12 @@ class RedisClient:
 
     def _begin(self, request: RedisRequest, deadline: float) -> _Begun:
         try:
-            return self._node_of(request.slot).ask(request.packed, deadline=deadline)
+            return self.node_of(request.slot).ask(request.packed, deadline=deadline)
         except BackendUnavailable as error:
             return error
 
-    def _node_of(self, slot: int) -> Node:
+    def node_of(self, slot: int) -> Node:
+        """The server that has the slot, as far as is known."""
         return self.topology.node_by_slot.get(slot) or self.topology.node_of(slot)
 
     async def _finish(self, request: RedisRequest, begun: _Begun, deadline: float) -> Reply:

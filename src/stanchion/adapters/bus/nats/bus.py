@@ -190,7 +190,9 @@ class BusBells:
     def ring(self, bell: Bell, note: str) -> None:
         """Here at once, elsewhere soon."""
         self._listeners.hear(bell, note)
-        if not self._connection.is_up or len(self._rung) >= _COLLECTED_MAX:
+        client = self._connection.client
+        is_up = client is not None and client.is_connected
+        if not is_up or len(self._rung) >= _COLLECTED_MAX:
             return
         self._rung[bell, note] = None
         if self._sending is None:

@@ -77,7 +77,7 @@ class NatsConnection:
         self._clock = clock
         self._entropy = entropy
         self._timeout_s = timeout_s
-        self._client: Client | None = None
+        self.client: Client | None = None
         self._up = asyncio.Event()
         self._broken = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
@@ -93,15 +93,11 @@ class NatsConnection:
         self._take(await self._connect())
         self._keeping = asyncio.create_task(self._keep(), name="nats-link")
 
-    @property
-    def is_up(self) -> bool:
-        return self._client is not None and self._client.is_connected
-
     def now(self) -> Client:
         """The connection. Raises ``BackendUnavailable`` if there is none at this moment."""
-        if self._client is None or not self._client.is_connected:
+        if self.client is None or not self.client.is_connected:
             raise BackendUnavailable(f"{self.who} is not connected")
-        return self._client
+        return self.client
 
     async def wait(self) -> Client:
         """The connection, as soon as there is one."""
@@ -115,7 +111,7 @@ class NatsConnection:
 
     def is_with(self, client: Client) -> bool:
         """Whether this is still the connection."""
-        return self._client is client and client.is_connected
+        return self.client is client and client.is_connected
 
     async def request(self, subject: str, payload: bytes) -> Msg:
         """Send a request and wait for the answer. Raises ``BackendError``."""
@@ -152,7 +148,7 @@ class NatsConnection:
 
     def cut(self, client: Client, why: str) -> None:
         """This connection is of no use (its stream is gone, say): begin with another one."""
-        if self._client is client:
+        if self.client is client:
             self._trouble = BackendUnavailable(why)
             self._up.clear()
             self._broken.set()
@@ -171,7 +167,7 @@ class NatsConnection:
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait({self._keeping}, timeout=_HANG_UP_S_MAX)
-        client, self._client = self._client, None
+        client, self.client = self.client, None
         self._up.clear()
         if client is not None:
             await self._hang_up(client)
@@ -179,7 +175,7 @@ class NatsConnection:
     async def _keep(self) -> None:
         while True:
             await self._until_broken()
-            lost, self._client = self._client, None
+            lost, self.client = self.client, None
             self._up.clear()
             assert lost is not None
             _say(logging.WARNING, "bus_lost", server=self.who, error=_text(self._trouble))
@@ -197,7 +193,7 @@ class NatsConnection:
 
     async def _until_broken(self) -> None:
         # The library does not tell of every way in which a connection ends: so look as well.
-        while self._client is not None and not self._client.is_closed:
+        while self.client is not None and not self.client.is_closed:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await self._broken.wait()
@@ -241,7 +237,7 @@ class NatsConnection:
                 _say(logging.WARNING, "bus_trouble", server=self.who, error=_text(error))
 
         async def closed() -> None:
-            if self._client is client:
+            if self.client is client:
                 self._broken.set()
 
         try:
@@ -268,7 +264,7 @@ class NatsConnection:
         return self._trouble or otherwise
 
     def _take(self, client: Client) -> None:
-        self._client = client
+        self.client = client
         self._broken.clear()
         self._up.set()
         self._tell()

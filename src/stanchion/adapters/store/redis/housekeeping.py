@@ -10,7 +10,7 @@ from stanchion.adapters.cursor import read_cursor, write_cursor
 from stanchion.adapters.outcomes import event_letter_id, replay_entry, step_of
 from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.store.redis import decode, encode
-from stanchion.adapters.store.redis.keys import RUN_ID_CHARS, sized
+from stanchion.adapters.store.redis.encode import RUN_ID_CHARS, sized
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.model import SHARDS, Instant, RunId, TenantId, shard_of_run, shard_of_tenant
 from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page

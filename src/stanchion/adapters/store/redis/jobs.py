@@ -10,9 +10,15 @@ from stanchion.adapters.outcomes import job_dead_letter, job_died_entry
 from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.store.redis import decode, encode
-from stanchion.adapters.store.redis.keys import run_of_job
-from stanchion.adapters.store.redis.rounds import ReadyCount, Shares
-from stanchion.adapters.store.redis.shards import ALL_SHARDS, Due, Sharded, act_on_due
+from stanchion.adapters.store.redis.encode import run_of_job
+from stanchion.adapters.store.redis.shards import (
+    ALL_SHARDS,
+    Due,
+    ReadyCount,
+    Sharded,
+    Shares,
+    act_on_due,
+)
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
     Instant,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from stanchion.adapters.store.redis.keys import RUN_ID_CHARS
+from stanchion.adapters.store.redis.encode import RUN_ID_CHARS
 from stanchion.adapters.store.redis.shards import Due, Sharded, act_on_due
 from stanchion.core.model import RunId, TenantId, shard_of_run
 from stanchion.ports.errors import BackendError

@@ -18,13 +18,12 @@ from stanchion.adapters.store.redis.definitions import (
     RedisDocuments,
     RedisTenants,
 )
+from stanchion.adapters.store.redis.encode import COMMON_TAG, StoreKeys
 from stanchion.adapters.store.redis.housekeeping import RedisHousekeeping, RedisLetters
 from stanchion.adapters.store.redis.jobs import RedisJobs
-from stanchion.adapters.store.redis.keys import COMMON_TAG, StoreKeys
 from stanchion.adapters.store.redis.outbox import RedisOutbox
-from stanchion.adapters.store.redis.rounds import Rounds
 from stanchion.adapters.store.redis.runs import RedisRuns
-from stanchion.adapters.store.redis.shards import Shards
+from stanchion.adapters.store.redis.shards import Rounds, Shards
 from stanchion.adapters.system import SystemEntropy
 from stanchion.core.model import SHARDS
 from stanchion.ports.entropy import Entropy
