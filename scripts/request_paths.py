@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
@@ -128,8 +129,10 @@ async def _walk(connection: _Connection, recorder: _Recorder) -> Walks:
 
 
 def _in_all(walks: list[list[str]]) -> list[str]:
+    """The files that are in every walk, by their median place: background loops disturb a few."""
     common = set(walks[0]).intersection(*walks[1:])
-    return [name for name in walks[-1] if name in common]
+    kept = [[name for name in walk if name in common] for walk in walks]
+    return sorted(common, key=lambda name: median(walk.index(name) for walk in kept))
 
 
 class _Connection:
