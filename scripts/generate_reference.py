@@ -43,8 +43,8 @@ _OPENING = """\
 
 <!-- Written by scripts/generate_reference.py from the commands themselves. -->
 
-`serve` and `worker` run something. Every other command sends a few HTTP requests to a server and
-never opens a store.
+`serve`, `worker`, `drill` and `sim` run something, and `workflow check` only reads files. Every
+other command sends a few HTTP requests to a server and never opens a store.
 
 Which server, and as whom:
 

@@ -18,7 +18,8 @@ IDS = [" ".join(case.args) for case in CASES]
 each_case = pytest.mark.parametrize("case", CASES, ids=IDS)
 
 # Those that ask no server, or are tested in a file of their own.
-ELSEWHERE = {"serve", "worker", "drill", "sim", "completion", "workflow apply", "run watch"}
+NO_SERVER = {"serve", "worker", "drill", "sim", "completion", "workflow check"}
+ELSEWHERE = NO_SERVER | {"workflow apply", "run watch"}
 
 
 def answers(case: Case) -> list[Said]:
@@ -79,7 +80,7 @@ def test_every_command_is_tested_here_or_has_a_file_of_its_own() -> None:
 def test_every_command_that_asks_a_server_has_the_same_options() -> None:
     shared = {"url", "api_key", "tenant", "output"}
     for name, command in leaves(app):
-        if name not in {"serve", "worker", "drill", "sim", "completion"}:
+        if name not in NO_SERVER:
             assert shared <= {option.name for option in command.params}, name
 
 

@@ -142,6 +142,9 @@ def test_without_the_extra_a_server_says_what_to_install(sdk: Environment) -> No
     told = sdk.run("stanchion", "serve", "--port", "0", "--data-dir", "data", code=1)
     assert "pip install 'stanchion[server]'" in told
     assert "Traceback" not in told
+    (sdk.folder / "w.yaml").write_text("id: w\n", encoding="utf-8")
+    told = sdk.run("stanchion", "workflow", "check", "w.yaml", code=1)
+    assert "parser, which needs the package" in told
 
 
 def test_a_run_completes_between_an_sdk_and_a_server_from_the_wheel(

@@ -60,7 +60,10 @@ app = LazyGroup(
     lazy={
         "serve": (_HERE + "serve:serve", "Run a server."),
         "worker": (_HERE + "local:worker", "Run a worker: the Worker called APP in MODULE."),
-        "workflow": (_HERE + "workflow:workflow", "Say what should happen: apply, list, show."),
+        "workflow": (
+            _HERE + "workflow:workflow",
+            "Say what should happen: check, apply, list, show.",
+        ),
         "run": (_HERE + "run:run", "Start runs, watch them, decide about them."),
         "job": (_HERE + "run:job", "Submit single jobs."),
         "tenant": (_HERE + "admin:tenant", "Say what a tenant may do."),

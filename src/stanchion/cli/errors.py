@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -16,7 +17,14 @@ import click
 
 from stanchion.cli.text import printable
 
-__all__ = ["CallContext", "CliError", "Exit", "error_from"]
+__all__ = [
+    "CallContext",
+    "CliError",
+    "Exit",
+    "error_from",
+    "fault_line",
+    "needs_server_packages",
+]
 
 
 class Exit(IntEnum):
@@ -70,6 +78,24 @@ class CliError(Exception):
         """Print it on standard error."""
         is_document = self.is_json and self.problem is not None
         click.echo(json.dumps(self.problem) if is_document else self.text(), err=True)
+
+
+@contextmanager
+def needs_server_packages(what: str) -> Iterator[None]:
+    """Imports that the base install may lack: a missing package is an error that names the extra.
+
+    ``what`` begins the message: ``a server needs``.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "stanchion":
+            raise
+        raise CliError(
+            f"{what} the package {error.name!r}",
+            Exit.FAILED,
+            fix="pip install 'stanchion[server]', or in a clone: pip install '.[server]'",
+        ) from error
 
 
 _EXITS: Final = {404: Exit.NOT_FOUND, 429: Exit.FULL}
@@ -161,10 +187,11 @@ def _message(problem: Mapping[str, Any], code: str, text: str) -> str:
 def _faults(errors: object) -> list[str]:
     if not isinstance(errors, list):
         return []
-    return [_fault(error) for error in errors if isinstance(error, dict)]
+    return [fault_line(error) for error in errors if isinstance(error, dict)]
 
 
-def _fault(error: Mapping[str, Any]) -> str:
+def fault_line(error: Mapping[str, Any]) -> str:
+    """One fault of a file or a request, with its place."""
     line, path, message = error.get("line"), error.get("path"), error.get("message", "")
     place = ": ".join(part for part in (f"line {line}" if line else "", str(path or "")) if part)
     return f"{place}: {message}" if place else str(message)

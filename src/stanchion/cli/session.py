@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode
 import click
 
 from stanchion.cli.errors import CallContext, CliError, Exit, error_from
+from stanchion.cli.text import yaml_lines
 from stanchion.transport.blocking import BlockingFailover, BlockingTransport, blocking_transport
 from stanchion.transport.failover import parse_addresses
 from stanchion.transport.messages import HttpReply, NoReply, Request, Silence
@@ -35,8 +36,10 @@ __all__ = [
     "json_of",
     "limit_and_cursor",
     "list_of",
+    "output_option",
     "path_to",
     "talks",
+    "talks_yaml",
     "where",
 ]
 
@@ -71,6 +74,8 @@ class ApiClient:
     url: str
     api_key: str | None = None
     tenant: str | None = None
+    patience_s: float = _PATIENCE_S
+    """How long one answer may take, without what it was asked to wait."""
     flags: str = ""
     """Flags that say which server and tenant, as hints repeat them: `` --tenant acme``."""
     _transport: BlockingTransport | BlockingFailover | None = field(
@@ -99,7 +104,7 @@ class ApiClient:
             path=path + (f"?{urlencode(asked)}" if asked else ""),
             headers=tuple(headers.items()),
             body=b"" if content is None else content.data,
-            timeout_s=_PATIENCE_S + wait_s,
+            timeout_s=self.patience_s + wait_s,
             # Otherwise sent once: if the response is lost, the caller decides.
             is_repeatable=method == "GET" or key is not None,
         )
@@ -209,6 +214,7 @@ class Session:
 
     server: ApiClient
     is_json: bool
+    is_yaml: bool = False
 
     def get(self, path: str, *, wait_s: float = 0, **query: object) -> Any:  # noqa: ANN401 - any JSON
         """GET a document."""
@@ -240,16 +246,16 @@ class Session:
         return answer
 
     def show(self, document: object, lines: Callable[[Any], Iterable[str]]) -> None:
-        """Print a document: as it is to a program, in ``lines`` to a person."""
+        """Print a document: as JSON or YAML to a program, in ``lines`` to a person."""
         if self.is_json:
             click.echo(json.dumps(document, indent=2))
         else:
-            for line in lines(document):
+            for line in yaml_lines(document) if self.is_yaml else lines(document):
                 click.echo(line)
 
     def note(self, text: str) -> None:
         """A remark that is not the answer. A program does not need it."""
-        if not self.is_json:
+        if not (self.is_json or self.is_yaml):
             click.echo(text, err=True)
 
     @property
@@ -262,12 +268,32 @@ class Session:
     @property
     def is_live(self) -> bool:
         """Whether a person looks at a terminal that can be redrawn."""
-        return not self.is_json and sys.stdout.isatty()
+        return not (self.is_json or self.is_yaml) and sys.stdout.isatty()
 
 
 def talks(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
     """Give a command the options that every one has, and a session made of them."""
+    return _talks(function, "text", "json")
 
+
+def talks_yaml(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
+    """The same for a command that can also answer in YAML."""
+    return _talks(function, "text", "json", "yaml")
+
+
+def output_option(*formats: str) -> Callable[[_F], _F]:
+    """The option ``-o``."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(formats),
+        default="text",
+        show_default=True,
+        help="For a person or for a program.",
+    )
+
+
+def _talks(function: Callable[Concatenate[Session, _P], _R], *formats: str) -> Callable[_P, _R]:
     @functools.wraps(function)
     def command(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         given: dict[str, Any] = kwargs
@@ -278,7 +304,8 @@ def talks(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
             tenant=given.pop("tenant"),
             flags=flags,
         )
-        session = Session(server, is_json=given.pop("output") == "json")
+        chosen = given.pop("output")
+        session = Session(server, is_json=chosen == "json", is_yaml=chosen == "yaml")
         try:
             return function(session, *args, **kwargs)
         except CliError as error:
@@ -286,25 +313,26 @@ def talks(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
             raise
 
     for decorate in (
-        click.option(
-            "-o",
-            "--output",
-            type=click.Choice(["text", "json"]),
-            default="text",
-            show_default=True,
-            help="For a person or for a program.",
-        ),
+        output_option(*formats),
         click.option(
             "--tenant",
             metavar="NAME",
             envvar="STANCHION_TENANT",
             show_envvar=True,
+            shell_complete=_complete_tenants,
             help="Act for this tenant, where the key does not say which.",
         ),
         where,
     ):
         command = decorate(command)
     return command
+
+
+def _complete_tenants(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    from stanchion.cli.completion import complete_tenants  # noqa: PLC0415 - it imports this module
+
+    found: list[str] = complete_tenants(context, parameter, typed)
+    return found
 
 
 def _given_flags() -> str:

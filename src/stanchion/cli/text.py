@@ -7,9 +7,10 @@ reaches the terminal.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
 import click
@@ -24,6 +25,7 @@ __all__ = [
     "pairs",
     "printable",
     "table",
+    "yaml_lines",
 ]
 
 _IDENT_CHARS: Final = 8
@@ -180,3 +182,69 @@ def lines_of(document: Any) -> list[str]:  # noqa: ANN401 - any JSON value
     """A JSON value as a person reads it."""
     text = json.dumps(document, indent=2, ensure_ascii=False)
     return [printable(line) for line in text.split("\n")]
+
+
+# ── YAML ─────────────────────────────────────────────────────────────────────────────────────────
+
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*(?: [A-Za-z0-9_./-]+)*")
+_RESERVED: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
+"""Words that some YAML parser does not read as text."""
+_KEY_CHARS_MAX: Final = 1000
+"""YAML allows 1,024 characters for a key that is followed by a colon on its line."""
+
+
+def yaml_lines(document: Any) -> Iterator[str]:  # noqa: ANN401 - any JSON value
+    """A JSON value as YAML that every parser reads as the same value.
+
+    Without a YAML package, which the command line does not depend on. Text that is not plainly text
+    is in double quotes, with every character that cannot be printed escaped.
+    """
+    match document:
+        case dict() if document:
+            for name, value in document.items():
+                yield from _yaml_member(_yaml_scalar(name), value)
+        case list() if not _is_flow(document):
+            for value in document:
+                first, *rest = yaml_lines(value)
+                yield f"- {first}"
+                yield from (f"  {line}" for line in rest)
+        case _:
+            yield _yaml_flow(document)
+
+
+def _yaml_member(name: str, value: object) -> Iterator[str]:
+    if len(name) > _KEY_CHARS_MAX:
+        yield f"? {name}"
+        name = ""
+    if _is_flow(value):
+        yield f"{name}: {_yaml_flow(value)}"
+    else:
+        yield f"{name}:"
+        yield from (f"  {line}" for line in yaml_lines(value))
+
+
+def _is_flow(value: object) -> bool:
+    """Whether the value is written on one line: not an object, nor a list with one inside."""
+    if isinstance(value, list):
+        return not any(isinstance(each, dict | list) for each in value)
+    return not (isinstance(value, dict) and value)
+
+
+def _yaml_flow(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml_scalar, value))}]"
+    return _yaml_scalar(value)
+
+
+def _yaml_scalar(value: object) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _PLAIN.fullmatch(value) and value.lower() not in _RESERVED:
+        return value
+    quoted = json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() else _yaml_escape(char) for char in quoted)
+
+
+def _yaml_escape(char: str) -> str:
+    code = ord(char)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"  # noqa: PLR2004 - as YAML does

@@ -37,7 +37,7 @@ from stanchion.core.workflow import (
     Workflow,
 )
 
-__all__ = ["Body", "Plan", "PlannedStep", "link", "subworkflows"]
+__all__ = ["Body", "Plan", "PlannedStep", "link", "link_known", "subworkflows"]
 
 _SCOPE = frozenset({"input", "steps"})
 _ITEM_SCOPE = _SCOPE | {"item", "index"}
@@ -117,6 +117,30 @@ def link(workflow: Workflow, others: Mapping[WorkflowId, Workflow]) -> Plan | Wo
         lock_policy=workflow.lock_policy,
         timeout_s=workflow.timeout_s or RUN_TIMEOUT_S_DEFAULT,
     )
+
+
+def link_known(
+    workflow: Workflow, others: Mapping[WorkflowId, Workflow]
+) -> tuple[Plan | WorkflowFaults, frozenset[WorkflowId]]:
+    """Link a workflow whose sub-workflows are not all known, and name those that are not.
+
+    Each unknown one counts as a workflow of one step.
+    """
+    reached, unknown = {workflow.id}, set[WorkflowId]()
+    wanted = set(subworkflows(workflow))
+    while wanted:
+        name = wanted.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        if name in others:
+            wanted |= subworkflows(others[name])
+        else:
+            unknown.add(name)
+    stand_ins = {
+        name: Workflow(id=name, steps={StepId("unknown"): DelaySpec(delay_s=0)}) for name in unknown
+    }
+    return link(workflow, {**others, **stand_ins}), frozenset(unknown)
 
 
 def subworkflows(workflow: Workflow) -> frozenset[WorkflowId]:

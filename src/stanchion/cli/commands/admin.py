@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from stanchion.cli.completion import complete_keys, complete_tenants
 from stanchion.cli.session import Session, json_of, limit_and_cursor, list_of, path_to, talks
 from stanchion.cli.text import cell, clock, pairs, table
 
@@ -20,7 +21,7 @@ def tenant() -> None:
 
 
 @tenant.command("set")
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", shell_complete=complete_tenants)
 @click.option(
     "--max-concurrent-runs", "cap", type=click.IntRange(0), metavar="N", help="Runs at one time."
 )
@@ -72,7 +73,7 @@ _TENANT_MEMBERS = ("max_concurrent_runs", "job_rate_per_s", "admission")
 
 
 @tenant.command("show")
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", shell_complete=complete_tenants)
 @talks
 def show_tenant(session: Session, name: str) -> None:
     """Show what a tenant may do. An unknown one has the defaults."""
@@ -82,7 +83,7 @@ def show_tenant(session: Session, name: str) -> None:
 
 
 @tenant.command("delete")
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", shell_complete=complete_tenants)
 @talks
 def delete_tenant(session: Session, name: str) -> None:
     """Forget what a tenant may do: the defaults hold again. Its runs stay."""
@@ -148,6 +149,7 @@ def key() -> None:
     "tenant_of_key",
     required=True,
     metavar="TENANT",
+    shell_complete=complete_tenants,
     help="Whom it is for; '*' for all tenants.",
 )
 @click.option("--note", metavar="TEXT", help="What it is for; shown in the list.")
@@ -168,7 +170,7 @@ def list_keys(session: Session, limit: int, cursor: str | None) -> None:
 
 
 @key.command("revoke")
-@click.argument("key_id", metavar="ID")
+@click.argument("key_id", metavar="ID", shell_complete=complete_keys)
 @talks
 def revoke_key(session: Session, key_id: str) -> None:
     """Revoke a key, on every server within 2 s."""

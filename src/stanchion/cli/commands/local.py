@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from stanchion.cli.errors import CliError, Exit
+from stanchion.cli.errors import needs_server_packages
 from stanchion.cli.logging import log_to, raise_open_files_limit
 from stanchion.cli.session import where
 
@@ -80,16 +80,8 @@ def worker(  # noqa: PLR0913 - one a flag
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def sim(arguments: tuple[str, ...]) -> int:
     """Run the services under seeded faults."""
-    try:
+    with needs_server_packages("the simulator runs a server's services, and needs"):
         from stanchion.sim.command import main  # noqa: PLC0415 - others do not pay for a server
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "stanchion":
-            raise
-        raise CliError(
-            f"the simulator runs a server's services, and needs the package {error.name!r}",
-            Exit.FAILED,
-            fix="pip install 'stanchion[server]', or in a clone: pip install '.[server]'",
-        ) from error
     return main(arguments)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from stanchion.cli.completion import complete_letters
 from stanchion.cli.session import Session, limit_and_cursor, list_of, path_to, talks
 from stanchion.cli.text import cell, clock, ident, pairs, table
 
@@ -92,7 +93,7 @@ def list_letters(session: Session, limit: int, cursor: str | None) -> None:
 
 
 @dead_letter.command("replay")
-@click.argument("letter_id", metavar="ID")
+@click.argument("letter_id", metavar="ID", shell_complete=complete_letters)
 @talks
 def replay_letter(session: Session, letter_id: str) -> None:
     """Put a dead letter back to work."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from stanchion.cli.completion import complete_runs, complete_workflows
 from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.runs import change_lines, follow, job_wait, run_lines, run_rows, timeline_lines
 from stanchion.cli.session import (
@@ -42,7 +43,7 @@ def run() -> None:
 
 
 @run.command("start")
-@click.argument("workflow_id", metavar="WORKFLOW")
+@click.argument("workflow_id", metavar="WORKFLOW", shell_complete=complete_workflows)
 @click.option(
     "--input",
     "given",
@@ -64,7 +65,7 @@ def start_run(
 
 
 @run.command("rerun")
-@click.argument("run_id", metavar="RUN")
+@click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.option("--from-step", metavar="STEP", help="Keep what came before this step.")
 @_key_option
 @_watch_option
@@ -79,7 +80,13 @@ def rerun_run(
 
 @run.command("list")
 @click.option("--status", type=click.Choice(_STATUSES), help="Only runs in this state.")
-@click.option("--workflow", "workflow_id", metavar="ID", help="Only runs of this workflow.")
+@click.option(
+    "--workflow",
+    "workflow_id",
+    metavar="ID",
+    shell_complete=complete_workflows,
+    help="Only runs of this workflow.",
+)
 @limit_and_cursor
 @talks
 def list_runs(
@@ -97,7 +104,7 @@ def list_runs(
 
 
 @run.command("show")
-@click.argument("run_id", metavar="RUN")
+@click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.option("--timeline", is_flag=True, help="Show its history instead.")
 @limit_and_cursor
 @talks
@@ -115,7 +122,7 @@ def show_run(
 
 
 @run.command("watch")
-@click.argument("run_id", metavar="RUN")
+@click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @talks
 def watch_run(session: Session, run_id: str) -> int:
     """Stay until a run has ended. Ends with 0 only if it succeeded."""
@@ -123,7 +130,7 @@ def watch_run(session: Session, run_id: str) -> int:
 
 
 @run.command("cancel")
-@click.argument("run_id", metavar="RUN")
+@click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.option("--reason", metavar="TEXT", help="Why; it is kept in the timeline.")
 @talks
 def cancel_run(session: Session, run_id: str, reason: str | None) -> None:
@@ -132,7 +139,7 @@ def cancel_run(session: Session, run_id: str, reason: str | None) -> None:
 
 
 @run.command("approve")
-@click.argument("run_id", metavar="RUN")
+@click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.argument("step_id", metavar="STEP")
 @click.option("--comment", metavar="TEXT", help="Kept in the timeline.")
 @talks
@@ -142,7 +149,7 @@ def approve_step(session: Session, run_id: str, step_id: str, comment: str | Non
 
 
 @run.command("reject")
-@click.argument("run_id", metavar="RUN")
+@click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.argument("step_id", metavar="STEP")
 @click.option("--comment", metavar="TEXT", help="Kept in the timeline.")
 @talks

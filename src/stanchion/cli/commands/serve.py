@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from stanchion.cli.errors import CliError, Exit
+from stanchion.cli.errors import CliError, Exit, needs_server_packages
 from stanchion.cli.logging import log_to, raise_open_files_limit
 from stanchion.cli.text import pairs
 from stanchion.config import OPTIONS, Config, config_file, load
@@ -87,16 +87,8 @@ def _misconfigured(faults: tuple[Fault, ...]) -> CliError:
 
 
 def _serve(config: Config, file: Path | None) -> int:
-    try:
+    with needs_server_packages("a server needs"):
         from stanchion.assemble import run_server  # noqa: PLC0415 - others do not pay for a server
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "stanchion":
-            raise
-        raise CliError(
-            f"a server needs the package {error.name!r}",
-            Exit.FAILED,
-            fix="pip install 'stanchion[server]', or in a clone: pip install '.[server]'",
-        ) from error
 
     def on_ready(url: str, metrics_url: str | None) -> None:
         _say(_facts(config, file, url, metrics_url))

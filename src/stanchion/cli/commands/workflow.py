@@ -1,4 +1,4 @@
-"""``stanchion workflow``: what should happen."""
+"""``stanchion workflow``: what should happen. ``check`` needs no server."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
-from stanchion.cli.errors import CliError, Exit
+from stanchion.cli.completion import complete_workflows
+from stanchion.cli.errors import CliError, Exit, fault_line, needs_server_packages
 from stanchion.cli.session import (
     Content,
     Session,
     all_of,
     limit_and_cursor,
     list_of,
+    output_option,
     path_to,
     talks,
+    talks_yaml,
 )
-from stanchion.cli.text import cell, clock, lines_of, pairs, table
+from stanchion.cli.text import cell, clock, lines_of, pairs, printable, table
 
 __all__ = ["workflow"]
 
 
 @click.group("workflow")
 def workflow() -> None:
-    """Say what should happen: apply, list, show."""
+    """Say what should happen: check, apply, list, show."""
 
 
 @workflow.command("apply")
@@ -59,6 +63,58 @@ def apply(session: Session, files: tuple[str, ...], workflow_id: str | None) -> 
         )
 
 
+@workflow.command("check")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("--id", "workflow_id", metavar="ID", help="Its id, if the file does not say it.")
+@output_option("text", "json")
+def check(files: tuple[str, ...], workflow_id: str | None, output: str) -> int:
+    """Say what is wrong with each FILE, without a server; - reads standard input.
+
+    The faults are those that apply would get. Sub-workflows are checked together with the workflows
+    that contain them if they are among the files; others are listed as not checked. Exit code 1 if
+    a file has a fault.
+    """
+    if workflow_id is not None and len(files) > 1:
+        raise click.UsageError("--id goes with one file")
+    with needs_server_packages("workflow files are checked with the server's parser, which needs"):
+        from stanchion.core.workflow_file import check_workflows  # noqa: PLC0415 - others do not pay
+    texts = {file: _read(file) for file in files}
+    checked = check_workflows(
+        {
+            file: (text, "json" if file.endswith(".json") else "yaml")
+            for file, text in texts.items()
+        },
+        workflow_id=workflow_id,
+    )
+    rows = [
+        {
+            "file": file,
+            "id": found.workflow_id,
+            "errors": [msgspec.to_builtins(fault) for fault in found.faults],
+            "not_checked": sorted(found.unknown),
+        }
+        for file, found in checked.items()
+    ]
+    _show_checked(rows, is_json=output == "json")
+    return Exit.FAILED if any(row["errors"] for row in rows) else Exit.OK
+
+
+def _show_checked(rows: list[dict[str, Any]], *, is_json: bool) -> None:
+    if is_json:
+        click.echo(json.dumps({"files": rows}, indent=2))
+        return
+    for row in rows:
+        count = len(row["errors"])
+        verdict = f"{count} fault{'' if count == 1 else 's'}" if count else "ok"
+        click.echo(printable(f"{row['file']}: {verdict}"))
+        for error in row["errors"]:
+            click.echo(printable(f"  {fault_line(error)}"))
+        for unknown in row["not_checked"]:
+            click.echo(
+                printable(f"  not checked: workflow {unknown}, which is not among the files")
+            )
+
+
 @workflow.command("list")
 @limit_and_cursor
 @talks
@@ -69,12 +125,17 @@ def list_workflows(session: Session, limit: int, cursor: str | None) -> None:
 
 
 @workflow.command("show")
-@click.argument("workflow_id", metavar="ID")
+@click.argument("workflow_id", metavar="ID", shell_complete=complete_workflows)
 @click.option("--version", type=int, metavar="N", help="An earlier version.")
-@talks
+@talks_yaml
 def show(session: Session, workflow_id: str, version: int | None) -> None:
-    """Show a workflow."""
-    session.show(session.get(path_to("workflows", workflow_id), version=version), _whole)
+    """Show a workflow.
+
+    With -o yaml it is a file that can be applied again: every member as it was sent, without the
+    comments and with defaults left out.
+    """
+    found = session.get(path_to("workflows", workflow_id), version=version)
+    session.show(found["definition"] if session.is_yaml else found, _whole)
 
 
 def _read(file: str) -> bytes:

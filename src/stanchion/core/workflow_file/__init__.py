@@ -7,15 +7,27 @@ other. Whatever the bytes, the answer is one of two values, and it comes soon.
 
 from __future__ import annotations
 
-from stanchion.core.faults import Findings, WorkflowFaults, quoted
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from stanchion.core.faults import Fault, Findings, WorkflowFaults, quoted
 from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.model import WorkflowId
+from stanchion.core.plan import link_known
 from stanchion.core.workflow import Workflow
 from stanchion.core.workflow_file.members import WORKFLOW
 from stanchion.core.workflow_file.rules import judge_workflow
 from stanchion.core.workflow_file.shape import Unfit, fit
 from stanchion.core.workflow_file.source import Format, read_source
 
-__all__ = ["Format", "WorkflowFaults", "parse_workflow", "workflow_json_schema"]
+__all__ = [
+    "CheckedFile",
+    "Format",
+    "WorkflowFaults",
+    "check_workflows",
+    "parse_workflow",
+    "workflow_json_schema",
+]
 
 
 def parse_workflow(
@@ -39,6 +51,37 @@ def parse_workflow(
     if findings.noted or isinstance(workflow, Unfit):
         return WorkflowFaults(findings.faults(source.lines))
     return workflow
+
+
+class CheckedFile(NamedTuple):
+    """What is wrong with a file, and which of its sub-workflows were not there to be checked."""
+
+    workflow_id: WorkflowId | None
+    faults: tuple[Fault, ...]
+    unknown: frozenset[WorkflowId]
+
+
+def check_workflows(
+    files: Mapping[str, tuple[bytes, Format]], *, workflow_id: str | None = None
+) -> dict[str, CheckedFile]:
+    """Check files as a server does when they are sent, each with the others as its sub-workflows.
+
+    A sub-workflow that is in no file, or in one with faults, is not a fault but ``unknown``.
+    """
+    read = {
+        name: parse_workflow(text, format=notation, workflow_id=workflow_id)
+        for name, (text, notation) in files.items()
+    }
+    sound = {each.id: each for each in read.values() if isinstance(each, Workflow)}
+    checked: dict[str, CheckedFile] = {}
+    for name, found in read.items():
+        if isinstance(found, WorkflowFaults):
+            checked[name] = CheckedFile(None, found.faults, frozenset())
+        else:
+            linked, unknown = link_known(found, sound)
+            faults = linked.faults if isinstance(linked, WorkflowFaults) else ()
+            checked[name] = CheckedFile(found.id, faults, unknown)
+    return checked
 
 
 def _named(tree: JsonValue, workflow_id: str | None, findings: Findings) -> JsonValue:

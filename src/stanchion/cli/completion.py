@@ -1,0 +1,78 @@
+"""Completion of ids in the shell: workflows, runs, tenants, dead letters and keys.
+
+The server is asked with the flags that stand on the line so far, or the environment. A server that
+does not answer within a second, or refuses, means no suggestions: nothing is ever printed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from stanchion.cli.session import URL, ApiClient, path_to
+
+__all__ = [
+    "complete_keys",
+    "complete_letters",
+    "complete_runs",
+    "complete_tenants",
+    "complete_workflows",
+]
+
+_PATIENCE_S: Final = 1.0
+_WORDS_MAX: Final = 1000
+_RUNS_MAX: Final = 100
+"""The newest. Ids of older runs are pasted, not typed."""
+
+
+def complete_workflows(
+    context: click.Context, _parameter: click.Parameter, typed: str
+) -> list[str]:
+    """Ids of workflows."""
+    return _listed(context, path_to("workflows"), "workflows", "id", typed)
+
+
+def complete_runs(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Ids of the newest runs."""
+    return _listed(context, path_to("runs"), "runs", "run_id", typed, limit=_RUNS_MAX)
+
+
+def complete_tenants(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Names of configured tenants."""
+    return _listed(context, path_to("admin", "tenants"), "tenants", "tenant", typed)
+
+
+def complete_letters(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Ids of dead letters."""
+    return _listed(context, path_to("admin", "dead-letters"), "dead_letters", "id", typed)
+
+
+def complete_keys(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Ids of API keys."""
+    return _listed(context, path_to("admin", "keys"), "keys", "id", typed)
+
+
+def _listed(
+    context: click.Context,
+    path: str,
+    rows: str,
+    member: str,
+    typed: str,
+    *,
+    limit: int = _WORDS_MAX,
+) -> list[str]:
+    given = context.params
+    try:
+        server = ApiClient(
+            url=given.get("url") or URL,
+            api_key=given.get("api_key"),
+            # The tenants are listed for the deployment, whichever tenant is being typed.
+            tenant=None if rows == "tenants" else given.get("tenant"),
+            patience_s=_PATIENCE_S,
+        )
+        page = server.ask("GET", path, query={"limit": limit}).document
+        found = [str(row[member]) for row in page[rows]]
+    except Exception:  # noqa: BLE001 - a shell that completes has no place for an error
+        return []
+    return [word for word in found if word.startswith(typed)]

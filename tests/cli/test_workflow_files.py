@@ -1,0 +1,162 @@
+"""Workflow files on the command line: checked without a server, shown as YAML, ids completed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stanchion.cli.errors import Exit
+from stanchion.cli.text import yaml_lines
+from stanchion.core.faults import Findings
+from stanchion.core.json_value import JsonValue
+from stanchion.core.workflow import Workflow
+from stanchion.core.workflow_file import parse_workflow
+from stanchion.core.workflow_file.source import read_source
+from stanchion.gateway.views import definition
+from tests.cli.conftest import Cli
+from tests.cli.scripted import Said, Script, problem
+from tests.cli.terminal import plain_environment
+from tests.core.good_workflows import EVERY_MEMBER, RESEARCH
+from tests.gateway.house import opened_house
+
+PARENT = "id: parent\nsteps:\n  call: {workflow: child}\n"
+CHILD = "id: child\nsteps:\n  work: {topic: work}\n  more: {workflow: elsewhere}\n"
+BROKEN = "id: broken\nsteps:\n  work: {topic: work, needs: [plan]}\n  wait: {delay_s: -1}\n"
+CIRCLE = "id: child\nsteps:\n  back: {workflow: parent}\n"
+
+
+def files(directory: Path, **texts: str) -> list[str]:
+    for name, text in texts.items():
+        (directory / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return [str(directory / f"{name}.yaml") for name in texts]
+
+
+def test_files_are_checked_together_and_no_server_is_asked(
+    cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    parent, child = files(tmp_path, parent=PARENT, child=CHILD)
+    outcome = cli("workflow", "check", parent, child)
+    unknown = "  not checked: workflow elsewhere, which is not among the files\n"
+    assert outcome == (0, f"{parent}: ok\n{unknown}{child}: ok\n{unknown}", "")
+    assert server.requests == []
+    alone = cli("workflow", "check", parent, "-o", "json")
+    row = {"file": parent, "id": "parent", "errors": [], "not_checked": ["child"]}
+    assert (alone.code, json.loads(alone.out)) == (0, {"files": [row]})
+
+
+def test_every_fault_of_every_file_is_told(cli: Cli, tmp_path: Path) -> None:
+    parent, circle, broken = files(tmp_path, parent=PARENT, circle=CIRCLE, broken=BROKEN)
+    outcome = cli("workflow", "check", parent, circle, broken)
+    assert outcome.code == Exit.FAILED
+    assert f"{parent}: 1 fault\n  steps.call.back.workflow: workflows contain" in outcome.out
+    assert f"{broken}: 2 faults\n  line 3: steps.work.needs[0]: there is no step" in outcome.out
+    nowhere = cli("workflow", "check", str(tmp_path / "nowhere.yaml"))
+    assert nowhere.code == Exit.USAGE
+
+
+@pytest.mark.parametrize("text", [BROKEN, PARENT.replace("call:", "call: call:"), "", "[1]"])
+async def test_the_faults_are_those_that_the_server_would_send(
+    cli: Cli, tmp_path: Path, text: str
+) -> None:
+    [file] = files(tmp_path, broken=text)
+    told = json.loads(cli("workflow", "check", "--id", "broken", file, "-o", "json").out)
+    async with opened_house() as house:
+        headers = [("Content-Type", "application/yaml")]
+        put = await house.ask("PUT", "/v1/workflows/broken", text.encode(), headers=headers)
+    assert put.status == 422
+    assert told["files"][0]["errors"] == put.json["errors"]
+
+
+def test_without_the_parsers_packages_the_extra_is_named(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [file] = files(tmp_path, child=CHILD)
+    for name in [each for each in sys.modules if each.startswith("stanchion.core.workflow_file")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    outcome = cli("workflow", "check", file)
+    assert outcome.code == Exit.FAILED
+    assert "needs the package 'yaml'\nfix: pip install 'stanchion[server]'" in outcome.err
+
+
+@pytest.mark.parametrize("text", [RESEARCH, EVERY_MEMBER])
+def test_a_workflow_that_is_shown_as_yaml_is_the_same_workflow(
+    cli: Cli, server: Script, text: str
+) -> None:
+    workflow = parse_workflow(text, format="yaml")
+    assert isinstance(workflow, Workflow)
+    server.says(Said({"definition": definition(workflow)}))
+    outcome = cli("workflow", "show", "research", "-o", "yaml")
+    assert outcome.code == 0
+    assert parse_workflow(outcome.out, format="yaml") == workflow
+
+
+_TEXTS = st.text() | st.sampled_from(["yes", "null", "1", "2026-01-31", "a: b", "- a", "#", "${a}"])
+_VALUES: st.SearchStrategy[JsonValue] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(_TEXTS, _VALUES, min_size=1, max_size=4))
+def test_yaml_is_read_as_the_value_that_was_written(value: dict[str, JsonValue]) -> None:
+    text = "\n".join(yaml_lines(value))
+    findings = Findings()
+    assert read_source(text, "yaml", findings).tree == value, findings
+    assert text.replace("\n", "").isprintable()
+
+
+def test_a_key_that_is_too_long_for_one_line_is_written_apart() -> None:
+    value = {"k" * 2000: {"a": [1]}, "b": [{}, [], [[]]]}
+    assert read_source("\n".join(yaml_lines(value)), "yaml", Findings()).tree == value
+
+
+def completed(server: Script, line: str) -> list[str]:
+    words = line.split(" ")
+    asked = {
+        "_STANCHION_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+        "STANCHION_URL": server.url,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "stanchion"],
+        env=plain_environment(**asked),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    return [word.removeprefix("plain,") for word in done.stdout.split()]
+
+
+def test_ids_are_completed_from_what_the_server_lists(server: Script) -> None:
+    server.says(Said({"workflows": [{"id": "research"}, {"id": "other"}]}))
+    assert completed(server, "stanchion run start --tenant acme re") == ["research"]
+    assert server.requests[-1].headers["X-Stanchion-Tenant"] == "acme"
+    server.says(Said({"runs": [{"run_id": "07-01h"}, {"run_id": "08-01h"}]}))
+    assert completed(server, "stanchion run show 07") == ["07-01h"]
+    server.says(Said({"tenants": [{"tenant": "acme"}]}))
+    assert completed(server, "stanchion run list --tenant ") == ["acme"]
+    assert [request.path for request in server.requests] == [
+        "/v1/workflows",
+        "/v1/runs",
+        "/v1/admin/tenants",
+    ]
+
+
+def test_a_server_that_refuses_means_no_words_and_no_error(server: Script) -> None:
+    server.says(problem(401, "unauthenticated"))
+    assert completed(server, "stanchion run show ") == []
+    assert completed(server, "stanchion run show --url http://127.0.0.1:9 ") == []
