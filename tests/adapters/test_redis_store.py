@@ -393,7 +393,7 @@ async def _use(store: RedisStore) -> RunId:
     await store.expire_jobs(limit=10, max_deliveries=1)
     await store.post(run_id, CancelRequested(), entry_id="a")
     await store.post(run_id, CancelRequested(), entry_id="b")
-    assert await store.bury(run_id, "a", cause="a test") is not None
+    assert await store.write_dead_letter(run_id, "a", cause="a test") is not None
     return run_id
 
 

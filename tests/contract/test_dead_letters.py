@@ -166,7 +166,7 @@ async def test_a_buried_entry_is_a_dead_letter(store: Store) -> None:
     run_id = await start(store)
     event = Approved(step_id=_STEP, comment="poison")
     await store.post(run_id, event, entry_id="e1")
-    letter = await store.bury(run_id, "e1", cause="failed 10 times")
+    letter = await store.write_dead_letter(run_id, "e1", cause="failed 10 times")
     assert letter is not None
     assert letter == DeadLetter(
         id=f"event:{run_id}:e1",
@@ -186,7 +186,7 @@ async def test_a_buried_entry_leaves_the_inbox_and_the_others_stay(store: Store)
     run_id = await start(store)
     for name in ("a", "b", "c"):
         await store.post(run_id, CancelRequested(), entry_id=name)
-    await store.bury(run_id, "b", cause="poison")
+    await store.write_dead_letter(run_id, "b", cause="poison")
     assert [entry.id for entry in (await loaded(store, run_id)).inbox] == ["a", "c"]
     assert await store.outbox_size() == 1
 
@@ -194,7 +194,7 @@ async def test_a_buried_entry_leaves_the_inbox_and_the_others_stay(store: Store)
 async def test_the_outbox_row_goes_with_the_last_entry(store: Store) -> None:
     run_id = await start(store)
     await store.post(run_id, CancelRequested(), entry_id="a")
-    await store.bury(run_id, "a", cause="poison")
+    await store.write_dead_letter(run_id, "a", cause="poison")
     assert await store.outbox_size() == 0
 
 
@@ -203,14 +203,16 @@ async def test_a_letter_names_the_step_that_its_event_is_about(store: Store) -> 
     timer = Timer(TimerKind.RETRY, _STEP, None, 1)
     await store.post(run_id, TimerFired(timer=timer), entry_id="timer")
     await store.post(run_id, CancelRequested(), entry_id="cancel")
-    letters = [await store.bury(run_id, name, cause="poison") for name in ("timer", "cancel")]
+    letters = [
+        await store.write_dead_letter(run_id, name, cause="poison") for name in ("timer", "cancel")
+    ]
     assert [letter and letter.step_id for letter in letters] == [_STEP, None]
 
 
 async def test_what_is_not_in_the_inbox_is_not_buried(store: Store) -> None:
     run_id = await start(store)
-    assert await store.bury(run_id, "e1", cause="poison") is None
-    assert await store.bury(RunId("nonsense"), "e1", cause="poison") is None
+    assert await store.write_dead_letter(run_id, "e1", cause="poison") is None
+    assert await store.write_dead_letter(RunId("nonsense"), "e1", cause="poison") is None
     assert (await store.list_dead_letters(None)).items == ()
 
 
@@ -219,7 +221,7 @@ async def test_a_buried_entry_is_replayed_as_it_was(store: Store) -> None:
     event = Approved(step_id=_STEP, comment="poison", actor="someone")
     entry_id = "odd:id#1:{x}"
     await store.post(run_id, event, entry_id=entry_id)
-    letter = await store.bury(run_id, entry_id, cause="poison")
+    letter = await store.write_dead_letter(run_id, entry_id, cause="poison")
     assert letter is not None
     assert await store.replay_dead_letter(letter.id, actor="operator") == letter
     assert (await loaded(store, run_id)).inbox == (InboxEntry(entry_id, event),)
@@ -231,7 +233,7 @@ async def test_a_buried_entry_begins_its_count_of_failures_anew(store: Store) ->
     run_id = await start(store)
     await store.post(run_id, CancelRequested(), entry_id="e1")
     await store.count_failure(run_id, "e1")
-    letter = await store.bury(run_id, "e1", cause="poison")
+    letter = await store.write_dead_letter(run_id, "e1", cause="poison")
     assert letter is not None
     await store.replay_dead_letter(letter.id, actor="operator")
     assert await store.count_failure(run_id, "e1") == 1
@@ -240,7 +242,7 @@ async def test_a_buried_entry_begins_its_count_of_failures_anew(store: Store) ->
 async def test_a_buried_entry_does_not_keep_an_equal_one_from_being_posted(store: Store) -> None:
     run_id = await start(store)
     await store.post(run_id, CancelRequested(), entry_id="e1")
-    await store.bury(run_id, "e1", cause="poison")
+    await store.write_dead_letter(run_id, "e1", cause="poison")
     posted = await store.post(run_id, CancelRequested(), entry_id="e1")
     assert posted is PostAnswer.POSTED
 
@@ -253,7 +255,7 @@ async def test_letters_are_listed_oldest_first_in_pages(store: Store) -> None:
     names = [f"e{(3 * number) % 7}" for number in range(7)]
     for name in names:
         await store.post(run_id, CancelRequested(), entry_id=name)
-        await store.bury(run_id, name, cause=name)
+        await store.write_dead_letter(run_id, name, cause=name)
     listed: list[str] = []
     cursor = None
     for expected in (3, 3, 1):
@@ -269,7 +271,7 @@ async def test_a_page_that_holds_all_letters_is_the_last(store: Store) -> None:
     run_id = await start(store)
     for name in ("a", "b"):
         await store.post(run_id, CancelRequested(), entry_id=name)
-        await store.bury(run_id, name, cause="poison")
+        await store.write_dead_letter(run_id, name, cause="poison")
     for tenant in (ACME, None):
         assert (await store.list_dead_letters(tenant, limit=2)).cursor is None
         assert (await store.list_dead_letters(tenant, limit=1)).cursor is not None
@@ -295,7 +297,7 @@ async def test_letters_of_all_tenants_are_listed_oldest_first_in_pages(
     for tenant in tenants:
         run_id = await start(store, tenant=tenant)
         await store.post(run_id, CancelRequested(), entry_id="a")
-        await store.bury(run_id, "a", cause="poison")
+        await store.write_dead_letter(run_id, "a", cause="poison")
         await harness.pass_time(2)
     listed: list[TenantId] = []
     cursor = None

@@ -123,7 +123,7 @@ async def test_a_posted_event_and_a_dead_letter_survive(
     run_id = await start(durable_store)
     for name in ("a", "b"):
         await durable_store.post(run_id, CancelRequested(), entry_id=name)
-    letter = await durable_store.bury(run_id, "a", cause="poison")
+    letter = await durable_store.write_dead_letter(run_id, "a", cause="poison")
     await durable_store.count_failure(run_id, "b")
     store = await harness.reopen()
     assert (await store.list_dead_letters(ACME)).items == (letter,)

@@ -127,7 +127,7 @@ async def test_the_dead_letters_of_a_purged_run_go_with_it(store: Store) -> None
     gone, stays = await start(store), await start(store)
     for run_id in (gone, stays):
         await store.post(run_id, CancelRequested(), entry_id="e")
-        await store.bury(run_id, "e", cause="poison")
+        await store.write_dead_letter(run_id, "e", cause="poison")
     await cancel(store, gone)
     assert await _purge(store) == 1
     assert [each.run_id for each in (await store.list_dead_letters(ACME)).items] == [stays]
@@ -138,7 +138,7 @@ async def test_the_dead_letters_of_a_purged_run_go_with_it(store: Store) -> None
 async def test_a_run_whose_letter_was_replayed_is_purged_like_any_other(store: Store) -> None:
     run_id = await start(store)
     await store.post(run_id, CancelRequested(), entry_id="e")
-    await store.bury(run_id, "e", cause="poison")
+    await store.write_dead_letter(run_id, "e", cause="poison")
     await store.replay_dead_letter(f"event:{run_id}:e", actor="operator")
     await cancel(store, run_id)
     assert await _purge(store) == 1

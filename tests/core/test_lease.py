@@ -528,7 +528,7 @@ def test_the_causes_of_a_fence_have_fixed_names() -> None:
     [
         (FenceCause.RENEWAL_FAILURES, "too many renewals failed in a row"),
         (FenceCause.DEADLINE, "it could not be renewed in time"),
-        (FenceCause.TAKEN, "the lock store says that it is not ours any more"),
+        (FenceCause.TAKEN, "according to the lock store, another holder has it or it has expired"),
     ],
 )
 def test_a_lost_lease_says_which_and_why(cause: FenceCause, reason: str) -> None:

@@ -121,7 +121,7 @@ class Bury(msgspec.Struct, frozen=True, kw_only=True):
         run_id, name = await _entry(world, self.run, self.entry)
         return Call(
             f"{self} [{run_id} {name}]",
-            lambda side: side.store.bury(run_id, side.entry_id(name), cause="test"),
+            lambda side: side.store.write_dead_letter(run_id, side.entry_id(name), cause="test"),
             Side.letter,
         )
 

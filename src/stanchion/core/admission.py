@@ -1,10 +1,9 @@
-"""Admission: whether a run may begin.
+"""Admission: whether a run may start.
 
-``judge`` is the decision that every store makes inside its one indivisible step. The memory and
-SQLite stores call it; the Redis script states the same in Lua, and the contract suite holds all of
-them to it. The order of the questions is part of the contract: a replay is answered even when the
-tenant is full, and a key is bound to a run only in the step that creates the run, so a refusal
-leaves nothing behind.
+Every store makes the decision of ``judge`` inside its admission transaction. The memory and SQLite
+stores call it; the Redis script repeats it in Lua, and the contract suite compares them. The order
+of the checks is part of the contract: a replay is answered even if the tenant is full, and a key is
+bound to a run only in the transaction that creates the run, so a refusal changes nothing.
 """
 
 from __future__ import annotations
@@ -36,45 +35,45 @@ __all__ = [
 
 
 class KeyRecord(msgspec.Struct, frozen=True):
-    """What a tenant's idempotency key stands for."""
+    """The run and the request fingerprint that a tenant's idempotency key is bound to."""
 
     fingerprint: str
     run_id: RunId
 
 
 class Admitted(msgspec.Struct, frozen=True, tag="admitted"):
-    """The run exists, holds its slot, and its first work is out."""
+    """The run was created with its slot, and its first jobs are dispatched."""
 
     run_id: RunId
 
 
 class Replayed(msgspec.Struct, frozen=True, tag="replayed"):
-    """The key has been used for the same request: this is the run it made."""
+    """The key was used for the same request before: this is the run it created."""
 
     run_id: RunId
 
 
 class Full(msgspec.Struct, frozen=True, tag="full"):
-    """The tenant has as many unfinished runs as it may."""
+    """The tenant is at its limit of unfinished runs."""
 
     limit: int
     active: int
 
 
 class Mismatch(msgspec.Struct, frozen=True, tag="mismatch"):
-    """The key has been used for another request."""
+    """The key was used for a different request before."""
 
 
 class StaleDefinition(msgspec.Struct, frozen=True, tag="stale_definition"):
-    """A workflow changed after the caller read it: read again, decide again."""
+    """A workflow changed after the caller read it: read it and decide again."""
 
 
 class RateExceeded(msgspec.Struct, frozen=True, tag="throttled"):
-    """The tenant submits jobs faster than it may."""
+    """The tenant exceeds its rate of single jobs."""
 
 
 class TooLate(msgspec.Struct, frozen=True, tag="too_late"):
-    """The request came to be executed after its own deadline. Its caller has gone."""
+    """The store executed the request after its deadline: the caller no longer waits."""
 
 
 Refused: TypeAlias = Full | RateExceeded | Mismatch | StaleDefinition | TooLate
@@ -82,30 +81,30 @@ Verdict: TypeAlias = Admitted | Replayed | Refused
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What bears on admission, as the store finds it inside its step.
+    """The input of ``judge``, as the store reads it inside the transaction.
 
-    ``now`` and ``not_after`` are both in the store's time: a command that timed out at its caller
-    may still be executed much later, and must then do nothing.
+    ``now`` and ``not_after`` are in the time of the store: a command that timed out at its caller
+    may be executed much later, and must then do nothing.
     """
 
     run_id: RunId
     now: Instant
     not_after: Instant
     exists: bool = False
-    """A run with this id is there: this very request has been executed before."""
+    """A run with this id exists: this request was executed before."""
     key: KeyRecord | None = None
-    """What the tenant's idempotency key stands for; ``None`` without a key or for a fresh one."""
+    """The record of the tenant's idempotency key; ``None`` without a key or for a new one."""
     fingerprint: str = ""
     definition_is_current: bool = True
     takes_slot: bool = True
     limit: int | None = None
     active: int = 0
     rate: Rate | None = None
-    """For what is limited by rate instead of by slots: the tenant's allowance."""
+    """The rate limit of the tenant, for runs that take no slot."""
 
 
 def judge(facts: Facts) -> Verdict:
-    """Decide. An ``Admitted`` is carried out in the same step; everything else changes nothing."""
+    """Decide on a start. The store creates the run only if this returns ``Admitted``."""
     if facts.exists:
         return Admitted(facts.run_id)
     if facts.now > facts.not_after:
@@ -124,10 +123,9 @@ def judge(facts: Facts) -> Verdict:
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """A rate with a burst, as one number that moves: the time up to which it has been used.
+    """A rate limit with a burst (GCRA). Its state is the time up to which the rate is used.
 
-    One admission uses ``1/per_s`` seconds of it. It never lies further back than the burst is long,
-    so rest can be saved up, but no more than for ``max(1, per_s)`` admissions.
+    One admission uses ``1/per_s`` seconds. The burst allows ``max(1, per_s)`` admissions at once.
     """
 
     per_s: float
@@ -135,26 +133,26 @@ class Rate(msgspec.Struct, frozen=True):
 
     @property
     def cost_ms(self) -> float:
-        """What one admission uses."""
+        """The time that one admission uses."""
         return 1000 / self.per_s
 
     @property
     def burst_ms(self) -> float:
-        """How far it may run ahead."""
+        """How far ahead of now the used time may be."""
         return self.cost_ms * max(1.0, self.per_s)
 
     def spent_until(self, now: Instant) -> float:
-        """Up to when one admission more would use the rate, less the burst it may run ahead.
+        """The used time after one more admission, less the burst.
 
-        The admission is within the rate if that is not in the future.
+        The admission is within the rate if the result is not in the future.
         """
         return self.after_one(now) - self.burst_ms
 
     def after_one(self, now: Instant) -> float:
-        """The new ``used_until_ms`` once one more is admitted.
+        """The new ``used_until_ms`` after one more admission.
 
-        What was used never lies further ahead than the burst is long, unless the clock was set
-        back. Then it is forgotten: a tenant must not wait until the clock has caught up.
+        The used time is at most one burst ahead, unless the clock was set back. Then it is reset,
+        so that the tenant need not wait until the clock has caught up.
         """
         is_of_another_time = self.used_until_ms > now + self.burst_ms + 1
         used_until_ms = float(now) if is_of_another_time else max(self.used_until_ms, float(now))
@@ -162,16 +160,16 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 def fingerprint(workflow_id: WorkflowId, body: JsonValue) -> str:
-    """Tell requests apart by what they mean: the workflow, and the JSON value of the body.
+    """A hash of the workflow and the JSON value of the body.
 
-    Order of members and white space do not matter, nor whether one is written ``1`` or ``1.0``.
+    The order of members, white space, and ``1`` or ``1.0`` make no difference.
     """
     canonical = msgspec.json.encode([workflow_id, _plain(body)], order="sorted")
     return hashlib.sha256(canonical).hexdigest()
 
 
 _EXACT = 2**53
-"""Up to this, every whole number is the same number as a float and as an integer."""
+"""Up to this, every integer has an exact float."""
 
 
 _SAME = frozenset({int, str, bool, type(None)})
@@ -179,7 +177,7 @@ _SAME = frozenset({int, str, bool, type(None)})
 
 def _plain(value: JsonValue) -> JsonValue:
     if isinstance(value, list):
-        # Most values are none of the others: they are not worth a call.
+        # Most values are of these types: skipping the call saves time.
         return [each if type(each) in _SAME else _plain(each) for each in value]
     if isinstance(value, dict):
         return {name: each if type(each) in _SAME else _plain(each) for name, each in value.items()}

@@ -1,4 +1,4 @@
-"""Commits: whether a change that was decided on a run may become true.
+"""Commits: whether a transition may be written.
 
 The rules, in this order:
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
-    """The change is true, and durable."""
+    """The transition is written and durable."""
 
     stamp: Stamp
 

@@ -1,23 +1,23 @@
-"""Escalation: when failing open has stopped being harmless.
+"""Escalation: closes risk classes that fail open, once failing open causes duplicate writes.
 
-Failing open is a bet that two replicas seldom meet on the same run while the lock store is away.
-This is the machine that notices when the bet is being lost. Its evidence is what the replica counts
-anyway: how often it went on without a lock (fallbacks), and how often two writers met (duplicates).
+Failing open assumes that two replicas seldom work on the same run while the lock store is down.
+This state machine detects when that no longer holds. Its input are two counters of the replica:
+how often it proceeded without a lock (fallbacks), and how often two writers collided (duplicates).
 
     NORMAL ──trip──▶ ESCALATED ──quiet for the dwell time, and probes succeed──▶ NORMAL
                          └─────one trip too many in a day──▶ LATCHED ──operator──▶ NORMAL
 
-* A trip takes both: fallbacks above the threshold in the window, in no part of it below, *and*
-  more duplicates than in the window before. An outage without collisions is what failing open is
-  for.
-* While escalated, the classes in ``closes`` fail closed. That silences the very counters that rose,
-  so quiet alone proves nothing: the lock store has to be seen working as well.
-* Replicas tell each other what they see. The stricter view wins, and lapses when its author falls
-  silent. A replica announces its own view only: an echo would keep everyone closed for ever.
+* A trip needs both: a fallback rate above the threshold over the window and below it in no slice,
+  *and* more duplicates than in the window before. An outage without collisions does not trip.
+* While escalated, the classes in ``closes`` fail closed. That stops the counters that had risen, so
+  low counts alone do not end it: the lock store must answer probes as well.
+* Replicas announce their level to each other. The strictest one applies, and expires when its
+  sender stops announcing. A replica announces only its own level: if it repeated what it heard, the
+  replicas would keep each other escalated for ever.
 
-Time is cut into slices, a fifth of the window each. Only complete slices count as evidence, so the
-state has a fixed size and the same history always gives the same verdict. Counts belong to the
-slice they are reported in: observe a few times a slice.
+Time is divided into slices, a fifth of the window each. Only complete slices count, so the state
+has a fixed size and the same history always gives the same result. Counts are added to the slice in
+which they are reported: call ``observe`` a few times per slice.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 
 ANNOUNCEMENT_LAPSES_MS: Final = 30_000
 PEERS_MAX: Final = 256
-"""Views of so many replicas are kept, the strictest and then the newest first."""
+"""Announcements that are kept, one per replica: the strictest first, then the newest."""
 
 _WINDOW_SLICES: Final = 5
 _SLICES_KEPT: Final = 2 * _WINDOW_SLICES + 1  # this window, the one before, and the running slice
@@ -66,7 +66,7 @@ _DAY_S: Final = 24 * 60 * 60
 def observe(
     settings: Escalation, state: EscalationState, seen: Observation, now: Instant
 ) -> EscalationState:
-    """What the replica knows after counting ``seen`` since it last observed."""
+    """The state after adding ``seen``, the counts since the last observation."""
     state = _sliced(settings, _clocked(state, now))
     state = _counted(settings, state, seen)
     match state.level:
@@ -81,7 +81,7 @@ def observe(
 
 
 def level_at(state: EscalationState, now: Instant) -> Level:
-    """The level in force: the operator's word, else the strictest of our view and the others'."""
+    """The level in force: the operator's order, else the strictest of all replicas' levels."""
     if state.forced is Order.FORCE_OPEN:
         return Level.NORMAL
     return max((_own_view(state), *(peer.said.level for peer in _live(_clocked(state, now)))))
@@ -90,21 +90,21 @@ def level_at(state: EscalationState, now: Instant) -> Level:
 def effective_policy(
     settings: Escalation, level: Level, risk: Risk, policy: LeasePolicy
 ) -> LeasePolicy:
-    """The policy as it stands at this level: closed classes fail closed, the rest is untouched."""
+    """The policy at this level: classes in ``closes`` fail closed, all others are unchanged."""
     if level is Level.NORMAL or risk not in settings.closes:
         return policy
     return replace(policy, on_lock_error=OnLockError.FAIL_CLOSED)
 
 
 def obey(state: EscalationState, order: Order, now: Instant) -> EscalationState:
-    """Carry out an order: an operator's, or the latch that the store keeps for all replicas."""
+    """The state after an order: an operator's, or the latch that the store keeps."""
     match order:
         case Order.FORCE_OPEN | Order.FORCE_CLOSED:
             return replace(state, forced=order)
         case Order.LATCH:
             return replace(state, level=Level.LATCHED)
         case Order.CLEAR:
-            # A fresh start: it takes a whole new window of evidence to trip again.
+            # Discard the counts: another trip takes a complete new window.
             fresh = _clocked(state, now)
             return EscalationState(state.replica, fresh.clock, fresh.skew_ms)
         case _:
@@ -112,12 +112,12 @@ def obey(state: EscalationState, order: Order, now: Instant) -> EscalationState:
 
 
 def announcement(state: EscalationState, now: Instant) -> Announcement:
-    """What to tell the other replicas: our own view, and nothing we only heard."""
+    """The announcement for the other replicas: this replica's own level, not what it heard."""
     return Announcement(state.replica, _own_view(state), now)
 
 
 def hear(state: EscalationState, said: Announcement, now: Instant) -> EscalationState:
-    """Take note of another replica's view. It counts from when it was heard: clocks differ."""
+    """Record the level of another replica, with the local time of receipt: clocks differ."""
     state = _clocked(state, now)
     peers = _live(state)
     overtaken = any(p.said.replica == said.replica and p.said.at > said.at for p in peers)
@@ -132,33 +132,33 @@ def hear(state: EscalationState, said: Announcement, now: Instant) -> Escalation
 
 
 class Level(IntEnum):
-    """How strict a replica is. The numbers are the metric's."""
+    """How strict a replica is. The numbers are those of the metric."""
 
     NORMAL = 0
     ESCALATED = 1
     LATCHED = 2
-    """As strict as escalated, and only an operator leads out of it."""
+    """As strict as ``ESCALATED``; only an operator can end it."""
 
 
 class Order(StrEnum):
-    """What may be decided over the machine's head."""
+    """Orders that override the state machine."""
 
     FORCE_OPEN = "force_open"
     FORCE_CLOSED = "force_closed"
     LATCH = "latch"
     CLEAR = "clear"
-    """Ends a force and a latch, and forgets what led there."""
+    """Ends a forced level and a latch, and discards the counts and trips."""
 
 
 class Escalation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When to close, what to close, and when to open again."""
+    """Thresholds: when to escalate, which classes to close, when to recover."""
 
     fallbacks_per_s: float = 0.1
     window_s: float = 300
     closes: tuple[Risk, ...] = (Risk.HIGH, Risk.STANDARD)
     dwell_s: float = 600
     quiet_divisor: int = 5
-    """Quiet is a rate below the threshold divided by this: to open takes more than not to close."""
+    """Recovery needs a rate below the threshold divided by this (hysteresis)."""
     probes_min: int = 3
     trips_per_day_max: int = 2
 
@@ -168,18 +168,18 @@ class Escalation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """What was counted since the last observation."""
+    """Counts since the last observation."""
 
     fallbacks: int = 0
     duplicates: int = 0
     """Commit conflicts, repeated completions and repeated publishes."""
     probes_ok: int = 0
-    """Answers of the lock store, to a probe or to real work."""
+    """Successful answers of the lock store, to probes or to lock requests."""
     probes_failed: int = 0
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """One replica's own view, at a time on its own clock."""
+    """The level of one replica, with the time on its clock."""
 
     replica: str
     level: Level
@@ -191,7 +191,7 @@ class Announcement(msgspec.Struct, frozen=True):
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """An announcement, and when it came in."""
+    """An announcement and the local time of its receipt."""
 
     said: Announcement
     heard_at: Instant
@@ -205,20 +205,20 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class EscalationState(msgspec.Struct, frozen=True):
-    """All that a replica remembers: two windows of slices, a day of trips, and its peers' views."""
+    """The state of a replica: two windows of slices, the trips of a day, its peers' levels."""
 
     replica: str
     clock: Instant
-    """The latest reading, on a time line of our own that never goes back."""
+    """The latest time, on a timeline that never steps back."""
     skew_ms: int = 0
-    """How far that line is ahead of the wall clock."""
+    """How far that timeline is ahead of the wall clock."""
     level: Level = Level.NORMAL
-    """Our own view."""
+    """The level that this replica's own counts led to."""
     forced: Order | None = None
     slice_ms: int = 0
     slice_no: int = 0
     slices: tuple[Slice, ...] = (Slice(),)
-    """Oldest first; the last one is still running."""
+    """Oldest first; the last one is not complete."""
     observed_at: Instant = Instant(0)
     quiet_since: Instant = Instant(0)
     probes_ok: int = 0
@@ -228,13 +228,13 @@ class EscalationState(msgspec.Struct, frozen=True):
 
 
 def begin(replica: str, now: Instant, *, latched: bool = False) -> EscalationState:
-    """A replica that has seen nothing yet. The latch outlives it, in the store."""
+    """The initial state. ``latched``: whether the store holds a latch from before the start."""
     level = Level.LATCHED if latched else Level.NORMAL
     return EscalationState(replica, now, level=level)
 
 
 def faults(settings: Escalation) -> Faults:
-    """Everything that is wrong with the settings; nothing, if they may be used."""
+    """All faults of the settings; empty if they are valid."""
     return (
         *out_of_range("fallbacks_per_s", settings.fallbacks_per_s, 0.001, 1_000_000),
         *out_of_range("window_s", settings.window_s, 1, _DAY_S),
@@ -252,8 +252,8 @@ def faults(settings: Escalation) -> Faults:
 
 
 def _clocked(state: EscalationState, now: Instant) -> EscalationState:
-    # A wall clock may step back by an hour. To wait until it has caught up would blind the machine
-    # for that hour; instead our own line goes on from where it was.
+    # A wall clock may step back by an hour. The timeline continues from its last value: waiting for
+    # the clock to catch up would disable detection for that hour.
     behind_ms = max(0, state.clock - (now + state.skew_ms))
     skew_ms = state.skew_ms + behind_ms
     return replace(state, clock=Instant(now + skew_ms), skew_ms=skew_ms)
@@ -262,9 +262,9 @@ def _clocked(state: EscalationState, now: Instant) -> EscalationState:
 def _sliced(settings: Escalation, state: EscalationState) -> EscalationState:
     slice_no = state.clock // settings.slice_ms
     if state.slice_ms != settings.slice_ms:
-        # New settings: counts per old slice cannot be compared with counts per new slice.
+        # The slice length changed: counts per old slice and per new slice are not comparable.
         return replace(state, slice_ms=settings.slice_ms, slice_no=slice_no, slices=(Slice(),))
-    # After a long gap only the last few slices matter, so an hour costs no more than a minute.
+    # After a gap only the slices that are kept are created, so a long gap costs no extra time.
     passed = min(slice_no - state.slice_no, _SLICES_KEPT)
     slices = (*state.slices, *(Slice() for _ in range(passed)))[-_SLICES_KEPT:]
     return replace(state, slice_no=slice_no, slices=slices)
@@ -278,7 +278,7 @@ def _counted(settings: Escalation, state: EscalationState, seen: Observation) ->
         seen.duplicates == 0
         and seen.probes_failed == 0
         and _per_s(settings, running.fallbacks * settings.quiet_divisor) < settings.fallbacks_per_s
-        # Nobody looked for a whole slice: that is not quiet, that is unknown.
+        # No observation for a whole slice: its rate is unknown, which does not count as quiet.
         and state.clock - state.observed_at <= settings.slice_ms
     )
     return replace(
@@ -291,7 +291,7 @@ def _counted(settings: Escalation, state: EscalationState, seen: Observation) ->
 
 
 def _per_s(settings: Escalation, count: int, *, slices: int = 1) -> float:
-    # One division, so that a count exactly at the threshold is found equal to it.
+    # A single division, so that a count exactly at the threshold compares equal to it.
     return count * 1_000 / (settings.slice_ms * slices)
 
 
@@ -301,8 +301,8 @@ def _per_s(settings: Escalation, count: int, *, slices: int = 1) -> float:
 def _is_bet_lost(settings: Escalation, state: EscalationState) -> bool:
     complete = state.slices[:-1]
     window, before = complete[-_WINDOW_SLICES:], complete[:-_WINDOW_SLICES]
-    # The window as a whole is above the threshold, and no part of it below. To ask that every part
-    # is above would let a steady rate pass that is above by less than one fallback a slice.
+    # The window is above the threshold and no slice is below it. Requiring every slice to be above
+    # would miss a steady rate that exceeds the threshold by less than one fallback per slice.
     sustained = (
         len(window) == _WINDOW_SLICES
         and all(_per_s(settings, part.fallbacks) >= settings.fallbacks_per_s for part in window)
@@ -331,7 +331,7 @@ def _is_well_again(settings: Escalation, state: EscalationState) -> bool:
 
 
 def _recovered(state: EscalationState) -> EscalationState:
-    # Evidence is used once: a dwell time shorter than the window must not trip on the same slices.
+    # Discard the counts: with a dwell time shorter than the window they would trip a second time.
     return replace(state, level=Level.NORMAL, slices=(Slice(),))
 
 

@@ -1,8 +1,8 @@
 """Events: what can happen to a run.
 
-Every event names exactly what it is about, so that a repeated, late or misdirected one can be told
-from a fresh one by comparing it with what the step is waiting for. Events are what lies in a run's
-inbox, so they are values with a stable JSON form.
+Every event names the job, timer or step that it concerns. Comparing that with what the step waits
+for identifies repeated, late and misdirected events. Events are stored in the inbox of a run, so
+their JSON form is stable.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TimerKind(StrEnum):
 
 
 class Timer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Names one timer of a run. The attempt makes a retry's timer differ from the one before."""
+    """The name of one timer of a run. The attempt distinguishes the timers of several retries."""
 
     kind: TimerKind
     step_id: StepId | None = None
@@ -58,7 +58,7 @@ class Timer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event"):
     actor: str = "system"
-    """Who caused it: a worker, a person, or the system itself."""
+    """The cause: a worker, a person, or ``system``."""
 
 
 class Started(_Event, frozen=True, kw_only=True, tag="started"):
@@ -75,7 +75,7 @@ class AttemptSucceeded(_Event, frozen=True, kw_only=True, tag="job_succeeded"):
 
 
 class AttemptFailed(_Event, frozen=True, kw_only=True, tag="job_failed"):
-    """A worker reported a failure. A final one is not tried again, whatever attempts are left."""
+    """A worker reported a failure. A final one is not retried, even if attempts are left."""
 
     job_id: JobId
     step_id: StepId
@@ -85,9 +85,9 @@ class AttemptFailed(_Event, frozen=True, kw_only=True, tag="job_failed"):
 
 
 class JobDied(_Event, frozen=True, kw_only=True, tag="job_died"):
-    """A job was handed out as often as is allowed and nobody finished it: it is a dead letter.
+    """A job was delivered as often as is allowed without a result: it is a dead letter.
 
-    ``dispatch`` tells this death from an earlier one that a replay has undone.
+    ``dispatch`` distinguishes this dead letter from an earlier one of the job that was replayed.
     """
 
     job_id: JobId
@@ -98,7 +98,7 @@ class JobDied(_Event, frozen=True, kw_only=True, tag="job_died"):
 
 
 class JobReturned(_Event, frozen=True, kw_only=True, tag="job_returned"):
-    """A worker's lease on a job ran out, and the job is offered again. For the timeline alone."""
+    """The lease of a worker on a job expired and the job is ready again. For the timeline only."""
 
     job_id: JobId
     step_id: StepId
@@ -107,7 +107,7 @@ class JobReturned(_Event, frozen=True, kw_only=True, tag="job_returned"):
 
 
 class JobReplayed(_Event, frozen=True, kw_only=True, tag="job_replayed"):
-    """An operator sends a dead letter out again: the one of this ``dispatch``."""
+    """An operator replays a dead letter: the one of this ``dispatch``."""
 
     job_id: JobId
     step_id: StepId
@@ -116,27 +116,27 @@ class JobReplayed(_Event, frozen=True, kw_only=True, tag="job_replayed"):
 
 
 class TimerFired(_Event, frozen=True, kw_only=True, tag="timer_fired"):
-    """The store says that this timer is due. Its word counts: replicas' clocks may differ."""
+    """This timer is due, by the clock of the store: the clocks of replicas may differ."""
 
     timer: Timer
 
 
 class Approved(_Event, frozen=True, kw_only=True, tag="approved"):
-    """A person said yes."""
+    """A person approved the step."""
 
     step_id: StepId
     comment: str | None = None
 
 
 class Rejected(_Event, frozen=True, kw_only=True, tag="rejected"):
-    """A person said no."""
+    """A person rejected the step."""
 
     step_id: StepId
     comment: str | None = None
 
 
 class CancelRequested(_Event, frozen=True, kw_only=True, tag="cancel_requested"):
-    """Somebody wants the run to end now."""
+    """A user requests that the run end now."""
 
     reason: str | None = None
 

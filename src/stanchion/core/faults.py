@@ -1,8 +1,8 @@
-"""Faults: everything that is wrong with a file or an input, in one answer.
+"""Faults: the errors of a file or an input, reported together.
 
-A reader of foreign text does not stop at the first mistake. It notes each one in ``Findings`` with
-the path to its place, and goes on with what can still be judged. At the end the findings become
-faults: in the order of the document, not too many, each with a near name if there is one.
+A parser does not stop at the first error. It notes each one in ``Findings`` with its path and goes
+on. ``Findings.faults`` returns them in document order, limited in number, each with a similar name
+if there is one.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ __all__ = [
 ]
 
 FAULTS_MAX: Final = 100
-"""Faults in one answer. A last line says how many more there are."""
+"""Faults in one report. A last entry says how many more there are."""
 
 Path: TypeAlias = tuple[str | int, ...]
-"""From the root of a document to a place in it: names of members and positions in lists."""
+"""A place in a document, from its root: names of members and positions in lists."""
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that is wrong, where it is, and what would be right."""
+    """One error, its place, and what is expected there."""
 
     path: str
     """Such as ``steps.plan.needs[1]``; empty for the document as a whole."""
     message: str
     line: int | None = None
-    """In the text the document was read from, the first being 1."""
+    """The line in the text of the document, from 1."""
 
     def __str__(self) -> str:
         place = ": ".join(
@@ -57,22 +57,22 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WorkflowFaults(msgspec.Struct, frozen=True):
-    """Why something is not a workflow, or not one that can run. There is at least one reason."""
+    """The faults of a workflow that cannot be used: at least one."""
 
     faults: tuple[Fault, ...]
 
 
 class Near(msgspec.Struct, frozen=True):
-    """A word nobody knows, and the words it may have been meant for."""
+    """An unknown word and the known words, for a "did you mean" hint."""
 
     word: str
     words: Iterable[str]
 
     def hint(self) -> str:
-        """``; did you mean 'topic'?``, or nothing when no word is close."""
+        """``; did you mean 'topic'?``, or an empty string if no word is similar."""
         if len(self.word) > _NEAR_CHARS_MAX:
             return ""
-        # To compare two long words takes a quarter of a millisecond, so only the likeliest are.
+        # Comparing two long words takes 0.25 ms, so only the likeliest are compared.
         words = [word for word in self.words if len(word) <= _NEAR_CHARS_MAX]
         if len(words) > _COMPARED_MAX:
             words = heapq.nlargest(_COMPARED_MAX, words[:_NEAR_WORDS_MAX], key=self._shared)
@@ -80,16 +80,16 @@ class Near(msgspec.Struct, frozen=True):
         return f"; did you mean {named(close[0])}?" if close else ""
 
     def _shared(self, word: str) -> int:
-        """How much of the word's beginning and end is the same."""
+        """The number of leading and trailing characters that both words share."""
         return _common(self.word, word) + _common(self.word[::-1], word[::-1])
 
 
 _NEAR_CHARS_MAX: Final = 64
 _NEAR_WORDS_MAX: Final = 500
-"""Words that are looked at, and how many of these are compared in full."""
+"""Words that are considered, and how many of these are compared in full."""
 _COMPARED_MAX: Final = 10
 _HINTS_MAX: Final = 20
-"""Faults of one answer for which a near word is looked for."""
+"""Faults of one report for which a similar word is searched."""
 
 
 def _common(one: str, other: str) -> int:
@@ -110,7 +110,7 @@ class _Finding(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Findings:
-    """What has been noted so far, and which places are known to be bad."""
+    """The faults noted so far, and the places that they concern."""
 
     noted: list[_Finding] = field(default_factory=list)
     spoilt: set[Path] = field(default_factory=set)
@@ -124,17 +124,17 @@ class Findings:
         near: Near | None = None,
         spoils: bool = True,
     ) -> None:
-        """Note a fault. Unless told otherwise, the place is then not judged a second time."""
+        """Note a fault. With ``spoils``, ``clean`` is false for the place from now on."""
         self.noted.append(_Finding(path, message, line, near))
         if spoils:
             self.spoilt.add(path)
 
     def clean(self, path: Path) -> bool:
-        """Whether nothing wrong is known of this place. Places inside it are not looked at."""
+        """Whether no fault is noted for this place itself. Places inside it do not count."""
         return path not in self.spoilt
 
     def faults(self, lines: Mapping[Path, int] | None = None) -> tuple[Fault, ...]:
-        """Everything noted, in document order: ``lines`` has every place in that order."""
+        """All noted faults in document order. ``lines`` holds every place in that order."""
         lines = lines or {}
         places = {path: place for place, path in enumerate(lines)}
 
@@ -145,7 +145,7 @@ class Findings:
         faults = []
         hints = 0
         for finding in ordered[:FAULTS_MAX]:
-            # Only now, for those that are reported: looking for near names is slow.
+            # Only for the faults that are reported: searching similar names is slow.
             is_hinted = finding.near is not None and hints < _HINTS_MAX
             hints += is_hinted
             hint = finding.near.hint() if finding.near is not None and is_hinted else ""
@@ -163,7 +163,7 @@ def _line(finding: _Finding, lines: Mapping[Path, int]) -> int | None:
 
 
 def _nearest(path: Path, known: Mapping[Path, int]) -> Path:
-    """The place itself, or, if it is missing from the document, what should contain it."""
+    """The place itself or, if the document does not have it, the nearest place around it."""
     while path and path not in known:
         path = path[:-1]
     return path
@@ -176,7 +176,7 @@ _SHOWN_CHARS_MAX: Final = 80
 
 
 def shown(path: Path) -> str:
-    """The path as people write it: ``steps.plan.needs[1]``, ``steps["a.b"].topic``."""
+    """The path as text: ``steps.plan.needs[1]``, ``steps["a.b"].topic``."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -189,7 +189,7 @@ def shown(path: Path) -> str:
 
 
 def quoted(text: str) -> str:
-    """The text in double quotes, cut if it is long. Everything in it can be seen."""
+    """The text in double quotes, cut if it is long, with invisible characters escaped."""
     if len(text) > _SHOWN_CHARS_MAX:
         text = text[: _SHOWN_CHARS_MAX - 1] + "…"
     escaped = json.dumps(text, ensure_ascii=False)
@@ -204,7 +204,7 @@ _BMP_MAX: Final = 0xFFFF
 
 
 def named(word: str) -> str:
-    """A name in single quotes; if it is no plain word, like any other text."""
+    """A name in single quotes; a name with other characters as ``quoted`` writes it."""
     return f"'{word}'" if _plain(word) else quoted(word)
 
 
@@ -218,7 +218,7 @@ def listed(words: Sequence[str], last: str = "or") -> str:
 
 
 def kind_of(value: JsonValue) -> str:
-    """What a value is, for a sentence that says what it should have been."""
+    """The type of a value for an error message, such as ``a list``."""
     match value:
         case None:
             return "null"

@@ -1,7 +1,7 @@
-"""Graphs of steps: who comes before whom.
+"""Dependency graphs of steps.
 
-Plain functions over ``{step: the steps it needs}``. None of them recurses, so a chain as long as
-the limits allow is no deeper for Python than a short one.
+Functions over ``{step: the steps it needs}``. None of them is recursive, so the length of a chain
+is not limited by the Python stack.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _Node = TypeVar("_Node", bound=Hashable)
 
 
 def ancestors(needs: Mapping[_Node, Sequence[_Node]]) -> dict[_Node, frozenset[_Node]]:
-    """Everything each node needs, directly or through others. The graph must be free of cycles."""
+    """All direct and indirect needs of each node. The graph must be free of cycles."""
     found: dict[_Node, frozenset[_Node]] = {}
     for root in needs:
         stack = [root]
         while stack:
             node = stack[-1]
             if node in found:
-                stack.pop()  # reached by two ways, and done on the first
+                stack.pop()  # reached by two paths, and done on the first
                 continue
             missing = [parent for parent in needs[node] if parent not in found]
             if missing:
@@ -34,7 +34,7 @@ def ancestors(needs: Mapping[_Node, Sequence[_Node]]) -> dict[_Node, frozenset[_
 
 
 def dependants(needs: Mapping[_Node, Sequence[_Node]]) -> dict[_Node, tuple[_Node, ...]]:
-    """Turn the arrows round: who needs this node directly, in the order of the mapping."""
+    """The nodes that need each node directly, in the order of the mapping."""
     turned: dict[_Node, list[_Node]] = {node: [] for node in needs}
     for node, parents in needs.items():
         for parent in dict.fromkeys(parents):
@@ -43,9 +43,9 @@ def dependants(needs: Mapping[_Node, Sequence[_Node]]) -> dict[_Node, tuple[_Nod
 
 
 def cycle(needs: Mapping[_Node, Sequence[_Node]]) -> tuple[_Node, ...] | None:
-    """One circle of needs, each node needing the next and the last the first; ``None`` if none.
+    """A cycle: each node needs the next, and the last one the first. ``None`` if there is none.
 
-    Names that are not nodes of the graph are passed over: they are a fault of their own.
+    Names that are not nodes of the graph are ignored: another check reports them.
     """
     done: set[_Node] = set()
     for root in needs:

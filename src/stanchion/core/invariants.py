@@ -1,7 +1,7 @@
-"""Invariants: what must hold of any run and any tenant, whatever happened.
+"""Invariants: what must hold for every run and tenant at all times.
 
-Each function returns the statements that do not hold, as sentences; an empty list is good. Tests
-call them after every transition, and the simulator after every step of its world.
+Each function returns the violations as sentences; an empty list means that all hold. Tests call
+them after every transition, the simulator after every step.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _WAITS: dict[type[object], tuple[type[object], ...]] = {
 
 
 def of_run(plan: Plan, run: Run) -> list[str]:
-    """A run is in a state that the rules can lead to, and it ends or waits for something named."""
+    """Check that the run is in a reachable state, and has ended or waits for a named thing."""
     broken = [
         f"step '{step_id}' is not in the plan" for step_id in run.steps if step_id not in plan.steps
     ]
@@ -72,7 +72,7 @@ def of_run(plan: Plan, run: Run) -> list[str]:
 
 
 def of_transition(before: Run, transition: Transition, after: Run) -> list[str]:
-    """A change goes forward only: what has ended stays, attempts rise, and nothing is rewritten."""
+    """Check that ended steps do not change, attempts only rise, and no history is rewritten."""
     broken: list[str] = []
     if before.status.is_finished and (transition.steps or transition.effects or before != after):
         broken.append("a finished run changed")
@@ -105,7 +105,7 @@ def of_work(
     open_jobs: Collection[JobId],
     timers: Collection[Timer],
 ) -> list[str]:
-    """What steps wait for is really out there, and nothing else is."""
+    """Check that exactly the jobs and timers exist for which steps wait."""
     jobs: set[JobId] = set()
     clocks: set[Timer] = set()
     active = {step.id for step in plan.steps.values() if run.step(step.id).status.is_active}
@@ -128,7 +128,7 @@ def of_work(
 
 
 def of_slots(*, counted: int, runs: Iterable[Run]) -> list[str]:
-    """A tenant's slots in use are its unfinished runs: no more, no fewer."""
+    """Check that the slots a tenant uses are as many as its unfinished runs."""
     active = sum(run.holds_slot and not run.status.is_finished for run in runs)
     return [] if counted == active else [f"{counted} slots are held for {active} unfinished runs"]
 

@@ -1,4 +1,4 @@
-"""Leases: who may act on a name, and until when."""
+"""Leases: how long a holder may trust its lease, and what to do when a lock fails."""
 
 from __future__ import annotations
 
@@ -57,34 +57,34 @@ __all__ = [
     "tick",
 ]
 
-# A lease is a lock that ends by itself. The store that grants it counts down its term (the TTL) and
-# gives the name to the next one who asks; nobody tells the former holder. So a holder must know by
-# itself when to stop believing, and it must know too early rather than too late:
+# A lease is a lock that expires. The store that grants it counts down its term (the TTL) and then
+# grants the name to the next caller, without a message to the former holder. So a holder must
+# compute when to stop trusting its lease, and rather too early than too late:
 #
 #     trusted until  =  sent_at(last success)  +  0.99 · ttl  −  margin
 #
-# ``sent_at``, because the store's countdown began somewhere between the moment the request left and
-# the moment the answer came. Only the former is safe: a slow answer must not stretch the term.
-# ``0.99``, because two clocks that differ by one per cent still have to agree on who holds it.
-# ``margin``, because to stop takes time as well: the verdict must reach the work, and a reading is
-# cut to whole milliseconds.
+# ``sent_at``: the store's countdown began between the sending of the request and the receipt of the
+# answer. Only the former is safe: a slow answer must not extend the term.
+# ``0.99``: the clocks of holder and store may differ in speed by one per cent.
+# ``margin``: stopping takes time. The cancellation must reach the work, and clock readings are
+# truncated to milliseconds.
 #
-# Counting failures alone does not do. Three failures a third of the term apart are known when the
-# term is over and the third call has timed out as well: by then another may have been at work for
-# seconds. Hence two rules more. After a failure the next attempt comes sooner, so that three are
-# known while the lease is still good:
+# Counting renewal failures is not enough. Three failures a third of the term apart are known only
+# after the term has ended and the third call has timed out: another holder may have worked for
+# seconds by then. So there are two more rules. After a failure the next attempt comes sooner, so
+# that three failures are known before the lease expires:
 #
 #     0        1/3        5/12        7/12        9/12               0.99
 #     ├─────────┼──────────┼───────────┼───────────┼───────────────────┤
 #     success   renew      1st         2nd         3rd failure known   trust ends
 #
-# (each call takes up to ttl/12, each pause after it up to ttl/12). And whatever the count says, the
-# deadline fences, and so does the store's own word that the lease is not ours.
+# (each call takes up to ttl/12, each pause after it up to ttl/12). Independent of the count, the
+# deadline fences the holder, and so does an answer of the store that the lease is not the holder's.
 #
-# That is the schedule of run leases: a run whose store is away should be given up soon. Job leases
-# have another. A job's work may have cost minutes, and three failures within nine seconds do not
+# That is the schedule of run leases, which are given up soon in an outage of the lock store. Job
+# leases have another. A job may have taken minutes, and three failures within nine seconds do not
 # prove that its lease is lost: the store keeps it for the whole term. So job leases spread the same
-# three attempts over the whole time in which an answer is of use (for a term of 60 s):
+# three attempts over the whole time in which an answer is useful (for a term of 60 s):
 #
 #     0          20          22             38.5 ± 0.3      54.9 … 55.9      57.9        58.9
 #     ├───────────┼───────────┼───────────────┼───────────────┼───────────────┼───────────┤
@@ -93,22 +93,23 @@ __all__ = [
 # An outage costs the lease only if it covers all three attempts, the first and the third included:
 # it must last 34.9 s for a term of 60 s, and longer for a longer term (``outage_survived_ms``).
 #
-# To be fenced means: the work is cancelled with a cause, and the lease is *not* released, since it
-# may be someone else's by now. It is final: no late answer makes a fenced holder a holder again.
-# Some work may go on without a trusted lease (``CONTINUE``), since a commit is accepted only from a
-# writer whose read is current: then a lost lease costs work, never truth. It keeps asking, for two
-# reasons. "Not yours" must fence it all the same; and a success proves that the store never let go,
-# since a term that had run out could not be renewed: trust returns.
+# A fenced holder cancels its work with a cause, and does *not* release the lease, which another
+# holder may have by now. Fencing is final: no late answer undoes it.
 #
-# All of this is values and functions. ``services/leasing`` sleeps, calls the store and cancels the
+# Under the policy ``CONTINUE`` work may go on without a trusted lease: a commit is accepted only if
+# the writer's read is current, so a lost lease costs work but not consistency. The holder keeps
+# trying to renew, for two reasons. An answer "not yours" must fence it all the same; and a success
+# proves that the lease never expired, since an expired one cannot be renewed: trust returns.
+#
+# This module is values and functions. ``services/leasing`` sleeps, calls the store and cancels the
 # work of runs; ``worker/renewal`` does the same for jobs.
 
 
 Moment = NewType("Moment", int)
-"""Milliseconds on a clock that never steps back and goes on counting while the machine sleeps."""
+"""Milliseconds on a monotonic clock that also counts while the machine is suspended."""
 
 FAILURES_KNOWN_IN_TIME: Final = 3
-"""So many consecutive failures are known before the lease can have expired, whatever the chance."""
+"""This many consecutive failures are known before the lease can expire, for any jitter."""
 
 _TRUSTED_PERCENT: Final = 99
 _TTL_MS_MIN: Final = 100
@@ -122,16 +123,16 @@ _LAST_SLACK_MS_MAX: Final = 1_000
 
 
 def granted(terms: LeaseTerms, policy: LeasePolicy, sent_at: Moment, at: Moment) -> Trust:
-    """The store granted what was asked for at ``sent_at``; its answer came in at ``at``."""
+    """The trust after a grant: the request was sent at ``sent_at``, the answer came at ``at``."""
     return tick(_holding(terms, policy, min(sent_at, at)), at)
 
 
 def renewed(trust: Trust, sent_at: Moment, at: Moment) -> Trust:
-    """The store renewed what was asked for at ``sent_at``; its answer came in at ``at``."""
+    """The trust after a renewal: the request was sent at ``sent_at``, the answer came at ``at``."""
     current = tick(trust, at)
-    # No answer comes before its question: a caller who says so gains no time by it.
+    # A ``sent_at`` after ``at`` would extend the trust.
     sent_at = min(sent_at, at)
-    # An answer to an older question (a repeat, or one overtaken by another) tells nothing new.
+    # An answer to an older request (repeated or overtaken) does not extend the trust.
     if isinstance(current, Fenced) or sent_at <= current.sent_at:
         return current
     holding = _holding(current.terms, current.policy, sent_at)
@@ -139,7 +140,7 @@ def renewed(trust: Trust, sent_at: Moment, at: Moment) -> Trust:
 
 
 def renewal_failed(trust: Trust, at: Moment, sample: float) -> Trust:
-    """A renewal ended at ``at`` in an error or a time-out, so nobody knows what the store has."""
+    """The trust after a renewal that ended at ``at`` with an error or a timeout."""
     current = tick(trust, at)
     if isinstance(current, Fenced):
         return current
@@ -155,12 +156,12 @@ def renewal_failed(trust: Trust, at: Moment, sample: float) -> Trust:
 
 
 def not_owned(trust: Trust) -> Fenced:
-    """The store says that the lease is another's, or nobody's. No policy outvotes that."""
+    """The store answered that the lease is not the holder's: fenced under every policy."""
     return trust if isinstance(trust, Fenced) else Fenced(FenceCause.TAKEN)
 
 
 def tick(trust: Trust, now: Moment) -> Trust:
-    """What is true at ``now``. A holder asks before it acts, and wakes up at ``trusted_until``."""
+    """The trust at ``now``. Called before every action of the holder, and at ``trusted_until``."""
     if isinstance(trust, Holding) and now >= trust.trusted_until:
         return _lost(trust, FenceCause.DEADLINE)
     return trust
@@ -183,7 +184,7 @@ def _lost(holding: Holding, cause: FenceCause) -> Continuing | Fenced:
 
 
 class FenceCause(StrEnum):
-    """Why a lease is no longer trusted. It travels with the cancellation, into log and metrics."""
+    """Why a lease is no longer trusted: part of the cancellation, the log and the metrics."""
 
     RENEWAL_FAILURES = "renewal_failures"
     DEADLINE = "deadline"
@@ -191,12 +192,12 @@ class FenceCause(StrEnum):
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """The lease is ours until ``trusted_until``; ask for more at ``next_renewal_at``."""
+    """The lease is trusted until ``trusted_until``, and to be renewed at ``next_renewal_at``."""
 
     terms: LeaseTerms
     policy: LeasePolicy
     sent_at: Moment
-    """When the last request that succeeded was sent."""
+    """When the last successful request was sent."""
     next_renewal_at: Moment
     failures: int = 0
     """Renewals that failed since then."""
@@ -204,12 +205,12 @@ class Holding(msgspec.Struct, frozen=True):
 
     @property
     def trusted_until(self) -> Moment:
-        """The first moment at which the lease is not trusted any more."""
+        """The first moment at which the lease is no longer trusted."""
         return Moment(self.sent_at + self.terms.trusted_ms)
 
 
 class Continuing(msgspec.Struct, frozen=True):
-    """The lease is not trusted, the work goes on, and its commit decides."""
+    """The lease is not trusted; the work goes on, and the store judges its commit."""
 
     terms: LeaseTerms
     policy: LeasePolicy
@@ -220,14 +221,14 @@ class Continuing(msgspec.Struct, frozen=True):
 
 
 class Fenced(msgspec.Struct, frozen=True):
-    """The work is to stop. Nothing leads out of here."""
+    """The work must stop. This state is final."""
 
     cause: FenceCause
     may_release: ClassVar[bool] = False
 
 
 Trust: TypeAlias = Holding | Continuing | Fenced
-"""``may_release`` is for the end of the work: ``tick(trust, now).may_release``."""
+"""At the end of the work, ``tick(trust, now).may_release`` tells whether to release the lease."""
 
 
 # ── Terms: how long everything takes ─────────────────────────────────────────────────────────────
@@ -243,7 +244,7 @@ class RetrySchedule(StrEnum):
 
 
 class LeaseTerms(msgspec.Struct, frozen=True):
-    """A lease's times, all derived from its term. Fractions are cut: too early is safe."""
+    """The times of a lease, derived from its term. Fractions are truncated: too early is safe."""
 
     ttl_ms: int
     margin_ms: int
@@ -251,7 +252,7 @@ class LeaseTerms(msgspec.Struct, frozen=True):
 
     @property
     def trusted_ms(self) -> int:
-        """How long after it was asked for a lease is trusted."""
+        """How long a lease is trusted, from the sending of the request."""
         return self.ttl_ms * _TRUSTED_PERCENT // 100 - self.margin_ms
 
     @property
@@ -260,7 +261,7 @@ class LeaseTerms(msgspec.Struct, frozen=True):
 
     @property
     def renew_timeout_ms(self) -> int:
-        """How long one renewal may take. Longer, and it has failed."""
+        """The timeout of one renewal."""
         return min(_RENEW_TIMEOUT_MS_MAX, self.ttl_ms // 12)
 
     @property
@@ -305,7 +306,7 @@ class LeaseTerms(msgspec.Struct, frozen=True):
         return Moment(at + within(*self.retry_window_ms, sample))
 
     def known_after_ms(self, failures: int) -> int:
-        """When so many consecutive failures are known at the latest, counted from the success."""
+        """The latest time at which so many consecutive failures are known, from the success."""
         known_ms = self.renew_every_ms + self.renew_timeout_ms
         for count in range(1, failures):
             retry_at_ms = self.retry_at(Moment(0), count, Moment(known_ms), _ALMOST_ONE)
@@ -317,12 +318,12 @@ _ALMOST_ONE: Final = math.nextafter(1.0, 0.0)
 
 
 def terms_for(ttl_ms: int) -> LeaseTerms:
-    """The usual terms: a twentieth of the term to stop in, half a second at most."""
+    """The default terms: a margin of a twentieth of the term, at most half a second."""
     return LeaseTerms(ttl_ms, min(_MARGIN_MS_MAX, ttl_ms // 20))
 
 
 def job_terms_for(ttl_ms: int) -> LeaseTerms:
-    """The usual terms of a job lease: renewal attempts are spread, to survive an outage."""
+    """The default terms of a job lease: renewal attempts are spread, to survive an outage."""
     return replace(terms_for(ttl_ms), schedule=RetrySchedule.SPREAD)
 
 
@@ -331,7 +332,7 @@ JOB_TERMS: Final = job_terms_for(60_000)
 
 
 def faults(terms: LeaseTerms) -> Faults:
-    """Everything that is wrong with these terms; nothing, if they may be used."""
+    """All faults of the terms; empty if they are valid."""
     return (
         *out_of_range("ttl_ms", terms.ttl_ms, _TTL_MS_MIN, _TTL_MS_MAX),
         *out_of_range("margin_ms", terms.margin_ms, 1, terms.ttl_ms),
@@ -343,19 +344,19 @@ def faults(terms: LeaseTerms) -> Faults:
 
 
 def next_fence(previous: int, floor: int, server_time_us: int) -> int:
-    """The fence of the next grant: above every one before it, also when the store forgot them.
+    """The fence of the next grant: above every earlier one, even if the store lost them.
 
-    ``floor`` is the highest fence that the caller has seen. The clock carries the order across a
-    failover that lost the last grants; the other two carry it across a clock that is behind.
+    ``floor`` is the highest fence that the caller has seen. The server time keeps the order after
+    a failover that lost the last grants; the other two keep it if the server clock is behind.
     """
     return max(previous + 1, floor + 1, server_time_us)
 
 
-# ── To be told ───────────────────────────────────────────────────────────────────────────────────
+# ── The error ────────────────────────────────────────────────────────────────────────────────────
 
 
 class LeaseLost(Exception):
-    """The work was stopped, because its lease can no longer be trusted."""
+    """Raised in work that was stopped because its lease is no longer trusted."""
 
     def __init__(self, name: str, cause: FenceCause) -> None:
         super().__init__(f"the lease on '{name}' was lost: {_REASONS[cause]}")
@@ -366,7 +367,7 @@ class LeaseLost(Exception):
 _REASONS: Final = {
     FenceCause.RENEWAL_FAILURES: "too many renewals failed in a row",
     FenceCause.DEADLINE: "it could not be renewed in time",
-    FenceCause.TAKEN: "the lock store says that it is not ours any more",
+    FenceCause.TAKEN: "according to the lock store, another holder has it or it has expired",
 }
 
 
@@ -374,23 +375,23 @@ RENEWAL_FAILURES_MAX: Final = 100
 
 
 class OnLockError(StrEnum):
-    """What to do when the lock store cannot be asked."""
+    """What to do when the lock store is unavailable."""
 
     FAIL_OPEN = "fail_open"
-    """Go on with the local mutex alone: another replica may be at the same run."""
+    """Proceed with the local mutex only: another replica may work on the same run."""
     FAIL_CLOSED = "fail_closed"
-    """Do not touch the run; try again later."""
+    """Do not work on the run; try again later."""
 
 
 class OnRenewalLost(StrEnum):
-    """What to do when a lease that was held is no longer trusted."""
+    """What to do when a lease is no longer trusted while work goes on under it."""
 
     FENCE = "fence"
     CONTINUE = "continue"
 
 
 class LeasePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one class wants done. Of the count and the deadline, the first to come decides."""
+    """The lease policy of a risk class. The failure count or the deadline decides, if earlier."""
 
     on_lock_error: OnLockError
     on_renewal_lost: OnRenewalLost
@@ -398,7 +399,7 @@ class LeasePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LeaseOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one workflow wants different from its class; what is not given stays as it is."""
+    """Members of the policy that a workflow overrides; ``None`` keeps the value of its class."""
 
     on_lock_error: OnLockError | None = None
     on_renewal_lost: OnRenewalLost | None = None
@@ -415,7 +416,7 @@ DEFAULT_POLICIES: Final[Mapping[Risk, LeasePolicy]] = MappingProxyType(
 )
 
 JOB_POLICY: Final = LeasePolicy(OnLockError.FAIL_CLOSED, OnRenewalLost.FENCE, 3)
-"""A job's effects are outside, where no commit protects them: it is fenced in every class."""
+"""Jobs have effects outside Stanchion, which no commit protects: fenced in every risk class."""
 
 
 def policy_for(
@@ -423,7 +424,7 @@ def policy_for(
     policies: Mapping[Risk, LeasePolicy] = DEFAULT_POLICIES,
     override: LeaseOverride | None = None,
 ) -> LeasePolicy:
-    """The policy of a run: its class's, with what its workflow overrides."""
+    """The policy of a run: that of its risk class, with the overrides of its workflow."""
     if override is None:
         return policies[risk]
     given = msgspec.structs.asdict(override).items()
@@ -431,7 +432,7 @@ def policy_for(
 
 
 def policy_faults(policy: LeasePolicy | LeaseOverride) -> Faults:
-    """Everything that is wrong with a policy; nothing, if it may be used."""
+    """All faults of the policy; empty if it is valid."""
     if policy.renewal_failures_max is None:
         return ()
     return out_of_range(
@@ -443,19 +444,19 @@ def policy_faults(policy: LeasePolicy | LeaseOverride) -> Faults:
 
 
 class LockAcquired(msgspec.Struct, frozen=True):
-    """The lease is ours, and every write under it carries this fence."""
+    """The lease was granted. Every write under it carries this fence."""
 
     fence: int
 
 
 class LockContended(msgspec.Struct, frozen=True):
-    """Another has it. That is what locks are for, and no error."""
+    """Another holder has the lease. This is not an error."""
 
     expires_in_ms: int
 
 
 class Unavailable(msgspec.Struct, frozen=True):
-    """The lock store could not be asked, or did not answer."""
+    """The lock store could not be reached, or did not answer."""
 
     error: str
 
@@ -470,13 +471,13 @@ class ProceedLeased(msgspec.Struct, frozen=True):
 
 
 class Skip(msgspec.Struct, frozen=True):
-    """Leave the run to its holder, and look again later."""
+    """Leave the run to its holder and check again later."""
 
     expires_in_ms: int
 
 
 class ProceedLocal(msgspec.Struct, frozen=True):
-    """Do the work under the local mutex alone. Counted as a fallback: a race is possible."""
+    """Do the work under the local mutex only. Counted as a fallback: a race is possible."""
 
     error: str
 
@@ -486,14 +487,14 @@ class Refuse(msgspec.Struct, frozen=True):
 
     error: str
     escalated: bool
-    """Whether the policy alone would have gone on."""
+    """Whether the policy without escalation would have proceeded."""
 
 
 AcquireDecision: TypeAlias = ProceedLeased | Skip | ProceedLocal | Refuse
 
 
 def on_acquire(outcome: AcquireOutcome, policy: LeasePolicy, *, escalated: bool) -> AcquireDecision:
-    """What to do with the store's answer. ``escalated`` closes what the policy would leave open."""
+    """Decide by the answer of the lock store. ``escalated`` overrides a policy that fails open."""
     match outcome:
         case LockAcquired(fence):
             return ProceedLeased(fence)

@@ -1,7 +1,7 @@
-"""Limits: how large the things of the domain may be.
+"""Limits on the size of workflows, runs and their data.
 
-Limits of a notation or an engine stand with it (``expression``, ``schema_rules``,
-``workflow_file``). The reference of workflow files lists all of them, and a test compares.
+Limits of expressions, schemas and file formats are in ``expression``, ``schema_rules`` and
+``workflow_file``. The workflow file reference lists all of them; a test compares the two.
 
 Every limit is checked where the data enters (a workflow file, a request, a worker's result), and
 once more where the core multiplies data (for-each, templates).
@@ -44,14 +44,14 @@ WORKFLOW_FILE_BYTES_MAX: Final = 256 * 1024
 WORKFLOW_STEPS_MAX: Final = 200
 """Steps in one workflow file."""
 PLAN_STEPS_MAX: Final = 500
-"""Steps of a run once every sub-workflow is unfolded."""
+"""Steps of a run with all sub-workflows expanded."""
 SUBWORKFLOW_DEPTH_MAX: Final = 5
 NEEDS_MAX: Final = 100
 FILE_TOKENS_MAX: Final = 6_000
-"""Words, numbers and signs of all expressions of a file, and two more for each expression. To
-compile one takes some 20 µs, so a file is read in a quarter of a second at most."""
+"""Tokens of all expressions of a file, and two more for each expression. Compiling takes about
+20 µs per token, so parsing a file takes at most a quarter of a second."""
 PLAN_TOKENS_MAX: Final = 20_000
-"""The same of all expressions of a run, once every sub-workflow is unfolded."""
+"""Tokens of all expressions of a run, with all sub-workflows expanded."""
 JSON_DEPTH_MAX: Final = 64
 ID_CHARS_MAX: Final = 64
 TOPIC_CHARS_MAX: Final = 128
@@ -60,23 +60,23 @@ ERROR_MESSAGE_CHARS_MAX: Final = 2_000
 
 FOR_EACH_ITEMS_MAX: Final = 10_000
 FOR_EACH_OUTPUT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""All items' outputs together: they become one list that other steps may read."""
+"""The outputs of all items together: they become one list that other steps may read."""
 FOR_EACH_INPUT_SIZE_MAX: Final = 16 * 1024 * 1024
-"""All items' inputs together, as far as expressions make them: see ``cel.budget`` for the unit."""
+"""The inputs of all items together as far as expressions make them, in ``SIZE_MAX`` units."""
 FOR_EACH_WORK_PER_ITEM: Final = 100
-"""What expressions in a for-each's input may work, times the items, if that is more than usual."""
+"""Work per item that the input expressions of a for-each may take, if that exceeds the default."""
 RUN_ITEMS_MAX: Final = 20_000
-"""Items of all for-each steps of a run together. What begins in one step of a run is written in one
-step of the store, and everybody else waits for that."""
+"""Items of all for-each steps of a run together. Items that start together are written in one
+transaction, which blocks all other writes."""
 RUN_OUTPUT_BYTES_MAX: Final = 8 * 1024 * 1024
-"""All steps' outputs of a run together: whoever loads the run or looks at it has them at once."""
+"""The outputs of all steps of a run together: loading a run loads all of them."""
 EVENT_WORK_MAX: Final = 1_500_000
-"""What all expressions that one event sets off may work together, in units of ``cel.budget``: a
-third of a second at most. Nobody else is served meanwhile."""
+"""Work of all expressions that one event causes, in the units of ``EvaluationBudget``: at most a
+third of a second, during which the event loop is blocked."""
 INPUT_BYTES_MAX: Final = 256 * 1024
 RESULT_BYTES_MAX: Final = 256 * 1024
 PROGRESS_BYTES_MAX: Final = 4 * 1024
-"""What a worker's handler may report with one renewal."""
+"""The progress report that a worker's handler may send with one renewal."""
 
 ATTEMPTS_MAX: Final = 100
 BACKOFF_MS_MAX: Final = 24 * 60 * 60 * 1000

@@ -1,6 +1,7 @@
 """JSON merge patches (RFC 7396): a document with some of its members changed.
 
-A member of the patch replaces the document's; ``null`` removes it; an object goes on inside.
+A member of the patch replaces that of the document, ``null`` removes it, and objects are merged
+recursively.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ __all__ = ["changed_paths", "merged", "note_strangers"]
 
 
 def merged(document: JsonValue, patch: JsonValue) -> JsonValue:
-    """The document after the patch. Neither is changed."""
+    """The document after the patch. Neither argument is modified."""
     if not isinstance(patch, dict):
         return patch
     result: JsonObject = dict(document) if isinstance(document, dict) else {}
@@ -25,9 +26,9 @@ def merged(document: JsonValue, patch: JsonValue) -> JsonValue:
 
 
 def note_strangers(document: JsonValue, patch: JsonValue, findings: Findings) -> None:
-    """Note every member that the patch removes and the document does not have.
+    """Note every member that the patch removes but the document does not have.
 
-    To the RFC that is nothing; to whoever mistyped a name it is a reset that did not happen.
+    The RFC allows it, but it is most likely a misspelled name: a reset that would have no effect.
     """
     _note_strangers(document, patch, (), findings)
 
@@ -43,7 +44,7 @@ def _note_strangers(document: JsonValue, patch: JsonValue, path: Path, findings:
 
 
 def changed_paths(before: JsonValue, after: JsonValue) -> tuple[Path, ...]:
-    """Where two documents differ: the smallest places that cover all differences."""
+    """The paths of the smallest parts that cover all differences of two documents."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         return () if before == after else ((),)
     names = [*before, *(name for name in after if name not in before)]

@@ -1,10 +1,9 @@
-"""The model: what a run is, what its steps are, and the words for both.
+"""The model: runs, steps, items, jobs, and their ids.
 
 A run is one execution of a workflow for one tenant. It has steps; a for-each step has items; a step
-or an item that needs work done outside asks for a job. All of them are frozen values: nothing here
-changes in place, and nothing here knows where it is stored.
+or an item that needs a worker has a job. All of them are frozen values, independent of the store.
 
-Read ``workflow`` next (what should happen), then ``run`` (what does).
+Read ``workflow`` next (what should happen), then ``run`` (what happens).
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ JobId = NewType("JobId", str)
 
 
 class Risk(StrEnum):
-    """How much a second writer would hurt. Declared from the mildest to the strictest."""
+    """How harmful a second writer would be, from the mildest to the strictest class."""
 
     LOW = "low"
     STANDARD = "standard"
@@ -80,7 +79,7 @@ class Risk(StrEnum):
 
     @property
     def rank(self) -> int:
-        """The position on the scale: of several classes, the one with the highest rank rules."""
+        """The position on the scale: of several classes, the one with the highest rank applies."""
         return _RISK_RANK[self]
 
 
@@ -88,7 +87,7 @@ _RISK_RANK = {risk: rank for rank, risk in enumerate(Risk)}
 
 
 class RunStatus(StrEnum):
-    """Where a run stands. The last four are final: a finished run never changes again."""
+    """The status of a run. The last four are final: a finished run never changes again."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -110,7 +109,7 @@ _RUN_FINISHED = frozenset(
 
 
 class StepStatus(StrEnum):
-    """Where a step or an item stands. ``running`` works, ``waiting`` waits for a named thing."""
+    """The status of a step or item. ``running``: a job is open; ``waiting``: for a named thing."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -123,12 +122,12 @@ class StepStatus(StrEnum):
 
     @property
     def is_active(self) -> bool:
-        """Begun and not ended."""
+        """Whether the step has started and not ended."""
         return self in _STEP_ACTIVE
 
     @property
     def is_finished(self) -> bool:
-        """Ended, in whichever way."""
+        """Whether the step has ended, with any result."""
         return self in _STEP_FINISHED
 
     @property
@@ -147,7 +146,7 @@ _STEP_FINISHED = _STEP_SATISFIES | {
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why something ended badly: a code for programs, a sentence for people."""
+    """Why a run, step or item failed: a code for programs, a sentence for people."""
 
     code: str
     message: str
@@ -160,7 +159,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OnJob(msgspec.Struct, frozen=True, tag="job"):
-    """A worker has the job, or will lease it."""
+    """The result of a job that a worker has leased or will lease."""
 
     job_id: JobId
 
@@ -199,14 +198,14 @@ Wait: TypeAlias = OnJob | OnRetry | OnReplay | OnDecision | OnDelay | OnItems | 
 
 
 class ItemCounts(msgspec.Struct, frozen=True):
-    """How a for-each stands, so that one item's result need not look at all the others."""
+    """Counts of a for-each step, so that the result of one item need not read all others."""
 
     total: int
     succeeded: int = 0
     failed: int = 0
     waiting: int = 0
     output_bytes: int = 0
-    """Of those that succeeded, all together."""
+    """The size of the outputs of all succeeded items."""
 
     @property
     def unfinished(self) -> int:
@@ -215,17 +214,17 @@ class ItemCounts(msgspec.Struct, frozen=True):
 
     @property
     def running(self) -> int:
-        """Items whose job is out."""
+        """Items with an open job."""
         return self.unfinished - self.waiting
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One step of a run. A step that was never touched is ``Step()``: pending."""
+    """One step of a run. The initial state is ``Step()``, which is pending."""
 
     status: StepStatus = StepStatus.PENDING
     attempt: int = 0
     dispatch: int = 0
-    """How often the current attempt was handed out on purpose: 1, and one more per replay."""
+    """How often the current attempt was dispatched: 1, and one more per replay."""
     wait: Wait | None = None
     output: JsonValue = None
     error: Failure | None = None
@@ -233,11 +232,11 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     finished_at: Instant | None = None
     items: ItemCounts | None = None
     output_bytes: int = 0
-    """The size of ``output`` as JSON; 0 without one, and in runs that an older version wrote."""
+    """The size of ``output`` as JSON; 0 without one, and in runs written by older versions."""
 
 
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One item of a for-each step, stored apart from the run."""
+    """One item of a for-each step, stored separately from the run."""
 
     status: StepStatus = StepStatus.PENDING
     attempt: int = 0
@@ -269,7 +268,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """What a writer read. The nonce tells apart two histories that reached the same version."""
+    """The version of a run. The nonce distinguishes two histories that reached one version."""
 
     version: int
     nonce: str
@@ -278,8 +277,8 @@ class Stamp(msgspec.Struct, frozen=True):
 class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One execution of one version of a workflow.
 
-    ``items`` holds only the items that the loader brought along: ``run.items_to_read`` says which
-    ones a decision will look at.
+    ``items`` holds only the items that were loaded: ``run.items_to_read`` returns those that a
+    decision reads.
     """
 
     id: RunId
@@ -289,7 +288,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     input: JsonObject
     created_at: Instant
     uses: dict[WorkflowId, int] = {}
-    """The sub-workflows it was linked with and their versions: a run keeps what it began with."""
+    """The versions of its sub-workflows, fixed when the run starts."""
     risk: Risk = Risk.STANDARD
     holds_slot: bool = True
     """Whether the run counts against its tenant's cap while it is unfinished."""
@@ -305,7 +304,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The highest fence that has written to this run."""
 
     def step(self, step_id: StepId) -> Step:
-        """The step's state; a step that nothing has happened to is pending."""
+        """The state of the step; the initial one if it has never changed."""
         return self.steps.get(step_id, _UNTOUCHED)
 
 
@@ -313,13 +312,13 @@ _UNTOUCHED = Step()
 
 
 def job_id(run_id: RunId, step_id: StepId, item: int | None, attempt: int) -> JobId:
-    """Build the id under which an attempt is known to workers, messages and people."""
+    """Build the id of an attempt."""
     place = step_id if item is None else f"{step_id}[{item}]"
     return JobId(f"{run_id}:{place}@{attempt}")
 
 
 class JobPlace(NamedTuple):
-    """What a job id says of its job."""
+    """The parts of a job id."""
 
     run_id: RunId
     step_id: StepId
@@ -328,7 +327,7 @@ class JobPlace(NamedTuple):
 
 
 def place_of(job: JobId) -> JobPlace:
-    """Read an id that ``job_id`` built. Raises ``ValueError`` for any other text."""
+    """Parse an id that ``job_id`` built. Raises ``ValueError`` for any other text."""
     run_id, colon, rest = job.partition(":")
     place, at, attempt = rest.rpartition("@")
     if not colon or not at or not place:

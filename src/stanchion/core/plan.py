@@ -1,8 +1,8 @@
-"""Plans: a workflow made ready to run.
+"""Plans: workflows that are linked and compiled.
 
-Linking unfolds every sub-workflow into namespaced steps (``publish.render``), turns the needs into
-a graph that can be walked in both directions, and compiles every expression once. A plan is made
-when a run starts, from the newest version of each workflow; the run keeps those to its end.
+``link`` expands every sub-workflow into namespaced steps (``publish.render``), builds the
+dependency graph in both directions, and compiles every expression once. A run is planned with the
+newest version of each workflow when it starts, and keeps these versions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ITEM_SCOPE = _SCOPE | {"item", "index"}
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PlannedStep:
-    """One step with everything about it worked out."""
+    """One step, linked and compiled."""
 
     id: StepId
     spec: StepSpec
@@ -53,22 +53,22 @@ class PlannedStep:
     needs: tuple[StepId, ...]
     dependants: tuple[StepId, ...]
     visible: Mapping[str, StepId]
-    """The steps its expressions may read, by their name in the file: those it builds on."""
+    """The steps that its expressions may read, by their name in the file: those it depends on."""
     condition: Expression | None = None
     input: Template | None = None
     items: Template | None = None
     timeout_s: float | None = None
     body: Body | None = None
-    """For a sub-workflow: what is inside."""
+    """For a sub-workflow step: the inner workflow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Body:
-    """The inside of a workflow: its own steps, what they give together, what it accepts."""
+    """The steps of a workflow, its output template and its input schema."""
 
     steps: tuple[StepId, ...]
     leaves: Mapping[str, StepId]
-    """The steps nobody needs, by their name in the file."""
+    """The steps that no other step needs, by their name in the file."""
     visible: Mapping[str, StepId]
     output: Template | None
     schema: InputSchema | None
@@ -76,22 +76,22 @@ class Body:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Plan:
-    """A whole run's worth of steps, in the order in which they are considered."""
+    """All steps of a run, in the order in which they are considered."""
 
     workflow_id: WorkflowId
     steps: Mapping[StepId, PlannedStep]
     body: Body
     risk: Risk
-    """The strictest class of all the workflows in it."""
+    """The strictest risk class of its workflows."""
     lock_policy: LeaseOverride | None
     timeout_s: float
 
 
 def link(workflow: Workflow, others: Mapping[WorkflowId, Workflow]) -> Plan | WorkflowFaults:
-    """Make a plan, or say everything that stands in the way.
+    """Make a plan, or return all faults that prevent it.
 
-    ``workflow`` and ``others`` are parsed files, so each is sound in itself; what can be wrong is
-    how they fit together: a name that is not there, a circle, too deep, too many.
+    ``workflow`` and ``others`` are parsed, so each is valid by itself. The faults are in their
+    combination: an unknown name, a cycle, too many levels, too many steps.
     """
     linking = _Linking(others)
     body = linking.unfold(workflow, parent=None, trail=(workflow.id,))
@@ -144,7 +144,7 @@ def link_known(
 
 
 def subworkflows(workflow: Workflow) -> frozenset[WorkflowId]:
-    """The workflows this one names itself. Those may name others in turn."""
+    """The workflows that this one names directly."""
     return frozenset(
         spec.workflow for spec in workflow.steps.values() if isinstance(spec, SubworkflowSpec)
     )
@@ -156,7 +156,7 @@ class _Linking:
     steps: dict[StepId, PlannedStep] = field(default_factory=dict)
     risks: list[Risk] = field(default_factory=list)
     tokens: int = 0
-    """What compiling all expressions takes, counted."""
+    """Tokens of all expressions so far: what compiling them costs."""
     faults: list[Fault] = field(default_factory=list)
 
     def fault(self, path: str, message: str) -> None:
@@ -174,8 +174,8 @@ class _Linking:
         for local, spec in workflow.steps.items():
             self.tokens += _tokens(spec)
             if self.tokens > limits.PLAN_TOKENS_MAX:
-                break  # nothing more is compiled: it would take long, and is not used
-            # Reserved first, so that a step stands before its sub-steps in the plan's order.
+                break  # over the limit: compiling the rest would take long and not be used
+            # Inserted first, so that a step precedes its inner steps in the order of the plan.
             planned = _planned(
                 spec,
                 step_id=ids[local],
@@ -213,7 +213,7 @@ class _Linking:
                 f"sub-workflows are nested deeper than {limits.SUBWORKFLOW_DEPTH_MAX} levels",
             )
         elif len(self.steps) <= limits.PLAN_STEPS_MAX:
-            # Past the limit nothing more is unfolded: five levels of 200 steps would not end.
+            # Stop expanding at the limit: five levels of 200 steps would take too long.
             body = self.unfold(child, parent=planned.id, trail=(*trail, child.id))
             timeout_s = spec.timeout_s or child.timeout_s
             self.steps[planned.id] = replace(planned, body=body, timeout_s=timeout_s)

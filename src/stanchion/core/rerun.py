@@ -1,9 +1,8 @@
 """Reruns: a new run made from a finished one.
 
-A rerun is a run of its own: it passes the gate, has its own id, slot and timeline. It uses the same
-input and the same versions of the same workflows. From a given step, it keeps what had succeeded or
-was skipped elsewhere, and does again: that step, all that builds on it, and all that had not ended
-well.
+A rerun is admitted like any other run and has its own id, slot and timeline. It uses the same input
+and the same versions of the same workflows. A rerun from a given step repeats that step, all steps
+that depend on it, and all steps that had not succeeded; it keeps the results of all others.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["RerunRefused", "rerun"]
 
 
 class RerunRefused(msgspec.Struct, frozen=True):
-    """Why this run cannot be done again in this way."""
+    """Why this run cannot be rerun from the given step."""
 
     code: str
     message: str
@@ -32,7 +31,7 @@ class RerunRefused(msgspec.Struct, frozen=True):
 def rerun(
     plan: Plan, old: Run, *, run_id: RunId, now: Instant, from_step: StepId | None = None
 ) -> Run | RerunRefused:
-    """Make the new run, still pending: deciding ``Started`` on it sets it going."""
+    """Make the new run, in status ``pending``: the event ``Started`` starts it."""
     if not old.status.is_finished:
         return RerunRefused("run_unfinished", f"run '{old.id}' is still {old.status}")
     if from_step is None:
@@ -75,7 +74,7 @@ def _refusal(plan: Plan, old: Run, from_step: StepId) -> RerunRefused | None:
 
 
 def _needs(plan: Plan, step: PlannedStep) -> Iterable[StepId]:
-    """What the step and the sub-workflow steps around it need directly."""
+    """The direct needs of the step and of the sub-workflow steps around it."""
     around: PlannedStep | None = step
     while around is not None:
         yield from around.needs
@@ -83,9 +82,9 @@ def _needs(plan: Plan, step: PlannedStep) -> Iterable[StepId]:
 
 
 def _built_on(plan: Plan, from_step: StepId) -> frozenset[StepId]:
-    """The step, its inside, all that needs it, and the same for the sub-workflow around it.
+    """The step, its inner steps, its dependants, and the same for the sub-workflow around it.
 
-    The step around is done again only as far as it must be: its other inner steps are kept.
+    Of the sub-workflow around it only the inner steps that depend on the step are repeated.
     """
     again: set[StepId] = set()
     queue = [(from_step, True)]

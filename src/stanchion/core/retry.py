@@ -1,14 +1,15 @@
 """Retries: how long to wait before trying again, and whether to try at all.
 
-Everything that is tried twice in Stanchion asks here: a busy lock, a failed step, a caller who was
-told 429 or 503. Three questions, each a pure function:
+All retries in Stanchion are decided here: of a contended lock, a failed step, a call that was
+answered with 429 or 503. The functions are pure:
 
-* how long?          ``backoff_ms`` reads a policy; ``honour_retry_after`` adds the server's word.
-* at all?            ``next_try`` weighs attempts, time and the server's word, by retry class.
-* at whose expense?  ``spend`` draws on a budget that all callers of one process share.
+* ``backoff_ms`` computes the delay from a policy; ``honour_retry_after`` adds the server's
+  ``Retry-After``.
+* ``next_try`` decides whether to retry, by attempts, time and ``Retry-After`` of a retry class.
+* ``spend`` takes a token from the retry budget that all callers of one process share.
 
-Chance comes in as ``sample`` in [0, 1). Inside a run it is ``sample_from(run, step, attempt)``, so
-that deciding twice gives the same delay twice.
+Randomness is the argument ``sample`` in [0, 1). Inside a run it is ``sample_from(run, step,
+attempt)``, so that deciding twice gives the same delay.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ FACTOR_MAX: Final = 10
 
 
 def backoff_ms(policy: Backoff, attempt: int, sample: float) -> int:
-    """How long to wait after try number ``attempt``, the first being 1."""
+    """The delay after attempt number ``attempt``, counted from 1."""
     match policy:
         case Fixed():
             return policy.delay_ms
@@ -71,40 +72,40 @@ def backoff_ms(policy: Backoff, attempt: int, sample: float) -> int:
         case Exponential(jitter="none"):
             return _ceiling_ms(policy, attempt)
         case Exponential():
-            # Full jitter: from nothing to the ceiling. Callers that failed together are spread over
-            # the whole wait, which is what empties a herd fastest.
+            # Full jitter, from zero to the ceiling: spreads callers that failed together over the
+            # whole interval.
             return within(0, _ceiling_ms(policy, attempt), sample)
         case _:
             assert_never(policy)
 
 
 def within(low: int, high: int, sample: float) -> int:
-    """A whole number from ``low`` to ``high``, both included, chosen by ``sample``."""
+    """An integer from ``low`` to ``high``, both included, chosen by ``sample``."""
     width = high - low
-    # A product above 2**53 may be rounded up to width + 1. The bound holds all the same.
+    # A product above 2**53 may be rounded up to width + 1, so the result is clamped.
     return low + min(width, int(sample * (width + 1)))
 
 
 def sample_from(*parts: str | int) -> float:
-    """A sample in [0, 1) that depends on the parts alone: not on process, seed or version.
+    """A sample in [0, 1) that depends only on the parts, not on process, seed or version.
 
-    Each part goes in with its kind and length, so ("ab", "c"), ("a", "bc") and (1, "1") all differ.
+    The hash covers type and length of each part: ("ab", "c"), ("a", "bc") and (1, "1") all differ.
     """
     digest = hashlib.sha256()
     for part in parts:
         kind, text = ("s", part) if isinstance(part, str) else ("i", f"{part:d}")
-        # A lone surrogate may come from a client's JSON; it must not make a run undecidable.
+        # The JSON of a client may hold a lone surrogate, which must not make the decision fail.
         encoded = text.encode("utf-8", "surrogatepass")
         digest.update(f"{kind}{len(encoded)}:".encode() + encoded)
-    # 53 bits are what a float holds exactly: one more could round up to 1.0.
+    # A float holds 53 bits exactly: one more could round up to 1.0.
     return (int.from_bytes(digest.digest()[:8], "big") >> 11) / 2**53
 
 
 def honour_retry_after(retry_after_ms: int, backoff_ms: int, sample: float, spread: float) -> int:
-    """The server's word and our own backoff in one delay: never before the word, spread above it.
+    """The delay for a backoff and the server's ``Retry-After``: never shorter than the latter.
 
-    ``spread`` is the share of the word that may be added. Without it, everyone who was told
-    "30 seconds" would come back in the same one.
+    ``spread`` is the share of ``Retry-After`` that may be added. Without it, all callers with the
+    same ``Retry-After`` would retry at the same time.
     """
     latest_ms = retry_after_ms + int(retry_after_ms * spread)
     return max(backoff_ms, within(retry_after_ms, latest_ms, sample))
@@ -118,11 +119,11 @@ class _Backoff(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fie
 
 
 class Fixed(_Backoff, frozen=True, tag="fixed", omit_defaults=True):
-    """Always the same delay. Easy to reason about; those who collide will collide again."""
+    """A constant delay. Callers that collide once will collide again."""
 
     delay_ms: int
     jitter_ms: int = 0
-    """Not used. It is kept so that ``kind`` alone switches a setting to fixed and back."""
+    """Not used. Kept so that a change of ``kind`` alone switches to ``fixed`` and back."""
 
 
 class BoundedJitter(_Backoff, frozen=True, tag="jitter"):
@@ -133,7 +134,7 @@ class BoundedJitter(_Backoff, frozen=True, tag="jitter"):
 
 
 class Exponential(_Backoff, frozen=True, kw_only=True, tag="exponential", omit_defaults=True):
-    """A ceiling that grows by ``factor`` up to ``cap_ms``; with full jitter, anything below it."""
+    """A delay that grows by ``factor`` up to ``cap_ms``; with full jitter, at most that delay."""
 
     base_ms: int
     cap_ms: int
@@ -156,23 +157,23 @@ def _ceiling_ms(policy: Exponential, attempt: int) -> int:
 
 
 class RetryClass(StrEnum):
-    """Why the server did not do it. The two need different patience, so they are never mixed."""
+    """Why the server refused. The classes have separate policies and counts."""
 
     QUOTA = "quota"
-    """429: the caller's own tenant is full. Asking more often frees no slot."""
+    """429: the tenant of the caller is at its limit. Retrying sooner frees no slot."""
     UNAVAILABLE = "unavailable"
-    """503, or no answer: the server cannot, for now. It is likely to recover soon."""
+    """503 or no answer: the server is unavailable, and likely to recover soon."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How patient a caller is with one class of answers."""
+    """How often and how long a caller retries answers of one class."""
 
     attempts_max: int
-    """Tries that may end in this class, the first one included."""
+    """Attempts that may end in this class, the first one included."""
     total_ms_max: int
-    """From the first try to the start of the last."""
+    """From the start of the first attempt to the start of the last."""
     retry_after_ms_max: int
-    """Asked to wait longer than this, the caller gives up rather than come too early."""
+    """A caller gives up if ``Retry-After`` is longer than this."""
     backoff: Backoff
     spread: float = 0.25
 
@@ -193,32 +194,32 @@ RETRIES: Final[Mapping[RetryClass, RetryPolicy]] = MappingProxyType(
         ),
     }
 )
-"""The quota's caps are the stricter ones: a slot frees when a run ends, however often one asks."""
+"""Quota retries are slower: a slot is freed when a run ends, not by asking more often."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a try came back with. No class means that trying again cannot help."""
+    """The result of an attempt. Without a class it is not retried."""
 
     retry_class: RetryClass | None
     retry_after_ms: int = 0
 
 
 class Tries(msgspec.Struct, frozen=True):
-    """The tries of one call so far: when the first began, and how each of them ended."""
+    """The attempts of one call so far: when the first began, and the class of each result."""
 
     started_at: Instant
     ended: tuple[RetryClass, ...] = ()
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Try again after the delay, and come back with these tries if that fails too."""
+    """Retry after the delay. If that fails, call ``next_try`` again with these ``tries``."""
 
     delay_ms: int
     tries: Tries
 
 
 class GiveUpReason(StrEnum):
-    """Why a caller stops."""
+    """Why a caller stops retrying."""
 
     NOT_RETRYABLE = "not_retryable"
     ATTEMPTS_SPENT = "attempts_spent"
@@ -227,7 +228,7 @@ class GiveUpReason(StrEnum):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """Stop, and tell the caller."""
+    """Stop retrying and report the failure."""
 
     reason: GiveUpReason
 
@@ -239,10 +240,10 @@ def next_try(
     now: Instant,
     sample: float,
 ) -> Wait | GiveUp:
-    """Whether a call that got ``answer`` is tried again, and when.
+    """Decide whether a call that got ``answer`` is retried, and when.
 
-    Attempts are counted by class: a full tenant that becomes an outage meets fresh patience. Time
-    is the whole call's.
+    Attempts are counted by class: those that ended with 429 do not count against an outage. Time
+    is counted for the whole call.
     """
     if answer.retry_class is None:
         return GiveUp(GiveUpReason.NOT_RETRYABLE)
@@ -255,7 +256,7 @@ def next_try(
         return GiveUp(GiveUpReason.RETRY_AFTER_TOO_LONG)
     own_ms = backoff_ms(policy.backoff, made, sample)
     delay_ms = honour_retry_after(answer.retry_after_ms, own_ms, sample, policy.spread)
-    # A wait that would end too late is not begun: the caller learns of the failure now.
+    # If the wait would end after the time limit, report the failure now.
     if max(0, now - tries.started_at) + delay_ms > policy.total_ms_max:
         return GiveUp(GiveUpReason.TIME_SPENT)
     return Wait(delay_ms, tries)
@@ -267,7 +268,7 @@ _MICRO: Final = 1_000_000
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token bucket: every retry of the process takes one token, time puts them back."""
+    """A token bucket: every retry of the process takes one token; tokens return with time."""
 
     tokens_max: int
     refill_per_s: float
@@ -282,29 +283,29 @@ BUDGETS: Final[Mapping[RetryClass, Budget]] = MappingProxyType(
 
 
 class BudgetState(msgspec.Struct, frozen=True):
-    """What was in the bucket at ``as_of``. Whole millionths: no dust from adding floats."""
+    """The tokens at ``as_of``, as an integer of millionths to avoid float errors."""
 
     micro_tokens: int
     as_of: Instant
 
 
 def full_budget(budget: Budget, now: Instant) -> BudgetState:
-    """The bucket of a process that has not retried anything yet."""
+    """A full bucket."""
     return BudgetState(budget.tokens_max * _MICRO, now)
 
 
 def spend(budget: Budget, state: BudgetState, now: Instant) -> tuple[BudgetState, bool]:
-    """Take one token, or say that there is none.
+    """Take one token. Returns the new state, and whether there was one.
 
-    A clock that steps back puts nothing in and takes nothing out; the bucket counts on from the new
-    reading. So what is spent never exceeds ``tokens_max`` and the refill of the time that passed.
+    A clock that steps back adds no tokens and removes none; the bucket continues from the new
+    time. So no more than ``tokens_max`` and the refill of the elapsed time is ever spent.
     """
     elapsed_ms = max(0, now - state.as_of)
     refill = round(elapsed_ms * budget.refill_per_s * (_MICRO / 1_000))
     level = min(budget.tokens_max * _MICRO, state.micro_tokens + refill)
     if level >= _MICRO:
         return BudgetState(level - _MICRO, now), True
-    # Refused: the older reading stays, so that asking often cannot round the refill away.
+    # Refused: keep ``as_of``, so that frequent calls do not lose the refill to rounding.
     return BudgetState(state.micro_tokens, min(now, state.as_of)), False
 
 
@@ -312,13 +313,13 @@ def spend(budget: Budget, state: BudgetState, now: Instant) -> tuple[BudgetState
 
 
 def faults(policy: Backoff | RetryPolicy | Budget, *, lock_ttl_ms: int | None = None) -> Faults:
-    """Everything that is wrong with a policy; nothing, if it may be used.
+    """All faults of a policy; empty if it is valid.
 
-    ``lock_ttl_ms`` is the term of the lock that the policy waits for, if it waits for one.
+    ``lock_ttl_ms`` is the term of the lock that the policy waits for, if any.
     """
     match policy:
         case Fixed() | BoundedJitter():
-            # A fixed policy's idle jitter is held to the same rule, or the way back could fail.
+            # Also checked for ``fixed``, which ignores it: else switching back could fail.
             return (
                 *out_of_range("delay_ms", policy.delay_ms, 0, BACKOFF_MS_MAX),
                 *out_of_range("jitter_ms", policy.jitter_ms, 0, BACKOFF_MS_MAX),
@@ -358,7 +359,7 @@ Faults: TypeAlias = tuple[Fault, ...]
 
 def out_of_range(path: str, number: float, low: float, high: float) -> Faults:
     """A fault if the number is not from ``low`` to ``high``."""
-    # Written so that NaN, which compares false with everything, is outside.
+    # Written so that NaN, for which every comparison is false, is a fault.
     return fault_unless(low <= number <= high, path, f"must be from {low} to {high}")
 
 
@@ -371,23 +372,23 @@ class WorkAllowance(msgspec.Struct, frozen=True, kw_only=True):
     """A token bucket for processor time: a sustained share of one core, and a burst.
 
     The state of a bucket is one number, the time in milliseconds at which it will be full again. A
-    bucket that was never used, or not for long, has a time in the past: it need not be kept.
+    time in the past means a full bucket, which need not be stored.
     """
 
     share: float
-    """Processor seconds that the bucket regains in a second."""
+    """Processor seconds that are refilled per second."""
     burst_s: float
     """Processor seconds that a full bucket holds."""
     wait_ms_max: float = 30_000
-    """The longest wait that any debt leads to. What is over that is forgiven."""
+    """The longest wait. Debt beyond it is dropped."""
 
     @property
     def refill_ms(self) -> float:
-        """How long an empty bucket takes until it is full."""
+        """The time in which an empty bucket is refilled."""
         return self.burst_s / self.share * 1000
 
     def after(self, full_at_ms: float, spent_s: float, *, now_ms: float) -> float:
-        """The new state after work that took so many processor seconds."""
+        """The new state after work that took ``spent_s`` processor seconds."""
         full_at_ms = max(full_at_ms, now_ms) + spent_s / self.share * 1000
         return min(full_at_ms, now_ms + self.refill_ms + self.wait_ms_max)
 

@@ -1,19 +1,18 @@
-"""Runs: what an event changes.
+"""Runs: how an event changes a run.
 
-``decide`` is the heart of Stanchion. It takes what is known (the plan, the run as read, an event,
-the time) and says what follows, as a value. It is deterministic: two replicas that read the same
-run and handle the same event want the same change, so it does not matter which one commits it.
+``decide`` takes the plan, the run as read, an event and the time, and returns the changes as a
+``Transition``. It is deterministic: two replicas that read the same run and handle the same event
+decide the same change, so it does not matter which one commits it.
 
-The rules, in full:
+The rules:
 
-* A step begins when every step it needs has succeeded or was skipped, and its ``when`` holds.
-  A ``when`` that does not hold skips the step; one that errs fails it.
-* A step that failed, timed out or was cancelled cancels every step that needs it, and so on down.
-  Steps that do not depend on it go on: what they give never depends on which event came first.
-* A sub-workflow step ends when everything inside has ended, a run when every step has. Either has
-  failed if anything in it failed or timed out; the failure of the first such step, in the order of
-  the file, is its error.
-* Cancelling a run, or running out of its time, ends every unfinished step at once.
+* A step starts when every step it needs has succeeded or was skipped, and its ``when`` is true. If
+  ``when`` is false the step is skipped; if it raises, the step fails.
+* A step that failed, timed out or was cancelled cancels every step that depends on it. All other
+  steps go on, so that their results do not depend on the order of events.
+* A sub-workflow step ends when all its inner steps have ended, a run when all its steps have. It
+  fails if one of them failed or timed out, with the error of the first such step in file order.
+* Cancelling a run, or its timeout, ends every unfinished step at once.
 * An active step waits for one named thing. An event about anything else changes nothing.
 """
 
@@ -56,7 +55,7 @@ _FAILING = frozenset({StepStatus.FAILED, StepStatus.TIMED_OUT})
 
 
 def decide(plan: Plan, run: Run, event: Event, now: Instant) -> Transition:
-    """What this event changes about the run."""
+    """Decide on one event: ``decide_all`` for a single one."""
     return decide_all(plan, run, (event,), now)
 
 
@@ -68,13 +67,13 @@ def decide_all(
     *,
     work_max: int | None = None,
 ) -> Transition:
-    """What these events change about the run, one after the other, as one transition.
+    """Apply events to a run, one after the other, and return the changes as one transition.
 
-    It may stop before the last of them, if those before it ask for very much: the transition's
-    ``ignored`` has an entry for each event that was decided on. The first one always is.
+    It may stop before the last event if the transition has become very large: ``ignored`` has an
+    entry for each event that was handled, which includes at least the first.
 
-    With more work than ``work_max`` (units of ``cel.budget``) it raises ``DecisionTooLong``. An
-    event loop, which must not be held up for long, then has it decided again in a thread.
+    Raises ``DecisionTooLong`` beyond ``work_max`` (in the units of ``EvaluationBudget``). The
+    caller on the event loop, which must not be blocked for long, then decides again in a thread.
     """
     draft = Draft(plan, run, now, work_max=work_max)
     ignored: list[Ignored | None] = []
@@ -88,10 +87,10 @@ def decide_all(
 
 
 def items_to_read(run: Run, events: Iterable[Event]) -> Mapping[StepId, Sequence[int]]:
-    """Which items of which for-each steps a decision on these events will look at.
+    """The items of for-each steps that a decision on these events reads.
 
-    Usually those that the events name. When the events can be the last ones of a step, all of its
-    items: their outputs become the step's.
+    Usually those that the events name. If the events can be the last ones of a step, all of its
+    items: their outputs become the output of the step.
     """
     named: dict[StepId, set[int]] = {}
     for event in events:
@@ -163,7 +162,7 @@ def _handle(draft: Draft, step_id: StepId | None, event: Event) -> Ignored | Non
 
 
 def _note_return(draft: Draft, event: JobReturned) -> Ignored | None:
-    """Say that a worker lost the job: nothing else about the run changes by that."""
+    """Write to the timeline that a worker lost the job. Nothing else changes."""
     if not draft.step(event.step_id).status.is_active:
         return Ignored.NOT_WAITING_FOR_IT
     draft.note(
@@ -222,11 +221,11 @@ def _handle_event(draft: Draft, step: PlannedStep, event: Event) -> Ignored | No
             assert_never(spec)
 
 
-# ── What follows from what has happened ──────────────────────────────────────────────────────────
+# ── Consequences of a change ─────────────────────────────────────────────────────────────────────
 
 
 def _settle(draft: Draft) -> None:
-    """Begin all that can begin and end all that has ended, until nothing more follows."""
+    """Start every step that can start and end every step that has ended, until none is left."""
     while draft.unsettled:
         step = draft.plan.steps[draft.unsettled.popleft()]
         if draft.step(step.id).status.is_finished:
@@ -237,7 +236,7 @@ def _settle(draft: Draft) -> None:
 
 
 def _consider(draft: Draft, step: PlannedStep) -> None:
-    """Begin, skip or cancel a pending step, if all that it needs has ended."""
+    """Start, skip or cancel a pending step if all steps it needs have ended."""
     if draft.step(step.id).status is not StepStatus.PENDING:
         return
     needed = [draft.step(need).status for need in step.needs]
@@ -303,7 +302,7 @@ def _outcome(
 
 
 def _show_status(draft: Draft) -> None:
-    """Say whether work is out or the run only waits; a sub-workflow step says it of its inside."""
+    """Set ``running`` or ``waiting`` on the run and on sub-workflow steps, by their inner steps."""
     moving: set[StepId | None] = set()
     for step in reversed(tuple(draft.plan.steps.values())):
         state = draft.step(step.id)

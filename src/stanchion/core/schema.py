@@ -1,8 +1,8 @@
-"""Input schemas: what a workflow accepts, in JSON Schema 2020-12.
+"""Input schemas: which inputs a workflow accepts, in JSON Schema 2020-12.
 
-A schema comes from a tenant and is held against every input, so it may neither reach outside nor
-make the server work for long. ``schema_rules`` sees to that before anything is compiled; here it is
-compiled, and inputs are checked.
+A schema comes from a tenant and is applied to every input, so it must not fetch anything and must
+not take long to check. ``schema_rules`` enforces both before a schema is compiled; this module
+compiles schemas and checks inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["InputSchema", "SchemaFaults", "compile_schema", "judge_schema"]
 
 
 def compile_schema(schema: JsonObject) -> InputSchema:
-    """Make a schema ready for use. Raises ``SchemaFaults`` with everything that is wrong."""
+    """Compile a schema. Raises ``SchemaFaults`` with all faults."""
     findings = Findings()
     compiled = judge_schema(schema, (), findings)
     if compiled is None:
@@ -30,20 +30,20 @@ def compile_schema(schema: JsonObject) -> InputSchema:
 
 
 def judge_schema(schema: JsonObject, path: Path, findings: Findings) -> InputSchema | None:
-    """Compile a schema that stands at ``path`` in a document, or note what is wrong with it."""
+    """Compile the schema at ``path`` of a document, or note its faults and return ``None``."""
     cost = judge_rules(schema, path, findings)
     if cost is None:
         return None
     try:
         return InputSchema(_validator(schema), cost)
     except ValueError as error:
-        # What the rules do not know of, they leave to the one who has to work with it.
+        # Some faults are found only by the validator itself.
         findings.note(path, f"cannot be used: {str(error).splitlines()[0]}")
         return None
 
 
 class SchemaFaults(Exception):
-    """A schema that cannot be used, and why."""
+    """The faults of a schema that cannot be used."""
 
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         super().__init__("; ".join(f"{fault.path}: {fault.message}" for fault in faults))
@@ -61,10 +61,10 @@ class InputSchema:
         self._small_bytes = cost.small_bytes()
 
     def faults(self, value: JsonValue) -> tuple[Fault, ...]:
-        """Everything that is wrong with an input; nothing, if it may be used.
+        """All faults of an input; empty if it is valid.
 
-        The input is checked once, and not at all if that could take too long. Of an input so large
-        that listing its faults could take long, only the first is told, or that there is one.
+        An input whose check could take too long is refused without a check. If listing all faults
+        could take too long, only the first is reported, or only that there is one.
         """
         findings = Findings()
         try:
@@ -74,7 +74,7 @@ class InputSchema:
         return findings.faults()
 
     def work(self, value: JsonValue) -> int:
-        """What a check of this input counts as, in units of ``cel.budget``."""
+        """The work of checking this input, in the units of ``EvaluationBudget``."""
         size = len(msgspec.json.encode(value))
         if size <= self._small_bytes:
             return size // 8
@@ -119,7 +119,7 @@ def _validator(schema: JsonObject) -> jsonschema_rs.Validator:
     return jsonschema_rs.Draft202012Validator(
         schema,
         retriever=refuse_remote,
-        validate_formats=False,  # 2020-12: `format` is a remark, not a rule
+        validate_formats=False,  # 2020-12: `format` is an annotation, not an assertion
         pattern_options=PATTERN_OPTIONS,
         mask="the value",  # inputs may be secret, and large
     )

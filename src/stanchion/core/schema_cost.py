@@ -1,15 +1,15 @@
-"""Schema costs: how long checking an input against a schema may take, known before it begins.
+"""Schema costs: an upper bound for the time of checking an input, computed before the check.
 
-The validator holds the interpreter's lock from beginning to end, so a check can neither be
-interrupted nor be moved off the event loop. It has to be short, or must not begin. ``CheckCost`` is
-made once for a schema: for each level below the root, how many nanoseconds the rules that can meet
-one node of that level take at worst. ``InputShape`` is made for an input: how many nodes, numbers,
-characters and names there are on each level. The product is an upper bound of the time.
+The validator holds the GIL for the whole check, so a check can neither be interrupted nor be moved
+off the event loop: it must be short, or not start. ``CheckCost`` is computed once for a schema: for
+each level below the root, the worst-case nanoseconds of all rules that can apply to one node of
+that level. ``InputShape`` is computed for an input: the number of nodes, numbers, characters and
+names on each level. Their product is an upper bound of the time.
 
 The figures were measured with jsonschema-rs 0.60: a rule takes 5 to 20 ns, but a comparison of two
-numbers 0.2 to 40 µs, because it is done with fractions of any size; a pattern takes up to 3.5 µs a
-character, once its automaton does not fit into its cache; an error copies the value it is about,
-once for each alternative of an ``anyOf`` that failed; ``unevaluated…`` repeats what is below it.
+numbers 0.2 to 40 µs, because it uses fractions of arbitrary precision; a pattern takes up to 3.5 µs
+per character if its automaton exceeds the cache; an error copies the value it concerns, once for
+each failed alternative of an ``anyOf``; ``unevaluated…`` evaluates its siblings again.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ __all__ = [
 ]
 
 CHECK_NS_MAX: Final = 10_000_000
-"""The longest that one check may take, as estimated."""
+"""The estimated time that one check may take at most."""
 ERRORS_NS_MAX: Final = 10_000_000
-"""The longest that making a check's errors may take, as estimated."""
+"""The estimated time that building the errors of a check may take at most."""
 
 
 class LevelCost(NamedTuple):
-    """What the rules for the nodes of one level take at worst, in nanoseconds."""
+    """The worst-case time of the rules for the nodes of one level, in nanoseconds."""
 
     node: float = 0
     """For each node."""
     container: float = 0
-    """More for each list or object: it may have to be compared with one in the schema."""
+    """Extra for each list or object: it may be compared with one in the schema."""
     integer: float = 0
-    """More for each integer; likewise for floats, and for floats very close to zero."""
+    """Extra for each integer; likewise for floats, and for floats very close to zero."""
     float_: float = 0
     tiny: float = 0
     char: float = 0
-    """For each character of a text."""
+    """For each character of a string."""
     name: float = 0
-    """For each name of a member whose value is on this level, and each character of it."""
+    """For each name of a member whose value is on this level, and for each character of it."""
     name_char: float = 0
     rules: float = 0
-    """Not a time: how many errors there can be for each node, and for each name."""
+    """Not a time: the number of errors that each node and each name can cause."""
     name_rules: float = 0
 
 
 Levels: TypeAlias = tuple[LevelCost, ...]
-"""From the node that a schema is for, level by level downwards."""
+"""One entry per level, from the node to which the schema applies downwards."""
 
 _NONE: Final = LevelCost()
 _RULE_NS: Final = 15
@@ -77,13 +77,13 @@ _COPY_NS: Final = 75
 """For each node that an error copies."""
 _COPY_NAME_NS: Final = 300
 _UNEVALUATED: Final = 3
-"""How often what is beside ``unevaluatedItems`` or ``unevaluatedProperties`` is evaluated."""
+"""How often the siblings of ``unevaluatedItems`` or ``unevaluatedProperties`` are evaluated."""
 _TINY: Final = 1e-30
 _INT_MAX: Final = 2**63
 
 
 def _compared(number: float) -> LevelCost:
-    """What comparing a node with this number for equality takes."""
+    """The cost of comparing a node with this number for equality."""
     if _is_extreme(number):
         return LevelCost(integer=20_000, float_=25_000, tiny=40_000, container=10)
     plain = 180 if isinstance(number, int) else 1_500
@@ -91,7 +91,7 @@ def _compared(number: float) -> LevelCost:
 
 
 def _bounded(number: float) -> LevelCost:
-    """What comparing a node with this limit takes."""
+    """The cost of comparing a node with this limit."""
     if _is_extreme(number):
         return LevelCost(integer=20_000, float_=25_000, tiny=40_000)
     if isinstance(number, int):
@@ -111,17 +111,17 @@ def _is_extreme(number: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckCost:
-    """What checking one input against a schema takes at worst."""
+    """The worst-case cost of checking one input against a schema."""
 
     levels: Levels
     unique: int
-    """How many ``uniqueItems`` may look at each node of the input, wherever it is."""
+    """How many ``uniqueItems`` rules may visit each node of the input, on any level."""
     has_branches: bool
-    """Whether an error may hold all errors of several alternatives (``anyOf``, ``oneOf``)."""
+    """Whether an error may contain the errors of several alternatives (``anyOf``, ``oneOf``)."""
 
     def small_bytes(self) -> int:
-        """No input of so many bytes can take long, whatever is in it: it need not be measured."""
-        # A node has two bytes at least. A name has three more: its quotes and its colon.
+        """Inputs of at most so many bytes are within the limit and need no ``InputShape``."""
+        # A node has at least two bytes. A name has three more: its quotes and its colon.
         check_ns = self.unique * (_UNIQUE_NS + _UNIQUE_TINY_NS) / 2 + max(
             (level.node + 150 * level.container + max(level.integer, level.float_, level.tiny)) / 2
             + level.char
@@ -142,9 +142,9 @@ class CheckCost:
         return size
 
     def check_ns(self, shape: InputShape) -> float:
-        """How long the check may take."""
+        """The upper bound of the time of the check."""
         total = float(self.unique * (_UNIQUE_NS * shape.nodes + _UNIQUE_TINY_NS * shape.tinies))
-        # Where an object is compared with one in the schema, so are the numbers in it.
+        # Comparing an object with one in the schema compares the numbers in it.
         worst = max(
             (place for place, found in enumerate((True, shape.floats, shape.tinies)) if found)
         )
@@ -163,17 +163,17 @@ class CheckCost:
         return total
 
     def first_error_ns(self, shape: InputShape) -> float:
-        """How long making one error may take: it may hold all errors of each alternative."""
+        """The upper bound of the time to build one error, with those of each alternative."""
         if self.has_branches:
             return self.all_errors_ns(shape)
         return _ERROR_NS + shape.copy_ns
 
     def all_errors_ns(self, shape: InputShape) -> float:
-        """How long making every error may take."""
+        """The upper bound of the time to build every error."""
         total = 0.0
         above = below = shape.copy_ns
         for cost, level in zip(self.levels, shape.levels, strict=False):
-            # Every node of this level may be copied with all that is below it, by each rule.
+            # Each rule may copy every node of this level with all nodes below it.
             total += cost.rules * (_ERROR_NS * level.nodes + below)
             total += cost.name_rules * level.names * (_ERROR_NS + above)
             above, below = below, below - level.copy_ns
@@ -181,9 +181,9 @@ class CheckCost:
 
 
 def cost_of_rules(node: JsonObject, char_ns: Callable[[str], float]) -> Levels:
-    """What the rules of one schema take that are no schemas themselves.
+    """The cost of the rules of one schema, without its subschemas.
 
-    ``char_ns`` tells what a pattern takes for each character.
+    ``char_ns`` returns the cost of a pattern per character.
     """
     own = LevelCost(node=_RULE_NS * (1 + len(node)), rules=len(node))
     child = _NONE
@@ -215,12 +215,12 @@ def cost_of_rules(node: JsonObject, char_ns: Callable[[str], float]) -> Levels:
 
 
 def joined(own: Levels, inner: Iterable[tuple[str, Levels]], *, repeats: bool) -> Levels:
-    """What a schema takes with those in it, each given with the word under which it is there."""
+    """The cost of a schema with its subschemas, each given with its keyword."""
     here: list[Levels] = [own]
     instead: list[Levels] = []
     for word, levels in inner:
         if word in _OF_ONE_CHILD:
-            # A child has one name or position, so only one of these is for it.
+            # A child has one name or position, so only one of these applies to it.
             instead.append((_NONE, *levels))
         elif word in _OF_ALL_CHILDREN:
             here.append((_NONE, *levels))
@@ -254,7 +254,7 @@ def _constant(value: JsonValue) -> LevelCost:
             inside = map(_constant, value)
         case _:
             inside = map(_constant, value.values())
-    # Only against a list or an object, of which each part may be compared with each part here.
+    # Applies to lists and objects only: each of their nodes may be compared with each node here.
     parts = _merged([(each,) for each in inside], sum)
     whole = parts[0].node + parts[0].container + parts[0].integer if parts else 0
     return LevelCost(node=10, container=20 + whole)
@@ -266,7 +266,7 @@ def _enumeration(values: list[JsonValue]) -> LevelCost:
     if kinds <= {str, bool, type(None)}:
         return LevelCost(node=_HASHED_NS, char=1)
     if kinds == {int}:
-        # Integers are looked up. A float is compared with one after the other.
+        # Integers are looked up in a set. A float is compared with each value in turn.
         return LevelCost(node=_HASHED_NS, float_=each.float_, tiny=each.tiny)
     return each
 
@@ -293,8 +293,8 @@ _FIXED = re.compile(
 
 
 def pattern_char_ns(pattern: str, size: int) -> float:
-    """What matching takes for each character, by the compiled size (rounded up) of the pattern."""
-    # A pattern that says for each position what is there is in one state at a time.
+    """The cost of a match per character, by the compiled size (rounded up) of the pattern."""
+    # A pattern without alternatives or repetition is in one state at a time.
     return _CHAR_NS[1_024] if _FIXED.fullmatch(pattern) else _CHAR_NS[size]
 
 
@@ -318,12 +318,12 @@ class _Level(NamedTuple):
 
 
 class InputShape:
-    """How much there is on each level of an input."""
+    """The number of nodes, characters and names on each level of an input."""
 
     __slots__ = ("copy_ns", "floats", "levels", "nodes", "tinies")
 
     def __init__(self, value: JsonValue) -> None:
-        """Count. It takes some 60 ns a node."""
+        """Count the nodes. Takes about 60 ns per node."""
         self.levels: list[_Level] = []
         level: list[JsonValue] = [value]
         names: list[str] = []

@@ -1,9 +1,9 @@
-"""Schema rules: what an input schema may say, so that checking an input is always quick.
+"""Schema rules: restrictions on input schemas that keep every check short.
 
-JSON Schema can say in a few lines what takes for ever to check: definitions that each refer to the
-next one twice double the work with every line, and one that refers to itself doubles it with every
-level of the input. So references stay within the schema and lead in no circle, the subschemas that
-are there once all are followed are counted, and patterns are such as match in linear time.
+A short JSON Schema can take exponential time to check: definitions that each refer to the next one
+twice double the work with every line, and one that refers to itself doubles it with every level of
+the input. So references must stay within the schema and be free of cycles, the number of subschemas
+with all references expanded is limited, and patterns must match in linear time.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = [
 
 INPUT_SCHEMA_BYTES_MAX: Final = 64 * 1024
 INPUT_SCHEMA_SUBSCHEMAS_MAX: Final = 500
-"""Subschemas of a schema, each counted as often as references lead to it."""
+"""Subschemas of a schema, each counted once for every path of references to it."""
 INPUT_SCHEMA_PATTERN_BYTES_MAX: Final = 64 * 1024
-"""Compiled size of all patterns, counted likewise: time grows with it for each character."""
+"""Compiled size of all patterns, counted likewise: the time per character grows with it."""
 
 PATTERN_OPTIONS: Final = jsonschema_rs.RegexOptions(size_limit=INPUT_SCHEMA_PATTERN_BYTES_MAX)
 
@@ -49,7 +49,7 @@ _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS: Final = ("dependencies", "dependentSchemas", "patternProperties", "properties")
 _SHELVES: Final = ("$defs", "definitions")
-"""Where schemas wait for a reference. The second is the older word, and still in use."""
+"""Keywords that hold definitions. The second is the older one, still in use."""
 _SINGLES: Final = (
     "additionalProperties",
     "contains",
@@ -65,7 +65,7 @@ _SINGLES: Final = (
 
 
 def judge_rules(schema: JsonObject, path: Path, findings: Findings) -> CheckCost | None:
-    """What checking an input takes at worst; ``None`` if the schema breaks a rule."""
+    """The worst-case cost of checking an input; ``None`` if the schema breaks a rule."""
     before = len(findings.noted)
     size = len(msgspec.json.encode(schema))
     if size > INPUT_SCHEMA_BYTES_MAX:
@@ -85,7 +85,7 @@ def judge_rules(schema: JsonObject, path: Path, findings: Findings) -> CheckCost
 
 
 def refuse_remote(uri: str) -> NoReturn:
-    """Stand in for the network, wherever a schema would be fetched from there."""
+    """Refuse to fetch a schema: the retriever that the validator gets. Raises ``ValueError``."""
     raise ValueError(f"{uri} is outside the schema")
 
 
@@ -101,7 +101,7 @@ def _judge_form(schema: JsonObject, path: Path, findings: Findings) -> None:
         message = error.message
         if at[-1:] == ("type",):
             message = f"must be a type of JSON Schema or a list of them: {_TYPES}"
-        # The meta-schema is made of several, and each of them says the same.
+        # The meta-schema consists of several, each of which reports the same fault.
         if (at, message) not in seen:
             seen.add((at, message))
             findings.note(at, message[:_MESSAGE_CHARS_MAX])
@@ -121,7 +121,7 @@ class _Cost(NamedTuple):
 
 @dataclass(slots=True)
 class _Walk:
-    """Every subschema, by its path within the schema, and where each one leads."""
+    """All subschemas by their path within the schema, and the subschemas each one applies."""
 
     schema: JsonObject
     prefix: Path
@@ -129,16 +129,16 @@ class _Walk:
     leads: dict[Path, list[Path]] = field(default_factory=dict)
     pattern_bytes: dict[Path, int] = field(default_factory=dict)
     char_ns: dict[str, float] = field(default_factory=dict)
-    """What each pattern takes for a character."""
+    """The cost per character of each pattern."""
 
     def follow(self) -> None:
-        """Visit every subschema, also those that only wait for a reference."""
+        """Visit every subschema, including definitions without a reference to them."""
         waiting: list[Path] = [()]
         while waiting:
             place = waiting.pop()
             node = _at(self.schema, place)
             if not isinstance(node, dict) or place in self.leads:
-                continue  # `true` and `false` lead nowhere
+                continue  # `true` and `false` have no subschemas
             self.leads[place] = [*_inner(node, place), *self._referred(node, place)]
             self._judge_names(node, place)
             self._judge_patterns(node, place)
@@ -146,7 +146,7 @@ class _Walk:
             waiting.extend(reversed([*self.leads[place], *shelved]))
 
     def weigh(self) -> CheckCost | None:
-        """Add up what checking an input may cost. There must be no circle, and not too much."""
+        """Add up the cost of a check. ``None`` if there is a cycle or too many subschemas."""
         circle = cycle(self.leads)
         if circle is not None:
             closing = next(place for place in circle if "$ref" in self._node(place))
@@ -159,7 +159,7 @@ class _Walk:
         for place in TopologicalSorter(self.leads).static_order():
             costs[place] = self._cost(place, costs)
             if costs[place].subschemas > INPUT_SCHEMA_SUBSCHEMAS_MAX:
-                # Also where nothing leads: what is counted here does not grow without end.
+                # Checked for every subschema, also unused ones, so that the numbers stay small.
                 most = INPUT_SCHEMA_SUBSCHEMAS_MAX
                 self._note((), f"more than {most} subschemas, once every $ref is followed")
                 return None
@@ -220,7 +220,7 @@ class _Walk:
             patterns[(*place, "pattern")] = str(node["pattern"])
         for at, pattern in patterns.items():
             if sum(self.pattern_bytes.values()) > INPUT_SCHEMA_PATTERN_BYTES_MAX:
-                return  # measuring takes long, and there are too many already
+                return  # already over the limit, and measuring is slow
             size = _pattern_size(pattern)
             if size is None:
                 self._note(at, "not a pattern that can be matched in linear time, or too large")
@@ -237,7 +237,7 @@ class _Walk:
 
 
 def _inner(node: JsonObject, place: Path) -> Iterator[Path]:
-    """The subschemas that are checked when this one is."""
+    """The subschemas that a check of this one applies."""
     for word in _SINGLES:
         if word in node:
             yield (*place, word)
@@ -250,7 +250,7 @@ def _inner(node: JsonObject, place: Path) -> Iterator[Path]:
 
 
 def _members(node: JsonObject, word: str) -> Mapping[str, JsonValue]:
-    # A reference may lead to what is no schema, so even a known word may hold anything.
+    # A reference may point to a value that is no schema, so a keyword may hold any value.
     members = node.get(word)
     return members if isinstance(members, dict) else {}
 
@@ -263,11 +263,11 @@ def _at(schema: JsonObject, place: Path) -> JsonValue:
 
 
 def _target(schema: JsonObject, reference: str) -> Path | None:
-    """Where a JSON pointer leads: ``#/$defs/name``. ``None`` if there is no schema."""
+    """The path of a JSON pointer such as ``#/$defs/name``; ``None`` if there is no schema."""
     node: JsonValue = schema
     place: list[str | int] = []
     pointer = reference.removeprefix("#")
-    # A percent escape would be read by the validator, and must lead to the same place here.
+    # The validator decodes percent escapes, so this must do the same.
     if "%" in pointer or (pointer and not pointer.startswith("/")):
         return None
     for token in pointer.split("/")[1:]:

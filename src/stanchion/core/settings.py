@@ -1,11 +1,10 @@
-"""Settings: what an operator may change while everything runs, and the document that holds them.
+"""Settings: what an operator may change at run time, and the document that stores it.
 
-There is one value for the whole deployment. A tenant may override two members for itself: the
-strategy of its admission gate, and the retry rhythm at that gate.
+The settings apply to the whole deployment. Two of them may be overridden for a tenant: the strategy
+of its admission gate, and the retry backoff at that gate.
 
-A member that is absent from a document has its default. So a document that an older version wrote
-stays valid, and removing a member resets it. Faults of a document are reported together, each with
-its path.
+A member that is absent from a document has its default. So documents of older versions stay valid,
+and removing a member resets it. All faults of a document are reported together, each with its path.
 """
 
 from __future__ import annotations
@@ -57,25 +56,25 @@ __all__ = [
 ]
 
 Rhythm: TypeAlias = Fixed | BoundedJitter
-"""How long to wait before asking again for a lock that another has."""
+"""How long to wait before the next attempt to acquire a contended lock."""
 
 
 class Strategy(StrEnum):
-    """How starts of one tenant are kept from each other."""
+    """How concurrent starts of one tenant are serialised."""
 
     ATOMIC = "atomic"
-    """The store's one step alone decides. No lock, no herd."""
+    """Only the atomic admission of the store decides, without a lock."""
     LOCK = "lock"
-    """A lock per tenant paces the callers; the decision behind it is the same."""
+    """A lock per tenant serialises the callers in front of the same atomic admission."""
 
 
 class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How the gate works."""
+    """Settings of the admission gate."""
 
     strategy: Strategy = Strategy.ATOMIC
     lock_ttl_s: float = 10
     lock_wait_s: float = 2
-    """What a start may wait in all; it is answered half a second later at the latest."""
+    """How long a start may wait in total; it is answered at most half a second later."""
     lock_retry: Rhythm = BoundedJitter(delay_ms=10, jitter_ms=5)
 
     @property
@@ -88,13 +87,13 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdmissionOverride(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tenant wants different; ``None`` is as the deployment has it."""
+    """The gate settings of one tenant; ``None`` keeps the value of the deployment."""
 
     strategy: Strategy | None = None
     lock_retry: Rhythm | None = None
 
     def over(self, admission: AdmissionSettings) -> AdmissionSettings:
-        """The deployment's settings with what this tenant wants different."""
+        """The settings of the deployment with the overrides of this tenant."""
         return replace(
             admission,
             strategy=self.strategy or admission.strategy,
@@ -103,14 +102,14 @@ class AdmissionOverride(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LockBusy(msgspec.Struct, frozen=True, kw_only=True):
-    """When to look again at a run that another replica has, or whose lock cannot be asked for."""
+    """When to retry a run whose lock another replica has, or whose lock store is unavailable."""
 
     retry: Rhythm = BoundedJitter(delay_ms=500, jitter_ms=200)
     backend_error_delay_ms: int = 1_000
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """All settings."""
 
     admission: AdmissionSettings = AdmissionSettings()
     lock_busy: LockBusy = LockBusy()
@@ -127,12 +126,12 @@ LOCK_WAIT_S_MAX: Final = 60
 
 
 def read_settings(document: JsonValue, *, run_lease_ttl_ms: int) -> Settings | Faults:
-    """Read a document, or say everything that is wrong with it."""
+    """Parse a document, or return all its faults."""
     return _read(document, Findings(), run_lease_ttl_ms)
 
 
 def patched(settings: Settings, patch: JsonValue, *, run_lease_ttl_ms: int) -> Settings | Faults:
-    """The settings after a JSON merge patch. A member that is removed has its default again."""
+    """The settings after a JSON merge patch, or its faults. A removed member gets its default."""
     document, findings = settings_document(settings), Findings()
     note_strangers(document, patch, findings)
     return _read(merged(document, patch), findings, run_lease_ttl_ms)
@@ -158,9 +157,9 @@ def _term_faults(place: str, rhythm: Rhythm, lock_ttl_ms: int) -> Faults:
 
 
 def effective_admission(settings: Settings, override: JsonValue) -> AdmissionSettings:
-    """How the gate works for a tenant with this override.
+    """The gate settings of a tenant with this override.
 
-    One that does not read is as good as none: the deployment's own word holds.
+    An invalid override is ignored: the settings of the deployment apply.
     """
     if override is None:
         return settings.admission
@@ -171,7 +170,7 @@ def effective_admission(settings: Settings, override: JsonValue) -> AdmissionSet
 
 
 def override_faults(settings: Settings, override: JsonValue) -> Faults:
-    """Everything that is wrong with a tenant's override; nothing, if it may be used."""
+    """All faults of a tenant's override; empty if it is valid."""
     if override is None:
         return ()
     findings = Findings()
@@ -187,7 +186,7 @@ def override_faults(settings: Settings, override: JsonValue) -> Faults:
 
 
 def settings_document(settings: Settings) -> JsonObject:
-    """The settings as everybody sees them: every member, also where it has its default."""
+    """The settings as a document with every member, defaults included."""
     admission, lock_busy, watch = settings.admission, settings.lock_busy, settings.escalation
     return {
         "admission": {
@@ -221,7 +220,7 @@ def settings_document(settings: Settings) -> JsonObject:
 
 
 def settings_json_schema() -> JsonObject:
-    """The shape of the document in JSON Schema 2020-12."""
+    """The JSON Schema (2020-12) of the document."""
     return _SETTINGS.schema()
 
 
@@ -231,7 +230,7 @@ def _written(rhythm: Rhythm) -> JsonObject:
 
 
 def _number(number: float) -> int | float:
-    """Ten seconds are ``10`` to people, not ``10.0``."""
+    """Write a whole float as an integer: ``10``, not ``10.0``."""
     return int(number) if float(number).is_integer() else number
 
 
@@ -254,7 +253,7 @@ def _rhythm(
     jitter_ms: int | None = None,
 ) -> Rhythm:
     delay_ms = default.delay_ms if delay_ms is None else delay_ms
-    # A jitter that nobody asked for must not make a short delay a fault.
+    # The default jitter must not make a short delay a fault.
     jitter_ms = min(default.jitter_ms, delay_ms) if jitter_ms is None else jitter_ms
     return kind(delay_ms, jitter_ms)
 

@@ -1,8 +1,8 @@
-"""Transitions: the change that a decision asks for.
+"""Transitions: the changes that a decision makes to a run.
 
-A transition is a delta. It holds the steps and items that changed, the effects that must become
-true in the same commit, and the lines for the run's timeline; never the whole run. Applying it to
-the run that it was decided on (``evolve``) gives the run as it is afterwards.
+A transition is a delta. It holds the steps and items that changed, the effects that are written in
+the same commit, and the new timeline entries; never the whole run. ``evolve`` applies it to the run
+that it was decided on.
 """
 
 from __future__ import annotations
@@ -41,39 +41,39 @@ __all__ = [
 
 
 class DispatchJob(msgspec.Struct, frozen=True, tag="dispatch_job"):
-    """Put the job where workers find it."""
+    """Make the job ready for workers."""
 
     job: Job
 
 
 class SetTimer(msgspec.Struct, frozen=True, tag="set_timer"):
-    """Raise ``TimerFired(timer)`` once ``due`` has come."""
+    """Post ``TimerFired(timer)`` at ``due``."""
 
     timer: Timer
     due: Instant
 
 
 class ClearTimer(msgspec.Struct, frozen=True, tag="clear_timer"):
-    """Forget the timer."""
+    """Remove the timer."""
 
     timer: Timer
 
 
 class StopStep(msgspec.Struct, frozen=True, tag="stop_step"):
-    """Revoke every open job of the step and of its items, and forget all their timers."""
+    """Revoke every open job of the step and of its items, and remove all their timers."""
 
     step_id: StepId
 
 
 class StopRun(msgspec.Struct, frozen=True, tag="stop_run"):
-    """Revoke every open job of the run and forget all its timers."""
+    """Revoke every open job of the run and remove all its timers."""
 
 
 Effect: TypeAlias = DispatchJob | SetTimer | ClearTimer | StopStep | StopRun
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of a run's history, for people."""
+    """One entry of a run's timeline, for people."""
 
     at: Instant
     what: str
@@ -86,7 +86,7 @@ class TimelineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Ignored(StrEnum):
-    """Why an event changed nothing. None of these is an error of the sender's."""
+    """Why an event changed nothing. None of these is an error of the sender."""
 
     RUN_FINISHED = "run_finished"
     ALREADY_STARTED = "already_started"
@@ -95,7 +95,7 @@ class Ignored(StrEnum):
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one or several events change about a run."""
+    """The changes of one or several events to a run."""
 
     status: RunStatus
     output: JsonValue = None
@@ -106,7 +106,7 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     effects: tuple[Effect, ...] = ()
     timeline: tuple[TimelineEntry, ...] = ()
     ignored: tuple[Ignored | None, ...] = ()
-    """One entry for each event decided on, in order: why it changed nothing, or ``None``."""
+    """One entry for each handled event, in order: why it changed nothing, or ``None``."""
 
     @property
     def changes_nothing(self) -> bool:
@@ -115,7 +115,7 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def evolve(run: Run, transition: Transition) -> Run:
-    """The run after the transition. Its stamp and fence belong to the store and stay as read."""
+    """The run after the transition. The store sets stamp and fence, so they stay as read."""
     return msgspec.structs.replace(
         run,
         status=transition.status,

@@ -1,9 +1,9 @@
-"""URLs as they may be shown to people: in logs, errors, health reports and on the command line.
+"""URLs without secrets: for logs, errors, health reports and the command line.
 
 Passwords with ``/``, ``?``, ``#``, ``@`` or spaces are often written without percent-encoding. A
-standard parser then takes the authority to end inside the password, and the rest of it for a path.
-So nothing in front of the last ``@`` is shown, no query and no fragment, and what is left is shown
-only if it reads as hosts and a plain path. Anything else is described, not quoted.
+standard parser then ends the authority inside the password and takes the rest for a path. So
+everything before the last ``@``, the query and the fragment are removed, and the rest is shown only
+if it is hosts and a plain path. Any other URL is described, not quoted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 __all__ = ["shown_url"]
 
 _WITHOUT_HOST: Final = ("memory:", "local:", "sqlite:")
-"""URLs that name no server and have no user info: shown as they are."""
+"""Schemes without server and user info: shown unchanged."""
 _SCHEMES: Final = re.compile(r"((?:rediss?(?:\+cluster|\+sentinel)?|nats|tls|wss?|https?)):")
 _HOST: Final = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
 _HOSTS: Final = rf"{_HOST}(?:,(?:[a-z]+://)?{_HOST})*"

@@ -1,7 +1,7 @@
-"""Workflows: what should happen, as one file says it.
+"""Workflows: the content of one workflow file.
 
-These are the values a workflow file is parsed into (``workflow_file``) and a plan is made from
-(``plan``). They hold text where the file holds text: expressions are compiled by the plan.
+``workflow_file`` parses a file into these values and ``plan`` makes a plan from them. Expressions
+are still text here: the plan compiles them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class JobSpec(_Spec, frozen=True, kw_only=True, tag="job"):
     input: JsonValue = {}
     retry: RetrySpec = RetrySpec()
     timeout_s: float | None = None
-    """From the step's first dispatch to its end, all attempts and waits included."""
+    """The time limit from the first dispatch to the end, with all attempts and waits."""
 
 
 class ForEachSpec(_Spec, frozen=True, kw_only=True, tag="for_each"):
@@ -70,13 +70,13 @@ class ApprovalSpec(_Spec, frozen=True, kw_only=True, tag="approval"):
 
 
 class DelaySpec(_Spec, frozen=True, kw_only=True, tag="delay"):
-    """Nothing, for a while."""
+    """A pause."""
 
     delay_s: float
 
 
 class SubworkflowSpec(_Spec, frozen=True, kw_only=True, tag="subworkflow"):
-    """Another workflow of the same tenant, unfolded into steps of this run."""
+    """Another workflow of the same tenant, expanded into steps of this run."""
 
     workflow: WorkflowId
     input: JsonValue = {}
@@ -87,14 +87,14 @@ StepSpec: TypeAlias = JobSpec | ForEachSpec | ApprovalSpec | DelaySpec | Subwork
 
 
 class Workflow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One workflow file, parsed and found good."""
+    """One workflow file, parsed and valid."""
 
     id: WorkflowId
     steps: dict[StepId, StepSpec]
     risk: Risk = Risk.STANDARD
     lock_policy: LeaseOverride | None = None
     timeout_s: float | None = None
-    """Of a run: 24 hours unless given. Below another workflow: bounds the sub-workflow step."""
+    """The time limit of a run, 24 hours by default; as a sub-workflow, that of its step."""
     input_schema: JsonObject | None = None
     output: JsonValue | msgspec.UnsetType = msgspec.UNSET
-    """A template; unset means the outputs of the steps nobody needs, by id."""
+    """A template; if unset, the outputs of the steps that no other step needs, by id."""

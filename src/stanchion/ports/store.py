@@ -300,7 +300,9 @@ class Documents(Protocol):
 class Housekeeping(Protocol):
     """Dead letters, audit, retention, health."""
 
-    async def bury(self, run_id: RunId, entry_id: str, *, cause: str) -> DeadLetter | None:
+    async def write_dead_letter(
+        self, run_id: RunId, entry_id: str, *, cause: str
+    ) -> DeadLetter | None:
         """Move an inbox entry that cannot be applied to the dead letters; ``None`` if it is gone.
 
         The letter's id is ``event:<run id>:<entry id>``. The outbox row goes with the last entry.

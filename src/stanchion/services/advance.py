@@ -377,7 +377,7 @@ class Advancer:
         )
         if failures < self._poison_failures_max:
             return AdvanceFailed(cause, failures)
-        await self._store.bury(run_id, entry.id, cause=cause)
+        await self._store.write_dead_letter(run_id, entry.id, cause=cause)
         self._signals.buried()
         return Buried(cause)
 

@@ -413,7 +413,7 @@ _NOTES: Final[Mapping[str, Callable[[Ledger, _Seen], None]]] = MappingProxyType(
         "post": Ledger.told,
         "replay_dead_letter": Ledger.told,
         "count_failure": Ledger.poisoned,
-        "bury": Ledger.poisoned,
+        "write_dead_letter": Ledger.poisoned,
         "put_document": Ledger.patched,
         "audit_slots": Ledger.audited,
     }

@@ -25,7 +25,7 @@ def start(draft: Draft, step: PlannedStep) -> None:
 
 
 def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
-    """Take the decision. An approval's output says who gave it and what they remarked."""
+    """Apply the decision. The output of an approval holds its actor and comment."""
     match event:
         case Approved():
             output: JsonValue = {"approved": True, "by": event.actor, "comment": event.comment}

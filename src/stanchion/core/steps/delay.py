@@ -1,4 +1,4 @@
-"""Delay steps: nothing, for a while."""
+"""Delay steps: wait for a timer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def start(draft: Draft, step: PlannedStep, spec: DelaySpec) -> None:
 
 
 def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
-    """The time has come."""
+    """End the step when its timer fires."""
     if isinstance(event, TimerFired) and event.timer.kind is TimerKind.DELAY:
         draft.end(step, StepStatus.SUCCEEDED)
         return None

@@ -1,8 +1,8 @@
 """For-each steps: the same work for every item of a list.
 
-Items live apart from their step. The step keeps counts, so one item's result costs the same whether
-ten or ten thousand others are out; only the last result looks at all items, to gather their outputs
-in the order of the list. Items of a step that ended early stay as they were.
+Items are stored separately from their step. The step keeps counts, so the result of one item costs
+the same for ten items as for ten thousand; only the last result reads all items, to collect their
+outputs in the order of the list. Items of a step that ended early are not changed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["handle", "start"]
 
 
 def start(draft: Draft, step: PlannedStep) -> None:
-    """Work out the list and send every item's first attempt out."""
+    """Evaluate the list and dispatch the first attempt of every item."""
     try:
         values = _values(draft, step)
         budget = _budget(len(values))
@@ -71,11 +71,11 @@ def start(draft: Draft, step: PlannedStep) -> None:
 
 
 _ITEM_WORK: Final = 30
-"""What beginning an item takes besides its expressions: 4 µs."""
+"""The work of starting an item besides its expressions: 4 µs."""
 
 
 def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
-    """Take one item's result."""
+    """Apply the result of one item."""
     state = draft.step(step.id)
     assert state.items is not None
     index = _index(event)
@@ -116,7 +116,7 @@ def _count(draft: Draft, step: PlannedStep, before: Item, after: Item) -> None:
     )
     status = StepStatus.RUNNING if counts.running else StepStatus.WAITING
     draft.put(step.id, msgspec.structs.replace(state, status=status, items=counts))
-    # As one list: a comma between two, and the brackets.
+    # The size as a JSON list: a comma between two outputs, and the brackets.
     size = counts.output_bytes + counts.succeeded + 1
     if size > limits.FOR_EACH_OUTPUT_BYTES_MAX:
         message = (
@@ -181,7 +181,7 @@ _KINDS = {
 
 
 def _budget(items: int) -> EvaluationBudget:
-    """One for all items: ten thousand hostile ones must not get ten thousand times as much."""
+    """One budget for all items, so that the number of items does not multiply the limit."""
     return EvaluationBudget(
         work=max(WORK_MAX, items * limits.FOR_EACH_WORK_PER_ITEM),
         size=limits.FOR_EACH_INPUT_SIZE_MAX,

@@ -1,7 +1,7 @@
-"""Job steps: work for one worker, tried as often as its retry policy allows.
+"""Job steps: work for one worker, attempted as often as the retry policy allows.
 
-``dispatch`` and ``advance`` are the life of one attempt, for a job step and for an item of a
-for-each alike: dispatched, then succeeded; or failed and retried; or dead, and replayed by hand.
+``dispatch`` and ``advance`` handle one attempt, for job steps and for items of a for-each: it is
+dispatched, then succeeds, or fails and is retried, or becomes a dead letter that can be replayed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = ["advance", "dispatch", "handle", "start"]
 
 
 def start(draft: Draft, step: PlannedStep) -> None:
-    """Render the input and send the first attempt out."""
+    """Render the input and dispatch the first attempt."""
     try:
         work = _work(draft, step)
     except ExpressionError as error:
@@ -67,7 +67,7 @@ def start(draft: Draft, step: PlannedStep) -> None:
 
 
 def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
-    """Take the job's result."""
+    """Apply the result of the job."""
     state = advance(draft, step, None, draft.step(step.id), event, lambda: _work(draft, step))
     if isinstance(state, Ignored):
         return state
@@ -89,7 +89,7 @@ _State = TypeVar("_State", Step, Item)
 def dispatch(
     draft: Draft, step: PlannedStep, item: int | None, state: _State, work: JsonValue
 ) -> _State:
-    """Begin the next attempt: send out ``work`` under a new job id."""
+    """Dispatch the next attempt with ``work`` as input, under a new job id."""
     return _send(draft, step, item, state, work, attempt=state.attempt + 1, number=1)
 
 
@@ -101,10 +101,10 @@ def advance(
     event: Event,
     work: Callable[[], JsonValue],
 ) -> _State | Ignored:
-    """What the event makes of a step or item that has work out, or is about to have it again.
+    """The state of a step or item after an event, or why the event changes nothing.
 
-    ``work`` renders the input anew. It renders to the same value each time: what it reads had
-    ended before the first attempt.
+    ``work`` renders the input again. The value is the same each time, because the steps that it
+    reads had ended before the first attempt.
     """
     match event:
         case AttemptSucceeded(job_id=about, output=output) if state.wait == OnJob(about):
@@ -121,7 +121,7 @@ def advance(
                 step.id,
                 item=item,
                 attempt=state.attempt,
-                detail=f"handed out {deliveries} times, finished by nobody",
+                detail=f"delivered {deliveries} times without a result",
             )
             return msgspec.structs.replace(state, status=StepStatus.WAITING, wait=OnReplay(about))
         case JobReplayed(job_id=about, dispatch=number) if (
@@ -197,8 +197,8 @@ def _failed(
         return msgspec.structs.replace(
             state, status=StepStatus.FAILED, wait=None, error=_at(step, event.error)
         )
-    # Chance comes from a hash of the place: the same failure decided twice waits equally long,
-    # and a thousand items that fail together do not come back together.
+    # The jitter is a hash of run, place and attempt: deciding the same failure twice gives the same
+    # delay, and items that fail together are not retried together.
     place = step.id if item is None else f"{step.id}[{item}]"
     sample = sample_from(draft.run.id, place, state.attempt)
     due = Instant(draft.now + backoff_ms(spec.retry.backoff, state.attempt, sample))

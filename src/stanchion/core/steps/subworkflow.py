@@ -1,8 +1,8 @@
 """Sub-workflow steps: another workflow inside this run.
 
-It has no run and no slot of its own. The step opens when its needs are met, its inside runs as
-namespaced steps, and it ends when its inside has ended (``run`` sees to that): failed if anything
-in it failed, else with the output that the inner workflow states.
+It has no run and no slot of its own. The step starts when its needs are met, and its inner steps
+run as namespaced steps of the run. It ends when they have ended (see ``core.run``): failed if one
+of them failed, else with the output of the inner workflow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["start"]
 
 
 def start(draft: Draft, step: PlannedStep) -> None:
-    """Check the input against what the inner workflow accepts, and open its steps."""
+    """Check the input against the schema of the inner workflow, and start its steps."""
     assert step.body is not None
     fault = _input_fault(draft, step)
     if fault is not None:

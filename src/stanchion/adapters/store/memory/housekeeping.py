@@ -18,7 +18,9 @@ __all__ = ["MemoryHousekeeping", "MemoryOutbox"]
 class MemoryHousekeeping(MemoryPart):
     """See ``ports.store.Housekeeping``."""
 
-    async def bury(self, run_id: RunId, entry_id: str, *, cause: str) -> DeadLetter | None:
+    async def write_dead_letter(
+        self, run_id: RunId, entry_id: str, *, cause: str
+    ) -> DeadLetter | None:
         file = self._state.runs.get(run_id)
         if file is None or entry_id not in file.inbox:
             return None

@@ -13,7 +13,7 @@ end
 redis.call('ZREM', key.deadlines, job_id)
 if ARGV[5] then
   retire(job_id, job, work, 'dead', '')
-  bury(tenant, ARGV[5], ARGV[6])
+  add_letter(tenant, ARGV[5], ARGV[6])
   put(run_id, ARGV[7], ARGV[8], now)
 else
   job.state, job.worker, job.expires, job.progress = 'ready', '', 0, ''

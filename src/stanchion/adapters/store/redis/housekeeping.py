@@ -117,7 +117,9 @@ _PLACE_CHARS: Final = 32
 class RedisLetters(Sharded):
     """See ``ports.store.Housekeeping``."""
 
-    async def bury(self, run_id: RunId, entry_id: str, *, cause: str) -> DeadLetter | None:
+    async def write_dead_letter(
+        self, run_id: RunId, entry_id: str, *, cause: str
+    ) -> DeadLetter | None:
         deadline = self._shards.client.deadline()
         shard = shard_of_run(run_id)
         tenant = await self._shards.owner_of(run_id, deadline)
@@ -141,7 +143,9 @@ class RedisLetters(Sharded):
             event=event,
         )
         words = (run_id, tenant, entry_id, packed, letter.id, encode.to_json(letter))
-        step = self._shards.step("bury", shard, *words, run_id=run_id, is_repeatable=False)
+        step = self._shards.step(
+            "write_dead_letter", shard, *words, run_id=run_id, is_repeatable=False
+        )
         died_at = await self._shards.ask(step, deadline)
         return None if died_at is None else replace(letter, at=Instant(died_at))
 

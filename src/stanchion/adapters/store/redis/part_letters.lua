@@ -1,10 +1,10 @@
 -- part letters: what was tried as often as is allowed.
 --   uses time text; keys counters letters dead dead_of buried
---   bury(tenant, letter_id, letter)     lay a letter by, after all others
---   exhume(tenant, letter_id)           take it out; false if it is not there
+--   add_letter(tenant, letter_id, letter)     lay a letter by, after all others
+--   remove_letter(tenant, letter_id)           take it out; false if it is not there
 -- A letter is stored behind its place in the order of death and the time of it. One that is laid by
 -- again under the same id takes the later place.
-local function exhume(tenant, letter_id)
+local function remove_letter(tenant, letter_id)
   local packed = redis.call('HGET', key.letters, letter_id)
   if not packed then
     return false
@@ -17,8 +17,8 @@ local function exhume(tenant, letter_id)
   return true
 end
 
-local function bury(tenant, letter_id, letter)
-  exhume(tenant, letter_id)
+local function add_letter(tenant, letter_id, letter)
+  remove_letter(tenant, letter_id)
   local place = padded(now_us) .. padded(redis.call('HINCRBY', key.counters, 'letter', 1))
   redis.call('HSET', key.letters, letter_id, cmsgpack.pack({place, now, letter}))
   redis.call('ZADD', key.dead, 0, place .. letter_id)

@@ -10,7 +10,7 @@ if redis.call('ZREM', key.finished, run_id .. tenant) == 0 then
   return 0
 end
 for _, letter_id in ipairs(redis.call('SMEMBERS', key.buried)) do
-  exhume(tenant, letter_id)
+  remove_letter(tenant, letter_id)
 end
 local run = redis.call('HMGET', key.run, 'key', 'whose')
 -- The key may have aged and stand for a later run by now.

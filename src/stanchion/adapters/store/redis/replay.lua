@@ -3,7 +3,7 @@
 -- ARGV   1 run id  2 tenant  3 letter id  4 entry id  5 event as JSON
 -- ANSWER 1; 0 if there is no such letter any more
 -- USES   time text inbox letters
-if not exhume(ARGV[2], ARGV[3]) then
+if not remove_letter(ARGV[2], ARGV[3]) then
   return 0
 end
 if redis.call('HEXISTS', key.run, 'closed') == 0 then

@@ -12,7 +12,14 @@ from stanchion.adapters.store.sqlite.outbox import drop_entry, put_entry
 from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.ports.records import DeadLetter, Drift, Page
 
-__all__ = ["add_letter", "audit_slots", "bury", "list_dead_letters", "purge", "replay_dead_letter"]
+__all__ = [
+    "add_letter",
+    "audit_slots",
+    "write_dead_letter",
+    "list_dead_letters",
+    "purge",
+    "replay_dead_letter",
+]
 
 
 _LIST: Final = "dead-letters"
@@ -23,8 +30,10 @@ def add_letter(db: Database, run: int, letter: DeadLetter) -> None:
     db.run(SQL["add_letter"], id=letter.id, tenant=letter.tenant, run=run, body=encode(letter))
 
 
-def bury(db: Database, run_id: RunId, entry_id: str, *, cause: str) -> DeadLetter | None:
-    """See ``ports.store.Housekeeping.bury``."""
+def write_dead_letter(
+    db: Database, run_id: RunId, entry_id: str, *, cause: str
+) -> DeadLetter | None:
+    """See ``ports.store.Housekeeping.write_dead_letter``."""
     found = db.first(SQL["find_entry"], run_id=run_id, entry_id=entry_id)
     if found is None:
         return None

@@ -164,7 +164,7 @@ def expire_jobs(db: Database, *, limit: int, max_deliveries: int) -> tuple[Expir
         job, job_id, run, run_id, tenant, topic, deliveries = row
         is_dead = deliveries >= max_deliveries
         if is_dead:
-            _let_die(db, job, run, job_id)
+            _write_job_letter(db, job, run, job_id)
         else:
             db.run(SQL["offer_again"], job=job, ticket=db.ticket())
             enter_ready(db, topic, tenant)
@@ -172,7 +172,7 @@ def expire_jobs(db: Database, *, limit: int, max_deliveries: int) -> tuple[Expir
     return tuple(expired)
 
 
-def _let_die(db: Database, row: int, run: int, job_id: JobId) -> None:
+def _write_job_letter(db: Database, row: int, run: int, job_id: JobId) -> None:
     """A job was handed out as often as is allowed: its run hears of it, and an operator may."""
     view = job(db, job_id)
     assert view is not None

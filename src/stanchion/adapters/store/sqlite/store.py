@@ -171,7 +171,7 @@ class SqliteStore:
     list_documents = _reads(definitions.list_documents)
     delete_document = _writes(definitions.delete_document)
 
-    bury = _writes(housekeeping.bury)
+    write_dead_letter = _writes(housekeeping.write_dead_letter)
     list_dead_letters = _reads(housekeeping.list_dead_letters)
     replay_dead_letter = _writes(housekeeping.replay_dead_letter)
     purge = _writes(housekeeping.purge)

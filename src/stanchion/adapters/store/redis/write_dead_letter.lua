@@ -1,4 +1,4 @@
--- bury: move an inbox entry that cannot be applied to the dead letters.
+-- add_letter: move an inbox entry that cannot be applied to the dead letters.
 -- KEYS   run inbox buried outbox rows counters letters dead dead_of
 -- ARGV   1 run id  2 tenant  3 entry id  4 the entry as it was read  5 letter id  6 letter
 -- ANSWER the time of death; nil if the entry is not there, or another
@@ -10,5 +10,5 @@ if not packed or cmsgpack.unpack(packed)[1] ~= cmsgpack.unpack(ARGV[4])[1] then
 end
 redis.call('HDEL', key.inbox, ARGV[3])
 settle_row(ARGV[1])
-bury(ARGV[2], ARGV[5], ARGV[6])
+add_letter(ARGV[2], ARGV[5], ARGV[6])
 return now
