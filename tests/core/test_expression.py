@@ -276,7 +276,7 @@ def test_a_condition_is_true_or_false_and_nothing_else() -> None:
 # ── Faults ───────────────────────────────────────────────────────────────────────────────────────
 
 UNKNOWN: Final = "unknown name or function '{}'; names here: index, input, item, steps"
-TOO_LARGE: Final = "matches: the pattern is too long, or is once its repetitions are written out"
+TOO_LARGE: Final = "matches: the pattern is too long, or becomes so when repetitions are expanded"
 FAULTS: Final[list[tuple[str, str, int | None]]] = [
     ("", "an expression is needed, this is empty", None),
     (" \n", "an expression is needed, this is empty", None),
@@ -290,7 +290,11 @@ FAULTS: Final[list[tuple[str, str, int | None]]] = [
         """unknown name or function 'search'; an id with a dash is written steps["web-search"]""",
         11,
     ),
-    ("input.a = 3", "syntax error: token recognition error at: '= '; to compare is ==", 9),
+    (
+        "input.a = 3",
+        "syntax error: token recognition error at: '= '; use == to compare",
+        9,
+    ),
     (
         "input.a and input.b",
         "syntax error: mismatched input 'and'; and, or, not are &&, ||, !",

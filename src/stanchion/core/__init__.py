@@ -1,4 +1,4 @@
-"""The pure core: what a run is, what may happen to it, and what follows.
+"""The pure core: the model of runs, and all decisions about them.
 
-Nothing here does I/O, reads a clock or draws a random number. Begin with ``model``, then ``run``.
+Nothing here does I/O, reads a clock or draws a random number. Start with ``model``, then ``run``.
 """

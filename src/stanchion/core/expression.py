@@ -63,7 +63,7 @@ __all__ = [
 
 SOURCE_CHARS_MAX: Final = 2_000
 STEP_FIELDS: Final = frozenset({"output", "status"})
-"""What ``steps.<id>`` has."""
+"""The members of ``steps.<id>``."""
 
 
 def compile_expression(
@@ -75,7 +75,7 @@ def compile_expression(
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression that was found good."""
+    """A compiled expression."""
 
     source: str
     references: frozenset[str]
@@ -89,15 +89,15 @@ class Expression:
 
     @property
     def is_path(self) -> bool:
-        """Whether its value is always a part of its scope, so never larger than that."""
+        """Whether its value is always a part of its scope, and so never larger."""
         return self._path is not None
 
     def evaluate(
         self, scope: Mapping[str, JsonValue], budget: EvaluationBudget | None = None
     ) -> JsonValue:
-        """The value for this data, or raise ExpressionError.
+        """Evaluate on this data. Raises ExpressionError.
 
-        Give several evaluations one budget to bound them together; else each has its own.
+        Evaluations that share a budget are limited together; by default each has its own.
         """
         for name in self._program.names:
             if name not in scope:
@@ -113,7 +113,7 @@ class Expression:
 
 
 def tokens_in(source: str) -> int:
-    """What compiling an expression takes, counted: its words, numbers and signs, and two more."""
+    """The cost of compiling an expression: its number of tokens, and two more."""
     return 2 + len(_TOKEN.findall(source, 0, SOURCE_CHARS_MAX))
 
 
@@ -143,11 +143,11 @@ def _compile(source: str, names: frozenset[str], want_bool: bool) -> Expression:
     )
 
 
-# ── What an expression reads ─────────────────────────────────────────────────────────────────────
+# ── The names an expression reads ────────────────────────────────────────────────────────────────
 
 
 def _survey(root: Node, names: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """The root names in use, and the steps that are named."""
+    """The root names and the steps that the expression uses. Raises ExpressionFault."""
     uses: set[str] = set()
     references: set[str] = set()
     pending = [root]
@@ -176,7 +176,7 @@ def _survey(root: Node, names: frozenset[str]) -> tuple[frozenset[str], frozense
 
 
 def _member(node: Node | None) -> tuple[Node | None, str | None]:
-    """What the node looks into, and under which key, if that is written down."""
+    """The container that the node reads and the key, if the key is a literal."""
     match node:
         case Select(operand=container, field=key) | Has(operand=container, field=key):
             return container, key
@@ -197,7 +197,7 @@ _Render: TypeAlias = Callable[[_Scope, EvaluationBudget], JsonValue]
 
 
 def compile_template(value: JsonValue, *, names: frozenset[str], path: Path = ()) -> Template:
-    """Compile a value that stands at ``path``, or raise TemplateFaults with all that is wrong."""
+    """Compile the value at ``path`` of a document. Raises TemplateFaults with all faults."""
     compiler = _Compiler(names, root=path)
     render = compiler.render_of(value, path)
     if compiler.faults:
@@ -212,7 +212,7 @@ def compile_template(value: JsonValue, *, names: frozenset[str], path: Path = ()
 
 
 def template_tokens(value: JsonValue) -> int:
-    """What compiling all expressions in a value takes, counted as ``tokens_in`` does."""
+    """The cost of compiling all expressions in a value: the sum of ``tokens_in``."""
     total = 0
     waiting = [value]
     while waiting:
@@ -229,7 +229,7 @@ def template_tokens(value: JsonValue) -> int:
 
 
 class TemplateFaults(Exception):
-    """Every fault of a template, each with its place."""
+    """All faults of a template, each with its path."""
 
     def __init__(self, faults: list[tuple[Path, str]]) -> None:
         super().__init__("; ".join(message for _, message in faults))
@@ -238,7 +238,7 @@ class TemplateFaults(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A template that was found good."""
+    """A compiled template."""
 
     source: JsonValue
     references: frozenset[str]
@@ -249,20 +249,20 @@ class Template:
     _render: _Render | None = field(repr=False, compare=False)
 
     def render(self, scope: _Scope, budget: EvaluationBudget | None = None) -> JsonValue:
-        """Fill the holes from this data, or raise ExpressionError.
+        """Fill the holes from this data. Raises ExpressionError.
 
-        All holes share one budget. Give several templates one budget to bound them together.
+        All holes share one budget. Templates that share a budget are limited together.
         """
         if self._render is None:
             return self.source
         return self._render(scope, EvaluationBudget() if budget is None else budget)
 
     evaluate = render
-    """An expression and a template can be worked out alike."""
+    """Expressions and templates have the same method."""
 
 
 class _Compiler:
-    """Turns a value into a function, and notes what is wrong on the way."""
+    """Compiles a value to a function, and collects the faults."""
 
     def __init__(self, names: frozenset[str], root: Path) -> None:
         self.names = names
@@ -271,7 +271,7 @@ class _Compiler:
         self.faults: list[tuple[Path, str]] = []
 
     def render_of(self, value: JsonValue, path: Path) -> _Render | None:
-        """The function that renders the value, or nothing if it renders to itself."""
+        """The function that renders the value; ``None`` if the value has no holes."""
         match value:
             case str():
                 return self._text(value, path)
@@ -336,7 +336,7 @@ class _Compiler:
         self.expressions += (part for part in parts if isinstance(part, Expression))
         match parts:
             case [Expression() as hole]:
-                # A template that is nothing but a way through the data cannot make it larger.
+                # A whole template that only selects a part of the data needs no size check.
                 return hole.evaluate if path == self.root else _whole(hole)
             case _:
                 return _joined(parts)
@@ -365,7 +365,7 @@ def _written(value: JsonValue, budget: EvaluationBudget) -> str:
         text = _compact_json(value)
     except ValueError as error:
         raise ExpressionError(f"this cannot be written as JSON: {error}") from error
-    # What was paid for was the value. The text has brackets, quotes, escapes and digits too.
+    # Only the value was charged so far. Its text also has brackets, quotes, escapes and digits.
     budget.size(len(text))
     budget.work(3 * text.count(":") + text.count(","))
     return text
@@ -390,7 +390,7 @@ class _Unclosed:
 
 
 def _parts(text: str) -> Iterator[str | _Hole | _Unclosed]:
-    """The text between the holes, and the holes."""
+    """The parts of a string: text, holes, and an unclosed hole at the end."""
     at = 0
     plain = ""
     while (opening := _OPENING.search(text, at)) is not None:
@@ -417,9 +417,9 @@ _OPENING = re.compile(r"\$?\$\{")
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Where the brace is that closes a hole: not one in a literal, a comment or a map."""
+    """The position of the brace that closes a hole: not one in a literal, comment or map."""
     depth = 0
-    # No further than an expression may be long: so many braces and quotes cannot make it slow.
+    # Limited to the length of an expression, so that many braces and quotes cannot make it slow.
     for token in _HOLE_TOKEN.finditer(text, start, start + SOURCE_CHARS_MAX + 1):
         if token[0] == "{":
             depth += 1
@@ -430,9 +430,9 @@ def _closing(text: str, start: int) -> int | None:
     return None
 
 
-# CEL's tokens, as far as they can hide a brace. No text can be read in two ways, so there is no
-# reason to go back. Possessive where a single character repeats, and nowhere else: with groups,
-# Python's first releases of 3.11 match wrongly.
+# The tokens of CEL that may contain a brace. No text matches in two ways, so there is no need to
+# backtrack. Possessive only where a single character repeats: with groups, early releases of
+# Python 3.11 match wrongly.
 _HOLE_TOKEN = re.compile(
     r"""
       [bB]?[rR] (?: '''(?:(?!''').)*''' | \"""(?:(?!\""").)*\""" )

@@ -1,4 +1,4 @@
-"""JSON values: the only shape in which a workflow's data travels."""
+"""The types of JSON values: all data of workflows is JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     )
     JsonObject: TypeAlias = dict[str, JsonValue]
 else:
-    # msgspec reads annotations at run time and has no recursive types. What it decodes from JSON is
-    # a JSON value by nature.
+    # msgspec reads annotations at run time and has no recursive types. Whatever it decodes from
+    # JSON is a JSON value.
     JsonValue = Any
     JsonObject = dict[str, Any]

@@ -60,21 +60,21 @@ __all__ = [
 ]
 
 _Frame: TypeAlias = list[Any]
-# Any, not Value: a list made on the way may hold types, which the result must not.
+# Any, not Value: an intermediate list may hold types, which a result must not.
 _Step: TypeAlias = Callable[[_Frame], Any]
 _Slots: TypeAlias = Mapping[str, int]
 
 
 class Program(msgspec.Struct, frozen=True):
-    """An expression, ready to run."""
+    """A compiled expression."""
 
     step: _Step
     names: tuple[str, ...]
     """The root names it uses, in the order of their slots."""
     loops: int
-    """Slots for variables."""
+    """Slots for loop variables."""
     weight: int
-    """Work that one run takes in any case."""
+    """The work that every run takes."""
 
     def run(self, scope: Mapping[str, JsonValue], budget: EvaluationBudget) -> Value:
         """Evaluate. Every name in ``names`` must be in the scope."""
@@ -92,7 +92,7 @@ def build(root: Node, names: tuple[str, ...]) -> Program:
 
 
 def path_of(node: Node) -> Path | None:
-    """The path, if the expression is nothing but a way through the data."""
+    """The path, if the expression only selects a part of the data."""
     match node:
         case Name(name=name):
             return (name,)
@@ -108,7 +108,7 @@ def path_of(node: Node) -> Path | None:
 
 
 def follow(value: Value, path: Path) -> Value:
-    """What is found at the end of a path that starts with this value."""
+    """The part of the value at the path. Raises ``ExpressionError`` if there is none."""
     for place in range(1, len(path)):
         key = path[place]
         if isinstance(value, dict) and key in value:
@@ -123,11 +123,11 @@ def _weight(node: Node) -> int:
 
 
 def _loops(node: Node) -> int:
-    """How deep loops are nested."""
+    """The nesting depth of loops."""
     return isinstance(node, Loop) + max(map(_loops, children(node)), default=0)
 
 
-# ── One function a node ──────────────────────────────────────────────────────────────────────────
+# ── One function per node ────────────────────────────────────────────────────────────────────────
 
 
 def _step(node: Node, slots: _Slots) -> _Step:
@@ -200,7 +200,7 @@ def _check_literal_pattern(node: CallNode) -> None:
 
 
 _ERROR_WORK: Final = 60
-"""To find out that something has no value takes longer than to find the value."""
+"""Raising and catching an error takes longer than finding a value."""
 
 
 def _truth(value: Value) -> bool:
@@ -326,13 +326,13 @@ def _collect_step(
 WORK_MAX: Final = 250_000
 """Units of work in one evaluation, or in all holes of one template."""
 SIZE_MAX: Final = 4 * 1024 * 1024
-"""What one evaluation, or all holes of one template, may make: one for each value, and one for each
-character of text and keys. That is never more than the bytes of the same value as JSON."""
+"""The size of the results of one evaluation, or of all holes of one template: one for each value,
+and one for each character of strings and keys. Never more than the bytes of the value as JSON."""
 _SCALARS: Final = frozenset({type(None), bool, int, float})
 
 
 class EvaluationBudget:
-    """What is left. Evaluations that share a budget are bounded together."""
+    """The work and size that are left. Evaluations that share a budget are limited together."""
 
     __slots__ = ("size_left", "work_left")
 
@@ -341,24 +341,27 @@ class EvaluationBudget:
         self.size_left = size
 
     def work(self, units: int) -> None:
-        """Take this much work, or end the evaluation."""
+        """Charge this much work. Raises ``BudgetSpent``."""
         self.work_left -= units
         if self.work_left < 0:
             raise BudgetSpent("too much work: it repeats too often or looks at too much data")
 
     def size(self, units: int) -> None:
-        """Take this much size, or end the evaluation."""
+        """Charge this much size. Raises ``BudgetSpent``."""
         self.size_left -= units
         if self.size_left < 0:
             raise BudgetSpent("the result is too large")
 
     def keep(self, value: Value) -> JsonValue:
-        """Take the size of a value that is to leave the evaluation, and make sure it is JSON."""
+        """Charge the size of a result and check that it is JSON.
+
+        Raises ``BudgetSpent`` if it is too large, ``ExpressionError`` if it holds a type.
+        """
         self.size(1)
         if type(value) in _SCALARS:
             return cast("JsonValue", value)
-        # Level by level, each value paid for before it is looked at. One list may be in a value a
-        # million times over and cost no memory: so the walk ends with the budget if not before.
+        # Level by level, and each value is charged before it is visited: a value may contain the
+        # same list a million times without using memory, so the budget must stop the walk.
         level = [value]
         for _ in range(JSON_DEPTH_MAX + 1):
             below: list[Value] = []

@@ -1,11 +1,11 @@
-"""The library: what is an expression and what is not, by the reference implementation of CEL.
+"""The library: parses and checks expressions with the reference implementation of CEL.
 
-This is the only module that knows the library. It takes three things from it: the grammar, the type
-checker, and the search for a regular expression in linear time (RE2). It does not take its
-evaluator, which has no bound on memory: ``docs/adr/0004-expressions.md`` has the figures.
+This is the only module that imports the library. It uses its parser, its type checker, and its
+linear-time regular expressions (RE2). It does not use its evaluator, which does not limit memory:
+``docs/adr/0004-expressions.md`` has the figures.
 
-The library hands a checked expression over as bytes, a ``cel.expr.CheckedExpr`` in the protobuf
-encoding. Its fields are numbered in a public standard, so a reader of forty lines does.
+The library returns a checked expression as a protobuf message, ``cel.expr.CheckedExpr``. Its field
+numbers are a public standard, so a decoder of forty lines is enough.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ NESTING_MAX: Final = 32
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """An expression whose names are known and whose types agree as far as they are known."""
+    """An expression whose names exist and whose static types agree."""
 
     root: Node
     type: str
-    """Of its value, such as ``BOOL``; ``DYN`` if only the data can tell."""
+    """The static type of its value, such as ``BOOL``; ``DYN`` if it depends on the data."""
 
 
 def parse(source: str, names: frozenset[str]) -> Checked:
     """Parse and check an expression that may use these root names, or raise ExpressionFault."""
-    # The library reads up to the first NUL and cannot take what has no encoding.
+    # The library reads only up to the first NUL, and cannot encode a lone surrogate.
     unfit = _UNFIT.search(source)
     if unfit:
         raise ExpressionFault("a control character or half a character pair", unfit.start() + 1)
@@ -70,7 +70,7 @@ _UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 @lru_cache(maxsize=16)
 def _environment(names: frozenset[str]) -> cel.Env:
-    # What is not here can hold anything; only the data will tell.
+    # All other names have values of any type.
     known = {"steps": cel.Type.Map(cel.Type.STRING, cel.Type.DYN), "index": cel.Type.INT}
     return cel.NewEnv(variables={name: known.get(name, cel.Type.DYN) for name in sorted(names)})
 
@@ -81,15 +81,16 @@ def _environment(names: frozenset[str]) -> cel.Env:
 def search(text: str, pattern: str) -> bool:
     """Whether the pattern (RE2) is found anywhere in the text, or raise ValueError.
 
-    The time is linear in the text, times the size of the pattern: the caller bounds both.
+    The time is linear in the length of the text times the size of the pattern: the caller limits
+    both.
     """
-    # The library would read only as far as the first NUL, and answer about that.
+    # The library would search only up to the first NUL.
     for given, what in ((text, "the text"), (pattern, "the pattern")):
         unfit = _UNSEARCHABLE.search(given)
         if unfit:
             raise ValueError(f"{what} has a NUL or half a character pair in it")
     found = _search_program().eval(data={"text": text, "pattern": pattern})
-    # An error is a value of the library, and a truthy one.
+    # The library returns an error as a value, which is truthy.
     if found.type() != cel.Type.BOOL:
         reason = str(found.value()).removeprefix("INVALID_ARGUMENT: ")
         raise ValueError(reason[:_MESSAGE_CHARS_MAX])
@@ -105,13 +106,13 @@ def _search_program() -> cel.Expression:
     return cel.NewEnv(variables=variables).compile("text.matches(pattern)")
 
 
-# ── The library's complaints, in words for the author of a workflow ──────────────────────────────
+# ── Error messages of the library, rewritten for the author of a workflow ────────────────────────
 
 
 def _fault(error: str, source: str, names: frozenset[str]) -> ExpressionFault:
     if "recursion" in error:
         return ExpressionFault(f"nested too deeply: {NESTING_MAX} levels are allowed")
-    # The first complaint only: those after it mostly follow from it.
+    # Only the first error: the later ones mostly follow from it.
     found = _COMPLAINT.search(error)
     if found is None:
         return ExpressionFault(error)
@@ -119,10 +120,10 @@ def _fault(error: str, source: str, names: frozenset[str]) -> ExpressionFault:
     before = source.split("\n")[: line - 1]
     position = sum(len(part) + 1 for part in before) + column
     if unknown := _UNKNOWN.match(message):
-        # Of ``nme.field`` it is the name that is unknown.
+        # In ``nme.field`` the unknown part is ``nme``.
         name = unknown[1].lstrip(".").split(".")[0]
         message = f"unknown name or function '{name}'; {_hint(name, source, names)}"
-        # The library points at the dot or the bracket behind the name.
+        # The position from the library is that of the dot or bracket after the name.
         begin = source.rfind(name, 0, position - 1 + len(name))
         position = position if begin < 0 else begin + 1
     elif misfit := _MISFIT.match(message):
@@ -148,7 +149,7 @@ def _syntax(message: str, source: str) -> str:
     bare = _STRING.sub("''", source)
     message = message[:1].lower() + message[1:]
     if _ASSIGNMENT.search(bare):
-        return f"{message.strip()}; to compare is =="
+        return f"{message.strip()}; use == to compare"
     if _WORDS.search(bare):
         return f"{message.strip()}; and, or, not are &&, ||, !"
     return message
@@ -168,7 +169,7 @@ _MISFIT = re.compile(r"found no matching overload for '(.*?)' applied to '(.*)'"
 
 
 class _Message:
-    """A protobuf message: its numbers and its chunks (texts, bytes, messages) by field."""
+    """A protobuf message: its numbers and its chunks (strings, bytes, messages) by field."""
 
     def __init__(self, data: bytes) -> None:
         self.numbers: dict[int, int] = {}
@@ -211,7 +212,7 @@ class _Reader:
 
     def __init__(self, source_info: _Message) -> None:
         entries = (_Message(entry).numbers for entry in source_info.chunks.get(4, []))
-        # A proto map leaves zeros out: the first character is at 0.
+        # A protobuf map omits zeros, and the first character has position 0.
         self._positions = {entry[1]: entry.get(2, 0) + 1 for entry in entries}
 
     def node(self, data: bytes) -> Node:
@@ -268,7 +269,7 @@ class _Reader:
         )
 
     def _loop(self, at: int | None, content: _Message) -> Loop:
-        """A macro, told by the step it was expanded to; the rest of it is then known."""
+        """A macro, recognised by the loop step of its expansion."""
         variable, over = content.text(1), self.node(content.chunk(2))
         match self.node(content.chunk(6)):
             case CallNode(_, "_&&_", (Name(), condition)):

@@ -49,9 +49,9 @@ Function: TypeAlias = Callable[..., Value]
 
 
 def elements(budget: EvaluationBudget, value: Value) -> Sequence[Value]:
-    """What a macro walks over: the items of a list, or the keys of a map.
+    """The elements that a macro iterates: the items of a list, or the keys of a map.
 
-    CEL leaves the order of keys open. Here they are sorted, so that equal maps give equal results.
+    CEL does not define the order of keys. They are sorted, so that equal maps give equal results.
     """
     if isinstance(value, list):
         return value
@@ -78,7 +78,7 @@ def _arithmetic(
     sign: str, whole: Callable[[int, int], int], real: Callable[[float, float], float] | None
 ) -> Function:
     def calculate(_: EvaluationBudget, left: Value, right: Value) -> Value:
-        # Exact types: a bool is an int to Python and not here.
+        # Exact types: in Python a bool is an int, in CEL it is not.
         if type(left) is int and type(right) is int:
             return int64(whole(int64(left), int64(right)))
         if real is not None and type(left) is float and type(right) is float:
@@ -89,7 +89,7 @@ def _arithmetic(
 
 
 def _quotient(left: int, right: int) -> int:
-    """Towards zero, where Python goes down."""
+    """Integer division that truncates towards zero; that of Python rounds down."""
     if right == 0:
         raise ExpressionError("division by zero")
     quotient = abs(left) // abs(right)
@@ -131,7 +131,7 @@ def _negate(_: EvaluationBudget, value: Value) -> Value:
 
 
 def _equal(budget: EvaluationBudget, left: Value, right: Value) -> bool:
-    """Numbers by amount, lists and maps by content; values of different kinds are not equal."""
+    """Numbers compare by value, lists and maps by content; different types are not equal."""
     if type(left) in _NUMBERS and type(right) in _NUMBERS:
         return left == right
     pairs = [(left, right)]
@@ -227,7 +227,7 @@ def _on_text(name: str, decide: Callable[[EvaluationBudget, str, str], bool]) ->
 
 
 def _contains(budget: EvaluationBudget, text: str, part: str) -> bool:
-    # For a part of less than 100 characters the search may look at each of them at each place.
+    # For a short needle the search may compare each of its characters at each position.
     budget.work(len(text) // 16 * (1 + min(len(part), 100) // 32))
     return part in text
 
@@ -255,7 +255,7 @@ _BOOL_TEXTS: Final = {
 
 
 def _to_int(_: EvaluationBudget, value: Value) -> int:
-    """A whole number: a double loses its fraction."""
+    """Convert to an integer. A double is truncated."""
     if isinstance(value, float):
         return int64(math.trunc(finite(value)))
     if isinstance(value, str):
@@ -268,7 +268,7 @@ def _to_int(_: EvaluationBudget, value: Value) -> int:
 
 
 def _to_double(_: EvaluationBudget, value: Value) -> float:
-    """A double: the nearest one to a whole number."""
+    """Convert to a double. An integer becomes the nearest one."""
     if isinstance(value, float):
         return value
     if isinstance(value, str):
@@ -281,7 +281,7 @@ def _to_double(_: EvaluationBudget, value: Value) -> float:
 
 
 def _to_string(_: EvaluationBudget, value: Value) -> str:
-    """The text of a value, as JSON writes it."""
+    """Convert to a string, as in JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -294,7 +294,7 @@ def _to_string(_: EvaluationBudget, value: Value) -> str:
 
 
 def _to_bool(_: EvaluationBudget, value: Value) -> bool:
-    """``true`` and ``false``, and the few other ways CEL lets them be written."""
+    """Convert to a boolean, from the strings that CEL allows."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -333,5 +333,5 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "type": _type,
     "dyn": _dyn,
 }
-"""By their names in CEL. ``&&``, ``||`` and ``?:`` are not here: they do not need all their
-arguments, so ``evaluation`` has them."""
+"""By their names in CEL. ``&&``, ``||`` and ``?:`` are in ``evaluation``, because they do not
+evaluate all their arguments."""

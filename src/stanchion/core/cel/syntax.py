@@ -1,8 +1,8 @@
-"""Syntax: an expression as the parser understood it, in plain values.
+"""Syntax: the nodes of a parsed expression.
 
-``library`` makes these nodes and ``evaluation`` runs them. Operators are calls under the names that
-CEL gives them (``_+_``, ``_[_]``); a call on a value (``text.size()``) has that value as its first
-argument. Macros are one node, ``Loop``: the language has no other way to repeat anything.
+``library`` builds these nodes and ``evaluation`` compiles them. Operators are calls under their CEL
+names (``_+_``, ``_[_]``); a method call (``text.size()``) has its receiver as first argument.
+Macros are one node, ``Loop``: CEL has no other loops.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class MapOf(_Node, frozen=True):
 
 
 class Macro(Enum):
-    """What a loop makes of its rounds."""
+    """The result of a loop."""
 
     ALL = "all"
     EXISTS = "exists"
@@ -100,7 +100,7 @@ Node: TypeAlias = Constant | Name | Select | Has | CallNode | ListOf | MapOf | L
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The nodes directly below."""
+    """The child nodes."""
     match node:
         case Constant() | Name():
             return ()

@@ -50,7 +50,7 @@ KINDS: Final = {
     name: ValueKind(name)
     for name in ("null_type", "bool", "int", "double", "string", "list", "map", "type")
 }
-"""The types there are, by their names in CEL."""
+"""The types by their names in CEL."""
 
 _KIND_NAMES: Final[dict[type, str]] = {
     NoneType: "null_type",
@@ -69,7 +69,7 @@ def kind_of(value: Value) -> str:
     exact = _KIND_NAMES.get(type(value))
     if exact is not None:
         return exact
-    # Members of a StrEnum are text, and so on.
+    # Subclasses, such as members of a StrEnum.
     for base, name in _KIND_NAMES.items():
         if isinstance(value, base):
             return name
@@ -77,7 +77,7 @@ def kind_of(value: Value) -> str:
 
 
 def described(value: Value) -> str:
-    """What a value is, for a sentence: ``a string``, ``an int``, ``null``."""
+    """The type of a value with its article, for messages: ``a string``, ``an int``, ``null``."""
     kind = kind_of(value)
     if kind == "null_type":
         return "null"
@@ -85,26 +85,26 @@ def described(value: Value) -> str:
 
 
 def misfit(function: str, *values: Value) -> ExpressionError:
-    """The function was not made for values of these kinds."""
+    """The error for a function that does not take values of these types."""
     return ExpressionError(f"'{function}' does not take ({', '.join(map(kind_of, values))})")
 
 
 def int64(value: int) -> int:
-    """The number, if it fits in 64 bits."""
+    """The number, if it fits in 64 bits. Raises ``ExpressionError``."""
     if -(2**63) <= value < 2**63:
         return value
     raise ExpressionError("a whole number does not fit in 64 bits")
 
 
 def finite(value: float) -> float:
-    """The number, if it is one."""
+    """The number, if it is finite. Raises ``ExpressionError``."""
     if math.isfinite(value):
         return value
     raise ExpressionError("a number is too large for a double")
 
 
 def fetch(container: Value, key: Value, path: tuple[str | int, ...] = ()) -> Value:
-    """The member of a map or list under a key; ``path`` is where the container was found."""
+    """The member of a map or list. Raises ``ExpressionError``, which names ``path``."""
     place = shown(path) if path else "this"
     if isinstance(container, dict):
         if isinstance(key, str) and key in container:
@@ -121,7 +121,7 @@ def fetch(container: Value, key: Value, path: tuple[str | int, ...] = ()) -> Val
 
 
 def _whole(key: Value) -> int | None:
-    """A position may be written as a double, if it is a whole number."""
+    """The position in a list: an integer, or a double without fraction."""
     match key:
         case bool():
             return None
@@ -136,7 +136,7 @@ def _shown_key(key: Value) -> str:
         case str():
             return quoted(key)
         case int() if abs(key) >= 2**63:
-            return "such large number"  # Python may refuse to write it out
+            return "such large number"  # Python may refuse to convert it to a string
         case None | bool() | int() | float():
             return json.dumps(key)
         case _:
@@ -144,13 +144,13 @@ def _shown_key(key: Value) -> str:
 
 
 class ExpressionFault(Exception):
-    """An expression that can never be evaluated: found when it is compiled."""
+    """An expression that is wrong for any data: raised when it is compiled."""
 
     def __init__(self, message: str, position: int | None = None) -> None:
         super().__init__(message, position)
         self.message = message
         self.position = position
-        """The character at which it was noticed, the first being 1, if that is known."""
+        """The position of the character in the source, from 1, if known."""
 
     def __str__(self) -> str:
         return self.message if self.position is None else f"{self.message} (at {self.position})"
@@ -161,4 +161,4 @@ class ExpressionError(Exception):
 
 
 class BudgetSpent(ExpressionError):
-    """An evaluation that was ended, because it took too long or its value grew too large."""
+    """An evaluation that was stopped because it took too long or its value grew too large."""

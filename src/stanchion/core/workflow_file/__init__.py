@@ -1,8 +1,8 @@
-"""Workflow files: YAML or JSON in, a workflow or everything that is wrong with it out.
+"""Workflow files: parses YAML or JSON into a workflow, or returns all its faults.
 
-Three passes, each of which says all it can. ``source`` turns text into a tree, ``members``
-says what each part of the tree must look like, ``rules`` what the parts demand of each
-other. Whatever the bytes, the answer is one of two values, and it comes soon.
+There are three passes, each of which reports all its faults. ``source`` parses text into a tree,
+``members`` defines the shape of each part of the tree, and ``rules`` checks references between
+parts. Parsing takes bounded time for any input.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def parse_workflow(
     format: Format,  # noqa: A002 - the word everyone uses for it
     workflow_id: str | None = None,
 ) -> Workflow | WorkflowFaults:
-    """Read a workflow file.
+    """Parse a workflow file.
 
-    ``workflow_id`` is the name under which the file was sent, if it was sent under one. The file
-    may then leave its own out, and must not say another.
+    ``workflow_id`` is the id from the request, if any. The file may then omit its id, and must not
+    have a different one.
     """
     findings = Findings()
     source = read_source(text, format, findings)
@@ -95,7 +95,7 @@ def _named(tree: JsonValue, workflow_id: str | None, findings: Findings) -> Json
 
 
 def workflow_json_schema() -> JsonObject:
-    """The shape of workflow files in JSON Schema, for editors."""
+    """The JSON Schema of workflow files, for editors."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Stanchion workflow",

@@ -1,7 +1,7 @@
-"""JSON text: RFC 8259, read with the place of every value.
+"""JSON text: a parser for RFC 8259 that knows the line of every value.
 
-The standard library's reader keeps the last of two equal keys, does not say where a value stood,
-and recurses. This one walks from token to token with a single expectation in hand.
+The parser of the standard library silently keeps the last of two equal keys, does not report the
+position of a value, and is recursive. This one goes from token to token and keeps one state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stanchion.core.workflow_file.tree import Scalar, Tree, Unreadable, number
 
 __all__ = ["read_json"]
 
-# Possessive throughout: the pattern never goes back, so reading is linear in the text.
+# Possessive throughout: the pattern never backtracks, so parsing is linear in the text.
 _TOKEN = re.compile(
     r"[ \t\n\r]*+"
     r"(?:(?P<sign>[][{},:])"
@@ -32,7 +32,7 @@ _WORDS: Final[Mapping[str, JsonValue]] = {"true": True, "false": False, "null": 
 
 
 class _Due(Enum):
-    """What may come next."""
+    """What is expected next."""
 
     VALUE = "a value"
     VALUE_OR_END = "a value or ]"
@@ -44,7 +44,7 @@ class _Due(Enum):
 
 
 def read_json(text: str, tree: Tree) -> None:
-    """Grow the tree from JSON. Raises ``Unreadable`` when that cannot go on."""
+    """Parse JSON into the tree. Raises ``Unreadable``."""
     due, at, line = _Due.VALUE, 0, 1
     while True:
         token = _TOKEN.match(text, at)
@@ -67,7 +67,7 @@ _FOUND_CHARS_MAX: Final = 20
 
 
 def _take(due: _Due, kind: str, word: str, tree: Tree, line: int) -> _Due | None:
-    """Add what a token says and tell what is due after it; ``None`` if it is not what was due."""
+    """Add a token to the tree. Returns what is expected next; ``None`` if it was unexpected."""
     match due, kind, word:
         case ((_Due.KEY | _Due.KEY_OR_END), "text", _):
             tree.add(_scalar(kind, word, line), line)

@@ -1,7 +1,7 @@
-"""The shape of a workflow file: every member there is, its range, and what it becomes.
+"""The shape of a workflow file: every member, its range, and the value it becomes.
 
-Read from the bottom: ``WORKFLOW`` is the file, ``_STEP`` the kinds of step. What one place of the
-file demands of another (``needs``, expressions) is in ``rules``.
+Read from the bottom: ``WORKFLOW`` is the file, ``_STEP`` the kinds of step. References between
+parts of the file (``needs``, expressions) are checked in ``rules``.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _MS_FROM_1: Final = Whole(1, BACKOFF_MS_MAX)
 
 
 def _together(policy: Backoff) -> Iterator[tuple[str, str]]:
-    # The ranges are in the shapes as well; what is left is what two members demand of each other.
+    # The shapes check the ranges. These are the rules between two members.
     return ((fault.path, fault.message) for fault in retry.faults(policy))
 
 

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of a record: its shape, and what it is for."""
+    """One member of a record: its shape and its description."""
 
     shape: Shape[Any]
     says: str
@@ -33,7 +33,7 @@ class Record(Generic[_T]):
     members: Mapping[str, Member]
     build: Callable[..., _T]
     check: Callable[[_T], Iterable[tuple[str, str]]] = lambda _built: ()
-    """What members demand of each other: the name of the one at fault, and why."""
+    """Rules between members: yields the name of the faulty member, and the reason."""
 
     def read(self, value: JsonValue, path: Path, findings: Findings) -> _T | Unfit:
         if not isinstance(value, dict):
@@ -74,7 +74,7 @@ class Record(Generic[_T]):
 
 @dataclass(frozen=True, slots=True)
 class Tagged(Generic[_T]):
-    """One of several records; the member ``tag`` says which."""
+    """One of several records, chosen by the member ``tag``."""
 
     tag: str
     records: Mapping[str, Record[_T]]
@@ -102,7 +102,7 @@ class Tagged(Generic[_T]):
 
 @dataclass(frozen=True, slots=True)
 class ByMember(Generic[_T]):
-    """One of several records; the one of these members that is there says which."""
+    """One of several records, chosen by which of these members is present."""
 
     noun: str
     records: Mapping[str, Record[_T]]
@@ -116,7 +116,7 @@ class ByMember(Generic[_T]):
         has = listed(given, "and") or "none"
         wrong = f"must have exactly one of {listed([*self.records])}; it has {has}"
         findings.note(path, wrong)
-        # Which it is meant to be is not known, but its members can be judged all the same.
+        # The record is unknown, but its members can be checked.
         self._any().read(value, path, findings)
         return UNFIT
 
@@ -133,7 +133,7 @@ class ByMember(Generic[_T]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectOr:
-    """An object with any members, or text of one form. The text's rule speaks for both."""
+    """An object with any members, or a string of one form. The rule of the string is shown."""
 
     text: Text
 

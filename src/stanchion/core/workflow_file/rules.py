@@ -1,11 +1,11 @@
-"""The rules of a workflow file: what one place of it demands of another.
+"""The rules of a workflow file: references between its parts.
 
-Needs name steps that exist, once each, and never lead in a circle. An expression of a step reads
-the run's input and the steps it needs, directly or through others, and no other step: whether some
-other step has ended by then would depend on chance. The output may read every step.
+Needs name existing steps, once each, and have no cycles. An expression of a step may read the input
+of the run and the steps that it needs, directly or indirectly, but no other step: whether another
+step has ended by then would depend on timing. The output may read every step.
 
-The rules look at the file's tree, sound or not. Whatever can be judged is judged, so that a file
-with a fault of shape still hears of its circle.
+The rules are checked on the tree of the file, even if its shape has faults, so that all faults are
+reported together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ITEM_SCOPE: Final = _SCOPE | {"item", "index"}
 
 
 def judge_workflow(tree: JsonValue, findings: Findings) -> None:
-    """Note every breach of a rule in a workflow file."""
+    """Note every violation of a rule in a workflow file."""
     file = _object(tree)
     steps = _object(file.get("steps"))
     if not _judge_size(file, steps, findings):
@@ -49,9 +49,9 @@ def judge_workflow(tree: JsonValue, findings: Findings) -> None:
 
 
 def _judge_size(file: JsonObject, steps: JsonObject, findings: Findings) -> bool:
-    """Whether there is little enough for the rules, whose cost grows with it."""
+    """Whether the file is small enough to check the rules, whose cost grows with its size."""
     if len(steps) > WORKFLOW_STEPS_MAX:
-        return False  # the shape has said so
+        return False  # the shape has reported it
     tokens = template_tokens(file.get("output"))
     for step in map(_object, steps.values()):
         when = step.get("when")
@@ -75,11 +75,11 @@ def _object(value: JsonValue) -> JsonObject:
 
 
 class _Sight(NamedTuple):
-    """Which steps there are, and which of them each step may read."""
+    """All steps, and the steps that each step may read."""
 
     steps: JsonObject
     before: Mapping[str, frozenset[str]]
-    """Without the steps whose needs are not known for sure: nothing can be held against those."""
+    """Without the steps whose needs are faulty: their references cannot be checked."""
 
 
 def _judge_needs(steps: JsonObject, findings: Findings) -> _Sight:
@@ -112,11 +112,11 @@ def _judge_needs(steps: JsonObject, findings: Findings) -> _Sight:
 
 
 def _judge_circles(steps: JsonObject, needs: dict[str, list[str]], findings: Findings) -> set[str]:
-    """Note the circles that share no step, and take the needs of their steps away."""
+    """Note cycles that share no step, and remove the needs of their steps."""
     places = {name: place for place, name in enumerate(steps)}
     circling: set[str] = set()
     while (circle := cycle(needs)) is not None:
-        # From the step that comes first in the file, so that one circle has one name.
+        # Begin with the first step in file order, so that a cycle is always reported alike.
         start = circle.index(min(circle, key=places.__getitem__))
         first, second, *others = (*circle[start:], *circle[:start])
         given = _object(steps[first])["needs"]
@@ -131,7 +131,7 @@ def _judge_circles(steps: JsonObject, needs: dict[str, list[str]], findings: Fin
 
 
 _CIRCLE_STEPS_MAX: Final = 8
-"""Steps of a circle that are named, besides the first two."""
+"""Steps of a cycle that are named, besides the first two."""
 
 
 # ── Expressions ──────────────────────────────────────────────────────────────────────────────────
@@ -163,7 +163,7 @@ def _judge_condition(name: str, when: str, at: Path, sight: _Sight, findings: Fi
 
 
 def _judge_single(value: JsonValue, at: Path, findings: Findings) -> None:
-    """The shape saw a ``${`` and a ``}`` around the text; they must belong to each other."""
+    """Check that the ``${`` and ``}`` around the text, which the shape requires, are one hole."""
     if not isinstance(value, str) or not findings.clean(at):
         return
     try:
@@ -180,7 +180,7 @@ def _judge_template(
     sight: _Sight,
     findings: Findings,
 ) -> None:
-    """Judge a member that may hold ``${…}`` anywhere, each text at its own place."""
+    """Check a member that may hold ``${…}`` in any string. Faults have the path of the string."""
     if path[-1] not in holder or not findings.clean(path):
         return
     for at, text in _texts(holder[str(path[-1])], path):
@@ -208,7 +208,7 @@ def _texts(value: JsonValue, path: Path) -> Iterator[tuple[Path, str]]:
 def _judge_references(
     name: str | None, references: frozenset[str], at: Path, sight: _Sight, findings: Findings
 ) -> None:
-    """Hold the steps that are read against those that may be; without a name, that is all."""
+    """Check that the steps an expression reads are visible; without a name, all steps are."""
     may_read = None if name is None else sight.before.get(name)
     for reference in sorted(references):
         if reference not in sight.steps:

@@ -1,8 +1,8 @@
-"""Shapes: what a value must look like, said once and used twice.
+"""Shapes: one definition of a value for the parser and for the JSON Schema.
 
-A shape reads a plain value into a typed one, noting every fault with its path and going on; and it
-states itself as JSON Schema, for editors. So the published schema cannot say anything else than the
-parser does. (It may say less: what one place demands of another is not a matter of shape.)
+A shape converts a plain value to a typed one and notes every fault with its path; and it returns
+its JSON Schema, for editors. So the published schema cannot contradict the parser. (It may allow
+more: rules between parts of a document are not part of a shape.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Unfit(Enum):
-    """The answer for a value that does not fit; the findings say why."""
+    """The result for a value that does not fit; the findings hold the reasons."""
 
     UNFIT = "unfit"
 
@@ -46,22 +46,22 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 
 class Shape(Protocol[_T_co]):
-    """What a value must look like."""
+    """The definition of a value."""
 
     def read(self, value: JsonValue, path: Path, findings: Findings) -> _T_co | Unfit:
-        """The value in its own type, or ``UNFIT`` with the reasons noted."""
+        """Convert the value, or note the reasons and return ``UNFIT``."""
 
     def schema(self) -> JsonObject:
-        """The same in JSON Schema, 2020-12."""
+        """The JSON Schema (2020-12) of the shape."""
 
 
 def fit(shape: Shape[_T], value: JsonValue, path: Path, findings: Findings) -> _T | Unfit:
-    """Read a value, unless its place is already known to be bad."""
+    """Read a value, unless a fault is already noted for its place."""
     return shape.read(value, path, findings) if findings.clean(path) else UNFIT
 
 
 def unfit(expected: str, value: JsonValue, path: Path, findings: Findings) -> Unfit:
-    """Note that a value is of another kind than expected."""
+    """Note that a value does not have the expected type."""
     findings.note(path, f"must be {expected}, not {kind_of(value)}")
     return UNFIT
 
@@ -71,7 +71,7 @@ def unfit(expected: str, value: JsonValue, path: Path, findings: Findings) -> Un
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """Any value at all."""
+    """Any value."""
 
     def read(self, value: JsonValue, path: Path, findings: Findings) -> JsonValue | Unfit:
         del path, findings
@@ -83,7 +83,7 @@ class Anything:
 
 @dataclass(frozen=True, slots=True)
 class AnyObject:
-    """An object, whatever is in it."""
+    """An object with any members."""
 
     def read(self, value: JsonValue, path: Path, findings: Findings) -> JsonObject | Unfit:
         return value if isinstance(value, dict) else unfit("an object", value, path, findings)
@@ -94,7 +94,7 @@ class AnyObject:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text of limited length, and of one pattern if there is one."""
+    """A string of limited length, with an optional pattern."""
 
     chars_max: int
     pattern: str = ""
@@ -120,7 +120,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Word(Generic[_T]):
-    """One word of a closed list, read as what it stands for."""
+    """One word of a fixed list, converted to its value."""
 
     words: Mapping[str, _T]
 
@@ -140,7 +140,7 @@ class Word(Generic[_T]):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """An integer of a range. ``3.0`` is one, as in JSON Schema; ``true`` is not."""
+    """An integer in a range. ``3.0`` is one, as in JSON Schema; ``true`` is not."""
 
     low: int
     high: int
@@ -159,7 +159,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Real:
-    """A number of a range."""
+    """A number in a range."""
 
     low: float
     high: float
@@ -174,7 +174,7 @@ class Real:
 
 
 def _ranged(number: float, low: float, high: float, path: Path, findings: Findings) -> bool:
-    # Written so that NaN, which compares false with everything, is outside.
+    # Written so that NaN, for which every comparison is false, is out of range.
     if low <= number <= high:
         return True
     findings.note(path, f"must be from {low} to {high}; {number} is not")
@@ -186,7 +186,7 @@ def _ranged(number: float, low: float, high: float, path: Path, findings: Findin
 
 @dataclass(frozen=True, slots=True)
 class Items(Generic[_T]):
-    """A list of things of one shape."""
+    """A list of values of one shape."""
 
     item: Shape[_T]
     items_max: int
@@ -207,7 +207,7 @@ class Items(Generic[_T]):
 
 @dataclass(frozen=True, slots=True)
 class Entries(Generic[_T]):
-    """An object whose keys are names: each leads to a thing of one shape."""
+    """An object whose keys are names and whose values have one shape."""
 
     key: Text
     value: Shape[_T]

@@ -1,8 +1,8 @@
-"""Source: the text of a file, YAML or JSON, read into a plain tree.
+"""Source: parses the text of a file, YAML or JSON, into a plain tree.
 
-Whatever the bytes, reading ends soon and never raises. Both notations give the same trees: objects
-with distinct text keys, lists, text, 64-bit integers, finite numbers, true, false, null. Size,
-nesting and number of values are limited before they cost anything.
+Parsing takes bounded time and never raises. Both formats give the same trees: objects with distinct
+string keys, lists, strings, 64-bit integers, finite numbers, true, false, null. The limits on size,
+nesting and number of values are checked while parsing.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Format: TypeAlias = Literal["yaml", "json"]
 
 
 class Source(NamedTuple):
-    """A tree, and the line of everything in it."""
+    """A tree and the line of each of its nodes."""
 
     tree: JsonValue
     lines: Mapping[Path, int]
     complete: bool
-    """Whether the text was read to its end. If not, the tree is not worth judging."""
+    """Whether the text was parsed to its end. If not, the tree should not be checked further."""
 
 
 def read_source(text: bytes | str, notation: Format, findings: Findings) -> Source:
-    """Read the text. What is wrong with it goes into ``findings``."""
+    """Parse the text and note its faults in ``findings``."""
     tree = Tree(findings)
     try:
         decoded = _decoded(text)

@@ -1,8 +1,8 @@
-"""Trees: plain values grown one key or value at a time, in the order of their text.
+"""Trees: plain values built one key or value at a time, in the order of the text.
 
-Both notations feed the same tree, so its rules hold for both: keys are text and are not repeated,
-text is made of characters, nesting and number have limits. Nothing here recurses: depth is limited
-by rule and not by Python's stack.
+Both parsers build the same tree, so its rules apply to both: keys are distinct strings, strings
+have no lone surrogates, nesting and number of nodes are limited. Nothing here is recursive: depth
+is limited by a rule, not by the Python stack.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NODES_MAX: Final = 20_000
 
 
 class Unreadable(Exception):
-    """Reading cannot go on."""
+    """The text cannot be parsed further."""
 
     def __init__(self, reason: str, line: int | None = None, path: Path = ()) -> None:
         super().__init__(reason)
@@ -33,13 +33,13 @@ class Unreadable(Exception):
 
 
 class Scalar(NamedTuple):
-    """A value that is no object and no list, as the text has it."""
+    """A value that is neither an object nor a list."""
 
     value: JsonValue
     word: str
-    """As it is written."""
+    """Its text."""
     flaw: str = ""
-    """Why it cannot be used, if it cannot."""
+    """Why it cannot be used; empty if it can."""
 
 
 @dataclass(slots=True)
@@ -47,9 +47,9 @@ class _Container:
     holds: dict[str, JsonValue] | list[JsonValue]
     path: Path
     key: str | None = None
-    """Of an object: the key whose value comes next."""
+    """In an object, the key whose value comes next."""
     repeated: bool = False
-    """That key was there before: its value is read for its faults, and dropped."""
+    """The key is a duplicate: its value is checked for faults and dropped."""
 
     @property
     def awaits_key(self) -> bool:
@@ -58,7 +58,7 @@ class _Container:
 
 @dataclass(slots=True)
 class Tree:
-    """What has been read so far. ``lines`` has every place of it, in the order of the text."""
+    """The tree so far. ``lines`` has the path of every node, in the order of the text."""
 
     findings: Findings
     root: JsonValue = None
@@ -68,13 +68,13 @@ class Tree:
 
     @property
     def in_object(self) -> bool:
-        """Whether the innermost thing begun is an object."""
+        """Whether the innermost open container is an object."""
         return bool(self.open) and isinstance(self.open[-1].holds, dict)
 
     def begin(
         self, holds: dict[str, JsonValue] | list[JsonValue], line: int, flaw: str = ""
     ) -> None:
-        """Begin an object or a list."""
+        """Open an object or a list. Raises ``Unreadable``."""
         if self.open and self.open[-1].awaits_key:
             wrong = f"a key must be text, not {kind_of(holds)}"
             raise Unreadable(wrong, line, self.open[-1].path)
@@ -84,11 +84,11 @@ class Tree:
         self.open.append(_Container(holds, path))
 
     def end(self) -> None:
-        """Complete the object or list that was begun last."""
+        """Close the innermost object or list."""
         self.open.pop()
 
     def add(self, scalar: Scalar, line: int) -> None:
-        """Add a value, or a key where a key is due."""
+        """Add a value, or a key where one is expected. Raises ``Unreadable``."""
         flaw = scalar.flaw
         if isinstance(scalar.value, str) and _SURROGATE.search(scalar.value):
             flaw = "contains half of a surrogate pair, which is no character"
@@ -142,7 +142,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def number(word: str) -> Scalar:
-    """A decimal number: an integer if it is written as one."""
+    """Parse a decimal number, to an integer if it is written as one."""
     if len(word) > _NUMBER_CHARS_MAX:
         return Scalar(0, word, f"a number of more than {_NUMBER_CHARS_MAX} characters")
     if word.lstrip("+-").isdigit():

@@ -1,8 +1,8 @@
-"""YAML text: the part of YAML that says what JSON can say, more pleasantly.
+"""YAML text: a parser for the part of YAML that corresponds to JSON.
 
-Values are written as in YAML 1.2: ``yes``, ``on``, ``010``, ``0x1f`` and ``2026-01-31`` are text.
-What has no counterpart in JSON is a fault with a reason: anchors and aliases (a few lines of them
-unfold to gigabytes), tags, directives, several documents, infinity.
+Values are those of YAML 1.2: ``yes``, ``on``, ``010``, ``0x1f`` and ``2026-01-31`` are strings.
+Everything without a counterpart in JSON is a fault: anchors and aliases (a few lines of them expand
+to gigabytes), tags, directives, several documents, infinity.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stanchion.core.workflow_file.tree import Scalar, Tree, Unreadable, number
 
 __all__ = ["read_yaml"]
 
-# The C parser if PyYAML was built with it. Its pure twin reads the same language, more slowly.
+# The C parser if PyYAML was built with it. The pure Python parser is equivalent, but slower.
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _FORBIDDEN = re.compile(
@@ -37,7 +37,7 @@ _NO_ALIAS: Final = "YAML anchors and aliases are not allowed; write the value ou
 
 
 def read_yaml(text: str, tree: Tree, loader: Any = _LOADER) -> None:  # noqa: ANN401 - PyYAML's loaders share no type
-    """Grow the tree from YAML. Raises ``Unreadable`` when that cannot go on."""
+    """Parse YAML into the tree. Raises ``Unreadable``."""
     forbidden = _FORBIDDEN.search(text)
     if forbidden is not None:
         line = text.count("\n", 0, forbidden.start()) + 1
@@ -45,14 +45,14 @@ def read_yaml(text: str, tree: Tree, loader: Any = _LOADER) -> None:  # noqa: AN
         raise Unreadable(f"contains the character {code}, which YAML does not allow", line)
     directive = _DIRECTIVE.match(text)
     if directive is not None:
-        # Before parsing: the parser compares each directive with all the others.
+        # Before parsing: the parser takes quadratic time for directives.
         line = text.count("\n", 0, directive.end()) + 1
         raise Unreadable("YAML directives (lines that begin with %) are not allowed", line)
     try:
         for event in yaml.parse(text, Loader=loader):
             _take(event, tree)
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        # The last two come of the pure parser: an escape such as "\U00110000" names no character.
+        # The pure parser raises the last two for an escape such as "\U00110000".
         raise _unreadable(error, text) from None
     if not tree.nodes:
         raise Unreadable("the file is empty")
@@ -76,7 +76,7 @@ def _take(event: yaml.Event, tree: Tree) -> None:
         case yaml.DocumentStartEvent() if tree.nodes:
             raise Unreadable("more than one YAML document; a file is one workflow", line)
         case _:
-            pass  # where stream and document begin and end
+            pass  # begin and end of stream and document
 
 
 def _scalar(event: yaml.ScalarEvent) -> Scalar:
@@ -104,7 +104,7 @@ def _unreadable(error: Exception, text: str) -> Unreadable:
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     if mark is None:
         return Unreadable(f"not YAML: {error}")
-    # The parser knows more line breaks than this, so its row may not be there.
+    # The parser counts more characters as line breaks, so its row may not exist here.
     row = "".join(text.split("\n")[mark.line : mark.line + 1])
     if row[mark.column : mark.column + 1] == "\t":
         return Unreadable("a tab where YAML allows only spaces", mark.line + 1)
