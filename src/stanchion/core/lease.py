@@ -371,6 +371,12 @@ _REASONS: Final = {
 }
 
 
+# ── Policies: what to do when a lock fails, by risk class ────────────────────────────────────────
+# Two cases need a policy. The lock store is unavailable: proceed without it, or wait? A lease can
+# no longer be trusted: stop the work, or go on and let the commit decide? The answers are a table
+# by risk class, which an operator may change at run time and a workflow may override. A contended
+# lock is not a failure: a name that another holder has is skipped in every class.
+
 RENEWAL_FAILURES_MAX: Final = 100
 
 

@@ -1,9 +1,9 @@
--- part letters: what was tried as often as is allowed.
+-- part letters: dead letters.
 --   uses time text; keys counters letters dead dead_of buried
---   add_letter(tenant, letter_id, letter)     lay a letter by, after all others
---   remove_letter(tenant, letter_id)           take it out; false if it is not there
--- A letter is stored behind its place in the order of death and the time of it. One that is laid by
--- again under the same id takes the later place.
+--   add_letter(tenant, letter_id, letter)    store a letter, as the newest
+--   remove_letter(tenant, letter_id)         remove a letter; false if there is none
+-- A letter is stored with its place in the order and its time. A letter that is added again under
+-- the same id gets the later place.
 local function remove_letter(tenant, letter_id)
   local packed = redis.call('HGET', key.letters, letter_id)
   if not packed then

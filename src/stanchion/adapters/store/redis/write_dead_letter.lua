@@ -1,9 +1,9 @@
--- add_letter: move an inbox entry that cannot be applied to the dead letters.
+-- write_dead_letter: move an inbox entry that cannot be applied to the dead letters.
 -- KEYS   run inbox buried outbox rows counters letters dead dead_of
 -- ARGV   1 run id  2 tenant  3 entry id  4 the entry as it was read  5 letter id  6 letter
--- ANSWER the time of death; nil if the entry is not there, or another
+-- ANSWER the time of the dead letter; nil if the entry is gone or was replaced
 -- USES   time text inbox letters
--- A failure counted meanwhile makes no other entry of it: number and event are what it is.
+-- The comparison ignores the count of failures, which may have risen since the entry was read.
 local packed = redis.call('HGET', key.inbox, ARGV[3])
 if not packed or cmsgpack.unpack(packed)[1] ~= cmsgpack.unpack(ARGV[4])[1] then
   return nil

@@ -15,10 +15,10 @@ from stanchion.ports.records import DeadLetter, Drift, Page
 __all__ = [
     "add_letter",
     "audit_slots",
-    "write_dead_letter",
     "list_dead_letters",
     "purge",
     "replay_dead_letter",
+    "write_dead_letter",
 ]
 
 
