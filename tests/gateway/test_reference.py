@@ -26,16 +26,16 @@ def test_the_tables_of_the_page_are_those_of_the_code(name: str, table: str) -> 
 def test_the_limits_on_the_page_are_those_of_the_code() -> None:
     page, options = " ".join(PAGE.read_text().split()), GatewayOptions()
     for said in (
-        f"takes {options.requests_at_once_max} requests at a time",
-        f"{options.requests_at_once_per_tenant_max} of one tenant",
+        f"handles {options.requests_at_once_max} requests at a time",
+        f"tenant may have {options.requests_at_once_per_tenant_max} requests",
         f"{options.waits_per_tenant_max:,} waits and",
-        f"{options.streams_per_tenant_max} streams; what is more is 429",
+        f"{options.streams_per_tenant_max} streams; beyond that the answer is 429",
         f"{options.waits_max:,} waits",
         f"{options.streams_max} streams",
         f"head must arrive within {options.head_timeout_s:g} s",
         f"body within {options.body_timeout_s:g} s more",
         f"answered within {options.request_deadline_s:g} s",
-        f"pile up for {options.write_timeout_s:g} s",
+        f"does not read its response for {options.write_timeout_s:g} s",
         f"every {options.heartbeat_s:g} s keeps",
         f"A path over {options.path_bytes_max // 1024} KiB",
         f"a query over {options.query_bytes_max // 1024} KiB",
