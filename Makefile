@@ -89,6 +89,10 @@ sim: $(READY) ## simulate ten thousand seeded days of faults, then every deliber
 	$(call heading,deliberate defects must be found)
 	@$(BIN)/python -m stanchion sim --mutants --workers $(WORKERS)
 
+.PHONY: drill
+drill: $(READY) ## prove every policy on real processes, at full length; reports in drill-reports
+	@$(BIN)/python -m stanchion drill all
+
 .PHONY: chaos
 chaos: $(READY) ## disconnect, pause and kill real servers, for many rounds; takes long
 	$(call heading,chaos on real processes)
@@ -123,7 +127,7 @@ lock: ## rewrite the lock files; LOCK_FLAGS=--upgrade takes the newest versions 
 
 .PHONY: clean
 clean: ## remove everything that make created, including the virtual environment
-	@rm -rf $(VENV) mutants build dist reports htmlcov .coverage .coverage.* .hypothesis \
+	@rm -rf $(VENV) mutants build dist reports drill-reports htmlcov .coverage .coverage.* .hypothesis \
 	    .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

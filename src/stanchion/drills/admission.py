@@ -324,6 +324,7 @@ _WHOLE: Final = {
     ),
 }
 _AGAINST: Final = _Plan(strategies=("atomic", FIXED, JITTER), sizes=(10, 50, 100))
+_AGAINST_QUICK: Final = _Plan(strategies=("atomic", JITTER), sizes=(10, 50))
 _SWEEP_CALLERS: Final = 50
 
 
@@ -570,12 +571,13 @@ async def _cell(tenant: DrillTenant, chance: Random, wait_s: float, retries: int
 async def _against(options: DrillOptions, progress: Progress) -> DrillResult:
     """On a deployment of somebody else's: bursts with pauses, in a tenant of the drill's own."""
     assert options.against is not None
-    progress.plan([("bursts", 25.0)])
+    plan = _AGAINST_QUICK if options.quick else _AGAINST
+    progress.plan([("bursts", 2.0 * len(plan.strategies) * len(plan.sizes))])
     progress.next()
     urls, chance = options.against.split(","), options.chance("against")
     async with drill_tenant(urls, "admission", api_key=options.api_key, is_removed=True) as tenant:
         before = await read_metrics(tenant)
-        bursts = await _bursts("deployment", tenant, _AGAINST, chance, None, pause_s=1.0)
+        bursts = await _bursts("deployment", tenant, plan, chance, None, pause_s=1.0)
         counted = await _counted(tenant, bursts)
         drift = (await read_metrics(tenant)).sum("stanchion_slot_drift_total")
         drift -= before.sum("stanchion_slot_drift_total")

@@ -90,7 +90,7 @@ def svg_of(chart: Chart) -> str:
     """The chart as one SVG element, which is a file of its own as well."""
     labels = [series.label for series in chart.series]
     rows = _legend_rows(labels)
-    top = 34 + _LEGEND_ROW * len(rows) + 8
+    top = 34 + _LEGEND_ROW * len(rows) + 16
     height = top + _PLOT_HEIGHT + _BOTTOM
     frame = _Frame(top=top, x_max=_x_max(chart), y_max=_y_max(chart))
     body = _lines(chart, frame) if isinstance(chart, LineChart) else _bars(chart, frame)

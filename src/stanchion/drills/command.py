@@ -24,6 +24,7 @@ from stanchion.drills.processes import CouldNotRun, nats_binary, valkey_binary
 from stanchion.drills.renewal import renewal_drill
 from stanchion.drills.retry import retry_drill
 from stanchion.drills.verdict import DrillResult, Report, environment_of, report_of
+from stanchion.transport.messages import parse_address
 
 __all__ = ["AGAINST", "DRILLS", "announcement", "run_drills"]
 
@@ -47,6 +48,8 @@ def run_drills(names: Sequence[str], options: DrillOptions, *, is_json: bool) ->
     """Run the drills; 0 if every promise holds, 1 if one is broken. Raises ``CouldNotRun``."""
     if options.against is None:
         _check_servers()
+    else:
+        _check_addresses(options.against)
     # A program that reads the report wants nothing else on standard output.
     shown = sys.stderr if is_json else sys.stdout
     try:
@@ -69,7 +72,8 @@ def announcement(names: Sequence[str], options: DrillOptions) -> list[str]:
     does = {
         "admission": "bursts of up to 100 starts at once, at least a second apart, on a tenant"
         " with two slots, under each admission strategy (set for that tenant alone)",
-        "retry": "100 callers that retry against a tenant with few slots, for about 20 s",
+        "retry": "three fleets of up to 100 callers, each on a tenant with ten slots, for about a"
+        " minute; the fleets wait between their requests as their retry policies say",
     }
     return [
         f"on {options.against}, in tenants drill-… of its own that are removed afterwards:",
@@ -133,6 +137,14 @@ def verdict_lines(report: Report, *, columns: int | None = None) -> list[str]:
                 subsequent_indent=" " * 10,
             )
     return lines
+
+
+def _check_addresses(against: str) -> None:
+    try:
+        for url in against.split(","):
+            parse_address(url)
+    except ValueError as error:
+        raise CouldNotRun(f"--against: {error}") from error
 
 
 def _check_servers() -> None:

@@ -24,6 +24,7 @@ from stanchion.drills.charts import Chart, LineChart, Series, Window
 from stanchion.drills.observe import (
     METRICS_OLD_S,
     Sampler,
+    cumulative,
     log_lines,
     rate_series,
     sampled,
@@ -493,11 +494,9 @@ def _charts(seen: FallbackSeen, sampler: Sampler, began: float) -> list[Chart]:
     windows = tuple(Window(*cut, "lock store cut") for cut in seen.cuts)
     width_s = 1.0 if until < 120 else 2.0  # noqa: PLR2004 - where a finer line is only noise
     finished = tuple(
-        rate_series(
+        cumulative(
             str(risk),
-            (run.finished_at or 0.0 for run in seen.runs if run.risk == risk),
-            width_s,
-            since=0.0,
+            (run.finished_at or until for run in seen.runs if run.risk == risk),
             until=until,
         )
         for risk in Risk
@@ -513,7 +512,10 @@ def _charts(seen: FallbackSeen, sampler: Sampler, began: float) -> list[Chart]:
     unit = f"per {width_s:g} s"
     charts: list[Chart] = [
         LineChart(
-            title="Runs finished, by risk class", unit=unit, series=finished, windows=windows
+            title="Runs finished so far, by risk class",
+            unit="runs",
+            series=finished,
+            windows=windows,
         ),
         LineChart(
             title="Fallbacks: runs handled without a lock",
@@ -538,11 +540,14 @@ def _charts(seen: FallbackSeen, sampler: Sampler, began: float) -> list[Chart]:
         most = max((count for _, count in doubled), default=1.0) or 1.0
         charts.append(
             LineChart(
-                title="Escalation level, and duplicates as a share of all",
+                title="Escalation level, and duplicates",
                 unit="level",
                 series=(
                     Series("escalation level", level),
-                    Series("duplicates", tuple((at, count / most) for at, count in doubled)),
+                    Series(
+                        "duplicates so far, as a share of all",
+                        tuple((at, count / most) for at, count in doubled),
+                    ),
                 ),
                 windows=windows,
             )

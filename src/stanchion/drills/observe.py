@@ -26,6 +26,7 @@ __all__ = [
     "Metrics",
     "Sampler",
     "counts_per",
+    "cumulative",
     "log_lines",
     "monitored",
     "peak_to_mean",
@@ -264,3 +265,10 @@ def rate_series(
     counts = counts_per(times, width_s, since=since, until=until)
     points = tuple((number * width_s, float(count)) for number, count in enumerate(counts))
     return Series(label, points)
+
+
+def cumulative(label: str, times: Iterable[float], *, until: float) -> Series:
+    """How many there have been so far, as a line from 0 to ``until``."""
+    ordered = sorted(times)
+    points = [(0.0, 0.0), *((at, float(number)) for number, at in enumerate(ordered, 1))]
+    return Series(label, (*points, (until, float(len(ordered)))))

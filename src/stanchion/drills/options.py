@@ -67,12 +67,13 @@ class Progress:
         self._done = min(self._done + 1, len(self._plan))
         left_s = sum(time_s for _, time_s in self._plan[self._done - 1 :])
         text = f"{self._drill} {self._done}/{len(self._plan)}: {name}, about {about_s:.0f} s"
+        if self._is_live:
+            text += f" of {left_s:.0f} s"
         if self._done < len(self._plan):
             text += f"; then {self._plan[self._done][0]}"
         if not self._is_live:
             self._say(f"[{self._now() - self._began:5.1f} s] {text}")
             return
-        text += f" ({left_s:.0f} s left)"
         self._stream.write("\r\x1b[K" + _cut(text))
         self._stream.flush()
 

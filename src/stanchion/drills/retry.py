@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from http import HTTPStatus
 from itertools import pairwise
@@ -28,8 +28,8 @@ from stanchion.client.errors import CallFailed
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.retry import BUDGETS, RETRIES, Budget, Exponential, RetryClass, RetryPolicy
 from stanchion.drills.callers import DrillTenant, delayed, drill_tenant, until
-from stanchion.drills.charts import Chart, LineChart, Series, Window
-from stanchion.drills.observe import rate_series
+from stanchion.drills.charts import Chart, LineChart, Window
+from stanchion.drills.observe import cumulative, rate_series
 from stanchion.drills.options import DrillOptions, Progress
 from stanchion.drills.processes import Deployment, started
 from stanchion.drills.verdict import DrillResult, Promise, percentile, ratio, seconds
@@ -312,16 +312,18 @@ _WHOLE: Final = _Plan(
 _AGAINST: Final = _Plan(
     callers=100, cap=10, run_s=0.5, arrive_s=0.2, cut_after_s=0, cut_s=0, limit_s=60.0
 )
+_AGAINST_QUICK: Final = replace(_AGAINST, callers=40, cap=5, limit_s=20.0)
 
 
 async def retry_drill(options: DrillOptions, progress: Progress) -> DrillResult:
     """Run it."""
     if options.against is not None:
-        progress.plan([("three fleets against a full tenant each", 30.0)])
+        plan = _AGAINST_QUICK if options.quick else _AGAINST
+        progress.plan([("three fleets against a full tenant each", plan.limit_s)])
         progress.next()
         urls = options.against.split(",")
-        seen = await _load(options, _AGAINST, urls, None, is_removed=True)
-        return _result(seen, _AGAINST)
+        seen = await _load(options, plan, urls, None, is_removed=True)
+        return _result(seen, plan)
     plan = _QUICK if options.quick else _WHOLE
     about_s = plan.limit_s / 2 if plan is _WHOLE else plan.limit_s
     progress.plan(
@@ -568,7 +570,7 @@ def _charts(seen: RetrySeen) -> list[Chart]:
         for fleet in seen.fleets
     )
     admitted = tuple(
-        Series(fleet.name, tuple(_growing(each.answered_at for each in fleet.admitted)))
+        cumulative(fleet.name, (each.answered_at for each in fleet.admitted), until=until)
         for fleet in seen.fleets
     )
     split = seen.fleet(SPLIT)
@@ -599,7 +601,3 @@ def _charts(seen: RetrySeen) -> list[Chart]:
             windows=windows,
         ),
     ]
-
-
-def _growing(times: Iterable[float]) -> list[tuple[float, float]]:
-    return [(0.0, 0.0), *((at, float(number)) for number, at in enumerate(sorted(times), 1))]
