@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from stanchion.core.model import Risk
-from stanchion.drills.admission import (
+from stanchion.drills.promises.admission import (
     FIXED,
     FULL,
     JITTER,
@@ -19,12 +19,12 @@ from stanchion.drills.admission import (
     judge_admission,
     roughness,
 )
-from stanchion.drills.fallback import EscalationSeen, FallbackSeen, RunSeen, judge_fallback
-from stanchion.drills.lock_busy import FIXED as BUSY_FIXED
-from stanchion.drills.lock_busy import JITTER as BUSY_JITTER
-from stanchion.drills.lock_busy import ArmSeen, LockBusySeen, judge_lock_busy
-from stanchion.drills.renewal import HandOver, RenewalSeen, judge_renewal
-from stanchion.drills.retry import (
+from stanchion.drills.promises.fallback import EscalationSeen, FallbackSeen, RunSeen, judge_fallback
+from stanchion.drills.promises.lock_busy import FIXED as BUSY_FIXED
+from stanchion.drills.promises.lock_busy import JITTER as BUSY_JITTER
+from stanchion.drills.promises.lock_busy import ArmSeen, LockBusySeen, judge_lock_busy
+from stanchion.drills.promises.renewal import HandOver, RenewalSeen, judge_renewal
+from stanchion.drills.promises.retry import (
     BUDGETED,
     SINGLE,
     SPLIT,

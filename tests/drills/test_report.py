@@ -29,7 +29,6 @@ from stanchion.drills.observe import (
     cumulative,
     parse_lock_command,
     parse_metrics,
-    peak_to_mean,
 )
 from stanchion.drills.options import DrillOptions, Progress
 from stanchion.drills.page import write_index, write_report
@@ -88,7 +87,6 @@ def test_a_counter_over_time() -> None:
         sampler.seen.append(Metrics(float(at), parse_metrics(f"x {value}")))
     assert sampler.last_rise("x") == 3.0
     assert sampler.last_rise("y") is None
-    assert sampler.rise("x", 1.0, 2.0) == 2.0
 
 
 def test_commands_on_locks_are_told_apart() -> None:
@@ -106,7 +104,6 @@ def test_commands_on_locks_are_told_apart() -> None:
 def test_times_in_stretches() -> None:
     counts = counts_per([0.0, 0.01, 0.04, 0.5], 0.05, since=0.0, until=0.2)
     assert counts == [3, 0, 0, 0]
-    assert peak_to_mean(counts) == 4.0
     assert cumulative("x", [2.0, 1.0], until=3.0).points == ((0, 0), (1, 1), (2, 2), (3, 2))
 
 

@@ -3,6 +3,6 @@
 A drill starts its own servers on 127.0.0.1, drives load by a written schedule, injects one fault,
 observes from outside (HTTP answers, metrics, log lines, commands that reach the lock store) and
 compares what it measured with what the settings promise. ``command`` runs drills; ``processes``,
-``proxy``, ``callers`` and ``observe`` are what they are made of; ``verdict``, ``charts`` and
-``page`` are what comes out.
+``proxy``, ``callers`` and ``observe`` are what they are made of. ``promises`` has a pure function
+for each drill that judges; ``verdict``, ``charts`` and ``page`` are what comes out.
 """

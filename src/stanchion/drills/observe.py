@@ -29,7 +29,6 @@ __all__ = [
     "cumulative",
     "log_lines",
     "monitored",
-    "peak_to_mean",
     "rate_series",
     "read_metrics",
     "sampled",
@@ -122,11 +121,6 @@ class Sampler:
             if after > before:
                 found = at
         return found
-
-    def rise(self, name: str, since: float, until: float, **labels: str) -> float:
-        """How much a counter grew between two times."""
-        within = [value for at, value in self.values(name, **labels) if since <= at <= until]
-        return within[-1] - within[0] if within else 0.0
 
 
 @asynccontextmanager
@@ -250,12 +244,6 @@ def counts_per(times: Iterable[float], width_s: float, *, since: float, until: f
     size = max(1, round((until - since) / width_s))
     counted = Counter(int((at - since) / width_s) for at in times if since <= at < until)
     return [counted[number] for number in range(size)]
-
-
-def peak_to_mean(counts: Sequence[int]) -> float:
-    """How bursty: the fullest stretch, compared with the average one. 1 is perfectly even."""
-    total = sum(counts)
-    return max(counts) * len(counts) / total if total else 0.0
 
 
 def rate_series(

@@ -21,7 +21,6 @@ __all__ = [
     "Promise",
     "Report",
     "environment_of",
-    "percent",
     "percentile",
     "ratio",
     "report_of",
@@ -148,11 +147,6 @@ def percentile(values: Sequence[float], share: float) -> float:
 def ratio(part: float, whole: float) -> float:
     """A quotient that is large, and not an error, if the divisor is nothing."""
     return part / whole if whole else (0.0 if not part else 1e9)
-
-
-def percent(share: float) -> str:
-    """A share as text."""
-    return f"{share * 100:.0f} %"
 
 
 def seconds(time_s: float) -> str:
