@@ -1,19 +1,20 @@
-"""The bus port: who should look at a run, and bells.
+"""The bus port: calls to advance runs, and notifications (bells).
 
-The store is the queue, the bus is the bell. The bus carries two things:
+The store is the queue; the bus only notifies. It carries two things:
 
-* **Calls** to advance a run that has something in its inbox. A call names the run, never its
-  contents, so losing one loses nothing: its outbox row is still in the store and becomes due again.
-  Whoever handles a call answers with a disposition, always one of three: ``Ack`` (the effect is
-  committed), ``Retry`` (come again after exactly this delay; a busy lock or an outage is no fault
-  of the call's, so calls are retried for ever), ``Dead`` (never again; it has been put aside).
-* **Bells**: something has changed that somebody may wait for. They may be lost, repeated or late:
-  behind each of them is a poll.
+* **Calls** to advance a run that has entries in its inbox. A call names the run, not its contents,
+  so a lost call loses no data: its outbox row is still in the store and becomes due again. The
+  handler of a call returns one of three dispositions: ``Ack`` (the effect is committed), ``Retry``
+  (deliver again after exactly this delay; used for contended locks and outages, without a limit),
+  ``Dead`` (never deliver again; a dead letter was written).
+* **Bells**: a notification that something has changed. Bells may be lost, repeated or late: every
+  listener also polls.
 
-At most one call per run is pending: publishing another changes nothing. A call is pending from its
-publication until ``Ack`` or ``Dead``, also while it is being handled and while it waits for its
-retry. So a handler answers ``Ack`` only when it has seen the inbox empty: nobody else was told of
-what came in meanwhile. What comes in after that look is still in the outbox, and due again.
+At most one call per run is pending: publishing another has no effect. A call is pending from its
+publication until ``Ack`` or ``Dead``, including while it is handled and while it waits for its
+retry. So a handler must return ``Ack`` only after it has seen the inbox empty: entries that arrived
+while the call was pending caused no call of their own. Entries that arrive after that check have an
+outbox row, which becomes due.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["Ack", "Bell", "Bus", "Dead", "Disposition", "Handler", "Retry"]
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """Done: what the call was about is committed."""
+    """Done: the effect of the call is committed."""
 
 
 class Retry(msgspec.Struct, frozen=True):
@@ -40,7 +41,7 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class Dead(msgspec.Struct, frozen=True):
-    """Never deliver it again: what it was about lies with the dead letters."""
+    """Never deliver it again: a dead letter was written."""
 
     cause: str
 
@@ -50,7 +51,7 @@ Handler: TypeAlias = Callable[[OutboxRow], Awaitable[Disposition]]
 
 
 class Bell(StrEnum):
-    """What has changed. The note beside it says which one."""
+    """What has changed. The note identifies the object."""
 
     READY = "ready"
     """A job can be leased; the note is its topic."""
@@ -59,40 +60,39 @@ class Bell(StrEnum):
     CHANGED = "changed"
     """A tenant's feed has grown; the note is the tenant."""
     SETTINGS = "settings"
-    """Settings were written; the note is the tenant whose they are, empty for all."""
+    """Settings were written; the note is the tenant, empty for the deployment."""
     ESCALATION = "escalation"
-    """A replica's view; the note is the announcement, as JSON."""
+    """The escalation level of a replica; the note is the announcement as JSON."""
 
 
 class Bus(Protocol):
     """Carries calls and bells between replicas."""
 
     async def publish(self, calls: Sequence[OutboxRow]) -> int:
-        """Ask for these runs to be advanced; how many were new. Raises ``BackendError``.
+        """Publish calls to advance these runs; returns how many were new.
 
-        Returning means that the bus has them. One for a run that is pending already changes
-        nothing.
+        After the return the bus has stored them. A call for a run that has one pending is dropped.
+        Raises ``BackendError``.
         """
 
     async def consume(self, handle: Handler, *, at_once_max: int) -> None:
-        """Hand calls to ``handle``, so many at a time, until cancelled.
+        """Pass calls to ``handle``, at most ``at_once_max`` at a time, until cancelled.
 
-        Goes on through outages. A handler that raises is taken as ``Retry`` after one second. When
-        cancelled, it cancels the handlers, and what they did not answer goes to whoever consumes
-        next.
+        Continues through outages. If a handler raises, the call is retried after one second. On
+        cancellation the handlers are cancelled, and their calls are delivered to the next consumer.
         """
 
     def ring(self, bell: Bell, note: str = "") -> None:
-        """Tell whoever listens, here and on other replicas. Never waits, never raises."""
+        """Notify listeners on this and all other replicas. Does not wait and does not raise."""
 
     def listen(self, bell: Bell, hear: Callable[[str], None]) -> Callable[[], None]:
-        """Have ``hear`` called with the note of every such bell; call the answer to stop."""
+        """Call ``hear`` with the note of every such bell. Returns a function that stops it."""
 
     async def pending(self) -> int:
-        """How many calls are pending."""
+        """The number of pending calls."""
 
     async def ping(self) -> None:
-        """Answer, or raise."""
+        """Return if the bus answers. Raises ``BackendError``."""
 
     async def close(self) -> None:
-        """Let go of connections. Safe to call twice."""
+        """Close all connections. Safe to call twice."""

@@ -1,4 +1,4 @@
-"""Clocks: the time of day, and a reading that only ever rises."""
+"""The clock port: wall time and monotonic time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["Clock"]
 
 
 class Clock(Protocol):
-    """Time, as an argument to everything that needs it."""
+    """A source of time. Passed as an argument, so that tests and the simulator control it."""
 
     def now(self) -> Instant:
-        """Milliseconds since the epoch. May step in either direction."""
+        """Milliseconds since the Unix epoch. May step in either direction."""
 
     def moment(self) -> Moment:
-        """Milliseconds since some start. Never steps back, and counts while the machine sleeps."""
+        """Monotonic milliseconds that also count while the machine is suspended."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for ``seconds``."""

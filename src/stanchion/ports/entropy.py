@@ -1,4 +1,4 @@
-"""Entropy: chance, as an argument to everything that needs it."""
+"""The entropy port: random numbers and tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Entropy"]
 
 
 class Entropy(Protocol):
-    """A source of chance. The real one is the operating system's; the simulator's is seeded."""
+    """A source of randomness: the operating system, or a seeded generator in the simulator."""
 
     def unit(self) -> float:
         """A number in [0, 1)."""
 
     def token(self) -> str:
-        """A string that nobody else will ever draw: owner tokens, nonces, ids."""
+        """A unique random string: for owner tokens, nonces, ids."""

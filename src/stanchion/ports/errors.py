@@ -1,14 +1,13 @@
-"""Errors of the outside world, in our words.
+"""Errors of stores, lock servers and buses.
 
     BackendError
-    ├── BackendUnavailable     nobody answers; nothing was changed, or it is safe to ask again
-    │   └── BackendTimeout     no answer in time; what was asked may or may not have happened
-    ├── BackendCorrupt         what is stored cannot be read; somebody must look
-    └── BackendRefused         start-up will not go on: wrong file, wrong version, unsafe settings
+    ├── BackendUnavailable     no answer; nothing was changed, or repeating the call is safe
+    │   └── BackendTimeout     no answer in time; the command may or may not have been executed
+    ├── BackendCorrupt         stored data cannot be decoded; an operator must act
+    └── BackendRefused         start-up stops: wrong file, wrong version, unsafe settings
 
-Every adapter translates foreign errors into these once, at its edge. They say that something is
-*broken*. What is merely *so* (a full tenant, a busy lock, a stale writer) is an answer, not an
-error: it is in the return type.
+Every adapter translates the errors of its driver into these. They mean that a backend has failed. A
+full tenant, a contended lock or a stale writer is not an error: it is part of the return type.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ __all__ = [
 
 
 class BackendError(Exception):
-    """A store, lock server or bus did not do its part."""
+    """A store, lock server or bus failed."""
 
 
 class BackendUnavailable(BackendError):
-    """Nobody answers."""
+    """The backend does not answer."""
 
 
 class BackendTimeout(BackendUnavailable):
@@ -36,13 +35,13 @@ class BackendTimeout(BackendUnavailable):
 
 
 class BackendCorrupt(BackendError):
-    """What is stored cannot be read."""
+    """Stored data cannot be decoded."""
 
 
 class BackendRefused(BackendError):
-    """Going on would not be safe. The message says what is wrong and how to mend it."""
+    """Continuing would not be safe. The message names the problem and its solution."""
 
 
 def sentence(error: BaseException) -> str:
-    """What an error says, for a log line or an answer; its name, if it says nothing."""
+    """The message of an error for a log line or response; its class name if it has none."""
     return str(error) or type(error).__name__

@@ -1,7 +1,7 @@
-"""The lock port: names that one holder at a time has, for a while.
+"""The lock port: named locks with a term (leases).
 
-A grant carries a fence: a number that rises with every grant of the same name, so that whatever is
-guarded can tell a late holder from the present one. The rule for it is ``core.lease.next_fence``.
+A grant carries a fence: a number that rises with every grant of the same name, so that a store can
+refuse writes of a former holder. The rule for it is ``core.lease.next_fence``.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ __all__ = [
 
 
 class Granted(msgspec.Struct, frozen=True, tag="granted"):
-    """The name is yours."""
+    """The caller has the lock."""
 
     fence: int
 
 
 class Held(msgspec.Struct, frozen=True, tag="held"):
-    """Another has the name for at most so long."""
+    """Another holder has the lock; its term ends after ``remaining_ms``."""
 
     expires_in_ms: int
 
 
 class AcquireTooLate(msgspec.Struct, frozen=True, tag="too_late"):
-    """The request came to be executed after its own deadline, and nothing was changed."""
+    """The request was executed after its deadline; nothing was changed."""
 
 
 class Renewed(msgspec.Struct, frozen=True, tag="renewed"):
-    """The term begins anew."""
+    """The term was restarted."""
 
 
 class LockReleased(msgspec.Struct, frozen=True, tag="released"):
-    """The name is free."""
+    """The lock is free."""
 
 
 class NotOwned(msgspec.Struct, frozen=True, tag="not_owned"):
-    """The name is another's, or nobody's: the lease ran out."""
+    """The caller does not have the lock: its lease expired."""
 
 
 class LockView(msgspec.Struct, frozen=True):
-    """What an operator sees of a lock. The token is the holder's secret and is not shown."""
+    """A lock as shown to an operator, without the token, which is secret."""
 
     name: str
     fence: int
@@ -64,38 +64,38 @@ AcquireAnswer: TypeAlias = Granted | Held | AcquireTooLate
 
 
 class Locks(Protocol):
-    """Where leases are kept. Every call ends within its bound or raises ``BackendError``."""
+    """A store of leases. Every call returns within its time limit or raises ``BackendError``."""
 
     async def acquire(
         self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
     ) -> AcquireAnswer:
-        """Take the name if it is free, or if this token has it already.
+        """Take the lock if it is free or if this token has it already.
 
-        Idempotent on the token: a lost answer must not lock the caller out. A repeat by the present
-        holder gives the same fence and begins the term anew. The caller waits ``within_ms`` at
-        most, and the server changes nothing after that time. The fence is above ``floor``, also for
-        the present holder: if its fence is not, it gets a new one.
+        Idempotent by token, so that a lost answer does not lock the caller out: a repeat by the
+        current holder returns the same fence and restarts the term. The caller waits at most
+        ``within_ms``, and the server changes nothing after that time. The fence is above ``floor``:
+        a current holder whose fence is not gets a new one.
         """
 
     async def renew(
         self, name: str, token: str, *, ttl_ms: int, within_ms: int
     ) -> Renewed | NotOwned:
-        """Begin the term anew, if the token still has the name."""
+        """Restart the term if the token still has the lock."""
 
     async def release(self, name: str, token: str, *, within_ms: int) -> LockReleased | NotOwned:
-        """Let go, if the token still has the name. The last fence is remembered."""
+        """Release the lock if the token still has it. The store keeps the last fence."""
 
     async def inspect(self, name: str) -> LockView | None:
-        """Who has it, without touching it."""
+        """The holder of the lock; ``None`` if it is free."""
 
     async def list(self, prefix: str = "", *, limit: int = 1000) -> Sequence[LockView]:
-        """The names that are held, in order."""
+        """The locks that are held, sorted by name."""
 
     async def force_release(self, name: str) -> bool:
-        """Take the name from whoever has it. An operator's tool; ``False`` if nobody had it."""
+        """Release the lock of any holder, for operators. ``False`` if it was free."""
 
     async def ping(self) -> None:
-        """Answer, or raise."""
+        """Return if the lock server answers. Raises ``BackendError``."""
 
     async def close(self) -> None:
-        """Let go of connections and files. Safe to call twice."""
+        """Close all connections and files. Safe to call twice."""

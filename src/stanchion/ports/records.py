@@ -1,4 +1,4 @@
-"""What a store gives and takes: the records that cross the store port."""
+"""The records of the store port."""
 
 from __future__ import annotations
 
@@ -71,18 +71,18 @@ _Each = TypeVar("_Each")
 
 
 class Page(msgspec.Struct, Generic[_Each], frozen=True):
-    """Part of a list, and where the next part begins."""
+    """One page of a list, and the cursor of the next."""
 
     items: tuple[_Each, ...]
     cursor: str | None = None
-    """Give it back to go on; ``None`` at the end."""
+    """The cursor of the next page; ``None`` at the end."""
 
 
 class BadCursor(ValueError):
-    """The cursor (or feed position) is not one that this list gave out."""
+    """The cursor (or feed position) was not issued by this list."""
 
     def __init__(self, cursor: str) -> None:
-        """Remember what was given instead."""
+        """Keep the invalid cursor for the message."""
         super().__init__(f"not a cursor of this list: {cursor[:100]!r}")
 
 
@@ -90,9 +90,9 @@ class BadCursor(ValueError):
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that wants to begin, with its first transition already decided.
+    """A request to create a run, with its first transition already decided.
 
-    ``run`` is the run *after* that transition, its stamp chosen by the writer.
+    ``run`` is the run *after* that transition, with a stamp chosen by the writer.
     """
 
     run: Run
@@ -100,12 +100,12 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     fingerprint: str = ""
     definitions: dict[WorkflowId, int] = {}
-    """The newest versions, as far as the caller knew: its own workflow's and those it contains.
+    """The newest versions of the workflow and its sub-workflows, as the caller read them.
 
-    Empty for what is not bound to the newest: a rerun, a single job.
+    Empty for a rerun or a single job, which need not use the newest versions.
     """
     is_rate_limited: bool = False
-    """Counts against the tenant's job rate."""
+    """Whether it counts against the job rate of the tenant."""
 
 
 class InboxEntry(msgspec.Struct, frozen=True):
@@ -116,32 +116,32 @@ class InboxEntry(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A run as it is, without its items, and what lies in its inbox, oldest first."""
+    """A run without its items, and its inbox, oldest entry first."""
 
     run: Run
     inbox: tuple[InboxEntry, ...] = ()
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """A transition that wants to become true."""
+    """A request to write a transition."""
 
     run_id: RunId
     transition: Transition
     read: Stamp
     nonce: str
-    """The writer's choice for the new stamp. Found stored, the commit has succeeded before."""
+    """The nonce of the new stamp. If it is already stored, the commit has succeeded before."""
     fence: int | None
-    """Of the run lease it was decided under; ``None`` if policy lets it go unleased."""
+    """The fence of the run lease; ``None`` if policy allows a commit without a lease."""
     applied: tuple[str, ...] = ()
-    """Inbox entries that the transition takes care of. They leave with it."""
+    """Inbox entries that the transition handles. They are removed with the commit."""
 
 
 class PostAnswer(StrEnum):
-    """What became of an event put into an inbox."""
+    """The result of posting an event to an inbox."""
 
     POSTED = "posted"
     REPEATED = "repeated"
-    """An entry with this id lies there already."""
+    """The inbox already has an entry with this id."""
     FINISHED = "finished"
     UNKNOWN = "unknown"
 
@@ -169,7 +169,7 @@ class RunSummary(msgspec.Struct, frozen=True):
 
 
 class FeedEntry(msgspec.Struct, frozen=True):
-    """One commit's lines of a tenant's history, in the order of commits."""
+    """The timeline entries of one commit in the feed of a tenant."""
 
     position: str
     run_id: RunId
@@ -180,7 +180,7 @@ class FeedEntry(msgspec.Struct, frozen=True):
 
 
 class JobState(StrEnum):
-    """Where a job stands with the store."""
+    """The state of a job in the store."""
 
     READY = "ready"
     LEASED = "leased"
@@ -190,7 +190,7 @@ class JobState(StrEnum):
 
 
 class LeasedJob(msgspec.Struct, frozen=True):
-    """A job handed to a worker."""
+    """A job leased to a worker."""
 
     job: Job
     fence: int
@@ -199,16 +199,16 @@ class LeasedJob(msgspec.Struct, frozen=True):
 
 
 class JobLease(msgspec.Struct, frozen=True):
-    """What a worker holds."""
+    """The lease of a worker on a job."""
 
     job_id: JobId
     fence: int
     progress: JsonValue = None
-    """What the handler has reported since the last renewal; ``None``: nothing new."""
+    """The progress reported since the last renewal; ``None`` if there is none."""
 
 
 class Renewals(msgspec.Struct, frozen=True):
-    """Which leases go on, and which are lost."""
+    """The leases that were extended, and those that are lost."""
 
     renewed: tuple[JobId, ...]
     lost: tuple[JobId, ...]
@@ -223,20 +223,20 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     output: JsonValue = None
     error: Failure | None = None
     final: bool = False
-    """An error that another attempt would not mend."""
+    """Whether the error is permanent: the attempt is not retried."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """The result is durable and lies in the run's inbox."""
+    """The result is durable in the inbox of the run."""
 
     job_id: JobId
     run_id: RunId
     repeated: bool = False
-    """It was accepted before; this time it had no effect."""
+    """It was accepted before; the repeat had no effect."""
 
 
 class RejectedCode(StrEnum):
-    """Why a result was not taken."""
+    """Why a result was rejected."""
 
     STALE_FENCE = "stale_fence"
     UNKNOWN_JOB = "unknown_job"
@@ -244,7 +244,7 @@ class RejectedCode(StrEnum):
 
 
 class ResultRejected(msgspec.Struct, frozen=True, tag="rejected"):
-    """The result was not taken."""
+    """The result was rejected."""
 
     job_id: JobId
     code: RejectedCode
@@ -254,7 +254,7 @@ Acceptance: TypeAlias = Accepted | ResultRejected
 
 
 class ExpiredJob(msgspec.Struct, frozen=True):
-    """A job whose lease ran out: offered again, or dead if it was offered too often."""
+    """A job whose lease expired: ready again, or a dead letter after too many deliveries."""
 
     job_id: JobId
     run_id: RunId
@@ -265,44 +265,44 @@ class ExpiredJob(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """A job as an operator sees it."""
+    """A job as shown to an operator."""
 
     job: Job
     state: JobState
     fence: int
     deliveries: int
     worker_id: str | None = None
-    """Who has it, or who finished it."""
+    """The worker that has leased or finished it."""
     expires_at: Instant | None = None
     """While it is leased."""
     progress: JsonValue = None
-    """What the handler last reported, while it is leased."""
+    """The progress last reported, while the job is leased."""
 
 
 # ── Outbox, dead letters, definitions, tenants, documents ───────────────────────────────────────
 
 
 class OutboxRow(msgspec.Struct, frozen=True):
-    """The promise that a run with something in its inbox will be advanced. At most one per run."""
+    """Marks a run with a non-empty inbox, so that it will be advanced. At most one per run."""
 
     run_id: RunId
     tenant: TenantId
     number: int
-    """Rises with everything that is put into the inbox: a row confirmed meanwhile is another row.
+    """Rises with every entry posted to the inbox, so that an older read cannot confirm the row.
 
-    It never falls, also when the row went and came again.
+    It never falls, not even when the row is removed and created again.
     """
 
 
 class DeadLetterKind(StrEnum):
-    """What could not be delivered."""
+    """What the dead letter holds: a job or an event."""
 
     JOB = "job"
     EVENT = "event"
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that was tried as often as is allowed."""
+    """A job or event that failed as often as is allowed."""
 
     id: str
     kind: DeadLetterKind
@@ -329,7 +329,7 @@ RATE_MAX: Final = 1_000_000
 
 
 class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a tenant may do. A tenant that nobody configured has these defaults."""
+    """The configuration of a tenant. One without a stored configuration has these defaults."""
 
     max_concurrent_runs: int | None = 10
     """``None``: no cap."""
@@ -338,10 +338,10 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
     admission: JsonObject | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no store could act on in the same way."""
+        """Check the ranges that every store supports. Raises ``ValueError``."""
         if self.max_concurrent_runs is not None and not 0 <= self.max_concurrent_runs <= CAP_MAX:
             raise ValueError(f"max_concurrent_runs must be from 0 to {CAP_MAX}")
-        # Written so that NaN, which compares false with everything, is refused as well.
+        # Written so that NaN, for which every comparison is false, is refused.
         if self.job_rate_per_s is not None and not RATE_MIN <= self.job_rate_per_s <= RATE_MAX:
             raise ValueError(f"job_rate_per_s must be from {RATE_MIN:f} to {RATE_MAX}")
 
@@ -354,7 +354,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """A tenant whose count of slots was not its count of unfinished runs. It is now."""
+    """A tenant whose count of slots differed from its unfinished runs, and was corrected."""
 
     tenant: TenantId
     counted: int

@@ -1,20 +1,19 @@
-"""The store port: where runs are, and the promises about them.
+"""The store port: runs, jobs, workflows, tenants, and the guarantees about them.
 
-Each verb is one indivisible step: it happens entirely, durably and once, or not at all. The
-contract suite (``tests/contract``) states every promise as a case and runs over every adapter. In
-short:
+Each method is one transaction: it happens entirely, durably and once, or not at all. The contract
+suite (``tests/contract``) tests every guarantee with every adapter. In short:
 
-* ``admit`` makes a run only if its tenant has a slot, its key is fresh and its definition current,
-  and makes all of it: slot, run, jobs, timers, timeline. It is safe to send twice.
-* ``accept`` takes a result only from the holder of the job's present lease. Accepted means durable,
-  in the run's inbox, with an outbox row that keeps somebody coming back until it is applied.
-* ``commit`` takes a transition only if the run is still what the writer read and the writer's fence
-  is not below the highest that has written. It is safe to send twice.
-* A slot is held exactly while its run is unfinished, because both change in the same step.
+* ``admit`` creates a run only if its tenant has a slot, its key is new and its definition current,
+  and then creates slot, run, jobs, timers and timeline together. Repeating it is safe.
+* ``accept`` takes a result only from the holder of the current lease of the job. An accepted result
+  is durable in the inbox of the run, with an outbox row that stays until the result is applied.
+* ``commit`` writes a transition only if the run is unchanged since the writer read it, and the
+  writer's fence is not below the highest that has written. Repeating it is safe.
+* A slot is held exactly while its run is unfinished: both change in the same transaction.
 
-Every call ends within the adapter's bound or raises a ``BackendError``. Time is the store's own.
-What is due at an instant is due from that instant on, and a lease that runs out at an instant does
-not stand at it any more. A cursor that a list did not give out raises ``BadCursor``.
+Every call returns within the time limit of the adapter or raises a ``BackendError``. All times are
+those of the store's clock. What is due at an instant is due from that instant on, and a lease that
+expires at an instant is expired at it. A cursor that the list did not issue raises ``BadCursor``.
 """
 
 from __future__ import annotations
@@ -78,46 +77,48 @@ __all__ = [
 
 
 class Runs(Protocol):
-    """Runs, from the gate to the last line of their timeline."""
+    """Runs: admission, commits, inbox, timeline, lists."""
 
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
-        """Let a run begin, or say why not (``core.admission.judge`` has the order of questions).
+        """Create a run, or return why not, as ``core.admission.judge`` decides.
 
         The caller waits at most ``within_ms``, and the store changes nothing after that time.
         """
 
     async def load(self, run_id: RunId) -> Loaded | None:
-        """The run with all its steps, without items; its inbox, oldest first."""
+        """The run with all its steps, without items, and its inbox, oldest entry first."""
 
     async def load_items(
         self, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]
     ) -> dict[ItemKey, Item]:
-        """These items, as far as they exist."""
+        """Those of the items that exist."""
 
     async def items_at(
         self, run_id: RunId, stamp: Stamp, wanted: Mapping[StepId, Sequence[int]]
     ) -> dict[ItemKey, Item] | None:
-        """The same, in one step with a look at the run; ``None`` if it is not at ``stamp``.
+        """The items, read in one transaction with the run; ``None`` if it is not at ``stamp``.
 
-        Whoever decides needs a run and its items from the same moment. A store that fails over may
-        go back to what the run was, and would take a commit decided on items of a lost history.
+        A decision needs a run and its items from the same state. After a failover the store may
+        return to an earlier state of the run, and would accept a commit that was decided on items
+        of a lost history.
         """
 
     async def commit(self, commit: Commit) -> CommitAnswer:
-        """Make a transition true: steps, items, jobs, timers, timeline, slot, inbox and outbox.
+        """Write a transition: steps, items, jobs, timers, timeline, slot, inbox and outbox.
 
-        A run that finishes frees its slot, and its idempotency key begins to age. The run's outbox
-        row goes when its inbox is empty. Asked in this order: is there such a run; is the nonce
-        stored already (then it has succeeded before); is the fence stale; does the stamp match.
+        A run that finishes frees its slot, and the retention of its idempotency key begins. The
+        outbox row of the run is removed when its inbox is empty. Checked in this order: whether
+        the run exists, whether the nonce is stored (then the commit has succeeded before), whether
+        the fence is stale, whether the stamp matches.
         """
 
     async def post(self, run_id: RunId, event: Event, *, entry_id: str) -> PostAnswer:
-        """Put an event into a run's inbox, once an ``entry_id``, with an outbox row due at once."""
+        """Post an event to the inbox of a run, once per ``entry_id``, and make it due at once."""
 
     async def timeline(
         self, run_id: RunId, *, cursor: str | None = None, limit: int = 100
     ) -> Page[TimelineEntry]:
-        """A run's history, oldest first."""
+        """The timeline of a run, oldest entry first."""
 
     async def list_runs(
         self,
@@ -137,21 +138,21 @@ class Runs(Protocol):
     async def feed(
         self, tenant: TenantId, *, after: str | None, limit: int = 100
     ) -> tuple[FeedEntry, ...]:
-        """What happened to all of a tenant's runs, in the order of commits, after a position.
+        """The timeline entries of all runs of a tenant after a position, in the order of commits.
 
-        ``None`` begins with the oldest that is kept. The newest thousands are kept. A commit
-        without lines for the timeline is not in it. A position is read like a cursor.
+        ``None`` begins with the oldest entry; several thousand of the newest are kept. A commit
+        without timeline entries is not in the feed. An invalid position raises ``BadCursor``.
         """
 
     async def feed_position(self, tenant: TenantId) -> str:
-        """The present end of the tenant's feed: what comes after it is new."""
+        """The position of the current end of the tenant's feed."""
 
     async def active_runs(self, tenant: TenantId) -> int:
-        """How many slots the tenant uses now."""
+        """The number of slots that the tenant uses."""
 
 
 class Jobs(Protocol):
-    """Jobs, from the ready index to an accepted result."""
+    """Jobs: leases, results, expiry."""
 
     async def lease_jobs(
         self,
@@ -162,20 +163,20 @@ class Jobs(Protocol):
         ttl_ms: int,
         tenant: TenantId | None = None,
     ) -> tuple[LeasedJob, ...]:
-        """Hand out ready jobs, one per tenant in turn; within a tenant and topic the oldest first.
+        """Lease ready jobs, one per tenant in turn; within a tenant and topic the oldest first.
 
-        Each gets a fence above every one the job has had (``core.lease.next_fence``). ``tenant``
-        restricts it to one.
+        Each gets a fence above all earlier ones of the job (``core.lease.next_fence``). ``tenant``
+        restricts it to one tenant.
         """
 
     async def renew_jobs(
         self, leases: Sequence[JobLease], *, ttl_ms: int, tenant: TenantId | None = None
     ) -> Renewals:
-        """Extend the leases that have not expired; answered in the order of the request.
+        """Extend the leases that have not expired; results are in the order of the request.
 
-        A lease that ran out is lost, even if nobody else has the job yet. With ``tenant``, another
-        tenant's job is an unknown job. A lease with ``progress`` replaces the job's progress, which
-        is kept until the lease ends.
+        An expired lease is lost, even if the job has not been leased again. With ``tenant``, jobs
+        of other tenants are unknown. A lease with ``progress`` replaces the progress of the job,
+        which is kept until the lease ends.
         """
 
     async def accept(
@@ -198,80 +199,80 @@ class Jobs(Protocol):
         """One job."""
 
     async def progress(self, run_id: RunId, jobs: Collection[JobId]) -> dict[JobId, JsonValue]:
-        """The progress of these jobs of one run: of those that are leased and have reported any."""
+        """The progress of those of the jobs that are leased and have reported any."""
 
     async def expire_jobs(self, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
-        """End leases that have run out, earliest first.
+        """End expired leases, earliest first.
 
-        The job is ready again and its old fence stale; or, delivered ``max_deliveries`` times, it
-        is a dead letter and ``JobDied`` lies in its run's inbox, with an outbox row due at once.
+        The job becomes ready again and its old fence stale. After ``max_deliveries`` deliveries it
+        becomes a dead letter, and ``JobDied`` is posted to its run with an outbox row due at once.
         """
 
     async def ready_topics(self) -> Mapping[Topic, int]:
-        """How many jobs are ready, by topic."""
+        """The number of ready jobs, by topic."""
 
 
 class Outbox(Protocol):
-    """Who must be advanced, and when to ask again."""
+    """The runs that must be advanced, and timers."""
 
     async def fire_timers(self, *, limit: int) -> tuple[RunId, ...]:
         """Turn due timers, earliest first, into inbox entries with outbox rows due at once.
 
-        One run id for each timer: a run with two of them is named twice.
+        Returns one run id for each timer: a run with two due timers appears twice.
         """
 
     async def take_outbox(self, *, limit: int, hold_ms: int) -> tuple[OutboxRow, ...]:
-        """Rows that are due, earliest first. Each is due again in ``hold_ms``, unless confirmed."""
+        """Due rows, earliest first. Each is due again after ``hold_ms`` unless confirmed."""
 
     async def confirm_outbox(self, rows: Sequence[OutboxRow]) -> None:
-        """Remove rows whose run has nothing in its inbox and whose number has not risen since."""
+        """Remove those of the rows whose number has not risen and whose run's inbox is empty."""
 
     async def defer_outbox(self, row: OutboxRow, *, delay_ms: int) -> None:
-        """Make a row due later: the run was busy, or its lock could not be had.
+        """Make a row due later: the lock of the run was contended or unavailable.
 
-        A row whose number has risen since stays as it is: what came in meanwhile is due on its own.
+        A row whose number has risen since is not changed: the new entry is due by itself.
         """
 
     async def outbox_size(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
 
 
 class Definitions(Protocol):
     """Workflows, by version."""
 
     async def put_workflow(self, tenant: TenantId, workflow: Workflow) -> int:
-        """Store a workflow; its version. The same workflow as the newest one keeps its version.
+        """Store a workflow; returns its version. An unchanged workflow keeps its version.
 
-        The order of its steps is part of it: it decides which failure becomes a run's error.
+        The order of its steps counts: it decides which failure becomes the error of a run.
         """
 
     async def workflow(
         self, tenant: TenantId, workflow_id: WorkflowId, *, version: int | None = None
     ) -> StoredWorkflow | None:
-        """One version, the newest unless asked for otherwise."""
+        """One version of a workflow, by default the newest; ``None`` if there is none."""
 
     async def list_workflows(
         self, tenant: TenantId, *, cursor: str | None = None, limit: int = 100
     ) -> Page[StoredWorkflow]:
-        """The newest version of each, by id."""
+        """The newest version of each workflow, sorted by id."""
 
 
 class Tenants(Protocol):
-    """What each tenant may do."""
+    """The configuration of tenants."""
 
     async def put_tenant(self, tenant: TenantId, config: Tenant) -> None:
-        """Replace a tenant's configuration. In force for every admission after the answer."""
+        """Replace the configuration of a tenant. Applies to every admission after the return."""
 
     async def delete_tenant(self, tenant: TenantId) -> bool:
         """Forget a tenant's configuration: the defaults hold again. Whether there was one."""
 
     async def tenant(self, tenant: TenantId) -> Tenant:
-        """A tenant's configuration; the defaults for one nobody configured."""
+        """The configuration of a tenant; the defaults if none is stored."""
 
     async def list_tenants(
         self, *, cursor: str | None = None, limit: int = 100
     ) -> Page[tuple[TenantId, Tenant]]:
-        """Those that were configured, by name."""
+        """The tenants with a stored configuration, sorted by name."""
 
 
 class Documents(Protocol):
@@ -283,15 +284,16 @@ class Documents(Protocol):
     async def put_document(
         self, kind: str, name: str, value: JsonValue, *, read: int | None
     ) -> Document | None:
-        """Write a document if its revision is still ``read`` (0: not there; ``None``: whatever).
+        """Write a document if its revision is still ``read`` (0: none; ``None``: any).
 
-        The new one, with its revision raised (the first is 1); ``None`` if somebody else was first.
+        Returns the document with its new revision (the first is 1); ``None`` if the revision has
+        changed.
         """
 
     async def list_documents(
         self, kind: str, *, cursor: str | None = None, limit: int = 100
     ) -> Page[tuple[str, Document]]:
-        """All of a kind, by name."""
+        """All documents of a kind, sorted by name."""
 
     async def delete_document(self, kind: str, name: str) -> bool:
         """Remove a document; ``False`` if there was none."""
@@ -305,13 +307,14 @@ class Housekeeping(Protocol):
     ) -> DeadLetter | None:
         """Move an inbox entry that cannot be applied to the dead letters; ``None`` if it is gone.
 
-        The letter's id is ``event:<run id>:<entry id>``. The outbox row goes with the last entry.
+        The id of the letter is ``event:<run id>:<entry id>``. The outbox row is removed with the
+        last entry.
         """
 
     async def count_failure(self, run_id: RunId, entry_id: str) -> int:
-        """Raise and read how often applying an inbox entry failed through a fault of our own.
+        """Count an internal error while applying an inbox entry; returns the new count.
 
-        0 for an entry that is not there (any more).
+        Returns 0 if the entry does not exist.
         """
 
     async def list_dead_letters(
@@ -320,31 +323,31 @@ class Housekeeping(Protocol):
         """Dead letters, oldest first."""
 
     async def replay_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
-        """Take a dead letter out and put it back to work through the inbox, once.
+        """Remove a dead letter and post it to the inbox of its run, once.
 
-        A job's letter posts ``JobReplayed`` as entry ``replayed:<job id>#<dispatch>``; an event's
-        letter posts the event again, as the entry it was. The letter of a finished run is only
-        taken out. ``None`` if there is no such letter (any more).
+        The letter of a job posts ``JobReplayed`` as entry ``replayed:<job id>#<dispatch>``; the
+        letter of an event posts the event again, under its former entry id. The letter of a
+        finished run is only removed. Returns the letter; ``None`` if there is none.
         """
 
     async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:
-        """Compare the next ``limit`` tenants' slots with their unfinished runs, and repair.
+        """Compare the slots of the next ``limit`` tenants with their unfinished runs, and correct.
 
-        Called again and again, it goes round all tenants.
+        Repeated calls go through all tenants in turn.
         """
 
     async def purge(self, *, finished_before: Instant, limit: int) -> int:
-        """Remove runs that finished earlier, oldest first, with all that is theirs; how many."""
+        """Remove runs that finished earlier with all their data, oldest first; returns how many."""
 
     async def now(self) -> Instant:
-        """The store's clock."""
+        """The time of the store."""
 
     async def ping(self) -> None:
-        """Answer, or raise."""
+        """Return if the store answers. Raises ``BackendError``."""
 
     async def close(self) -> None:
-        """Let go of connections and files; what was acknowledged is kept. Safe to call twice."""
+        """Close all connections and files. Acknowledged data is kept. Safe to call twice."""
 
 
 class Store(Runs, Jobs, Outbox, Definitions, Tenants, Documents, Housekeeping, Protocol):
-    """All of it. Services ask for the smallest part they need."""
+    """The whole port. Services declare the smallest part that they need."""

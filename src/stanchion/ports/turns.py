@@ -1,16 +1,16 @@
-"""The turns port: locks that can be waited for in line.
+"""The turns port: locks with a queue of waiters (first in, first out).
 
-    acquire  ->  Held       another has the name, or others have waited for it longer
-    join     ->  Place      a ticket, and when to look again if nobody rings
-    bell     ->  True       somebody let go, and it is our turn
-    acquire  ->  Granted    the ticket is gone
-    leave                   for whoever does not wait any longer
+    acquire  ->  Held       another holder has the lock, or others wait for it
+    join     ->  Place      a ticket in the queue, and when to check again without a bell
+    bell     ->  True       the lock was released, and this token is first in the queue
+    acquire  ->  Granted    the ticket is removed
+    leave                   gives up the ticket
 
-The line orders those who wait; it grants nothing. Who has a name is decided by ``acquire`` alone.
-So a line that was lost, or a bell that nobody heard, costs order and time, never exclusion.
+The queue only orders the waiters; only ``acquire`` grants a lock. So a lost queue or a lost bell
+costs order and time, but not mutual exclusion.
 
-A ticket runs out unless it is renewed by joining again: whoever crashed while waiting holds the
-others up for that long and no longer. A token waits for one name at a time.
+A ticket expires unless it is renewed by joining again, so a crashed waiter blocks the others for
+that long at most. A token waits for one name at a time.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ __all__ = ["Place", "Turns"]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A place in the line for a name."""
+    """A place in the queue for a lock."""
 
     ahead: int
-    """How many were there before."""
+    """The number of waiters before this one."""
     look_again_in_ms: int
-    """When things may change without a bell, because a term or a ticket ends. 0: your turn."""
+    """When to check again without a bell: a term or a ticket ends then. 0: at once."""
 
 
 class Turns(Locks, Protocol):
-    """Locks whose ``acquire`` grants a name that others wait for to the first in line only.
+    """Locks whose ``acquire`` grants a lock with waiters only to the first of them.
 
-    Whoever has the name already gets the same answer as ever. ``release`` rings the bell of the
-    first in line.
+    The current holder gets the same answer as from ``Locks``. ``release`` rings the bell of the
+    first waiter.
     """
 
     async def join(self, name: str, token: str, *, ticket_ms: int, within_ms: int) -> Place:
-        """Stand in line, at its end; or, if the token stands there already, stay for longer."""
+        """Join the queue at its end; if the token is in the queue, renew its ticket."""
 
     async def bell(self, name: str, token: str, *, at_most_ms: int) -> bool:
-        """Wait until the bell rings for this token, which has joined. ``False``: it did not.
+        """Wait for the bell of this token, which has joined. ``False`` if it did not ring in time.
 
-        A bell that rang since the token joined, or last waited, is not missed. Never raises for a
-        store that is away: the next call that needs an answer will.
+        A bell that rang since the token joined or last waited is not missed. Does not raise if the
+        store is unavailable: the next call that needs an answer will.
         """
 
     async def leave(self, name: str, token: str, *, within_ms: int) -> None:
-        """Give the place up. If the name is free, the bell rings for whoever is first now."""
+        """Leave the queue. If the lock is free, the bell of the first waiter rings."""
