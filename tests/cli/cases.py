@@ -74,8 +74,11 @@ KEY: Final = admin.KeyRow(
     id="k1",
     role=admin.Role.WORKER,
     tenant="*",
+    name="fleet-1",
     note="the fleet",
     created_at=AT,
+    expires_at=None,
+    last_used_at=LATER,
     revoked_at=None,
 )
 ESCALATION: Final = admin.EscalationView(
@@ -397,19 +400,30 @@ CASES: Final = (
         says=("admission/acme is released",),
     ),
     Case(
-        args=("key", "create", "--role", "worker", "--for", "*", "--note", "the fleet"),
+        args=(
+            *("key", "create", "--role", "worker", "--for", "*", "--note", "the fleet"),
+            *("--name", "fleet-1", "--expires", "2027-01-31T12:00:00Z"),
+        ),
         asks=("POST", "/v1/admin/keys"),
-        body={"role": "worker", "tenant": "*", "note": "the fleet"},
+        body={
+            "role": "worker",
+            "tenant": "*",
+            "note": "the fleet",
+            "name": "fleet-1",
+            "expires_at": "2027-01-31T12:00:00+00:00",
+        },
         answer=admin.KeyCreated(
             id="k1",
             key="sk_k1_s",
             role=admin.Role.WORKER,
             tenant="*",
+            name="fleet-1",
             note="the fleet",
             created_at=AT,
+            expires_at=LATER,
         ),
         shape=admin.KeyCreated,
-        says=("key     sk_k1_s", "it is not shown again"),
+        says=("key      sk_k1_s", "expires  2026-11-15 19:00:07Z", "it is not shown again"),
     ),
     Case(
         args=("key", "list"),
@@ -417,7 +431,7 @@ CASES: Final = (
         query=PAGE,
         answer=admin.KeyList((KEY,)),
         shape=admin.KeyList,
-        says=("k1  worker  *       2026-11-15 19:00:00Z  -        the fleet",),
+        says=("k1  worker  *       fleet-1  2026-11-15 19:00:00Z  -  ", "Z  -        the fleet"),
     ),
     Case(
         args=("key", "revoke", "k1"),

@@ -148,7 +148,7 @@ def made_keys(operator: Terminal) -> dict[str, str]:
     begin = export.replace("https://stanchion.internal", operator.url)
     told = operator.type(f"{begin}; " + "; echo ,; ".join(f"{each} -o json" for each in commands))
     *made, listed = json.loads(f"[{told}]")
-    assert len(listed["keys"]) == len(made) == 3
+    assert len(listed["keys"]) == len(made) == 4
     return {each["role"]: each["key"] for each in made}
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.system import ManualClock
+from stanchion.core.model import Instant
+from stanchion.gateway import GatewayOptions
 from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.services.keys import (
     BELIEVED_MS,
@@ -19,9 +21,12 @@ from stanchion.services.keys import (
     Keys,
 )
 from stanchion.wire.admin import Role
+from tests.gateway.house import ADMIN, opened_house
 from tests.services.faulty_locks import Fault
 from tests.services.faulty_store import FaultyStore
 from tests.services.seeded import SeededEntropy
+
+KEYS = "/v1/admin/keys"
 
 
 class Replicas:
@@ -56,6 +61,79 @@ async def test_a_key_is_known_everywhere_by_its_role_and_tenant(replicas: Replic
     for keys in (replicas.here, replicas.there):
         holder = await keys.holder(key)
         assert holder == KeyHolder(Role.OPERATOR, "acme", f"key:{key.split('_')[1]}")
+
+
+async def test_a_named_key_acts_under_its_name(replicas: Replicas) -> None:
+    key = await replicas.made(name="kim@example.com")
+    for keys in (replicas.here, replicas.there):
+        assert await keys.holder(key) == KeyHolder(Role.RUNNER, "acme", "kim@example.com")
+
+
+async def test_a_key_that_expires_works_until_then_also_without_the_store(
+    replicas: Replicas,
+) -> None:
+    expires_at = Instant(replicas.clock.now() + 60_000)
+    key = await replicas.made(expires_at=expires_at)
+    assert await replicas.there.holder(key) is not None
+    replicas.clock.advance(59_999)
+    assert await replicas.there.holder(key) is not None
+    replicas.lines[1].away(Fault.ERROR)
+    replicas.clock.advance(1)
+    assert await replicas.there.holder(key) is None
+    assert await replicas.here.holder(key) is None
+
+
+async def written(replicas: Replicas) -> int:
+    await settled()
+    return sum(line.calls["put_document"] for line in replicas.lines) - 1  # one made the key
+
+
+async def settled() -> None:
+    """Wait for what nobody else waits for."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others)
+
+
+async def test_the_last_use_of_a_key_is_written_once_a_minute(replicas: Replicas) -> None:
+    key = await replicas.made()
+    for expected in (1, 2, 3):
+        for _ in range(60):
+            await replicas.here.holder(key)
+            await replicas.there.holder(key)
+            replicas.clock.advance(1_000)
+            await settled()
+        record = await replicas.there.record(key.split("_")[1])
+        assert record is not None
+        assert record.last_used_at is not None
+        assert 0 < replicas.clock.now() - record.last_used_at <= 62_000
+        # Both replicas may try at the same moment; the store takes one.
+        assert expected <= await written(replicas) <= 2 * expected
+        document = await replicas.lines[0].real.document("key", key.split("_")[1])
+        assert document is not None
+        assert document.revision == 1 + expected
+
+
+async def test_writing_the_last_use_never_undoes_a_revocation(replicas: Replicas) -> None:
+    key = await replicas.made()
+    key_id = key.split("_")[1]
+    await replicas.there.holder(key)  # its write of the use comes after the revocation
+    revoking = replicas.here.revoke(key_id, actor="me")
+    replicas.lines[1].script("put_document", lambda: revoking)
+    await settled()
+    record = await replicas.there.record(key_id)
+    assert record is not None
+    assert record.revoked_at is not None
+
+
+async def test_no_request_waits_for_the_write_of_a_use(replicas: Replicas) -> None:
+    key = await replicas.made()
+    replicas.lines[1].script("put_document", Fault.HANG)
+    async with asyncio.timeout(1):
+        assert await replicas.there.holder(key) is not None
+        await asyncio.sleep(0)  # it begins
+        assert replicas.lines[1].calls["put_document"] == 1
+        assert await replicas.there.holder(key) is not None
 
 
 async def test_only_a_hash_is_stored(replicas: Replicas) -> None:
@@ -265,3 +343,50 @@ async def test_revoking_what_is_not_there_or_was_revoked_changes_nothing(
     first = await replicas.here.revoke(key_id, actor="me")
     replicas.clock.advance(1_000)
     assert await replicas.here.revoke(key_id, actor="another") == first
+
+
+async def test_a_key_is_made_with_name_and_expiry_and_shows_them() -> None:
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        asked = {"role": "approver", "tenant": "acme", "name": "kim", "note": "night shift"}
+        until = "2999-01-31T12:00:00Z"
+        made = await house.ask("POST", KEYS, {**asked, "expires_at": until}, key=ADMIN)
+        assert made.status == 200
+        assert {name: made.json[name] for name in asked} == asked
+        assert made.json["expires_at"] == until
+        await house.ask("GET", "/v1/runs", key=made.json["key"])
+        async with asyncio.timeout(5):
+            row = None
+            while row is None or row["last_used_at"] is None:
+                (row,) = (await house.ask("GET", KEYS, key=ADMIN)).json["keys"]
+        assert {name: row[name] for name in asked} == asked
+        assert row["expires_at"] == until
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("name", "Admin"),
+        ("name", "anonymous"),
+        ("name", "key:abc"),
+        ("name", " kim"),
+        ("name", ""),
+        ("name", "k" * 65),
+        ("expires_at", "2001-01-01T00:00:00Z"),
+        ("expires_at", "2999-01-01T00:00:00"),
+        ("expires_at", "soon"),
+        ("tenant", "*"),
+    ],
+)
+async def test_a_key_that_cannot_be_made_is_422_at_its_member(member: str, value: str) -> None:
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        asked = {"role": "approver", "tenant": "acme", member: value}
+        answer = await house.ask("POST", KEYS, asked, key=ADMIN)
+        assert (answer.status, answer.code) == (422, "invalid_request")
+        assert [fault["path"] for fault in answer.json["errors"]] == [member]
+
+
+async def test_the_first_key_must_not_expire() -> None:
+    async with opened_house(GatewayOptions()) as house:
+        asked = {"role": "admin", "tenant": "*", "expires_at": "2999-01-01T00:00:00Z"}
+        answer = await house.ask("POST", KEYS, asked)
+        assert (answer.status, answer.code) == (409, "conflict")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ADMINS",
     "ANYONE",
+    "APPROVERS",
     "LIVEZ",
     "METRICS",
     "OPERATORS",
@@ -115,6 +116,7 @@ Handler: TypeAlias = Callable[[Call[Any, Any]], Awaitable[Answered]]
 
 ANYONE: Final[frozenset[Role]] = frozenset()
 RUNNERS: Final = frozenset({Role.RUNNER, Role.OPERATOR, Role.ADMIN})
+APPROVERS: Final = RUNNERS | {Role.APPROVER}
 WORKERS: Final = frozenset({Role.WORKER, Role.ADMIN})
 OPERATORS: Final = frozenset({Role.OPERATOR, Role.ADMIN})
 ADMINS: Final = frozenset({Role.ADMIN})

@@ -79,6 +79,7 @@ __all__ = [
     "run_view",
     "started",
     "timeline_line",
+    "to_instant",
     "when",
 ]
 
@@ -88,6 +89,11 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 def when(instant: Instant) -> datetime:
     """The time of day, exact to the millisecond."""
     return _EPOCH + timedelta(milliseconds=instant)
+
+
+def to_instant(time: datetime) -> Instant:
+    """The instant of a time with a time zone, to the millisecond below."""
+    return Instant((time - _EPOCH) // timedelta(milliseconds=1))
 
 
 def _when_if(instant: Instant | None) -> datetime | None:
@@ -332,8 +338,11 @@ def key_row(key_id: str, record: ApiKeyRecord) -> KeyRow:
         id=key_id,
         role=record.role,
         tenant=record.tenant,
+        name=record.name,
         note=record.note,
         created_at=when(record.created_at),
+        expires_at=_when_if(record.expires_at),
+        last_used_at=_when_if(record.last_used_at),
         revoked_at=_when_if(record.revoked_at),
     )
 

@@ -11,6 +11,10 @@ good when it was last read go on working for five minutes; a key this replica ha
 be judged then, and is answered with "unavailable", never with "no". A store that is only slow is
 not away: what was read two seconds ago counts no more then. Whoever has patience waits until the
 store has spoken or failed; for others the answer is "unavailable" too.
+
+A key may have a name, which is then shown as the actor, and a time from which it no longer works.
+When it was last used is written in the background, at most once a minute: with the revision that
+was read, so that a revocation is never undone.
 """
 
 from __future__ import annotations
@@ -51,6 +55,8 @@ _SILENCE_S: Final = 0.2
 _BELIEVED_IN_SILENCE_MS: Final = 1_700
 _GRACE_S: Final = 0.02
 """For a loop that was late itself, to bring an answer that is there already."""
+_USE_WRITTEN_MS: Final = 60_000
+"""The time of a key's last use is written at most this often."""
 _KNOWN_MAX: Final = 4_096
 _KIND: Final = "key"
 _ANY: Final = ""
@@ -70,7 +76,10 @@ class ApiKeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     created_at: Instant
     created_by: str
+    name: str | None = None
     note: str | None = None
+    expires_at: Instant | None = None
+    last_used_at: Instant | None = None
     revoked_at: Instant | None = None
     revoked_by: str | None = None
 
@@ -95,6 +104,7 @@ class KeyHolder(msgspec.Struct, frozen=True):
 class _Known(msgspec.Struct, frozen=True):
     record: ApiKeyRecord | None
     read_at: Moment
+    revision: int = 0
 
 
 _NOBODY_KNOWN: Final = _Known(None, Moment(-(10**15)))
@@ -111,6 +121,7 @@ class Keys:
         self._entropy = entropy
         self._admin_hash = None if admin_key is None else _hash(admin_key)
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._uses_written: OrderedDict[str, Instant] = OrderedDict()
         self._any: bool | None = True if admin_key is not None else None
         self._any_read_at = Moment(0)
         self._failed_at: Moment | None = None
@@ -162,17 +173,31 @@ class Keys:
         is_right = hmac.compare_digest(_hash(secret), _NO_HASH if record is None else record.hash)
         if record is None or not is_right or record.revoked_at is not None:
             return None
-        return KeyHolder(record.role, record.tenant, f"key:{key_id}")
+        now = self._clock.now()
+        if record.expires_at is not None and record.expires_at <= now:
+            return None
+        self._note_use(key_id, record, now)
+        return KeyHolder(record.role, record.tenant, record.name or f"key:{key_id}")
 
-    async def would_lock_out(self, *, role: Role, tenant: str) -> bool:
+    async def would_lock_out(self, *, role: Role, tenant: str, expires: bool = False) -> bool:
         """Whether this key, as the first, would close the door on whoever makes it.
 
-        From the first key on everybody must show one. If that one may not make others, nobody can.
+        From the first key on every request must show one. A first key that cannot make others, or
+        that expires, would leave a deployment without any key that can.
         """
-        is_master = role is Role.ADMIN and tenant == ALL_TENANTS
+        is_master = role is Role.ADMIN and tenant == ALL_TENANTS and not expires
         return not is_master and not await self.configured()
 
-    async def create(self, *, role: Role, tenant: str, note: str | None, actor: str) -> NewKey:
+    async def create(
+        self,
+        *,
+        role: Role,
+        tenant: str,
+        note: str | None,
+        actor: str,
+        name: str | None = None,
+        expires_at: Instant | None = None,
+    ) -> NewKey:
         """Make a key."""
         key_id = self._entropy.token()[:_ID_CHARS]
         secret = self._entropy.token() + self._entropy.token()
@@ -180,7 +205,9 @@ class Keys:
             hash=_hash(secret),
             role=role,
             tenant=tenant,
+            name=name,
             note=note,
+            expires_at=expires_at,
             created_at=self._clock.now(),
             created_by=actor,
         )
@@ -203,10 +230,14 @@ class Keys:
 
     async def record(self, key_id: str) -> ApiKeyRecord | None:
         """A key as it is stored now."""
-        if not _is_id(key_id):
-            return None
-        document = await self._documents.document(_KIND, key_id)
-        return None if document is None else msgspec.convert(document.value, ApiKeyRecord)
+        return (await self._read_now(key_id))[0]
+
+    async def _read_now(self, key_id: str) -> tuple[ApiKeyRecord | None, int]:
+        """A key as it is stored now, and the revision of its document."""
+        document = await self._documents.document(_KIND, key_id) if _is_id(key_id) else None
+        if document is None:
+            return None, 0
+        return msgspec.convert(document.value, ApiKeyRecord), document.revision
 
     async def list(
         self, tenant: str | None, *, cursor: str | None, limit: int
@@ -263,10 +294,10 @@ class Keys:
             return self._last_word(known, now)
 
     async def _read(self, key_id: str, now: Moment) -> ApiKeyRecord | None:
-        record = await self.record(key_id)
+        record, revision = await self._read_now(key_id)
         self._failed_at = None
         # Believed from when it was asked for: a slow answer must not stretch an old truth.
-        self._remember(key_id, record, now)
+        self._remember(key_id, record, now, revision)
         return record
 
     async def _read_any(self, now: Moment) -> bool:
@@ -308,16 +339,41 @@ class Keys:
         if not asking.cancelled():
             asking.exception()  # looked at, so that a question nobody waits for is no warning
 
-    async def _write(self, key_id: str, record: ApiKeyRecord) -> None:
-        await self._documents.put_document(_KIND, key_id, msgspec.to_builtins(record), read=None)
-        self._known.pop(key_id, None)
-        self._remember(key_id, record, self._clock.moment())
+    def _note_use(self, key_id: str, record: ApiKeyRecord, now: Instant) -> None:
+        """Have the time of this use written in the background, unless a recent one was."""
+        before = max(record.last_used_at or 0, self._uses_written.get(key_id, 0))
+        known = self._known.get(key_id)
+        is_behind = known is None or known.record is not record
+        if now - before < _USE_WRITTEN_MS or is_behind or self._failed_at is not None:
+            return
+        assert known is not None
+        revision = known.revision
+        self._uses_written[key_id] = now
+        if len(self._uses_written) > _KNOWN_MAX:
+            self._uses_written.popitem(last=False)
+        used = msgspec.structs.replace(record, last_used_at=now)
+        # A name that is no key's id: reading the key is another question.
+        _ = self._ask(f"use of {key_id}", lambda: self._write_use(key_id, used, revision))
 
-    def _remember(self, key_id: str, record: ApiKeyRecord | None, now: Moment) -> None:
+    async def _write_use(self, key_id: str, used: ApiKeyRecord, revision: int) -> None:
+        # Refused if another replica has written a use since, or revoked the key: both are right.
+        value = msgspec.to_builtins(used)
+        await self._documents.put_document(_KIND, key_id, value, read=revision)
+
+    async def _write(self, key_id: str, record: ApiKeyRecord) -> None:
+        value = msgspec.to_builtins(record)
+        written = await self._documents.put_document(_KIND, key_id, value, read=None)
+        self._known.pop(key_id, None)
+        revision = 0 if written is None else written.revision
+        self._remember(key_id, record, self._clock.moment(), revision)
+
+    def _remember(
+        self, key_id: str, record: ApiKeyRecord | None, now: Moment, revision: int
+    ) -> None:
         newer = self._known.get(key_id)
         if newer is not None and newer.read_at >= now:
             return
-        self._known[key_id] = _Known(record, now)
+        self._known[key_id] = _Known(record, now, revision)
         self._known.move_to_end(key_id)
         if len(self._known) > _KNOWN_MAX:
             self._known.popitem(last=False)

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Risk
-from stanchion.wire.identifiers import Comment, LockName, TenantOrAll
+from stanchion.wire.identifiers import Comment, KeyLabel, LockName, TenantOrAll
 
 __all__ = [
     "CreateKey",
@@ -42,6 +42,8 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Role(StrEnum):
     """What a key may do."""
 
+    APPROVER = "approver"
+    """Read runs of its tenant and decide approvals, nothing else."""
     RUNNER = "runner"
     """Workflows, runs, jobs and events of its tenant."""
     WORKER = "worker"
@@ -137,7 +139,11 @@ class CreateKey(_Request, frozen=True, kw_only=True):
 
     role: Role
     tenant: TenantOrAll
+    name: KeyLabel | None = None
+    """Shown as the actor of what is done with the key; without one, the key's id is."""
     note: Comment | None = None
+    expires_at: Annotated[datetime, Meta(tz=True)] | None = None
+    """From then on the key does not work."""
 
 
 class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,8 +153,10 @@ class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     role: Role
     tenant: str
+    name: str | None
     note: str | None
     created_at: datetime
+    expires_at: datetime | None
 
 
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,8 +165,12 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     role: Role
     tenant: str
+    name: str | None
     note: str | None
     created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    """Exact to a minute: it is written once a minute at most."""
     revoked_at: datetime | None
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "ErrorCode",
     "Fence",
     "JobName",
+    "KeyLabel",
     "KeyName",
     "LetterName",
     "Limit",
@@ -76,6 +77,14 @@ JobName: TypeAlias = Annotated[
 ]
 KeyName: TypeAlias = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9]{1,64}\Z", description="A key's id, the middle part of it.")
+]
+KeyLabel: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9 _.@+-]{0,62}[A-Za-z0-9_.@+-])?\Z",
+        description="A key's name, shown as the actor: letters, digits, spaces or any of `_.@+-`.",
+        examples=["kim@example.com"],
+    ),
 ]
 LetterName: TypeAlias = Annotated[
     str, Meta(pattern=r"^[!-$&-~]{1,2048}\Z", description="A dead letter's id, from the list.")

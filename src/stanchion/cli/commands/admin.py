@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -140,7 +142,7 @@ def key() -> None:
 @key.command("create")
 @click.option(
     "--role",
-    type=click.Choice(["runner", "worker", "operator", "admin"]),
+    type=click.Choice(["approver", "runner", "worker", "operator", "admin"]),
     required=True,
     help="What it may do.",
 )
@@ -152,12 +154,46 @@ def key() -> None:
     shell_complete=complete_tenants,
     help="Whom it is for; '*' for all tenants.",
 )
+@click.option("--name", metavar="NAME", help="Whose it is; shown as the actor.")
+@click.option(
+    "--expires",
+    metavar="TIME|DURATION",
+    help="Until when it works: 2027-01-31T12:00:00Z, or 90d, 12h, 30m from now.",
+)
 @click.option("--note", metavar="TEXT", help="What it is for; shown in the list.")
 @talks
-def create_key(session: Session, role: str, tenant_of_key: str, note: str | None) -> None:
+def create_key(
+    session: Session,
+    role: str,
+    tenant_of_key: str,
+    name: str | None,
+    expires: str | None,
+    note: str | None,
+) -> None:
     """Make a key. It is shown this once."""
     body = {"role": role, "tenant": tenant_of_key, "note": note}
+    if name is not None:
+        body["name"] = name
+    if expires is not None:
+        body["expires_at"] = _expiry(expires)
     session.show(session.send("POST", path_to("admin", "keys"), body).document, _new_key_lines)
+
+
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+
+
+def _expiry(text: str) -> str:
+    """A time in ISO 8601, from such a time or from a duration like ``90d``."""
+    duration = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
+    if duration is not None:
+        ahead = timedelta(**{_UNITS[duration[2]]: int(duration[1])})
+        return (datetime.now(UTC) + ahead).isoformat(timespec="seconds")
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        wrong = f"--expires: {text!r} is neither a time like 2027-01-31T12:00:00Z nor one like 90d"
+        raise click.UsageError(wrong) from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
 
 
 @key.command("list")
@@ -185,7 +221,9 @@ def _new_key_lines(key: dict[str, Any]) -> Iterator[str]:
             ("id", cell(key["id"])),
             ("role", cell(key["role"])),
             ("tenant", cell(key["tenant"])),
+            ("name", cell(key["name"])),
             ("note", cell(key["note"])),
+            ("expires", clock(key["expires_at"])),
         ]
     )
     yield ""
@@ -195,13 +233,16 @@ def _new_key_lines(key: dict[str, Any]) -> Iterator[str]:
 def _key_rows(page: dict[str, Any]) -> Iterator[str]:
     if page["keys"]:
         yield from table(
-            ("ID", "ROLE", "TENANT", "CREATED", "REVOKED", "NOTE"),
+            ("ID", "ROLE", "TENANT", "NAME", "CREATED", "EXPIRES", "LAST USED", "REVOKED", "NOTE"),
             (
                 (
                     cell(row["id"]),
                     cell(row["role"]),
                     cell(row["tenant"]),
+                    cell(row["name"]),
                     clock(row["created_at"]),
+                    clock(row["expires_at"]),
+                    clock(row["last_used_at"]),
                     clock(row["revoked_at"]),
                     cell(row["note"]),
                 )

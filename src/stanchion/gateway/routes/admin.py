@@ -22,7 +22,7 @@ from stanchion.gateway.route import (
     Takes,
 )
 from stanchion.gateway.routes.workflows import PagedWorkflows
-from stanchion.gateway.views import key_row, when
+from stanchion.gateway.views import key_row, to_instant, when
 from stanchion.ports.records import Tenant
 from stanchion.services.log import log_event
 from stanchion.wire.admin import (
@@ -144,8 +144,11 @@ TENANTS_ROUTES: Final = (
 
 _LOCKED_OUT: Final = (
     "this would be the first key, and from then on every request needs one: first make an admin key"
-    " for '*', or start the server with STANCHION_ADMIN_KEY"
+    " for '*' that does not expire, or start the server with STANCHION_ADMIN_KEY"
 )
+_OF_ONE_TENANT: Final = frozenset({Role.APPROVER, Role.RUNNER})
+_RESERVED_NAMES: Final = frozenset({"admin", "anonymous", "system", "worker"})
+"""Actors of Stanchion's own: no key may pass for one of them."""
 
 
 async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
@@ -157,12 +160,25 @@ async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
             " this needs a key for all tenants ('*') with the role admin"
         )
         return Refusal(code=Code.FORBIDDEN, detail=detail)
-    if wanted.role is Role.RUNNER and wanted.tenant == ALL_TENANTS:
-        return invalid_member("tenant", "a runner's key is for one tenant")
-    if await call.desk.keys.would_lock_out(role=wanted.role, tenant=wanted.tenant):
+    if wanted.role in _OF_ONE_TENANT and wanted.tenant == ALL_TENANTS:
+        return invalid_member("tenant", f"the key of a {wanted.role} is for one tenant")
+    if wanted.name is not None and wanted.name.lower() in _RESERVED_NAMES:
+        return invalid_member("name", f"'{wanted.name}' is reserved: name a person or a service")
+    expires_at = None if wanted.expires_at is None else to_instant(wanted.expires_at)
+    if expires_at is not None and expires_at <= call.services.clock.now():
+        return invalid_member("expires_at", "must be in the future")
+    keys = call.desk.keys
+    if await keys.would_lock_out(
+        role=wanted.role, tenant=wanted.tenant, expires=expires_at is not None
+    ):
         return Refusal(code=Code.CONFLICT, detail=_LOCKED_OUT)
-    made = await call.desk.keys.create(
-        role=wanted.role, tenant=wanted.tenant, note=wanted.note, actor=call.actor
+    made = await keys.create(
+        role=wanted.role,
+        tenant=wanted.tenant,
+        name=wanted.name,
+        note=wanted.note,
+        expires_at=expires_at,
+        actor=call.actor,
     )
     return Reply(
         KeyCreated(
@@ -170,8 +186,10 @@ async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
             key=made.key,
             role=wanted.role,
             tenant=wanted.tenant,
+            name=wanted.name,
             note=wanted.note,
             created_at=when(made.record.created_at),
+            expires_at=None if expires_at is None else when(expires_at),
         )
     )
 

@@ -15,7 +15,17 @@ from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunRefused
 from stanchion.gateway.body import check_value
 from stanchion.gateway.problems import Refusal, Refused, invalid, invalid_member, not_found
-from stanchion.gateway.route import RUNNERS, Call, NoBody, NoQuery, Reach, Reply, Route, Takes
+from stanchion.gateway.route import (
+    APPROVERS,
+    RUNNERS,
+    Call,
+    NoBody,
+    NoQuery,
+    Reach,
+    Reply,
+    Route,
+    Takes,
+)
 from stanchion.gateway.views import (
     encoded_run,
     jobs_out,
@@ -245,7 +255,6 @@ def _invalid_input(answer: InvalidInput) -> Refusal:
 
 
 _CHANGES: Final[dict[str, Any]] = {
-    "roles": RUNNERS,
     "reach": Reach.TENANT,
     "takes": Takes.JSON_OR_NOTHING,
     "answer": Change,
@@ -273,7 +282,7 @@ ROUTES: Final = (
         path="/v1/runs/{run_id}",
         handler=get_run,
         says="One run; with `wait`, once it has ended or the seconds have passed.",
-        roles=RUNNERS,
+        roles=APPROVERS,
         reach=Reach.TENANT,
         query=Waiting,
         answer=RunView,
@@ -285,7 +294,7 @@ ROUTES: Final = (
         path="/v1/runs",
         handler=list_runs,
         says="List runs, newest first.",
-        roles=RUNNERS,
+        roles=APPROVERS,
         reach=Reach.TENANT,
         query=Listed,
         answer=RunList,
@@ -295,7 +304,7 @@ ROUTES: Final = (
         path="/v1/runs/{run_id}/timeline",
         handler=get_timeline,
         says="A run's history, oldest first.",
-        roles=RUNNERS,
+        roles=APPROVERS,
         reach=Reach.TENANT,
         query=PagedRuns,
         answer=TimelineAnswer,
@@ -320,6 +329,7 @@ ROUTES: Final = (
         path="/v1/runs/{run_id}/cancel",
         handler=cancel_run,
         says="End a run now.",
+        roles=RUNNERS,
         body=CancelRun,
         **_CHANGES,
     ),
@@ -328,6 +338,7 @@ ROUTES: Final = (
         path="/v1/runs/{run_id}/steps/{step_id}/approve",
         handler=approve_step,
         says="Say yes to an approval step.",
+        roles=APPROVERS,
         body=DecideStep,
         **_CHANGES,
     ),
@@ -336,6 +347,7 @@ ROUTES: Final = (
         path="/v1/runs/{run_id}/steps/{step_id}/reject",
         handler=reject_step,
         says="Say no to an approval step.",
+        roles=APPROVERS,
         body=DecideStep,
         **_CHANGES,
     ),
