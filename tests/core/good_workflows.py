@@ -49,6 +49,7 @@ steps:
     retry: {max_attempts: 100, backoff: {kind: fixed, delay_ms: 0}}
     timeout_s: 60
     needs: [ask]
+    on_failure: continue
   jittered:
     topic: work
     input: [1, "two", {three: "${steps.fixed.output.x + 1}"}, "$${not an expression}"]
@@ -67,7 +68,7 @@ steps:
     retry: {backoff: {kind: exponential, base_ms: 10, cap_ms: 10}}
   pause: {delay_s: 0, needs: [jittered, growing], when: "size(steps.growing.output) > 0"}
   inner: {workflow: other, input: "${steps.jittered.output}", timeout_s: 3.5, needs: [pause]}
-  inner-2: {workflow: other, input: {}, needs: [inner]}
+  inner-2: {workflow: other, input: {}, needs: [inner], on_failure: fail}
 output: {first: "${steps.ask.output}", second: ["${steps['inner-2'].output}", 3, null]}
 """
 

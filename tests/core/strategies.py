@@ -16,6 +16,7 @@ from stanchion.core.workflow import (
     DelaySpec,
     ForEachSpec,
     JobSpec,
+    OnFailure,
     RetrySpec,
     StepSpec,
     SubworkflowSpec,
@@ -33,6 +34,7 @@ RETRIES = st.sampled_from(
     ]
 )
 TIMEOUTS = st.sampled_from([None, None, 5.0])
+ON_FAILURE = st.sampled_from([OnFailure.FAIL, OnFailure.FAIL, OnFailure.CONTINUE])
 
 
 @st.composite
@@ -76,9 +78,14 @@ def _specs(
 ) -> StepSpec:
     conditions = [None, None, None, "true", "input.flag", "size(input.list) > 1"]
     if needs:
-        conditions += [f"steps.{needs[0]}.status == 'succeeded'", f"steps.{needs[0]}.output.n > 0"]
+        conditions += [
+            f"steps.{needs[0]}.status == 'succeeded'",
+            f"steps.{needs[0]}.output.n > 0",
+            f"steps.{needs[0]}.error == null || steps.{needs[0]}.error.message != ''",
+        ]
     when = draw(st.sampled_from(conditions))
     timeout_s = draw(TIMEOUTS) if timeouts else None
+    on_failure = draw(ON_FAILURE)
     kinds = ["job", "job", "for_each", "approval", "delay", *(["sub"] if children else [])]
     match draw(st.sampled_from(kinds)):
         case "job":
@@ -86,6 +93,7 @@ def _specs(
             return JobSpec(
                 needs=needs,
                 when=when,
+                on_failure=on_failure,
                 topic=Topic("work"),
                 input={"value": draw(st.sampled_from(sources))},
                 retry=draw(RETRIES),
@@ -96,6 +104,7 @@ def _specs(
             return ForEachSpec(
                 needs=needs,
                 when=when,
+                on_failure=on_failure,
                 for_each=draw(st.sampled_from(lists)),
                 topic=Topic("work"),
                 input={"value": "${item}", "at": "${index}"},
@@ -103,13 +112,19 @@ def _specs(
                 timeout_s=timeout_s,
             )
         case "approval":
-            return ApprovalSpec(needs=needs, when=when, timeout_s=timeout_s)
+            return ApprovalSpec(needs=needs, when=when, on_failure=on_failure, timeout_s=timeout_s)
         case "delay":
-            return DelaySpec(needs=needs, when=when, delay_s=draw(st.sampled_from([0.0, 2.5])))
+            return DelaySpec(
+                needs=needs,
+                when=when,
+                on_failure=on_failure,
+                delay_s=draw(st.sampled_from([0.0, 2.5])),
+            )
         case _:
             return SubworkflowSpec(
                 needs=needs,
                 when=when,
+                on_failure=on_failure,
                 workflow=draw(st.sampled_from(children)),
                 input={"flag": "${input.flag}", "list": "${input.list}"},
                 timeout_s=timeout_s,

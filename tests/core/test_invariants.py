@@ -112,7 +112,7 @@ def bent(steps: dict[StepId, Step] | None = None, **changes: object) -> Run:
         (bent(status=RunStatus.FAILED), "a finished run has unfinished steps"),
         (bent(status=RunStatus.FAILED), "a finished run has no end"),
         (bent(status=RunStatus.FAILED), "the run is failed with error None"),
-        (bent(status=RunStatus.SUCCEEDED), "a succeeded run has a step that did not"),
+        (bent(status=RunStatus.SUCCEEDED), "the run succeeded and its step 'a' is running"),
     ],
 )
 def test_a_bent_run_is_noticed(run: Run, sentence: str) -> None:

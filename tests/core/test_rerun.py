@@ -7,7 +7,7 @@ import pytest
 from stanchion.core.events import CancelRequested, Started
 from stanchion.core.model import Instant, RunId, RunStatus, StepId, Topic, WorkflowId
 from stanchion.core.rerun import RerunRefused, rerun
-from stanchion.core.workflow import JobSpec, SubworkflowSpec, Workflow
+from stanchion.core.workflow import JobSpec, OnFailure, SubworkflowSpec, Workflow
 from tests.core.world import World, planned
 
 NOW = Instant(1_800_000_000_000)
@@ -52,6 +52,15 @@ def test_from_a_step_what_it_builds_on_is_kept() -> None:
     new = again(finished(), "b")
     assert new.statuses() == {"a": "succeeded", "b": "running", "c": "pending", "d": "running"}
     assert new.run.step(StepId("a")).output == "A"
+
+
+def test_a_failure_that_the_workflow_accepts_is_kept() -> None:
+    first = JobSpec(topic=Topic("work"), on_failure=OnFailure.CONTINUE)
+    flow = Workflow(id=WorkflowId("w"), steps={StepId("a"): first, StepId("b"): job("a")})
+    old = World.started(planned(flow))
+    old.fail("a")
+    old.fail("b")
+    assert again(old, "b").statuses() == {"a": "failed", "b": "running"}
 
 
 def test_what_had_failed_elsewhere_is_done_again_too() -> None:

@@ -47,6 +47,7 @@ from stanchion.core.workflow import (
     DelaySpec,
     ForEachSpec,
     JobSpec,
+    OnFailure,
     RetrySpec,
     StepSpec,
     SubworkflowSpec,
@@ -167,6 +168,94 @@ def test_a_step_waits_for_all_its_needs_before_it_is_cancelled() -> None:
     assert world.statuses()["c"] == "pending"
     world.fail("b")
     assert world.run.step(C).error.message == "'b' has failed"  # type: ignore[union-attr]  # it was cancelled
+
+
+# ── Failures that the workflow accepts ───────────────────────────────────────────────────────────
+
+
+def accepted(*needs: StepId, **options: object) -> JobSpec:
+    return job(*needs, on_failure=OnFailure.CONTINUE, **options)
+
+
+def test_steps_that_need_a_step_whose_failure_is_accepted_run_and_see_how_it_ended() -> None:
+    told = {"status": "${steps.a.status}", "error": "${steps.a.error}", "o": "${steps.a.output}"}
+    world = started(workflow(a=accepted(), b=job(A, input=told)))
+    world.fail("a", "no luck")
+    assert world.job("b").input == {
+        "status": "failed",
+        "error": {"code": "handler_error", "message": "no luck"},
+        "o": None,
+    }
+    world.succeed("b", 7)
+    assert (world.run.status, world.run.error, world.run.output) == ("succeeded", None, {"b": 7})
+
+
+def test_a_step_that_ended_well_has_no_error() -> None:
+    flaky = RetrySpec(max_attempts=2, backoff=Fixed(10))
+    world = started(workflow(a=accepted(retry=flaky), b=job(A, input="${steps.a.error}")))
+    world.fail("a")
+    world.fire(Timer(TimerKind.RETRY, A, None, 1))
+    world.succeed("a")
+    assert world.job("b").input is None
+
+
+def test_an_accepted_failure_is_not_accepted_before_the_last_attempt() -> None:
+    flaky = RetrySpec(max_attempts=2, backoff=Fixed(10))
+    world = started(workflow(a=accepted(retry=flaky), b=job(A)))
+    world.fail("a")
+    assert world.statuses() == {"a": "waiting", "b": "pending"}
+
+
+def test_a_run_whose_only_failures_are_accepted_succeeds_with_null_for_them() -> None:
+    world = started(workflow(a=accepted()))
+    world.fail("a")
+    assert (world.run.status, world.run.output) == ("succeeded", {"a": None})
+
+
+def test_a_time_out_a_rejection_and_a_condition_that_errs_are_accepted_alike() -> None:
+    world = started(
+        workflow(
+            a=accepted(timeout_s=5.0),
+            b=ApprovalSpec(on_failure=OnFailure.CONTINUE),
+            c=DelaySpec(delay_s=0, when="input.missing", on_failure=OnFailure.CONTINUE),
+            d=job(A, B, C, input=["${steps.a.status}", "${steps.c.error.code}"]),
+        )
+    )
+    world.reject("b")
+    world.fire(Timer(TimerKind.STEP_TIMEOUT, A))
+    assert world.job("d").input == ["timed_out", "expression_error"]
+
+
+def test_another_failure_still_fails_the_run_with_its_own_error() -> None:
+    world = started(workflow(a=accepted(), b=job(), c=job(A, B)))
+    world.fail("a", "accepted")
+    world.fail("b", "not accepted")
+    assert world.statuses()["c"] == "cancelled"
+    assert world.run.error is not None
+    assert world.run.error.message == "not accepted"
+
+
+def test_a_step_that_was_cancelled_by_a_failure_upstream_satisfies_nothing() -> None:
+    world = started(workflow(a=job(), b=accepted(A), c=job(B)))
+    world.fail("a")
+    assert world.statuses() == {"a": "failed", "b": "cancelled", "c": "cancelled"}
+
+
+def test_a_sub_workflow_that_fails_can_be_accepted() -> None:
+    inner = workflow("inner", x=job(), y=job(StepId("x")))
+    outer = workflow(
+        a=SubworkflowSpec(workflow=WorkflowId("inner"), on_failure=OnFailure.CONTINUE), b=job(A)
+    )
+    world = started(outer, inner)
+    world.fail("a.x")
+    assert world.statuses() == {
+        "a": "failed",
+        "a.x": "failed",
+        "a.y": "cancelled",
+        "b": "running",
+    }
+    world.succeed("b")
+    assert world.run.status == "succeeded"
 
 
 # ── Conditions ───────────────────────────────────────────────────────────────────────────────────

@@ -32,6 +32,7 @@ from stanchion.core.workflow import (
     DelaySpec,
     ForEachSpec,
     JobSpec,
+    OnFailure,
     RetrySpec,
     SubworkflowSpec,
     Workflow,
@@ -115,6 +116,7 @@ def test_every_member_arrives() -> None:
         retry=RetrySpec(max_attempts=100, backoff=Fixed(0)),
         timeout_s=60.0,
         needs=(StepId("ask"),),
+        on_failure=OnFailure.CONTINUE,
     )
     growing = steps["growing"]
     assert isinstance(growing, ForEachSpec)

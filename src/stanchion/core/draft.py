@@ -60,6 +60,14 @@ def _weight(step: Step) -> int:
     return (step.output_bytes or size_of(step.output)) + 1
 
 
+def _shown(step: Step) -> JsonObject:
+    """A step as expressions see it. Its members are ``expression.STEP_FIELDS``."""
+    error: JsonObject | None = None
+    if step.error is not None and step.status.is_finished:
+        error = {"code": step.error.code, "message": step.error.message}
+    return {"status": str(step.status), "output": step.output, "error": error}
+
+
 class _Done(NamedTuple):
     """The output of a step and its size."""
 
@@ -154,12 +162,9 @@ class Draft:
             scope["input"] = self.scope_input(parent)
         if "steps" in expression.uses:
             scope["steps"] = {
-                name: {"status": str(step.status), "output": step.output}
-                for name, step in (
-                    (name, self.step(visible[name]))
-                    for name in expression.references
-                    if name in visible
-                )
+                name: _shown(self.step(visible[name]))
+                for name in expression.references
+                if name in visible
             }
         if budget is None:
             budget = EvaluationBudget(work=min(WORK_MAX, self._work_left))

@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 SOURCE_CHARS_MAX: Final = 2_000
-STEP_FIELDS: Final = frozenset({"output", "status"})
+STEP_FIELDS: Final = ("output", "status", "error")
 """The members of ``steps.<id>``."""
 
 
@@ -160,7 +160,7 @@ def _survey(root: Node, names: frozenset[str]) -> tuple[frozenset[str], frozense
             continue
         outer, step = _member(container)
         if _is_steps(outer) and step is not None and key is not None and key not in STEP_FIELDS:
-            fields = " and ".join(sorted(STEP_FIELDS))
+            fields = f"{', '.join(STEP_FIELDS[:-1])} and {STEP_FIELDS[-1]}"
             raise ExpressionFault(f"a step has {fields}, not {quoted(key)}", node.position)
         match node:
             case Name(name="steps"):

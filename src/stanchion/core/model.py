@@ -131,18 +131,20 @@ class StepStatus(StrEnum):
         return self in _STEP_FINISHED
 
     @property
+    def is_failure(self) -> bool:
+        """Ended by a failure or a time limit of its own."""
+        return self in _STEP_FAILURES
+
+    @property
     def satisfies_needs(self) -> bool:
-        """Whether a step that needs this one may begin."""
+        """Ended well: a step that needs this one may begin."""
         return self in _STEP_SATISFIES
 
 
 _STEP_ACTIVE = frozenset({StepStatus.RUNNING, StepStatus.WAITING})
 _STEP_SATISFIES = frozenset({StepStatus.SUCCEEDED, StepStatus.SKIPPED})
-_STEP_FINISHED = _STEP_SATISFIES | {
-    StepStatus.FAILED,
-    StepStatus.CANCELLED,
-    StepStatus.TIMED_OUT,
-}
+_STEP_FAILURES = frozenset({StepStatus.FAILED, StepStatus.TIMED_OUT})
+_STEP_FINISHED = _STEP_SATISFIES | _STEP_FAILURES | {StepStatus.CANCELLED}
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -24,7 +24,7 @@ from stanchion.core.expression import (
 )
 from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.lease import LeaseOverride
-from stanchion.core.model import Risk, StepId, WorkflowId
+from stanchion.core.model import Risk, StepId, StepStatus, WorkflowId
 from stanchion.core.schema import InputSchema, compile_schema
 from stanchion.core.workflow import (
     RUN_TIMEOUT_S_DEFAULT,
@@ -32,6 +32,7 @@ from stanchion.core.workflow import (
     DelaySpec,
     ForEachSpec,
     JobSpec,
+    OnFailure,
     StepSpec,
     SubworkflowSpec,
     Workflow,
@@ -60,6 +61,16 @@ class PlannedStep:
     timeout_s: float | None = None
     body: Body | None = None
     """For a sub-workflow step: the inner workflow."""
+
+    def is_satisfied_by(self, status: StepStatus) -> bool:
+        """Whether steps that need this one may begin when it has ended with this status.
+
+        A step that was cancelled because another one failed does not satisfy, whatever its own
+        ``on_failure``: that is about failures of the step itself.
+        """
+        return status.satisfies_needs or (
+            status.is_failure and self.spec.on_failure is OnFailure.CONTINUE
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

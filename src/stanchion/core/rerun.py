@@ -2,7 +2,8 @@
 
 A rerun is admitted like any other run and has its own id, slot and timeline. It uses the same input
 and the same versions of the same workflows. A rerun from a given step repeats that step, all steps
-that depend on it, and all steps that had not succeeded; it keeps the results of all others.
+that depend on it, and all steps that had not succeeded; it keeps the results of all others, and
+failures that the workflow accepts (``on_failure: continue``).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def rerun(
         kept = {
             step_id: state
             for step_id, state in old.steps.items()
-            if state.status.satisfies_needs and step_id not in again
+            if step_id not in again and plan.steps[step_id].is_satisfied_by(state.status)
         }
     return Run(
         id=run_id,
@@ -67,7 +68,7 @@ def _refusal(plan: Plan, old: Run, from_step: StepId) -> RerunRefused | None:
         return RerunRefused("unknown_step", f"the run has no step '{from_step}'")
     for need in _needs(plan, step):
         status = old.step(need).status
-        if not status.satisfies_needs:
+        if not plan.steps[need].is_satisfied_by(status):
             message = f"'{from_step}' builds on '{need}', which is {status}: rerun from there"
             return RerunRefused("needs_unfinished", message)
     return None

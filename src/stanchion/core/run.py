@@ -10,8 +10,10 @@ The rules:
   ``when`` is false the step is skipped; if it raises, the step fails.
 * A step that failed, timed out or was cancelled cancels every step that depends on it. All other
   steps go on, so that their results do not depend on the order of events.
+* With ``on_failure: continue``, steps that need a step start also when it failed or timed out.
 * A sub-workflow step ends when all its inner steps have ended, a run when all its steps have. It
-  fails if one of them failed or timed out, with the error of the first such step in file order.
+  fails if one of them failed or timed out, unless that one has ``on_failure: continue``; its error
+  is that of the first such step in file order.
 * Cancelling a run, or its timeout, ends every unfinished step at once.
 * An active step waits for one named thing. An event about anything else changes nothing.
 """
@@ -50,8 +52,6 @@ if TYPE_CHECKING:
     from stanchion.core.plan import Body, Plan, PlannedStep
 
 __all__ = ["DecisionTooLong", "decide", "decide_all", "items_to_read"]
-
-_FAILING = frozenset({StepStatus.FAILED, StepStatus.TIMED_OUT})
 
 
 def decide(plan: Plan, run: Run, event: Event, now: Instant) -> Transition:
@@ -243,7 +243,7 @@ def _consider(draft: Draft, step: PlannedStep) -> None:
     if not all(status.is_finished for status in needed):
         return
     for need, status in zip(step.needs, needed, strict=True):
-        if not status.satisfies_needs:
+        if not draft.plan.steps[need].is_satisfied_by(status):
             error = Failure("upstream_failed", f"'{need}' has {_words(status)}", step.id)
             draft.end(step, StepStatus.CANCELLED, error=error)
             return
@@ -289,8 +289,8 @@ class _Given(msgspec.Struct, frozen=True):
 def _outcome(
     draft: Draft, parent: StepId | None, body: Body, states: Sequence[Step]
 ) -> _Given | Failure:
-    for state in states:
-        if state.status in _FAILING:
+    for step_id, state in zip(body.steps, states, strict=True):
+        if state.status.is_failure and not draft.plan.steps[step_id].is_satisfied_by(state.status):
             assert state.error is not None
             return state.error
     if body.output is None:

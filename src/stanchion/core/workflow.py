@@ -6,6 +6,7 @@ are still text here: the plan compiles them.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Final, TypeAlias
 
 import msgspec
@@ -21,6 +22,7 @@ __all__ = [
     "DelaySpec",
     "ForEachSpec",
     "JobSpec",
+    "OnFailure",
     "RetrySpec",
     "StepSpec",
     "SubworkflowSpec",
@@ -28,6 +30,13 @@ __all__ = [
 ]
 
 RUN_TIMEOUT_S_DEFAULT: Final = 24 * 60 * 60.0
+
+
+class OnFailure(StrEnum):
+    """What a failed step means for its run, or a failed item for its step."""
+
+    FAIL = "fail"
+    CONTINUE = "continue"
 
 
 class RetrySpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -40,6 +49,8 @@ class RetrySpec(msgspec.Struct, frozen=True, omit_defaults=True):
 class _Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
     needs: tuple[StepId, ...] = ()
     when: str | None = None
+    on_failure: OnFailure = OnFailure.FAIL
+    """Whether steps that need this one are cancelled, or run, when it failed or timed out."""
 
 
 class JobSpec(_Spec, frozen=True, kw_only=True, tag="job"):

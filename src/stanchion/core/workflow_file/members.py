@@ -36,6 +36,7 @@ from stanchion.core.workflow import (
     DelaySpec,
     ForEachSpec,
     JobSpec,
+    OnFailure,
     RetrySpec,
     StepSpec,
     SubworkflowSpec,
@@ -156,6 +157,11 @@ _COMMON: Final = {
     "when": Member(
         Text(SOURCE_CHARS_MAX),
         "A condition in CEL, without ${…}. If it is false, the step is skipped.",
+    ),
+    "on_failure": Member(
+        _word(OnFailure),
+        "fail, the default: a failure cancels the steps that need this one and fails the run;"
+        " continue: those steps run, and the run can succeed.",
     ),
 }
 _TIMEOUT: Final = Member(
