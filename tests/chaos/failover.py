@@ -54,7 +54,7 @@ def _replica_stopped(stack: FailoverStack, chance: random.Random) -> Fault:
     number = chance.randrange(len(stack.replicas))
     replica = stack.replicas[number]
     return Fault(
-        name="replica stands still",
+        name="replica paused",
         lasts_s=chance.uniform(20.0, 40.0) if is_soak() else chance.uniform(6.0, 14.0),
         begin=_aside(replica.pause),
         end=_aside(replica.resume),
@@ -76,7 +76,7 @@ def _worker_killed(stack: FailoverStack, chance: random.Random) -> Fault:
 def _worker_stopped(worker: WorkerProcess, stack: FailoverStack, chance: random.Random) -> Fault:
     """For so long that its jobs are done by another, and it wakes with results in its hands."""
     return Fault(
-        name=f"{worker.kind} worker stands still",
+        name=f"{worker.kind} worker paused",
         lasts_s=JOB_TTL_S + chance.uniform(2.0, 4.0),
         begin=_with_jobs_in_hand(worker, worker.pause),
         end=_aside(worker.resume),

@@ -104,9 +104,7 @@ def _stands_still(
         await asyncio.to_thread(server.resume)
 
     survivors = _everyone(stack) if server is stack.nats else ()
-    return Fault(
-        name=f"{name} stands still", lasts_s=lasts_s, begin=begin, end=end, survivors=survivors
-    )
+    return Fault(name=f"{name} paused", lasts_s=lasts_s, begin=begin, end=end, survivors=survivors)
 
 
 def _everyone(stack: ProxiedStack) -> tuple[int, ...]:
