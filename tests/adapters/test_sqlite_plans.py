@@ -187,6 +187,9 @@ _VERBS: dict[str, _Verb] = {
     "renew": lambda world: jobs.renew_jobs(
         world.db, [JobLease(world.leased.job.id, world.leased.fence)], ttl_ms=50
     ),
+    "lost leases": lambda world: jobs.lost_leases(
+        world.db, [JobLease(world.leased.job.id, world.leased.fence - 1)]
+    ),
     "accept": lambda world: jobs.accept(world.db, [world.result()]),
     "progress": lambda world: jobs.progress(world.db, world.run_id, [world.leased.job.id]),
     "commit": lambda world: world.cancel(),

@@ -6,7 +6,7 @@ import asyncio
 
 from msgspec.structs import replace
 
-from stanchion.core.events import JobDied
+from stanchion.core.events import JobDied, Timer, TimerFired, TimerKind
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import JobId, RunId, StepId, TenantId, Topic, shard_of_tenant
 from stanchion.core.transition import DispatchJob, StopStep
@@ -17,6 +17,7 @@ from stanchion.ports.records import (
     JobState,
     JobView,
     LeasedJob,
+    LostReason,
     Renewals,
 )
 from stanchion.ports.store import Store
@@ -24,6 +25,7 @@ from tests.contract.builders import (
     ACME,
     FOR_EACH,
     GLOBEX,
+    ONE_JOB,
     SIDE_BY_SIDE,
     TOPIC,
     TWO_JOBS,
@@ -295,6 +297,92 @@ async def test_a_lease_of_another_tenants_job_is_lost_like_one_of_no_job(store: 
     assert view is not None
     assert view.expires_at == foreign.expires_at
     assert (await store.renew_jobs([held(foreign)], ttl_ms=1, tenant=GLOBEX)).lost == ()
+
+
+# ── Lost leases ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_lease_that_holds_is_not_lost(store: Store) -> None:
+    await start(store)
+    leased = await lease_one(store)
+    assert await store.lost_leases([held(leased)]) == {}
+    assert await store.lost_leases([held(leased)], tenant=ACME) == {}
+    assert await store.lost_leases([]) == {}
+
+
+async def test_a_lease_of_a_cancelled_run_is_lost_because_of_that(store: Store) -> None:
+    run_id = await start(store)
+    leased = await lease_one(store)
+    await cancel(store, run_id)
+    assert await store.lost_leases([held(leased)]) == {leased.job.id: LostReason.CANCELLED}
+    assert await store.lost_leases([held(leased)], tenant=ACME) == {
+        leased.job.id: LostReason.CANCELLED
+    }
+
+
+async def test_a_lease_of_a_run_that_took_too_long_is_lost_because_of_that(store: Store) -> None:
+    run_id = await start(store)
+    leased = await lease_one(store)
+    await advance(store, ONE_JOB, run_id, TimerFired(timer=Timer(TimerKind.RUN_TIMEOUT)))
+    assert await store.lost_leases([held(leased)]) == {leased.job.id: LostReason.TIMED_OUT}
+
+
+async def test_a_lease_of_a_step_that_took_too_long_is_lost_because_of_that(store: Store) -> None:
+    run_id = await start(store, SIDE_BY_SIDE)
+    left, right = await lease(store, "left", "right", max_jobs=2)
+    found = await loaded(store, run_id)
+    stop = replace(nothing(found), effects=(StopStep(left.job.step_id),))
+    await store.commit(commit_of(found, stop))
+    assert await store.lost_leases([held(left), held(right)]) == {left.job.id: LostReason.TIMED_OUT}
+
+
+async def test_an_expired_lease_is_lost_until_another_has_the_job(
+    store: Store, harness: Harness
+) -> None:
+    await start(store)
+    leased = await lease_one(store, ttl_ms=harness.short_ms)
+    await harness.pass_time(harness.short_ms)
+    expired = {leased.job.id: LostReason.EXPIRED}
+    assert await store.lost_leases([held(leased)]) == expired
+    await store.expire_jobs(limit=10, max_deliveries=5)
+    assert await store.lost_leases([held(leased)]) == expired
+    again = await lease_one(store, ttl_ms=harness.short_ms)
+    stale = {leased.job.id: LostReason.STALE_FENCE}
+    assert await store.lost_leases([held(leased)]) == stale
+    assert await store.lost_leases([held(again)]) == {}
+    await harness.pass_time(harness.short_ms)
+    await store.expire_jobs(limit=10, max_deliveries=2)
+    assert await store.lost_leases([held(again)]) == expired
+    assert await store.lost_leases([held(leased)]) == stale
+
+
+async def test_a_lease_whose_result_was_accepted_is_finished(store: Store) -> None:
+    await start(store)
+    leased = await lease_one(store)
+    await accept(store, leased)
+    assert await store.lost_leases([held(leased)]) == {leased.job.id: LostReason.FINISHED}
+    older = JobLease(leased.job.id, leased.fence - 1)
+    assert await store.lost_leases([older]) == {leased.job.id: LostReason.STALE_FENCE}
+
+
+async def test_a_lease_of_no_job_or_of_another_tenants_is_unknown(store: Store) -> None:
+    run_id = await start(store)
+    leased = await lease_one(store)
+    ghost = JobLease(JobId(f"{run_id}:ghost@1"), 1)
+    odd = JobLease(JobId("nonsense"), 1)
+    unknown = LostReason.UNKNOWN_JOB
+    assert await store.lost_leases([ghost, odd]) == {ghost.job_id: unknown, odd.job_id: unknown}
+    assert await store.lost_leases([held(leased)], tenant=GLOBEX) == {leased.job.id: unknown}
+    await cancel(store, run_id)
+    assert await store.lost_leases([held(leased)], tenant=GLOBEX) == {leased.job.id: unknown}
+
+
+async def test_to_ask_for_lost_leases_changes_nothing(store: Store) -> None:
+    await start(store)
+    leased = await lease_one(store)
+    before = await store.job(leased.job.id)
+    await store.lost_leases([replace(held(leased), progress="half")])
+    assert await store.job(leased.job.id) == before
 
 
 # ── Progress ─────────────────────────────────────────────────────────────────────────────────────

@@ -17,8 +17,8 @@ from stanchion.core.events import (
     Started,
     TimerFired,
 )
-from stanchion.core.model import Instant, Job, RunId, StepId, TenantId
-from stanchion.ports.records import DeadLetter, DeadLetterKind, Result
+from stanchion.core.model import Instant, Job, RunId, RunStatus, StepId, TenantId
+from stanchion.ports.records import DeadLetter, DeadLetterKind, JobState, LostReason, Result
 
 __all__ = [
     "event_dead_letter",
@@ -28,6 +28,7 @@ __all__ = [
     "replay_entry",
     "result_event",
     "step_of",
+    "why_lost",
 ]
 
 
@@ -55,6 +56,25 @@ def job_died_entry(job: Job, deliveries: int) -> tuple[str, JobDied]:
         deliveries=deliveries,
     )
     return f"died:{job.id}#{job.dispatch}", died
+
+
+def why_lost(state: JobState, run: RunStatus, *, has_fence: bool) -> LostReason:
+    """Why a lease is lost, from the state of its job and run.
+
+    ``has_fence``: whether the lease's fence is the last one that the job had.
+    """
+    if not has_fence:
+        return LostReason.STALE_FENCE
+    match state:
+        case JobState.REVOKED:
+            # Jobs are revoked by a cancel, or when an attempt, a step or the run takes too long.
+            return LostReason.CANCELLED if run is RunStatus.CANCELLED else LostReason.TIMED_OUT
+        case JobState.FINISHED:
+            return LostReason.FINISHED
+        case JobState.READY | JobState.LEASED | JobState.DEAD:
+            return LostReason.EXPIRED
+        case _:
+            assert_never(state)
 
 
 def event_letter_id(run_id: RunId, entry_id: str) -> str:

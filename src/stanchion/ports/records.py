@@ -53,6 +53,7 @@ __all__ = [
     "JobView",
     "LeasedJob",
     "Loaded",
+    "LostReason",
     "OutboxRow",
     "Page",
     "PostAnswer",
@@ -212,6 +213,22 @@ class Renewals(msgspec.Struct, frozen=True):
 
     renewed: tuple[JobId, ...]
     lost: tuple[JobId, ...]
+
+
+class LostReason(StrEnum):
+    """Why a lease does not hold any more."""
+
+    CANCELLED = "cancelled"
+    """The job was revoked, because its run was cancelled."""
+    TIMED_OUT = "timed_out"
+    """The job was revoked, because its run or step took too long."""
+    STALE_FENCE = "stale_fence"
+    """The job has been handed out again since."""
+    EXPIRED = "expired"
+    """The lease was not renewed in time."""
+    FINISHED = "finished"
+    """The result was accepted under this very lease."""
+    UNKNOWN_JOB = "unknown_job"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,6 +53,7 @@ from stanchion.ports.records import (
     JobView,
     LeasedJob,
     Loaded,
+    LostReason,
     OutboxRow,
     Page,
     PostAnswer,
@@ -177,6 +178,15 @@ class Jobs(Protocol):
         An expired lease is lost, even if the job has not been leased again. With ``tenant``, jobs
         of other tenants are unknown. A lease with ``progress`` replaces the progress of the job,
         which is kept until the lease ends.
+        """
+
+    async def lost_leases(
+        self, leases: Sequence[JobLease], *, tenant: TenantId | None = None
+    ) -> dict[JobId, LostReason]:
+        """Which of these leases do not hold any more, and why. Changes nothing.
+
+        A lease that is lost stays lost: its fence is never issued again. With ``tenant``, another
+        tenant's job is an unknown job.
         """
 
     async def accept(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from stanchion.adapters.outcomes import job_dead_letter, job_died_entry, result_event
+from stanchion.adapters.outcomes import job_dead_letter, job_died_entry, result_event, why_lost
 from stanchion.adapters.store.memory.state import JobFile, MemoryPart
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import next_fence
@@ -17,6 +17,7 @@ from stanchion.ports.records import (
     JobState,
     JobView,
     LeasedJob,
+    LostReason,
     RejectedCode,
     Renewals,
     Result,
@@ -61,6 +62,20 @@ class MemoryJobs(MemoryPart):
             else:
                 lost.append(lease.job_id)
         return Renewals(tuple(renewed), tuple(lost))
+
+    async def lost_leases(
+        self, leases: Sequence[JobLease], *, tenant: TenantId | None = None
+    ) -> dict[JobId, LostReason]:
+        lost: dict[JobId, LostReason] = {}
+        for lease in leases:
+            file = self._find(lease.job_id, tenant)
+            if file is None:
+                lost[lease.job_id] = LostReason.UNKNOWN_JOB
+            elif not self._stands(file, lease.fence):
+                status = self._state.runs[file.job.run_id].run.status
+                has_fence = file.fence == lease.fence
+                lost[lease.job_id] = why_lost(file.state, status, has_fence=has_fence)
+        return lost
 
     async def accept(
         self,

@@ -14,6 +14,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from stanchion.adapters.outcomes import why_lost
 from stanchion.core.events import AttemptFailed, AttemptSucceeded, Event
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
@@ -39,6 +40,7 @@ from stanchion.ports.records import (
     JobState,
     JobView,
     Loaded,
+    LostReason,
     RunSummary,
     StoredWorkflow,
     Tenant,
@@ -56,6 +58,7 @@ __all__ = [
     "read_letter",
     "read_lines",
     "read_loaded",
+    "read_lost_reason",
     "read_number_and_event",
     "read_open_job",
     "read_progress",
@@ -302,6 +305,18 @@ def read_retired_job(packed: bytes) -> JobView:
         deliveries=job.deliveries,
         worker_id=job.worker or None,
     )
+
+
+@checked
+def read_lost_reason(reply: Sequence[bytes | int]) -> LostReason:
+    """Why the lease of a job is lost that is not open any more: an answer of ``retired.lua``."""
+    match reply:
+        case [bytes(state), bytes(status), has_fence]:
+            return why_lost(
+                JobState(state.decode()), RunStatus(status.decode()), has_fence=bool(has_fence)
+            )
+        case _:
+            return LostReason.UNKNOWN_JOB
 
 
 @checked

@@ -37,6 +37,7 @@ from stanchion.ports.records import (
     JobLease,
     JobView,
     LeasedJob,
+    LostReason,
     RejectedCode,
     Renewals,
     Result,
@@ -171,6 +172,53 @@ class RedisJobs(Sharded):
             tuple(lease.job_id for place, lease in enumerate(leases) if place not in good),
         )
 
+    async def lost_leases(
+        self, leases: Sequence[JobLease], *, tenant: TenantId | None = None
+    ) -> dict[JobId, LostReason]:
+        lost: dict[JobId, LostReason] = {}
+        by_shard: dict[int, list[JobLease]] = {}
+        for lease in leases:
+            run_id = run_of_job(lease.job_id)
+            if run_id is None:
+                lost[lease.job_id] = LostReason.UNKNOWN_JOB
+            else:
+                by_shard.setdefault(_shard_of(run_id), []).append(lease)
+        replies = await self._shards.ask_all(
+            [
+                self._shards.step("lost", shard, tenant or "", *_names(some))
+                for shard, some in by_shard.items()
+            ]
+        )
+        retired: dict[RunId, list[JobLease]] = {}
+        for some, reply in zip(by_shard.values(), replies, strict=True):
+            for lease, answer in zip(some, reply, strict=True):
+                match answer:
+                    case b"held":
+                        continue
+                    case b"retired":
+                        retired.setdefault(_run_of(lease.job_id), []).append(lease)
+                    case _:
+                        lost[lease.job_id] = LostReason(answer.decode())
+        return lost | await self._retired(retired, tenant)
+
+    async def _retired(
+        self, by_run: Mapping[RunId, Sequence[JobLease]], tenant: TenantId | None
+    ) -> dict[JobId, LostReason]:
+        """Why leases of jobs are lost that are not open any more."""
+        replies = await self._shards.ask_all(
+            [
+                self._shards.step(
+                    "retired", _shard_of(run_id), tenant or "", *_names(some), run_id=run_id
+                )
+                for run_id, some in by_run.items()
+            ]
+        )
+        return {
+            lease.job_id: decode.read_lost_reason(answer)
+            for some, reply in zip(by_run.values(), replies, strict=True)
+            for lease, answer in zip(some, reply, strict=True)
+        }
+
     async def accept(
         self,
         results: Sequence[Result],
@@ -273,13 +321,11 @@ class RedisJobs(Sharded):
     def _acceptance(
         self, run_id: RunId, results: Sequence[Result], terms: tuple[int, str]
     ) -> RedisRequest:
-        shard = shard_of_run(run_id)
-        assert shard is not None
         words: list[str | int] = []
         for result in results:
             event = encode.to_json(encode.event_of(result))
             words += [result.job_id, result.fence, result.worker_id, event]
-        return self._shards.step("accept", shard, run_id, *terms, *words, run_id=run_id)
+        return self._shards.step("accept", _shard_of(run_id), run_id, *terms, *words, run_id=run_id)
 
     def _expiry(self, view: JobView, max_deliveries: int) -> RedisRequest:
         job, last_words = view.job, []
@@ -288,11 +334,9 @@ class RedisJobs(Sharded):
             letter = job_dead_letter(job, view.deliveries, Instant(0))
             entry_id, died = job_died_entry(job, view.deliveries)
             last_words = [letter.id, encode.to_json(letter), entry_id, encode.to_json(died)]
-        shard = shard_of_run(job.run_id)
-        assert shard is not None
         return self._shards.step(
             "expire",
-            shard,
+            _shard_of(job.run_id),
             *(job.run_id, job.tenant, job.id, view.fence),
             *last_words,
             run_id=job.run_id,
@@ -302,6 +346,10 @@ class RedisJobs(Sharded):
 def _renewal(lease: JobLease) -> tuple[str | int, ...]:
     progress = "" if lease.progress is None else encode.to_json(lease.progress)
     return lease.job_id, lease.fence, progress
+
+
+def _names(leases: Sequence[JobLease]) -> list[str | int]:
+    return [word for lease in leases for word in (lease.job_id, lease.fence)]
 
 
 def _acceptance(job_id: JobId, answers: Mapping[RunId, Reply]) -> Acceptance:
@@ -321,6 +369,12 @@ def _run_of(job_id: JobId) -> RunId:
     run_id = run_of_job(job_id)
     assert run_id is not None, "it has been stored"
     return run_id
+
+
+def _shard_of(run_id: RunId) -> int:
+    shard = shard_of_run(run_id)
+    assert shard is not None, "it is the id of a run"
+    return shard
 
 
 def _topic_of(queue: bytes) -> Topic:

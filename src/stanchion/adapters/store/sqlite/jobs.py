@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from stanchion.adapters.outcomes import job_dead_letter, job_died_entry, result_event
+from stanchion.adapters.outcomes import job_dead_letter, job_died_entry, result_event, why_lost
 from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.store.sqlite.codec import (
     SQL,
@@ -28,7 +28,7 @@ from stanchion.adapters.store.sqlite.housekeeping import add_letter
 from stanchion.adapters.store.sqlite.outbox import put_entry
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import next_fence
-from stanchion.core.model import Instant, Job, JobId, RunId, TenantId, Topic
+from stanchion.core.model import Instant, Job, JobId, RunId, RunStatus, TenantId, Topic
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
@@ -37,6 +37,7 @@ from stanchion.ports.records import (
     JobState,
     JobView,
     LeasedJob,
+    LostReason,
     RejectedCode,
     Renewals,
     Result,
@@ -50,6 +51,7 @@ __all__ = [
     "job",
     "lease_jobs",
     "leave_ready",
+    "lost_leases",
     "progress",
     "ready_topics",
     "renew_jobs",
@@ -75,6 +77,24 @@ def renew_jobs(
         )
         (renewed if stands else lost).append(lease.job_id)
     return Renewals(tuple(renewed), tuple(lost))
+
+
+def lost_leases(
+    db: Database, leases: Sequence[JobLease], *, tenant: TenantId | None = None
+) -> dict[JobId, LostReason]:
+    """See ``ports.store.Jobs.lost_leases``."""
+    now = db.now()
+    lost: dict[JobId, LostReason] = {}
+    for lease in leases:
+        found = db.first(SQL["show_lease"], job_id=lease.job_id, tenant=tenant)
+        if found is None:
+            lost[lease.job_id] = LostReason.UNKNOWN_JOB
+            continue
+        state, status, fence, expires_at = found
+        has_fence = fence == lease.fence
+        if not (state == JobState.LEASED and has_fence and now < expires_at):
+            lost[lease.job_id] = why_lost(JobState(state), RunStatus(status), has_fence=has_fence)
+    return lost
 
 
 def progress(db: Database, run_id: RunId, jobs: Collection[JobId]) -> dict[JobId, JsonValue]:

@@ -145,6 +145,7 @@ class SqliteStore:
 
     lease_jobs = _writes(jobs.lease_jobs)
     renew_jobs = _writes(jobs.renew_jobs)
+    lost_leases = _reads(jobs.lost_leases)
     accept = _writes(jobs.accept)
     job = _reads(jobs.job)
     progress = _reads(jobs.progress)

@@ -7,6 +7,13 @@ WHERE (tail, head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
     AND state = 'leased' AND fence = :fence AND expires_at > :now
     AND (:tenant IS NULL OR tenant = :tenant)
 
+-- name: show_lease
+-- Answers (state, status of the run, fence, expires_at) of a job. NULL for the tenant: of any.
+SELECT jobs.state, runs.status, jobs.fence, jobs.expires_at
+FROM jobs JOIN runs ON runs.run = jobs.run
+WHERE (jobs.tail, jobs.head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
+    AND (:tenant IS NULL OR jobs.tenant = :tenant)
+
 -- name: find_job
 -- Answers (job, run, run_id, ended_at, step_id, item, state, fence).
 SELECT jobs.job, runs.run, runs.id, runs.ended_at, jobs.step_id, jobs.item, jobs.state, jobs.fence
