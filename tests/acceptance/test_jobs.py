@@ -84,8 +84,12 @@ async def test_c4_a_stale_fence_cannot_finish_a_job(caller: Caller, topic: str) 
     assert second["fence"] > first["fence"]
     stale = [{"job_id": first["job_id"], "code": "stale_fence"}]
     assert await slow.send(success(first, "old")) == {"accepted": [], "rejected": stale}
-    assert await slow.renew(first) == {"renewed": [], "lost": [first["job_id"]]}
-    assert await quick.renew(second) == {"renewed": [second["job_id"]], "lost": []}
+    assert await slow.renew(first) == {
+        "renewed": [],
+        "lost": [first["job_id"]],
+        "reasons": {first["job_id"]: "stale_fence"},
+    }
+    assert await quick.renew(second) == {"renewed": [second["job_id"]], "lost": [], "reasons": {}}
     await quick.finish(second, "new")
     run = await caller.finished(run_id)
     assert run["output"] == {"work": "new"}
@@ -139,7 +143,9 @@ async def test_results_of_jobs_that_are_not_there(caller: Caller, topic: str) ->
     codes = {each["job_id"]: each["code"] for each in answer["rejected"]}
     assert codes[gone["job_id"]] == codes["nonsense"] == "unknown_job"
     assert codes[job["job_id"]] == "stale_fence", "a cancel revokes what is out"
-    assert (await worker.renew(job))["lost"] == [job["job_id"]]
+    renewed = await worker.renew(job)
+    assert renewed["lost"] == [job["job_id"]]
+    assert renewed["reasons"] == {job["job_id"]: "cancelled"}
 
 
 async def test_a_job_of_an_item_is_shown_by_its_id(caller: Caller, topic: str) -> None:

@@ -117,7 +117,10 @@ class House:
 
 @asynccontextmanager
 async def opened_house(
-    options: GatewayOptions | None = None, *, is_watched: bool = True
+    options: GatewayOptions | None = None,
+    *,
+    is_watched: bool = True,
+    job_lease_ttl_ms: int = 30_000,
 ) -> AsyncIterator[House]:
     """A gateway that is running, its loop watched for stalls unless a server does that."""
     clock = SystemClock()
@@ -131,7 +134,7 @@ async def opened_house(
         clock=clock,
         entropy=SystemEntropy(),
     )
-    engine = Engine("house", wires, terms=Terms(job_lease_ttl_ms=30_000))
+    engine = Engine("house", wires, terms=Terms(job_lease_ttl_ms=job_lease_ttl_ms))
     app = make_app(engine.services, options)
     loops = asyncio.create_task(engine.run())
     try:

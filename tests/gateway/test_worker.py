@@ -185,7 +185,8 @@ async def test_the_order_of_an_answer_does_not_tell_which_foreign_jobs_exist(
     refs: list[dict[str, object]] = [{"job_id": name, "fence": first["fence"]} for name in names]
     asked = {"worker_id": "w", "leases": refs}
     renewed = await house.ask("POST", "/v1/worker/renew", asked, key=stranger)
-    assert renewed.json == {"renewed": [], "lost": names}
+    unknown = dict.fromkeys(names, "unknown_job")
+    assert renewed.json == {"renewed": [], "lost": names, "reasons": unknown}
     results = [{**each, "status": "succeeded"} for each in refs]
     sent = {"worker_id": "w", "results": results}
     answer = await house.ask("POST", "/v1/worker/results", sent, key=stranger)
@@ -217,3 +218,94 @@ async def test_progress_is_shown_on_the_job_and_on_the_runs_step(house: House) -
     result = {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded"}
     await house.ask("POST", "/v1/worker/results", {"worker_id": "w", "results": [result]})
     assert await shown() == [None, None]
+
+
+# ── Renewals that wait ───────────────────────────────────────────────────────────────────────────
+
+RENEW = "/v1/worker/renew"
+
+
+def held_call(*jobs: dict[str, object], wait_s: float = 60) -> dict[str, object]:
+    refs = [{"job_id": job["job_id"], "fence": job["fence"]} for job in jobs]
+    return {"worker_id": "worker-1", "leases": refs, "wait_s": wait_s}
+
+
+async def test_a_held_renewal_ends_when_the_run_is_cancelled(house: House) -> None:
+    first, second = await house.start(), await house.start()
+    jobs = [await house.lease(), await house.lease()]
+    async with opened(house.app, "POST", RENEW, held_call(*jobs)) as feed:
+        await house.has_under_way("waits")
+        await house.ask("POST", f"/v1/runs/{second}/cancel", {})
+        answer = await feed.answer()
+    lost = f"{second}:only@1"
+    assert answer.json == {
+        "renewed": [f"{first}:only@1"],
+        "lost": [lost],
+        "reasons": {lost: "cancelled"},
+    }
+    assert house.store.calls["renew_jobs"] == 1
+    again = await house.ask("POST", RENEW, held_call(*jobs))
+    assert again.json == answer.json, "at once, if one is lost already"
+
+
+async def test_a_held_renewal_answers_within_a_third_of_the_term() -> None:
+    async with opened_house(job_lease_ttl_ms=900) as house:
+        await house.start()
+        job = await house.lease()
+        began = time.perf_counter()
+        answer = await house.ask("POST", RENEW, held_call(job))
+        assert 0.25 <= time.perf_counter() - began < 0.8
+        assert answer.json == {"renewed": [job["job_id"]], "lost": [], "reasons": {}}
+        began = time.perf_counter()
+        await house.ask("POST", RENEW, held_call(job, wait_s=0.1))
+        assert time.perf_counter() - began >= 0.1
+
+
+async def test_a_held_renewal_ends_when_the_server_drains(house: House) -> None:
+    await house.start()
+    job = await house.lease()
+    async with opened(house.app, "POST", RENEW, held_call(job)) as feed:
+        await house.has_under_way("waits")
+        house.app.drain()
+        assert (await feed.answer()).json["renewed"] == [job["job_id"]]
+    at_once = await house.ask("POST", RENEW, held_call(job))
+    assert at_once.json == {"renewed": [job["job_id"]], "lost": [], "reasons": {}}
+
+
+async def test_a_worker_that_hangs_up_a_held_renewal_keeps_its_lease(house: House) -> None:
+    await house.start()
+    job = await house.lease()
+    async with opened(house.app, "POST", RENEW, held_call(job)) as feed:
+        await house.has_under_way("waits")
+        feed.hang_up()
+        async with asyncio.timeout(5):
+            await feed.task
+    assert house.metric("stanchion_http_under_way", kind="waits") == 0
+    answer = await house.ask("POST", RENEW, held_call(job, wait_s=0))
+    assert answer.json == {"renewed": [job["job_id"]], "lost": [], "reasons": {}}
+
+
+async def test_a_renewal_says_why_each_lease_is_lost(house: House) -> None:
+    for _ in range(3):
+        await house.start()
+    done, stale, cancelled = [await house.lease() for _ in range(3)]
+    result = {"job_id": done["job_id"], "fence": done["fence"], "status": "succeeded"}
+    await house.ask("POST", "/v1/worker/results", {"worker_id": "w", "results": [result]})
+    await house.ask("POST", f"/v1/runs/{cancelled['run_id']}/cancel", {})
+    stale["fence"] = 1
+    unknown: dict[str, object] = {"job_id": "nonsense", "fence": 1}
+    jobs = [done, stale, cancelled, unknown]
+    answer = await house.ask("POST", RENEW, held_call(*jobs))
+    assert answer.json["lost"] == [job["job_id"] for job in jobs]
+    assert list(answer.json["reasons"].values()) == [
+        *("stale_fence", "stale_fence", "cancelled", "unknown_job")
+    ]
+
+
+async def test_a_renewal_waits_for_a_minute_at_most(house: House) -> None:
+    for wait_s in (-1, 61, "long"):
+        body: dict[str, object] = {"worker_id": "w", "leases": [], "wait_s": wait_s}
+        answer = await house.ask("POST", RENEW, body)
+        assert (answer.status, answer.json["errors"][0]["path"]) == (422, "wait_s")
+    nothing = await house.ask("POST", RENEW, {"worker_id": "w", "leases": [], "wait_s": 60})
+    assert nothing.json == {"renewed": [], "lost": [], "reasons": {}}

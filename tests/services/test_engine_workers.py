@@ -6,9 +6,20 @@ import asyncio
 
 import pytest
 
-from stanchion.core.model import RunStatus, StepId, StepStatus
-from stanchion.ports.records import DeadLetterKind, JobLease, JobState, RejectedCode, ResultRejected
+from stanchion.core.model import JobId, RunStatus, StepId, StepStatus, Topic
+from stanchion.core.workflow import JobSpec
+from stanchion.ports.bus import Bell
+from stanchion.ports.records import (
+    DeadLetterKind,
+    JobLease,
+    JobState,
+    LeasedJob,
+    LostReason,
+    RejectedCode,
+    ResultRejected,
+)
 from stanchion.services.engine import Terms
+from tests.services.faulty_locks import Fault
 from tests.services.stage import Replica, World, job, virtual, workflow
 
 TTL_MS = 60_000
@@ -133,9 +144,130 @@ async def test_a_cancelled_runs_worker_is_told_when_it_renews(world: World) -> N
     run_id = await world.start(one, "one")
     (leased,) = await world.lease(one, "work")
     await one.inbox.cancel(run_id, reason=None, actor="caller")
-    renewals = await one.scheduler.renew([JobLease(leased.job.id, leased.fence)])
-    assert renewals.lost == (leased.job.id,)
+    lease = JobLease(leased.job.id, leased.fence)
+    assert (await one.scheduler.renew([lease])).lost == (leased.job.id,)
+    assert await one.scheduler.lost([lease]) == {leased.job.id: LostReason.CANCELLED}
     view = await world.store.job(leased.job.id)
     assert view is not None
     assert view.state is JobState.REVOKED
     await world.assert_nothing_left()
+
+
+# ── Calls that wait until a lease is lost ────────────────────────────────────────────────────────
+
+
+def _watching(
+    replica: Replica, *leased: LeasedJob, within_s: float = 20
+) -> asyncio.Task[dict[JobId, LostReason]]:
+    leases = [JobLease(each.job.id, each.fence) for each in leased]
+    return asyncio.create_task(replica.scheduler.revoked(leases, within_s=within_s))
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize(("has_bus", "within_ms"), [(True, 50), (False, 1_100)])
+@virtual
+async def test_a_held_call_tells_of_a_cancel_at_once(
+    world: World, at: int, has_bus: bool, within_ms: int
+) -> None:
+    replicas = [world.add(), world.add()]
+    await world.define(ONE)
+    run_id = await world.start(replicas[0], "one")
+    (leased,) = await world.lease(replicas[at], "work")
+    watching = _watching(replicas[at], leased)
+    await asyncio.sleep(7.3)
+    for replica in replicas:
+        replica.bus.is_away = not has_bus
+    began = world.clock.moment()
+    await replicas[0].inbox.cancel(run_id, reason=None, actor="caller")
+    assert await watching == {leased.job.id: LostReason.CANCELLED}
+    assert world.clock.moment() - began <= within_ms
+
+
+@virtual
+async def test_a_held_call_tells_of_a_time_out(world: World) -> None:
+    one = world.add()
+    slow = JobSpec(topic=Topic("work"), timeout_s=5)
+    await world.define(workflow("slow", step=slow))
+    await world.start(one, "slow")
+    (leased,) = await world.lease(one, "work")
+    assert await _watching(one, leased) == {leased.job.id: LostReason.TIMED_OUT}
+    assert 5_000 <= world.clock.moment() <= 6_500
+
+
+@virtual
+async def test_a_held_call_tells_of_a_lease_that_another_has(world: World) -> None:
+    one = world.add(terms=Terms(job_lease_ttl_ms=3_000))
+    await world.define(ONE)
+    await world.start(one, "one")
+    (leased,) = await world.lease(one, "work")
+    assert await _watching(one, leased) == {leased.job.id: LostReason.EXPIRED}
+    assert world.clock.moment() <= 4_100
+
+
+@virtual
+async def test_a_held_call_does_not_end_with_a_result_of_its_own(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    first, second = [await world.start(one, "one") for _ in range(2)]
+    leased = await world.lease(one, "work", max_jobs=2)
+    watching = _watching(one, *leased)
+    await asyncio.sleep(1)
+    await world.report(one, leased[0])
+    assert await world.ended(first) == "succeeded"
+    await asyncio.sleep(3)
+    assert not watching.done()
+    calls = one.store.calls["lost_leases"]
+    await asyncio.sleep(3)
+    assert one.store.calls["lost_leases"] - calls <= 4, "it is not asked about again"
+    await one.inbox.cancel(second, reason=None, actor="caller")
+    assert await watching == {leased[1].job.id: LostReason.CANCELLED}
+
+
+@virtual
+async def test_a_held_call_without_news_ends_after_its_time_or_when_the_server_drains(
+    world: World,
+) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await world.start(one, "one")
+    (leased,) = await world.lease(one, "work")
+    began = world.clock.moment()
+    assert await _watching(one, leased, within_s=7) == {}
+    assert world.clock.moment() - began in range(6_990, 7_010)
+    watching = _watching(one, leased)
+    await asyncio.sleep(1)
+    one.scheduler.drain()
+    assert await watching == {}
+    assert await _watching(one, leased) == {}
+    assert world.clock.moment() - began in range(7_990, 8_020)
+
+
+@virtual
+async def test_a_held_call_survives_an_outage_of_the_store(world: World) -> None:
+    one, two = world.add(), world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    (leased,) = await world.lease(two, "work")
+    watching = _watching(two, leased)
+    two.store.always(Fault.ERROR, "lost_leases")
+    await one.inbox.cancel(run_id, reason=None, actor="caller")
+    await asyncio.sleep(5)
+    assert not watching.done()
+    two.store.always(Fault.NONE, "lost_leases")
+    await asyncio.sleep(1.1)
+    assert watching.result() == {leased.job.id: LostReason.CANCELLED}
+
+
+@virtual
+async def test_a_run_that_ends_well_rings_no_bell_for_revoked_jobs(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    rung: list[str] = []
+    one.bus.listen(Bell.REVOKED, rung.append)
+    run_id = await world.start(one, "one")
+    await world.report(one, *await world.lease(one, "work"))
+    assert await world.ended(run_id) == "succeeded"
+    assert rung == []
+    other = await world.start(one, "one")
+    await one.inbox.cancel(other, reason=None, actor="caller")
+    assert rung == [other]

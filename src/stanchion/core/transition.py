@@ -8,7 +8,7 @@ that it was decided on.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -37,6 +37,7 @@ __all__ = [
     "TimelineEntry",
     "Transition",
     "evolve",
+    "revokes_jobs",
 ]
 
 
@@ -112,6 +113,19 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def changes_nothing(self) -> bool:
         """Whether there is nothing to commit: every event was late, repeated or misdirected."""
         return None not in self.ignored
+
+
+def revokes_jobs(transition: Transition) -> bool:
+    """Whether the transition may take a job from a worker that has it."""
+    return any(
+        isinstance(effect, StopStep)
+        or (isinstance(effect, StopRun) and transition.status in _STOPPED_WITH_WORK_LEFT)
+        for effect in transition.effects
+    )
+
+
+# A run that ends in another way waits for all its jobs first.
+_STOPPED_WITH_WORK_LEFT: Final = frozenset({RunStatus.CANCELLED, RunStatus.TIMED_OUT})
 
 
 def evolve(run: Run, transition: Transition) -> Run:

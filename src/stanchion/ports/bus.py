@@ -57,6 +57,8 @@ class Bell(StrEnum):
     """A job can be leased; the note is its topic."""
     FINISHED = "finished"
     """A run has ended; the note is its id."""
+    REVOKED = "revoked"
+    """Jobs may have been taken from their workers; the note is the id of their run."""
     CHANGED = "changed"
     """A tenant's feed has grown; the note is the tenant."""
     SETTINGS = "settings"

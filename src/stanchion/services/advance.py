@@ -29,7 +29,7 @@ from stanchion.core.lease import LeaseLost, LeaseOverride
 from stanchion.core.model import Risk, Run, RunId, RunStatus
 from stanchion.core.plan import Plan
 from stanchion.core.run import items_to_read
-from stanchion.core.transition import DispatchJob, Transition, evolve
+from stanchion.core.transition import DispatchJob, Transition, evolve, revokes_jobs
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.records import (
@@ -406,6 +406,8 @@ class Advancer:
         }
         for topic in sorted(topics):
             self._bus.ring(Bell.READY, topic)
+        if revokes_jobs(transition):
+            self._bus.ring(Bell.REVOKED, run.id)
         if transition.timeline:
             self._bus.ring(Bell.CHANGED, run.tenant)
         if transition.status.is_finished:

@@ -84,11 +84,16 @@ class LeaseRef(_Request, frozen=True, kw_only=True, omit_defaults=True):
     """How far the work is, if the handler reported it: 4 KiB at most. Shown while it is leased."""
 
 
-class RenewRequest(_Request, frozen=True, kw_only=True):
+class RenewRequest(_Request, frozen=True, kw_only=True, omit_defaults=True):
     """Go on with these."""
 
     worker_id: WorkerName
     leases: Annotated[tuple[LeaseRef, ...], Meta(max_length=1000)]
+    wait_s: WaitS = 0
+    """Renew, and hold the answer back until one of the leases is lost; a third of the term at most.
+
+    The term counts from when the request was sent, whenever the answer comes.
+    """
 
 
 class RenewAnswer(msgspec.Struct, frozen=True):
@@ -96,6 +101,10 @@ class RenewAnswer(msgspec.Struct, frozen=True):
 
     renewed: tuple[str, ...]
     lost: tuple[str, ...]
+    reasons: dict[
+        str, Literal["cancelled", "timed_out", "stale_fence", "expired", "unknown_job"]
+    ] = {}
+    """Why each of the lost ones is lost, by job id."""
 
 
 class JobError(_Request, frozen=True, kw_only=True):

@@ -7,8 +7,8 @@ is answered as if there were no such job.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Final, TypeVar, assert_never
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final, Literal, TypeAlias, TypeVar, assert_never
 
 from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, PROGRESS_BYTES_MAX, RESULT_BYTES_MAX
 from stanchion.core.model import Failure, JobId, Topic
@@ -26,7 +26,7 @@ from stanchion.gateway.route import (
     Takes,
 )
 from stanchion.gateway.views import leased_job
-from stanchion.ports.records import Accepted, JobLease, Result, ResultRejected
+from stanchion.ports.records import Accepted, JobLease, LostReason, Result, ResultRejected
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import JobList
 from stanchion.wire.worker import (
@@ -44,6 +44,7 @@ from stanchion.wire.worker import (
 __all__ = ["ROUTES"]
 
 _Value = TypeVar("_Value")
+_Reason: TypeAlias = Literal["cancelled", "timed_out", "stale_fence", "expired", "unknown_job"]
 
 
 async def lease_jobs(call: Call[LeaseRequest, NoQuery]) -> Reply:
@@ -68,19 +69,46 @@ async def ready_topics(call: Call[NoBody, NoQuery]) -> Reply:
 
 
 async def renew_leases(call: Call[RenewRequest, NoQuery]) -> Reply:
-    """Extend the leases that have not expired."""
+    """Extend the leases that have not expired; if asked to, wait until one is lost."""
+    scheduler, clock = call.services.scheduler, call.services.clock
+    began = clock.moment()
     leases = [JobLease(JobId(each.job_id), each.fence, each.progress) for each in call.body.leases]
     for place, lease in enumerate(leases):
         if lease.progress is not None:
             path = f"leases[{place}].progress"
             check_value(call, path, lease.progress, bytes_max=PROGRESS_BYTES_MAX)
-    renewed: list[str] = []
-    lost: list[str] = []
+    renewed: list[JobId] = []
+    reasons: dict[JobId, LostReason] = {}
+    lost: list[JobId] = []
     async for some in _in_parts(leases):
-        renewals = await call.services.scheduler.renew(some, tenant=call.only)
+        renewals = await scheduler.renew(some, tenant=call.only)
         renewed += renewals.renewed
-        lost += renewals.lost
-    return Reply(RenewAnswer(tuple(renewed), tuple(lost)))
+        if renewals.lost:
+            lost += renewals.lost
+            reasons |= await scheduler.lost(some, tenant=call.only)
+    wait_ms = min(call.body.wait_s * 1000, scheduler.ttl_ms / 3) - (clock.moment() - began)
+    if renewed and not lost and wait_ms > 0:
+        reasons = await scheduler.revoked(leases, within_s=wait_ms / 1000)
+        lost = list(reasons)
+        renewed = [job_id for job_id in renewed if job_id not in reasons]
+    return Reply(
+        RenewAnswer(
+            tuple(renewed),
+            tuple(lost),
+            {job_id: _REASONS[reasons[job_id]] for job_id in lost if job_id in reasons},
+        )
+    )
+
+
+_REASONS: Final[Mapping[LostReason, _Reason]] = {
+    LostReason.CANCELLED: "cancelled",
+    LostReason.TIMED_OUT: "timed_out",
+    LostReason.STALE_FENCE: "stale_fence",
+    # The result was taken: the lease ended with it, and its fence is good for nothing more.
+    LostReason.FINISHED: "stale_fence",
+    LostReason.EXPIRED: "expired",
+    LostReason.UNKNOWN_JOB: "unknown_job",
+}
 
 
 async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
@@ -180,11 +208,12 @@ ROUTES: Final = (
         method="POST",
         path="/v1/worker/renew",
         handler=renew_leases,
-        says="Extend leases, report progress, and learn which leases are lost.",
+        says="Extend leases, report progress, learn which leases are lost, or wait until one is.",
         roles=WORKERS,
         reach=Reach.ONE_OR_ALL,
         takes=Takes.JSON,
         body=RenewRequest,
         answer=RenewAnswer,
+        waits=lambda call: call.body.wait_s,
     ),
 )
