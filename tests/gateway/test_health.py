@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from stanchion.adapters.system import ManualClock
 from stanchion.gateway import GatewayOptions
-from stanchion.gateway.problems import Refused
+from stanchion.gateway.problems import RequestRefused
 from stanchion.gateway.state import ANSWERS_MAX, CACHED_MS, WAITING_MAX, MetricsPage
 from tests.gateway.asgi import ask, opened
 from tests.gateway.house import ADMIN, House, opened_house
@@ -91,7 +91,7 @@ async def test_scrapes_at_once_are_answered_with_one_text_and_few_at_a_time() ->
         assert set(texts) == {texts[0]}
         waiting = [asyncio.create_task(page.text()) for _ in range(WAITING_MAX)]
         await asyncio.sleep(0)
-        with pytest.raises(Refused, match="too many scrapes"):
+        with pytest.raises(RequestRefused, match="too many scrapes"):
             await page.text()
         assert not any(each.done() for each in waiting)
         answered = 0
@@ -107,7 +107,7 @@ async def test_scrapes_at_once_are_answered_with_one_text_and_few_at_a_time() ->
         assert threading.get_ident() not in threads
     finally:
         page.close()
-    with pytest.raises(Refused, match="shutting down"):
+    with pytest.raises(RequestRefused, match="shutting down"):
         await page.text()
 
 

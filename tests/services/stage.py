@@ -66,7 +66,7 @@ class Replica:
         self.services = engine.services
         self.inbox = engine.services.inbox
         self.scheduler = engine.services.scheduler
-        self.watching = engine.services.watching
+        self.waiters = engine.services.waiters
         self.store = store
         self.locks = locks
         self.bus = bus

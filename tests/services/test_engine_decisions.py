@@ -9,7 +9,7 @@ import pytest
 from stanchion.core.events import Approved, Rejected
 from stanchion.core.model import RunId, RunStatus, StepId, StepStatus
 from stanchion.core.workflow import ApprovalSpec
-from stanchion.services.inbox import Changed, Conflicting, Unknown
+from stanchion.services.inbox import Conflicting, RunChange, UnknownTarget
 from tests.services.stage import Replica, World, job, virtual, workflow
 
 REVIEW = StepId("review")
@@ -19,7 +19,7 @@ ONE = workflow("one", step=job("work"))
 
 async def decide(
     replica: Replica, run_id: RunId, *, approve: bool, step: str = REVIEW
-) -> Changed | Unknown | Conflicting:
+) -> RunChange | UnknownTarget | Conflicting:
     return await replica.inbox.decide(
         run_id, StepId(step), approve=approve, comment=None, actor="reviewer"
     )
@@ -39,7 +39,7 @@ async def test_a_cancel_is_applied_at_once_and_again_without_conflict(world: Wor
     one, two = world.add(), world.add()
     await world.define(ONE)
     run_id = await world.start(one, "one")
-    cancelled = Changed(run_id, RunStatus.CANCELLED, applied=True)
+    cancelled = RunChange(run_id, RunStatus.CANCELLED, applied=True)
     assert await one.inbox.cancel(run_id, reason="enough", actor="caller") == cancelled
     assert await two.inbox.cancel(run_id, reason=None, actor="caller") == cancelled
     error = (await world.run(run_id)).error
@@ -58,7 +58,7 @@ async def test_a_cancel_of_a_busy_run_is_recorded_and_applied_when_the_run_is_fr
     run_id = await world.start(one, "one")
     await held(world, run_id, 3)
     answer = await one.inbox.cancel(run_id, reason=None, actor="caller")
-    assert answer == Changed(run_id, RunStatus.RUNNING, applied=False)
+    assert answer == RunChange(run_id, RunStatus.RUNNING, applied=False)
     assert await world.ended(run_id, within_s=4) == "cancelled"
     await world.assert_nothing_left()
 
@@ -75,7 +75,7 @@ async def test_a_run_that_has_ended_otherwise_or_never_was_cannot_be_cancelled(
     answer = await one.inbox.cancel(run_id, reason=None, actor="caller")
     assert answer == Conflicting(f"run '{run_id}' has ended: succeeded")
     missing = RunId("00-missing")
-    unknown = Unknown("run '00-missing'")
+    unknown = UnknownTarget("run '00-missing'")
     assert await one.inbox.cancel(missing, reason=None, actor="caller") == unknown
 
 
@@ -105,7 +105,7 @@ async def test_a_decision_is_applied_once_and_stands(world: World, approve: bool
     await world.define(REVIEWED)
     run_id = await world.start(one, "reviewed")
     status = RunStatus.RUNNING if approve else RunStatus.FAILED
-    taken = Changed(run_id, status, applied=True)
+    taken = RunChange(run_id, status, applied=True)
     said, otherwise = ("approved", "rejected") if approve else ("rejected", "approved")
     assert await decide(one, run_id, approve=approve) == taken
     assert await decide(two, run_id, approve=approve) == taken
@@ -122,8 +122,8 @@ async def test_a_decision_about_what_cannot_be_decided_is_refused(world: World) 
     later = workflow("later", work=job("work"), review=ApprovalSpec(needs=(StepId("work"),)))
     await world.define(later)
     run_id = await world.start(one, "later")
-    assert await decide(one, RunId("00-missing"), approve=True) == Unknown("run '00-missing'")
-    no_step = Unknown(f"step 'nowhere' of run '{run_id}'")
+    assert await decide(one, RunId("00-missing"), approve=True) == UnknownTarget("run '00-missing'")
+    no_step = UnknownTarget(f"step 'nowhere' of run '{run_id}'")
     assert await decide(one, run_id, approve=True, step="nowhere") == no_step
     no_approval = Conflicting("step 'work' is not an approval")
     assert await decide(one, run_id, approve=True, step="work") == no_approval
@@ -140,7 +140,7 @@ async def test_a_decision_about_a_busy_run_is_recorded_and_binds(world: World) -
     await world.define(REVIEWED)
     run_id = await world.start(one, "reviewed")
     await held(world, run_id, 3)
-    recorded = Changed(run_id, RunStatus.WAITING, applied=False)
+    recorded = RunChange(run_id, RunStatus.WAITING, applied=False)
     assert await decide(one, run_id, approve=False) == recorded
     assert await decide(two, run_id, approve=False) == recorded
     conflict = Conflicting("step 'review' was rejected before")
@@ -155,7 +155,7 @@ async def test_of_two_opposite_decisions_exactly_one_wins(world: World, apart_ms
     await world.define(REVIEWED)
     run_id = await world.start(one, "reviewed")
 
-    async def reject() -> Changed | Unknown | Conflicting:
+    async def reject() -> RunChange | UnknownTarget | Conflicting:
         await asyncio.sleep(apart_ms / 1000)
         return await decide(two, run_id, approve=False)
 
@@ -163,7 +163,7 @@ async def test_of_two_opposite_decisions_exactly_one_wins(world: World, apart_ms
     await asyncio.sleep(2)
     state = (await world.run(run_id)).step(REVIEW)
     winner = 0 if state.status is StepStatus.SUCCEEDED else 1
-    assert isinstance(answers[winner], Changed)
+    assert isinstance(answers[winner], RunChange)
     assert isinstance(answers[1 - winner], Conflicting)
     told = [line for line in await world.told(run_id) if line.endswith("review reviewer")]
     assert len(told) == 1
@@ -210,5 +210,5 @@ async def test_a_decision_that_came_too_late_itself_says_nothing_about_the_next(
     # Found waiting, and then everything happens at once: an approval, and a rejection behind it.
     one.store.script("post", approved_and_then_rejected)
     answer = await decide(one, run_id, approve=True)
-    assert isinstance(answer, Changed), answer
+    assert isinstance(answer, RunChange), answer
     assert (await world.run(run_id)).step(REVIEW).status is StepStatus.SUCCEEDED

@@ -170,7 +170,7 @@ async def test_a_caller_is_told_when_the_store_is_away(world: World) -> None:
     with pytest.raises(BackendError):
         await one.scheduler.renew([])
     with pytest.raises(BackendError):
-        await one.watching.finished(run_id, within_s=10)
+        await one.waiters.finished(run_id, within_s=10)
     one.store.back()
     await world.report(one, leased)
     assert await world.ended(run_id, within_s=1) == "succeeded"

@@ -9,7 +9,7 @@ import pytest
 from stanchion.core.model import TenantId, Topic
 from stanchion.core.workflow import ForEachSpec
 from stanchion.ports.bus import Bell
-from stanchion.services.scheduler import Handed
+from stanchion.services.scheduler import JobBatch
 from tests.services.faulty_locks import Fault
 from tests.services.stage import ACME, GLOBEX, Replica, World, job, virtual, workflow
 
@@ -26,7 +26,7 @@ def waiting(
     max_jobs: int = 1,
     wait_s: float = 60,
     tenant: TenantId | None = None,
-) -> asyncio.Task[Handed]:
+) -> asyncio.Task[JobBatch]:
     """A worker's long poll."""
     return asyncio.create_task(
         replica.scheduler.lease(
@@ -245,7 +245,7 @@ async def test_a_wait_ends_when_its_time_is_over(world: World) -> None:
     handed = await waiting(one, wait_s=3)
     assert handed.jobs == ()
     assert 3_000 <= world.clock.moment() - began <= 3_050
-    assert await waiting(one, wait_s=0) == Handed((), 0)
+    assert await waiting(one, wait_s=0) == JobBatch((), 0)
 
 
 @virtual

@@ -21,7 +21,7 @@ from stanchion.core.workflow import (
 )
 from stanchion.ports.records import LeasedJob, Loaded
 from stanchion.services.gate_answers import RunStarted
-from stanchion.services.inbox import Changed
+from stanchion.services.inbox import RunChange
 from tests.services.stage import ACME, World, job, virtual, workflow
 
 RENDER = workflow("render", draw=JobSpec(topic=Topic("draw"), input="${input.text}"))
@@ -108,7 +108,7 @@ async def test_a_workflow_of_every_kind_of_step_has_the_same_history_on_any_repl
     decided = await other.inbox.decide(
         run_id, StepId("review"), approve=True, comment=None, actor="reviewer"
     )
-    assert decided == Changed(run_id, RunStatus.RUNNING, applied=True)
+    assert decided == RunChange(run_id, RunStatus.RUNNING, applied=True)
 
     assert await world.ended(run_id) == "succeeded"
     found = [f"found {{'q': '{query}'}}" for query in "abc"]

@@ -102,7 +102,7 @@ class Gateway:
         """Begin nothing new, and end whatever only waits. What is under way is finished."""
         self._desk.draining.set()
         self._services.scheduler.drain()
-        self._services.watching.drain()
+        self._services.waiters.drain()
 
     def close(self) -> None:
         """Let go of what the app itself holds."""

@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 
 from stanchion.core.model import TenantId
-from stanchion.gateway.problems import Refusal, Refused, invalid_member
+from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member
 from stanchion.gateway.route import Reach, Route
 from stanchion.services.keys import KeyHolder, Keys
 from stanchion.wire.admin import Role
@@ -71,14 +71,14 @@ class Auth:
         holder = await self._holder(headers, is_patient=not route.takes_key)
         if route.roles and holder.role not in route.roles and holder is not ANONYMOUS:
             needed = f"this needs the role {_roles(route)}; this key has the role {holder.role}"
-            raise Refused(_forbidden(needed))
+            raise RequestRefused(_forbidden(needed))
         if route.reach is Reach.DEPLOYMENT and holder.tenant != ALL_TENANTS:
             needed = f"this needs a key for all tenants ('*') with the role {_roles(route)}"
-            raise Refused(_forbidden(f"{needed}; this key is for one tenant"))
+            raise RequestRefused(_forbidden(f"{needed}; this key is for one tenant"))
         named = headers.get(TENANT_HEADER)
         only = _only(holder, named)
         if named == _EVERY_TENANT and route.reach in _NOT_ALL:
-            raise Refused(invalid_member("X-Stanchion-Tenant", _NOT_ALL[route.reach]))
+            raise RequestRefused(invalid_member("X-Stanchion-Tenant", _NOT_ALL[route.reach]))
         return Caller(only or DEFAULT_TENANT, only, holder.actor)
 
     def foreign(self, headers: Mapping[bytes, bytes], *, is_probe: bool = False) -> Refusal | None:
@@ -96,7 +96,9 @@ class Auth:
             return ANONYMOUS
         shown = headers.get(b"authorization")
         if shown is None:
-            raise Refused(_unauthenticated("this needs a key: Authorization: Bearer <key>", ""))
+            raise RequestRefused(
+                _unauthenticated("this needs a key: Authorization: Bearer <key>", "")
+            )
         found = _BEARER.fullmatch(shown)
         holder = (
             None
@@ -104,7 +106,9 @@ class Auth:
             else await self._keys.holder(_text(found[1]), is_patient=is_patient)
         )
         if holder is None:
-            raise Refused(_unauthenticated("this key is not known", ', error="invalid_token"'))
+            raise RequestRefused(
+                _unauthenticated("this key is not known", ', error="invalid_token"')
+            )
         return holder
 
     def from_elsewhere(
@@ -144,7 +148,7 @@ def _only(holder: KeyHolder, named: bytes | None) -> TenantId | None:
     if named is None:
         return None if holder.tenant == ALL_TENANTS else TenantId(holder.tenant)
     if _TENANT.fullmatch(named) is None:
-        raise Refused(
+        raise RequestRefused(
             invalid_member(
                 "X-Stanchion-Tenant",
                 'must be a letter or digit, then letters, digits, "_", "." or "-", 64 at most',
@@ -154,7 +158,7 @@ def _only(holder: KeyHolder, named: bytes | None) -> TenantId | None:
     if holder.tenant == ALL_TENANTS:
         return None if tenant == ALL_TENANTS else TenantId(tenant)
     if tenant != holder.tenant:
-        raise Refused(_forbidden("the key is for another tenant than X-Stanchion-Tenant"))
+        raise RequestRefused(_forbidden("the key is for another tenant than X-Stanchion-Tenant"))
     return TenantId(tenant)
 
 

@@ -18,7 +18,7 @@ from stanchion.core.json_value import JsonValue
 from stanchion.core.limits import JSON_DEPTH_MAX
 from stanchion.gateway.exchange import ClientGone, Message, Receive
 from stanchion.gateway.options import GatewayOptions
-from stanchion.gateway.problems import Refusal, Refused, invalid, invalid_member
+from stanchion.gateway.problems import Refusal, RequestRefused, invalid, invalid_member
 from stanchion.gateway.route import Call
 from stanchion.wire.problems import Code
 
@@ -80,18 +80,18 @@ class Bodies:
     def _refuse_declared(self, declared: bytes) -> None:
         if not declared.isdigit():
             detail = "Content-Length is not a number"
-            raise Refused(Refusal(code=Code.MALFORMED_REQUEST, detail=detail))
+            raise RequestRefused(Refusal(code=Code.MALFORMED_REQUEST, detail=detail))
         self._refuse_large(int(declared[:_LENGTH_DIGITS_MAX]))
 
     def _refuse_large(self, size: int) -> None:
         if size > self._options.body_bytes_max:
             detail = f"the body has more than {self._options.body_bytes_max} bytes"
-            raise Refused(Refusal(code=Code.BODY_TOO_LARGE, detail=detail))
+            raise RequestRefused(Refusal(code=Code.BODY_TOO_LARGE, detail=detail))
 
     def _hold(self, more_bytes: int) -> None:
         if self._held_bytes + more_bytes > self._options.bodies_bytes_max:
             detail = "too many large bodies at once"
-            raise Refused(Refusal(code=Code.OVERLOADED, detail=detail, retry_after_ms=1_000))
+            raise RequestRefused(Refusal(code=Code.OVERLOADED, detail=detail, retry_after_ms=1_000))
         self._held_bytes += more_bytes
 
 
@@ -111,9 +111,9 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:  # noqa: AN
         return decode_json(body, decoder)
     except Malformed as error:
         detail = f"the body is not JSON: {error}"
-        raise Refused(Refusal(code=Code.MALFORMED_JSON, detail=detail)) from None
+        raise RequestRefused(Refusal(code=Code.MALFORMED_JSON, detail=detail)) from None
     except InvalidJson as error:
-        raise Refused(invalid((error.fault,), str(error.fault))) from None
+        raise RequestRefused(invalid((error.fault,), str(error.fault))) from None
 
 
 _INT_MIN: Final = -(2**63)
@@ -284,11 +284,11 @@ def check_value(call: Call[Any, Any], path: str, value: JsonValue, *, bytes_max:
         size = len(msgspec.json.encode(value))
         if size > bytes_max:
             wrong = f"{size} bytes long; at most {bytes_max} are allowed"
-            raise Refused(invalid_member(path, wrong))
+            raise RequestRefused(invalid_member(path, wrong))
     if call.is_suspect:
         fault = fault_in(value, path)
         if fault is not None:
-            raise Refused(invalid((fault,), str(fault)))
+            raise RequestRefused(invalid((fault,), str(fault)))
 
 
 _PARAMETERS_MAX: Final = 50
@@ -299,22 +299,22 @@ def read_query(text: bytes, shape: type[Any]) -> Any:  # noqa: ANN401 - the rout
     given: dict[str, str] = {}
     parts = text.split(b"&")
     if len(parts) > _PARAMETERS_MAX:
-        raise Refused(invalid_member("", f"more than {_PARAMETERS_MAX} query parameters"))
+        raise RequestRefused(invalid_member("", f"more than {_PARAMETERS_MAX} query parameters"))
     for part in filter(None, parts):
         name, _, value = part.partition(b"=")
         key = _text(name, "a query parameter's name")
         if key in given:
-            raise Refused(invalid_member(key, "given more than once"))
+            raise RequestRefused(invalid_member(key, "given more than once"))
         given[key] = _text(value, key)
     try:
         query = msgspec.convert(given, shape, strict=False)
     except msgspec.ValidationError as error:
         fault = why_not(error)
-        raise Refused(invalid((_as_parameter(fault),), f"query: {fault}")) from None
+        raise RequestRefused(invalid((_as_parameter(fault),), f"query: {fault}")) from None
     for key in given:
         # The decoder takes ``null`` for nothing; a parameter that is given has a value.
         if getattr(query, key) is None:
-            raise Refused(invalid_member(key, "must not be null"))
+            raise RequestRefused(invalid_member(key, "must not be null"))
     return query
 
 
@@ -322,7 +322,7 @@ def _text(encoded: bytes, path: str) -> str:
     try:
         return unquote_to_bytes(encoded.replace(b"+", b" ")).decode("utf-8")
     except UnicodeDecodeError:
-        raise Refused(invalid_member(path, "not UTF-8")) from None
+        raise RequestRefused(invalid_member(path, "not UTF-8")) from None
 
 
 def _as_parameter(fault: Fault) -> Fault:

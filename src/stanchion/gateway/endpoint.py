@@ -32,7 +32,7 @@ from stanchion.gateway.load import Observe, RequestPlace, stream_counted
 from stanchion.gateway.problems import (
     GATE_UNAVAILABLE,
     Refusal,
-    Refused,
+    RequestRefused,
     invalid_member,
     overdrawn,
 )
@@ -146,7 +146,7 @@ class _Course:
             answer = ready(found) if isinstance(found, Reply) else found
         except ClientGone:
             return
-        except Refused as refused:
+        except RequestRefused as refused:
             answer = refused.refusal
         except BadCursor:
             answer = invalid_member("cursor", "not a cursor of this list")
@@ -251,7 +251,7 @@ class _Course:
         return Reply(msgspec.structs.replace(page, cursor=sealed))
 
     async def _check_welcome(self, exchange: Exchange) -> None:
-        """A key may be revoked while its holder waits. Raises ``Refused``."""
+        """A key may be revoked while its holder waits. Raises ``RequestRefused``."""
         with suppress(BackendError):  # nobody can say now: what was known counts
             await self._desk.auth.caller(exchange.headers, self._route)
 
@@ -259,7 +259,7 @@ class _Course:
         route, scope = self._route, exchange.scope
         for name, pattern in self._params:
             if pattern.match(scope["path_params"][name]) is None:
-                raise Refused(invalid_member(name, f"must match {pattern.pattern[:-2]}$"))
+                raise RequestRefused(invalid_member(name, f"must match {pattern.pattern[:-2]}$"))
         text = scope["query_string"]
         query = read_query(text, self._query) if text or route.query else _NO_QUERY
         if route.takes is Takes.NOTHING:
@@ -267,7 +267,7 @@ class _Course:
         headers = exchange.headers
         if headers.get(b"content-encoding", b"identity") != b"identity":
             detail = "the body must not be compressed"
-            raise Refused(Refusal(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail))
+            raise RequestRefused(Refusal(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail))
         raw = await self._desk.bodies.read(exchange.receive, headers.get(b"content-length"))
         room.hold(raw)
         if self._decoder is None:
@@ -292,7 +292,7 @@ class _Course:
         key = exchange.headers.get(b"idempotency-key") if self._route.takes_key else None
         if key is not None and _KEY.fullmatch(key) is None:
             wrong = "must be 1 to 255 visible ASCII characters"
-            raise Refused(invalid_member("Idempotency-Key", wrong))
+            raise RequestRefused(invalid_member("Idempotency-Key", wrong))
         return Call(
             services=self._services,
             desk=self._desk,

@@ -16,7 +16,7 @@ import msgspec
 from stanchion.core.model import TenantId
 from stanchion.gateway.load import Observe
 from stanchion.gateway.options import GatewayOptions
-from stanchion.gateway.problems import Refusal, Refused, answer_parts
+from stanchion.gateway.problems import Refusal, RequestRefused, answer_parts
 from stanchion.gateway.route import Reply, Stream
 from stanchion.wire.problems import Code
 
@@ -202,7 +202,7 @@ class Exchange:
             if self.scope["method"] != "HEAD":
                 try:
                     await self.unless_gone(self._pump(stream), check=check)
-                except Refused:
+                except RequestRefused:
                     if cut():
                         return
             await self.send({"type": "http.response.body", "body": b""})

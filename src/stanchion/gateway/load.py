@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from stanchion.core.model import TenantId
 from stanchion.gateway.options import GatewayOptions
-from stanchion.gateway.problems import Refusal, Refused, unavailable_after_ms
+from stanchion.gateway.problems import Refusal, RequestRefused, unavailable_after_ms
 from stanchion.gateway.route import Route
 from stanchion.wire.problems import Code
 
@@ -142,9 +142,9 @@ class Load:
 
     def _refused(
         self, code: Code, detail: str, *, limit: int | None = None, active: int | None = None
-    ) -> Refused:
+    ) -> RequestRefused:
         after_ms = unavailable_after_ms(self._unit())
-        return Refused(
+        return RequestRefused(
             Refusal(code=code, detail=detail, retry_after_ms=after_ms, limit=limit, active=active)
         )
 
@@ -226,7 +226,7 @@ class RequestPlace:
         return self
 
     def take_for(self, tenant: TenantId) -> None:
-        """Count it among its tenant's as well. Raises ``Refused``."""
+        """Count it among its tenant's as well. Raises ``RequestRefused``."""
         self._load.begin_for(self._kind, tenant)
         self._tenant = tenant
 
@@ -248,7 +248,7 @@ class RequestPlace:
 
 @contextmanager
 def stream_counted(load: Load, tenant: TenantId) -> Iterator[None]:
-    """Count a stream while inside. Raises ``Refused``."""
+    """Count a stream while inside. Raises ``RequestRefused``."""
     _begin(load, LoadKind.STREAMS, tenant)
     try:
         yield

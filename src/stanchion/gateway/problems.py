@@ -1,6 +1,6 @@
 """Problems: why a request was not fulfilled, and the document that says so (RFC 9457).
 
-A handler returns a ``Refusal`` or raises ``Refused`` with one; nothing else becomes an error
+A handler returns a ``Refusal`` or raises ``RequestRefused`` with one; nothing else becomes an error
 answer. The status follows from the code, and so does the retry class: 429 is the caller's quota,
 503 is ours. ``Retry-After`` is the ceiling of ``retry_after_ms`` in seconds.
 """
@@ -26,7 +26,7 @@ __all__ = [
     "TENANT_FULL",
     "Headers",
     "Refusal",
-    "Refused",
+    "RequestRefused",
     "answer_parts",
     "invalid",
     "invalid_member",
@@ -96,7 +96,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         return STATUS[self.code]
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """Raised where a request turns out not to be one that can be fulfilled."""
 
     def __init__(self, refusal: Refusal) -> None:

@@ -18,7 +18,7 @@ from stanchion.gateway.body import Bodies
 from stanchion.gateway.cursors import Cursors
 from stanchion.gateway.load import Answers, HeavyRequests, Load
 from stanchion.gateway.options import GatewayOptions
-from stanchion.gateway.problems import Refusal, Refused, unavailable_after_ms
+from stanchion.gateway.problems import Refusal, RequestRefused, unavailable_after_ms
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError
 from stanchion.services.engine import Services
@@ -165,12 +165,14 @@ class MetricsPage:
         )
 
     async def text(self) -> bytes:
-        """A text that is at most a second old. Raises ``Refused`` if too many wait for one."""
+        """The metrics, at most a second old. Raises ``RequestRefused`` if too many scrapes wait."""
         if self._waiting >= WAITING_MAX:
             detail = "too many scrapes are waiting for the metrics"
-            raise Refused(Refusal(code=Code.OVERLOADED, detail=detail, retry_after_ms=CACHED_MS))
+            raise RequestRefused(
+                Refusal(code=Code.OVERLOADED, detail=detail, retry_after_ms=CACHED_MS)
+            )
         if self._is_closed:
-            raise Refused(
+            raise RequestRefused(
                 Refusal(
                     code=Code.DRAINING,
                     detail="the server is shutting down",

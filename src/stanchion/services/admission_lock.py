@@ -1,11 +1,12 @@
-"""The admission lock: callers of one tenant, one after the other.
+"""The admission lock: serializes the starts of one tenant, for the strategy ``lock``.
 
-It paces, and decides nothing: whoever holds it asks the store the same question as everybody else.
-So it never has to be renewed, and an expired one does no harm. It never fails open either: a caller
-who cannot have it is not let through.
+The lock only paces callers: with or without it, the store checks the cap. So it need not be
+renewed, and a lock that expires early does no harm. It never fails open: a caller that does not
+get the lock does not reach the store.
 
-Busy and failed are different answers. A lock that another has is asked for again and again, at the
-tenant's rhythm, until the caller's time is over. A lock store that errs is not asked a second time.
+Busy and failed are different answers. A lock that another caller holds is requested again with the
+tenant's backoff, until the caller's time is over. After an error of the lock store there is no
+second try.
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ __all__ = [
 ]
 
 CALL_MS_MIN: Final = 250
-"""For a try that begins when the time is nearly over: less would take a slow answer for none."""
+"""For a try that begins when the time is nearly over: with less, a slow answer would time out."""
 CALL_MS_MAX: Final = 2_000
 _PROOF_MS: Final = 1_000
-"""Silence for less than that may be our own: a loop that is late, a queue of callers."""
+"""A shorter time-out may have local causes: a late event loop, a queue of callers."""
 RELEASE_MAX_S: Final = 1.0
 RELEASE_TRIES: Final = 2
 
 
 class GateLockTaken(msgspec.Struct, frozen=True):
-    """The gate is the caller's, for as long as the body lasts."""
+    """The caller holds the lock during the body."""
 
 
 class GateLockBusy(msgspec.Struct, frozen=True):
-    """Others had it for all the time that the caller could wait."""
+    """Other callers held the lock for the whole wait budget."""
 
 
 class GateLockFailed(msgspec.Struct, frozen=True):
-    """The lock store could not be asked."""
+    """The lock store failed."""
 
     error: str
 
@@ -71,14 +72,14 @@ class AdmissionLock(Protocol):
     def hold(
         self, tenant: TenantId, how: AdmissionSettings, *, risk: Risk, until: Moment
     ) -> AbstractAsyncContextManager[Outcome]:
-        """Hold the tenant's lock for the body, or say why not. Tries begin before ``until``."""
+        """Hold the tenant's lock for the body, or return why not. Tries begin before ``until``."""
 
     async def close(self) -> None:
-        """Give back what is still to be given back."""
+        """Wait for pending releases."""
 
 
 class SharedLock:
-    """Shared by all replicas, through the lock store."""
+    """A lock that all replicas share, in the lock store."""
 
     def __init__(
         self, locks: Locks, *, clock: Clock, entropy: Entropy, signals: AdmissionSignals
@@ -94,7 +95,6 @@ class SharedLock:
     async def hold(
         self, tenant: TenantId, how: AdmissionSettings, *, risk: Risk, until: Moment
     ) -> AsyncIterator[Outcome]:
-        # Everything that says who has which lock is built here.
         name = f"admission/{tenant}"
         token = self._entropy.token()
         outcome = await self._take(name, token, how, until)
@@ -116,7 +116,7 @@ class SharedLock:
             if not isinstance(outcome, GateLockBusy) or left_ms <= 0:
                 return outcome
             tries += 1
-            # Chance may say nothing at all; asking without a pause would be a busy loop.
+            # The jittered backoff may be 0, and retrying without a pause would be a busy loop.
             pause_ms = max(1, backoff_ms(how.lock_retry, tries, self._entropy.unit()))
             await self._clock.sleep(min(left_ms, pause_ms) / 1000)
 
@@ -124,7 +124,7 @@ class SharedLock:
         self, name: str, token: str, how: AdmissionSettings, until: Moment, *, is_first: bool
     ) -> Outcome:
         if self._health.error is not None:
-            # It was logged when it was found out; each refusal is still counted as one.
+            # The outage was logged when it began.
             return GateLockFailed(self._health.error)
         within_ms = min(CALL_MS_MAX, max(CALL_MS_MIN, until - self._clock.moment()))
         try:
@@ -133,16 +133,16 @@ class SharedLock:
                     name, token, ttl_ms=how.lock_ttl_ms, within_ms=within_ms
                 )
         except asyncio.CancelledError:
-            # The caller has left, and the lock may be on its way to it.
+            # The caller was cancelled, and the lock may have been granted.
             self._release_soon(name, token, None)
             raise
         except TimeoutError:
             if not is_first and within_ms < _PROOF_MS:
-                # The end of a long wait for a lock that others had: no proof that it is broken.
+                # A short last try for a lock that others held does not prove an outage.
                 self._health.orphaned(name, token)
                 return GateLockBusy()
             return self._broken(name, token, f"no answer within {within_ms} ms")
-        except Exception as error:  # noqa: BLE001 - whatever it was, nobody knows what the store has
+        except Exception as error:  # noqa: BLE001 - after any error the lock may have been granted
             return self._broken(name, token, sentence(error))
         match answer:
             case Granted():
@@ -156,19 +156,19 @@ class SharedLock:
                 assert_never(answer)
 
     def _broken(self, name: str, token: str, error: str) -> GateLockFailed:
-        # The reply may be what was lost: then the lock is taken, and nobody would use it.
+        # If only the reply was lost, the lock is taken and has no holder.
         self._health.orphaned(name, token)
         self._health.failed(error)
         self._signals.lock_failed(name, error)
         return GateLockFailed(error)
 
     def _release_soon(self, name: str, token: str, risk: Risk | None) -> None:
-        """Give it back in a task of its own: neither the answer nor a cancelled caller waits.
+        """Release the lock in a background task: neither the answer nor a cancelled caller waits.
 
-        Without ``risk`` nobody knows whether it was taken, so a failure means nothing.
+        Without ``risk`` it is unknown whether the lock was taken, so a failure is not reported.
         """
         task = asyncio.create_task(self._release(name, token, risk), name=f"release {name}")
-        # The loop alone would not keep it alive.
+        # The event loop keeps only a weak reference.
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
@@ -189,7 +189,7 @@ class SharedLock:
                 answer = await self._locks.release(
                     name, token, within_ms=round(RELEASE_MAX_S * 1000)
                 )
-            except Exception as failure:  # noqa: BLE001 - what was decided stays so; the lock expires
+            except Exception as failure:  # noqa: BLE001 - the decision is made; the lock expires
                 error = sentence(failure)
             else:
                 return "it was no longer ours" if isinstance(answer, NotOwned) else None
@@ -200,7 +200,7 @@ _TOO_LATE: Final = "the lock store answered too late"
 
 
 class SoleLock:
-    """For a deployment without a lock store: within this process, first come, first served."""
+    """A lock within this process, first come, first served: for one server without a lock store."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -211,7 +211,7 @@ class SoleLock:
     async def hold(
         self,
         tenant: TenantId,
-        how: AdmissionSettings,  # noqa: ARG002 - who is next is known, so nobody has to ask again
+        how: AdmissionSettings,  # noqa: ARG002 - waiters are queued, so there is no retry
         *,
         risk: Risk,  # noqa: ARG002 - nothing can fail
         until: Moment,
@@ -230,7 +230,7 @@ class SoleLock:
                 del self._callers[tenant], self._mutexes[tenant]
 
     async def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: releases are immediate."""
 
     async def _take(self, mutex: asyncio.Lock, until: Moment) -> bool:
         try:

@@ -1,9 +1,9 @@
-"""Admit: a run that is ready to begin comes to the store, and its caller gets an answer in time.
+"""Admit: ask the store to admit a prepared run, and answer the caller within a deadline.
 
-The store's one step decides. Under the strategy ``lock`` the callers of a tenant come to it one
-after the other; what they are told there is the same, so a cap holds whatever each replica believes
-the strategy to be. An answer comes within the wait budget and half a second, also if nobody answers
-us. A caller who leaves takes nothing along: a lock is given back, a run that was made is kept.
+``store.admit`` decides, in one atomic step. Under the strategy ``lock`` a caller holds the tenant's
+lock while it asks; the store's check is the same, so a cap holds even if replicas disagree about
+the strategy. The answer comes within the wait budget plus half a second, also if no backend
+responds. When a caller is cancelled, its lock is released and a run that was admitted is kept.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 __all__ = ["Admitter", "GateCall", "PreparedStart"]
 
 ANSWER_MS: Final = 250
-"""On top of the wait budget. What is left of the half second is for the way to the caller."""
+"""Added to the wait budget. The rest of the half second is for sending the answer."""
 SWEEP_S: Final = 0.05
-"""How exactly that is kept."""
+"""How often deadlines are checked: an answer is late by at most this."""
 STORE_MS_MAX: Final = 2_000
-"""One question to the store, however long the budget is."""
+"""For one call to the store, however long the budget is."""
 STATUS_MS_MAX: Final = 500
 TRIES_MAX: Final = 5
-"""Workflows that change between reading and admitting, in a row."""
+"""Tries in a row in which the workflow changed between reading and admitting."""
 
 _Answer = TypeVar("_Answer")
 _Refusal = TypeVar("_Refusal")
@@ -62,40 +62,40 @@ _Refusal = TypeVar("_Refusal")
 
 @dataclass(slots=True, kw_only=True)
 class GateCall:
-    """One caller, from its question to its answer."""
+    """The state of one call of the gate."""
 
     tenant: TenantId
     workflow_id: WorkflowId
     endpoint: AdmissionEndpoint
     key: str | None
     exists: bool = False
-    """The workflow is known to be one: it may have a label of its own."""
+    """Whether the workflow is known to exist: only then it may have a metric label of its own."""
     is_locked: bool = False
-    """The tenant's lock is held for this caller."""
+    """Whether this call holds the tenant's lock."""
     lock_until: Moment = field(init=False)
     ends_at: Moment = field(init=False)
-    question: RefusalQuery | None = None
-    """Others wait for what the store says to this caller."""
+    query: RefusalQuery | None = None
+    """Set if other callers wait for the store's verdict on this call."""
     full: judged.Full | None = None
-    """What it said, if that was it."""
+    """The store's verdict, if the tenant was full."""
     has_turn: bool = False
-    """It has a place before the store, to be given back."""
+    """Whether this call holds a place of the tenant's limiter."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedStart:
-    """A run that is ready to begin: its first transition is decided."""
+    """A run with its first transition decided, to be admitted by the store."""
 
     admission: Admission
     plan: Plan
 
 
 Again: TypeAlias = Callable[[], Coroutine[Any, Any, "PreparedStart | _Refusal"]]
-"""Reads the workflow anew and decides again, or finds out that it cannot run any more."""
+"""Reads the workflow again and prepares a new start, or returns why it cannot run any more."""
 
 
 class Admitter:
-    """Asks the store for runs, and turns its word into answers."""
+    """Asks the store to admit runs, and turns its verdicts into answers."""
 
     def __init__(
         self,
@@ -108,14 +108,14 @@ class Admitter:
     ) -> None:
         self._context = context
         self.tenants = TenantConfigs(context.store, clock=context.clock)
-        """How each tenant's starts are gated. Whoever changes that goes through it."""
+        """The tenants' configuration. Changes must go through it, so that its cache is current."""
         self._settings = settings
         self._pacing = pacing
         self._signals = signals
         self._on_admitted = on_admitted
         self._deadlines = Deadlines(sweep_s=SWEEP_S)
-        self._fullness = SharedRefusals()
-        self._turnstile = TenantLimiter()
+        self._refusals = SharedRefusals()
+        self._limiter = TenantLimiter()
         self._outage = OutageLogger("admission_failed", "admission_recovered", level=logging.ERROR)
         self._lock: admission_lock.AdmissionLock = (
             SoleLock(context.clock)
@@ -126,14 +126,17 @@ class Admitter:
         )
 
     async def close(self) -> None:
-        """Give back locks that are still to be given back."""
+        """Wait for pending releases of locks."""
         self._deadlines.close()
         await self._lock.close()
 
     async def in_time(
         self, call: GateCall, answering: Coroutine[Any, Any, _Answer]
     ) -> _Answer | GateFailed:
-        """Answer within the budget, come what may; count it, and how long it took."""
+        """Await ``answering`` within the budget; count the outcome and observe its duration.
+
+        A time-out or ``BackendError`` becomes ``GateFailed``.
+        """
         loop = asyncio.get_running_loop()
         began_s, now = loop.time(), self._context.clock.moment()
         wait_ms = self._settings().admission.lock_wait_ms
@@ -151,10 +154,10 @@ class Admitter:
             answer = self._store_failed(call, sentence(error))
         finally:
             deadline.end()
-            if call.question is not None:
-                self._fullness.close(call.question, call.full)
+            if call.query is not None:
+                self._refusals.close(call.query, call.full)
             if call.has_turn:
-                self._turnstile.leave(call.tenant)
+                self._limiter.leave(call.tenant)
         self._signals.waited(call.tenant, call.endpoint, loop.time() - began_s)
         outcome = _outcome(answer)
         if outcome is not None:
@@ -162,32 +165,33 @@ class Admitter:
         return answer
 
     async def full_already(self, call: GateCall) -> GateFull | None:
-        """Wait for a turn; or what the callers of a tenant that is full are told together.
+        """Take a place of the tenant's limiter, or return a refusal shared with other callers.
 
-        Those need not decide or ask anything. Raises ``BackendError``.
+        A caller that is refused here neither decides nor queries the store. ``None`` means: go on.
+        Raises ``BackendError``.
         """
         override = await self.tenants.admission(call.tenant)
         if effective_admission(self._settings(), override).strategy is not Strategy.ATOMIC:
-            # The tenant's lock is the line, and whoever waits for it is told so.
+            # The tenant's lock serializes the callers; one that gets no turn is told ``gate_busy``.
             return None
         while not call.has_turn:
-            if call.key is None and self._fullness.is_full(call.tenant):
-                found = await self._fullness.enter(call.tenant)
+            if call.key is None and self._refusals.is_full(call.tenant):
+                found = await self._refusals.enter(call.tenant)
                 if isinstance(found, judged.Full):
                     return GateFull(found.limit, found.active, self._pacing.full(call.tenant))
                 if found is not None:
-                    # Others wait for what it asks, so it does not wait for others.
-                    call.question = found
+                    # Other callers wait for this query, so it skips the limiter.
+                    call.query = found
                     return None
-            call.has_turn = await self._turnstile.enter(call.tenant, may_share=call.key is None)
+            call.has_turn = await self._limiter.enter(call.tenant, may_share=call.key is None)
         return None
 
     async def admit(
         self, call: GateCall, ready: PreparedStart, again: Again[_Refusal] | None = None
     ) -> Passed | _Refusal:
-        """Bring a run to the store: through the tenant's lock, if that is the strategy.
+        """Ask the store to admit a run; under the tenant's lock, if that is the strategy.
 
-        ``again`` is for what is bound to the newest versions, which may just have changed.
+        ``again`` prepares the start once more if a workflow has changed since it was read.
         """
         async with await self._gate(call, ready) as held:
             match held:
@@ -203,7 +207,7 @@ class Admitter:
                     assert_never(held)
 
     async def ask(self, call: GateCall, admission: Admission) -> Verdict:
-        """Ask the store, for as long as there is time."""
+        """Return the store's verdict. Raises ``BackendError``, also when the time is over."""
         left_ms = call.ends_at - self._context.clock.moment()
         within_ms = max(1, min(STORE_MS_MAX, left_ms))
         verdict = await self._context.store.admit(admission, within_ms=within_ms)
@@ -212,18 +216,18 @@ class Admitter:
             self._outage.worked()
         if isinstance(verdict, judged.Full):
             call.full = verdict
-            if not self._fullness.is_full(call.tenant):
-                self._fullness.heard(call.tenant, verdict)
-                self._turnstile.send_away(call.tenant)
+            if not self._refusals.is_full(call.tenant):
+                self._refusals.heard(call.tenant, verdict)
+                self._limiter.send_away(call.tenant)
         elif isinstance(verdict, judged.Admitted) and admission.run.holds_slot:
-            self._fullness.heard(call.tenant, None)
+            self._refusals.heard(call.tenant, None)
         return verdict
 
     async def replayed(self, call: GateCall, run_id: RunId, told_before: RunStatus) -> RunStarted:
-        """The run that the same key made before, as it is now.
+        """The run that the same key created before, with its present status.
 
-        If that cannot be read, what its first caller was told is repeated: the run is there, and
-        its id is what a caller who tries again has to know.
+        If the run cannot be read, the answer has the status ``told_before``: the caller needs the
+        run's id above all.
         """
         left_ms = call.ends_at - self._context.clock.moment()
         try:
@@ -238,10 +242,10 @@ class Admitter:
     async def _gate(
         self, call: GateCall, ready: PreparedStart
     ) -> AbstractAsyncContextManager[admission_lock.Outcome]:
-        """What stands before the store for this tenant now."""
+        """Wait for the limiter, or return the tenant's lock, by the tenant's strategy."""
         run = ready.admission.run
         if not run.holds_slot:
-            # There is no cap to be checked, so there is nothing for a lock to pace.
+            # Without a slot there is no cap to check, so the lock is not needed.
             await self._take_turn(call)
             return nullcontext(admission_lock.GateLockTaken())
         override = await self.tenants.admission(call.tenant)
@@ -256,9 +260,9 @@ class Admitter:
                 assert_never(how.strategy)
 
     async def _take_turn(self, call: GateCall) -> None:
-        """Wait for a place before the store, unless the caller has one or asks for many."""
-        if not call.has_turn and call.question is None:
-            call.has_turn = await self._turnstile.enter(call.tenant, may_share=False)
+        """Wait for a place of the limiter, unless the call has one or queries for others."""
+        if not call.has_turn and call.query is None:
+            call.has_turn = await self._limiter.enter(call.tenant, may_share=False)
 
     @asynccontextmanager
     async def _locked(
@@ -298,12 +302,12 @@ class Admitter:
             case judged.RateExceeded():
                 return JobThrottled()
             case judged.TooLate() | judged.StaleDefinition():
-                return self._store_failed(call, "the store came to it too late")
+                return self._store_failed(call, "the store handled the call too late")
             case _:
                 assert_never(verdict)
 
     def _tell(self, ready: PreparedStart) -> None:
-        """Wake whoever may wait for what has just begun."""
+        """Ring the bells for the jobs, the tenant's feed and the run's end."""
         run, transition, bus = ready.admission.run, ready.admission.transition, self._context.bus
         self._on_admitted(run, ready.plan)
         dispatched = (each for each in transition.effects if isinstance(each, DispatchJob))
@@ -321,7 +325,7 @@ class Admitter:
 
 
 def _outcome(answer: object) -> str | None:
-    """The word under which an answer is counted; ``None`` if the gate had nothing to decide."""
+    """The metric's label for an answer; ``None`` if the store was not asked to admit anything."""
     match answer:
         case RunStarted(replayed=replayed):
             return "replayed" if replayed else "admitted"

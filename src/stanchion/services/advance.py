@@ -2,17 +2,17 @@
 
     hold the run's lease → load run and inbox → decide on all of it → commit → ring the bells
 
-Results, timers, approvals, cancels and the reconciler all put an event into the inbox and come this
-way. Whoever comes while the run is being advanced in this process joins: the one who is at it looks
-into the inbox once more before it lets go, so many events of one run cost one hold.
+Results, timers, approvals, cancels and the reconciler all put an event into the inbox and then call
+``advance``. A caller that finds the run being advanced in this process joins that task, which reads
+the inbox once more before it releases the lease; so many events of one run cost one hold.
 
-Nothing is lost on any way out. The event stays in the inbox, and its outbox row in the store, until
-the commit that applies it; so an answer other than ``Advanced`` means "later", never "gone".
+No event is lost. It stays in the inbox, and its outbox row in the store, until the commit that
+applies it; so an answer other than ``Advanced`` means that the run is advanced later.
 
-Three kinds of failure are kept apart. *RunBusy*: another has the run. *PutOff*: a backend is away,
-or policy says to wait for the lock store. *AdvanceFailed*: our own handling failed, and that alone
-spends the entry's poison budget; when it is spent the entry is buried, with its cause, and can be
-replayed.
+There are three kinds of failure. *RunBusy*: another replica holds the run's lease. *PutOff*: a
+backend is unavailable, or policy says to wait for the lock store. *AdvanceFailed*: our own handling
+failed; only this counts against the entry's poison budget. When the budget is spent, the entry
+becomes a dead letter with its cause, and can be replayed.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ __all__ = [
     "AdvanceFailed",
     "Advanced",
     "Advancer",
-    "Buried",
-    "Missing",
+    "DeadLettered",
     "Outcome",
     "PutOff",
     "RunBusy",
+    "RunMissing",
 ]
 
 TRIES_MAX: Final = 20
-"""Conflicts and stale fences in a row before the run is left to whoever else is at it."""
+"""Conflicts or stale fences in a row before the run is left to the replica that wins them."""
 LOOKS_MAX: Final = 200
-"""Looks into one inbox in one hold: then others may have the run."""
+"""Reads of one inbox in one hold; then another replica may take the run."""
 EVENTS_MAX: Final = 500
 """Events decided on in one commit."""
 TURNS_MAX: Final = 2_000
-"""Runs advanced at once. What comes on top waits for its outbox row to become due."""
+"""Runs advanced at the same time. Others wait for their outbox rows to become due."""
 CLASSES_KEPT: Final = 50_000
 
 
@@ -77,11 +77,11 @@ class Advanced(msgspec.Struct, frozen=True):
 
 
 class RunBusy(msgspec.Struct, frozen=True):
-    """Another replica has the run."""
+    """Another replica holds the run's lease."""
 
 
 class PutOff(msgspec.Struct, frozen=True):
-    """A backend is away, or policy says to wait for it."""
+    """A backend is unavailable, or policy says to wait for it."""
 
     error: str
 
@@ -93,27 +93,27 @@ class AdvanceFailed(msgspec.Struct, frozen=True):
     failures: int
 
 
-class Buried(msgspec.Struct, frozen=True):
-    """An entry was tried as often as is allowed and lies with the dead letters."""
+class DeadLettered(msgspec.Struct, frozen=True):
+    """An entry was tried as often as is allowed and is a dead letter now."""
 
     cause: str
 
 
-class Missing(msgspec.Struct, frozen=True):
+class RunMissing(msgspec.Struct, frozen=True):
     """There is no such run."""
 
 
-Outcome: TypeAlias = Advanced | RunBusy | PutOff | AdvanceFailed | Buried | Missing
+Outcome: TypeAlias = Advanced | RunBusy | PutOff | AdvanceFailed | DeadLettered | RunMissing
 
 
 class _Moved(Exception):
-    """The run is not what was read any more, and its items belong to what it is now."""
+    """The run has changed since it was read, so its items cannot be read for that version."""
 
 
 class _Turn(msgspec.Struct):
     task: asyncio.Task[Outcome] | None = None
     again: bool = False
-    """Somebody came after the inbox was last read."""
+    """Whether ``advance`` was called after the inbox was last read."""
 
 
 class _Class(msgspec.Struct, frozen=True, gc=False):
@@ -122,7 +122,7 @@ class _Class(msgspec.Struct, frozen=True, gc=False):
 
 
 class Advancer:
-    """Advances runs of this replica's."""
+    """Advances runs on this replica."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Advancer:
         self._classes: OrderedDict[RunId, _Class] = OrderedDict()
 
     async def advance(self, run_id: RunId) -> Outcome:
-        """Apply what lies in the run's inbox, or say why not now."""
+        """Apply the events in the run's inbox, or return why not now."""
         return await asyncio.shield(self._join(run_id))
 
     def nudge(self, run_id: RunId) -> None:
@@ -165,13 +165,13 @@ class Advancer:
             self._classes.popitem(last=False)
 
     async def settle(self) -> None:
-        """Wait for what has begun to end."""
+        """Wait until no run is being advanced."""
         while self._turns:
             tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Break off what is still at it. Nothing is lost: rows become due again."""
+        """Cancel what is still being advanced. Nothing is lost: outbox rows become due again."""
         for turn in self._turns.values():
             if turn.task is not None:
                 turn.task.cancel()
@@ -192,14 +192,14 @@ class Advancer:
             while True:
                 turn.again = False
                 outcome = await self._guarded(run_id, turn)
-                # No wait between this look and the end of the turn, so nobody can slip through.
+                # There is no await between this check and the turn's end, so no call is missed.
                 if not (turn.again and isinstance(outcome, Advanced)):
                     return outcome
         finally:
             del self._turns[run_id]
 
     async def _guarded(self, run_id: RunId, turn: _Turn) -> Outcome:
-        """Advance under the lease; what went wrong becomes an outcome."""
+        """Advance under the lease; turn exceptions into outcomes."""
         floor = 0
         try:
             for _ in range(TRIES_MAX):
@@ -221,7 +221,7 @@ class Advancer:
         if known is None:
             seen = await self._store.load(run_id)
             if seen is None:
-                return Missing()
+                return RunMissing()
             known = await self._class_of(seen)
         async with self._leasing.hold(
             f"run/{run_id}",
@@ -250,14 +250,14 @@ class Advancer:
     async def _empty_inbox(
         self, run_id: RunId, turn: _Turn, lease: Lease, seen: Loaded | None
     ) -> Outcome | StaleFence:
-        """Apply all of it. ``seen`` was read before the hold: it will do, if it is still so."""
+        """Apply all entries. ``seen`` was read before the hold; a commit detects if it is stale."""
         conflicts = 0
         for _ in range(LOOKS_MAX):
             is_fresh = seen is None
             turn.again &= not is_fresh
             loaded, seen = seen or await self._store.load(run_id), None
             if loaded is None:
-                return Missing()
+                return RunMissing()
             if not loaded.inbox:
                 return Advanced(loaded.run.status)
             answer = await self._apply(loaded, lease)
@@ -272,8 +272,8 @@ class Advancer:
                 case CommitConflict():
                     pass
                 case Gone():
-                    return Missing()
-                case StaleFence() | AdvanceFailed() | Buried():
+                    return RunMissing()
+                case StaleFence() | AdvanceFailed() | DeadLettered():
                     return answer
                 case Advanced():
                     if not turn.again:
@@ -284,8 +284,8 @@ class Advancer:
 
     async def _apply(
         self, loaded: Loaded, lease: Lease, *, at_most: int = EVENTS_MAX
-    ) -> Committed | CommitConflict | StaleFence | Gone | AdvanceFailed | Buried | Advanced:
-        """Decide on what lies in the inbox and commit it. ``Advanced``: nothing is left."""
+    ) -> Committed | CommitConflict | StaleFence | Gone | AdvanceFailed | DeadLettered | Advanced:
+        """Decide on the inbox's entries and commit. ``Advanced``: the inbox is empty."""
         entries = loaded.inbox[:at_most]
         try:
             plan = await self._plans.of_run(loaded.run)
@@ -304,7 +304,7 @@ class Advancer:
         except BackendError:
             raise
         except Exception as error:  # noqa: BLE001 - likewise
-            # Which of several the store cannot take, only each of them alone can show.
+            # To find the entry that the store cannot take, commit them one by one.
             if len(entries) > 1:
                 return await self._apply(loaded, lease, at_most=1)
             return await self._count_against(loaded.run.id, entries[0], error)
@@ -335,12 +335,12 @@ class Advancer:
         if transition.status.is_finished:
             self._classes.pop(loaded.run.id, None)
             return Advanced(transition.status)
-        # More may have come in since; the turn says so if it came through this process.
+        # If more entries have arrived through this process since, ``turn.again`` is set.
         return Advanced(transition.status) if len(entries) == len(loaded.inbox) else answer
 
     async def _sift(
         self, loaded: Loaded, lease: Lease, error: Exception
-    ) -> Committed | CommitConflict | StaleFence | Gone | AdvanceFailed | Buried | Advanced:
+    ) -> Committed | CommitConflict | StaleFence | Gone | AdvanceFailed | DeadLettered | Advanced:
         """Find the entry that cannot be applied, apply those before it, and count against it."""
         good: list[InboxEntry] = []
         transition: Transition | None = None
@@ -356,7 +356,7 @@ class Advancer:
             raise
         except _Moved:
             return CommitConflict()
-        except Exception as found:  # noqa: BLE001 - this is the one we look for
+        except Exception as found:  # noqa: BLE001 - this is the entry to find
             error = found
         if transition is not None:
             return await self._commit(loaded, transition, good, lease)
@@ -364,7 +364,7 @@ class Advancer:
 
     async def _count_against(
         self, run_id: RunId, entry: InboxEntry, error: Exception
-    ) -> AdvanceFailed | Buried:
+    ) -> AdvanceFailed | DeadLettered:
         cause = f"{type(error).__name__}: {error}"[:1000]
         failures = await self._store.count_failure(run_id, entry.id)
         log_event(
@@ -379,7 +379,7 @@ class Advancer:
             return AdvanceFailed(cause, failures)
         await self._store.write_dead_letter(run_id, entry.id, cause=cause)
         self._signals.buried()
-        return Buried(cause)
+        return DeadLettered(cause)
 
     async def _with_items(self, run: Run, entries: Sequence[InboxEntry]) -> Run:
         wanted = items_to_read(run, [entry.event for entry in entries])
@@ -391,7 +391,7 @@ class Advancer:
         return msgspec.structs.replace(run, items=items)
 
     async def _plan_of(self, loaded: Loaded) -> Plan | None:
-        """The run's plan; ``None`` if it cannot be had, which the inbox's entries will pay for."""
+        """The run's plan; ``None`` if it cannot be built, which fails when an entry is applied."""
         try:
             return await self._plans.of_run(loaded.run)
         except BackendError:

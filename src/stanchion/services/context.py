@@ -1,4 +1,8 @@
-"""The context of a replica: its backends, its counters, and the rules in force."""
+"""Context: what every service of a replica is given.
+
+``ReplicaContext`` holds the backends (store, locks, bus, clock, entropy) and the engine's metrics.
+``Rules`` is the view of the settings in force; services query it at each use.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ __all__ = ["Backends", "ReplicaContext", "Rules"]
 
 @dataclass(frozen=True, kw_only=True)
 class Backends:
-    """A replica's connections to the world. The services never ask what is behind them."""
+    """A replica's ports. Services do not know which adapters implement them."""
 
     store: Store
     locks: Locks | None
@@ -31,22 +35,22 @@ class Backends:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaContext(Backends):
-    """What every service of the engine works with: the backends and the engine's counters."""
+    """The backends and the engine's metrics."""
 
     signals: EngineSignals
 
 
 class Rules(Protocol):
-    """What settings say now. Asked again each time: they change while the replica runs."""
+    """The settings in force. They change while the replica runs, so results are not kept."""
 
     def lease_policy(self, risk: Risk, override: LeaseOverride | None) -> LeasePolicy:
-        """What a run of this class does when its lease cannot be had or is lost."""
+        """What a run of this class does when its lease is unavailable or lost."""
 
     def closes(self, risk: Risk) -> bool:
-        """Whether escalation keeps the class from going on without a lock."""
+        """Whether escalation makes the class fail closed now."""
 
     def lock_busy(self) -> Backoff:
-        """When to come again to a run that another has."""
+        """When to retry a run whose lease another replica holds."""
 
     def backend_error(self) -> Backoff:
-        """When to come again after a lock store or a store was away."""
+        """When to retry after the store or the lock store was unavailable."""

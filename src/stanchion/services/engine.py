@@ -1,7 +1,7 @@
-"""Engine: one replica's services, put together and kept going.
+"""Engine: builds the services of one replica and runs their loops.
 
-It is given its connections and never asks what is behind them: the server, the simulator and the
-tests make an engine in the same way.
+It is given its backends and does not know which adapters they are: the server, the simulator and
+the tests build an engine in the same way.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from stanchion.services.reconciler import Reconciler
 from stanchion.services.scheduler import Scheduler
 from stanchion.services.settings import SettingsService
 from stanchion.services.signals import AdmissionSignals, EngineSignals, TenantLabels
-from stanchion.services.watching import Watching
+from stanchion.services.waiters import RunWaiters
 from stanchion.services.work import DEFAULT_ALLOWANCE, Decider, TenantExecutor, TenantWorkBudget
 
 __all__ = ["DEFAULT_TERMS", "Backends", "Engine", "Services", "Terms"]
 
 SETTLE_S: Final = 1.5
 RESTART_S: Final = 1.0
-"""A loop that failed through a bug begins again after this."""
+"""The pause before a loop that failed is started again."""
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What a deployment is started with and does not change while it runs."""
+    """Configuration of a deployment that does not change while it runs."""
 
     run_lease_ttl_ms: int = 30_000
     job_lease_ttl_ms: int = 60_000
@@ -63,7 +63,7 @@ Loop: TypeAlias = Callable[[], Coroutine[None, None, None]]
 
 
 class Engine:
-    """All services of one replica. ``run`` keeps them going until it is cancelled."""
+    """All services of one replica. ``run`` runs their loops until it is cancelled."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Engine:
         works_off_loop: bool = False,
         processor_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """``works_off_loop``: what takes long is done in a thread, where tenants take turns.
+        """``works_off_loop``: long work is done in a thread, where tenants take turns.
 
         ``processor_s`` reads the processor time of the calling thread, in seconds.
         """
@@ -134,14 +134,14 @@ class Engine:
         executor = self._executor if works_off_loop else None
         decider = Decider(work, executor)
         plans = Plans(store, linker=linker, executor=executor)
-        watching = Watching(context)
+        waiters = RunWaiters(context)
         self._advancer = Advancer(
             context,
             plans=plans,
             leasing=self._leasing,
             rules=rules,
             decider=decider,
-            on_ended=watching.has_ended,
+            on_ended=waiters.has_ended,
             poison_failures_max=terms.poison_failures_max,
         )
         self._calls = Calls(context, advancer=self._advancer, rules=rules)
@@ -175,7 +175,7 @@ class Engine:
             ),
             inbox=Inbox(context, plans=plans, advancer=self._advancer, rules=rules),
             scheduler=Scheduler(context, ttl_ms=terms.job_lease_ttl_ms),
-            watching=watching,
+            waiters=waiters,
             settings=settings,
             escalating=self._escalating,
             registry=registry,
@@ -184,18 +184,18 @@ class Engine:
         )
 
     async def run(self) -> None:
-        """Keep everything going until cancelled."""
+        """Run all loops until cancelled."""
         async with asyncio.TaskGroup() as loops:
             for name, loop in self._loops().items():
                 loops.create_task(self._endless(name, loop), name=name)
 
     def drain(self) -> None:
-        """End every long wait of a caller's or a worker's now."""
+        """End all long waits of callers and workers now."""
         self.services.scheduler.drain()
-        self.services.watching.drain()
+        self.services.waiters.drain()
 
     async def close(self) -> None:
-        """Finish what has begun, as far as it can be, and let go of leases."""
+        """Wait a bounded time for work under way, then cancel it; release leases and locks."""
         try:
             async with asyncio.timeout(SETTLE_S):
                 await self._advancer.settle()
@@ -204,7 +204,7 @@ class Engine:
         self._stop_hearing()
         await self.services.gate.close()
         self.services.scheduler.close()
-        self.services.watching.close()
+        self.services.waiters.close()
         await self._leasing.close()
         self._executor.close()
 
@@ -220,7 +220,7 @@ class Engine:
         }
 
     async def _endless(self, name: str, loop: Loop) -> None:
-        """Begin a loop again that ended through a bug: one fault must not stop a replica's half."""
+        """Run a loop, and start it again if it fails: one bug must not stop it for good."""
         while True:
             try:
                 await loop()
@@ -228,7 +228,7 @@ class Engine:
                 log_event(logging.ERROR, "loop_failed", loop=name, error=repr(error))
             await self._clock.sleep(RESTART_S)
 
-    # ── What the context tell each other ──────────────────────────────────────────────────────────
+    # ── Callbacks between services ────────────────────────────────────────────────────────────────
 
     def _fallback(self) -> None:
         self._escalating.count(fallbacks=1)
@@ -253,13 +253,13 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Services(Backends):
-    """What one replica offers to the gateway: its backends and its services."""
+    """A replica's backends and services, as the gateway uses them."""
 
     plans: Plans
     gate: Gate
     inbox: Inbox
     scheduler: Scheduler
-    watching: Watching
+    waiters: RunWaiters
     settings: SettingsService
     escalating: EscalationService
     registry: CollectorRegistry

@@ -1,13 +1,12 @@
-"""EscalationService: the shell around ``core.escalation``.
+"""Escalation: applies ``core.escalation`` to what this replica and the others observe.
 
-It gathers what the replica counts, looks every few seconds, tells the other replicas, and keeps in
-the store what must outlive a process: the latch, and an operator's order. Lease holders ask it
-whether a class is closed; the answer is in memory, so that asking costs nothing and works while the
-store is down.
+The service collects counts, evaluates them every two seconds, announces its level to the other
+replicas, and stores what must outlive a process: the latch and the operator's order. ``closes`` is
+answered from memory, so it costs nothing and works while the store is down.
 
 Orders are numbered, and written by compare-and-set, so no two have the same number. A latch carries
-the number of the last order before it: a ``clear`` voids every latch with a lower number. Nothing
-has to be deleted for that, so a clear cannot be half done.
+the number of the last order before it: a ``clear`` voids every latch with a lower number. No
+document has to be deleted, so a clear cannot be half done.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _KIND: Final = "escalation"
 _LATCH: Final = "latch"
 _ORDER: Final = "order"
 _WRITES_MAX: Final = 20
-"""How often an order is tried while others give orders at the same time."""
+"""Tries to write an order while other orders are written at the same time."""
 
 
 class StoredOrder(msgspec.Struct, frozen=True):
@@ -49,7 +48,7 @@ class StoredOrder(msgspec.Struct, frozen=True):
     at: Instant
     number: int
     cleared: int = 0
-    """The number of the last order to clear. Later orders carry it on."""
+    """The number of the last ``clear``. Later orders keep it."""
 
 
 _NO_ORDER: Final = StoredOrder(Order.CLEAR, "", Instant(0), 0)
@@ -63,7 +62,7 @@ class _Latch(msgspec.Struct, frozen=True):
 
 
 class EscalationService:
-    """One replica's view of the escalation, and its part in everybody's."""
+    """One replica's escalation level, shared with the other replicas."""
 
     def __init__(
         self,
@@ -92,12 +91,12 @@ class EscalationService:
 
     @property
     def level(self) -> Level:
-        """The level in force, as of the last look."""
+        """The level in force, as of the last evaluation."""
         return self._level
 
     @property
     def forced(self) -> Order | None:
-        """What an operator ordered, if it still stands."""
+        """The operator's order, if it is in force."""
         return self._state.forced
 
     @property
@@ -106,7 +105,7 @@ class EscalationService:
         return len(self._state.trips)
 
     def closes(self, risk: Risk) -> bool:
-        """Whether runs of this class must not go on without the lock store now."""
+        """Whether runs of this class fail closed now."""
         return self._level is not Level.NORMAL and risk in self._settings().closes
 
     def count(
@@ -117,7 +116,7 @@ class EscalationService:
         probes_ok: int = 0,
         probes_failed: int = 0,
     ) -> None:
-        """Take note of what happened since the last look."""
+        """Add to the counts since the last evaluation."""
         self._seen = Observation(
             self._seen.fallbacks + fallbacks,
             self._seen.duplicates + duplicates,
@@ -126,16 +125,19 @@ class EscalationService:
         )
 
     def hear(self, said: Announcement) -> None:
-        """Another replica told us its view."""
+        """Take another replica's announcement into account."""
         self._state = rules.hear(self._state, said, self._clock.now())
         self._show()
 
     async def order(self, order: Order, *, actor: str) -> None:
-        """An operator decides. In force here at once, elsewhere at the next look."""
+        """Write an operator's order: in force here at once, on other replicas within two seconds.
+
+        Raises ``BackendError``.
+        """
         for _ in range(_WRITES_MAX):
             last, revision = await self._read_order()
             now = self._clock.now()
-            # Not last + 1 alone: a store that lost an order would give its number again.
+            # Not just last + 1: after a store lost an order, its number would be reused.
             number = max(last.number + 1, now)
             cleared = number if order is Order.CLEAR else last.cleared
             given = StoredOrder(order, actor, now, number, cleared)
@@ -150,16 +152,16 @@ class EscalationService:
         await self.look()
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Evaluate every two seconds, until cancelled."""
         while True:
             await self.look()
             await self._clock.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
-        """Weigh what was counted, do what the store says for all, and tell the others."""
+        """Evaluate the counts, apply the stored order and latch, and announce the level."""
         seen, self._seen = self._seen, Observation()
         self._state = rules.observe(self._settings(), self._state, seen, self._clock.now())
-        with suppress(BackendError):  # the last word holds, and the next look asks again
+        with suppress(BackendError):  # the last order read stays in force; the next look retries
             await self._share()
         self._show()
         own = rules.announcement(self._state, self._clock.now())
@@ -167,7 +169,7 @@ class EscalationService:
             await self._announce(own)
 
     async def _share(self) -> None:
-        """Take the operator's order from the store, and keep the latch there."""
+        """Apply the operator's order from the store, and store the latch."""
         order, revision = await self._read_order()
         if revision:
             self._obey(order)
@@ -189,7 +191,7 @@ class EscalationService:
             )
 
     async def _read_order(self) -> tuple[StoredOrder, int]:
-        """The last order and its document's revision: 0 if there was none yet."""
+        """The last order and its document's revision; revision 0 if there was no order yet."""
         known = await self._documents.document(_KIND, _ORDER)
         if known is None:
             return _NO_ORDER, 0
@@ -200,7 +202,7 @@ class EscalationService:
             return
         is_old = self._obeyed is None
         self._obeyed = order.number
-        # A clear that is found at the start came before whatever this process has seen.
+        # A clear that is found at the start is older than all that this process has observed.
         if order.order is not Order.CLEAR or not is_old:
             self._state = rules.obey(self._state, order.order, self._clock.now())
 
@@ -235,7 +237,7 @@ class RulesInForce:
         return self._settings.current.lock_busy.retry
 
     def backend_error(self) -> Backoff:
-        """The longer delay, with the same spread."""
+        """The delay for an unavailable backend, with the jitter of the lock-busy retry."""
         busy = self._settings.current.lock_busy
         delay_ms = busy.backend_error_delay_ms
         if isinstance(busy.retry, Fixed):

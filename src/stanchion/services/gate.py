@@ -1,10 +1,10 @@
-"""The gate: everything that makes a run comes through here.
+"""The gate: starts, reruns and single jobs, from the request to the answer.
 
     what should run?  →  decide how it begins  →  [the tenant's lock]  →  store.admit  →  answer
 
 A start takes the newest versions of its workflow, a rerun those of the run it repeats, a single job
-a workflow made for it. From there on all of them go the same way (``admit``). The gate raises no
-``BackendError``: a backend that is away is one of its answers.
+a workflow generated for it. From there on all three use ``services.admit``. The gate raises no
+``BackendError``: an unavailable backend becomes the answer ``GateFailed``.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ from stanchion.services.work import Decider
 __all__ = ["Gate"]
 
 _NO_VERSION: Final = -1
-"""What no workflow's newest version is: a request that names it is told of its key, or nothing."""
+"""No workflow has this version: an admission with it can only be replayed, never admitted."""
 _UNKNOWN: Final = WorkflowId("")
-"""Until the run that is to be done again was read."""
+"""A rerun's workflow, until its run was read."""
 
 
 class Gate:
-    """Makes runs, or says why not."""
+    """Creates runs, or returns why not."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Gate:
         return answer
 
     async def close(self) -> None:
-        """Give back locks that are still to be given back."""
+        """Wait for pending releases of locks."""
         await self._admitter.close()
 
     # ── Starts ──────────────────────────────────────────────────────────────────────────────────
@@ -185,7 +185,7 @@ class Gate:
         elif schema is not None:
             faults = await self._work.done(call.tenant, lambda: schema.faults(given))
         if schema is not None and faults and not refresh:
-            # What is remembered may be old: only the newest version may refuse an input.
+            # The cached plan may be old: only the newest version may refuse an input.
             refused_by = (schema, faults)
             return await self._drafted(call, given, actor, refresh=True, refused_by=refused_by)
         if faults:
@@ -199,9 +199,9 @@ class Gate:
     async def _known(
         self, call: GateCall, given: JsonObject, asked: str
     ) -> RunStarted | KeyMismatch | None:
-        """What became of the key before the workflow changed so that it refuses the request.
+        """The answer that the idempotency key got before; ``None`` if the key is new.
 
-        A request that was fulfilled once is replayed, whatever the workflow says today.
+        A request that was admitted once is replayed, even if the newest workflow would refuse it.
         """
         if call.key is None:
             return None
@@ -281,18 +281,18 @@ class Gate:
             transition=transition,
             key=call.key,
             fingerprint=asked,
-            # What takes no slot is limited by rate, also when it is done again.
+            # A run without a slot is limited by rate, also when it is a rerun.
             is_rate_limited=not pending.holds_slot,
         )
         return PreparedStart(admission, plan)
 
     def _new_id(self, tenant: TenantId) -> RunId:
-        # Nothing is promised about how a token is written: its digest has chance in every bit.
+        # A token has no specified format; every bit of its digest is random.
         token = self._context.entropy.token().encode()
         chance = int.from_bytes(hashlib.blake2b(token, digest_size=8).digest(), "big")
         return make_run_id(tenant, self._context.clock.now(), chance)
 
 
 def _asked(call: GateCall, subject: WorkflowId, body: JsonObject) -> str:
-    """What tells this request from others under the same key. Without a key, nobody asks."""
+    """The fingerprint that tells requests with the same key apart; empty without a key."""
     return "" if call.key is None else fingerprint(subject, body)

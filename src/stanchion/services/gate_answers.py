@@ -1,11 +1,11 @@
 """The gate's answers, and when a refused caller should retry.
 
-A full tenant (429) has room again when one of its runs ends. So the delay is computed from how far
-apart its runs have been ending, and from how many callers were refused since the last end: with one
-slot free every two seconds, the tenth caller need not retry within two. An outage (503) is mostly
-short: callers retry soon at first, and later the longer it lasts.
+A full tenant (429) has a free slot when one of its runs ends. So the delay is computed from the
+interval between the ends of its runs, and from the number of callers refused since the last end:
+with one slot free every two seconds, the tenth caller need not retry within two. Most outages (503)
+are short: the delay is small at first, and grows with the outage.
 
-Both delays are jittered. Callers that were refused together and told the same delay would come back
+Both delays are jittered. Callers that were refused together and told the same delay would retry
 together, and be refused together.
 """
 
@@ -51,28 +51,28 @@ FULL_MS_MAX: Final = 30_000
 OUTAGE_MS_MIN: Final = 1_000
 OUTAGE_MS_MAX: Final = 10_000
 BUSY_MS: Final = (1_000, 3_000)
-"""A lock that others have been taking turns at: no outage, so this does not grow."""
+"""For a lock that other callers held: this is no outage, so the delay does not grow."""
 
 SPREAD_MS_MIN: Final = 1_000
-"""The narrowest window. Within it a hundred callers still get as many different answers."""
+"""The narrowest window: wide enough for a hundred callers to get different delays."""
 GAP_MS_UNKNOWN: Final = 2_000
-"""How far apart runs end, as long as nobody has seen two of them do so."""
+"""The assumed interval between the ends of two runs, until two ends were seen."""
 GAP_MS_MAX: Final = FULL_MS_MAX
-"""A longer one says that nothing was running, not how fast runs end."""
+"""A longer interval means that nothing was running, not that runs end slowly."""
 GAP_WEIGHT: Final = 0.3
-"""Of the newest gap in the average: the last few ends matter, a single odd one does not."""
+"""The weight of the newest interval in the moving average."""
 OUTAGE_FORGOTTEN_MS: Final = 30_000
-"""A failure so long after the last one is a new outage."""
+"""A failure that follows the last one by more than this begins a new outage."""
 TENANTS_MAX: Final = 4_096
 
 
 def full_window_ms(*, gap_ms: float, since_end_ms: int, ahead: int) -> tuple[int, int]:
-    """From when to when a refused caller may be asked to come again.
+    """The earliest and latest delay of a caller that a full tenant refused.
 
-    ``gap_ms`` is how far apart the tenant's runs have been ending, ``since_end_ms`` how long ago
-    the last one did, ``ahead`` how many callers were refused since then.
+    ``gap_ms`` is the average interval between the ends of the tenant's runs, ``since_end_ms`` the
+    time since the last end, ``ahead`` the number of callers refused since then.
     """
-    # Nothing has ended for longer than usual: then usual is over.
+    # If nothing has ended for longer than the average, the average is out of date.
     gap_ms = max(gap_ms, since_end_ms)
     latest_ms = _bounded(gap_ms * (1 + ahead), FULL_MS_MIN + SPREAD_MS_MIN, FULL_MS_MAX)
     earliest_ms = _bounded(gap_ms / 2, FULL_MS_MIN, latest_ms // 2)
@@ -80,7 +80,7 @@ def full_window_ms(*, gap_ms: float, since_end_ms: int, ahead: int) -> tuple[int
 
 
 def outage_window_ms(*, lasted_ms: int) -> tuple[int, int]:
-    """The same for an outage: from the first second or two up to ten, half of it chance."""
+    """The same for an outage: one to two seconds at first, up to ten; half of it is jitter."""
     latest_ms = _bounded(OUTAGE_MS_MIN + SPREAD_MS_MIN + lasted_ms / 2, 0, OUTAGE_MS_MAX)
     return max(OUTAGE_MS_MIN, latest_ms // 2), latest_ms
 
@@ -90,19 +90,19 @@ def _bounded(number: float, low: int, high: int) -> int:
 
 
 class Backend(StrEnum):
-    """What can be away. Each has outages of its own."""
+    """A backend that can be unavailable. Outages are tracked for each."""
 
     STORE = "store"
     LOCKS = "locks"
 
 
 class _Ends(msgspec.Struct, frozen=True):
-    """How one tenant's runs have been ending, as this replica saw it."""
+    """When one tenant's runs ended, as seen by this replica."""
 
     last_at: Instant
     gap_ms: float | None = None
     refused: int = 0
-    """Callers since the last end."""
+    """Callers refused since the last end."""
 
 
 class _Outage(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class _Outage(msgspec.Struct, frozen=True):
 
 
 class Pacing:
-    """What this replica tells those whom it refuses."""
+    """Computes the ``Retry-After`` of refused callers."""
 
     def __init__(self, clock: Clock, entropy: Entropy) -> None:
         self._clock = clock
@@ -120,7 +120,7 @@ class Pacing:
         self._outages: dict[Backend, _Outage] = {}
 
     def finished(self, tenant: TenantId, at: Instant) -> None:
-        """A run that held one of the tenant's slots has ended."""
+        """Note that a run that held one of the tenant's slots has ended."""
         known = self._ends.get(tenant)
         gap_ms = None
         if known is not None:
@@ -134,9 +134,9 @@ class Pacing:
         self._keep(tenant, _Ends(at, gap_ms))
 
     def full(self, tenant: TenantId) -> int:
-        """When a caller whom a full tenant refused should come again, in milliseconds."""
+        """When a caller that a full tenant refused should retry, in milliseconds."""
         now = self._clock.now()
-        # Nothing known: as if a run had ended just now, so that the wait for one begins.
+        # Nothing is known: assume that a run has ended just now.
         known = self._ends.get(tenant, _Ends(now))
         window = full_window_ms(
             gap_ms=GAP_MS_UNKNOWN if known.gap_ms is None else known.gap_ms,
@@ -147,7 +147,7 @@ class Pacing:
         return within(*window, self._entropy.unit())
 
     def away(self, backend: Backend) -> int:
-        """When a caller who met an outage should come again."""
+        """Note a failure of the backend; when the caller should retry, in milliseconds."""
         now = self._clock.moment()
         outage = self._outages.get(backend)
         if outage is None or now - outage.failed_at > OUTAGE_FORGOTTEN_MS:
@@ -156,11 +156,11 @@ class Pacing:
         return within(*outage_window_ms(lasted_ms=now - outage.began_at), self._entropy.unit())
 
     def answered(self, backend: Backend) -> None:
-        """It works: an outage is over."""
+        """Note a success of the backend: an outage is over."""
         self._outages.pop(backend, None)
 
     def busy(self) -> int:
-        """When a caller who met a busy gate should come again."""
+        """When a caller that found the tenant's lock busy should retry, in milliseconds."""
         return within(*BUSY_MS, self._entropy.unit())
 
     def _keep(self, tenant: TenantId, ends: _Ends) -> None:
@@ -171,12 +171,12 @@ class Pacing:
 
 
 class RunStarted(msgspec.Struct, frozen=True):
-    """The run is there."""
+    """The run was created, by this request or by an earlier one with the same key."""
 
     run_id: RunId
     status: RunStatus
     replayed: bool
-    """The same key made it before, and this request made nothing."""
+    """Whether an earlier request with the same key created it."""
 
 
 class InvalidInput(msgspec.Struct, frozen=True):
@@ -192,7 +192,7 @@ class UnknownRun(msgspec.Struct, frozen=True):
 
 
 class GateFull(msgspec.Struct, frozen=True):
-    """The tenant has as many unfinished runs as it may."""
+    """The tenant has as many unfinished runs as its cap allows."""
 
     limit: int
     active: int
@@ -204,24 +204,24 @@ class KeyMismatch(msgspec.Struct, frozen=True):
 
 
 class JobThrottled(msgspec.Struct, frozen=True):
-    """The tenant submits jobs faster than it may."""
+    """The tenant submits jobs faster than its rate limit allows."""
 
     retry_after_ms: int = 30_000
 
 
 class GateCode(StrEnum):
-    """Why nobody could say whether the run may begin."""
+    """Why the gate could not decide on a start."""
 
     GATE_UNAVAILABLE = "gate_unavailable"
-    """The store or the lock store is silent."""
+    """The store or the lock store did not answer."""
     GATE_BUSY = "gate_busy"
-    """Others had the tenant's lock for as long as the caller could wait."""
+    """Other callers held the tenant's lock for the whole wait budget."""
     LIMIT_CHECK_FAILED = "limit_check_failed"
-    """The lock was ours, and the store behind it failed."""
+    """The caller held the tenant's lock, and the store failed."""
 
 
 class GateFailed(msgspec.Struct, frozen=True):
-    """No run was made, as far as anybody knows; with the same key it is safe to ask again."""
+    """The gate could not decide. A retry with the same idempotency key is safe."""
 
     code: GateCode
     error: str
@@ -229,7 +229,7 @@ class GateFailed(msgspec.Struct, frozen=True):
 
 
 Passed: TypeAlias = RunStarted | KeyMismatch | GateFull | JobThrottled | GateFailed
-"""What can come of a run that was ready to begin."""
+"""The possible answers to a prepared start."""
 StartAnswer: TypeAlias = Passed | UnknownWorkflow | WorkflowFaults | InvalidInput
 RerunAnswer: TypeAlias = Passed | UnknownRun | RerunRefused
 SubmitAnswer: TypeAlias = RunStarted | KeyMismatch | JobThrottled | GateFailed

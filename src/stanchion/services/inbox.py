@@ -1,7 +1,7 @@
-"""Inbox: what comes from outside for a run that exists.
+"""Inbox: results, cancels and decisions for runs that exist.
 
-A result, a cancel or a decision is made durable first, in the run's inbox, and then applied: at
-once on this replica if nobody else has the run, otherwise by whoever has it or comes next.
+Each is made durable first, in the run's inbox, and then applied: at once by this replica if the
+run's lease is free, otherwise by the replica that holds the lease or the next one that takes it.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from stanchion.services.advance import Advanced, Advancer
 from stanchion.services.context import ReplicaContext, Rules
 from stanchion.services.plans import Plans
 
-__all__ = ["Changed", "Conflicting", "Inbox", "Unknown"]
+__all__ = ["Conflicting", "Inbox", "RunChange", "UnknownTarget"]
 
 _COMPLETED: Final = frozenset({RejectedCode.ALREADY_FINISHED})
 
 
-class Changed(msgspec.Struct, frozen=True):
-    """It is so, or will be: not applied means recorded, because the run was busy."""
+class RunChange(msgspec.Struct, frozen=True):
+    """The change is applied; or it is recorded and applied later, because the run was busy."""
 
     run_id: RunId
     status: RunStatus
     applied: bool
 
 
-class Unknown(msgspec.Struct, frozen=True):
-    """There is no such thing."""
+class UnknownTarget(msgspec.Struct, frozen=True):
+    """There is no such run or step."""
 
     what: str
 
 
 class Conflicting(msgspec.Struct, frozen=True):
-    """It was decided otherwise, or cannot be decided now."""
+    """An earlier decision conflicts with this one, or the run cannot take it now."""
 
     message: str
 
 
 class Inbox:
-    """Takes what is for a run, and sees to it that it is applied."""
+    """Records events for runs and has them applied."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class Inbox:
     async def results(
         self, results: Sequence[Result], *, tenant: TenantId | None = None
     ) -> tuple[Acceptance, ...]:
-        """Take workers' results. They are durable when this returns; runs advance afterwards.
+        """Accept workers' results. They are durable when this returns; runs advance afterwards.
 
-        ``tenant``: see the port.
+        With ``tenant``, results of other tenants' jobs are rejected.
         """
-        # If the run is busy now, its row is due when a busy run would be tried again.
+        # If the run is busy now, its outbox row is due when a busy run is retried.
         row_due_in_ms = backoff_ms(self._rules.lock_busy(), 1, self._entropy.unit())
         answers = await self._store.accept(results, row_due_in_ms=row_due_in_ms, tenant=tenant)
         for answer in answers:
@@ -95,21 +95,21 @@ class Inbox:
 
     async def cancel(
         self, run_id: RunId, *, reason: str | None, actor: str
-    ) -> Changed | Unknown | Conflicting:
+    ) -> RunChange | UnknownTarget | Conflicting:
         """End a run now. A run that was cancelled stays so; one that ended otherwise conflicts."""
         event = CancelRequested(actor=actor, reason=reason)
         posted = await self._store.post(run_id, event, entry_id="cancel")
         match posted:
             case PostAnswer.UNKNOWN:
-                return Unknown(f"run '{run_id}'")
+                return UnknownTarget(f"run '{run_id}'")
             case PostAnswer.FINISHED:
                 changed = await self._as_it_is(run_id)
             case PostAnswer.POSTED | PostAnswer.REPEATED:
                 changed = await self._apply(run_id)
             case _:
                 assert_never(posted)
-        if isinstance(changed, Changed) and changed.status.is_finished:
-            # What lay in the inbox before it may have ended the run otherwise.
+        if isinstance(changed, RunChange) and changed.status.is_finished:
+            # An earlier entry of the inbox may have ended the run.
             return _ended(run_id, changed.status)
         return changed
 
@@ -121,15 +121,15 @@ class Inbox:
         approve: bool,
         comment: str | None,
         actor: str,
-    ) -> Changed | Unknown | Conflicting:
+    ) -> RunChange | UnknownTarget | Conflicting:
         """Approve or reject a step. The first decision counts; the same again is no conflict."""
         loaded = await self._store.load(run_id)
         if loaded is None:
-            return Unknown(f"run '{run_id}'")
+            return UnknownTarget(f"run '{run_id}'")
         plan = await self._plans.of_run(loaded.run)
         planned = plan.steps.get(step_id)
         if planned is None:
-            return Unknown(f"step '{step_id}' of run '{run_id}'")
+            return UnknownTarget(f"step '{step_id}' of run '{run_id}'")
         if not isinstance(planned.spec, ApprovalSpec):
             return Conflicting(f"step '{step_id}' is not an approval")
         state = loaded.run.step(step_id)
@@ -146,17 +146,17 @@ class Inbox:
 
     async def _post_decision(
         self, loaded: Loaded, event: Approved | Rejected
-    ) -> Changed | Unknown | Conflicting:
+    ) -> RunChange | UnknownTarget | Conflicting:
         run_id, step_id = loaded.run.id, event.step_id
         entry_id = f"decision:{step_id}"
         approve = isinstance(event, Approved)
         posted = await self._store.post(run_id, event, entry_id=entry_id)
         if posted is PostAnswer.REPEATED:
-            # Somebody's decision lies there, not applied yet. If the step has ended, it came too
-            # late itself, and says nothing.
+            # An earlier decision is in the inbox, not applied yet. If the step has ended meanwhile,
+            # that decision was too late as well and does not count.
             found = await self._store.load(run_id)
             if found is None:
-                return Unknown(f"run '{run_id}'")
+                return UnknownTarget(f"run '{run_id}'")
             state = found.run.step(step_id)
             if state.status.is_finished:
                 return _decided(found, step_id, state, approve=approve)
@@ -164,54 +164,54 @@ class Inbox:
             if lies is not None and isinstance(lies, Approved) is not approve:
                 return Conflicting(_otherwise(step_id, approved=not approve))
         elif posted is PostAnswer.UNKNOWN:
-            return Unknown(f"run '{run_id}'")
+            return UnknownTarget(f"run '{run_id}'")
         changed = await self._apply(run_id)
-        if not isinstance(changed, Changed) or not changed.applied:
+        if not isinstance(changed, RunChange) or not changed.applied:
             return changed
-        # Two may have found it waiting: the one whose decision was not taken is told so.
+        # Two callers may have found the step waiting: the second gets a conflict.
         after = await self._store.load(run_id)
         if after is None:
-            return Unknown(f"run '{run_id}'")
+            return UnknownTarget(f"run '{run_id}'")
         return _decided(after, step_id, after.run.step(step_id), approve=approve)
 
     async def replay(self, letter_id: str, *, actor: str) -> DeadLetter | None:
-        """Put a dead letter back to work, once."""
+        """Replay a dead letter, once; ``None`` if there is no such letter."""
         letter = await self._store.replay_dead_letter(letter_id, actor=actor)
         if letter is not None:
             await self._advancer.advance(letter.run_id)
         return letter
 
-    async def _apply(self, run_id: RunId) -> Changed | Unknown:
+    async def _apply(self, run_id: RunId) -> RunChange | UnknownTarget:
         outcome = await self._advancer.advance(run_id)
         if isinstance(outcome, Advanced):
-            return Changed(run_id, outcome.status, applied=True)
+            return RunChange(run_id, outcome.status, applied=True)
         return await self._as_it_is(run_id)
 
-    async def _as_it_is(self, run_id: RunId) -> Changed | Unknown:
+    async def _as_it_is(self, run_id: RunId) -> RunChange | UnknownTarget:
         loaded = await self._store.load(run_id)
         if loaded is None:
-            return Unknown(f"run '{run_id}'")
-        return Changed(run_id, loaded.run.status, applied=not loaded.inbox)
+            return UnknownTarget(f"run '{run_id}'")
+        return RunChange(run_id, loaded.run.status, applied=not loaded.inbox)
 
 
-def _ended(run_id: RunId, status: RunStatus) -> Changed | Conflicting:
+def _ended(run_id: RunId, status: RunStatus) -> RunChange | Conflicting:
     """What a cancel means for a run that has ended."""
     if status is RunStatus.CANCELLED:
-        return Changed(run_id, status, applied=True)
+        return RunChange(run_id, status, applied=True)
     return Conflicting(f"run '{run_id}' has ended: {status}")
 
 
 def _decided(
     loaded: Loaded, step_id: StepId, state: Step, *, approve: bool
-) -> Changed | Conflicting:
+) -> RunChange | Conflicting:
     """What a decision means for a step that may have ended already."""
     run = loaded.run
     if not state.status.is_finished:
-        return Changed(run.id, run.status, applied=False)
+        return RunChange(run.id, run.status, applied=False)
     was_approved = state.status is StepStatus.SUCCEEDED
     was_rejected = state.error is not None and state.error.code == "rejected"
     if was_approved if approve else was_rejected:
-        return Changed(run.id, run.status, applied=True)
+        return RunChange(run.id, run.status, applied=True)
     if was_approved or was_rejected:
         return Conflicting(_otherwise(step_id, approved=was_approved))
     return Conflicting(f"step '{step_id}' has ended without a decision: {state.status}")

@@ -1,20 +1,21 @@
-"""Keys: who may speak for a tenant, and in which role.
+"""API keys: which role a key has, and for which tenant.
 
 A key is ``sk_<id>_<secret>``. The store keeps, under the id, a hash of the secret: 256 random bits
 cannot be guessed, so a fast hash is as good as a slow one. The secret itself is shown once, when
-the key is made.
+the key is created.
 
-What was read is believed for a little less than two seconds, so a revoked key stops working within
-two seconds everywhere, and at once where it was revoked. It is read again before that time is over,
-so that a busy server does not let its callers wait for it. While the store is away, keys that were
-good when it was last read go on working for five minutes; a key this replica has never seen cannot
-be judged then, and is answered with "unavailable", never with "no". A store that is only slow is
-not away: what was read two seconds ago counts no more then. Whoever has patience waits until the
-store has spoken or failed; for others the answer is "unavailable" too.
+Records are cached for a little less than two seconds, so a revoked key stops working within two
+seconds on every replica, and at once on the replica that revoked it. A record in use is read again
+before it expires, so that requests do not wait for the store.
+
+While the store fails, cached good keys go on working for five minutes. A key that is not cached
+cannot be checked then: the answer is "unavailable", never "invalid". While the store is only slow,
+a record older than two seconds is not used: a patient caller waits until the store has answered or
+failed, and for any other the answer is "unavailable".
 
 A key may have a name, which is then shown as the actor, and a time from which it no longer works.
-When it was last used is written in the background, at most once a minute: with the revision that
-was read, so that a revocation is never undone.
+The time of its last use is written in the background, at most once a minute, with the revision that
+was read, so that the write never undoes a revocation.
 """
 
 from __future__ import annotations
@@ -46,21 +47,21 @@ _Answer = TypeVar("_Answer")
 
 BELIEVED_MS: Final = 1_500
 READ_AGAIN_MS: Final = 1_000
-"""From then on whoever asks has it read again, and does not wait for that."""
+"""From this age on, a use of a cached record has it read again in the background."""
 BELIEVED_WITHOUT_STORE_MS: Final = 5 * 60 * 1_000
 _ASK_AGAIN_MS: Final = 1_000
-"""After the store failed: every request would wait for it otherwise."""
+"""Pause after a failure of the store: otherwise every request would wait for it."""
 _SILENCE_S: Final = 0.2
-"""So long a request waits for the store, because it must not do so twice."""
+"""How long a request with a cached record waits for the store."""
 _BELIEVED_IN_SILENCE_MS: Final = 1_700
 _GRACE_S: Final = 0.02
-"""For a loop that was late itself, to bring an answer that is there already."""
+"""Time for a late event loop to deliver an answer that has already arrived."""
 _USE_WRITTEN_MS: Final = 60_000
 """The time of a key's last use is written at most this often."""
 _KNOWN_MAX: Final = 4_096
 _KIND: Final = "key"
 _ANY: Final = ""
-"""In a key's place: whether there is any. No key has this id."""
+"""The name of the read that checks whether any key exists. No key has this id."""
 _PAGE: Final = 1_000
 _PAGES_LOOKED_AT_MAX: Final = 10
 _PREFIX: Final = "sk"
@@ -69,7 +70,7 @@ _KEY_CHARS_MAX: Final = 512
 
 
 class ApiKeyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as the store has it. The hash is of the secret."""
+    """A key as it is stored. ``hash`` is the hash of its secret."""
 
     hash: str
     role: Role
@@ -85,7 +86,7 @@ class ApiKeyRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewKey(msgspec.Struct, frozen=True):
-    """A key that was just made, with what is shown this once."""
+    """A key that was just created. ``key`` contains the secret, which is shown only once."""
 
     id: str
     key: str
@@ -93,7 +94,7 @@ class NewKey(msgspec.Struct, frozen=True):
 
 
 class KeyHolder(msgspec.Struct, frozen=True):
-    """Whoever shows a good key."""
+    """The role and tenant of a valid key."""
 
     role: Role
     tenant: str
@@ -111,7 +112,7 @@ _NOBODY_KNOWN: Final = _Known(None, Moment(-(10**15)))
 
 
 class Keys:
-    """The keys of a deployment, as this replica knows them."""
+    """The keys of a deployment, with this replica's cache of them."""
 
     def __init__(
         self, *, documents: Documents, clock: Clock, entropy: Entropy, admin_key: str | None
@@ -129,18 +130,21 @@ class Keys:
 
     @property
     def is_any_known(self) -> bool:
-        """Whether keys are known to exist. Not known before the first read."""
+        """Whether keys are known to exist. ``False`` before the first read."""
         return self._any is True
 
     def look_for_any(self) -> None:
-        """Read in the background whether there are keys, at most once a second."""
+        """Check in the background whether there are keys, at most once a second."""
         now = self._clock.moment()
         is_fresh = self._any is not None and now - self._any_read_at < READ_AGAIN_MS
         if not self._any and not is_fresh and not self._is_store_away(now):
             _ = self._ask(_ANY, lambda: self._read_any(now))
 
     async def configured(self, *, is_patient: bool = True) -> bool:
-        """Whether there are keys, so that callers must show one. Once so, it stays so."""
+        """Whether there are keys, so that requests need one. Once true, it stays true.
+
+        Raises ``BackendError``.
+        """
         if self._any:
             return True
         now = self._clock.moment()
@@ -161,7 +165,10 @@ class Keys:
             return self._still_none(age_ms)
 
     async def holder(self, key: str, *, is_patient: bool = True) -> KeyHolder | None:
-        """Who shows this key; ``None`` if it is none, or no longer. Raises ``BackendError``."""
+        """The role and tenant of a key; ``None`` if it is invalid or revoked.
+
+        Raises ``BackendError``.
+        """
         if self._admin_hash is not None and hmac.compare_digest(_hash(key), self._admin_hash):
             return _ADMIN
         prefix, _, rest = key.partition("_")
@@ -169,7 +176,7 @@ class Keys:
         if prefix != _PREFIX or not _is_id(key_id) or not 0 < len(secret) <= _KEY_CHARS_MAX:
             return None
         record = await self._record(key_id, is_patient=is_patient)
-        # Compared also when there is no such key, so that both answers take as long.
+        # Compared also if there is no such key, so that both answers take the same time.
         is_right = hmac.compare_digest(_hash(secret), _NO_HASH if record is None else record.hash)
         if record is None or not is_right or record.revoked_at is not None:
             return None
@@ -180,10 +187,10 @@ class Keys:
         return KeyHolder(record.role, record.tenant, record.name or f"key:{key_id}")
 
     async def would_lock_out(self, *, role: Role, tenant: str, expires: bool = False) -> bool:
-        """Whether this key, as the first, would close the door on whoever makes it.
+        """Whether this key, as the first one, would lock out its creator.
 
-        From the first key on every request must show one. A first key that cannot make others, or
-        that expires, would leave a deployment without any key that can.
+        From the first key on every request needs a key. A first key that cannot create others, or
+        that expires, would leave a deployment without any such key.
         """
         is_master = role is Role.ADMIN and tenant == ALL_TENANTS and not expires
         return not is_master and not await self.configured()
@@ -198,7 +205,7 @@ class Keys:
         name: str | None = None,
         expires_at: Instant | None = None,
     ) -> NewKey:
-        """Make a key."""
+        """Create a key."""
         key_id = self._entropy.token()[:_ID_CHARS]
         secret = self._entropy.token() + self._entropy.token()
         record = ApiKeyRecord(
@@ -219,7 +226,7 @@ class Keys:
         return NewKey(key_id, f"{_PREFIX}_{key_id}_{secret}", record)
 
     async def revoke(self, key_id: str, *, actor: str) -> ApiKeyRecord | None:
-        """End a key; ``None`` if there is none. Revoking it again changes nothing."""
+        """Revoke a key; ``None`` if there is no such key. Revoking it again changes nothing."""
         record = await self.record(key_id)
         if record is None or record.revoked_at is not None:
             return record
@@ -244,8 +251,8 @@ class Keys:
     ) -> Page[tuple[str, ApiKeyRecord]]:
         """One tenant's keys, or all, by id.
 
-        A page looks at 10,000 keys at most; behind so many of other tenants it may be short. Apart
-        from that it does not depend on them: there is a cursor only if the tenant has more keys.
+        A call reads at most 10,000 keys, so a page may be short if most belong to other tenants.
+        Otherwise there is a cursor only if the tenant has more keys.
         """
         if tenant is None:
             return await self._read_page(cursor, limit)
@@ -255,7 +262,7 @@ class Keys:
             own = [place for place, each in enumerate(page.items) if each[1].tenant == tenant]
             left = limit - len(found)
             if len(own) > left:
-                # There are more: the next page begins behind the last key of this one.
+                # There are more: the next page begins after the last key of this one.
                 if left:
                     page = await self._read_page(cursor, own[left - 1] + 1)
                     found += tuple(each for each in page.items if each[1].tenant == tenant)
@@ -296,7 +303,7 @@ class Keys:
     async def _read(self, key_id: str, now: Moment) -> ApiKeyRecord | None:
         record, revision = await self._read_now(key_id)
         self._failed_at = None
-        # Believed from when it was asked for: a slow answer must not stretch an old truth.
+        # Its age counts from the request: a slow answer must not make an old record look fresh.
         self._remember(key_id, record, now, revision)
         return record
 
@@ -313,14 +320,14 @@ class Keys:
         *,
         within_s: float | None,
     ) -> _Answer:
-        """Ask the store once for all requests that want to know the same at the same time."""
+        """Read once for all requests that need the same record at the same time."""
         asking = self._ask(name, ask)
-        # Whoever leaves does not take the question along.
+        # Shielded: a cancelled request must not cancel the shared read.
         try:
             async with asyncio.timeout(within_s):
                 return await asyncio.shield(asking)
         except TimeoutError:
-            # Perhaps it was the loop that was late, and the answer has come with the alarm.
+            # If the event loop was late, the answer may have arrived together with the time-out.
             if (await asyncio.wait({asking}, timeout=_GRACE_S))[0]:
                 return asking.result()
             raise
@@ -337,7 +344,7 @@ class Keys:
     def _asked(self, name: str, asking: asyncio.Task[Any]) -> None:
         del self._asking[name]
         if not asking.cancelled():
-            asking.exception()  # looked at, so that a question nobody waits for is no warning
+            asking.exception()  # retrieved, so that asyncio does not log it as never awaited
 
     def _note_use(self, key_id: str, record: ApiKeyRecord, now: Instant) -> None:
         """Have the time of this use written in the background, unless a recent one was."""
@@ -352,7 +359,7 @@ class Keys:
         if len(self._uses_written) > _KNOWN_MAX:
             self._uses_written.popitem(last=False)
         used = msgspec.structs.replace(record, last_used_at=now)
-        # A name that is no key's id: reading the key is another question.
+        # Not the key's id: that is the name of the read of the key.
         _ = self._ask(f"use of {key_id}", lambda: self._write_use(key_id, used, revision))
 
     async def _write_use(self, key_id: str, used: ApiKeyRecord, revision: int) -> None:
@@ -385,7 +392,7 @@ class Keys:
         self, known: _Known, now: Moment, limit_ms: int = BELIEVED_WITHOUT_STORE_MS
     ) -> ApiKeyRecord | None:
         if known.record is None or now - known.read_at >= limit_ms:
-            raise BackendUnavailable("the key cannot be checked while the store is away")
+            raise BackendUnavailable("the key cannot be checked while the store is unavailable")
         return known.record
 
     def _still_none(self, age_ms: int, limit_ms: int = BELIEVED_WITHOUT_STORE_MS) -> bool:
@@ -395,7 +402,7 @@ class Keys:
 
 
 def _patience_s(age_ms: int | None, *, is_patient: bool) -> float | None:
-    """How long the store is waited for, if something so old is known; ``None``: until it fails."""
+    """How long to wait for the store, given the cached record's age; ``None``: until it fails."""
     is_known = age_ms is not None and (age_ms < _BELIEVED_IN_SILENCE_MS or not is_patient)
     return _SILENCE_S if is_known else None
 

@@ -1,7 +1,7 @@
-"""What leasing tells about itself: frozen facts, given to a hook.
+"""Lease events: frozen values that leasing gives to a hook.
 
-Whoever wants metrics, log lines or traces of leases listens to these. Leasing itself neither counts
-nor logs, so it can serve the server, the public API and the simulator alike.
+Metrics, log lines and traces of leases are made from these events. Leasing itself neither counts
+nor logs, so the server, the public API and the simulator can all use it.
 """
 
 from __future__ import annotations
@@ -29,66 +29,66 @@ __all__ = [
 ]
 
 
-class _About(msgspec.Struct, frozen=True, kw_only=True):
+class _Named(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     risk: Risk
 
 
-class Acquired(_About, frozen=True, kw_only=True):
+class Acquired(_Named, frozen=True, kw_only=True):
     """A lease was granted."""
 
     fence: int
     waited_ms: int
 
 
-class Contended(_About, frozen=True, kw_only=True):
-    """Another has it, here or elsewhere: skipped."""
+class Contended(_Named, frozen=True, kw_only=True):
+    """The name is held by another, in this process or elsewhere."""
 
     expires_in_ms: int | None
-    """``None`` if it is held in this very process."""
+    """``None`` if it is held in this process."""
 
 
-class Fallback(_About, frozen=True, kw_only=True):
+class Fallback(_Named, frozen=True, kw_only=True):
     """The lock store failed and the work goes on under the local mutex: a race is possible."""
 
     error: str
 
 
-class Refused(_About, frozen=True, kw_only=True):
-    """The lock store failed and the work is not done now."""
+class Refused(_Named, frozen=True, kw_only=True):
+    """The lock store failed and policy fails closed: the work is not done now."""
 
     error: str
     escalated: bool
 
 
-class RenewFailed(_About, frozen=True, kw_only=True):
+class RenewFailed(_Named, frozen=True, kw_only=True):
     """A renewal ended in an error or a time-out."""
 
     failures: int | None
-    """In a row; ``None`` once the lease is not trusted any more."""
+    """Consecutive failures; ``None`` once the lease is not trusted any more."""
     error: str
 
 
-class TrustLost(_About, frozen=True, kw_only=True):
+class TrustLost(_Named, frozen=True, kw_only=True):
     """The lease is not trusted any more, and policy lets the work go on: the commit decides."""
 
     cause: FenceCause
 
 
-class Abandoned(_About, frozen=True, kw_only=True):
+class Abandoned(_Named, frozen=True, kw_only=True):
     """The holder was fenced: its work is cancelled and its lease not released."""
 
     cause: FenceCause
 
 
-class Released(_About, frozen=True, kw_only=True):
-    """The work is done and the lease given back."""
+class Released(_Named, frozen=True, kw_only=True):
+    """The work has ended and the lease was released."""
 
     held_ms: int
 
 
-class ReleaseFailed(_About, frozen=True, kw_only=True):
-    """The lease could not be given back: it will expire. Finished work stays finished."""
+class ReleaseFailed(_Named, frozen=True, kw_only=True):
+    """The release failed, and the lease will expire. Finished work stays finished."""
 
     error: str
 

@@ -1,7 +1,6 @@
-"""Lease signals: what leasing tells becomes metrics and log lines.
+"""Lease signals: metrics and log lines made from lease events.
 
-What is logged is counted: every line has a metric beside it, and the page for lock incidents
-(``docs/how-to/lock-incidents.md``) has a row for each pair.
+Every log event has a metric, and ``docs/how-to/lock-incidents.md`` has a row for each pair.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Final, assert_never
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from stanchion.core.model import Risk
-from stanchion.services import lease_events as told
+from stanchion.services import lease_events as events
 from stanchion.services.lease_events import LeaseEvent
 from stanchion.services.log import log_event
 
@@ -25,7 +24,7 @@ _HELD_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 
 
 class LeaseErrors:
-    """Calls about a lease that failed, whatever kind of lease it was. One for each registry."""
+    """Counts failed renewals and releases of all kinds of leases. One for each registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._renew = Counter(
@@ -51,14 +50,14 @@ class LeaseErrors:
 
 
 class RunLeaseSignals:
-    """The hook for run leases. Children are bound once: a label look-up costs more than a count."""
+    """The hook for run leases. Label children are bound once: a look-up costs more than a count."""
 
     def __init__(
         self, registry: CollectorRegistry, *, on_fallback: Callable[[], None] = lambda: None
     ) -> None:
         self._on_fallback = on_fallback
         self.errors = LeaseErrors(registry)
-        """For whoever else has leases in the same registry."""
+        """Shared with other kinds of leases in the same registry."""
         self._fallbacks = _by_risk(
             registry,
             "stanchion_workflow_lock_fallback",
@@ -100,19 +99,19 @@ class RunLeaseSignals:
         )
 
     def __call__(self, event: LeaseEvent) -> None:
-        """Count it, and log what somebody may have to look at."""
+        """Count the event, and log it if an operator may have to act on it."""
         match event:
-            case told.Acquired():
+            case events.Acquired():
                 self._wait.observe(event.waited_ms / 1000)
-            case told.Contended():
+            case events.Contended():
                 self._contended.inc()
-            case told.Released():
+            case events.Released():
                 self._held.observe(event.held_ms / 1000)
-            case told.Fallback():
+            case events.Fallback():
                 self._fallbacks[event.risk].inc()
                 self._on_fallback()
                 _log(logging.ERROR, "run_lock_fallback", event, error=event.error, race="possible")
-            case told.Refused():
+            case events.Refused():
                 self._refusals[event.risk].inc()
                 escalated = "yes" if event.escalated else "no"
                 _log(
@@ -122,7 +121,7 @@ class RunLeaseSignals:
                     error=event.error,
                     escalated=escalated,
                 )
-            case told.RenewFailed():
+            case events.RenewFailed():
                 self._renew_errors[event.risk].inc()
                 failures = "untrusted" if event.failures is None else str(event.failures)
                 _log(
@@ -132,13 +131,13 @@ class RunLeaseSignals:
                     error=event.error,
                     failures=failures,
                 )
-            case told.TrustLost():
+            case events.TrustLost():
                 self._untrusted[event.risk].inc()
                 _log(logging.WARNING, "run_lock_untrusted", event, cause=event.cause)
-            case told.Abandoned():
+            case events.Abandoned():
                 self._abandoned[event.risk].inc()
                 _log(logging.ERROR, "run_lock_abandoned", event, cause=event.cause)
-            case told.ReleaseFailed():
+            case events.ReleaseFailed():
                 self._release_errors[event.risk].inc()
                 _log(logging.WARNING, "lock_release_failed", event, error=event.error)
             case _:

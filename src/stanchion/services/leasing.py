@@ -3,17 +3,16 @@
     async with leasing.hold("run/3f…", risk=run.risk, policy=policy) as outcome:
         match outcome:
             case Lease():      ...   # ours: work, and write with outcome.fence
-            case LeaseContended():  ...   # another's: skip
-            case LeaseRefused():    ...   # the lock store is away, and policy says wait
+            case LeaseContended():  ...   # held by another: skip
+            case LeaseRefused():    ...   # the lock store is unavailable, and policy says wait
 
 A hold takes two locks, in this order: a mutex in this process, then the lease. While the body runs
-the lease is renewed in the background (``keeping``). When the rules say that the holder must stop,
-the body is cancelled; once it has unwound, ``hold`` raises ``LeaseLost`` with the cause. An error
-of the body's own passes through untouched, whatever else happened.
+the lease is renewed in the background (``services.renewal``). When the rules say that the holder
+must stop, the body is cancelled; once it has unwound, ``hold`` raises ``LeaseLost`` with the cause.
+An exception of the body propagates unchanged.
 
-Nothing here decides: what an answer means is said by ``core.lease``. Nothing here waits without a
-bound: every call to the lock store has a deadline, and ``LockHealth`` sees to it that only one
-caller pays for a store that is away.
+``core.lease`` decides what an answer means. Every call to the lock store has a deadline, and while
+the lock store is unavailable ``LockHealth`` answers at once instead of calling it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import sentence
 from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks
-from stanchion.services import lease_events as told
+from stanchion.services import lease_events as events
 from stanchion.services.lease_events import LeaseHook
 from stanchion.services.renewal import (
     Lease,
@@ -50,13 +49,13 @@ __all__ = ["Lease", "LeaseContended", "LeaseRefused", "Leasing", "LockHealth", "
 
 
 class LeaseContended(msgspec.Struct, frozen=True):
-    """Another has the name, in this process or elsewhere."""
+    """The name is held by another, in this process or elsewhere."""
 
     expires_in_ms: int | None = None
 
 
 class LeaseRefused(msgspec.Struct, frozen=True):
-    """The lock store could not be asked, and policy says not to go on without it."""
+    """The lock store failed, and policy fails closed."""
 
     error: str
 
@@ -80,7 +79,7 @@ class Leasing:
         self._entropy = entropy
         self.tell = guarded(tell)
         self.held: set[str] = set()
-        """The mutex: names that somebody in this process has. Nobody waits for one."""
+        """The mutex: names held in this process. A caller that finds a name here does not wait."""
         self.remote = None if locks is None else _Remote(locks, clock, entropy, terms, self.tell)
 
     def hold(
@@ -93,13 +92,13 @@ class Leasing:
         floor: int = 0,
         token: str | None = None,
     ) -> AbstractAsyncContextManager[Outcome]:
-        """Hold ``name`` for the body, or say why not. The lease's fence is above ``floor``.
+        """Hold ``name`` for the body, or return why not. The lease's fence is above ``floor``.
 
-        ``policy`` and ``escalated`` are read by the caller, who knows how old its settings are.
-        ``token`` is for a caller that waits in line under it; it is used for one hold only.
+        ``token`` is given by a caller that waits in the lock store's queue under it; it must be
+        unique to this hold.
         """
-        about = LeaseSubject(name, risk, policy, token or self._entropy.token())
-        return _Hold(self, about, floor=floor, escalated=escalated)
+        subject = LeaseSubject(name, risk, policy, token or self._entropy.token())
+        return _Hold(self, subject, floor=floor, escalated=escalated)
 
     async def close(self) -> None:
         """Stop probing. Holds must have ended before."""
@@ -108,22 +107,22 @@ class Leasing:
 
 
 class _Hold(AbstractAsyncContextManager[Outcome]):
-    """One hold. Written out, where a generator would read better: every change of a run has one."""
+    """One hold. A class, because a generator would be slower: every change of a run has a hold."""
 
     def __init__(
-        self, leasing: Leasing, about: LeaseSubject, *, floor: int, escalated: bool
+        self, leasing: Leasing, subject: LeaseSubject, *, floor: int, escalated: bool
     ) -> None:
         self._leasing = leasing
-        self._about = about
+        self._subject = subject
         self._floor = floor
         self._escalated = escalated
         self._has_mutex = False
-        self._keeping: RenewalLoop | None = None
+        self._renewal: RenewalLoop | None = None
 
     async def __aenter__(self) -> Outcome:
-        leasing, name = self._leasing, self._about.name
+        leasing, name = self._leasing, self._subject.name
         if name in leasing.held:
-            leasing.tell(told.Contended(name=name, risk=self._about.risk, expires_in_ms=None))
+            leasing.tell(events.Contended(name=name, risk=self._subject.risk, expires_in_ms=None))
             return LeaseContended()
         leasing.held.add(name)
         self._has_mutex = True
@@ -140,25 +139,25 @@ class _Hold(AbstractAsyncContextManager[Outcome]):
         trace: TracebackType | None,
     ) -> None:
         try:
-            if self._keeping is not None:
-                await self._keeping.__aexit__(kind, error, trace)
+            if self._renewal is not None:
+                await self._renewal.__aexit__(kind, error, trace)
         finally:
             if self._has_mutex:
-                self._leasing.held.discard(self._about.name)
+                self._leasing.held.discard(self._subject.name)
 
     async def _acquire(self) -> Outcome:
         remote, clock = self._leasing.remote, self._leasing.clock
         if remote is None:
-            return Lease(self._about.name, clock)
-        outcome = await remote.acquire(self._about, floor=self._floor, escalated=self._escalated)
+            return Lease(self._subject.name, clock)
+        outcome = await remote.acquire(self._subject, floor=self._floor, escalated=self._escalated)
         if isinstance(outcome, Lease) and not outcome.is_degraded:
-            self._keeping = RenewalLoop(remote.keeper, outcome, self._about, clock)
-            await self._keeping.__aenter__()
+            self._renewal = RenewalLoop(remote.renewer, outcome, self._subject, clock)
+            await self._renewal.__aenter__()
         return outcome
 
 
 class _Remote:
-    """The half of a hold that asks the lock store."""
+    """Acquires leases from the lock store."""
 
     def __init__(
         self, locks: Locks, clock: Clock, entropy: Entropy, terms: LeaseTerms, tell: LeaseHook
@@ -168,53 +167,53 @@ class _Remote:
         self._terms = terms
         self._tell = tell
         self.health = LockHealth(locks, clock)
-        self.keeper = Renewer(locks, self.health, clock, entropy, terms, tell)
+        self.renewer = Renewer(locks, self.health, clock, entropy, terms, tell)
 
-    async def acquire(self, about: LeaseSubject, *, floor: int, escalated: bool) -> Outcome:
-        """Ask for the name, and do what policy says about the answer."""
-        name, risk = about.name, about.risk
+    async def acquire(self, subject: LeaseSubject, *, floor: int, escalated: bool) -> Outcome:
+        """Ask the lock store for the name, and apply the policy to its answer."""
+        name, risk = subject.name, subject.risk
         sent_at = self._clock.moment()
-        answer = await self._ask(about, floor)
+        answer = await self._ask(subject, floor)
         at = self._clock.moment()
-        decision = lease.on_acquire(answer, about.policy, escalated=escalated)
+        decision = lease.on_acquire(answer, subject.policy, escalated=escalated)
         match decision:
             case lease.ProceedLeased(fence):
-                trust = lease.granted(self._terms, about.policy, sent_at, at)
+                trust = lease.granted(self._terms, subject.policy, sent_at, at)
                 waited_ms = at - sent_at
-                self._tell(told.Acquired(name=name, risk=risk, fence=fence, waited_ms=waited_ms))
+                self._tell(events.Acquired(name=name, risk=risk, fence=fence, waited_ms=waited_ms))
                 return Lease(name, self._clock, fence=fence, trust=trust)
             case lease.Skip(expires_in_ms):
-                self._tell(told.Contended(name=name, risk=risk, expires_in_ms=expires_in_ms))
+                self._tell(events.Contended(name=name, risk=risk, expires_in_ms=expires_in_ms))
                 return LeaseContended(expires_in_ms)
             case lease.ProceedLocal(error):
-                self._tell(told.Fallback(name=name, risk=risk, error=error))
+                self._tell(events.Fallback(name=name, risk=risk, error=error))
                 return Lease(name, self._clock, is_degraded=True)
             case lease.Refuse(error, was_open):
-                self._tell(told.Refused(name=name, risk=risk, error=error, escalated=was_open))
+                self._tell(events.Refused(name=name, risk=risk, error=error, escalated=was_open))
                 return LeaseRefused(error)
             case _:
                 assert_never(decision)
 
-    async def _ask(self, about: LeaseSubject, floor: int) -> lease.AcquireOutcome:
+    async def _ask(self, subject: LeaseSubject, floor: int) -> lease.AcquireOutcome:
         if self.health.error is not None:
             return lease.Unavailable(self.health.error)
         patience_ms = self._terms.renew_timeout_ms
         try:
             async with asyncio.timeout(patience_ms / 1000):
                 answer = await self._locks.acquire(
-                    about.name,
-                    about.token,
+                    subject.name,
+                    subject.token,
                     ttl_ms=self._terms.ttl_ms,
                     within_ms=patience_ms,
                     floor=floor,
                 )
         except asyncio.CancelledError:
-            # The caller has left. Whether the name was granted, nobody will ever know.
-            self.health.orphaned(about.name, about.token)
+            # The caller was cancelled, and the name may have been granted.
+            self.health.orphaned(subject.name, subject.token)
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it was, nobody knows what the store has
-            # The reply may be what was lost: then the name is taken, by a token that nobody uses.
-            self.health.orphaned(about.name, about.token)
+        except Exception as error:  # noqa: BLE001 - after any error the name may have been granted
+            # If only the reply was lost, the name is held under a token that has no holder.
+            self.health.orphaned(subject.name, subject.token)
             self.health.failed(sentence(error))
             return lease.Unavailable(sentence(error))
         match answer:

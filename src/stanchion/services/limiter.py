@@ -1,4 +1,13 @@
-"""Limits and shared answers: how many callers of a tenant ask the store, and who shares a read."""
+"""Limits before the store: a limiter per tenant, shared reads, and cheap deadlines.
+
+``TenantLimiter`` lets at most N calls of a tenant reach the store at the same time; the others wait
+in the order of their arrival. ``SharedRefusals`` coalesces the checks of a full tenant: one caller
+queries the store, and the callers that waited before the query began get its refusal.
+
+``CoalescedRead`` lets callers join a read that is under way. ``SingleFlight`` is stricter: a caller
+gets what a read finds that began after it asked. ``Deadlines`` cancels tasks that are over their
+time, by one timer for all of them instead of one for each.
+"""
 
 from __future__ import annotations
 
@@ -25,113 +34,114 @@ __all__ = [
 
 
 AT_ONCE: Final = 64
-"""Chosen, not tuned: what one hot tenant's callers are in the benchmarks, so none of them waits."""
+"""Chosen, not tuned: the number of callers of one hot tenant in the benchmarks."""
 
 
 class TenantLimiter:
-    """Lets the callers of each tenant through."""
+    """Limits how many calls of each tenant run at the same time."""
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once
-        self._lines: dict[TenantId, _Line] = {}
+        self._queues: dict[TenantId, _Queue] = {}
 
     async def enter(self, tenant: TenantId, *, may_share: bool) -> bool:
-        """Wait for a place, to be given back with ``leave``. ``False``: sent away without one.
+        """Wait for a place, to be returned with ``leave``. ``False``: there is no place for it.
 
-        Sent away are only those who may share an answer.
+        ``False`` is only returned with ``may_share``, after ``send_away``: then the caller can
+        share another caller's answer.
         """
-        line = self._lines.get(tenant)
-        if line is None:
-            line = self._lines[tenant] = _Line()
-        if line.inside < self._at_once:
-            line.inside += 1
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = _Queue()
+        if queue.inside < self._at_once:
+            queue.inside += 1
             return True
         waiting: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        line.waiting.append((waiting, may_share))
+        queue.waiting.append((waiting, may_share))
         try:
             return await waiting
         except asyncio.CancelledError:
-            # It may have been let through in the moment in which it left.
+            # It may have been given a place in the same iteration in which it was cancelled.
             if waiting.done() and not waiting.cancelled() and waiting.result():
                 self.leave(tenant)
             raise
 
     def leave(self, tenant: TenantId) -> None:
-        """Give the place to whoever is next."""
-        line = self._lines[tenant]
-        while line.waiting:
-            first, _ = line.waiting.popleft()
+        """Give the place to the first caller that waits."""
+        queue = self._queues[tenant]
+        while queue.waiting:
+            first, _ = queue.waiting.popleft()
             if not first.done():
                 first.set_result(True)
                 return
-        line.inside -= 1
-        if not line.inside:
-            del self._lines[tenant]
+        queue.inside -= 1
+        if not queue.inside:
+            del self._queues[tenant]
 
     def send_away(self, tenant: TenantId) -> None:
-        """Tell everybody in the line who may share an answer that there is one to be shared."""
-        line = self._lines.get(tenant)
-        if line is None:
+        """End the waits of callers that may share an answer: ``enter`` returns ``False``."""
+        queue = self._queues.get(tenant)
+        if queue is None:
             return
         staying: deque[tuple[asyncio.Future[bool], bool]] = deque()
-        for waiting, may_share in line.waiting:
+        for waiting, may_share in queue.waiting:
             if not may_share:
                 staying.append((waiting, may_share))
             elif not waiting.done():
                 waiting.set_result(False)
-        line.waiting = staying
+        queue.waiting = staying
 
 
-class _Line:
+class _Queue:
     __slots__ = ("inside", "waiting")
 
     def __init__(self) -> None:
         self.inside = 0
         self.waiting: deque[tuple[asyncio.Future[bool], bool]] = deque()
-        """Each with whether it may share an answer."""
+        """Waiting callers, each with whether it may share an answer."""
 
 
-ROOMS_MAX: Final = 4_096
+FULL_TENANTS_MAX: Final = 4_096
 
 
 class RefusalQuery:
-    """A place in the room before a full tenant: for one who asks, on behalf of all who share."""
+    """The right and duty to query the store for all callers that share the answer."""
 
-    __slots__ = ("room",)
+    __slots__ = ("shared",)
 
-    def __init__(self, room: _Room) -> None:
-        self.room = room
+    def __init__(self, shared: _Shared) -> None:
+        self.shared = shared
 
 
 class SharedRefusals:
-    """The tenants that were full when last asked, and who waits before each of them."""
+    """Coalesces the admission checks of tenants that were full at the last check."""
 
     def __init__(self) -> None:
-        self._rooms: OrderedDict[TenantId, _Room] = OrderedDict()
+        self._full: OrderedDict[TenantId, _Shared] = OrderedDict()
 
     def is_full(self, tenant: TenantId) -> bool:
-        """Whether it was when it was last asked for."""
-        return tenant in self._rooms
+        """Whether the tenant was full at the last check."""
+        return tenant in self._full
 
     async def enter(self, tenant: TenantId) -> Full | RefusalQuery | None:
-        """What the tenant's callers are told now; or a question to ask, and to ``close``.
+        """Return a shared refusal, or a query that this caller must make and then ``close``.
 
-        ``None``: nothing is known, ask without being waited for.
+        ``None``: the tenant is not known to be full; the caller queries the store for itself.
         """
-        room = self._rooms.get(tenant)
-        if room is None:
+        shared = self._full.get(tenant)
+        if shared is None:
             return None
-        if not room.is_asked:
-            room.is_asked = True
-            return RefusalQuery(room)
+        if not shared.is_asked:
+            shared.is_asked = True
+            return RefusalQuery(shared)
         waiting: asyncio.Future[Full | RefusalQuery | None] = (
             asyncio.get_running_loop().create_future()
         )
-        room.waiting.append(waiting)
+        shared.waiting.append(waiting)
         try:
             return await waiting
         except asyncio.CancelledError:
-            # It may have been made the one who asks in the moment in which it left.
+            # It may have been given the query in the same iteration in which it was cancelled.
             if waiting.done() and not waiting.cancelled():
                 asks = waiting.result()
                 if isinstance(asks, RefusalQuery):
@@ -139,42 +149,50 @@ class SharedRefusals:
             raise
 
     def heard(self, tenant: TenantId, full: Full | None) -> None:
-        """What the store said to anybody who wanted a slot."""
+        """Note the store's verdict on a start: ``Full``, or ``None`` after an admission.
+
+        After an admission, every waiting caller queries the store for itself.
+        """
         if full is None:
-            room = self._rooms.pop(tenant, None)
-            if room is not None:
-                room.dismiss()
-        elif tenant not in self._rooms:
-            self._rooms[tenant] = _Room()
-            if len(self._rooms) > ROOMS_MAX:
-                self._rooms.popitem(last=False)[1].dismiss()
+            shared = self._full.pop(tenant, None)
+            if shared is not None:
+                shared.dismiss()
+        elif tenant not in self._full:
+            self._full[tenant] = _Shared()
+            if len(self._full) > FULL_TENANTS_MAX:
+                self._full.popitem(last=False)[1].dismiss()
 
-    def close(self, question: RefusalQuery, full: Full | None) -> None:
-        """What came of a question: the word for those who shared it, and the next one asks."""
-        room = question.room
+    def close(self, query: RefusalQuery, full: Full | None) -> None:
+        """End a query: pass its refusal to the callers that share it, and start the next query.
+
+        ``None``: the query found nothing to share.
+        """
+        shared = query.shared
         if full is not None:
-            for each in room.sharing:
+            for each in shared.sharing:
                 _tell(each, full)
-            room.sharing = []
-        left = [each for each in (*room.sharing, *room.waiting) if not each.done()]
-        room.sharing, room.waiting = left[1:], []
-        room.is_asked = bool(left)
+            shared.sharing = []
+        left = [each for each in (*shared.sharing, *shared.waiting) if not each.done()]
+        shared.sharing, shared.waiting = left[1:], []
+        shared.is_asked = bool(left)
         if left:
-            _tell(left[0], RefusalQuery(room))
+            _tell(left[0], RefusalQuery(shared))
 
 
-class _Room:
+class _Shared:
+    """The callers that wait before one full tenant."""
+
     __slots__ = ("is_asked", "sharing", "waiting")
 
     def __init__(self) -> None:
         self.is_asked = False
         self.sharing: list[asyncio.Future[Full | RefusalQuery | None]] = []
-        """They are told what the question under way finds."""
+        """They share the answer of the query under way."""
         self.waiting: list[asyncio.Future[Full | RefusalQuery | None]] = []
-        """They came after it was asked."""
+        """They arrived after it began, and share the next one's."""
 
     def dismiss(self) -> None:
-        """Let everybody ask for himself. Whoever asks now has nobody to tell."""
+        """Let every waiting caller query the store for itself."""
         for each in (*self.sharing, *self.waiting):
             _tell(each, None)
         self.sharing, self.waiting = [], []
@@ -193,24 +211,27 @@ _Found = TypeVar("_Found")
 
 
 class CoalescedRead(Generic[_Key, _Found]):
-    """What is being read now, and who waits for that."""
+    """Lets callers join a read of the same key that is under way."""
 
     def __init__(self) -> None:
         self._waiting: dict[_Key, list[asyncio.Future[_Found | None]]] = {}
 
     def is_under_way(self, key: _Key) -> bool:
-        """Whether somebody reads it now."""
+        """Whether the key is being read now."""
         return key in self._waiting
 
     async def found(self, key: _Key) -> _Found | None:
-        """What the one who reads it finds; ``None`` if that one leaves. Raises ``BackendError``."""
+        """The result of the read under way; ``None`` if its task is cancelled.
+
+        Raises ``BackendError`` if the read does.
+        """
         waiting: asyncio.Future[_Found | None] = asyncio.get_running_loop().create_future()
         self._waiting[key].append(waiting)
         return await waiting
 
     async def read(self, key: _Key, read: Callable[[], Awaitable[_Found]]) -> _Found:
-        """Read it, for all who come meanwhile."""
-        assert key not in self._waiting, "there is one who reads it"
+        """Read, and give the result to all callers that join meanwhile."""
+        assert key not in self._waiting, "the key is being read already"
         others = self._waiting[key] = []
         found: _Found | None = None
         failure: BackendError | None = None
@@ -267,13 +288,13 @@ class SingleFlight:
 
 
 def retrieve(flight: asyncio.Future[Any]) -> None:
-    """Look at a failure, so that one that nobody waits for is no warning."""
+    """Retrieve the exception of a shared task, so that asyncio does not log it as never awaited."""
     if not flight.cancelled():
         flight.exception()
 
 
 class Deadline:
-    """Until when one task may go on. When the time is over, the task is cancelled."""
+    """A time limit of one task. The task is cancelled when the time is over."""
 
     __slots__ = ("_all", "_cancelling", "_task", "due_s", "is_abandoned", "is_over")
 
@@ -289,48 +310,48 @@ class Deadline:
         everyone[self] = None
 
     def end(self) -> None:
-        """The work is done, in time or not."""
+        """Remove the deadline: the work has ended."""
         self._all.pop(self, None)
 
     def expire(self) -> None:
-        """The time is over."""
+        """Cancel the task."""
         if self in self._all:
             self.is_over = True
             self._all.pop(self, None)
             self._task.cancel()
 
     def abandon(self) -> None:
-        """The caller has left: there is nobody to go on for."""
+        """Cancel the task because its caller has disconnected."""
         self.is_abandoned = True
         self.expire()
 
     def is_why(self) -> bool:
-        """Whether the task was cancelled from here, and for nothing else."""
+        """Whether this deadline, and nothing else, cancelled the task."""
         return self.is_over and self._task.uncancel() <= self._cancelling
 
 
 class Deadlines:
-    """All deadlines of one place, kept to within so many seconds."""
+    """A group of deadlines, checked every ``sweep_s`` seconds."""
 
     def __init__(self, *, sweep_s: float) -> None:
         self._sweep_s = sweep_s
         self._all: dict[Deadline, None] = {}
-        """In the order of their beginning, so that the same history has the same end."""
+        """In the order of their creation, so that a seed replays."""
         self._sweep: asyncio.TimerHandle | None = None
 
     def begin(self, within_s: float) -> Deadline:
-        """A deadline for the task that asks."""
+        """Create a deadline for the current task."""
         loop = asyncio.get_running_loop()
         if self._sweep is None:
             self._sweep = loop.call_later(self._sweep_s, self._look)
         return Deadline(self._all, loop.time() + within_s)
 
     def extend(self, deadline: Deadline, within_s: float) -> None:
-        """So long from now on, instead."""
+        """Let the deadline end this long from now."""
         deadline.due_s = asyncio.get_running_loop().time() + within_s
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking deadlines."""
         if self._sweep is not None:
             self._sweep.cancel()
 

@@ -1,11 +1,11 @@
-"""Outbox: who must be advanced travels from the store over the bus, and back until it is done.
+"""Outbox: publishes runs with a non-empty inbox on the bus, until they are advanced.
 
-The relay takes rows that are due and publishes them; whoever the bus hands a call to advances the
-run and answers with a disposition. A row stays in the store until the commit that empties the run's
-inbox, so a message that is lost, a replica that dies and a bus that is away all cost time, never
-the event: the row becomes due again.
+The relay takes due rows and publishes them as calls; the replica that receives a call advances the
+run and returns a disposition. A row stays in the store until the commit that empties the run's
+inbox. So a lost message, a crashed replica or an unavailable bus delays an event and never loses
+it: the row becomes due again.
 
-While the bus is away the relay handles the rows itself: runs finish without it.
+While the bus is unavailable the relay handles the rows itself: runs finish without the bus.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from stanchion.services.advance import (
     Advanced,
     AdvanceFailed,
     Advancer,
-    Buried,
-    Missing,
+    DeadLettered,
     PutOff,
     RunBusy,
+    RunMissing,
 )
 from stanchion.services.context import ReplicaContext, Rules
 from stanchion.services.log import OutageLogger
@@ -36,12 +36,12 @@ __all__ = ["Calls", "Relay"]
 ROWS_MAX: Final = 500
 TIMERS_MAX: Final = 500
 HOLD_MS: Final = 5_000
-"""A row that was published and not done with comes again after this long."""
+"""A published row that was not confirmed becomes due again after this."""
 POLL_S: Final = 0.2
 AT_ONCE_MAX: Final = 64
 BUS_AWAY_S: Final = 1.0
-"""For so long after the bus failed, rows are handled here without asking it."""
-_BROKEN: Final = Exponential(base_ms=200, cap_ms=10_000, jitter="full")
+"""How long after a failure of the bus rows are handled here without trying it."""
+_FAILED_RETRY: Final = Exponential(base_ms=200, cap_ms=10_000, jitter="full")
 
 
 class Calls:
@@ -61,10 +61,10 @@ class Calls:
         self._rules = rules
 
     async def handle(self, row: OutboxRow) -> Disposition:
-        """Advance the run, and say what becomes of the call."""
+        """Advance the run; return what the bus should do with the call."""
         outcome = await self._advancer.advance(row.run_id)
         match outcome:
-            case Advanced() | Missing():
+            case Advanced() | RunMissing():
                 return await self._confirm(row)
             case RunBusy():
                 self._signals.lock_busy()
@@ -73,8 +73,8 @@ class Calls:
                 self._signals.put_off()
                 return Retry(self._delay_ms(self._rules.backend_error()))
             case AdvanceFailed(_, failures):
-                return Retry(1 + backoff_ms(_BROKEN, failures, self._entropy.unit()))
-            case Buried(cause):
+                return Retry(1 + backoff_ms(_FAILED_RETRY, failures, self._entropy.unit()))
+            case DeadLettered(cause):
                 return Dead(cause)
             case _:
                 assert_never(outcome)
@@ -83,8 +83,8 @@ class Calls:
         try:
             await self._outbox.confirm_outbox([row])
         except BackendError:
-            # The commit has taken the row along in nearly every case; a row that is left comes
-            # again and finds an empty inbox.
+            # The commit has nearly always removed the row; a row that is left becomes due again,
+            # and its call finds an empty inbox.
             self._signals.put_off()
         return Ack()
 
@@ -93,7 +93,7 @@ class Calls:
 
 
 class Relay:
-    """Takes due timers and rows from the store to the bus."""
+    """Fires due timers, and publishes due rows on the bus."""
 
     def __init__(
         self,
@@ -107,21 +107,21 @@ class Relay:
         self._signals = context.signals
         self._calls = calls
         self._bus_away_until = 0
-        self._trouble = OutageLogger("relay_failed", "relay_recovered")
-        self._bus_trouble = OutageLogger("bus_away", "bus_back")
+        self._outage = OutageLogger("relay_failed", "relay_recovered")
+        self._bus_outage = OutageLogger("bus_away", "bus_back")
         self._here: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Relay, again and again, until cancelled."""
+        """Relay due rows until cancelled."""
         try:
             while True:
                 try:
                     more = await self.relay()
                 except BackendError as error:
-                    self._trouble.failed(error)
+                    self._outage.failed(error)
                     more = False
                 else:
-                    self._trouble.worked()
+                    self._outage.worked()
                 if not more:
                     await self._clock.sleep(POLL_S)
         finally:
@@ -129,23 +129,23 @@ class Relay:
                 task.cancel()
 
     async def relay(self) -> bool:
-        """Take what is due now; whether there may be more."""
+        """Relay what is due now; return whether there may be more."""
         fired = await self._outbox.fire_timers(limit=TIMERS_MAX)
-        room = ROWS_MAX - len(self._here)
-        rows = await self._outbox.take_outbox(limit=room, hold_ms=HOLD_MS) if room > 0 else ()
+        free = ROWS_MAX - len(self._here)
+        rows = await self._outbox.take_outbox(limit=free, hold_ms=HOLD_MS) if free > 0 else ()
         if rows:
             await self._publish(rows)
-        return len(fired) == TIMERS_MAX or len(rows) == room > 0
+        return len(fired) == TIMERS_MAX or len(rows) == free > 0
 
     async def _publish(self, rows: Sequence[OutboxRow]) -> None:
         if self._clock.moment() >= self._bus_away_until:
             try:
                 new = await self._bus.publish(rows)
             except BackendError as error:
-                self._bus_trouble.failed(error)
+                self._bus_outage.failed(error)
                 self._bus_away_until = self._clock.moment() + round(BUS_AWAY_S * 1000)
             else:
-                self._bus_trouble.worked()
+                self._bus_outage.worked()
                 self._signals.duplicate_publishes(len(rows) - new)
                 return
         for row in rows:
@@ -159,4 +159,4 @@ class Relay:
             try:
                 await self._outbox.defer_outbox(row, delay_ms=disposition.delay_ms)
             except BackendError:
-                return  # It is held for a while, and due by itself after that.
+                return  # the row becomes due again after HOLD_MS

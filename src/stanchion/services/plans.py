@@ -1,8 +1,8 @@
-"""Plans: the workflows of a run, linked and ready.
+"""Plans: links workflows into plans, and caches the plans.
 
-A version of a workflow never changes, so a plan made from versions is kept and shared by all runs
-that began with them. Which version is the newest does change: what is remembered here may be old,
-and the store says so when somebody starts a run with it (``StaleDefinition``).
+A version of a workflow never changes, so a plan is cached by versions and shared by all runs that
+began with them. The newest version does change: the cached one may be old, and then the store
+refuses the start (``StaleDefinition``).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = [
 ]
 
 KEPT_MAX: Final = 50_000
-"""Names remembered, of all tenants. Each costs little: equal workflows share their plan."""
+"""Cached workflow names of all tenants. Each costs little: equal workflows share one plan."""
 PLANS_MAX: Final = 2_000
 DEFINITIONS_MAX: Final = 500
-"""Workflows that one plan may reach; more cannot fit into its steps."""
+"""Workflows that one plan may contain; more do not fit into the maximum number of steps."""
 
 JOB_STEP: Final = StepId("job")
 _JOB_PREFIX: Final = "job/"
-"""No workflow of a tenant's can have such an id: a slash is not allowed in them."""
+"""No workflow of a tenant can have such an id: a slash is not allowed in workflow ids."""
 
 Linker: TypeAlias = Callable[
     [Workflow, Mapping[WorkflowId, Workflow]], Awaitable[Plan | WorkflowFaults]
@@ -53,7 +53,7 @@ class Linked(msgspec.Struct, frozen=True):
     plan: Plan
     version: int
     definitions: dict[WorkflowId, int]
-    """The workflow's own and those of all it contains."""
+    """Versions of the workflow and of all workflows it contains."""
 
 
 class UnknownWorkflow(msgspec.Struct, frozen=True):
@@ -66,18 +66,18 @@ _Newest: TypeAlias = "Linked | UnknownWorkflow | WorkflowFaults"
 
 
 class DefinitionMissing(RuntimeError):
-    """A run was linked with something that the store does not have any more."""
+    """A workflow version that a run needs is not in the store any more."""
 
 
 async def link_here(
     workflow: Workflow, others: Mapping[WorkflowId, Workflow]
 ) -> Plan | WorkflowFaults:
-    """Link on the spot."""
+    """Link in the current thread."""
     return link(workflow, others)
 
 
 class Plans:
-    """Links workflows, and remembers."""
+    """Links workflows and caches the plans."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Plans:
     async def newest(
         self, tenant: TenantId, workflow_id: WorkflowId, *, refresh: bool = False
     ) -> _Newest:
-        """The plan of the newest versions, as far as is known; ``refresh`` asks the store."""
+        """The plan of the newest versions, from the cache; ``refresh`` reads the store."""
         if refresh:
             return await self._read_newest(tenant, workflow_id)
         key = (tenant, workflow_id)
@@ -111,8 +111,8 @@ class Plans:
                 return known
             if not self._reading.is_under_way(key):
                 return await self._reading.read(key, lambda: self._read_newest(*key))
-            # What was asked for before one came is good enough for a plan, which is looked at again
-            # when it is used, but not for a "no".
+            # A read that began before this call may return a plan, because the store checks its
+            # versions at admission; for a refusal, a read that begins later is needed.
             found = await self._reading.found(key)
             if isinstance(found, Linked) or (is_later and found is not None):
                 return found
@@ -133,13 +133,13 @@ class Plans:
         return linked
 
     def forget(self, tenant: TenantId, workflow_id: WorkflowId) -> None:
-        """A workflow was written: whatever was linked with it is no longer the newest."""
+        """Drop the cached newest plans that contain a workflow: a new version was written."""
         for key, linked in list(self._newest.items()):
             if key[0] == tenant and workflow_id in linked.definitions:
                 del self._newest[key]
 
     async def of_run(self, run: Run) -> Plan:
-        """The plan that the run began with."""
+        """The plan that the run began with. Raises ``DefinitionMissing`` and ``BackendError``."""
         if run.workflow_id.startswith(_JOB_PREFIX):
             return self.of_job(Topic(run.workflow_id.removeprefix(_JOB_PREFIX))).plan
         versions = {**run.uses, run.workflow_id: run.workflow_version}
@@ -178,7 +178,7 @@ class Plans:
         if workflow_id not in found:
             raise DefinitionMissing(f"workflow '{workflow_id}' is not in the store any more")
         workflows = {each: found[each][0] for each in sorted(found)}
-        # Ten thousand tenants may have the same workflow: a plan says nothing about whose it is.
+        # Tenants with equal workflows share one plan: a plan does not name its tenant.
         content = _content(workflow_id, workflows)
         plan = self._by_content.get(content)
         if plan is None:
@@ -199,7 +199,7 @@ class Plans:
     async def _gather(
         self, tenant: TenantId, workflow_id: WorkflowId, versions: Mapping[WorkflowId, int]
     ) -> dict[WorkflowId, tuple[Workflow, int]]:
-        """The workflow and all it contains: these versions, the newest where none is given."""
+        """Read the workflow and all it contains: the given versions, or else the newest."""
         found: dict[WorkflowId, tuple[Workflow, int]] = {}
         asked: set[WorkflowId] = set()
         wanted = {workflow_id}

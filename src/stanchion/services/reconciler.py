@@ -1,16 +1,16 @@
-"""Reconciler: finds what nobody is looking after, and hands it to those who do.
+"""Reconciler: finds stuck work and puts it back on its usual path.
 
-Everything is found by an index of the store, never by looking at all there is. What is overdue is
-put back where the usual path takes it up, so any number of replicas may reconcile at once.
+Everything is found by an index of the store, never by a full scan. Any number of replicas may
+reconcile at the same time.
 
-| stuck | found by | handed to |
+| stuck | found by | goes to |
 |---|---|---|
-| a worker died | job leases in the order of their end | workers, or the dead letters |
-| a bell was lost | ready jobs by topic (``scheduler``) | workers that wait |
+| a worker died | job leases in the order of their end | workers, or dead letters |
+| a bell was lost | ready jobs by topic (``scheduler``) | waiting workers |
 | a timer is due | timers in the order of their time (``outbox``) | the inbox |
 | an event was not applied | outbox rows in the order of their time (``outbox``) | advance |
 | a slot has leaked | audit of tenants in turn | repaired, counted |
-| a run is older than it is kept for | finished runs in the order of their end | removed |
+| a run is past its retention | finished runs in the order of their end | removed |
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PURGES_MAX: Final = 100
 
 
 class Reconciler:
-    """One replica's share of tidying up."""
+    """The reconciler of one replica."""
 
     def __init__(
         self,
@@ -65,18 +65,18 @@ class Reconciler:
         self._max_deliveries = max_deliveries
         self._retention_ms = retention_ms
         self._round = 0
-        self._trouble = OutageLogger("reconcile_failed", "reconcile_recovered")
+        self._outage = OutageLogger("reconcile_failed", "reconcile_recovered")
 
     async def run(self) -> None:
-        """Reconcile, again and again, until cancelled."""
+        """Reconcile every half to whole second, until cancelled."""
         while True:
             try:
                 await self.reconcile()
             except BackendError as error:
-                self._trouble.failed(error)
+                self._outage.failed(error)
             else:
-                self._trouble.worked()
-            # Replicas that started together drift apart.
+                self._outage.worked()
+            # Jittered, so that replicas that started together do not reconcile together.
             pause_ms = within(EVERY_MS // 2, EVERY_MS, self._entropy.unit())
             await self._clock.sleep(pause_ms / 1000)
 
@@ -85,7 +85,7 @@ class Reconciler:
         self._round += 1
         self._signals.close_bucket()
         while await self.expire_jobs() == JOBS_MAX:
-            """There are more."""
+            pass  # there may be more
         if self._round % _AUDIT_EVERY == 0:
             await self.audit()
         if self._round % _PURGE_EVERY == 0:
@@ -94,7 +94,7 @@ class Reconciler:
         await self._gauge()
 
     async def expire_jobs(self) -> int:
-        """End job leases that ran out; how many."""
+        """End expired job leases; return how many."""
         expired = await self._store.expire_jobs(limit=JOBS_MAX, max_deliveries=self._max_deliveries)
         for job in expired:
             self._signals.job_lease_expired()
@@ -116,7 +116,7 @@ class Reconciler:
         return len(expired)
 
     async def _note_return(self, job: ExpiredJob) -> None:
-        """Tell it in the run's timeline. That is all it is for, so it may fail."""
+        """Record the return in the run's timeline. It is only information, so it may fail."""
         place = place_of(job.job_id)
         event = JobReturned(
             job_id=job.job_id,
@@ -130,7 +130,7 @@ class Reconciler:
             self._advancer.nudge(job.run_id)
 
     async def audit(self) -> None:
-        """Compare slots with runs, for the next tenants in turn."""
+        """Compare slots with unfinished runs, for the next tenants in turn."""
         for drift in await self._store.audit_slots(limit=AUDIT_MAX):
             self._signals.drifted(1)
             log_event(
@@ -142,7 +142,7 @@ class Reconciler:
             )
 
     async def purge(self) -> None:
-        """Remove what has been kept long enough, in batches that hold nobody up for long."""
+        """Remove runs past their retention, in small batches so that other calls get a turn."""
         before = Instant(await self._store.now() - self._retention_ms)
         for _ in range(_PURGES_MAX):
             removed = await self._store.purge(finished_before=before, limit=PURGE_MAX)
@@ -151,7 +151,7 @@ class Reconciler:
                 break
 
     async def _probe_locks(self) -> None:
-        """While classes are closed nobody falls back, so somebody has to ask whether locks work."""
+        """Probe the lock store during an escalation: classes that fail closed do not call it."""
         if self._locks is None or self._escalating.level is Level.NORMAL:
             return
         try:
@@ -165,7 +165,7 @@ class Reconciler:
         try:
             pending = await self._bus.pending()
         except BackendError:
-            return  # The last figure stays: the bus is away, what is pending there is still.
+            return  # the bus is unavailable: the gauge keeps its last value
         self._signals.waiting(pending=pending, rows=await self._store.outbox_size())
         if self._round % _AUDIT_EVERY == 0:
             tenants = self._signals.tenants()

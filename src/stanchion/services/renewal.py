@@ -1,7 +1,7 @@
-"""Renewal of a lease: renew it while the body runs, stop the body when it is lost, give it back.
+"""Renewal of a lease: renew it while the body runs, cancel the body when it is lost, release it.
 
-What each answer of the lock store means is said by ``core.lease``. This is the part that waits,
-calls and cancels.
+``core.lease`` decides what each answer of the lock store means. This module waits, calls the lock
+store and cancels the body. ``LockHealth`` keeps a failing lock store from being called by all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import sentence
 from stanchion.ports.locks import Locks, NotOwned, Renewed
-from stanchion.services import lease_events as told
+from stanchion.services import lease_events as events
 from stanchion.services.lease_events import LeaseEvent, LeaseHook
 from stanchion.services.log import LOGGER
 
@@ -38,13 +38,13 @@ __all__ = ["Lease", "LeaseSubject", "LockHealth", "RenewalLoop", "Renewer", "gua
 RELEASE_MAX_S: Final = 1.0
 RELEASE_TRIES: Final = 2
 
-# Timers of the event loop stand still while a machine is suspended. A keeper that looks at the
-# clock every second notices the lost time within a second of waking up.
+# Timers of the event loop do not run while a machine is suspended. A renewer that checks the clock
+# every second notices the lost time within a second after resuming.
 SLICE_S: Final = 1.0
 
 
 class Lease:
-    """The right to work on a name, as long as it is trusted."""
+    """The right to work on a name, valid as long as it is trusted."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class Lease:
         self.fence = fence
         """To be sent with every write; ``None`` if there is only the local mutex."""
         self.is_degraded = is_degraded
-        """The lock store failed and policy let the work go on: a race with others is possible."""
+        """Whether the lock store failed and policy let the work go on: a race is possible."""
         self.trust = trust
-        """As the keeper last saw it; ``None`` if there is only the local mutex."""
+        """As of the last renewal or check; ``None`` if there is only the local mutex."""
         self._clock = clock
 
     @property
     def lost(self) -> FenceCause | None:
-        """Why the lease is not trusted any more, at this very moment; ``None`` while it is."""
+        """Why the lease is not trusted now; ``None`` while it is trusted."""
         match None if self.trust is None else rules.tick(self.trust, self._clock.moment()):
             case None | Holding():
                 return None
@@ -74,14 +74,14 @@ class Lease:
                 return cause
 
     def check(self) -> None:
-        """Go on only if the lease is trusted at this very moment. Raises ``LeaseLost``."""
+        """Raise ``LeaseLost`` if the lease is not trusted now."""
         cause = self.lost
         if cause is not None:
             raise LeaseLost(self.name, cause)
 
 
 class LeaseSubject(msgspec.Struct, frozen=True):
-    """One hold: what is held, how much it matters, and under which token."""
+    """What one hold is for: the name, its risk class and policy, and the token of the hold."""
 
     name: str
     risk: Risk
@@ -90,7 +90,7 @@ class LeaseSubject(msgspec.Struct, frozen=True):
 
 
 class Renewer:
-    """Talks to the lock store about leases that were granted."""
+    """Renews and releases leases that were granted."""
 
     def __init__(
         self,
@@ -108,14 +108,14 @@ class Renewer:
         self._terms = terms
         self._tell = tell
         self.idle_ms = min(round(SLICE_S * 1000), terms.renew_every_ms) // 2
-        """For so long after a grant that came in time there is nothing to do."""
+        """How long after a timely grant there is nothing to renew or check."""
         self._releases: set[asyncio.Task[None]] = set()
 
-    async def keep(self, lease: Lease, about: LeaseSubject) -> FenceCause:
-        """Renew until the rules say that the holder must stop; then say why.
+    async def keep(self, lease: Lease, subject: LeaseSubject) -> FenceCause:
+        """Renew until the rules say that the holder must stop; return the cause.
 
-        Whatever a lock adapter raises counts as a failed renewal: a keeper that died of it would
-        leave the holder believing.
+        Any exception of a lock adapter counts as a failed renewal: if it ended this task, the
+        holder would never be stopped.
         """
         while True:
             before = lease.trust
@@ -123,49 +123,51 @@ class Renewer:
             now = self._clock.moment()
             trust = rules.tick(before, now)
             if not isinstance(trust, Fenced) and now >= trust.next_renewal_at:
-                trust = await self._renew(about, trust)
+                trust = await self._renew(subject, trust)
             lease.trust = trust
             if isinstance(trust, Fenced):
                 return trust.cause
             if isinstance(trust, Continuing) and isinstance(before, Holding):
-                self._tell(told.TrustLost(name=about.name, risk=about.risk, cause=trust.cause))
+                self._tell(
+                    events.TrustLost(name=subject.name, risk=subject.risk, cause=trust.cause)
+                )
             await self._clock.sleep(self._pause_s(trust))
 
-    def abandoned(self, about: LeaseSubject, cause: FenceCause) -> None:
-        """Tell that the holder was fenced."""
-        self._tell(told.Abandoned(name=about.name, risk=about.risk, cause=cause))
+    def abandoned(self, subject: LeaseSubject, cause: FenceCause) -> None:
+        """Emit the event that the holder was fenced."""
+        self._tell(events.Abandoned(name=subject.name, risk=subject.risk, cause=cause))
 
-    async def release(self, lease: Lease, about: LeaseSubject, *, held_ms: int) -> None:
-        """Give the lease back, if it may be given back: one retry, then it expires by itself."""
+    async def release(self, lease: Lease, subject: LeaseSubject, *, held_ms: int) -> None:
+        """Release the lease, unless the holder was fenced. After one retry it is left to expire."""
         assert lease.trust is not None
         if not lease.trust.may_release:
             return
         error = self._health.error
         if error is None:
-            error = await self._try_release(about)
+            error = await self._try_release(subject)
         else:
-            # Nobody waits for a store that is known to be away; it is tidied up when it is back.
-            self._health.orphaned(about.name, about.token)
+            # The lock store is known to be unavailable: released in the background when it is back.
+            self._health.orphaned(subject.name, subject.token)
         if error is None:
-            self._tell(told.Released(name=about.name, risk=about.risk, held_ms=held_ms))
+            self._tell(events.Released(name=subject.name, risk=subject.risk, held_ms=held_ms))
         else:
-            self._tell(told.ReleaseFailed(name=about.name, risk=about.risk, error=error))
+            self._tell(events.ReleaseFailed(name=subject.name, risk=subject.risk, error=error))
 
-    def release_later(self, lease: Lease, about: LeaseSubject, *, held_ms: int) -> None:
-        """Give the lease back in a task of its own: whoever held it has no more time."""
-        release = self.release(lease, about, held_ms=held_ms)
-        task = asyncio.create_task(release, name=f"release {about.name}")
-        # The loop alone would not keep it alive.
+    def release_later(self, lease: Lease, subject: LeaseSubject, *, held_ms: int) -> None:
+        """Release the lease in a background task: the holder was cancelled and cannot wait."""
+        release = self.release(lease, subject, held_ms=held_ms)
+        task = asyncio.create_task(release, name=f"release {subject.name}")
+        # The event loop keeps only a weak reference.
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def _try_release(self, about: LeaseSubject) -> str | None:
+    async def _try_release(self, subject: LeaseSubject) -> str | None:
         error = ""
         for _ in range(RELEASE_TRIES):
             try:
                 async with asyncio.timeout(RELEASE_MAX_S):
                     answer = await self._locks.release(
-                        about.name, about.token, within_ms=round(RELEASE_MAX_S * 1000)
+                        subject.name, subject.token, within_ms=round(RELEASE_MAX_S * 1000)
                     )
             except Exception as failure:  # noqa: BLE001 - the body's outcome must not depend on it
                 error = sentence(failure)
@@ -179,23 +181,23 @@ class Renewer:
             wake = min(wake, trust.trusted_until)
         return min(SLICE_S, max(0, wake - self._clock.moment()) / 1000)
 
-    async def _renew(self, about: LeaseSubject, trust: Holding | Continuing) -> Trust:
+    async def _renew(self, subject: LeaseSubject, trust: Holding | Continuing) -> Trust:
         sent_at = self._clock.moment()
         patience_ms = self._terms.renew_timeout_ms
         if isinstance(trust, Holding):
-            # A call that is under way must not carry the holder past its deadline.
+            # The call must not take longer than the lease is trusted.
             patience_ms = max(1, min(patience_ms, trust.trusted_until - sent_at))
         try:
             async with asyncio.timeout(patience_ms / 1000):
                 answer = await self._locks.renew(
-                    about.name, about.token, ttl_ms=self._terms.ttl_ms, within_ms=patience_ms
+                    subject.name, subject.token, ttl_ms=self._terms.ttl_ms, within_ms=patience_ms
                 )
         except Exception as error:  # noqa: BLE001 - see keep
             self._health.failed(sentence(error))
             failures = trust.failures + 1 if isinstance(trust, Holding) else None
             self._tell(
-                told.RenewFailed(
-                    name=about.name, risk=about.risk, failures=failures, error=sentence(error)
+                events.RenewFailed(
+                    name=subject.name, risk=subject.risk, failures=failures, error=sentence(error)
                 )
             )
             return rules.renewal_failed(trust, self._clock.moment(), self._entropy.unit())
@@ -209,16 +211,16 @@ class Renewer:
 
 
 class RenewalLoop:
-    """An ``async with`` around the body: keeps the lease, and cancels the body when it is lost.
+    """Renews the lease during the body of an ``async with``, and cancels the body when it is lost.
 
-    Like ``asyncio.timeout``, it must tell its own cancellation from anybody else's: its own becomes
-    ``LeaseLost``, another's goes on its way.
+    Like ``asyncio.timeout``, it tells its own cancellation from others: its own becomes
+    ``LeaseLost``, another one propagates.
     """
 
-    def __init__(self, keeper: Renewer, lease: Lease, about: LeaseSubject, clock: Clock) -> None:
-        self._keeper = keeper
+    def __init__(self, renewer: Renewer, lease: Lease, subject: LeaseSubject, clock: Clock) -> None:
+        self._renewer = renewer
         self._lease = lease
-        self._about = about
+        self._subject = subject
         self._clock = clock
         self._cause: FenceCause | None = None
 
@@ -230,16 +232,16 @@ class RenewalLoop:
         self._began = self._clock.moment()
         self._task: asyncio.Task[None] | None = None
         self._starting: asyncio.TimerHandle | None = None
-        trust, idle_ms = self._lease.trust, self._keeper.idle_ms
+        trust, idle_ms = self._lease.trust, self._renewer.idle_ms
         if isinstance(trust, Holding) and self._began + idle_ms < trust.next_renewal_at:
-            # Most holds are over before there is anything to keep: they do not pay for a task.
+            # Most holds end before there is anything to renew: they need no task.
             loop = asyncio.get_running_loop()
             self._starting = loop.call_later(idle_ms / 1000, self._start)
         else:
             self._start()
 
     def _start(self) -> None:
-        self._task = asyncio.create_task(self._watch(), name=f"keep {self._about.name}")
+        self._task = asyncio.create_task(self._watch(), name=f"keep {self._subject.name}")
 
     def _stop(self) -> None:
         if self._starting is not None:
@@ -249,13 +251,13 @@ class RenewalLoop:
 
     async def _watch(self) -> None:
         try:
-            cause = await self._keeper.keep(self._lease, self._about)
-        except Exception:  # noqa: BLE001 - nobody renews any more: the holder must not go on
+            cause = await self._renewer.keep(self._lease, self._subject)
+        except Exception:  # noqa: BLE001 - the lease is not renewed any more: the holder must stop
             cause = FenceCause.DEADLINE
-        # First the fence, then the news of it.
+        # The body is cancelled before the hook runs.
         self._cause = cause
         self._body.cancel(f"lease lost: {cause}")
-        self._keeper.abandoned(self._about, cause)
+        self._renewer.abandoned(self._subject, cause)
 
     async def __aexit__(
         self,
@@ -273,35 +275,35 @@ class RenewalLoop:
             return
         is_ours = self._body.uncancel() <= self._cancelling_before
         if not isinstance(error, asyncio.CancelledError):
-            # The body ended before the cancellation reached it. It is taken here, or it would hit
-            # whatever is awaited next.
+            # The body ended before the cancellation reached it. Consume it here, or it would be
+            # raised at the caller's next await.
             try:
                 await asyncio.sleep(0)
             except asyncio.CancelledError:
                 if not is_ours:
                     raise
         if error is None or (is_ours and isinstance(error, asyncio.CancelledError)):
-            raise LeaseLost(self._about.name, self._cause) from error
+            raise LeaseLost(self._subject.name, self._cause) from error
 
     async def _release(self, held_ms: int) -> None:
         try:
-            await self._keeper.release(self._lease, self._about, held_ms=held_ms)
+            await self._renewer.release(self._lease, self._subject, held_ms=held_ms)
         except asyncio.CancelledError:
-            # A caller that is cancelled once more must not leave the lease behind. Only then a task
-            # is made for it: it costs as much as the rest of a hold.
-            self._keeper.release_later(self._lease, self._about, held_ms=held_ms)
+            # A caller that is cancelled again must still release the lease. A task is created only
+            # in this case: it costs as much as the rest of a hold.
+            self._renewer.release_later(self._lease, self._subject, held_ms=held_ms)
             raise
 
     def _is_too_late(self) -> bool:
-        """Whether the body kept the loop busy past the deadline, so that the keeper never ran."""
+        """Whether the body blocked the loop past the deadline, so that the renewer never ran."""
         assert self._lease.trust is not None
         self._lease.trust = rules.tick(self._lease.trust, self._clock.moment())
         return isinstance(self._lease.trust, Fenced)
 
     def _end_late(self, error: BaseException | None) -> None:
-        self._keeper.abandoned(self._about, FenceCause.DEADLINE)
+        self._renewer.abandoned(self._subject, FenceCause.DEADLINE)
         if error is None:
-            raise LeaseLost(self._about.name, FenceCause.DEADLINE)
+            raise LeaseLost(self._subject.name, FenceCause.DEADLINE)
 
 
 PROBE_EVERY_S: Final = 1.0
@@ -310,7 +312,7 @@ ORPHANS_MAX: Final = 1_000
 
 
 class LockHealth:
-    """Whether the lock store is worth asking, and what to tidy up once it is again."""
+    """Knows whether the lock store is available, and releases orphaned leases when it is again."""
 
     def __init__(self, locks: Locks, clock: Clock) -> None:
         self._locks = locks
@@ -318,25 +320,25 @@ class LockHealth:
         self._task: asyncio.Task[None] | None = None
         self._orphans: dict[str, str] = {}
         self.error: str | None = None
-        """Why the lock store is not asked now; ``None`` if it is."""
+        """Why the lock store is not called now; ``None`` while it is."""
 
     def failed(self, error: str) -> None:
-        """A call failed: nobody asks any more until a probe succeeds."""
+        """Note a failed call: the lock store is not called again until a probe succeeds."""
         self.error = error
         self._work()
 
     def orphaned(self, name: str, token: str) -> None:
-        """A lease that nobody holds may be at the store: let go of it as soon as the store answers.
+        """Release a lease that may have been granted without a holder, once the store answers.
 
-        It would expire by itself. This only spares the next one the wait.
+        It would expire by itself; releasing it spares the next holder the wait.
         """
         if len(self._orphans) < ORPHANS_MAX:
-            # By token: many callers may have been after one name, and one of them has it.
+            # By token: several callers may have asked for the name, and one of them holds it.
             self._orphans[token] = name
             self._work()
 
     async def close(self) -> None:
-        """Stop working in the background."""
+        """Stop the background task."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -346,7 +348,7 @@ class LockHealth:
             self._task = asyncio.create_task(self._recover(), name="lock-health")
 
     async def _recover(self) -> None:
-        """Probe until the store answers, and let go of what was left behind."""
+        """Probe until the store answers, then release orphaned leases."""
         while self.error is not None or self._orphans:
             if self.error is None:
                 await self._release_orphan()
@@ -364,7 +366,7 @@ class LockHealth:
             self.error = None
 
     async def _release_orphan(self) -> None:
-        """One try: a lease that cannot be let go expires, and says nothing about health."""
+        """Try once to release a lease. A failure is ignored: the lease expires."""
         token, name = self._orphans.popitem()
         with suppress(Exception):
             async with asyncio.timeout(CALL_MAX_S):
@@ -372,7 +374,7 @@ class LockHealth:
 
 
 def guarded(hook: LeaseHook) -> LeaseHook:
-    """A hook whose errors are logged: a broken metric must not decide who holds what."""
+    """Wrap a hook so that its errors are logged: a broken metric must not break a hold."""
 
     def tell(event: LeaseEvent) -> None:
         try:

@@ -1,17 +1,19 @@
-"""Scheduler: jobs to workers, and workers that wait for jobs.
+"""Scheduler: leases jobs to workers, with long polling.
 
-Who gets which job is the store's doing: tenants take turns, within a tenant and topic the oldest
-goes first. What is added here is waiting. A worker that finds nothing waits until a bell says that
-a job of one of its topics is ready. One bell wakes one worker: the first in line that has not
-looked since. Whoever was handed all it asked for, or nothing, passes the bell on, and so does
-whoever leaves with it. A bell for which a worker of one tenant found nothing goes to no other
-worker of that tenant: hundreds of them would otherwise be asked before another tenant's.
+The store decides which worker gets which job: tenants take turns, and within a tenant and topic the
+oldest job is first. The scheduler adds waiting. A worker that finds no job waits until a bell says
+that a job of one of its topics is ready.
 
-Behind the bells is a poll of the ready topics, once a second for all waiting workers together.
+One bell wakes one worker: the first in the queue that has not asked the store since. A worker that
+got as many jobs as it asked for, or none, passes the bell on; so does one that disconnects. After a
+worker of one tenant found nothing, the bell skips the other workers of that tenant: otherwise
+hundreds of them would query the store before a worker of another tenant.
 
-The other thing a worker waits for is bad news: that a job was taken from it, because its run was
-cancelled or took too long. ``revoked`` holds such a call until a bell names one of its runs and the
-store confirms it. Behind this bell is a poll as well, of all watched leases once a second.
+A poll of the ready topics, once a second for all waiting workers together, replaces lost bells.
+
+``revoked`` waits until a worker loses one of its job leases, because the run was cancelled or took
+too long: a bell names the run, and the store confirms the loss. Once a second all watched leases
+are polled, for lost bells.
 """
 
 from __future__ import annotations
@@ -31,26 +33,26 @@ from stanchion.ports.store import Jobs
 from stanchion.services.context import ReplicaContext
 from stanchion.services.log import OutageLogger
 
-__all__ = ["Handed", "Scheduler"]
+__all__ = ["JobBatch", "Scheduler"]
 
 POLL_S: Final = 1.0
 _POLLED_AT_ONCE: Final = 200
 """Leases in one call to the store, so that other callers get their turn."""
 
 
-class Handed(msgspec.Struct, frozen=True):
-    """Jobs, and how long the worker waited before they were asked for."""
+class JobBatch(msgspec.Struct, frozen=True):
+    """Leased jobs, and how long the worker waited before the store was asked for them."""
 
     jobs: tuple[LeasedJob, ...]
     waited_ms: int
 
 
 class _Heard(msgspec.Struct, frozen=True):
-    """What a bell was rung for, and whom it has been to."""
+    """A bell: the topics it was rung for, and the tenants it has been tried for."""
 
     topics: frozenset[Topic] = frozenset()
     tried: frozenset[TenantId] = frozenset()
-    """Tenants whose workers found nothing: their other workers would not either."""
+    """Tenants of which a worker found nothing: their other workers would not either."""
 
 
 _SILENCE: Final = _Heard()
@@ -62,10 +64,10 @@ class _Waiter(msgspec.Struct, eq=False):
     tenant: TenantId | None
     max_jobs: int
     looked: int
-    """The number of the newest bell when it last asked the store."""
+    """The number of the newest bell when the worker last asked the store."""
     bell: asyncio.Event
     heard: _Heard = _SILENCE
-    """The bell in its hand: it is passed on for what it was rung for, and for nothing else."""
+    """The bell that woke the worker. It is passed on with the topics it was rung for."""
 
 
 class _Watch(msgspec.Struct, eq=False):
@@ -74,12 +76,12 @@ class _Watch(msgspec.Struct, eq=False):
     leases: dict[RunId, list[JobLease]]
     woken: asyncio.Event
     suspects: set[RunId]
-    """Runs of which a bell was heard since the store was last asked."""
+    """Runs for which a bell rang since the store was last asked."""
     lost: dict[JobId, LostReason]
 
 
 class Scheduler:
-    """Hands out jobs."""
+    """Leases jobs to workers and renews the leases."""
 
     def __init__(self, context: ReplicaContext, *, ttl_ms: int) -> None:
         self.ttl_ms = ttl_ms
@@ -102,8 +104,8 @@ class Scheduler:
         max_jobs: int,
         wait_s: float,
         tenant: TenantId | None = None,
-    ) -> Handed:
-        """Hand out jobs; with none there, wait for the first."""
+    ) -> JobBatch:
+        """Lease jobs; if none is ready, wait up to ``wait_s`` for the first."""
         began = self._clock.moment()
         waiter = _Waiter(worker_id, topics, tenant, max_jobs, self._rung, asyncio.Event())
         self._waiting[waiter] = None
@@ -113,16 +115,16 @@ class Scheduler:
                 jobs = await self._look(waiter)
                 left_s = wait_s - (self._clock.moment() - began) / 1000
                 if jobs or left_s <= 0 or self._is_draining:
-                    return Handed(jobs, asked_at - began)
+                    return JobBatch(jobs, asked_at - began)
                 await _rung(waiter, left_s)
         finally:
             del self._waiting[waiter]
-            self._wake(waiter.heard)  # It rang for one who is leaving.
+            self._wake(waiter.heard)  # a bell that this worker does not use any more
 
     async def renew(
         self, leases: Sequence[JobLease], *, tenant: TenantId | None = None
     ) -> Renewals:
-        """Extend the leases that have not expired. ``tenant``: see the port."""
+        """Extend the leases that have not expired; with ``tenant``, only those of its jobs."""
         return await self._jobs.renew_jobs(leases, ttl_ms=self.ttl_ms, tenant=tenant)
 
     async def lost(
@@ -134,10 +136,10 @@ class Scheduler:
     async def revoked(
         self, leases: Sequence[JobLease], *, within_s: float
     ) -> dict[JobId, LostReason]:
-        """Wait until one of these leases, which all held a moment ago, is lost: which, and why.
+        """Wait until one of these leases is lost; return the lost ones with the reason.
 
         Empty if none was lost in time, or as soon as the server drains. A lease under which the
-        result was accepted is not waited for any more.
+        result was accepted is not watched any more. All leases must be valid at the call.
         """
         watch = _Watch({}, asyncio.Event(), set(), {})
         for lease in leases:
@@ -162,7 +164,7 @@ class Scheduler:
         return watch.lost
 
     def drain(self) -> None:
-        """End every wait now, and let no other begin."""
+        """End all waits now, and answer later calls without waiting."""
         self._is_draining = True
         for waiter in self._waiting:
             waiter.bell.set()
@@ -171,7 +173,7 @@ class Scheduler:
                 watch.woken.set()
 
     async def run(self) -> None:
-        """Look for ready jobs and lost leases that no bell was heard for, until cancelled."""
+        """Poll for ready jobs and lost leases whose bell was lost, until cancelled."""
         ready_outage = OutageLogger("ready_poll_failed", "ready_poll_recovered")
         lease_outage = OutageLogger("lease_poll_failed", "lease_poll_recovered")
         while True:
@@ -180,7 +182,7 @@ class Scheduler:
             await _tried(self._poll_leases, lease_outage)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening to bells."""
         for stop in self._stops:
             stop()
 
@@ -208,7 +210,7 @@ class Scheduler:
         leases = [lease for run_id in suspects for lease in watch.leases[run_id]]
         if not leases:
             return
-        with suppress(BackendError):  # The poll asks again.
+        with suppress(BackendError):  # the poll asks again
             lost = await self._jobs.lost_leases(leases)
             finished = {job_id for job_id in lost if lost[job_id] is LostReason.FINISHED}
             for run_id in suspects:
@@ -222,10 +224,10 @@ class Scheduler:
             watch.woken.set()
 
     async def _look(self, waiter: _Waiter) -> tuple[LeasedJob, ...]:
-        """Ask the store, with the bell in hand.
+        """Lease jobs from the store, and pass the bell on to the next worker if need be.
 
-        It is passed on unless it has done its part. All that was asked for: there may be more.
-        Nothing: it may be for what this one may not take. No answer: somebody else may get one.
+        The bell is passed on if the worker got as many jobs as it asked for (there may be more),
+        none (the job may be of a tenant that this worker may not serve), or an error.
         """
         heard, waiter.heard = waiter.heard, _SILENCE
         waiter.bell.clear()

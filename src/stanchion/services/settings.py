@@ -1,9 +1,12 @@
-"""Settings in force: one document in the store, the same on every replica within two seconds.
+"""Settings in force, and the tenants' configurations as a replica knows them.
 
-Whoever needs a setting reads ``current``, which is in memory: asking costs nothing, and works while
-the store is away. The values that were last read hold until others can be read. A change is in
-force on the replica that wrote it when ``patch`` returns; the others hear a bell, and look once a
-second in case they did not.
+``SettingsService`` keeps the deployment's settings: one document in the store, the same on every
+replica within two seconds. ``current`` is in memory, so reading it costs nothing and works while
+the store is unavailable; then the last values stay in force. When ``patch`` returns, the change is
+in force on this replica; the others are woken by a bell, and poll once a second.
+
+``TenantConfigs`` caches which tenants override their admission settings. A cached value is used
+for 250 ms, and ``put`` returns only after that time: then the change is in force on every replica.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final, Protocol, TypeVar, cast
 
 import msgspec
@@ -36,16 +40,16 @@ __all__ = ["Bells", "SettingsService", "TenantConfigs"]
 
 POLL_S: Final = 1.0
 LOOK_MAX_S: Final = 0.9
-"""A look that hangs is given up before the next one is due, so that recovery is seen in time."""
+"""A read is given up before the next one is due, so that a recovery is noticed in time."""
 TRIES_MAX: Final = 10
-"""Races lost in a row before an operator is told that others are at it."""
+"""Lost compare-and-set races in a row before ``patch`` fails."""
 
 _KIND: Final = "settings"
 _NAME: Final = "current"
 
 
 class Bells(Protocol):
-    """The part of the bus that rings."""
+    """The part of the bus that carries bells."""
 
     def ring(self, bell: Bell, note: str = "") -> None: ...
 
@@ -53,7 +57,7 @@ class Bells(Protocol):
 
 
 class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is in the store: the document, and who wrote it."""
+    """The stored value: the settings, and who wrote them when."""
 
     settings: JsonValue
     actor: str
@@ -61,7 +65,7 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SettingsService:
-    """One replica's view of the settings, and its way to change them for all."""
+    """One replica's view of the settings. It can change them for all replicas."""
 
     def __init__(
         self,
@@ -79,7 +83,7 @@ class SettingsService:
         self._current = DEFAULTS
         self._taken: Document | None = None
         self._takes = 0
-        """How often a document was taken in: a look that began before the last one is too old."""
+        """Documents put in force so far: a read that began before the last one is too old."""
         self._is_away = False
         self._changes = Counter(
             "stanchion_settings_changes",
@@ -103,22 +107,23 @@ class SettingsService:
         return self._current
 
     def get(self) -> Settings:
-        """The settings in force here, for services that ask each time."""
+        """The settings in force here, as a callable for services that read them at each use."""
         return self._current
 
     def document(self) -> JsonObject:
-        """All of them, as everybody sees them."""
+        """All settings in force, as a JSON document."""
         return settings_document(self._current)
 
     async def patch(self, merge_patch: JsonValue, *, actor: str) -> Settings | tuple[Fault, ...]:
-        """Change the settings by a JSON merge patch, or say what is wrong with it.
+        """Change the settings by a JSON merge patch; return them, or the patch's faults.
 
-        Raises ``BackendError``. A time-out may hide a success; the same patch again does no harm.
+        Raises ``BackendError``. After a time-out the change may have been made; repeating the
+        patch is safe.
         """
         for _ in range(TRIES_MAX):
             stored = await self._documents.document(_KIND, _NAME)
             base = self._read(stored)
-            # What cannot be read is mended by writing the last good values, patched, over it.
+            # A document that cannot be read is replaced by the last good values, patched.
             wanted = patched(
                 base if isinstance(base, Settings) else self._current,
                 merge_patch,
@@ -137,23 +142,21 @@ class SettingsService:
         raise BackendUnavailable(f"others changed the settings {TRIES_MAX} times in a row")
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Read the settings at every bell, and once a second, until cancelled."""
         rung = asyncio.Event()
         stop = self._bells.listen(Bell.SETTINGS, lambda _note: rung.set())
         try:
             while True:
                 rung.clear()
                 await self.look()
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
                         await rung.wait()
-                except TimeoutError:
-                    """Nobody rang."""
         finally:
             stop()
 
     async def look(self) -> None:
-        """Take the stored settings, if there are others than those in force."""
+        """Read the stored settings, and put them in force if they have changed."""
         takes = self._takes
         try:
             stored = await self._ask()
@@ -161,7 +164,7 @@ class SettingsService:
             self._away(sentence(error))
             return
         self._away(None)
-        # A patch that ended meanwhile knows better than an answer that was under way.
+        # If a patch ended meanwhile, this answer may be older than it.
         if takes == self._takes:
             self._take(stored)
 
@@ -187,8 +190,8 @@ class SettingsService:
         return read_settings(written.settings, run_lease_ttl_ms=self._run_lease_ttl_ms)
 
     def _take(self, stored: Document | None) -> None:
-        """Make it the current one. What does not read leaves everything as it is."""
-        # Not "a higher revision": a store that lost its last writes may give a number out again.
+        """Put the document in force. One that cannot be read is logged, and changes nothing."""
+        # Revisions are not compared: a store that lost its last writes may reuse a number.
         if stored == self._taken:
             return
         self._taken = stored
@@ -231,18 +234,18 @@ class SettingsService:
 BELIEVED_MS: Final = 250
 KEPT_MAX: Final = 10_000
 LISTED_MAX: Final = 1_000
-"""If more tenants than that want something different, each is asked for."""
+"""If more tenants have admission overrides, each tenant's configuration is read."""
 _GATES_KIND: Final = "gates"
 _LIST: Final = TenantId("")
 _Value = TypeVar("_Value")
 
 
 class Stored(StoredTenants, Documents, Protocol):
-    """The parts of a store that know about tenants."""
+    """The parts of the store port that ``TenantConfigs`` needs."""
 
 
 class TenantConfigs:
-    """Tenants' configurations, as this replica knows them."""
+    """Tenants' admission overrides, cached for 250 ms; writes wait until all caches are current."""
 
     def __init__(self, stored: Stored, *, clock: Clock) -> None:
         self._stored = stored
@@ -250,18 +253,18 @@ class TenantConfigs:
         self._known: OrderedDict[TenantId, tuple[object, Moment]] = OrderedDict()
         self._reading: CoalescedRead[TenantId, object] = CoalescedRead()
         self._changed: OrderedDict[TenantId, Moment] = OrderedDict()
-        """When a gate was last changed from here."""
+        """When this replica last changed a tenant's admission override."""
         self._forgotten = 0
 
     async def admission(self, tenant: TenantId) -> JsonObject | None:
-        """What the tenant wants different about its gate. Raises ``BackendError``."""
+        """The tenant's admission override; ``None`` if it has none. Raises ``BackendError``."""
         listed = await self._believed(_LIST, self._read_list)
         if listed is not None and tenant not in listed:
             return None
         return await self._believed(tenant, lambda: self._read_tenant(tenant))
 
     async def _read_list(self) -> frozenset[str] | None:
-        """The tenants that may want something different; ``None``: too many to be listed."""
+        """The tenants that may have an override; ``None`` if there are too many to list."""
         page = await self._stored.list_documents(_GATES_KIND, limit=LISTED_MAX)
         return frozenset(name for name, _ in page.items) if page.cursor is None else None
 
@@ -283,7 +286,7 @@ class TenantConfigs:
     ) -> _Value:
         forgotten = self._forgotten
         found = cast("_Value", await self._reading.read(key, read))
-        # An answer that was under way when somebody wrote may be the older one.
+        # If a write ended meanwhile, this answer may be older than it.
         if forgotten == self._forgotten:
             self._known[key] = (found, now)
             if len(self._known) > KEPT_MAX:
@@ -294,13 +297,13 @@ class TenantConfigs:
         """Replace a tenant's configuration: in force on every replica when this returns."""
         before = await self._stored.tenant(tenant)
         if config.admission is not None:
-            # Listed first, and never struck off: whoever finds it listed looks at it.
+            # Listed before the write and never removed: a listed tenant is always read.
             await self._stored.put_document(_GATES_KIND, tenant, {}, read=None)
         await self._stored.put_tenant(tenant, config)
         await self._wait_in_force(tenant, before, config)
 
     async def delete(self, tenant: TenantId) -> Tenant | None:
-        """Forget a tenant's configuration, which is returned; ``None`` if there was none.
+        """Delete a tenant's configuration and return it; ``None`` if there was none.
 
         The defaults are in force on every replica when this returns.
         """
@@ -311,12 +314,12 @@ class TenantConfigs:
         return before
 
     async def _wait_in_force(self, tenant: TenantId, before: Tenant, config: Tenant) -> None:
-        """Forget what this replica believes, and wait until the others have read again."""
+        """Clear this replica's cache, and wait until those of the others have expired."""
         now = self._clock.moment()
         self._known.pop(tenant, None)
         self._known.pop(_LIST, None)
         self._forgotten += 1
-        # Also what changes nothing may follow on a change that is not in force everywhere yet.
+        # A write that changes nothing may follow a change that is not in force everywhere yet.
         changed_at = self._changed.get(tenant)
         is_recent = changed_at is not None and now - changed_at < BELIEVED_MS
         if config.admission is None and before.admission is None and not is_recent:

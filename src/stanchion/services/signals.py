@@ -1,4 +1,9 @@
-"""Signals: the metrics and log lines of admission and of the engine."""
+"""Signals: the metrics and log lines of admission and of the engine.
+
+``AdmissionSignals`` counts the gate's answers, ``EngineSignals`` everything after admission.
+``TenantLabels`` bounds the label values of both: the first 50 tenants, and 20 workflows of each,
+have labels of their own; the rest are counted as ``other``.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +34,12 @@ __all__ = [
 
 
 OTHER: Final = "other"
-"""Also what a tenant of that name is counted as."""
+"""The label of all tenants without one of their own, and of a tenant with this name."""
 UNNAMED_MAX: Final = 200
 
 
 class TenantLabels:
-    """Shared by all metrics of a process, so that a tenant has the same label in each of them."""
+    """The label values of tenants and workflows. One for all metrics of a process."""
 
     def __init__(self, limit: int = 50, *, workflows_max: int = 20) -> None:
         self._limit = limit
@@ -63,7 +68,7 @@ class TenantLabels:
     def workflow(self, tenant: str, workflow: str, *, exists: bool = True) -> str:
         """The label of a tenant's workflow.
 
-        One that is not known to exist gets no label of its own: names can be made up for nothing.
+        A workflow that is not known to exist gets no label of its own: callers can invent names.
         """
         if self.tenant(tenant) == OTHER:
             return OTHER
@@ -76,7 +81,7 @@ class TenantLabels:
         return workflow
 
 
-# From a step in memory to the longest wait for the gate that can be set.
+# From a decision in memory to the longest wait budget that can be set.
 _WAIT_BUCKETS_S: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1, 2, 2.5, 5, 10, 30, 60),
@@ -84,7 +89,7 @@ _WAIT_BUCKETS_S: Final = (
 
 
 class AdmissionEndpoint(StrEnum):
-    """How a run can be asked for."""
+    """The three ways to request a run."""
 
     START = "start"
     RERUN = "rerun"
@@ -92,7 +97,7 @@ class AdmissionEndpoint(StrEnum):
 
 
 class AdmissionSignals:
-    """The gate's counters. Children are bound when they are first used, and kept."""
+    """The gate's metrics. Label children are bound at first use, and kept."""
 
     def __init__(
         self, registry: CollectorRegistry, *, labels: TenantLabels, errors: LeaseErrors
@@ -118,7 +123,7 @@ class AdmissionSignals:
     def decided(
         self, tenant: TenantId, workflow_id: WorkflowId, outcome: str, *, exists: bool
     ) -> None:
-        """Count an answer. ``exists``: the workflow is known to be one."""
+        """Count an answer. ``exists``: whether the workflow is known to exist."""
         label = self._labels.tenant(tenant)
         key = (label, self._labels.workflow(tenant, workflow_id, exists=exists), outcome)
         child = self._decided.get(key)
@@ -135,11 +140,11 @@ class AdmissionSignals:
         child.observe(waited_s)
 
     def lock_failed(self, name: str, error: str) -> None:
-        """The lock store could not be asked for an admission lock; counted with the decision."""
+        """Log that the lock store failed to grant an admission lock; ``decided`` counts it."""
         log_event(logging.ERROR, "admission_lock_failed", lease=name, error=error)
 
     def release_failed(self, name: str, risk: Risk, error: str) -> None:
-        """An admission lock could not be given back: it will expire."""
+        """Count and log an admission lock that was not released and will expire."""
         self._release_errors[risk].inc()
         log_event(logging.WARNING, "lock_release_failed", lease=name, risk=str(risk), error=error)
 
@@ -150,7 +155,7 @@ _RUN_BUCKETS_S: Final = (0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800, 3600, 2160
 
 
 class EngineSignals:
-    """The engine's counters. Children are bound once."""
+    """The engine's metrics. Label children are bound once."""
 
     def __init__(
         self,
@@ -235,9 +240,10 @@ class EngineSignals:
         self._on_duplicate()
 
     def duplicate_publishes(self, number: int) -> None:
-        """The bus knew of these calls already.
+        """Count calls that the bus had already.
 
-        No evidence of two writers: a row comes again while its call waits to be retried.
+        They are no evidence of two writers: a row is published again while its call waits for a
+        retry.
         """
         self._publishes.inc(number)
 
@@ -245,7 +251,7 @@ class EngineSignals:
         self._rejected[code].inc()
 
     def lock_busy(self) -> None:
-        """Count a retry in its half second: a wave of them shows as one tall bucket."""
+        """Count a retry in its half second, so that a burst of retries is visible."""
         self._busy.inc()
         bucket = Moment(self._clock.moment() // BUCKET_MS)
         if bucket != self._bucket:
@@ -254,7 +260,7 @@ class EngineSignals:
         self._in_bucket += 1
 
     def close_bucket(self) -> None:
-        """Observe the half second that is over, if it is."""
+        """Observe the number of retries of the last half second, if it is over."""
         is_over = self._bucket is not None and self._clock.moment() // BUCKET_MS > self._bucket
         if is_over and self._in_bucket:
             self._burst.observe(self._in_bucket)
@@ -282,7 +288,7 @@ class EngineSignals:
         self._on_finished(run, now)
 
     def tenants(self) -> tuple[TenantId, ...]:
-        """Whose active runs are shown: each by its name, or together with the others."""
+        """The tenants whose active runs are measured, with labels of their own or as ``other``."""
         return tuple(TenantId(tenant) for tenant in self._labels.seen)
 
     def active(self, runs: Mapping[TenantId, int]) -> None:

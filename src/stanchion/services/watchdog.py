@@ -1,4 +1,9 @@
-"""Watchdogs over the process: stalls of its event loop, and memory that was freed and is held."""
+"""Watchdogs of the process: one reports stalls of the event loop, one trims freed memory.
+
+``LoopWatchdog`` measures, from a thread of its own, how long a callback waits for its turn on the
+event loop; it logs the stack of what blocked the loop for 50 ms or more. ``MemoryTrimmer`` has the
+C library return freed memory to the system after the process has grown.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +58,7 @@ TopFrame: TypeAlias = Callable[[], FrameType | None]
 
 
 class LoopWatchdog:
-    """Watches one event loop at a time."""
+    """Measures the lag of one event loop at a time, and logs stalls."""
 
     def __init__(
         self,
@@ -102,7 +107,7 @@ class LoopWatchdog:
             thread.join()
 
     def look(self, schedule: Schedule, top_frame: TopFrame) -> None:
-        """Look once: send a probe, wait for one, or report one."""
+        """Check once: send a probe, wait for one that was sent, or report one that ran."""
         now, before = self._clock(), self._looked_at
         self._looked_at = now
         if self._sent_at is None:
@@ -121,7 +126,7 @@ class LoopWatchdog:
             return
         self._sent_at = now
         if before is not None and now - before >= LOOK_EVERY_S + STALL_S:
-            # This thread could not run for so long: whatever the loop ran began before.
+            # This thread could not run either, so the stall began before this check.
             self._sent_at, self._cpu_s = before + LOOK_EVERY_S, cpu_before
             self._stack = _described(frame)
         schedule(self._probe)
@@ -168,7 +173,7 @@ def _described(frame: FrameType | None) -> str:
     while frame is not None and len(lines) < _FRAMES_MAX:
         code = frame.f_code
         if lines and code.co_filename in _IDLE_FILES:
-            break  # what started the loop has not caused anything
+            break  # the code that runs the loop is not the cause
         is_ours = code.co_filename.startswith(_OURS)
         if is_ours or not lines:
             file = code.co_filename.removeprefix(_OURS) if is_ours else _short(code.co_filename)
@@ -183,7 +188,7 @@ def _short(path: str) -> str:
 
 CHECK_S: Final = 2.0
 GROWTH_BYTES: Final = 16 * 1024 * 1024
-"""A server that has grown by less since it was trimmed is left alone."""
+"""A process that has grown by less since the last trim is not trimmed."""
 _STATM: Final = Path("/proc/self/statm")
 
 
@@ -204,7 +209,7 @@ class MemoryTrimmer:
         self._level_bytes: int | None = None
 
     async def run(self) -> None:
-        """Look every two seconds, until cancelled."""
+        """Check every two seconds, until cancelled."""
         self._level_bytes = self._resident()
         while self._level_bytes is not None:
             await self._clock.sleep(CHECK_S)
@@ -226,7 +231,7 @@ class MemoryTrimmer:
 
 
 def resident_bytes() -> int | None:
-    """The memory of this process that is in use; ``None`` where the system does not tell."""
+    """The resident memory of this process; ``None`` where ``/proc`` does not have it."""
     try:
         pages = int(_STATM.read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -235,7 +240,7 @@ def resident_bytes() -> int | None:
 
 
 def return_freed_memory() -> None:
-    """Have the C library return freed memory to the system, if it is one that can."""
+    """Have the C library return freed memory to the system, if it has ``malloc_trim``."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

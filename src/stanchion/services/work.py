@@ -41,9 +41,9 @@ __all__ = [
 _Result = TypeVar("_Result")
 
 DEFAULT_ALLOWANCE: Final = WorkAllowance(share=0.25, burst_s=1.0)
-"""A quarter of one core for each tenant, and one second ahead of that."""
+"""A quarter of one core for each tenant, with a burst of one second."""
 TENANTS_MAX: Final = 10_000
-"""Tenants whose use is remembered: those charged last."""
+"""Tenants whose use is tracked: those charged last."""
 WAITING_MAX: Final = 16
 """Calls of one tenant that wait for the worker thread."""
 LOOP_WORK_MAX: Final = 60_000
@@ -51,18 +51,18 @@ LOOP_WORK_MAX: Final = 60_000
 _EFFECT_S: Final = 15e-6
 """Processor time of the store for each effect of a decision, estimated."""
 _FREE_EFFECTS: Final = 100
-"""Effects of one decision that are not charged: an ordinary one has a few."""
+"""Effects of one decision that are not charged: an ordinary decision has a few."""
 _PIECE_S: Final = 0.005
 """After a piece of work that took longer, the event loop serves others first."""
 _OVER: Final = "the tenant uses more processor time than its share"
 _SPREAD: Final = 0.25
-"""Refused callers are told to wait up to this much longer, so that they do not return together."""
+"""Jitter: refused callers are told to wait up to this much longer."""
 _RETRY_AFTER_MS_MAX: Final = 30_000
 _RETRY_AFTER_MS_MIN: Final = 50
 
 
 class TenantOverloaded(Exception):
-    """The tenant has used more processor time than its share: 429, and when to ask again."""
+    """The tenant has used more processor time than its share: 429, with a time to retry."""
 
     def __init__(self, detail: str, retry_after_ms: int) -> None:
         super().__init__(detail)
@@ -135,7 +135,7 @@ class TenantWorkBudget:
 
     @contextmanager
     def measured(self, tenant: TenantId) -> Iterator[None]:
-        """Charge what this thread works inside. Nothing may be awaited there."""
+        """Charge the processor time of the body. The body must not await."""
         before_s = self.processor_s()
         try:
             yield
@@ -143,7 +143,7 @@ class TenantWorkBudget:
             self.charge(tenant, max(0.0, self.processor_s() - before_s))
 
     async def done(self, tenant: TenantId, work: Callable[[], _Result]) -> _Result:
-        """Do a piece of work here and charge it. After a long one, others have their turn."""
+        """Do a piece of work here and charge it; after a long one, yield to the event loop."""
         before_s = self.processor_s()
         try:
             return work()
@@ -154,7 +154,7 @@ class TenantWorkBudget:
                 await asyncio.sleep(0)
 
     def refusal(self, tenant: TenantId, detail: str, wait_ms: float) -> TenantOverloaded:
-        """The refusal of a request of this tenant, counted, with a spread time to ask again."""
+        """Count a refusal and return its exception, with a jittered time to retry."""
         self._refusals.labels(tenant=self._labels.tenant(tenant)).inc()
         spread_ms = max(wait_ms, _RETRY_AFTER_MS_MIN) * (1 + _SPREAD * self._entropy.unit())
         return TenantOverloaded(detail, min(_RETRY_AFTER_MS_MAX, round(spread_ms)))
@@ -169,17 +169,17 @@ class _Account:
 
 
 class TenantExecutor:
-    """One worker thread for work that takes long. Tenants take turns at it, call by call.
+    """One worker thread for long work. Tenants take turns, call by call.
 
-    A tenant's calls wait in a line of their own, so a tenant with many calls delays itself, and
-    another one's call comes after one call of each tenant at most.
+    Each tenant has a queue of its own, so a tenant with many calls delays only itself: a call
+    waits for at most one call of each other tenant.
     """
 
     def __init__(self, budget: TenantWorkBudget, *, waiting_max: int = WAITING_MAX) -> None:
         self._budget = budget
         self._waiting_max = waiting_max
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tenant-work")
-        self._lines: OrderedDict[TenantId, deque[_Call]] = OrderedDict()
+        self._queues: OrderedDict[TenantId, deque[_Call]] = OrderedDict()
         self._is_busy = False
 
     async def run(
@@ -187,39 +187,39 @@ class TenantExecutor:
     ) -> _Result:
         """Do the work in the thread and charge its processor time to the tenant.
 
-        Raises ``TenantOverloaded`` if the tenant is over its share or has too many calls waiting,
-        unless the work must be done in any case.
+        Raises ``TenantOverloaded`` if the tenant is over its share or has too many calls waiting;
+        not with ``may_refuse=False``, for work that must be done in any case.
         """
-        line = self._lines.get(tenant)
+        queue = self._queues.get(tenant)
         if may_refuse:
             self._budget.check(tenant)
-            if line is not None and len(line) >= self._waiting_max:
-                detail = f"{len(line)} calls of this tenant wait for the worker thread already"
+            if queue is not None and len(queue) >= self._waiting_max:
+                detail = f"{len(queue)} calls of this tenant wait for the worker thread already"
                 raise self._budget.refusal(tenant, detail, 1_000)
-        if line is None:
-            line = self._lines[tenant] = deque()
+        if queue is None:
+            queue = self._queues[tenant] = deque()
         call = _Call(work, asyncio.get_running_loop().create_future())
-        line.append(call)
+        queue.append(call)
         self._next()
         result: _Result = await call.future
         return result
 
     def close(self) -> None:
-        """Let the thread go. Calls that wait are cancelled."""
-        for line in self._lines.values():
-            for call in line:
+        """Shut the thread down. Waiting calls are cancelled."""
+        for queue in self._queues.values():
+            for call in queue:
                 call.future.cancel()
-        self._lines.clear()
+        self._queues.clear()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _next(self) -> None:
-        while self._lines and not self._is_busy:
-            tenant, line = self._lines.popitem(last=False)
-            call = line.popleft()
-            if line:
-                self._lines[tenant] = line  # behind all other tenants
+        while self._queues and not self._is_busy:
+            tenant, queue = self._queues.popitem(last=False)
+            call = queue.popleft()
+            if queue:
+                self._queues[tenant] = queue  # behind all other tenants
             if call.future.done():
-                continue  # its caller has left
+                continue  # its caller was cancelled
             self._is_busy = True
             done = asyncio.get_running_loop().run_in_executor(self._thread, self._timed, call.work)
             done.add_done_callback(partial(self._end, tenant, call))
@@ -230,7 +230,7 @@ class TenantExecutor:
         error: BaseException | None = None
         try:
             result = work()
-        except Exception as raised:  # noqa: BLE001 - it is the caller's
+        except Exception as raised:  # noqa: BLE001 - raised again for the caller
             error = raised
         return result, error, max(0.0, self._budget.processor_s() - before_s)
 
@@ -263,11 +263,11 @@ class _Call:
 
 
 class Decider:
-    """Decides what events change about a run, and charges it to the run's tenant.
+    """Decides what events change in a run, and charges the work to the run's tenant.
 
-    A decision that is short is made on the event loop. One that turns out to be long is made again
-    by the executor, and so is every decision of a tenant that is over its share: it must be made,
-    but others come first. Without an executor all are made here, however long they take.
+    A short decision is made on the event loop. One that exceeds ``LOOP_WORK_MAX`` is made again by
+    the executor, and so is every decision of a tenant that is over its share: it must be made, but
+    other tenants come first. Without an executor all decisions are made on the event loop.
     """
 
     def __init__(self, budget: TenantWorkBudget, executor: TenantExecutor | None) -> None:
@@ -277,7 +277,7 @@ class Decider:
     async def decide(
         self, plan: Plan, run: Run, events: Sequence[Event], now: Instant
     ) -> Transition:
-        """What these events change, as ``decide_all`` says."""
+        """The transition that ``decide_all`` returns for these events."""
         transition = await self._decided(plan, run, events, now)
         effects = len(transition.effects)
         if effects > _FREE_EFFECTS:

@@ -48,8 +48,8 @@ __all__ = [
     "NO_MUTANT",
     "Mutant",
     "Replica",
-    "ReplicaContext",
     "SeededEntropy",
+    "SimContext",
     "linked_once",
     "plan_of",
     "share",
@@ -57,7 +57,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaContext:
+class SimContext:
     """What every replica of a world is connected to."""
 
     seed: int
@@ -77,7 +77,7 @@ class ReplicaContext:
 class Replica:
     """One replica, from its start to its end. After a crash, another takes its place."""
 
-    def __init__(self, place: ReplicaContext, name: str, weather: Weather) -> None:
+    def __init__(self, place: SimContext, name: str, weather: Weather) -> None:
         self.process = Process(name)
         chance = Random(f"{place.seed}/{name}")  # noqa: S311 - to be foreseen is the point
         self.links = [

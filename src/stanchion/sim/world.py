@@ -30,7 +30,7 @@ from stanchion.sim.lock_ledger import LockLedger
 from stanchion.sim.loop import LoopClock, Process, VirtualLoop
 from stanchion.sim.mischief import Mischief
 from stanchion.sim.network import BAD_WEATHER, CLEAR, HttpServer, Network
-from stanchion.sim.replica import NO_MUTANT, Mutant, Replica, ReplicaContext, linked_once, plan_of
+from stanchion.sim.replica import NO_MUTANT, Mutant, Replica, SimContext, linked_once, plan_of
 from stanchion.sim.scenario import Ask, Scenario, Then
 from stanchion.sim.servers import LockServer, StoreServer, at_once
 from stanchion.sim.workload import CAPS, WORKFLOWS, Callers, Hands
@@ -119,7 +119,7 @@ class World:
             tallies=tallies,
         )
         self.weather = BAD_WEATHER if scenario.is_stormy else CLEAR
-        self._place = ReplicaContext(
+        self._place = SimContext(
             seed=scenario.seed,
             store=self.store,
             locks=self.locks,

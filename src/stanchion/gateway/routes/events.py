@@ -21,12 +21,12 @@ import msgspec
 
 from stanchion.core.model import RunId
 from stanchion.gateway.cursors import CursorSeal
-from stanchion.gateway.problems import Refused, invalid_member, not_found
+from stanchion.gateway.problems import RequestRefused, invalid_member, not_found
 from stanchion.gateway.route import RUNNERS, Call, NoBody, Reach, Route, Stream
 from stanchion.gateway.views import feed_line
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import BadCursor, FeedEntry
-from stanchion.services.watching import FeedPage
+from stanchion.services.waiters import FeedPage
 from stanchion.wire.identifiers import RunName
 from stanchion.wire.problems import Code
 
@@ -59,7 +59,7 @@ async def follow_events(call: Call[NoBody, Followed]) -> Stream:
     if call.query.run_id is not None:
         loaded = await store.load(RunId(call.query.run_id))
         if loaded is None or loaded.run.tenant != call.tenant:
-            raise Refused(not_found("run"))
+            raise RequestRefused(not_found("run"))
     after = await _last_event_id(call)
     if after is None and call.query.run_id is None:
         after = await store.feed_position(call.tenant)
@@ -83,7 +83,7 @@ async def _last_event_id(call: Call[NoBody, Followed]) -> str | None:
             return after
     except BadCursor:
         pass
-    raise Refused(invalid_member("Last-Event-ID", "not an id of this stream"))
+    raise RequestRefused(invalid_member("Last-Event-ID", "not an id of this stream"))
 
 
 async def _parts(
@@ -99,7 +99,7 @@ async def _parts(
     # The position goes out first, so that a reader who is cut off at once can come back to it.
     yield b": events follow\n\n" if after is None else b"id: %b\n\n" % seal.seal(after).encode()
     spoke_at = clock.moment()
-    with call.services.watching.feed(call.tenant) as changed:
+    with call.services.waiters.feed(call.tenant) as changed:
         while not call.desk.draining.is_set():
             page = await _next(call, after, limit)
             if page.entries:
@@ -128,7 +128,7 @@ async def _turn(call: Call[NoBody, Followed], part: bytes) -> None:
 
 async def _next(call: Call[NoBody, Followed], after: str | None, limit: int) -> FeedPage:
     try:
-        return await call.services.watching.read_feed(call.tenant, after=after, limit=limit)
+        return await call.services.waiters.read_feed(call.tenant, after=after, limit=limit)
     except BackendError:
         return _NOTHING  # the store is away: the stream stays open, and goes on where it was
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Never, assert_never
 
 from stanchion.core.escalation import Level, Order
 from stanchion.core.model import Risk
-from stanchion.gateway.problems import Refusal, Refused, not_found
+from stanchion.gateway.problems import Refusal, RequestRefused, not_found
 from stanchion.gateway.route import OPERATORS, Call, NoBody, NoQuery, Reach, Reply, Route, Takes
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks, LockView
@@ -80,14 +80,14 @@ async def release_lease(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
 def _locks(call: Call[HoldLease, NoQuery] | Call[NoBody, NoQuery]) -> Locks:
     if call.services.locks is None:
         refusal = call.desk.unavailable(Code.LOCKS_UNAVAILABLE, "there is no lock backend")
-        raise Refused(refusal)
+        raise RequestRefused(refusal)
     return call.services.locks
 
 
 def _away(call: Call[HoldLease, NoQuery] | Call[NoBody, NoQuery], error: BackendError) -> Never:
     log_event(logging.WARNING, "lease_route_failed", error=sentence(error))
     refusal = call.desk.unavailable(Code.LOCKS_UNAVAILABLE, "the lock backend does not answer")
-    raise Refused(refusal) from error
+    raise RequestRefused(refusal) from error
 
 
 def _row(view: LockView) -> LeaseRow:

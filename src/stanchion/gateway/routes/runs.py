@@ -14,7 +14,7 @@ from stanchion.core.model import Run, RunId, RunStatus, StepId, WorkflowId
 from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunRefused
 from stanchion.gateway.body import check_value
-from stanchion.gateway.problems import Refusal, Refused, invalid, invalid_member, not_found
+from stanchion.gateway.problems import Refusal, RequestRefused, invalid, invalid_member, not_found
 from stanchion.gateway.route import (
     APPROVERS,
     RUNNERS,
@@ -45,7 +45,7 @@ from stanchion.services.gate_answers import (
     RunStarted,
     UnknownRun,
 )
-from stanchion.services.inbox import Changed, Conflicting, Unknown
+from stanchion.services.inbox import Conflicting, RunChange, UnknownTarget
 from stanchion.services.plans import DefinitionMissing, UnknownWorkflow
 from stanchion.wire.identifiers import Cursor, Limit, WaitS
 from stanchion.wire.problems import Code
@@ -148,14 +148,14 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
 
 async def get_run(call: Call[NoBody, Waiting]) -> Reply:
     """One run, now or when it has ended."""
-    body = await call.services.watching.rendered(
+    body = await call.services.waiters.rendered(
         RunId(call.params["run_id"]),
         partial(_rendered, call),
         of=call.tenant,
         within_s=call.query.wait,
     )
     if body is None:
-        raise Refused(not_found("run"))
+        raise RequestRefused(not_found("run"))
     return Reply(body)
 
 
@@ -228,12 +228,12 @@ async def _decide(call: Call[DecideStep, NoQuery], *, approve: bool) -> Reply | 
     return _change(changed)
 
 
-def _change(changed: Changed | Unknown | Conflicting) -> Reply | Refusal:
+def _change(changed: RunChange | UnknownTarget | Conflicting) -> Reply | Refusal:
     match changed:
-        case Changed():
+        case RunChange():
             value = Change(changed.run_id, changed.status, changed.applied)
             return Reply(value, status=200 if changed.applied else 202)
-        case Unknown():
+        case UnknownTarget():
             return Refusal(code=Code.NOT_FOUND, detail=f"there is no {changed.what}")
         case Conflicting():
             return Refusal(code=Code.CONFLICT, detail=changed.message)
@@ -245,7 +245,7 @@ async def own_run(call: Call[Any, Any]) -> Loaded:
     """The run that the path names, if it is the caller's tenant's."""
     loaded = await call.services.store.load(RunId(call.params["run_id"]))
     if loaded is None or loaded.run.tenant != call.tenant:
-        raise Refused(not_found("run"))
+        raise RequestRefused(not_found("run"))
     return loaded
 
 

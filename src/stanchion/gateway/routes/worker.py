@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias, TypeVar, assert_never
 from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, PROGRESS_BYTES_MAX, RESULT_BYTES_MAX
 from stanchion.core.model import Failure, JobId, Topic
 from stanchion.gateway.body import check_value
-from stanchion.gateway.problems import Refused, invalid_member
+from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.gateway.route import (
     OPERATORS,
     WORKERS,
@@ -144,7 +144,9 @@ def _result(call: Call[ResultsRequest, NoQuery], place: int, given: JobResult) -
     job_id, worker_id = JobId(given.job_id), call.body.worker_id
     if given.status == "succeeded":
         if given.error is not None:
-            raise Refused(invalid_member(f"{path}.error", "a job that succeeded has no error"))
+            raise RequestRefused(
+                invalid_member(f"{path}.error", "a job that succeeded has no error")
+            )
         check_value(call, f"{path}.output", given.output, bytes_max=RESULT_BYTES_MAX)
         return Result(job_id=job_id, fence=given.fence, worker_id=worker_id, output=given.output)
     error = given.error if isinstance(given.error, JobError) else _error(given.error)

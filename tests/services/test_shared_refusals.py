@@ -9,7 +9,7 @@ import pytest
 from stanchion.core.admission import Full
 from stanchion.core.model import TenantId
 from stanchion.services.gate_answers import GateFailed, GateFull, RunStarted
-from stanchion.services.limiter import ROOMS_MAX, RefusalQuery, SharedRefusals
+from stanchion.services.limiter import FULL_TENANTS_MAX, RefusalQuery, SharedRefusals
 from tests.services.faulty_locks import Fault
 from tests.services.gatehouse import ACME, Gatehouse, House, tally, virtual
 
@@ -160,7 +160,7 @@ async def test_only_so_many_tenants_are_remembered_and_whoever_waits_is_not_forg
     assert isinstance(await fullness.enter(ACME), RefusalQuery)
     waiting = asyncio.create_task(fullness.enter(ACME))
     await asyncio.sleep(0)
-    for number in range(ROOMS_MAX):
+    for number in range(FULL_TENANTS_MAX):
         fullness.heard(TenantId(f"t{number}"), FULL)
     assert await waiting is None
     assert not fullness.is_full(ACME)

@@ -21,7 +21,7 @@ ONE = workflow("one", step=job("work"))
 
 
 def watched(replica: Replica, run_id: RunId, within_s: float = 60) -> asyncio.Task[Loaded | None]:
-    return asyncio.create_task(replica.watching.finished(run_id, within_s=within_s))
+    return asyncio.create_task(replica.waiters.finished(run_id, within_s=within_s))
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -74,7 +74,7 @@ async def test_whoever_waits_where_a_run_ends_does_not_read_it_again(world: Worl
     # Once to decide on the result.
     assert done.count("load") == 1
     # Nobody waits any more: the next one asks the store.
-    assert await one.watching.finished(run_id, within_s=0) is not None
+    assert await one.waiters.finished(run_id, within_s=0) is not None
     assert done.count("load") == 2
 
 
@@ -143,12 +143,12 @@ async def test_a_run_that_does_not_end_in_time_is_shown_as_it_is(world: World) -
     await world.define(ONE)
     run_id = await world.start(one, "one")
     began = world.clock.moment()
-    loaded = await one.watching.finished(run_id, within_s=2.5)
+    loaded = await one.waiters.finished(run_id, within_s=2.5)
     assert loaded is not None
     assert loaded.run.status is RunStatus.RUNNING
     assert 2_500 <= world.clock.moment() - began <= 2_550
     began = world.clock.moment()
-    assert await one.watching.finished(run_id, within_s=0) is not None
+    assert await one.waiters.finished(run_id, within_s=0) is not None
     assert world.clock.moment() - began <= 10
 
 
@@ -156,7 +156,7 @@ async def test_a_run_that_does_not_end_in_time_is_shown_as_it_is(world: World) -
 async def test_a_run_that_never_was_is_not_waited_for(world: World) -> None:
     one = world.add()
     began = world.clock.moment()
-    assert await one.watching.finished(RunId("00-missing"), within_s=60) is None
+    assert await one.waiters.finished(RunId("00-missing"), within_s=60) is None
     assert world.clock.moment() - began <= 10
 
 
@@ -181,7 +181,7 @@ async def test_a_feed_is_woken_by_its_tenants_runs_and_by_nobody_elses(world: Wo
     await world.define(ONE, tenant=GLOBEX)
     theirs = await world.start(one, "one", tenant=GLOBEX)
     await asyncio.sleep(1)
-    with two.watching.feed(ACME) as changed:
+    with two.waiters.feed(ACME) as changed:
         began = world.clock.moment()
         waiting = asyncio.create_task(changed.wait(30))
         await asyncio.sleep(1)
@@ -234,7 +234,7 @@ async def test_what_many_waited_for_is_rendered_once(world: World) -> None:
 
     for replica in (one, two):
         watches = [
-            asyncio.create_task(replica.watching.rendered(run_id, render, within_s=60, of=each))
+            asyncio.create_task(replica.waiters.rendered(run_id, render, within_s=60, of=each))
             for each in (ACME, ACME, ACME, GLOBEX)
         ]
         await asyncio.sleep(0.3)
@@ -257,7 +257,7 @@ async def test_nobody_is_shown_what_was_read_before_they_asked(world: World) -> 
         watch = watched(two, run_id)
         await asyncio.sleep(0.3)
         await one.inbox.cancel(run_id, reason=None, actor="caller")
-        loaded = await two.watching.finished(run_id, within_s=within_s)
+        loaded = await two.waiters.finished(run_id, within_s=within_s)
         assert loaded is not None
         assert loaded.run.status is RunStatus.CANCELLED
         assert await watch is not None

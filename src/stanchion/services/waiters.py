@@ -1,8 +1,8 @@
-"""Watching: callers that wait for a run to end, or for anything to happen to a tenant's runs.
+"""Waits for the end of a run and for changes of a tenant's feed.
 
-Bells wake them; behind the bells is a poll, so that a lost one costs a moment, not the answer. A
-run or a piece of a feed is read once for all callers that wait for it: what a waiting caller costs
-does not depend on the size of what it waits for.
+Bells wake the waiting callers; a poll finds what a lost bell would have announced, a second later.
+A run or a page of a feed is read once for all callers that wait for it, so the cost of a waiting
+caller does not depend on the size of what it waits for.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from stanchion.ports.store import Runs
 from stanchion.services.context import ReplicaContext
 from stanchion.services.limiter import SingleFlight, TenantLimiter, retrieve
 
-__all__ = ["Changes", "FeedPage", "Watching"]
+__all__ = ["Changes", "FeedPage", "RunWaiters"]
 
 POLL_S: Final = 1.0
 FEED_READS_AT_ONCE: Final = 2
-"""Of one tenant: streams that catch up with a long feed take turns."""
+"""Concurrent reads of one tenant's feed: streams that catch up with a long feed take turns."""
 _WOKEN_AT_ONCE: Final = 16
 _Rendered = TypeVar("_Rendered")
 
 _Waiting: TypeAlias = dict[asyncio.Event, None]
-"""A set that keeps its order, so that the same history wakes the same in the same order."""
+"""An ordered set, so that a seed replays."""
 
 
 class Changes:
@@ -41,7 +41,7 @@ class Changes:
         self._event = event
 
     async def wait(self, timeout_s: float) -> None:
-        """Return once something has happened, or may have, or after the time."""
+        """Return once something has happened or may have happened, or after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
@@ -51,7 +51,7 @@ class Changes:
 
 
 class FeedPage:
-    """A piece of a tenant's feed, read once for all streams that have come to the same position."""
+    """A page of a tenant's feed, read once for all streams at the same position."""
 
     __slots__ = ("_rendered", "entries")
 
@@ -62,7 +62,7 @@ class FeedPage:
     async def rendered(
         self, run_id: str | None, render: Callable[[], Coroutine[Any, Any, _Rendered]]
     ) -> _Rendered:
-        """The page as streams of one run, or of all (``None``), send it: rendered once for them."""
+        """The page as streams of one run, or of all runs (``None``), send it; rendered once."""
         rendering = self._rendered.get(run_id)
         if rendering is None:
             rendering = self._rendered[run_id] = asyncio.ensure_future(render())
@@ -72,7 +72,7 @@ class FeedPage:
 
 
 class _Reading:
-    """A run as it was read: shared by all who wait for it, and rendered once for them."""
+    """A run as it was read: shared by all callers that wait for it, and rendered once for them."""
 
     __slots__ = ("began", "loaded", "rendering")
 
@@ -90,14 +90,14 @@ class _Watched:
     def __init__(self) -> None:
         self.waiting: _Waiting = {}
         self.bells = 0
-        """How often a bell said that the run has ended: what was read before is out of date."""
+        """Bells received for the run's end: a reading made before the last one is out of date."""
         self.newest: _Reading | None = None
         self.ended: _Reading | None = None
-        """As it ended on this replica: nothing about it changes any more."""
+        """The run as it ended on this replica: final."""
 
 
-class Watching:
-    """Wakes those who wait."""
+class RunWaiters:
+    """Callers of this replica that wait for runs and feeds."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._runs: Runs = context.store
@@ -115,9 +115,9 @@ class Watching:
     async def finished(
         self, run_id: RunId, *, within_s: float, of: TenantId | None = None
     ) -> Loaded | None:
-        """The run once it has ended, or as it is after the time.
+        """Return the run once it has ended, or as it is after ``within_s``.
 
-        ``None`` at once if there is no such run, or it is not one ``of`` that tenant.
+        ``None`` at once if there is no such run, or it is not a run ``of`` that tenant.
         """
         with self._waiting_for(run_id) as (watched, woken):
             reading = await self._awaited(run_id, watched, woken, within_s, of)
@@ -131,9 +131,9 @@ class Watching:
         within_s: float,
         of: TenantId,
     ) -> _Rendered | None:
-        """The same, rendered: once for all callers that are answered with the same reading.
+        """The same, rendered once for all callers that get the same reading.
 
-        ``render`` must give the same for all of them.
+        ``render`` must return the same for all of them.
         """
         with self._waiting_for(run_id) as (watched, woken):
             reading = await self._awaited(run_id, watched, woken, within_s, of)
@@ -165,7 +165,7 @@ class Watching:
             if reading.loaded.run.status.is_finished:
                 return reading
             if left_s <= 0 or self._is_draining:
-                # What was read before the caller came may be older than what the caller has done.
+                # A reading from before the call may miss the caller's own writes.
                 return reading if reading.began >= came else await self._read(run_id, watched)
             poll_s = POLL_S - (now - reading.began) / 1000
             try:
@@ -203,7 +203,7 @@ class Watching:
         return reading
 
     def has_ended(self, run: Run) -> None:
-        """It was committed here that the run has ended: whoever waits need not read it again."""
+        """Note that this replica committed the run's end: waiting callers need no further read."""
         watched = self._watched.get(run.id)
         if watched is not None:
             ended = Loaded(msgspec.structs.replace(run, items={}))
@@ -228,9 +228,9 @@ class Watching:
                 del self._watched[run_id]
 
     async def read_feed(self, tenant: TenantId, *, after: str | None, limit: int) -> FeedPage:
-        """What comes after a position of the feed: read once for all who ask at the same time.
+        """The feed after a position, read once for all callers that ask at the same time.
 
-        A tenant's streams take turns at the store. The limit is that of the first who asks.
+        A tenant's streams take turns at the store. The limit of the first caller applies.
         """
         return await self._reads.read(
             (tenant, after), lambda: self._read_feed(tenant, after, limit)
@@ -245,7 +245,7 @@ class Watching:
 
     @contextmanager
     def feed(self, tenant: TenantId) -> Iterator[Changes]:
-        """Be told of changes to the tenant's runs while inside."""
+        """Receive changes of the tenant's runs during the body."""
         with _among(self._tenants, tenant) as changed:
             yield Changes(changed)
 
@@ -257,13 +257,13 @@ class Watching:
             _set(waiting)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening to bells."""
         for stop in self._stops:
             stop()
 
 
 def _set(events: _Waiting | None) -> None:
-    """Wake them, a few in each iteration of the event loop: others are served in between."""
+    """Set the events, a few in each iteration of the event loop, so that others get a turn."""
     _set_some(tuple(events or ()))
 
 
