@@ -22,7 +22,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from statistics import median
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
@@ -42,8 +41,15 @@ FILES_MAX: Final = {
 """How many files a request may go through, by kind and store."""
 _ROOT: Final = Path(__file__).parent.parent / "src" / "stanchion"
 _ROUNDS: Final = 8
-_SETTLE_S: Final = 0.03
-"""Longer than a replica takes to apply a result, and shorter than a background loop's period."""
+_REST_S: Final = 0.03
+"""Before each request: what the one before it caused has ended by then."""
+_APPLIED: Final = frozenset({"adapters/bus/local.py"})
+"""Rings the bells, on every bus: the last thing that is done for a result, after its commit."""
+_HEARD_S: Final = 0.01
+"""Until bells have been heard."""
+_APPLIED_S_MAX: Final = 2.0
+_SAMPLERS: Final = frozenset({"services/watchdog.py"})
+"""Looks at the loop all the time, and has no part in any request."""
 _WAIT_S_MAX: Final = 20.0
 _WORKFLOW: Final = {
     "steps": {
@@ -76,15 +82,21 @@ class _Recorder:
         sys.setprofile(None)
 
     async def record(
-        self, request: Callable[[], Awaitable[object]], *, settle_s: float = 0
+        self, request: Callable[[], Awaitable[object]], *, until: frozenset[str] = frozenset()
     ) -> list[str]:
+        """The files of a request, from its first byte until it is answered and these are seen."""
+        await asyncio.sleep(_REST_S)
         self._seen = {}
         try:
             await request()
-            await asyncio.sleep(settle_s)
+            async with asyncio.timeout(_APPLIED_S_MAX):
+                while not until <= {_short(name) for name in list(self._seen)}:  # noqa: ASYNC110 - the server does not tell
+                    await asyncio.sleep(0.001)
+            if until:
+                await asyncio.sleep(_HEARD_S)
         finally:
             seen, self._seen = self._seen, None
-        return [Path(name).relative_to(_ROOT).as_posix() for name in seen]
+        return [name for name in map(_short, seen) if name not in _SAMPLERS]
 
     def _note(self, frame: FrameType, event: str, _argument: object) -> None:
         seen = self._seen
@@ -92,6 +104,10 @@ class _Recorder:
             name = frame.f_code.co_filename
             if name.startswith(self._prefix):
                 seen[name] = None
+
+
+def _short(name: str) -> str:
+    return Path(name).relative_to(_ROOT).as_posix()
 
 
 async def walks_on(store: str | None = None, bus: str | None = None) -> Walks:
@@ -123,16 +139,19 @@ async def _walk(connection: _Connection, recorder: _Recorder) -> Walks:
             result = {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded"}
             sent = {"worker_id": "w", "results": [{**result, "output": 1}]}
             send = partial(connection.ask, "POST", "/v1/worker/results", sent)
-            results.append(await recorder.record(send, settle_s=_SETTLE_S))
+            results.append(await recorder.record(send, until=_APPLIED))
     # Every second result is of the first step, and has a next one to dispatch.
     return Walks(_in_all(starts[2:]), _in_all(results[4::2]))
 
 
 def _in_all(walks: list[list[str]]) -> list[str]:
-    """The files that are in every walk, by their median place: background loops disturb a few."""
+    """The files that are in every walk, each at its latest place.
+
+    A background loop can only make a file appear earlier than the request enters it.
+    """
     common = set(walks[0]).intersection(*walks[1:])
     kept = [[name for name in walk if name in common] for walk in walks]
-    return sorted(common, key=lambda name: median(walk.index(name) for walk in kept))
+    return sorted(common, key=lambda name: max(walk.index(name) for walk in kept))
 
 
 class _Connection:
