@@ -41,6 +41,8 @@ __all__ = ["renewal_drill"]
 
 _PROGRAMS: Final = "stanchion.drills.programs"
 _STARTS_S_MAX: Final = 20.0
+_SHORT_OUTAGE: Final = 0.3
+"""Of a job lease's term, how long the short outage lasts: less than its renewals survive."""
 _REDELIVERED_S: Final = 5.0
 """An expired job is offered again so soon."""
 
@@ -121,7 +123,7 @@ class _Stage:
         self._deliveries: list[int] = []
         self._stale: list[str] = []
         self._paused: tuple[int, int, int] = (0, 0, 0)
-        self._outage_s = plan.ttl_s / 8
+        self._outage_s = _SHORT_OUTAGE * plan.ttl_s
         self.pictures: list[HolderPicture] = []
         """Of the first round, one for each policy."""
 
@@ -244,7 +246,7 @@ class _Stage:
             worker = self._worker(cleaning, f"http://127.0.0.1:{link.port}", topic)
             await self._start(topic, 1.5 * ttl_s)
             await _written(worker, _granted)
-            await asyncio.sleep(self._chance.uniform(0.2, 0.4) * ttl_s)
+            await asyncio.sleep(self._chance.uniform(0.1, 0.4) * ttl_s)
             _black_hole(link)
             await asyncio.sleep(self._outage_s)
             _mend(link)
