@@ -470,6 +470,13 @@ CASES: Final = (
         says=("07-01h:search[2]@1#1 is back at work (run 07-01h)",),
     ),
     Case(
+        args=("dead-letter", "discard", "07-01h:search[2]@1#1"),
+        asks=("POST", "/v1/admin/dead-letters/07-01h:search[2]@1#1/discard"),
+        answer=admin.DiscardAnswer("07-01h:search[2]@1#1", "07-01h", discarded=True),
+        shape=admin.DiscardAnswer,
+        says=("07-01h:search[2]@1#1 is discarded (run 07-01h)",),
+    ),
+    Case(
         args=("escalation", "show"),
         asks=("GET", "/v1/admin/escalation"),
         answer=ESCALATION,

@@ -9,6 +9,7 @@ import pytest
 from stanchion.core.events import (
     Approved,
     CancelRequested,
+    JobDiscarded,
     JobReplayed,
     Timer,
     TimerFired,
@@ -157,6 +158,65 @@ async def test_the_letter_of_a_finished_run_is_only_taken_out(store: Store) -> N
     assert (await store.list_dead_letters(ACME)).items == ()
     assert (await loaded(store, run_id)).inbox == ()
     assert await store.outbox_size() == 0
+
+
+async def test_a_discarded_job_is_told_to_its_run_and_its_item_fails(store: Store) -> None:
+    run_id = await start(store, FOR_EACH, run_input={"items": ["a"]})
+    died = await _die(store)
+    (letter,) = (await store.list_dead_letters(ACME)).items
+    assert await store.discard_dead_letter(letter.id, actor="operator") == letter
+    discarded = JobDiscarded(
+        job_id=died.job.id, step_id=died.job.step_id, item=0, dispatch=1, actor="operator"
+    )
+    # Before the run has heard that the job died: both are applied in their order.
+    entry = InboxEntry(f"discarded:{died.job.id}#1", discarded)
+    assert (await loaded(store, run_id)).inbox[-1] == entry
+    assert [row.run_id for row in await store.take_outbox(limit=9, hold_ms=9)] == [run_id]
+    await advance(store, FOR_EACH, run_id)
+    run = (await loaded(store, run_id)).run
+    assert run.status is RunStatus.FAILED
+    assert await store.active_runs(ACME) == 0
+
+
+async def test_a_letter_is_discarded_or_replayed_and_only_once(store: Store) -> None:
+    run_id = await start(store)
+    died = await _die(store)
+    letter_id = f"job:{died.job.id}#1"
+    answers = await asyncio.gather(
+        *(store.discard_dead_letter(letter_id, actor="operator") for _ in range(5)),
+        *(store.replay_dead_letter(letter_id, actor="operator") for _ in range(5)),
+    )
+    assert sum(answer is not None for answer in answers) == 1
+    assert len((await loaded(store, run_id)).inbox) == 2
+    assert (await store.list_dead_letters(ACME)).items == ()
+
+
+async def test_an_unknown_letter_is_not_discarded(store: Store) -> None:
+    run_id = await start(store)
+    for odd in ("", "nonsense", f"job:{run_id}:step@1#1", f"event:{run_id}:x", "job:", "event:zz"):
+        assert await store.discard_dead_letter(odd, actor="operator") is None
+
+
+async def test_the_discarded_letter_of_a_finished_run_is_only_taken_out(store: Store) -> None:
+    run_id = await start(store)
+    died = await _die(store)
+    await cancel(store, run_id)
+    assert await store.discard_dead_letter(f"job:{died.job.id}#1", actor="operator") is not None
+    assert (await store.list_dead_letters(ACME)).items == ()
+    assert (await loaded(store, run_id)).inbox == ()
+    assert await store.outbox_size() == 0
+
+
+async def test_the_event_of_a_discarded_letter_is_dropped(store: Store) -> None:
+    run_id = await start(store)
+    await store.post(run_id, CancelRequested(), entry_id="e1")
+    letter = await store.write_dead_letter(run_id, "e1", cause="poison")
+    assert letter is not None
+    assert await store.discard_dead_letter(letter.id, actor="operator") == letter
+    assert (await store.list_dead_letters(None)).items == ()
+    assert (await loaded(store, run_id)).inbox == ()
+    assert await store.outbox_size() == 0
+    assert await store.replay_dead_letter(letter.id, actor="operator") is None
 
 
 # ── Entries that cannot be applied ───────────────────────────────────────────────────────────────

@@ -53,7 +53,7 @@ from stanchion.core.workflow import (
     SubworkflowSpec,
     Workflow,
 )
-from tests.core.world import START, World, pending_run, planned
+from tests.core.world import START, World, discarded, pending_run, planned
 
 A, B, C, D = (StepId(name) for name in "abcd")
 
@@ -389,6 +389,31 @@ def test_an_earlier_death_or_replay_changes_nothing_about_a_job_that_was_replaye
     assert world.job("a").dispatch == 3
 
 
+def test_a_discarded_dead_letter_fails_its_step_whatever_attempts_are_left() -> None:
+    world = started(workflow(a=job(retry=RetrySpec(max_attempts=3))))
+    world.die("a")
+    world.discard("a")
+    error = world.run.step(A).error
+    assert error is not None
+    assert (error.code, error.step) == ("dead_letter_discarded", A)
+    assert world.run.status is RunStatus.FAILED
+    assert [entry.what for entry in world.timeline][-3:] == [
+        "job_discarded",
+        "step_failed",
+        "run_failed",
+    ]
+
+
+def test_only_the_dispatch_that_died_can_be_discarded() -> None:
+    world = started(workflow(a=job()))
+    world.die("a")
+    world.replay("a")
+    early = discarded(msgspec.structs.replace(world.job("a"), dispatch=1))
+    assert world.feed(early).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+    world.die("a")
+    assert world.feed(early).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+
+
 def test_a_result_for_a_dead_job_changes_nothing() -> None:
     world = started(workflow(a=job()))
     late = AttemptSucceeded(job_id=JobId("r1:a@1"), step_id=A)
@@ -597,6 +622,17 @@ def test_a_dead_item_leaves_the_step_waiting_until_it_is_replayed() -> None:
     assert (world.run.status, world.run.step(A).status) == (RunStatus.WAITING, "waiting")
     world.replay("a", item=0)
     assert (world.job("a", 0).dispatch, world.run.step(A).status) == (2, "running")
+
+
+def test_a_discarded_item_fails_and_the_others_go_on() -> None:
+    world = started(fan_out(), list=["x", "y"])
+    world.die("a", item=0)
+    world.discard("a", item=0)
+    assert world.run.status is RunStatus.RUNNING
+    world.succeed("a", item=1)
+    error = world.run.error
+    assert error is not None
+    assert (error.code, world.run.status) == ("items_failed", RunStatus.FAILED)
 
 
 def test_a_for_each_that_runs_out_of_time_revokes_all_its_items() -> None:

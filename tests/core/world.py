@@ -17,6 +17,7 @@ from stanchion.core.events import (
     AttemptSucceeded,
     Event,
     JobDied,
+    JobDiscarded,
     JobReplayed,
     Rejected,
     Started,
@@ -148,6 +149,13 @@ class World:
         ]
         return self.feed(replayed(job))
 
+    def discard(self, step: str, item: int | None = None) -> Transition:
+        """An operator discards the step's dead letter."""
+        [job] = [
+            job for job in self.dead.values() if (job.step_id, job.item) == (StepId(step), item)
+        ]
+        return self.feed(discarded(job))
+
     def fire(self, timer: Timer) -> Transition:
         """Time passes until the timer is due."""
         self.now = max(self.now, self.timers[timer])
@@ -236,6 +244,17 @@ def died(job: Job) -> JobDied:
     """The event of a job that nobody finished."""
     return JobDied(
         job_id=job.id, step_id=job.step_id, item=job.item, dispatch=job.dispatch, deliveries=5
+    )
+
+
+def discarded(job: Job) -> JobDiscarded:
+    """The event of an operator who gives a dead letter up."""
+    return JobDiscarded(
+        job_id=job.id,
+        step_id=job.step_id,
+        item=job.item,
+        dispatch=job.dispatch,
+        actor="operator",
     )
 
 

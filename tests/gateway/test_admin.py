@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from stanchion.core.model import Topic
 from tests.gateway.house import House
 
 
@@ -97,15 +98,39 @@ async def test_what_an_operator_does_to_locks_is_in_the_log(
     assert lines["lease_released_by_hand"]["lease"] == "run/x"
 
 
-async def test_a_dead_letter_is_listed_and_replayed_once(house: House) -> None:
-    run_id = await house.start()
+async def let_a_job_die(house: House) -> str:
+    """Make a dead letter of the job that is ready; its id."""
     store = house.services.store
-    (leased,) = await store.lease_jobs("w", ["work"], max_jobs=1, ttl_ms=1)  # type: ignore[list-item] # a topic
+    (leased,) = await store.lease_jobs("w", [Topic("work")], max_jobs=1, ttl_ms=1)
     async with asyncio.timeout(5):
         while not await store.expire_jobs(limit=10, max_deliveries=1):
             pass  # the lease lasts a millisecond
+    return leased.job.id
+
+
+async def test_a_discarded_dead_letter_fails_its_step_and_frees_the_slot(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="stanchion")
+    run_id = await house.start()
+    await let_a_job_die(house)
     (row,) = (await house.ask("GET", "/v1/admin/dead-letters")).json["dead_letters"]
-    assert (row["kind"], row["run_id"], row["job_id"]) == ("job", run_id, leased.job.id)
+    path = f"/v1/admin/dead-letters/{row['id']}/discard"
+    discarded = await house.ask("POST", path)
+    assert discarded.json == {"id": row["id"], "run_id": run_id, "discarded": True}
+    assert (await house.ask("POST", path)).status == 404
+    run = (await house.ask("GET", f"/v1/runs/{run_id}")).json
+    (step,) = run["steps"].values()
+    assert (run["status"], step["error"]["code"]) == ("failed", "dead_letter_discarded")
+    lines = {each.message: each.__dict__["fields"] for each in caplog.records}
+    assert lines["dead_letter_discarded"]["actor"] == "anonymous"
+
+
+async def test_a_dead_letter_is_listed_and_replayed_once(house: House) -> None:
+    run_id = await house.start()
+    job_id = await let_a_job_die(house)
+    (row,) = (await house.ask("GET", "/v1/admin/dead-letters")).json["dead_letters"]
+    assert (row["kind"], row["run_id"], row["job_id"]) == ("job", run_id, job_id)
     assert (await house.ask("GET", "/v1/admin/dead-letters", tenant="other")).json == {
         "dead_letters": [],
         "cursor": None,

@@ -248,6 +248,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "release_lease": forbidden,
     "list_dead_letters": empty("dead_letters"),
     "replay_dead_letter": not_there,
+    "discard_dead_letter": not_there,
     "create_key": forbidden,
     "list_keys": own_only,
     "revoke_key": not_there,

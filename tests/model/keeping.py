@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Literal
 
 import msgspec
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant, RunId, WorkflowId
 from stanchion.ports.records import DeadLetter, OutboxRow, Page, Tenant
+from stanchion.ports.store import Store
 from tests.model.call import LONG_MS, SHORT_MS, Call, Domain
 from tests.model.plans import WORKFLOWS
 from tests.model.side import Side
@@ -156,9 +157,10 @@ class ListLetters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """Put a dead letter back to work."""
+    """Put a dead letter back to work, or give it up."""
 
     letter: int
+    is_discard: bool = False
 
     async def bind(self, world: World) -> Call:
         model = world.pair.model
@@ -167,9 +169,13 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         run_id, name = named[self.letter % len(named)] if named else (RunId("r"), "job:nobody#1")
         return Call(
             f"{self} [{name}]",
-            lambda side: side.store.replay_dead_letter(side.letter_id(run_id, name), actor="op"),
+            lambda side: self._settle(side.store, side.letter_id(run_id, name)),
             Side.letter,
         )
+
+    def _settle(self, store: Store, letter_id: str) -> Awaitable[DeadLetter | None]:
+        verb = store.discard_dead_letter if self.is_discard else store.replay_dead_letter
+        return verb(letter_id, actor="op")
 
 
 # ── Definitions, tenants, documents ──────────────────────────────────────────────────────────────

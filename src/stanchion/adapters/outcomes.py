@@ -13,6 +13,7 @@ from stanchion.core.events import (
     CancelRequested,
     Event,
     JobDied,
+    JobDiscarded,
     JobReplayed,
     Started,
     TimerFired,
@@ -21,6 +22,7 @@ from stanchion.core.model import Instant, Job, RunId, RunStatus, StepId, TenantI
 from stanchion.ports.records import DeadLetter, DeadLetterKind, JobState, LostReason, Result
 
 __all__ = [
+    "discard_entry",
     "event_dead_letter",
     "event_letter_id",
     "job_dead_letter",
@@ -139,6 +141,20 @@ def replay_entry(letter: DeadLetter, actor: str) -> tuple[str, Event]:
             return letter.id.removeprefix(event_letter_id(letter.run_id, "")), letter.event
         case _:
             assert_never(letter.kind)
+
+
+def discard_entry(letter: DeadLetter, actor: str) -> tuple[str, Event] | None:
+    """The inbox entry by which a run hears that its dead letter was discarded.
+
+    ``None`` for the letter of an event: the event is dropped.
+    """
+    job = letter.job
+    if job is None:
+        return None
+    discarded = JobDiscarded(
+        job_id=job.id, step_id=job.step_id, item=job.item, dispatch=job.dispatch, actor=actor
+    )
+    return f"discarded:{job.id}#{job.dispatch}", discarded
 
 
 def step_of(event: Event) -> StepId | None:

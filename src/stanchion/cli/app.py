@@ -70,7 +70,10 @@ app = LazyGroup(
         "settings": (_HERE + "admin:settings", "See and change what servers go by while they run."),
         "lease": (_HERE + "operations:lease", "See, hold and release locks."),
         "key": (_HERE + "admin:key", "Make and revoke API keys."),
-        "dead-letter": (_HERE + "operations:dead_letter", "See what was given up, and replay it."),
+        "dead-letter": (
+            _HERE + "operations:dead_letter",
+            "See what was given up; replay or discard it.",
+        ),
         "escalation": (
             _HERE + "operations:escalation",
             "See and overrule whether failing open is allowed.",

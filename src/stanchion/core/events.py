@@ -22,6 +22,7 @@ __all__ = [
     "CancelRequested",
     "Event",
     "JobDied",
+    "JobDiscarded",
     "JobReplayed",
     "JobReturned",
     "Rejected",
@@ -115,6 +116,15 @@ class JobReplayed(_Event, frozen=True, kw_only=True, tag="job_replayed"):
     item: int | None = None
 
 
+class JobDiscarded(_Event, frozen=True, kw_only=True, tag="job_discarded"):
+    """An operator discards a dead letter, the one of this ``dispatch``: its step or item fails."""
+
+    job_id: JobId
+    step_id: StepId
+    dispatch: int
+    item: int | None = None
+
+
 class TimerFired(_Event, frozen=True, kw_only=True, tag="timer_fired"):
     """This timer is due, by the clock of the store: the clocks of replicas may differ."""
 
@@ -146,6 +156,7 @@ Event: TypeAlias = (
     | AttemptSucceeded
     | AttemptFailed
     | JobDied
+    | JobDiscarded
     | JobReplayed
     | JobReturned
     | TimerFired

@@ -33,6 +33,7 @@ from stanchion.core.events import (
     CancelRequested,
     Event,
     JobDied,
+    JobDiscarded,
     JobReplayed,
     JobReturned,
     Rejected,
@@ -129,6 +130,7 @@ def _apply(draft: Draft, event: Event) -> Ignored | None:
             AttemptSucceeded()
             | AttemptFailed()
             | JobDied()
+            | JobDiscarded()
             | JobReplayed()
             | Approved()
             | Rejected()
@@ -321,7 +323,7 @@ def _show_status(draft: Draft) -> None:
 
 def _item_of(event: Event) -> tuple[StepId, int] | None:
     match event:
-        case AttemptSucceeded() | AttemptFailed() | JobDied() | JobReplayed() if (
+        case AttemptSucceeded() | AttemptFailed() | JobDied() | JobDiscarded() | JobReplayed() if (
             event.item is not None
         ):
             return event.step_id, event.item

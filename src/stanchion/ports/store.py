@@ -340,6 +340,14 @@ class Housekeeping(Protocol):
         finished run is only removed. Returns the letter; ``None`` if there is none.
         """
 
+    async def discard_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
+        """Take a dead letter out for good, once.
+
+        A job's letter posts ``JobDiscarded`` as entry ``discarded:<job id>#<dispatch>``, unless its
+        run has finished; the event of an event's letter is dropped. ``None`` if there is no such
+        letter (any more).
+        """
+
     async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:
         """Compare the slots of the next ``limit`` tenants with their unfinished runs, and correct.
 

@@ -181,6 +181,13 @@ class Inbox:
             await self._advancer.advance(letter.run_id)
         return letter
 
+    async def discard(self, letter_id: str, *, actor: str) -> DeadLetter | None:
+        """Give a dead letter up, once: the step of its job fails, its event is dropped."""
+        letter = await self._store.discard_dead_letter(letter_id, actor=actor)
+        if letter is not None:
+            await self._advancer.advance(letter.run_id)
+        return letter
+
     async def _apply(self, run_id: RunId) -> RunChange | UnknownTarget:
         outcome = await self._advancer.advance(run_id)
         if isinstance(outcome, Advanced):

@@ -412,6 +412,7 @@ _NOTES: Final[Mapping[str, Callable[[Ledger, _Seen], None]]] = MappingProxyType(
         "fire_timers": Ledger.taken_up,
         "post": Ledger.told,
         "replay_dead_letter": Ledger.told,
+        "discard_dead_letter": Ledger.told,
         "count_failure": Ledger.poisoned,
         "write_dead_letter": Ledger.poisoned,
         "put_document": Ledger.patched,

@@ -130,6 +130,18 @@ class ReplayAnswer(msgspec.Struct, frozen=True):
     replayed: bool
 
 
+class DiscardAnswer(msgspec.Struct, frozen=True):
+    """The letter that was given up."""
+
+    id: str
+    run_id: str
+    discarded: bool
+
+
+class DiscardLetter(_Request, frozen=True, kw_only=True):
+    """Give a dead letter up. The body has no members."""
+
+
 class ReplayLetter(_Request, frozen=True, kw_only=True):
     """Put a dead letter back to work. There is nothing to say about it."""
 

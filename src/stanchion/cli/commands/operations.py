@@ -80,7 +80,7 @@ def _ends_in(row: dict[str, Any]) -> str:
 
 @click.group("dead-letter")
 def dead_letter() -> None:
-    """See what was given up, and replay it."""
+    """See what was given up; replay or discard it."""
 
 
 @dead_letter.command("list")
@@ -99,6 +99,18 @@ def replay_letter(session: Session, letter_id: str) -> None:
     """Put a dead letter back to work."""
     path = path_to("admin", "dead-letters", letter_id, "replay")
     session.show(session.send("POST", path).document, _replayed_lines)
+
+
+@dead_letter.command("discard")
+@click.argument("letter_id", metavar="ID", shell_complete=complete_letters)
+@talks
+def discard_letter(session: Session, letter_id: str) -> None:
+    """Give a dead letter up: its step fails, or its event is dropped."""
+    path = path_to("admin", "dead-letters", letter_id, "discard")
+    session.show(
+        session.send("POST", path).document,
+        lambda answer: [f"{cell(answer['id'])} is discarded (run {cell(answer['run_id'])})"],
+    )
 
 
 def _replayed_lines(answer: dict[str, Any]) -> Iterator[str]:

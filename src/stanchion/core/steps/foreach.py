@@ -17,6 +17,7 @@ from stanchion.core.events import (
     AttemptSucceeded,
     Event,
     JobDied,
+    JobDiscarded,
     JobReplayed,
     TimerFired,
     TimerKind,
@@ -142,7 +143,7 @@ def _gather(draft: Draft, step: PlannedStep, counts: ItemCounts) -> None:
 
 def _index(event: Event) -> int | None:
     match event:
-        case AttemptSucceeded() | AttemptFailed() | JobDied() | JobReplayed():
+        case AttemptSucceeded() | AttemptFailed() | JobDied() | JobDiscarded() | JobReplayed():
             return event.item
         case TimerFired(timer=timer) if timer.kind is TimerKind.RETRY:
             return timer.item

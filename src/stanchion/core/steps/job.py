@@ -1,7 +1,8 @@
 """Job steps: work for one worker, attempted as often as the retry policy allows.
 
 ``dispatch`` and ``advance`` handle one attempt, for job steps and for items of a for-each: it is
-dispatched, then succeeds, or fails and is retried, or becomes a dead letter that can be replayed.
+dispatched, then succeeds, or fails and is retried, or becomes a dead letter that can be replayed
+or discarded.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from stanchion.core.events import (
     CancelRequested,
     Event,
     JobDied,
+    JobDiscarded,
     JobReplayed,
     JobReturned,
     Rejected,
@@ -136,6 +138,17 @@ def advance(
                 attempt=state.attempt,
                 number=state.dispatch + 1,
             )
+        case JobDiscarded(job_id=about, dispatch=number) if (
+            state.wait == OnReplay(about) and state.dispatch == number
+        ):
+            draft.note("job_discarded", step.id, item=item, attempt=state.attempt)
+            message = f"its job became a dead letter, which {event.actor} discarded"
+            return msgspec.structs.replace(
+                state,
+                status=StepStatus.FAILED,
+                wait=None,
+                error=Failure("dead_letter_discarded", message, step.id),
+            )
         case TimerFired(timer=timer) if timer == _retry_timer(step, item, state) and isinstance(
             state.wait, OnRetry
         ):
@@ -144,6 +157,7 @@ def advance(
             AttemptSucceeded()
             | AttemptFailed()
             | JobDied()
+            | JobDiscarded()
             | JobReplayed()
             | JobReturned()
             | TimerFired()

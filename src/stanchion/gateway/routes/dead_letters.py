@@ -7,12 +7,28 @@ from typing import Final
 
 from stanchion.core.model import TenantId
 from stanchion.gateway.problems import Refusal, not_found
-from stanchion.gateway.route import OPERATORS, Call, NoBody, NoQuery, Reach, Reply, Route, Takes
+from stanchion.gateway.route import (
+    OPERATORS,
+    RUNNERS,
+    Call,
+    NoBody,
+    NoQuery,
+    Reach,
+    Reply,
+    Route,
+    Takes,
+)
 from stanchion.gateway.routes.workflows import PagedWorkflows
 from stanchion.gateway.views import dead_letter_row
 from stanchion.ports.store import Store
 from stanchion.services.log import log_event
-from stanchion.wire.admin import DeadLetterList, ReplayAnswer, ReplayLetter
+from stanchion.wire.admin import (
+    DeadLetterList,
+    DiscardAnswer,
+    DiscardLetter,
+    ReplayAnswer,
+    ReplayLetter,
+)
 from stanchion.wire.problems import Code
 
 __all__ = ["ROUTES"]
@@ -38,6 +54,18 @@ async def replay_dead_letter(call: Call[ReplayLetter, NoQuery]) -> Reply | Refus
     return Reply(ReplayAnswer(letter.id, letter.run_id, replayed=True))
 
 
+async def discard_dead_letter(call: Call[DiscardLetter, NoQuery]) -> Reply | Refusal:
+    """Give a dead letter up: the step of its job fails, its event is dropped."""
+    name = call.params["letter_id"]
+    if call.only is not None and not await _is_own(call.services.store, call.only, name):
+        return not_found("dead letter")
+    letter = await call.services.inbox.discard(name, actor=call.actor)
+    if letter is None:
+        return not_found("dead letter")
+    log_event(logging.INFO, "dead_letter_discarded", letter=name, actor=call.actor)
+    return Reply(DiscardAnswer(letter.id, letter.run_id, discarded=True))
+
+
 async def _is_own(store: Store, tenant: TenantId, name: str) -> bool:
     """Whether this tenant has such a letter. Letters are few, and this is an operator's route."""
     cursor: str | None = None
@@ -56,7 +84,7 @@ ROUTES: Final = (
         path="/v1/admin/dead-letters",
         handler=list_dead_letters,
         says="List dead letters, oldest first: the key's tenant's, or everybody's.",
-        roles=OPERATORS,
+        roles=RUNNERS,
         reach=Reach.ONE_OR_ALL,
         query=PagedWorkflows,
         answer=DeadLetterList,
@@ -71,6 +99,18 @@ ROUTES: Final = (
         takes=Takes.JSON_OR_NOTHING,
         body=ReplayLetter,
         answer=ReplayAnswer,
+        codes=(Code.NOT_FOUND,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/admin/dead-letters/{letter_id}/discard",
+        handler=discard_dead_letter,
+        says="Give a dead letter up: the step of its job fails, its event is dropped.",
+        roles=OPERATORS,
+        reach=Reach.ONE_OR_ALL,
+        takes=Takes.JSON_OR_NOTHING,
+        body=DiscardLetter,
+        answer=DiscardAnswer,
         codes=(Code.NOT_FOUND,),
     ),
 )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
-from stanchion.adapters.outcomes import event_dead_letter, replay_entry
+from stanchion.adapters.outcomes import discard_entry, event_dead_letter, replay_entry
 from stanchion.adapters.store.memory.state import MemoryPart, RunFile
-from stanchion.core.events import TimerFired
+from stanchion.core.events import Event, TimerFired
 from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.ports.records import DeadLetter, Drift, OutboxRow, Page
 
@@ -56,13 +56,23 @@ class MemoryHousekeeping(MemoryPart):
         )
 
     async def replay_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
+        return self._take_letter(letter_id, lambda letter: replay_entry(letter, actor))
+
+    async def discard_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
+        return self._take_letter(letter_id, lambda letter: discard_entry(letter, actor))
+
+    def _take_letter(
+        self, letter_id: str, entry_of: Callable[[DeadLetter], tuple[str, Event] | None]
+    ) -> DeadLetter | None:
+        """Remove a letter and post what its run is to hear of it, unless the run has finished."""
         _, letter = self._state.letters.get(letter_id, (None, None))
         if letter is None:
             return None
         file = self._state.runs[letter.run_id]
         self._state.remove_letter(file, letter_id)
-        if not file.run.status.is_finished:
-            self._state.deliver(file, *replay_entry(letter, actor), self._state.now())
+        entry = entry_of(letter)
+        if entry is not None and not file.run.status.is_finished:
+            self._state.deliver(file, *entry, self._state.now())
         return letter
 
     async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:

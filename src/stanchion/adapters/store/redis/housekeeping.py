@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
-from stanchion.adapters.outcomes import event_letter_id, replay_entry, step_of
+from stanchion.adapters.outcomes import discard_entry, event_letter_id, replay_entry, step_of
 from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.store.redis import decode, encode
 from stanchion.adapters.store.redis.encode import RUN_ID_CHARS, sized
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
+from stanchion.core.events import Event
 from stanchion.core.model import SHARDS, Instant, RunId, TenantId, shard_of_run, shard_of_tenant
 from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page
 
@@ -200,6 +202,15 @@ class RedisLetters(Sharded):
         return Page(letters, write_cursor("dead-letters", page[-1][0]) if more else None)
 
     async def replay_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
+        return await self._take_letter(letter_id, lambda letter: replay_entry(letter, actor))
+
+    async def discard_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
+        return await self._take_letter(letter_id, lambda letter: discard_entry(letter, actor))
+
+    async def _take_letter(
+        self, letter_id: str, entry_of: Callable[[DeadLetter], tuple[str, Event] | None]
+    ) -> DeadLetter | None:
+        """Remove a letter and post what its run is to hear of it."""
         deadline = self._shards.client.deadline()
         # The id of a letter is its kind, the run, and what of the run: ``job:<run>:plan@1#1``.
         run_id = RunId([*letter_id.split(":", 2), ""][1])
@@ -213,7 +224,8 @@ class RedisLetters(Sharded):
         if packed is None:
             return None
         letter = decode.read_letter(packed)
-        entry_id, event = replay_entry(letter, actor)
-        words = (run_id, letter.tenant, letter_id, entry_id, encode.to_json(event))
+        entry = entry_of(letter)
+        posted = ("", "") if entry is None else (entry[0], encode.to_json(entry[1]))
+        words = (run_id, letter.tenant, letter_id, *posted)
         step = self._shards.step("replay", shard, *words, run_id=run_id, is_repeatable=False)
         return letter if await self._shards.ask(step, deadline) else None

@@ -1,12 +1,12 @@
--- replay: take a dead letter out and put its event into its run's inbox, if the run can use it.
+-- replay: remove a dead letter and post an event to its run, unless the run has ended.
 -- KEYS   run inbox buried outbox rows counters letters dead dead_of
--- ARGV   1 run id  2 tenant  3 letter id  4 entry id  5 event as JSON
+-- ARGV   1 run id  2 tenant  3 letter id  4 entry id, empty to post nothing  5 event as JSON
 -- ANSWER 1; 0 if there is no such letter any more
 -- USES   time text inbox letters
 if not remove_letter(ARGV[2], ARGV[3]) then
   return 0
 end
-if redis.call('HEXISTS', key.run, 'closed') == 0 then
+if ARGV[4] ~= '' and redis.call('HEXISTS', key.run, 'closed') == 0 then
   put(ARGV[1], ARGV[4], ARGV[5], now)
 end
 return 1

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
-from stanchion.adapters.outcomes import event_dead_letter, replay_entry
+from stanchion.adapters.outcomes import discard_entry, event_dead_letter, replay_entry
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.store.sqlite.codec import DEAD_LETTER, EVENT, SQL, encode
 from stanchion.adapters.store.sqlite.outbox import drop_entry, put_entry
+from stanchion.core.events import Event
 from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.ports.records import DeadLetter, Drift, Page
 
 __all__ = [
     "add_letter",
     "audit_slots",
+    "discard_dead_letter",
     "list_dead_letters",
     "purge",
     "replay_dead_letter",
@@ -61,15 +64,27 @@ def list_dead_letters(
 
 def replay_dead_letter(db: Database, letter_id: str, *, actor: str) -> DeadLetter | None:
     """See ``ports.store.Housekeeping.replay_dead_letter``."""
+    return _take_letter(db, letter_id, lambda letter: replay_entry(letter, actor))
+
+
+def discard_dead_letter(db: Database, letter_id: str, *, actor: str) -> DeadLetter | None:
+    """See ``ports.store.Housekeeping.discard_dead_letter``."""
+    return _take_letter(db, letter_id, lambda letter: discard_entry(letter, actor))
+
+
+def _take_letter(
+    db: Database, letter_id: str, entry_of: Callable[[DeadLetter], tuple[str, Event] | None]
+) -> DeadLetter | None:
+    """Remove a letter and post what its run is to hear of it."""
     found = db.first(SQL["take_letter"], id=letter_id)
     if found is None:
         return None
     body, run = found
     letter = DEAD_LETTER.decode(body)
-    ended = db.first(SQL["is_ended"], run=run)
-    # A run that has ended hears nothing any more; its letter is taken out all the same.
-    if ended is not None and ended[0] is None:
-        put_entry(db, run, *replay_entry(letter, actor), db.now())
+    entry, ended = entry_of(letter), db.first(SQL["is_ended"], run=run)
+    # Nothing is posted to a run that has ended; its letter is removed all the same.
+    if entry is not None and ended is not None and ended[0] is None:
+        put_entry(db, run, *entry, db.now())
     return letter
 
 

@@ -175,6 +175,7 @@ class SqliteStore:
     write_dead_letter = _writes(housekeeping.write_dead_letter)
     list_dead_letters = _reads(housekeeping.list_dead_letters)
     replay_dead_letter = _writes(housekeeping.replay_dead_letter)
+    discard_dead_letter = _writes(housekeeping.discard_dead_letter)
     purge = _writes(housekeeping.purge)
 
     async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:
