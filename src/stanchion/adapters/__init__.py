@@ -1,1 +1,1 @@
-"""Adapters: the world outside, made to keep the promises of the ports. Only assemble picks them."""
+"""Adapters: implementations of the ports. Only ``assemble`` chooses between them."""

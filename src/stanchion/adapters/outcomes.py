@@ -1,6 +1,6 @@
 """Outcomes: the events and dead letters that every store writes when a job or an event ends.
 
-Stores keep them in different forms, but what they say is decided here, once.
+The stores encode them differently; their content is defined here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def job_dead_letter(job: Job, deliveries: int, at: Instant) -> DeadLetter:
 
 
 def job_died_entry(job: Job, deliveries: int) -> tuple[str, JobDied]:
-    """The inbox entry that tells the job's run of it."""
+    """The inbox entry for the run of a job that became a dead letter."""
     died = JobDied(
         job_id=job.id,
         step_id=job.step_id,
@@ -103,7 +103,7 @@ def event_dead_letter(
 def result_event(
     result: Result, step_id: StepId, item: int | None = None
 ) -> AttemptSucceeded | AttemptFailed:
-    """The event that a worker's result is to its run."""
+    """The event for the run from the result of a worker."""
     if result.error is None:
         return AttemptSucceeded(
             job_id=result.job_id,
@@ -123,7 +123,7 @@ def result_event(
 
 
 def replay_entry(letter: DeadLetter, actor: str) -> tuple[str, Event]:
-    """The inbox entry that a dead letter becomes when it is replayed."""
+    """The inbox entry for the replay of a dead letter."""
     match letter.kind:
         case DeadLetterKind.JOB:
             job = letter.job
@@ -158,7 +158,7 @@ def discard_entry(letter: DeadLetter, actor: str) -> tuple[str, Event] | None:
 
 
 def step_of(event: Event) -> StepId | None:
-    """The step that an event is about, if any."""
+    """The step that an event names, if any."""
     match event:
         case Started() | CancelRequested():
             return None

@@ -19,13 +19,13 @@ __all__ = ["ManualClock", "SystemClock", "SystemEntropy"]
 
 _NS_PER_MS: Final = 1_000_000
 
-# CLOCK_MONOTONIC stops while a Linux machine is suspended: a holder that slept through its lease
-# would wake up trusting it. CLOCK_BOOTTIME counts on. Elsewhere the monotonic clock does so itself.
+# CLOCK_MONOTONIC stops while a Linux machine is suspended: after the suspension a holder would
+# trust an expired lease. CLOCK_BOOTTIME goes on; so does the monotonic clock of other systems.
 _RISING: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SystemClock:
-    """Time as this machine has it."""
+    """The clocks of this machine."""
 
     def now(self) -> Instant:
         return Instant(time.time_ns() // _NS_PER_MS)
@@ -38,21 +38,21 @@ class SystemClock:
 
 
 _UNIT_BITS: Final = 53
-"""As many as a float has digits: every value below one is hit exactly, and one itself never."""
+"""The precision of a float: every value below 1.0 is exact, and 1.0 itself is never returned."""
 _UNIT_BYTES: Final = 8
 _TOKEN_BYTES: Final = 16
 _STOCK_BYTES: Final = 4096
-"""Fetched at once: asking the system for sixteen bytes costs as much as asking for all of these."""
+"""Bytes fetched at once: a system call for sixteen bytes costs as much as one for all of these."""
 
 
 class SystemEntropy:
-    """Unpredictable random values. Threads may share one; a forked child draws its own."""
+    """Unpredictable random values. Safe for threads and for forked processes."""
 
     def __init__(self) -> None:
         self._stock = b""
         self._used = 0
         self._drawing = threading.Lock()
-        # A child that was forked has the same stock, and must not give out the same tokens.
+        # A forked child has a copy of the buffer, and must not return the same tokens.
         mine = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _renew(mine()))
 
@@ -73,7 +73,7 @@ class SystemEntropy:
             return self._stock[start:end]
 
     def renew(self) -> None:
-        """Discard the stock: threads that were drawing from it do not exist in the forked child."""
+        """Discard the buffer and its lock, which a thread of the parent may have held."""
         self._drawing = threading.Lock()
         self._stock = b""
         self._used = 0
@@ -89,7 +89,7 @@ _START: Final = Instant(1_700_000_000_000)
 
 
 class ManualClock:
-    """Time passes when ``advance`` is called, and sleepers whose time has come wake up."""
+    """A clock for tests: time passes only in ``advance``, which wakes sleepers that are due."""
 
     def __init__(self, start: Instant = _START) -> None:
         self._now = start
@@ -104,7 +104,7 @@ class ManualClock:
         return self._moment
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until the clock has been advanced so far. Without time to wait, let others run."""
+        """Wait until the clock was advanced by ``seconds``. Yields once if that is not positive."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -114,7 +114,7 @@ class ManualClock:
         await woken
 
     def advance(self, by_ms: int) -> None:
-        """Let time pass. Sleepers wake in the order of their times, once their tasks get to run."""
+        """Let time pass. Sleepers are woken in the order of their times."""
         if by_ms < 0:
             raise ValueError(
                 "time does not run backwards; use step() for a clock that was set back"
@@ -127,10 +127,10 @@ class ManualClock:
                 woken.set_result(None)
 
     def step(self, by_ms: int) -> None:
-        """Set the time of day, forwards or back. No time passes: the moment and sleepers stay."""
+        """Set the wall clock, forwards or back. Monotonic time and sleepers are not affected."""
         self._now = Instant(self._now + by_ms)
 
     @property
     def sleepers(self) -> int:
-        """How many wait for time to pass."""
+        """The number of sleeping callers."""
         return sum(not woken.done() for _, _, woken in self._sleepers)

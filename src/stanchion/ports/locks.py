@@ -31,7 +31,7 @@ class Granted(msgspec.Struct, frozen=True, tag="granted"):
 
 
 class Held(msgspec.Struct, frozen=True, tag="held"):
-    """Another holder has the lock; its term ends after ``remaining_ms``."""
+    """Another holder has the lock; its term ends within ``expires_in_ms``."""
 
     expires_in_ms: int
 

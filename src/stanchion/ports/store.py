@@ -129,9 +129,9 @@ class Runs(Protocol):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[RunSummary]:
-        """A tenant's runs, newest first, of the same instant the highest id first.
+        """The runs of a tenant, newest first; of the same instant the highest id first.
 
-        A run that begins meanwhile does not disturb the pages.
+        Runs that start between two pages do not change later pages.
 
         With a filter, a page may hold fewer than ``limit`` runs and still not be the last.
         """
@@ -196,13 +196,11 @@ class Jobs(Protocol):
         row_due_in_ms: int = 0,
         tenant: TenantId | None = None,
     ) -> tuple[Acceptance, ...]:
-        """Take results, each on its own: one answer each, in order.
+        """Accept results, each independently; returns one answer each, in order.
 
-        With ``tenant``, another tenant's job is an unknown job.
-
-        Taken only under the job's present fence, up to the moment in which its expiry is noticed.
-        The outbox row becomes due after ``row_due_in_ms``: time for whoever accepted to advance the
-        run at once, before others are asked to.
+        With ``tenant``, jobs of other tenants are unknown. A result is accepted only with the
+        current fence of the job, until ``expire_jobs`` has ended the lease. The outbox row becomes
+        due after ``row_due_in_ms``: the caller can advance the run before other replicas do.
         """
 
     async def job(self, job_id: JobId) -> JobView | None:

@@ -1,1 +1,1 @@
-"""Buses: how replicas call each other."""
+"""Buses: calls and bells between replicas."""

@@ -1,12 +1,12 @@
-"""The local bus: the outbox table is the queue, and this hands out what the relay took from it.
+"""The local bus, for one process: the outbox table is the queue.
 
-For one process. A call is a row of the outbox, and the row stays in the store until a commit has
-emptied the run's inbox. So nothing here needs to survive a crash: the next process finds the rows
-due again and publishes them anew.
+A call is a row of the outbox, and the row stays in the store until a commit has emptied the inbox
+of the run. So nothing here needs to survive a crash: the next process finds the rows due and
+publishes them again.
 
-A retry is waited for here, because only that makes its delay exact; the relay looks now and then.
-It is also written into the store, so that a process that starts meanwhile keeps to it, and so that
-the relay does not bring the row again and again while it waits.
+The delay of a retry is waited for here, which makes it exact; the relay only polls. The row is also
+deferred in the store, so that a new process respects the delay and the relay does not publish the
+row again while it waits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LocalBus:
         self._listeners = BellListeners()
         self._queue: asyncio.Queue[OutboxRow] = asyncio.Queue()
         self._pending: set[RunId] = set()
-        """Runs with a call that is queued, being handled, or waiting to be retried."""
+        """Runs with a call that is queued, being handled, or waiting for its retry."""
         self._waits: dict[RunId, asyncio.Task[None]] = {}
         self._is_closed = False
 
@@ -82,7 +82,7 @@ class LocalBus:
             try:
                 disposition = await handled(handle, call)
             except asyncio.CancelledError:
-                # Not answered: it is for whoever consumes next.
+                # Not answered: the next consumer gets it.
                 self._queue.put_nowait(call)
                 raise
             match disposition:
@@ -97,8 +97,8 @@ class LocalBus:
                     assert_never(disposition)
 
     async def _retry(self, call: OutboxRow, delay_ms: int) -> None:
-        # Side by side, so that a slow store does not add to the delay. If it fails, the row is due
-        # again at the end of its hold: no harm is done.
+        # Concurrent, so that a slow store does not add to the delay. If deferring fails, the row is
+        # due again at the end of its hold.
         await asyncio.gather(
             self._clock.sleep(delay_ms / _MS_PER_S),
             self._outbox.defer_outbox(call, delay_ms=delay_ms),
@@ -117,12 +117,12 @@ class BellListeners:
     """The listeners of one process, by bell."""
 
     def __init__(self) -> None:
-        # By number, not by function: the same function may listen twice, and stop once.
+        # Keyed by number, since the same function may be registered twice.
         self._hooks: dict[Bell, dict[int, _Hear]] = {}
         self._listened = 0
 
     def listen(self, bell: Bell, hear: _Hear) -> Callable[[], None]:
-        """Call ``hear`` with the note of every such bell, until the answer is called."""
+        """Call ``hear`` with the note of every such bell. Returns a function that stops it."""
         self._listened += 1
         number, hooks = self._listened, self._hooks.setdefault(bell, {})
         hooks[number] = hear
@@ -133,7 +133,7 @@ class BellListeners:
         return stop
 
     def hear(self, bell: Bell, note: str) -> None:
-        """Tell everybody who listens now, in the next turn of the loop."""
+        """Notify all current listeners in the next iteration of the event loop."""
         hooks = self._hooks.get(bell)
         if not hooks:
             return
@@ -154,7 +154,7 @@ class BellListeners:
 
 _AFTER_A_FAULT: Final = Retry(1_000)
 _GRACE_S: Final = 5.0
-"""How long a handler may take to end when it is cancelled."""
+"""How long a cancelled handler may take to end."""
 
 
 async def handled(
@@ -164,9 +164,9 @@ async def handled(
     still: Callable[[], Awaitable[None]] | None = None,
     every_s: float | None = None,
 ) -> Disposition:
-    """What the handler answers; ``still`` is called now and then while it works.
+    """The disposition of the handler; ``still`` is called regularly while it works.
 
-    A handler that raises has not answered. That is no fault of the call's: it comes again.
+    If the handler raises, the call is retried.
     """
     work = asyncio.ensure_future(handle(call))
     try:

@@ -39,7 +39,7 @@ class MemoryLocks:
         self._clock = clock
         self._holders: dict[str, _Holder] = {}
         self._fences: dict[str, int] = {}
-        """The last fence of every name, whether it is held now or not."""
+        """The last fence of every name, held or not."""
 
     async def acquire(
         self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
@@ -104,10 +104,10 @@ class MemoryLocks:
         """Always answers: there is no server."""
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is no connection."""
 
     def _present(self, name: str) -> _Holder | None:
-        """Who has the name now. A term that has run out is as if it had never been."""
+        """The current holder; ``None`` if the lock is free or its term has ended."""
         holder = self._holders.get(name)
         if holder is not None and holder.expires_at <= self._clock.now():
             del self._holders[name]
@@ -116,7 +116,7 @@ class MemoryLocks:
 
 
 _Line: TypeAlias = dict[str, Instant]
-"""The end of every ticket by its token, in order of arrival."""
+"""When the ticket of each token ends, in order of arrival."""
 
 
 class MemoryTurns(MemoryLocks):
@@ -158,7 +158,7 @@ class MemoryTurns(MemoryLocks):
         within_ms: int,  # noqa: ARG002 - there is no server to wait for
     ) -> Place:
         self._bells.setdefault(token, asyncio.Event())
-        self._first(name)  # Late tokens lose their place, this one too.
+        self._first(name)  # Removes expired tickets, including that of this token.
         now = self._clock.now()
         line = self._lines.setdefault(name, {})
         line[token] = Instant(now + ticket_ms)
@@ -196,7 +196,7 @@ class MemoryTurns(MemoryLocks):
         self._ring_if_free(name)
 
     def _first(self, name: str) -> str | None:
-        """Who is first in line, without those whose tickets ran out."""
+        """The first waiter, after removing expired tickets."""
         line, now = self._lines.get(name, {}), self._clock.now()
         for token in [token for token, ends_at in line.items() if ends_at <= now]:
             self._drop(name, token)

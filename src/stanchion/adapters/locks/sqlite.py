@@ -1,14 +1,14 @@
 """Locks in a SQLite file: for several processes of one machine, without a server.
 
-Every answer is one transaction, which waits for those of other processes, but not longer than the
-caller does. Terms are counted by the machine's clock, which all of them share.
+Every call is one transaction, which waits for those of other processes, but not longer than the
+caller waits. Terms are counted by the clock of the machine, which all processes share.
 
-A grant is handed to the operating system and not forced to the disk. A process that is killed loses
-nothing. If the machine goes down, the last grants may be lost, and their holders with them; fences
-go on rising, since they follow the clock.
+A grant is written to the operating system without a sync to disk. A process that is killed loses
+nothing. If the machine crashes, the last grants may be lost together with their holders; fences
+still rise, because they follow the clock.
 
-``SqliteTurns`` adds waiting in line. A file cannot notify another process, so a waiting process
-polls: often when it is first in line, less often behind. A poll takes no lock and does not delay
+``SqliteTurns`` adds a queue of waiters. A file cannot notify another process, so a waiter polls:
+often when it is first in the queue, less often behind. A poll takes no lock and does not delay
 writers.
 """
 
@@ -56,9 +56,9 @@ _MS_PER_S: Final = 1_000
 _US_PER_MS: Final = 1_000
 _LAST_LETTER: Final = "\U0010ffff"
 _FORGET_AFTER_MS: Final = 86_400_000
-"""Far longer than a clock is ever set back."""
+"""Far longer than any clock is set back."""
 _FORGET_AT_ONCE: Final = 4
-"""More than one, so that a file that has grown large becomes small again."""
+"""More than one, so that a large file shrinks again."""
 
 
 class SqliteLocks:
@@ -78,9 +78,9 @@ class SqliteLocks:
         timeout_s: float = _TIMEOUT_S,
         queue_max: int = _QUEUE_MAX,
     ) -> Self:
-        """Open the file, made if it is not there. Any number of processes may have it open.
+        """Open the file, or create it. Any number of processes may have it open.
 
-        ``timeout_s``: how long a caller waits at most. ``queue_max``: how many may.
+        ``timeout_s``: how long a caller waits at most. ``queue_max``: how many callers may wait.
         """
         where = resolved(path)
         busy_ms = round(timeout_s * _MS_PER_S)
@@ -169,15 +169,15 @@ class SqliteLocks:
 
 
 def take(db: Database, name: str, token: str, ttl_ms: int, floor: int) -> AcquireAnswer:
-    """Take a name that is free, or that the token has already. Inside a transaction."""
+    """Take a lock that is free or that the token has already. Call it inside a transaction."""
     now = db.now()
     found = db.first(_SQL["read_lock"], name=name)
     holder, fence, expires_at = ("", 0, 0) if found is None else found
     is_held = expires_at > now
     if is_held and holder != token:
         return Held(expires_at - now)
-    # The present holder asks again because it lost the answer: it gets the same one, unless it has
-    # learned since that its fence is too low.
+    # The current holder repeats a call whose answer was lost: it gets the same fence, unless that
+    # is not above the floor.
     if not (is_held and fence > floor):
         fence = next_fence(fence, floor, now * _US_PER_MS)
     db.run(_SQL["grant"], name=name, token=token, fence=fence, expires_at=now + ttl_ms)
@@ -277,14 +277,14 @@ class SqliteTurns(SqliteLocks):
 
 
 def _pause_s(ahead: int) -> float:
-    """How long until the next poll: longer for those far behind in line."""
+    """The pause until the next poll: longer for a waiter further back in the queue."""
     delay_ms = min(_LOOK_MS_MAX, _LOOK_MS * (1 + ahead))
     rhythm = BoundedJitter(delay_ms, delay_ms // 2)
     return backoff_ms(rhythm, 1, _ENTROPY.unit()) / 1000
 
 
 def _place(db: Database, name: str, token: str) -> Place | None:
-    """Where the token stands; nowhere, if its ticket ran out."""
+    """The place of the token in the queue; ``None`` if its ticket expired."""
     now = db.now()
     found = db.first(_TURN_SQL["place"], name=name, token=token, now=now)
     if found is None:

@@ -1,5 +1,5 @@
--- The line of those who wait for a lock. A ticket counts while its `expires_at` is in the future; the
--- lock's own row is read by the same clock.
+-- The queue of waiters for a lock. A ticket is valid while its `expires_at` is in the future, by the
+-- same clock as the lock.
 
 -- name: first_in_line
 -- Answers (token, expires_at).
@@ -7,11 +7,11 @@ SELECT token, expires_at FROM turns WHERE name = :name AND expires_at > :now
 ORDER BY number LIMIT 1
 
 -- name: drop_late
--- Removes the tickets that ran out, whoever's they were and for whatever name.
+-- Removes all expired tickets, for any name.
 DELETE FROM turns WHERE expires_at <= :now
 
 -- name: join
--- Puts the token at the end of the line, or keeps it where it stands.
+-- Adds the token at the end of the queue, or renews its ticket in its place.
 INSERT INTO turns (name, token, number, expires_at)
 VALUES (
     :name, :token,
@@ -21,8 +21,8 @@ VALUES (
 ON CONFLICT (name, token) DO UPDATE SET expires_at = excluded.expires_at
 
 -- name: place
--- Answers (how many are ahead, when the first ticket in line ends, when the lock's term ends);
--- nothing, if the token has no ticket.
+-- Answers (number of waiters ahead, end of the first ticket, end of the lock's term); nothing if the
+-- token has no ticket.
 SELECT
     (SELECT count(*) FROM turns AS t
      WHERE t.name = :name AND t.expires_at > :now AND t.number < mine.number),
@@ -32,7 +32,7 @@ SELECT
 FROM turns AS mine WHERE mine.name = :name AND mine.token = :token AND mine.expires_at > :now
 
 -- name: holder
--- Answers (token) if somebody has the lock.
+-- Answers (token) if the lock is held.
 SELECT token FROM locks WHERE name = :name AND expires_at > :now
 
 -- name: leave

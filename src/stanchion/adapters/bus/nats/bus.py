@@ -39,9 +39,9 @@ __all__ = ["BusBells", "NatsBus"]
 _log: Final = logging.getLogger("stanchion")
 
 _AT_ONCE_MAX: Final = 1_000
-"""How many publishes wait for their confirmations together."""
+"""Publishes that wait for their confirmation at the same time."""
 _PENDING_ALREADY: Final = "maximum messages per subject exceeded"
-"""How the server says it. Its error number is that of every failure to store."""
+"""The server's message. Its error code is not specific: all failures to store share it."""
 
 
 class _Problem(msgspec.Struct):
@@ -87,11 +87,11 @@ class NatsBus:
         timeout_s: float = 2.0,
         ack_wait_s: float = 5.0,
     ) -> NatsBus:
-        """Connect, and have the stream there.
+        """Connect, and create or check the stream.
 
-        ``url`` may be several addresses with commas between them. ``ack_wait_s`` is how long the
-        server waits for a sign of life before it gives a call to another replica; it takes effect
-        when the consumer is made. Raises ``BackendError`` within ``timeout_s``.
+        ``url`` may be several addresses, separated by commas. ``ack_wait_s`` is how long the server
+        waits for a heartbeat before it delivers a call to another replica; it takes effect when the
+        consumer is created. Raises ``BackendError`` within ``timeout_s``.
         """
         bus = cls(
             url,
@@ -143,8 +143,8 @@ class NatsBus:
         await self._connection.close()
 
     async def _greet(self, client: Client) -> None:
-        # First of all: what is answered on this connection afterwards tells that the server knows
-        # of the ear, so nothing that is rung once the bus is open goes unheard.
+        # Before anything else: an answer to a later request proves that the server has processed
+        # the subscription, so no bell is missed once the bus is open.
         await self._bells.subscribe(client)
         manager = client.jsm(timeout=self._timeout_s)
         self._stream = await set_up(manager, self._names, ack_wait_s=self._stream.ack_wait_s)
@@ -153,7 +153,7 @@ class NatsBus:
             _log.warning("bus_fragile", extra={"fields": fields})
 
     async def _put(self, call: OutboxRow) -> bool:
-        """Whether it was new."""
+        """Publish one call; returns whether it was new."""
         payload = msgspec.json.encode(call)
         answer = await self._connection.request(self._names.call(call.run_id), payload)
         try:
@@ -170,12 +170,12 @@ class NatsBus:
 _COLLECT_S: Final = 0.002
 _COLLECTED_MAX: Final = 10_000
 _MESSAGE_BYTES_MAX: Final = 256 * 1024
-"""A quarter of what a server takes by default."""
+"""A quarter of the default limit of a server."""
 _KNOWN: Final = frozenset(Bell)
 
 
 class BusBells:
-    """What was rung here and is not sent yet."""
+    """Bells of this process that are not sent yet."""
 
     def __init__(
         self, connection: NatsConnection, subject: str, listeners: BellListeners, clock: Clock
@@ -188,7 +188,7 @@ class BusBells:
         self._sending: asyncio.Task[None] | None = None
 
     def ring(self, bell: Bell, note: str) -> None:
-        """Here at once, elsewhere soon."""
+        """Notify listeners of this process at once, and other replicas with the next message."""
         self._listeners.hear(bell, note)
         client = self._connection.client
         is_up = client is not None and client.is_connected
@@ -199,11 +199,11 @@ class BusBells:
             self._sending = asyncio.create_task(self._send_soon(), name="nats-bells")
 
     async def subscribe(self, client: Client) -> None:
-        """Hear what other replicas ring, on this connection."""
+        """Subscribe to the bells of other replicas on this connection."""
         await client.subscribe(self._subject, cb=self._heard)
 
     async def close(self) -> None:
-        """Ring no more. Safe to call twice."""
+        """Stop sending. Safe to call twice."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait({self._sending})
@@ -233,13 +233,13 @@ class BusBells:
             _log.debug("bells_unreadable", extra={"fields": {"error": sentence(error)}})
             return
         for bell, note in rung:
-            # A newer replica may ring what this one has never heard of.
+            # A newer replica may send bells that this version does not know.
             if bell in _KNOWN:
                 self._listeners.hear(Bell(bell), note)
 
 
 def _messages(rung: Iterable[tuple[Bell, str]]) -> Iterator[bytes]:
-    """As few messages as will do."""
+    """The bells in as few messages as possible."""
     part: list[bytes] = []
     size = 0
     for each in rung:

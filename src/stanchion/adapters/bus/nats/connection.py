@@ -45,20 +45,23 @@ Greet: TypeAlias = Callable[[Client], Awaitable[None]]
 
 _MS_PER_S: Final = 1_000
 _REST: Final = Exponential(base_ms=200, cap_ms=2_000)
-"""Between two tries to connect, with full jitter: replicas that lost a server together do not all
-come back in the same moment."""
+"""Between two attempts to connect, with full jitter, so that replicas that lost a server together
+do not reconnect at the same time."""
 _PING_EVERY_S: Final = 1
 _PINGS_OPEN_MAX: Final = 2
-"""A server that stands still is noticed within three seconds."""
+"""Detects a server that hangs within three seconds."""
 _LOOK_EVERY_S: Final = 1.0
 _HANG_UP_S_MAX: Final = 1.0
 
 
 class _Client(Client):
-    """The library's, which speaks TLS if the server wants it, whatever the address says."""
+    """The client of nats-py, which uses TLS if the server offers it, whatever the URL says.
+
+    This one refuses to send credentials in plain text to a ``tls://`` address.
+    """
 
     def _connect_command(self) -> bytes:
-        # What comes next are user and password, or the token.
+        # The command contains the user and password, or the token.
         server = self._current_server
         is_wanted = server is not None and server.uri.scheme == "tls"
         if is_wanted and not self._server_info.get("tls_required", False):
@@ -67,7 +70,7 @@ class _Client(Client):
 
 
 class NatsConnection:
-    """See above. Made by ``open``."""
+    """A connection that is replaced when it breaks. Call ``open`` first."""
 
     def __init__(
         self, url: str, greet: Greet, *, clock: Clock, entropy: Entropy, timeout_s: float
@@ -82,35 +85,35 @@ class NatsConnection:
         self._broken = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
         self._asking: dict[asyncio.Timeout, None] = {}
-        """How long each open request is still waited for."""
+        """The timeouts of all open requests."""
         self._watchers: dict[Callable[[], None], None] = {}
         self._trouble: Exception | None = None
-        """What the library last complained about."""
+        """The last error that nats-py reported through its callback."""
         self.who = f"NATS at {', '.join(_host(server) for server in self._servers)}"
 
     async def open(self) -> None:
-        """Connect, once. Raises ``BackendError`` within the timeout."""
+        """Connect. Raises ``BackendError`` within the timeout."""
         self._take(await self._connect())
         self._keeping = asyncio.create_task(self._keep(), name="nats-link")
 
     def now(self) -> Client:
-        """The connection. Raises ``BackendUnavailable`` if there is none at this moment."""
+        """The current connection. Raises ``BackendUnavailable`` if there is none."""
         if self.client is None or not self.client.is_connected:
             raise BackendUnavailable(f"{self.who} is not connected")
         return self.client
 
     async def wait(self) -> Client:
-        """The connection, as soon as there is one."""
+        """Wait for a connection."""
         while True:
             await self._up.wait()
             with suppress(BackendUnavailable):
                 return self.now()
-            # It broke, and whoever keeps the link has not noticed yet.
+            # It broke, and the reconnect task has not noticed yet.
             self._up.clear()
             self._broken.set()
 
     def is_with(self, client: Client) -> bool:
-        """Whether this is still the connection."""
+        """Whether this is still the current connection."""
         return self.client is client and client.is_connected
 
     async def request(self, subject: str, payload: bytes) -> Msg:
@@ -121,7 +124,7 @@ class NatsConnection:
                 try:
                     return await client.request(subject, payload, timeout=self._timeout_s)
                 except nats.errors.NoRespondersError:
-                    # The stream is gone. A new connection begins with looking for it.
+                    # The stream is gone. A new connection begins by checking it.
                     self.cut(client, f"nobody takes {subject}")
                     raise
 
@@ -138,7 +141,7 @@ class NatsConnection:
 
     @asynccontextmanager
     async def _patience(self) -> AsyncIterator[None]:
-        """Wait for an answer until the time-out, or until the connection is gone."""
+        """Limit the wait for an answer to the timeout, and to the life of the connection."""
         async with asyncio.timeout(self._timeout_s) as patience:
             self._asking[patience] = None
             try:
@@ -147,14 +150,14 @@ class NatsConnection:
                 del self._asking[patience]
 
     def cut(self, client: Client, why: str) -> None:
-        """This connection is of no use (its stream is gone, say): begin with another one."""
+        """Close this connection (its stream is gone, for example) and open another one."""
         if self.client is client:
             self._trouble = BackendUnavailable(why)
             self._up.clear()
             self._broken.set()
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Have ``changed`` called when a connection is gone or there; call the answer to stop."""
+        """Call ``changed`` on every connect and disconnect. Returns a function that stops it."""
         self._watchers[changed] = None
 
         def unwatch() -> None:
@@ -163,7 +166,7 @@ class NatsConnection:
         return unwatch
 
     async def close(self) -> None:
-        """Hang up. Safe to call twice."""
+        """Close the connection. Safe to call twice."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait({self._keeping}, timeout=_HANG_UP_S_MAX)
@@ -192,7 +195,7 @@ class NatsConnection:
             )
 
     async def _until_broken(self) -> None:
-        # The library does not tell of every way in which a connection ends: so look as well.
+        # nats-py does not report every way in which a connection ends, so poll as well.
         while self.client is not None and not self.client.is_closed:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):
@@ -208,7 +211,7 @@ class NatsConnection:
             try:
                 return await self._connect()
             except BackendUnavailable:
-                """Nobody is there yet."""
+                """No server answers yet."""
             except Exception as error:  # noqa: BLE001 - whatever it was, this goes on
                 if said != (said := sentence(error)):
                     _say(logging.ERROR, "bus_refused", server=self.who, error=said)
@@ -222,7 +225,7 @@ class NatsConnection:
                         await self._dial(client)
                         await self._greet(client)
                 except TimeoutError as error:
-                    # What is forbidden is not answered: the complaint comes apart from it.
+                    # A forbidden request gets no answer: its error comes through the callback.
                     raise self._complaint(error) from None
         except BaseException:
             await self._hang_up(client)
@@ -253,11 +256,11 @@ class NatsConnection:
                 ping_interval=_PING_EVERY_S,
                 max_outstanding_pings=_PINGS_OPEN_MAX,
                 flush_timeout=self._timeout_s,
-                # Bells of our own are heard without going round.
+                # Bells of this process are delivered locally.
                 no_echo=True,
             )
         except nats.errors.NoServersError as error:
-            # It has tried each of them; what the last one said is worth more than "none is left".
+            # All servers were tried: the last server's error says more than "no servers available".
             raise self._complaint(error) from None
 
     def _complaint(self, otherwise: Exception) -> Exception:
@@ -274,14 +277,14 @@ class NatsConnection:
             changed()
 
     def _give_up_asking(self) -> None:
-        """No answer will come on a connection that is gone: let nobody wait for one."""
+        """End the wait of all open requests: a closed connection delivers no answers."""
         now = asyncio.get_running_loop().time()
         for patience in self._asking:
             if not patience.expired():
                 patience.reschedule(now)
 
     async def _hang_up(self, client: Client) -> None:
-        # With the server gone, or standing still, closing may fail or take for ever.
+        # If the server is down or hangs, closing may fail or never return.
         with suppress(Exception):
             async with asyncio.timeout(_HANG_UP_S_MAX):
                 await client.close()
@@ -305,7 +308,7 @@ def _checked(server: str) -> str:
 
 
 def _host(server: str) -> str:
-    """The host and port of a server, as they may be shown."""
+    """The host and port of a server, without secrets."""
     return shown_url(server).rpartition("://")[2].removeprefix("***@")
 
 
@@ -323,7 +326,7 @@ _FORBIDDEN: Final = "permissions violation"
 
 @contextmanager
 def translated(who: str) -> Iterator[None]:
-    """Turn what the client library raises into the error tree of the ports."""
+    """Translate errors of nats-py into the errors of the ports."""
     try:
         yield
     except BackendError:

@@ -49,7 +49,7 @@ _HEARTBEAT_S: Final = 1
 _SILENCE_S_MAX: Final = 3.0
 _PART_S_MAX: Final = 1.0
 _SIGNS_PER_WAIT: Final = 3
-"""How often the server is told, within the time it waits, that a handler still works."""
+"""Heartbeats of a working handler within the time that the server waits."""
 _RETRY: Final = Exponential(base_ms=100, cap_ms=1_000)
 
 _NOTHING_CAME: Final = frozenset({"404", "408"})
@@ -59,7 +59,7 @@ _NOT_ME: Final = b"-NAK"
 
 
 def answer_to(disposition: Disposition) -> bytes:
-    """The disposition as the server reads it; the delay goes through unchanged."""
+    """The disposition in the protocol of the server, with the exact delay."""
     match disposition:
         case Ack():
             return b"+ACK"
@@ -74,7 +74,7 @@ def answer_to(disposition: Disposition) -> bytes:
 
 
 class PullConsumer:
-    """One consumer's calls in this process."""
+    """The calls of one consumer in this process."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class PullConsumer:
         self._stirred = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled. What is in hand then goes back to the server, for others."""
+        """Consume until cancelled. Calls that are not finished then go back to the server."""
         unwatch = self._connection.watch(self._stirred.set)
         try:
             while True:
@@ -116,12 +116,12 @@ class PullConsumer:
             await self._let_go()
 
     async def _pull(self, client: Client) -> None:
-        """Until the connection breaks, or the requests made on it seem to be lost."""
+        """Pull calls until the connection breaks or its requests seem to be lost."""
         inbox = self._inbox = client.new_inbox()
         self._asked = 0
 
         async def arrived(message: Msg) -> None:
-            # Only calls say where to answer; everything else is about the requests.
+            # Only calls have a reply subject; all other messages are the status of a request.
             if message.reply:
                 await self._take(message)
             if inbox == self._inbox:
@@ -135,7 +135,7 @@ class PullConsumer:
                 await self._ask(client)
                 is_silent = not await self._is_stirred()
         except asyncio.CancelledError:
-            # What is on its way arrives first, within a bound, and goes back.
+            # Calls that are in transit are received first, within a time limit, and returned.
             self._is_leaving = True
             await _finish(subscription.drain())  # type: ignore[no-untyped-call]  # it has no types here
             raise
@@ -150,7 +150,7 @@ class PullConsumer:
 
     async def _ask(self, client: Client) -> None:
         room = self._at_once_max - len(self._in_hand) - self._asked
-        # Not for every free hand: half of them at a time, unless nothing is asked for at all.
+        # Ask when half of the places are free, or when no request is open.
         if room <= 0 or (self._asked and 2 * room < self._at_once_max):
             return
         self._asked += room
@@ -178,7 +178,7 @@ class PullConsumer:
             missing = headers.get("Nats-Pending-Messages", str(self._asked))
             self._asked = max(0, self._asked - int(missing))
         elif status != _HEARTBEAT:
-            # The consumer is gone, or its server does not lead any more.
+            # The consumer is gone, or its server is no longer the leader.
             said = headers.get("Description", "").partition("\n")[0]
             self._connection.cut(client, f"no calls to be had: {status} {said}".rstrip())
         self._stirred.set()
@@ -191,7 +191,7 @@ class PullConsumer:
         try:
             call = msgspec.json.decode(message.data, type=OutboxRow)
         except msgspec.DecodeError as error:
-            # Not one of ours. It would come again for ever.
+            # Not a call of ours: without a final answer it would be delivered for ever.
             fields = {"subject": message.subject, "error": sentence(error)}
             _log.error("bus_call_unreadable", extra={"fields": fields})
             await self._answer(message, Dead("unreadable"))
@@ -204,13 +204,13 @@ class PullConsumer:
                 every_s=self._ack_wait_s / _SIGNS_PER_WAIT,
             )
         except asyncio.CancelledError:
-            # Nobody here will answer any more: let others have it now.
+            # This process will not answer: return the call for other replicas.
             await self._send(message, _NOT_ME)
             raise
         await self._answer(message, disposition)
 
     async def _answer(self, message: Msg, disposition: Disposition) -> None:
-        """Until it is confirmed, or the server has stopped waiting for it."""
+        """Send the answer until it is confirmed or the server no longer waits for it."""
         payload = answer_to(disposition)
         until = self._clock.moment() + self._ack_wait_s * _MS_PER_S
         attempt = 0
@@ -229,7 +229,7 @@ class PullConsumer:
             await self._clock.sleep(rest_ms / _MS_PER_S)
 
     async def _send(self, message: Msg, payload: bytes) -> None:
-        """Say something that need not arrive."""
+        """Send a message that may be lost."""
         with suppress(BackendError), translated(self._connection.who):
             await self._connection.now().publish(message.reply, payload)
 
@@ -242,7 +242,7 @@ class PullConsumer:
 
 
 async def _finish(parting: Awaitable[None]) -> None:
-    """Part within a bound. From a connection that is gone, one has parted already."""
+    """End a subscription within a time limit; ignores that the connection is gone."""
     with suppress(nats.errors.Error, OSError, TimeoutError):
         async with asyncio.timeout(_PART_S_MAX):
             await parting

@@ -167,7 +167,7 @@ async def _stream(manager: JetStreamManager, names: Names) -> StreamInfo:
                 try:
                     return await manager.add_stream(config, num_replicas=replicas)
                 except ServiceUnavailableError:
-                    # The server cannot say now. One replica would be kept for good.
+                    # Unknown at present. Do not create a stream with one replica, which is final.
                     raise
                 except APIError as error:
                     if error.err_code in _TAKEN:
@@ -221,7 +221,7 @@ def _compare(found: object, wanted: Mapping[str, object], what: str, remove: str
     if wrong:
         raise BackendRefused(
             f"{what} has other settings than ours: {'; '.join(wrong)}. Change them, or remove it "
-            f"({remove}): it is made anew at the next start, and no run is lost, "
+            f"({remove}): it is created again at the next start, and no run is lost, "
             "since the store has every call. Or use another namespace."
         )
 
@@ -240,7 +240,7 @@ def _translated() -> Iterator[None]:
         yield
     except APIError as error:
         if error.code is None:
-            # How nats-py says that no server handles JetStream requests.
+            # nats-py raises this if no server handles JetStream requests.
             raise NoRespondersError from error
         said = f"JetStream says: {error.description} ({error.err_code})"
         if error.err_code in _NO_JETSTREAM:

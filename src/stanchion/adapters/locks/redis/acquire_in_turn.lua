@@ -1,4 +1,4 @@
--- acquire_in_turn: as acquire, but what others wait for goes to the first in line.
+-- acquire_in_turn: like acquire, but a lock with waiters is granted only to the first of them.
 -- KEYS   held ends fence queue tickets
 -- ARGV   1 to 5 as acquire  6 channel
 -- ANSWER as acquire

@@ -1,8 +1,8 @@
-"""Bells of those who wait for a lock: one Redis subscription for all waiters of this process.
+"""Bells for waiters of a lock: one Redis subscription for all waiters of this process.
 
-Redis delivers what is published to current subscribers and forgets it. So a bell may be missed
-while there is no connection. Waiters look at the lock now and then anyway; a bell only shortens the
-wait. So nothing here raises: without a connection no bell rings.
+Redis delivers a published message to current subscribers only, so a bell is missed while there is
+no connection. Waiters poll the lock as well; a bell only shortens the wait. So nothing here raises:
+without a connection no bell rings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["LockBells"]
 
 _CONNECT_S_MAX: Final = 2.0
 _REST_S: Final = 0.5
-"""How long nobody tries again after a connection failed."""
+"""The pause after a failed attempt to connect."""
 _SILENT_S_MAX: Final = 1.0
 """How long a server may take to answer a ping."""
 _MORE: Final = object()
@@ -30,7 +30,7 @@ _PING: Final = pack("PING")
 
 
 class LockBells:
-    """The bells of those who wait, by token."""
+    """The bells of all waiters of this process, by token."""
 
     def __init__(self, client: RedisClient, slot: int, channel: str) -> None:
         self._client = client
@@ -43,14 +43,14 @@ class LockBells:
         self._is_closed = False
 
     async def expect(self, token: str, *, at_most_s: float) -> None:
-        """From now on a bell for this token is heard; or silence, if there is no connection."""
+        """Register a token, and wait for the subscription for at most ``at_most_s``."""
         self._bells.setdefault(token, asyncio.Event())
         connecting = self._connect()
         if connecting is not None:
             await asyncio.wait({connecting}, timeout=at_most_s)
 
     async def wait(self, token: str, *, at_most_s: float) -> bool:
-        """Whether it rang."""
+        """Wait for the bell of the token; returns whether it rang."""
         bell = self._bells[token]
         try:
             async with asyncio.timeout(at_most_s):
@@ -63,11 +63,11 @@ class LockBells:
         return True
 
     def forget(self, token: str) -> None:
-        """Nobody waits under this token any more."""
+        """Unregister a token."""
         self._bells.pop(token, None)
 
     async def close(self) -> None:
-        """Hang up. Safe to call twice."""
+        """Close the connection. Safe to call twice."""
         self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -75,11 +75,11 @@ class LockBells:
                 await self._connecting
         if self._subscriber is not None:
             self._subscriber.cut()
-            # An aborted transport tells the loop, and is gone one turn later.
+            # An aborted transport is closed in the next iteration of the loop.
             await asyncio.sleep(0)
 
     def _connect(self) -> asyncio.Task[None] | None:
-        """What to wait for before a bell can be heard; nothing, if it can, or cannot for now."""
+        """The task that connects; ``None`` if there is a connection, or during the pause."""
         if self._subscriber is not None or self._is_closed:
             return None
         if self._connecting is None or self._connecting.done():
@@ -120,7 +120,7 @@ class LockBells:
 
 
 class _Subscriber(asyncio.Protocol):
-    """A connection that has subscribed."""
+    """A connection with the subscription."""
 
     def __init__(self, heard: Callable[[str], None], lost: Callable[[_Subscriber], None]) -> None:
         self._heard = heard
@@ -129,7 +129,7 @@ class _Subscriber(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._pinged_at: float | None = None
         self.subscribed = asyncio.Event()
-        """Nothing is left to wait for: it has subscribed, or is gone."""
+        """Set when it has subscribed or is closed."""
 
     def send(self, *commands: bytes) -> None:
         assert self._transport is not None
@@ -140,7 +140,7 @@ class _Subscriber(asyncio.Protocol):
             self._transport.abort()
 
     def check(self) -> None:
-        """Ask for a sign of life; hang up if the last one that was asked for did not come."""
+        """Send a ping; close the connection if the last one was not answered."""
         now = asyncio.get_running_loop().time()
         if self._pinged_at is None:
             self._pinged_at = now
@@ -175,7 +175,7 @@ class _Subscriber(asyncio.Protocol):
             case [b"subscribe", *_]:
                 self.subscribed.set()
             case hiredis.ReplyError():
-                # It will not let us in, or not listen: as if it were not there.
+                # Login or subscription was refused: treated like a lost connection.
                 self.cut()
             case _:
-                """The answer to a login or a ping."""
+                """The reply to a login or a ping."""

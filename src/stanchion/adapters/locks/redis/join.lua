@@ -1,7 +1,7 @@
--- join: stand in line, at its end; or stay for longer.
+-- join: join the queue at its end, or renew the ticket.
 -- KEYS   ends queue tickets
 -- ARGV   1 name  2 token  3 channel  4 the ticket's term in ms
--- ANSWER {how many are ahead, ms until things may change without a bell}
+-- ANSWER {number of waiters ahead, ms until the next check without a bell}
 -- USES   time line
 first_in_line()
 local mine = ARGV[3] .. ' ' .. ARGV[2]
@@ -11,7 +11,7 @@ if not redis.call('ZSCORE', key.queue, mine) then
 end
 redis.call('ZADD', key.tickets, whole(now + tonumber(ARGV[4])), mine)
 
--- A line that everybody has deserted goes by itself, with the last ticket.
+-- The keys of an abandoned queue expire with the last ticket.
 local last_ends = redis.call('ZRANGE', key.tickets, -1, -1, 'WITHSCORES')[2]
 redis.call('PEXPIREAT', key.queue, last_ends)
 redis.call('PEXPIREAT', key.tickets, last_ends)

@@ -1,4 +1,4 @@
--- leave: give a place in line up. If the name is free, the bell rings for whoever is first now.
+-- leave: leave the queue. If the lock is free, the bell of the first waiter rings.
 -- KEYS   ends queue tickets
 -- ARGV   1 name  2 token  3 channel
 -- ANSWER 1

@@ -1,4 +1,4 @@
--- list: the names of one shard that are held, without touching them.
+-- list: the held locks of one shard. Read only.
 -- KEYS   held ends
 -- ARGV   1 prefix, or the whole name  2 'prefix' or 'name'
 -- ANSWER for each: name, fence, ms until it ends

@@ -50,7 +50,7 @@ _SHARDS: Final = 64
 _FORMAT: Final = f"1 with {_SHARDS} shards"
 _FORMAT_TAG: Final = "common"
 _FENCE_MAX: Final = 2**53 - 2**40
-"""Lua's numbers are exact below 2**53. The clock gets there in the year 2255."""
+"""Numbers in Lua are exact below 2**53. The clock reaches that in the year 2255."""
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +61,7 @@ class RedisLocks:
         self._client = client
         self._namespace = namespace
         self.warnings = warnings
-        """What an operator should know about the servers' settings."""
+        """Warnings about the settings of the servers."""
 
     @classmethod
     async def open(
@@ -72,7 +72,7 @@ class RedisLocks:
         timeout_s: float = 2.0,
         entropy: Entropy | None = None,
     ) -> Self:
-        """Connect and look at the servers. Raises ``BackendError``."""
+        """Connect and check the servers. Raises ``BackendError``."""
         client = RedisClient(read_url(url), timeout_s=timeout_s, entropy=entropy or SystemEntropy())
         format_key = f"{checked_namespace(namespace)}:locks:{{{_FORMAT_TAG}}}:format"
         try:
@@ -150,11 +150,11 @@ class RedisLocks:
         script = _script(name)
         root = self._root(shard)
         packed = script.call([root + key for key in script.key_names], words)
-        # A release that is asked again after a lost answer would say that the name is not ours.
+        # A release that is repeated after a lost answer would return ``NotOwned``.
         return RedisRequest(slots()[shard], packed, script, is_repeatable=name != "release")
 
     def _root(self, shard: int) -> str:
-        """How all keys of a shard begin."""
+        """The prefix of all keys of a shard."""
         return f"{self._namespace}:locks:{{{shard:02x}}}:"
 
 
@@ -182,7 +182,7 @@ def _views(reply: Reply) -> list[LockView]:
 
 _IN_TURN: Final = {"acquire": "acquire_in_turn", "release": "release_in_turn"}
 _OF_THE_NAME: Final = frozenset({"queue", "tickets"})
-"""Keys that every name has for itself, while somebody waits for it."""
+"""Keys of a single name, which exist while there are waiters for it."""
 
 
 class RedisTurns(RedisLocks):
@@ -202,7 +202,7 @@ class RedisTurns(RedisLocks):
         return answer
 
     async def join(self, name: str, token: str, *, ticket_ms: int, within_ms: int) -> Place:
-        # A bell is worth a part of the wait, and no more: without one, whoever waits looks.
+        # Wait for the subscription only for a part of the time: without a bell, waiters poll.
         await self._bells.expect(token, at_most_s=within_ms / 4000)
         reply = await self._ask("join", name, token, self._channel, ticket_ms, within_ms=within_ms)
         match reply:

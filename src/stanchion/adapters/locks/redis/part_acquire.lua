@@ -1,4 +1,4 @@
--- part acquire: acquire() takes a name that is free, or that this token has already.
+-- part acquire: acquire() takes a lock that is free or that this token has already.
 -- NEEDS  keys held ends fence, part time
 -- ARGV   1 name  2 token  3 term in ms  4 not after, in this server's ms  5 floor
 -- ANSWER {'granted', fence} {'held', ms until it ends} {'too_late'}
@@ -20,8 +20,8 @@ local function acquire()
     end
   end
   if not fence then
-    -- core.lease.next_fence(previous, floor, server time). The previous one is the highest of all
-    -- names of this shard: that is above every one this name has had, and needs no memory of names.
+    -- core.lease.next_fence(previous, floor, server time). The previous fence is the highest of all
+    -- names of this shard: it is above every fence of this name, without a record for each name.
     local previous = tonumber(redis.call('GET', key.fence) or '0')
     fence = math.max(previous + 1, floor + 1, now_us)
     redis.call('SET', key.fence, whole(fence))
@@ -29,7 +29,7 @@ local function acquire()
   redis.call('HSET', key.held, name, cmsgpack.pack({token, fence}))
   redis.call('ZADD', key.ends, whole(now + tonumber(ARGV[3])), name)
 
-  -- Names whose term ran out go, a few at a time: what comes in pays for what goes out.
+  -- Each call removes a few expired names, so that their number stays bounded.
   local late = redis.call('ZRANGEBYSCORE', key.ends, '-inf', whole(now), 'LIMIT', 0, 2)
   for _, gone in ipairs(late) do
     redis.call('ZREM', key.ends, gone)

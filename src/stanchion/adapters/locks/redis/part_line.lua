@@ -1,11 +1,11 @@
--- part line: those who wait for a name.
+-- part line: the queue of waiters for a lock.
 -- NEEDS  keys ends queue tickets, part time
---          queue    sorted set   who waits, by order of arrival
---          tickets  sorted set   the same, by the end of their tickets
---        Whoever waits is written as '<channel> <token>': where to ring, and for whom.
---   ends_of(name)      when the holder's term ends; 0 if nobody has it
---   first_in_line()    who is next, without those whose tickets ran out; nil if nobody waits
---   ring(who)          rings the bell
+--          queue    sorted set   waiters, by order of arrival
+--          tickets  sorted set   waiters, by the end of their tickets
+--        A waiter is written as '<channel> <token>': where to publish, and for which token.
+--   ends_of(name)      the end of the holder's term; 0 if the lock is free
+--   first_in_line()    the first waiter with a valid ticket; nil if there is none
+--   ring(who)          rings the bell of a waiter
 local function ends_of(name)
   local ends = tonumber(redis.call('ZSCORE', key.ends, name) or '0')
   return now < ends and ends or 0
@@ -25,6 +25,6 @@ end
 
 local function ring(who)
   local cut = string.find(who, ' ', 1, true)
-  -- A user who may not publish still gets the turns right: those who wait look now and then.
+  -- Without permission to publish the order is still right: waiters poll.
   redis.pcall('PUBLISH', string.sub(who, 1, cut - 1), string.sub(who, cut + 1))
 end

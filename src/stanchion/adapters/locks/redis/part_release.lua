@@ -1,6 +1,6 @@
--- part release: release() lets go of a name, if the token still has it. The highest fence stays.
+-- part release: release() frees a lock if the token still has it. The highest fence is kept.
 -- NEEDS  keys held ends, part time
--- ARGV   1 name  2 token, or '' for an operator who takes it from whoever has it
+-- ARGV   1 name  2 token, or '' for any holder (an operator's release)
 -- ANSWER 1; 0 if it has not
 local function release()
   local ends = tonumber(redis.call('ZSCORE', key.ends, ARGV[1]) or '0')

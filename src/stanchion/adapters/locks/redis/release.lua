@@ -1,6 +1,6 @@
--- release: let go of a name, if the token still has it. The highest fence stays.
+-- release: free a lock if the token still has it. The highest fence is kept.
 -- KEYS   held ends
--- ARGV   1 name  2 token, or '' for an operator who takes it from whoever has it
+-- ARGV   1 name  2 token, or '' for any holder (an operator's release)
 -- ANSWER 1; 0 if it has not
 -- USES   time release
 return release()

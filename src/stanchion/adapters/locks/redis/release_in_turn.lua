@@ -1,4 +1,4 @@
--- release_in_turn: as release, and the bell rings for the first in line.
+-- release_in_turn: like release, and the bell of the first waiter rings.
 -- KEYS   held ends queue tickets
 -- ARGV   as release
 -- ANSWER as release

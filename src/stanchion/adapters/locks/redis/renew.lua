@@ -1,4 +1,4 @@
--- renew: begin the term anew, if the token still has the name.
+-- renew: restart the term if the token still has the lock.
 -- KEYS   held ends
 -- ARGV   1 name  2 token  3 term in ms
 -- ANSWER 1; 0 if it has not
