@@ -12,7 +12,7 @@ import pytest
 
 from stanchion.core.model import TenantId
 from stanchion.gateway import GatewayOptions
-from stanchion.gateway.load import TURN_BYTES, Answers, HeavyRequests, Load, LoadKind
+from stanchion.gateway.load import TURN_BYTES, HeavyRequests, LargeAnswers, Load, LoadKind
 from stanchion.ports.records import Result
 from stanchion.services.keys import Keys
 from stanchion.wire.admin import Role
@@ -412,7 +412,7 @@ async def test_large_bodies_and_answers_are_charged_to_their_tenant(house: House
 
 
 def test_one_tenants_readers_hold_a_quarter_of_all_large_answers() -> None:
-    answers = Answers(400)
+    answers = LargeAnswers(400)
     one, other = TenantId("one"), TenantId("other")
     held, more = bytes(60), bytes(bytearray(60))
     assert not answers.is_tenant_full(bytes(500), one), "one alone fits"
@@ -429,7 +429,7 @@ def test_one_tenants_readers_hold_a_quarter_of_all_large_answers() -> None:
 
 
 async def test_large_answers_are_written_by_turns() -> None:
-    answers, written = Answers(400), list[str]()
+    answers, written = LargeAnswers(400), list[str]()
     loud, quiet = TenantId("loud"), TenantId("quiet")
 
     async def write(tenant: TenantId, size: int = TURN_BYTES // 2) -> None:
@@ -471,7 +471,7 @@ async def test_a_schema_of_many_alternatives_does_not_hold_up_the_server() -> No
 
 
 async def test_large_bodies_take_turns_behind_small_requests(house: House) -> None:
-    load = house.app._desk.load  # noqa: SLF001 - what is under way has no other owner
+    load = house.app._state.load  # noqa: SLF001 - what is under way has no other owner
     turns = HeavyRequests(load)
     done: list[str] = []
 

@@ -15,13 +15,13 @@ import pytest
 import pytest_asyncio
 
 from stanchion.gateway import GatewayOptions
-from stanchion.gateway.route import Reach, Route
+from stanchion.gateway.route import Route, RouteScope
 from stanchion.gateway.routes import ROUTES
 from stanchion.wire.admin import Role
 from tests.gateway.asgi import Answer, opened
 from tests.gateway.house import ADMIN, ONE_STEP, House, bearer, opened_house
 
-GUARDED = [route for route in ROUTES if route.reach is not Reach.OPEN]
+GUARDED = [route for route in ROUTES if route.scope is not RouteScope.OPEN]
 
 
 def named(route: Route) -> str:
@@ -157,7 +157,7 @@ async def test_all_tenants_are_named_only_where_a_route_is_about_all(
     route: Route, world: World
 ) -> None:
     path, body = path_of(route, world), body_of(route, world)
-    if route.reach is Reach.ONE_OR_ALL:
+    if route.scope is RouteScope.ONE_OR_ALL:
         harmless = path.replace(world.ids["key_id"], "nobody")
         answer = await world.house.ask(route.method, harmless, {"x": 1}, key=ADMIN, tenant="*")
         assert "X-Stanchion-Tenant" not in str(answer.json)

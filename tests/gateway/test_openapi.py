@@ -10,7 +10,7 @@ import pytest
 
 from stanchion.gateway.openapi import document, refusals, text
 from stanchion.gateway.problems import STATUS
-from stanchion.gateway.route import PARAMETERS, Reach, Route
+from stanchion.gateway.route import PARAMETERS, Route, RouteScope
 from stanchion.gateway.routes import ROUTES
 from stanchion.wire.problems import Code
 from tests.gateway.house import House
@@ -45,9 +45,9 @@ def test_patterns_are_such_as_every_language_reads() -> None:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.id)
 def test_every_route_is_declared_whole(route: Route) -> None:
-    assert route.says.endswith(".")
+    assert route.summary.endswith(".")
     assert set(re.findall(r"\{(\w+)\}", route.path)) <= set(PARAMETERS)
-    assert bool(route.roles) is (route.reach is not Reach.OPEN)
+    assert bool(route.roles) is (route.scope is not RouteScope.OPEN)
     assert Code.INTERNAL not in refusals(route), "never a 500"
     assert all(STATUS[code] not in route.statuses for code in refusals(route))
 

@@ -20,7 +20,7 @@ from stanchion.gateway.load import Observe, RequestSignals
 from stanchion.gateway.openapi import document
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal
-from stanchion.gateway.route import ANYONE, LIVEZ, METRICS, PATHS, Reach, Route
+from stanchion.gateway.route import ANYONE, LIVEZ, METRICS, PATHS, Route, RouteScope
 from stanchion.gateway.routes import ROUTES
 from stanchion.gateway.state import GatewayState
 from stanchion.ports.errors import BackendError
@@ -44,12 +44,12 @@ class Gateway:
     def __init__(self, services: Services, options: GatewayOptions) -> None:
         self._services = services
         self.options = options
-        self._desk = GatewayState(services, options)
-        self._desk.openapi = _openapi()
+        self._state = GatewayState(services, options)
+        self._state.openapi = _openapi()
         self.watchdog = LoopWatchdog(services.registry)
         self._signals = signals = RequestSignals(services.registry)
         self._unrouted = signals.unrouted
-        endpoints = _endpoints(services, self._desk, signals, ROUTES, options)
+        endpoints = _endpoints(services, self._state, signals, ROUTES, options)
         self._paths = Paths(endpoints)
         # Starlette's router tries one pattern after the other, which costs as much as all the rest
         # of the routing: it is left with what only a pattern can tell.
@@ -80,7 +80,7 @@ class Gateway:
         """
         with suppress(BackendError, TimeoutError):
             async with asyncio.timeout(_PREPARE_S):
-                await self._desk.keys.configured()
+                await self._state.keys.configured()
 
     def scraping(self, *, is_private: bool) -> MetricsApp:
         """The app of a listener that serves only metrics and liveness.
@@ -90,28 +90,28 @@ class Gateway:
         table = [each for each in ROUTES if each.path in {METRICS, LIVEZ}]
         open_too = msgspec.structs.replace(self.options, metrics_open=True)
         options = open_too if is_private else self.options
-        endpoints = _endpoints(self._services, self._desk, self._signals, table, options)
-        return MetricsApp(Paths(endpoints), self._nowhere, self._desk, is_private=is_private)
+        endpoints = _endpoints(self._services, self._state, self._signals, table, options)
+        return MetricsApp(Paths(endpoints), self._nowhere, self._state, is_private=is_private)
 
     @property
     def is_draining(self) -> bool:
         """Whether it was told to."""
-        return self._desk.draining.is_set()
+        return self._state.draining.is_set()
 
     def drain(self) -> None:
         """Begin nothing new, and end whatever only waits. What is under way is finished."""
-        self._desk.draining.set()
+        self._state.draining.set()
         self._services.scheduler.drain()
         self._services.waiters.drain()
 
     def close(self) -> None:
         """Let go of what the app itself holds."""
-        self._desk.close()
+        self._state.close()
 
     async def _nowhere(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
         exchange = Exchange(self.options, scope, receive, send, self._unrouted)
         nothing = Refusal(code=Code.NOT_FOUND, detail="there is nothing at this path")
-        foreign = self._desk.auth.foreign(exchange.headers)
+        foreign = self._state.auth.foreign(exchange.headers)
         await exchange.refuse(exchange.flaw() or foreign or nothing)
 
 
@@ -123,12 +123,12 @@ class MetricsApp:
     """
 
     def __init__(
-        self, paths: Paths[Endpoint], nowhere: ASGIApp, desk: GatewayState, *, is_private: bool
+        self, paths: Paths[Endpoint], nowhere: ASGIApp, state: GatewayState, *, is_private: bool
     ) -> None:
-        self.options = desk.options
+        self.options = state.options
         self._paths = paths
         self._nowhere = nowhere
-        self._auth = desk.auth
+        self._auth = state.auth
         self._is_private = is_private
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
@@ -154,7 +154,7 @@ def _openapi() -> bytes:
 
 def _endpoints(
     services: Services,
-    desk: GatewayState,
+    state: GatewayState,
     signals: RequestSignals,
     routes: Iterable[Route],
     options: GatewayOptions,
@@ -163,13 +163,14 @@ def _endpoints(
     for route in map(partial(_as_configured, options), routes):
         by_path.setdefault(route.path, []).append((route, signals.observer(route)))
     return {
-        path: Endpoint(services, desk, routes, signals.unrouted) for path, routes in by_path.items()
+        path: Endpoint(services, state, routes, signals.unrouted)
+        for path, routes in by_path.items()
     }
 
 
 def _as_configured(options: GatewayOptions, route: Route) -> Route:
     if route.path == METRICS and options.metrics_open:
-        return replace(route, roles=ANYONE, reach=Reach.OPEN)
+        return replace(route, roles=ANYONE, scope=RouteScope.OPEN)
     return route
 
 

@@ -26,7 +26,7 @@ import msgspec
 
 from stanchion.core.model import TenantId
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member
-from stanchion.gateway.route import Reach, Route
+from stanchion.gateway.route import Route, RouteScope
 from stanchion.services.keys import KeyHolder, Keys
 from stanchion.wire.admin import Role
 from stanchion.wire.identifiers import ALL_TENANTS
@@ -43,8 +43,10 @@ _HOSTS_KNOWN_MAX: Final = 64
 _EVERY_TENANT: Final = ALL_TENANTS.encode()
 _NOT_ALL: Final = MappingProxyType(
     {
-        Reach.TENANT: "'*' is not possible here: this is about one tenant, so name it",
-        Reach.DEPLOYMENT: "'*' is not possible here: this is about the deployment, not its tenants",
+        RouteScope.TENANT: "'*' is not possible here: this is about one tenant, so name it",
+        RouteScope.DEPLOYMENT: (
+            "'*' is not possible here: this is about the deployment, not its tenants"
+        ),
     }
 )
 """What ``*`` is answered with, on the routes that are not about one tenant or all of them."""
@@ -72,13 +74,13 @@ class Auth:
         if route.roles and holder.role not in route.roles and holder is not ANONYMOUS:
             needed = f"this needs the role {_roles(route)}; this key has the role {holder.role}"
             raise RequestRefused(_forbidden(needed))
-        if route.reach is Reach.DEPLOYMENT and holder.tenant != ALL_TENANTS:
+        if route.scope is RouteScope.DEPLOYMENT and holder.tenant != ALL_TENANTS:
             needed = f"this needs a key for all tenants ('*') with the role {_roles(route)}"
             raise RequestRefused(_forbidden(f"{needed}; this key is for one tenant"))
         named = headers.get(TENANT_HEADER)
         only = _only(holder, named)
-        if named == _EVERY_TENANT and route.reach in _NOT_ALL:
-            raise RequestRefused(invalid_member("X-Stanchion-Tenant", _NOT_ALL[route.reach]))
+        if named == _EVERY_TENANT and route.scope in _NOT_ALL:
+            raise RequestRefused(invalid_member("X-Stanchion-Tenant", _NOT_ALL[route.scope]))
         return Caller(only or DEFAULT_TENANT, only, holder.actor)
 
     def foreign(self, headers: Mapping[bytes, bytes], *, is_probe: bool = False) -> Refusal | None:

@@ -25,7 +25,7 @@ from stanchion.wire.problems import Code
 __all__ = [
     "Bodies",
     "InvalidJson",
-    "Malformed",
+    "MalformedJson",
     "check_value",
     "decode_json",
     "decoded",
@@ -109,7 +109,7 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:  # noqa: AN
     """The body as the route's type, or a refusal that names the place."""
     try:
         return decode_json(body, decoder)
-    except Malformed as error:
+    except MalformedJson as error:
         detail = f"the body is not JSON: {error}"
         raise RequestRefused(Refusal(code=Code.MALFORMED_JSON, detail=detail)) from None
     except InvalidJson as error:
@@ -126,7 +126,7 @@ _HALF_PAIR = re.compile(
 """The escape of one half of a surrogate pair without the other."""
 
 
-class Malformed(Exception):
+class MalformedJson(Exception):
     """Not JSON at all."""
 
 
@@ -140,7 +140,7 @@ class InvalidJson(Exception):
 
 
 def decode_json(body: bytes, decoder: msgspec.json.Decoder[object]) -> object:
-    """The body as the decoder's type. Raises ``Malformed`` or ``InvalidJson`` only."""
+    """The body as the decoder's type. Raises ``MalformedJson`` or ``InvalidJson`` only."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -150,7 +150,7 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[object]) -> object:
     except msgspec.DecodeError as error:
         _explain(body, str(error))
     except UnicodeDecodeError:
-        raise Malformed("the body is not UTF-8") from None
+        raise MalformedJson("the body is not UTF-8") from None
 
 
 def _with_whole_numbers(
@@ -258,14 +258,14 @@ def _explain(body: bytes, message: str) -> Never:
     try:
         body.decode("utf-8")
     except UnicodeDecodeError:
-        raise Malformed("the body is not UTF-8") from None
+        raise MalformedJson("the body is not UTF-8") from None
     place = _PLACE.search(message)
     strange = None if place is None else _NOT_FINITE.match(body, max(0, int(place[1]) - 1))
     if strange is not None:
         raise InvalidJson(Fault("", f"{strange[1].decode()} is not a finite number"))
     if b"\\u" in body and _HALF_PAIR.search(body):  # most bodies have no escapes to look at
-        raise Malformed("text holds half of a surrogate pair, which is no character")
-    raise Malformed(message)
+        raise MalformedJson("text holds half of a surrogate pair, which is no character")
+    raise MalformedJson(message)
 
 
 _PLACE = re.compile(r"\(byte ([0-9]+)\)$")

@@ -1,4 +1,4 @@
-"""Endpoints: one path of the table, and the course of a request to it.
+"""Endpoints: one path of the table, and the runner of a request to it.
 
 The order is always the same: where the request comes from (or 403, on a server without keys), room
 (or 503), caller (or 401, 403), parameters and body (or 400, 408, 413, 422), handler, answer.
@@ -39,13 +39,13 @@ from stanchion.gateway.problems import (
 from stanchion.gateway.route import (
     PARAMETERS,
     PROBES,
-    Answered,
     Call,
+    HandlerAnswer,
     NoBody,
     NoQuery,
-    Reach,
     Reply,
     Route,
+    RouteScope,
     Stream,
     Takes,
 )
@@ -80,15 +80,16 @@ class Endpoint:
     def __init__(
         self,
         services: Services,
-        desk: GatewayState,
+        state: GatewayState,
         routes: Sequence[tuple[Route, Observe]],
         unrouted: Observe,
     ) -> None:
-        self._desk = desk
-        self._options = desk.options
+        self._state = state
+        self._options = state.options
         self._unrouted = unrouted
         self._by_method = {
-            route.method: (_Course(services, desk, route), observe) for route, observe in routes
+            route.method: (_RouteRunner(services, state, route), observe)
+            for route, observe in routes
         }
         if "GET" in self._by_method:
             self._by_method["HEAD"] = self._by_method["GET"]
@@ -96,13 +97,13 @@ class Endpoint:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
-        course, observe = self._by_method.get(scope["method"], (None, self._unrouted))
+        runner, observe = self._by_method.get(scope["method"], (None, self._unrouted))
         exchange = Exchange(self._options, scope, receive, send, observe)
-        if course is not None:
-            await course.run(exchange)
+        if runner is not None:
+            await runner.run(exchange)
             return
         await exchange.refuse(
-            self._desk.auth.foreign(exchange.headers)
+            self._state.auth.foreign(exchange.headers)
             or Refusal(
                 code=Code.METHOD_NOT_ALLOWED,
                 detail=f"this path allows {self._allow.decode()}",
@@ -111,12 +112,12 @@ class Endpoint:
         )
 
 
-class _Course:
+class _RouteRunner:
     """One route, with everything about it worked out once."""
 
-    def __init__(self, services: Services, desk: GatewayState, route: Route) -> None:
+    def __init__(self, services: Services, state: GatewayState, route: Route) -> None:
         self._services = services
-        self._desk = desk
+        self._state = state
         self._route = route
         self._is_probe = route.path in PROBES
         self._query = route.query or NoQuery
@@ -125,7 +126,7 @@ class _Course:
         self._params = tuple((name, _pattern(PARAMETERS[name])) for name in names)
         self._decoder = msgspec.json.Decoder(route.body) if route.body is not None else None
         takes_body = route.takes is not Takes.NOTHING
-        options = desk.options
+        options = state.options
         self._first_s = options.body_timeout_s if takes_body else options.request_deadline_s
         self._deadline_s = options.request_deadline_s
 
@@ -135,11 +136,11 @@ class _Course:
         try:
             found = (
                 exchange.flaw()
-                or self._desk.auth.foreign(exchange.headers, is_probe=self._is_probe)
+                or self._state.auth.foreign(exchange.headers, is_probe=self._is_probe)
                 or await self._answer(exchange)
             )
             if isinstance(found, Stream):
-                with stream_counted(self._desk.load, found.tenant):
+                with stream_counted(self._state.load, found.tenant):
                     await exchange.stream(found, lambda: self._check_welcome(exchange))
                 return
             # Also what cannot be encoded is a fault to be answered.
@@ -156,7 +157,7 @@ class _Course:
             answer = self._no_store()
         except DefinitionMissing:
             detail = "the store does not have the workflow of this run any more"
-            answer = self._desk.unavailable(Code.STORE_UNAVAILABLE, detail)
+            answer = self._state.unavailable(Code.STORE_UNAVAILABLE, detail)
         except Exception as error:  # noqa: BLE001 - the last resort: answered, and logged in full
             answer = self._broken(exchange, error)
         if not exchange.is_begun:  # else a stream broke off: the server hangs up
@@ -171,11 +172,11 @@ class _Course:
             await self._send_large(exchange, answer)
 
     async def _send_large(self, exchange: Exchange, answer: EncodedAnswer) -> None:
-        body, tenant, answers = answer.body, exchange.tenant, self._desk.answers
+        body, tenant, answers = answer.body, exchange.tenant, self._state.answers
         if tenant is not None:
-            self._desk.work.charge(tenant, len(body) * _ANSWER_S_PER_BYTE)
+            self._state.work.charge(tenant, len(body) * _ANSWER_S_PER_BYTE)
         if tenant is not None and answers.is_tenant_full(body, tenant):
-            after_ms = self._desk.overloaded("").retry_after_ms
+            after_ms = self._state.overloaded("").retry_after_ms
             detail = "too many large answers to the tenant are being read"
             code = Code.TENANT_OVERLOADED
             await exchange.refuse(Refusal(code=code, detail=detail, retry_after_ms=after_ms))
@@ -186,39 +187,39 @@ class _Course:
             finally:
                 answers.give(body, tenant)
         else:
-            await exchange.refuse(self._desk.overloaded("too many large answers are being read"))
+            await exchange.refuse(self._state.overloaded("too many large answers are being read"))
 
-    async def _answer(self, exchange: Exchange) -> Answered:
+    async def _answer(self, exchange: Exchange) -> HandlerAnswer:
         route = self._route
         if route.is_vital:
-            if route.reach is not Reach.OPEN:
-                await self._desk.auth.caller(exchange.headers, route)
+            if route.scope is not RouteScope.OPEN:
+                await self._state.auth.caller(exchange.headers, route)
             return await route.handler(self._call(exchange, _NOBODY, _NO_QUERY, b"", _NO_BODY))
-        if route.admits and self._desk.draining.is_set():
-            return self._desk.unavailable(Code.DRAINING, "the server is shutting down")
-        with RequestPlace(self._desk) as room:
-            caller = await self._desk.auth.caller(exchange.headers, route)
-            if caller.only is not None or route.reach is Reach.TENANT:
-                room.take_for(caller.tenant)
+        if route.admits and self._state.draining.is_set():
+            return self._state.unavailable(Code.DRAINING, "the server is shutting down")
+        with RequestPlace(self._state) as place:
+            caller = await self._state.auth.caller(exchange.headers, route)
+            if caller.only is not None or route.scope is RouteScope.TENANT:
+                place.take_for(caller.tenant)
                 exchange.tenant = caller.tenant
                 if route.method == "GET":
-                    self._desk.work.check(caller.tenant)
-            deadline = self._desk.deadlines.begin(self._first_s)
+                    self._state.work.check(caller.tenant)
+            deadline = self._state.deadlines.begin(self._first_s)
             if route.admits:
                 exchange.when_gone(deadline.abandon)
             call: Call[Any, Any] | None = None
             try:
-                call = await self._read(exchange, caller, room)
+                call = await self._read(exchange, caller, place)
                 wait_s = 0 if route.waits is None else route.waits(call)
-                self._desk.deadlines.extend(deadline, wait_s + self._deadline_s)
+                self._state.deadlines.extend(deadline, wait_s + self._deadline_s)
                 if wait_s:
-                    room.only_wait()
+                    place.only_wait()
                     return await exchange.unless_gone(
                         self._handle(call), check=lambda: self._check_welcome(exchange)
                     )
                 if exchange.tenant is None or not self._is_heavy(call):
                     return await self._handle(call)
-                async with self._desk.heavy.alone(exchange.tenant):
+                async with self._state.heavy.alone(exchange.tenant):
                     return await self._handle(call)
             except asyncio.CancelledError:
                 if not deadline.is_why():
@@ -235,11 +236,11 @@ class _Course:
             self._is_list and call.query.limit > _HEAVY_LIST
         )
 
-    async def _handle(self, call: Call[Any, Any]) -> Answered:
+    async def _handle(self, call: Call[Any, Any]) -> HandlerAnswer:
         """Have the route's handler answer. The cursors of every list are sealed and opened here."""
         if not self._is_list:
             return await self._route.handler(call)
-        cursors, context = self._desk.cursors, _list_of(call)
+        cursors, context = self._state.cursors, _list_of(call)
         if call.query.cursor is not None:
             cursor = await cursors.open(call.query.cursor, *context)
             call.query = msgspec.structs.replace(call.query, cursor=cursor)
@@ -253,9 +254,11 @@ class _Course:
     async def _check_welcome(self, exchange: Exchange) -> None:
         """A key may be revoked while its holder waits. Raises ``RequestRefused``."""
         with suppress(BackendError):  # nobody can say now: what was known counts
-            await self._desk.auth.caller(exchange.headers, self._route)
+            await self._state.auth.caller(exchange.headers, self._route)
 
-    async def _read(self, exchange: Exchange, caller: Caller, room: RequestPlace) -> Call[Any, Any]:
+    async def _read(
+        self, exchange: Exchange, caller: Caller, place: RequestPlace
+    ) -> Call[Any, Any]:
         route, scope = self._route, exchange.scope
         for name, pattern in self._params:
             if pattern.match(scope["path_params"][name]) is None:
@@ -268,17 +271,17 @@ class _Course:
         if headers.get(b"content-encoding", b"identity") != b"identity":
             detail = "the body must not be compressed"
             raise RequestRefused(Refusal(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail))
-        raw = await self._desk.bodies.read(exchange.receive, headers.get(b"content-length"))
-        room.hold(raw)
+        raw = await self._state.bodies.read(exchange.receive, headers.get(b"content-length"))
+        place.hold(raw)
         if self._decoder is None:
             return self._call(exchange, caller, query, raw, raw)
         if not raw and route.takes is Takes.JSON_OR_NOTHING:
             raw = b"{}"
         if len(raw) <= _HEAVY_BODY_BYTES or exchange.tenant is None:
             return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
-        self._desk.work.check(exchange.tenant)
-        await self._desk.heavy.take()
-        with self._desk.work.measured(exchange.tenant):
+        self._state.work.check(exchange.tenant)
+        await self._state.heavy.take()
+        with self._state.work.measured(exchange.tenant):
             return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
 
     def _call(
@@ -295,7 +298,7 @@ class _Course:
             raise RequestRefused(invalid_member("Idempotency-Key", wrong))
         return Call(
             services=self._services,
-            desk=self._desk,
+            state=self._state,
             route=self._route,
             tenant=caller.tenant,
             only=caller.only,
@@ -313,15 +316,15 @@ class _Course:
     def _no_store(self) -> Refusal:
         if self._route.takes_key:
             # What makes runs was not even asked: a gate that cannot judge a key is closed.
-            return self._desk.unavailable(Code.GATE_UNAVAILABLE, GATE_UNAVAILABLE)
-        return self._desk.unavailable(Code.STORE_UNAVAILABLE, "the store does not answer")
+            return self._state.unavailable(Code.GATE_UNAVAILABLE, GATE_UNAVAILABLE)
+        return self._state.unavailable(Code.STORE_UNAVAILABLE, "the store does not answer")
 
     def _too_slow(self, *, is_reading: bool) -> Refusal:
         if is_reading:
             detail = f"the body did not come within {self._first_s:g} s"
             close = ((b"connection", b"close"),)
             return Refusal(code=Code.REQUEST_TIMEOUT, detail=detail, headers=close)
-        return self._desk.overloaded("the request took too long")
+        return self._state.overloaded("the request took too long")
 
     def _broken(self, exchange: Exchange, error: Exception) -> Refusal:
         LOGGER.log(
@@ -343,8 +346,8 @@ class _Course:
 def _list_of(call: Call[Any, Any]) -> tuple[str, ...]:
     """What a cursor is bound to: the list, its path, and whose rows it shows."""
     route = call.route
-    tenant = call.tenant if route.reach is Reach.TENANT else call.only or ALL_TENANTS
-    is_common = route.reach is Reach.DEPLOYMENT
+    tenant = call.tenant if route.scope is RouteScope.TENANT else call.only or ALL_TENANTS
+    is_common = route.scope is RouteScope.DEPLOYMENT
     return (route.id, *call.params.values(), ALL_TENANTS if is_common else tenant)
 
 

@@ -231,24 +231,24 @@ class Exchange:
 
         Now and then ``check`` is called; what it raises stops the work as well.
         """
-        vigil = CancelScope(check)
+        scope = CancelScope(check)
         listening: asyncio.Task[None] | None = None
         offer = self.scope.get("extensions", _NO_EXTENSIONS).get(GONE)
         if offer is None:
-            listening = asyncio.create_task(self._listen(vigil))
+            listening = asyncio.create_task(self._listen(scope))
         else:
-            offer(vigil.leave)
+            offer(scope.leave)
         try:
-            return await vigil.over(work)
+            return await scope.over(work)
         finally:
-            vigil.end()
+            scope.end()
             if listening is not None:
                 listening.cancel()
 
-    async def _listen(self, vigil: CancelScope) -> None:
+    async def _listen(self, scope: CancelScope) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
-        vigil.leave()
+        scope.leave()
 
 
 def _not_cut() -> bool:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TURN_BYTES",
-    "Answers",
     "HeavyRequests",
+    "LargeAnswers",
     "Load",
     "LoadKind",
     "Observe",
@@ -214,9 +214,9 @@ class RequestPlace:
 
     __slots__ = ("_bodies", "_body", "_kind", "_load", "_tenant")
 
-    def __init__(self, desk: GatewayState) -> None:
-        self._load = desk.load
-        self._bodies = desk.bodies
+    def __init__(self, state: GatewayState) -> None:
+        self._load = state.load
+        self._bodies = state.bodies
         self._tenant: TenantId | None = None
         self._body: bytes | None = None
         self._kind = LoadKind.REQUESTS
@@ -279,7 +279,7 @@ TURN_BYTES: Final = 512 * 1024
 """What large answers write in one iteration of the event loop. One alone is always written."""
 
 
-class Answers:
+class LargeAnswers:
     """Large answers that are being sent: all together, and those of each tenant."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -290,7 +290,7 @@ class Answers:
         """How many callers are being sent the same body, by its identity."""
         self._turn_bytes = 0
         """What the answers of this iteration write; zero if no iteration is being counted."""
-        self._lines: OrderedDict[TenantId | None, deque[tuple[asyncio.Future[None], int]]] = (
+        self._queues: OrderedDict[TenantId | None, deque[tuple[asyncio.Future[None], int]]] = (
             OrderedDict()
         )
 
@@ -330,13 +330,13 @@ class Answers:
     async def turn(self, size: int, tenant: TenantId | None) -> None:
         """Wait until an iteration of the event loop has room for so many bytes."""
         loop = asyncio.get_running_loop()
-        if not self._lines and self._has_room(size):
+        if not self._queues and self._has_room(size):
             if not self._turn_bytes:
                 loop.call_soon(self._next_turn)
             self._turn_bytes += size
             return
         waiting: asyncio.Future[None] = loop.create_future()
-        self._lines.setdefault(tenant, deque()).append((waiting, size))
+        self._queues.setdefault(tenant, deque()).append((waiting, size))
         await waiting
 
     def _has_room(self, size: int) -> bool:
@@ -344,16 +344,16 @@ class Answers:
 
     def _next_turn(self) -> None:
         self._turn_bytes = 0
-        while self._lines:
-            tenant, line = next(iter(self._lines.items()))
-            waiting, size = line[0]
+        while self._queues:
+            tenant, queue = next(iter(self._queues.items()))
+            waiting, size = queue[0]
             if not self._has_room(size):
                 break
-            line.popleft()
-            if line:
-                self._lines.move_to_end(tenant)
+            queue.popleft()
+            if queue:
+                self._queues.move_to_end(tenant)
             else:
-                del self._lines[tenant]
+                del self._queues[tenant]
             if not waiting.done():
                 waiting.set_result(None)
                 self._turn_bytes += size

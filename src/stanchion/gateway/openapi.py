@@ -20,7 +20,7 @@ from msgspec.structs import FieldInfo, fields
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.workflow_file import workflow_json_schema
 from stanchion.gateway.problems import STATUS
-from stanchion.gateway.route import PARAMETERS, Reach, Route, Takes
+from stanchion.gateway.route import PARAMETERS, Route, RouteScope, Takes
 from stanchion.wire.admin import Role
 from stanchion.wire.identifiers import TenantName, TenantOrAll
 from stanchion.wire.problems import PROBLEM_TYPE, Code, Problem
@@ -89,7 +89,7 @@ def text(routes: Sequence[Route]) -> str:
 def refusals(route: Route) -> tuple[Code, ...]:
     """Every code by which the route may refuse, by status."""
     codes = {*route.codes, *_HTTP_CODES}
-    if route.reach is not Reach.OPEN:
+    if route.scope is not RouteScope.OPEN:
         codes.update(_GUARDED_CODES)
     if route.takes is not Takes.NOTHING:
         codes.update(_BODY_CODES)
@@ -126,16 +126,16 @@ def _fields(struct: Any) -> tuple[FieldInfo, ...]:  # noqa: ANN401 - any struct 
 def _operation(route: Route, schema_of: dict[int, dict[str, Any]]) -> JsonObject:
     shown: JsonObject = {
         "operationId": route.id,
-        "summary": route.says,
+        "summary": route.summary,
         "tags": [_tag(route)],
         "parameters": _parameters(route, schema_of),
         "responses": _responses(route, schema_of),
     }
-    if route.reach is not Reach.OPEN:
+    if route.scope is not RouteScope.OPEN:
         shown["security"] = [{}, {"key": []}]
         roles: list[JsonValue] = [str(role) for role in sorted(route.roles)]
         shown["x-roles"] = roles
-        shown["x-reach"] = route.reach.value
+        shown["x-reach"] = route.scope.value
     body = _body(route, schema_of)
     return {**shown, "requestBody": body} if body is not None else shown
 
@@ -160,8 +160,8 @@ def _parameters(route: Route, schema_of: dict[int, dict[str, Any]]) -> list[Json
             }
             for field in _fields(route.query)
         )
-    if route.reach is not Reach.OPEN:
-        is_any = route.reach is Reach.ONE_OR_ALL
+    if route.scope is not RouteScope.OPEN:
+        is_any = route.scope is RouteScope.ONE_OR_ALL
         shown.append(
             {
                 "name": "X-Stanchion-Tenant",
@@ -289,12 +289,12 @@ def _portable(value: Any) -> Any:  # noqa: ANN401 - any part of the document
     return [_portable(each) for each in value] if isinstance(value, list) else value
 
 
-_REACH: Final[Mapping[Reach, str]] = MappingProxyType(
+_SCOPE: Final[Mapping[RouteScope, str]] = MappingProxyType(
     {
-        Reach.OPEN: "nobody",
-        Reach.TENANT: "one tenant",
-        Reach.ONE_OR_ALL: "one tenant or all",
-        Reach.DEPLOYMENT: "the deployment",
+        RouteScope.OPEN: "nobody",
+        RouteScope.TENANT: "one tenant",
+        RouteScope.ONE_OR_ALL: "one tenant or all",
+        RouteScope.DEPLOYMENT: "the deployment",
     }
 )
 _MEANS: Final[Mapping[Code, str]] = MappingProxyType(
@@ -335,7 +335,7 @@ def route_table(routes: Sequence[Route]) -> str:
     rows = ["| request | does | about | roles |", "|---|---|---|---|"]
     for route in sorted(routes, key=lambda route: (route.path, route.method)):
         request = f"`{route.method} {route.path}`"
-        rows.append(f"| {request} | {route.says} | {_REACH[route.reach]} | {_roles(route)} |")
+        rows.append(f"| {request} | {route.summary} | {_SCOPE[route.scope]} | {_roles(route)} |")
     return "\n".join(rows)
 
 

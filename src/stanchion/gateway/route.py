@@ -47,14 +47,14 @@ __all__ = [
     "PROBES",
     "RUNNERS",
     "WORKERS",
-    "Answered",
     "Call",
     "Handler",
+    "HandlerAnswer",
     "NoBody",
     "NoQuery",
-    "Reach",
     "Reply",
     "Route",
+    "RouteScope",
     "Stream",
     "Takes",
 ]
@@ -76,7 +76,7 @@ class Call(Generic[_Body, _Query]):
     """One request, checked: its caller may make it, and every part of it is what it should be."""
 
     services: Services
-    desk: GatewayState
+    state: GatewayState
     route: Route
     tenant: TenantId
     """For whom. On routes over one or all tenants see ``only``."""
@@ -111,8 +111,8 @@ class Stream(msgspec.Struct, frozen=True):
     tenant: TenantId
 
 
-Answered: TypeAlias = Reply | Refusal | Stream
-Handler: TypeAlias = Callable[[Call[Any, Any]], Awaitable[Answered]]
+HandlerAnswer: TypeAlias = Reply | Refusal | Stream
+Handler: TypeAlias = Callable[[Call[Any, Any]], Awaitable[HandlerAnswer]]
 
 ANYONE: Final[frozenset[Role]] = frozenset()
 RUNNERS: Final = frozenset({Role.RUNNER, Role.OPERATOR, Role.ADMIN})
@@ -142,7 +142,7 @@ PROBES: Final = frozenset({LIVEZ, "/readyz"})
 """What a supervisor or load balancer asks: answered also when no connection is left for others."""
 
 
-class Reach(Enum):
+class RouteScope(Enum):
     """Whose things a route is about."""
 
     OPEN = "open"
@@ -173,10 +173,10 @@ class Route:
     method: str
     path: str
     handler: Handler
-    says: str
+    summary: str
     """One sentence for the reference."""
     roles: frozenset[Role]
-    reach: Reach
+    scope: RouteScope
     answer: Any
     """The type of a 200; ``None`` for what is not JSON."""
     query: Any = None

@@ -16,7 +16,7 @@ from stanchion.core.lease import Moment
 from stanchion.gateway.auth import Auth
 from stanchion.gateway.body import Bodies
 from stanchion.gateway.cursors import Cursors
-from stanchion.gateway.load import Answers, HeavyRequests, Load
+from stanchion.gateway.load import HeavyRequests, LargeAnswers, Load
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, RequestRefused, unavailable_after_ms
 from stanchion.ports.clock import Clock
@@ -47,7 +47,7 @@ class GatewayState:
         self.auth = Auth(self.keys)
         self.cursors = Cursors(services.store, services.entropy)
         self.bodies = Bodies(options)
-        self.answers = Answers(options.answers_bytes_max)
+        self.answers = LargeAnswers(options.answers_bytes_max)
         self.load = Load(options, services.registry, services.entropy.unit)
         self.heavy = HeavyRequests(self.load)
         self.deadlines = Deadlines(sweep_s=_SWEEP_S)

@@ -16,9 +16,9 @@ from stanchion.gateway.route import (
     Call,
     NoBody,
     NoQuery,
-    Reach,
     Reply,
     Route,
+    RouteScope,
     Takes,
 )
 from stanchion.gateway.routes.workflows import PagedWorkflows
@@ -103,9 +103,9 @@ TENANTS_ROUTES: Final = (
         method="PUT",
         path="/v1/admin/tenants/{tenant}",
         handler=put_tenant,
-        says="Replace what a tenant may do. In force when answered.",
+        summary="Replace what a tenant may do. In force when answered.",
         roles=ADMINS,
-        reach=Reach.DEPLOYMENT,
+        scope=RouteScope.DEPLOYMENT,
         takes=Takes.JSON,
         body=TenantConfig,
         answer=TenantConfig,
@@ -114,9 +114,9 @@ TENANTS_ROUTES: Final = (
         method="DELETE",
         path="/v1/admin/tenants/{tenant}",
         handler=delete_tenant,
-        says="Forget what a tenant may do: the defaults hold again. Its runs stay.",
+        summary="Forget what a tenant may do: the defaults hold again. Its runs stay.",
         roles=ADMINS,
-        reach=Reach.DEPLOYMENT,
+        scope=RouteScope.DEPLOYMENT,
         answer=TenantConfig,
         codes=(Code.NOT_FOUND,),
     ),
@@ -124,18 +124,18 @@ TENANTS_ROUTES: Final = (
         method="GET",
         path="/v1/admin/tenants/{tenant}",
         handler=get_tenant,
-        says="What a tenant may do; the defaults for one that nobody configured.",
+        summary="What a tenant may do; the defaults for one that nobody configured.",
         roles=OPERATORS,
-        reach=Reach.DEPLOYMENT,
+        scope=RouteScope.DEPLOYMENT,
         answer=TenantConfig,
     ),
     Route(
         method="GET",
         path="/v1/admin/tenants",
         handler=list_tenants,
-        says="List the tenants that were configured, by name.",
+        summary="List the tenants that were configured, by name.",
         roles=OPERATORS,
-        reach=Reach.DEPLOYMENT,
+        scope=RouteScope.DEPLOYMENT,
         query=PagedWorkflows,
         answer=TenantList,
     ),
@@ -167,7 +167,7 @@ async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
     expires_at = None if wanted.expires_at is None else to_instant(wanted.expires_at)
     if expires_at is not None and expires_at <= call.services.clock.now():
         return invalid_member("expires_at", "must be in the future")
-    keys = call.desk.keys
+    keys = call.state.keys
     if await keys.would_lock_out(
         role=wanted.role, tenant=wanted.tenant, expires=expires_at is not None
     ):
@@ -197,14 +197,14 @@ async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
 async def list_keys(call: Call[NoBody, PagedWorkflows]) -> Reply:
     """Keys, by id, without their secrets."""
     query = call.query
-    page = await call.desk.keys.list(call.only, cursor=query.cursor, limit=query.limit)
+    page = await call.state.keys.list(call.only, cursor=query.cursor, limit=query.limit)
     return Reply(KeyList(tuple(key_row(*each) for each in page.items), page.cursor))
 
 
 async def revoke_key(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
     """End a key: here at once, elsewhere within two seconds."""
     key_id = call.params["key_id"]
-    keys = call.desk.keys
+    keys = call.state.keys
     found = await keys.record(key_id)
     if found is None or (call.only is not None and found.tenant != call.only):
         return not_found("key")
@@ -217,9 +217,9 @@ KEYS_ROUTES: Final = (
         method="POST",
         path="/v1/admin/keys",
         handler=create_key,
-        says="Make a key. Its secret is shown this once.",
+        summary="Make a key. Its secret is shown this once.",
         roles=ADMINS,
-        reach=Reach.ONE_OR_ALL,
+        scope=RouteScope.ONE_OR_ALL,
         takes=Takes.JSON,
         body=CreateKey,
         answer=KeyCreated,
@@ -229,9 +229,9 @@ KEYS_ROUTES: Final = (
         method="GET",
         path="/v1/admin/keys",
         handler=list_keys,
-        says="List keys, by id, without their secrets.",
+        summary="List keys, by id, without their secrets.",
         roles=ADMINS,
-        reach=Reach.ONE_OR_ALL,
+        scope=RouteScope.ONE_OR_ALL,
         query=PagedWorkflows,
         answer=KeyList,
     ),
@@ -239,9 +239,9 @@ KEYS_ROUTES: Final = (
         method="DELETE",
         path="/v1/admin/keys/{key_id}",
         handler=revoke_key,
-        says="Revoke a key: here at once, elsewhere within 2 s.",
+        summary="Revoke a key: here at once, elsewhere within 2 s.",
         roles=ADMINS,
-        reach=Reach.ONE_OR_ALL,
+        scope=RouteScope.ONE_OR_ALL,
         answer=KeyRow,
         codes=(Code.NOT_FOUND,),
     ),
@@ -270,18 +270,18 @@ SETTINGS_ROUTES: Final = (
         method="GET",
         path="/v1/admin/settings",
         handler=get_settings,
-        says="The settings in force, as one document.",
+        summary="The settings in force, as one document.",
         roles=OPERATORS,
-        reach=Reach.DEPLOYMENT,
+        scope=RouteScope.DEPLOYMENT,
         answer=JsonObject,
     ),
     Route(
         method="PATCH",
         path="/v1/admin/settings",
         handler=patch_settings,
-        says="Change settings with a JSON merge patch. In force everywhere within 2 s.",
+        summary="Change settings with a JSON merge patch. In force everywhere within 2 s.",
         roles=ADMINS,
-        reach=Reach.DEPLOYMENT,
+        scope=RouteScope.DEPLOYMENT,
         takes=Takes.JSON,
         body=JsonObject,
         answer=JsonObject,

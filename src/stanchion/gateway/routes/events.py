@@ -22,7 +22,7 @@ import msgspec
 from stanchion.core.model import RunId
 from stanchion.gateway.cursors import CursorSeal
 from stanchion.gateway.problems import RequestRefused, invalid_member, not_found
-from stanchion.gateway.route import RUNNERS, Call, NoBody, Reach, Route, Stream
+from stanchion.gateway.route import RUNNERS, Call, NoBody, Route, RouteScope, Stream
 from stanchion.gateway.views import feed_line
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import BadCursor, FeedEntry
@@ -63,7 +63,7 @@ async def follow_events(call: Call[NoBody, Followed]) -> Stream:
     after = await _last_event_id(call)
     if after is None and call.query.run_id is None:
         after = await store.feed_position(call.tenant)
-    seal = await call.desk.cursors.of(*_feed_of(call))
+    seal = await call.state.cursors.of(*_feed_of(call))
     return Stream(_parts(call, after, seal), EVENT_STREAM, call.tenant)
 
 
@@ -78,7 +78,7 @@ async def _last_event_id(call: Call[NoBody, Followed]) -> str | None:
         return None
     try:
         if len(given) <= _ID_BYTES_MAX and given.isascii():
-            after = await call.desk.cursors.open(given.decode("ascii"), *_feed_of(call))
+            after = await call.state.cursors.open(given.decode("ascii"), *_feed_of(call))
             await call.services.store.feed(call.tenant, after=after, limit=1)
             return after
     except BadCursor:
@@ -94,13 +94,13 @@ async def _parts(
     Never more than one page is in memory: the next is read when the reader has taken this one.
     """
     clock, run_id = call.services.clock, call.query.run_id
-    heartbeat_ms = call.desk.options.heartbeat_s * 1000
+    heartbeat_ms = call.state.options.heartbeat_s * 1000
     limit = _PAGE_MIN
     # The position goes out first, so that a reader who is cut off at once can come back to it.
     yield b": events follow\n\n" if after is None else b"id: %b\n\n" % seal.seal(after).encode()
     spoke_at = clock.moment()
     with call.services.waiters.feed(call.tenant) as changed:
-        while not call.desk.draining.is_set():
+        while not call.state.draining.is_set():
             page = await _next(call, after, limit)
             if page.entries:
                 after = page.entries[-1].position
@@ -119,11 +119,11 @@ async def _parts(
 
 async def _turn(call: Call[NoBody, Followed], part: bytes) -> None:
     """Wait until the part may be sent: a tenant over its share pauses, and tenants take turns."""
-    over_ms = call.desk.work.wait_ms(call.tenant)
+    over_ms = call.state.work.wait_ms(call.tenant)
     if over_ms > 0:
         await call.services.clock.sleep(min(over_ms, _OVER_MS_MAX) / 1000)
-    call.desk.work.charge(call.tenant, len(part) * _SEND_S_PER_BYTE)
-    await call.desk.answers.turn(len(part), call.tenant)
+    call.state.work.charge(call.tenant, len(part) * _SEND_S_PER_BYTE)
+    await call.state.answers.turn(len(part), call.tenant)
 
 
 async def _next(call: Call[NoBody, Followed], after: str | None, limit: int) -> FeedPage:
@@ -143,7 +143,7 @@ async def _rendered(call: Call[NoBody, Followed], page: FeedPage, seal: CursorSe
     lines = chain.from_iterable(_lines(each, seal) for each in wanted)
     parts: list[bytes] = []
     while True:
-        with call.desk.work.measured(call.tenant):
+        with call.state.work.measured(call.tenant):
             part = b"".join(islice(lines, _PART_LINES))
         if not part:
             return parts
@@ -176,9 +176,9 @@ ROUTES: Final = (
         method="GET",
         path="/v1/events",
         handler=follow_events,
-        says="Server-sent events of the tenant's runs, or of one; resumable with `Last-Event-ID`.",
+        summary="Server-sent events of the tenant's runs or of one, resumable by `Last-Event-ID`.",
         roles=RUNNERS,
-        reach=Reach.TENANT,
+        scope=RouteScope.TENANT,
         query=Followed,
         answer=None,
         codes=(Code.NOT_FOUND, Code.DRAINING),

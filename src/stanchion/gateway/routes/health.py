@@ -14,9 +14,9 @@ from stanchion.gateway.route import (
     Call,
     NoBody,
     NoQuery,
-    Reach,
     Reply,
     Route,
+    RouteScope,
 )
 from stanchion.wire.admin import Health
 
@@ -32,19 +32,19 @@ async def livez(_call: Call[NoBody, NoQuery]) -> Reply:
 
 async def readyz(call: Call[NoBody, NoQuery]) -> Reply:
     """The store answers, and the server is not draining; whether locks and bus do is told."""
-    health = await call.desk.readiness.health(is_draining=call.desk.draining.is_set())
+    health = await call.state.readiness.health(is_draining=call.state.draining.is_set())
     return Reply(health, status=200 if health.status in {"ok", "degraded"} else 503)
 
 
 async def metrics(call: Call[NoBody, NoQuery]) -> Reply:
     """Everything that is counted, for Prometheus."""
-    text = await call.desk.metrics.text()
+    text = await call.state.metrics.text()
     return Reply(text, content_type=CONTENT_TYPE_LATEST.encode())
 
 
 async def openapi(call: Call[NoBody, NoQuery]) -> Reply:
     """This document."""
-    return Reply(call.desk.openapi)
+    return Reply(call.state.openapi)
 
 
 ROUTES: Final = (
@@ -52,9 +52,9 @@ ROUTES: Final = (
         method="GET",
         path=LIVEZ,
         handler=livez,
-        says="Whether the process answers. Depends on nothing.",
+        summary="Whether the process answers. Depends on nothing.",
         roles=ANYONE,
-        reach=Reach.OPEN,
+        scope=RouteScope.OPEN,
         answer=Health,
         is_vital=True,
     ),
@@ -62,9 +62,9 @@ ROUTES: Final = (
         method="GET",
         path="/readyz",
         handler=readyz,
-        says="Whether store, locks and bus answer; 503 without the store and while draining.",
+        summary="Whether store, locks and bus answer; 503 without the store and while draining.",
         roles=ANYONE,
-        reach=Reach.OPEN,
+        scope=RouteScope.OPEN,
         answer=Health,
         statuses=(200, 503),
         is_vital=True,
@@ -73,9 +73,9 @@ ROUTES: Final = (
         method="GET",
         path=METRICS,
         handler=metrics,
-        says="Metrics in the text format of Prometheus. Without a key with `--metrics-open`.",
+        summary="Metrics in the text format of Prometheus. Without a key with `--metrics-open`.",
         roles=OPERATORS,
-        reach=Reach.DEPLOYMENT,
+        scope=RouteScope.DEPLOYMENT,
         answer=None,
         is_vital=True,
     ),
@@ -83,9 +83,9 @@ ROUTES: Final = (
         method="GET",
         path="/openapi.json",
         handler=openapi,
-        says="This description of the interface.",
+        summary="This description of the interface.",
         roles=ANYONE,
-        reach=Reach.OPEN,
+        scope=RouteScope.OPEN,
         answer=dict,
         is_vital=True,
     ),

@@ -8,7 +8,7 @@ from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import Item, ItemKey, Job, JobId, Run, Step, Topic, job_id
 from stanchion.gateway.body import check_value
 from stanchion.gateway.problems import Refusal, not_found
-from stanchion.gateway.route import RUNNERS, Call, NoBody, NoQuery, Reach, Reply, Route, Takes
+from stanchion.gateway.route import RUNNERS, Call, NoBody, NoQuery, Reply, Route, RouteScope, Takes
 from stanchion.gateway.views import job_answer, refusal_of, started
 from stanchion.ports.store import Runs
 from stanchion.services.gate_answers import GateFailed, JobThrottled, KeyMismatch, RunStarted
@@ -64,9 +64,9 @@ ROUTES: Final = (
         method="POST",
         path="/v1/jobs",
         handler=submit_job,
-        says="Submit one job without a workflow. It takes no slot and is limited by rate.",
+        summary="Submit one job without a workflow. It takes no slot and is limited by rate.",
         roles=RUNNERS,
-        reach=Reach.TENANT,
+        scope=RouteScope.TENANT,
         takes=Takes.JSON,
         body=SubmitJob,
         answer=SubmitAnswer,
@@ -85,9 +85,9 @@ ROUTES: Final = (
         method="GET",
         path="/v1/jobs/{job_id}",
         handler=get_job,
-        says="One job, of a workflow's step or submitted alone.",
+        summary="One job, of a workflow's step or submitted alone.",
         roles=RUNNERS,
-        reach=Reach.TENANT,
+        scope=RouteScope.TENANT,
         answer=JobAnswer,
         codes=(Code.NOT_FOUND,),
     ),

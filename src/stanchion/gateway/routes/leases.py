@@ -12,7 +12,16 @@ from typing import Any, Final, Literal, Never, assert_never
 from stanchion.core.escalation import Level, Order
 from stanchion.core.model import Risk
 from stanchion.gateway.problems import Refusal, RequestRefused, not_found
-from stanchion.gateway.route import OPERATORS, Call, NoBody, NoQuery, Reach, Reply, Route, Takes
+from stanchion.gateway.route import (
+    OPERATORS,
+    Call,
+    NoBody,
+    NoQuery,
+    Reply,
+    Route,
+    RouteScope,
+    Takes,
+)
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks, LockView
 from stanchion.services.log import log_event
@@ -55,7 +64,7 @@ async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
             detail = f"another holds it, for at most {answer.expires_in_ms / 1000:.1f} s"
             return Refusal(code=Code.CONFLICT, detail=detail)
         case AcquireTooLate():
-            return call.desk.unavailable(Code.LOCKS_UNAVAILABLE, "the lock store was too slow")
+            return call.state.unavailable(Code.LOCKS_UNAVAILABLE, "the lock store was too slow")
         case _:
             assert_never(answer)
 
@@ -79,14 +88,14 @@ async def release_lease(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
 
 def _locks(call: Call[HoldLease, NoQuery] | Call[NoBody, NoQuery]) -> Locks:
     if call.services.locks is None:
-        refusal = call.desk.unavailable(Code.LOCKS_UNAVAILABLE, "there is no lock backend")
+        refusal = call.state.unavailable(Code.LOCKS_UNAVAILABLE, "there is no lock backend")
         raise RequestRefused(refusal)
     return call.services.locks
 
 
 def _away(call: Call[HoldLease, NoQuery] | Call[NoBody, NoQuery], error: BackendError) -> Never:
     log_event(logging.WARNING, "lease_route_failed", error=sentence(error))
-    refusal = call.desk.unavailable(Code.LOCKS_UNAVAILABLE, "the lock backend does not answer")
+    refusal = call.state.unavailable(Code.LOCKS_UNAVAILABLE, "the lock backend does not answer")
     raise RequestRefused(refusal) from error
 
 
@@ -99,9 +108,9 @@ ROUTES: Final = (
         method="GET",
         path="/v1/admin/leases",
         handler=list_leases,
-        says="List the locks that are held, by name; a thousand at most.",
+        summary="List the locks that are held, by name; a thousand at most.",
         roles=OPERATORS,
-        reach=Reach.DEPLOYMENT,
+        scope=RouteScope.DEPLOYMENT,
         answer=LeaseList,
         codes=(Code.LOCKS_UNAVAILABLE,),
     ),
@@ -109,9 +118,9 @@ ROUTES: Final = (
         method="POST",
         path="/v1/admin/leases",
         handler=hold_lease,
-        says="Hold a lock by hand, for a while.",
+        summary="Hold a lock by hand, for a while.",
         roles=OPERATORS,
-        reach=Reach.DEPLOYMENT,
+        scope=RouteScope.DEPLOYMENT,
         takes=Takes.JSON,
         body=HoldLease,
         answer=LeaseRow,
@@ -121,9 +130,9 @@ ROUTES: Final = (
         method="DELETE",
         path="/v1/admin/leases/{name}",
         handler=release_lease,
-        says="Take a lock from whoever has it.",
+        summary="Take a lock from whoever has it.",
         roles=OPERATORS,
-        reach=Reach.DEPLOYMENT,
+        scope=RouteScope.DEPLOYMENT,
         answer=LeaseRow,
         codes=(Code.NOT_FOUND, Code.LOCKS_UNAVAILABLE),
     ),
@@ -168,18 +177,18 @@ ESCALATION_ROUTES: Final = (
         method="GET",
         path="/v1/admin/escalation",
         handler=get_escalation,
-        says="Whether the closed classes fail closed now, and why.",
+        summary="Whether the closed classes fail closed now, and why.",
         roles=OPERATORS,
-        reach=Reach.DEPLOYMENT,
+        scope=RouteScope.DEPLOYMENT,
         answer=EscalationView,
     ),
     Route(
         method="POST",
         path="/v1/admin/escalation",
         handler=set_escalation,
-        says="An operator's word: `force_open`, `force_closed`, or `clear`.",
+        summary="An operator's word: `force_open`, `force_closed`, or `clear`.",
         roles=OPERATORS,
-        reach=Reach.DEPLOYMENT,
+        scope=RouteScope.DEPLOYMENT,
         takes=Takes.JSON,
         body=SetEscalation,
         answer=EscalationView,

@@ -13,7 +13,7 @@ from stanchion.core.plan import link, subworkflows
 from stanchion.core.workflow import Workflow
 from stanchion.core.workflow_file import Format, parse_workflow
 from stanchion.gateway.problems import Refusal, invalid, not_found
-from stanchion.gateway.route import RUNNERS, Call, NoBody, NoQuery, Reach, Reply, Route, Takes
+from stanchion.gateway.route import RUNNERS, Call, NoBody, NoQuery, Reply, Route, RouteScope, Takes
 from stanchion.gateway.views import definition, when
 from stanchion.ports.store import Definitions
 from stanchion.wire.identifiers import Cursor, Limit
@@ -128,9 +128,9 @@ ROUTES: Final = (
         method="PUT",
         path="/v1/workflows/{workflow_id}",
         handler=put_workflow,
-        says="Store a workflow file, JSON or YAML by its content type.",
+        summary="Store a workflow file, JSON or YAML by its content type.",
         roles=RUNNERS,
-        reach=Reach.TENANT,
+        scope=RouteScope.TENANT,
         takes=Takes.TEXT,
         answer=ApplyAnswer,
         codes=(Code.INVALID_WORKFLOW,),
@@ -139,9 +139,9 @@ ROUTES: Final = (
         method="GET",
         path="/v1/workflows",
         handler=list_workflows,
-        says="List workflows, each in its newest version, by id.",
+        summary="List workflows, each in its newest version, by id.",
         roles=RUNNERS,
-        reach=Reach.TENANT,
+        scope=RouteScope.TENANT,
         query=PagedWorkflows,
         answer=WorkflowList,
     ),
@@ -149,9 +149,9 @@ ROUTES: Final = (
         method="GET",
         path="/v1/workflows/{workflow_id}",
         handler=get_workflow,
-        says="One workflow, in its newest version or the one asked for.",
+        summary="One workflow, in its newest version or the one asked for.",
         roles=RUNNERS,
-        reach=Reach.TENANT,
+        scope=RouteScope.TENANT,
         query=AtVersion,
         answer=WorkflowView,
         codes=(Code.NOT_FOUND,),
