@@ -1,11 +1,11 @@
-"""A research agent's workers, with models that always say the same.
+"""The workers of a research agent, with models that return fixed answers.
 
-Plan, search and write are what an agent does; here each is a function that takes a moment and gives
-a fixed answer, so that everybody sees the same run. Start them with
+Plan, search, write and check are steps of an agent. Here each is a function that waits briefly and
+returns a fixed answer, so that every run is the same. Start them with
 
     stanchion worker examples.agents:app --url http://127.0.0.1:8420
 
-A job's input is what the step of the workflow says: see research.yaml and publish-report.yaml.
+The steps of research.yaml and publish-report.yaml define the inputs of the jobs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def plan(job: stanchion.Job) -> dict[str, Any]:
 
 @app.task("agent.search")
 async def search(job: stanchion.Job) -> dict[str, Any]:
-    """Find something for one of them. The first try at a third of them fails, as searches do."""
+    """Run one search. For a third of the searches the first attempt fails."""
     await asyncio.sleep(0.1)
     luck = zlib.crc32(job.input["q"].encode())
     if job.attempt == 1 and luck % 3 == 0:
@@ -39,12 +39,12 @@ async def search(job: stanchion.Job) -> dict[str, Any]:
 
 @app.task("agent.write")
 def write(job: stanchion.Job) -> dict[str, Any]:
-    """Write it down. A blocking function: it runs in a thread, and its lease is kept meanwhile."""
+    """Write the report. A blocking function runs in a thread while its lease is renewed."""
     lines = [f"- {each['query']}: {each['found']} sources" for each in job.input["text"]]
     return {"text": "\n".join([job.input["title"], *lines])}
 
 
 @app.task("agent.check")
 async def check(job: stanchion.Job) -> dict[str, Any]:
-    """Look it over."""
+    """Check the report."""
     return {"ok": bool(job.input["text"])}

@@ -2,13 +2,12 @@
 
     python examples/caller.py http://127.0.0.1:8420
 
-Ten orders, each a run of its own, for a tenant that may have two at a time. The client waits and
-tries again by itself, as long as that is polite. What happens after that is the caller's business,
-and is written here: a full tenant means later, with the same key; an unavailable server means stop,
-and tell somebody.
+It starts ten orders, one run each, for a tenant with a cap of two. The client retries within its
+policy. After that the caller decides: if the tenant is full, it retries later with the same key; if
+the server is unavailable, it stops and reports the error.
 
-The server is one without API keys, as `stanchion serve` starts it on one's own machine: so the
-example may register its workflow and set the tenant's cap.
+The server must run without API keys, as `stanchion serve` does by default, so that the example may
+register its workflow and set the tenant's cap.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ counts: Counter[str] = Counter()
 
 
 def count(signal: CallSignal) -> None:
-    """What would go to your metrics. Called from the thread that makes the call."""
+    """Count signals, as your metrics would. Called in the thread that makes the call."""
     match signal:
         case Retrying():
             counts[f"retries of class {signal.retry_class}"] += 1
@@ -48,25 +47,25 @@ def count(signal: CallSignal) -> None:
 
 
 def ship(client: stanchion.Client, order: str, give_up_at_s: float) -> str:
-    """Have one order shipped, once, however often it takes to ask."""
+    """Ship one order exactly once, with as many starts as needed."""
     while True:
         try:
-            # The order's own number as the key: if this process dies and another begins anew, or an
-            # answer gets lost, it is still one run.
+            # The order's number is the key: if a response is lost, or another process repeats the
+            # start after a crash, it is still one run.
             run = client.start("ship-order", {"order": order}, idempotency_key=order)
             return str(run.wait(timeout_s=PATIENCE_S).status)
         except stanchion.TenantFull as full:
-            # The client has asked a few times. Nothing is wrong: this order's turn comes later. In
-            # a service, this is where it goes back into a queue of yours.
+            # The client has retried a few times. The order must wait for a free slot; a service
+            # would put it back into its own queue here.
             wait_s = max(0.5, full.retry_after_s)
             if time.monotonic() + wait_s > give_up_at_s:
                 return "not today"
-            say(f"{order}: full ({full.active} of {full.limit}), back in {wait_s:.1f} s")
+            say(f"{order}: full ({full.active} of {full.limit}), retry in {wait_s:.1f} s")
             time.sleep(wait_s)
 
 
 def main(url: str) -> int:
-    """Ship all orders, or say why not."""
+    """Ship all orders; return the exit code."""
     with stanchion.Client(url, tenant=TENANT, on_event=count) as client:
         try:
             client.apply_workflow(WORKFLOW)
@@ -76,8 +75,8 @@ def main(url: str) -> int:
             with ThreadPoolExecutor(ORDERS) as pool:
                 ends = Counter(pool.map(lambda order: ship(client, order, give_up_at_s), orders))
         except stanchion.ServerUnavailable as unavailable:
-            # 503, or no answer: the client has tried as long as its policy and the process's
-            # budget allow. More of it would only be more load. An operator looks.
+            # 503 or no response: the client has retried as often as its policy and the process's
+            # budget allow. More retries would only add load; an operator must act.
             say(f"the server is unavailable: {unavailable}")
             return 1
     say("orders: " + ", ".join(f"{number} {status}" for status, number in ends.items()))
@@ -90,7 +89,7 @@ speaking = threading.Lock()
 
 
 def say(what: str) -> None:
-    """Print a whole line, whichever thread it is."""
+    """Print a whole line from any thread."""
     with speaking:
         print(what, flush=True)
 

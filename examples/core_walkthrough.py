@@ -1,7 +1,7 @@
-"""One workflow, driven through the pure core by hand: no server, no store, no waiting.
+"""Drive one workflow through the pure core: no server, no store, no waiting.
 
-What a worker, a person and a clock would do is written down below as events. The core answers each
-of them with a transition; the program carries its effects out and prints the timeline.
+The program feeds the events of workers, a person and a clock to the core. The core returns a
+transition for each; the program applies its effects and prints the timeline.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from stanchion.core.workflow_file import parse_workflow
 
 HERE = Path(__file__).parent
 INPUT: JsonObject = {"question": "What holds a rope?", "review": True}
-EPOCH = Instant(1_767_225_600_000)  # 2026-01-01 00:00 UTC; the core has no clock of its own
+EPOCH = Instant(1_767_225_600_000)  # 2026-01-01 00:00 UTC; the core has no clock
 
 
 def main() -> int:
@@ -50,11 +50,11 @@ def main() -> int:
     if not isinstance(plan, Plan):
         sys.exit("\n".join(str(fault) for fault in plan.faults))
     assert plan.body.schema is not None
-    faults = plan.body.schema.faults(INPUT)  # decide takes the input for good
+    faults = plan.body.schema.faults(INPUT)  # decide does not validate the input
     if faults:
         sys.exit("\n".join(str(fault) for fault in faults))
     print(f"workflow {research.id}: risk {plan.risk}, {len(plan.steps)} steps with", end=" ")
-    print(f"{report.id} unfolded: {', '.join(plan.steps)}\n")
+    print(f"{report.id} expanded: {', '.join(plan.steps)}\n")
 
     world = World(plan)
     for event in story(world):
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def read(name: str) -> Workflow:
-    """Parse a workflow file that lies beside this one."""
+    """Parse a workflow file in this directory."""
     parsed = parse_workflow((HERE / name).read_bytes(), format="yaml")
     if not isinstance(parsed, Workflow):
         sys.exit("\n".join(f"{name}: {fault}" for fault in parsed.faults))
@@ -75,7 +75,7 @@ def read(name: str) -> Workflow:
 
 
 def story(world: World) -> Iterator[Event]:
-    """What the world does: workers finish jobs, one fails once, a person approves."""
+    """Play the events: workers finish jobs, one fails once, a person approves."""
     yield Started(actor="caller")
     yield world.done("plan", {"queries": ["stanchions", "bollards"]})
     yield world.done("search", {"hits": 3}, item=0)
@@ -93,10 +93,10 @@ def story(world: World) -> Iterator[Event]:
 
 
 class World:
-    """What surrounds the core: open jobs, timers, a clock that somebody moves."""
+    """The state around the core: open jobs, timers, a clock."""
 
     def __init__(self, plan: Plan) -> None:
-        """Begin with a run that has been admitted and nothing else."""
+        """Begin with an admitted run."""
         self.plan = plan
         self.now = EPOCH
         self.run = Run(
@@ -114,7 +114,7 @@ class World:
         self.timeline: list[TimelineEntry] = []
 
     def happen(self, event: Event) -> None:
-        """Decide, and carry out what follows."""
+        """Decide on an event and apply the effects."""
         self.now = Instant(self.now + 250)
         wanted = items_to_read(self.run, [event])
         keys = [ItemKey(step_id, index) for step_id, many in wanted.items() for index in many]
@@ -139,26 +139,26 @@ class World:
                     self.timers.clear()
 
     def job(self, step: str, item: int | None = None) -> Job:
-        """The job that is out for a step or an item."""
+        """Return the open job of a step or an item."""
         *_, job = (job for job in self.jobs.values() if (job.step_id, job.item) == (step, item))
         return job
 
     def done(self, step: str, output: JsonValue, item: int | None = None) -> AttemptSucceeded:
-        """A worker finishes the job."""
+        """Finish a job, as a worker would."""
         job = self.jobs.pop(self.job(step, item).id)
         return AttemptSucceeded(
             job_id=job.id, step_id=job.step_id, item=item, output=output, actor="worker-1"
         )
 
     def due(self, kind: TimerKind) -> TimerFired:
-        """Time passes until the next timer of a kind is due."""
+        """Advance the clock until the next timer of a kind is due."""
         timers = [timer for timer in self.timers if timer.kind is kind]
         timer = min(timers, key=lambda timer: self.timers[timer])
         self.now = self.timers.pop(timer)
         return TimerFired(timer=timer)
 
     def print_timeline(self) -> None:
-        """One line an entry: when, what, where, by whom."""
+        """Print one line per entry: time, event, step, actor."""
         for entry in self.timeline:
             place = entry.step or ""
             if entry.item is not None:

@@ -1,7 +1,7 @@
-"""The main job in half a minute: a full tenant, a research agent, a person's approval.
+"""Demonstrate a full tenant, a research agent and an approval in half a minute.
 
-It starts a server of its own on this machine and a worker process, uses them as anybody would over
-HTTP, shows what came back, and stops both. Nothing is left behind.
+It starts a server and a worker process on this machine, calls the server over HTTP, prints the
+responses, and stops both. It removes its files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BAR = 46
 
 
 def main() -> int:
-    """Show it."""
+    """Run the demo."""
     with tempfile.TemporaryDirectory(prefix="stanchion-demo-") as folder:
         data = Path(folder)
         with server(data) as url, worker(data, url):
@@ -45,14 +45,14 @@ def main() -> int:
             chart(api, admitted[0])
             slots(api)
     say("Where to look next:")
-    print("  make serve                     the same server, to stay")
+    print("  make serve                     the same server, kept running")
     print("  docs/tutorial.md               a workflow and a worker of your own, in ten minutes")
-    print("  docs/how-to/lock-incidents.md  what happens when locks misbehave")
+    print("  docs/how-to/lock-incidents.md  what happens when locks fail")
     return 0
 
 
 def prepare(api: Api) -> None:
-    """A tenant that may have two runs at a time, and its workflows."""
+    """Configure a tenant with a cap of two, and apply its workflows."""
     api.call("PUT", f"/v1/admin/tenants/{TENANT}", {"max_concurrent_runs": CAP})
     for name in ("publish-report", "research"):
         text = (HERE / f"{name}.yaml").read_text().replace("delay_s: 5", "delay_s: 1")
@@ -60,7 +60,7 @@ def prepare(api: Api) -> None:
 
 
 def burst(api: Api) -> list[str]:
-    """Ten callers at once, at a cap of two."""
+    """Send ten concurrent starts at a cap of two."""
     say(f"{CALLERS} callers start the research agent at once; the tenant's cap is {CAP}:")
 
     def start(_: int) -> tuple[int, dict[str, Any]]:
@@ -74,7 +74,7 @@ def burst(api: Api) -> list[str]:
             print(f"  {status}  run {answer['run_id']}")
         else:
             wait_s = answer["retry_after_ms"] / 1000
-            print(f"  {status}  {answer['detail']}; come again in {wait_s:.1f} s")
+            print(f"  {status}  {answer['detail']}; retry in {wait_s:.1f} s")
     counts = Counter(status for status, _ in answers)
     print("  together: " + ", ".join(f"{number} × {status}" for status, number in counts.items()))
     if counts != {HTTPStatus.OK: CAP, HTTPStatus.TOO_MANY_REQUESTS: CALLERS - CAP}:
@@ -83,7 +83,7 @@ def burst(api: Api) -> list[str]:
 
 
 def approve(api: Api, run_id: str) -> None:
-    """Wait until a person is asked, say yes, and wait for the end."""
+    """Wait for the approval step, approve it, and wait for the end."""
     ends = time.monotonic() + PATIENCE_S
     while api.call("GET", f"/v1/runs/{run_id}")["steps"]["review"]["status"] != "waiting":
         if time.monotonic() > ends:
@@ -96,7 +96,7 @@ def approve(api: Api, run_id: str) -> None:
 
 
 def chart(api: Api, run_id: str) -> None:
-    """One run, step by step."""
+    """Print one run as a chart."""
     run = api.call("GET", f"/v1/runs/{run_id}")
     say(f"Run {run_id}, approved by a person, {run['status']}:")
     steps = [(name, step) for name, step in run["steps"].items() if step["started_at"]]
@@ -123,7 +123,7 @@ def chart(api: Api, run_id: str) -> None:
 
 
 def slots(api: Api) -> None:
-    """Both runs have ended: both slots are free."""
+    """Show that both slots are free after both runs have ended."""
     body = {"input": {"question": QUESTION, "review": False}}
     status, answer = api.ask("POST", "/v1/workflows/research/runs", body)
     say(f"Both slots are free again: the next start is answered {status}.")
@@ -133,20 +133,20 @@ def slots(api: Api) -> None:
 
 
 class Api:
-    """The server as any caller sees it: no SDK, so that every status is shown as it came."""
+    """A plain HTTP client without the SDK, so that every status is visible."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        """What must succeed."""
+        """Send a request that must succeed; return the body."""
         status, answer = self.ask(method, path, body)
         if status >= HTTPStatus.BAD_REQUEST:
             sys.exit(f"{method} {path}: {status} {answer}")
         return answer
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        """Whatever comes back."""
+        """Send a request; return status and body."""
         kind = "application/yaml" if isinstance(body, str) else "application/json"
         data = body.encode() if isinstance(body, str) else json.dumps(body or {}).encode()
         request = Request(  # noqa: S310 - a server of our own, on this machine
@@ -165,7 +165,7 @@ class Api:
 
 @contextmanager
 def server(data: Path) -> Iterator[str]:
-    """A server with everything in one process, on a free port."""
+    """Run a server in one process, on a free port."""
     log = data / "server.log"
     arguments = ["serve", "--port", "0", "--data-dir", str(data)]
     with process(arguments, log) as serving:
@@ -181,14 +181,14 @@ def server(data: Path) -> Iterator[str]:
 
 @contextmanager
 def worker(data: Path, url: str) -> Iterator[None]:
-    """A process that does the work."""
+    """Run a worker process."""
     with process(["worker", "examples.agents:app", "--url", url], data / "worker.log"):
         yield
 
 
 @contextmanager
 def process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """One of our commands, stopped at the end as an operator would."""
+    """Run a command and stop it at the end with a signal."""
     with log.open("wb") as out:
         started = subprocess.Popen(  # noqa: S603 - our own command, with arguments of our own
             [sys.executable, "-m", "stanchion", *arguments],
@@ -208,7 +208,7 @@ def process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[by
 
 
 def say(text: str) -> None:
-    """Begin a new part."""
+    """Print the heading of a section."""
     print(f"\n{text}")
 
 

@@ -1,11 +1,11 @@
-"""Two holders of one lease, a pause that nobody saw coming, and a write that is refused.
+"""Two holders of one lease, a long pause, and a refused write.
 
-The first holds the lease on an invoice. Then its whole process stands still for longer than the
-lease lasts: a swapped-out machine, a stopped container, a long computation on the event loop.
-Nothing in it can notice, so nothing in it can stop it. The second gets the lease, as it should, and
-pays the invoice. When the first goes on, it writes at once.
+The first holder has the lease on an invoice. Then its process is paused for longer than the lease
+lasts: a swapping machine, a stopped container, a long computation on the event loop. A paused
+process cannot stop itself. The second holder gets the lease and pays the invoice. When the first
+resumes, it writes at once.
 
-What saves the invoice is one comparison in the UPDATE.
+One comparison in the UPDATE refuses that write.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ SCHEMA = """
 CREATE TABLE invoices (
     id TEXT PRIMARY KEY,
     status TEXT NOT NULL,
-    fence INTEGER NOT NULL DEFAULT 0    -- of the last one who wrote
+    fence INTEGER NOT NULL DEFAULT 0    -- of the last writer
 )
 """
 
 
 class StaleWriter(Exception):
-    """Somebody with a newer lease has written since."""
+    """A holder of a newer lease has written."""
 
 
 def set_status(db: sqlite3.Connection, invoice: str, status: str, fence: int | None) -> None:
-    """Write, if nobody with a newer lease has. A lease without a fence writes nothing."""
+    """Write, unless a holder of a newer lease has written. Without a fence nothing is written."""
     changed = db.execute(
         "UPDATE invoices SET status = ?, fence = ? WHERE id = ? AND fence <= ?",
         (status, fence, invoice, fence),
@@ -47,39 +47,39 @@ def set_status(db: sqlite3.Connection, invoice: str, status: str, fence: int | N
 
 
 async def first(url: str, file: Path, asleep: threading.Event, awake: threading.Event) -> None:
-    """Hold the lease, stand still for too long, write."""
+    """Hold the lease, pause for too long, write."""
     try:
         async with stanchion.Leases(url, ttl_s=TTL_S) as leases, leases.hold("invoice:42") as lease:
-            say("first: has the lease and stands still")
+            say("first: has the lease and is paused")
             asleep.set()
-            # Blocks the event loop: no renewal, no cancellation, as if the machine were gone.
+            # Blocks the event loop: no renewal and no cancellation, as on a paused machine.
             awake.wait(60)
-            say("first: goes on, none the wiser, and writes")
+            say("first: resumes, does not know that its lease has expired, and writes")
             with closing(sqlite3.connect(file)) as db:
                 try:
                     set_status(db, "42", "cancelled", lease.fence)
                 except StaleWriter as refused:
                     say(f"first: {refused}")
             await asyncio.sleep(1)
-            say("never printed: the lease is lost, and the body is stopped where it waits")
+            say("never printed: the lease is lost, and the body is cancelled while it waits")
     except stanchion.LeaseLost as lost:
         say(f"first: {lost}")
 
 
 async def second(url: str, file: Path) -> None:
-    """Wait in line for the lease, and write."""
+    """Wait for the lease, and write."""
     async with (
         stanchion.Leases(url, ttl_s=TTL_S) as leases,
         leases.hold("invoice:42", wait_s=10) as lease,
     ):
-        say("second: has the lease, the first one's has expired")
+        say("second: has the lease, the first holder's has expired")
         with closing(sqlite3.connect(file)) as db:
             set_status(db, "42", "paid", lease.fence)
         say("second: has paid the invoice")
 
 
 def main() -> int:
-    """Play it, and look at the invoice."""
+    """Run both holders, and check the invoice."""
     with tempfile.TemporaryDirectory() as directory:
         url, file = f"sqlite:{directory}/leases.db", Path(directory) / "invoices.db"
         with closing(sqlite3.connect(file)) as db:
@@ -100,7 +100,7 @@ def main() -> int:
 
 
 def say(what: str) -> None:
-    """Print at once, whichever thread it is."""
+    """Print at once from any thread."""
     print(what, flush=True)
 
 

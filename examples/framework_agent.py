@@ -1,11 +1,11 @@
 """The research agent of agents.py, with an agent framework behind the same topics.
 
-The framework (Pydantic AI here; any other goes in the same place) speaks with the model and calls
-its tools. Stanchion decides when a step runs, how often it is tried and who may still write. So
-each keeps to one job: the framework's own retries are off, and the workflow's `retry` is on.
+The framework (Pydantic AI here; any other fits in the same place) calls the model and its tools.
+Stanchion decides when a step runs, how often it is retried and which worker may still write. So the
+framework's own retries are off, and the workflow's `retry` is on.
 
-The models are scripted, so this runs offline and always says the same. For a real one, put its name
-where the `FunctionModel` is.
+The models are scripted, so this runs offline with fixed answers. To use a real model, replace the
+`FunctionModel` with its name.
 
     pip install stanchion pydantic-ai-slim
     stanchion worker examples.framework_agent:app --url http://127.0.0.1:8420
@@ -42,7 +42,7 @@ app = stanchion.Worker()
 
 @dataclass
 class Plan:
-    """What the planner answers with."""
+    """The output of the planner."""
 
     queries: list[str]
 
@@ -55,7 +55,7 @@ def planning(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
 
 
 def searching(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """A model that calls its tool once, and answers with what that gave."""
+    """A model that calls its tool once and returns the tool's result."""
     found = [part.content for part in parts_of(messages) if isinstance(part, ToolReturnPart)]
     if found:
         return ModelResponse([TextPart(str(found[0]))])
@@ -63,13 +63,13 @@ def searching(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
 
 
 def writing(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
-    """A model that hands back its notes as they are."""
+    """A model that returns its notes unchanged."""
     return ModelResponse([TextPart(asked(messages))])
 
 
 async def count_sources(context: RunContext[stanchion.Job], query: str) -> int:
-    """How many sources there are. A tool: called by the model, with the job at hand."""
-    # A tool is where an agent acts on the world: go on only if this job is still ours.
+    """Count the sources. A tool: the model calls it, with the job as context."""
+    # A tool has side effects: continue only while this worker holds the job.
     context.deps.heartbeat({"query": query})
     return 1 + zlib.crc32(query.encode()) % 9
 
@@ -87,21 +87,21 @@ async def plan(job: stanchion.Job) -> dict[str, Any]:
     try:
         result = await planner.run(job.input["question"])
     except UnexpectedModelBehavior as error:
-        # The model does not answer in the form that was asked for: asking again does not help.
+        # The model does not return the required form: a retry does not help.
         raise stanchion.FinalError(str(error), code="bad_plan") from error
     return {"queries": result.output.queries}
 
 
 @app.task("agent.search")
 async def search(job: stanchion.Job) -> dict[str, Any]:
-    """Find something for one of them. Any error of the framework is tried again, by policy."""
+    """Run one search. The workflow's `retry` covers every error of the framework."""
     result = await searcher.run(job.input["q"], deps=job)
     return {"query": job.input["q"], "found": int(result.output)}
 
 
 @app.task("agent.write")
 async def write(job: stanchion.Job) -> dict[str, Any]:
-    """Write it down."""
+    """Write the report."""
     lines = [f"- {each['query']}: {each['found']} sources" for each in job.input["text"]]
     result = await writer.run("\n".join([job.input["title"], *lines]))
     return {"text": result.output}
@@ -109,18 +109,18 @@ async def write(job: stanchion.Job) -> dict[str, Any]:
 
 @app.task("agent.check")
 async def check(job: stanchion.Job) -> dict[str, Any]:
-    """Look it over."""
+    """Check the report."""
     return {"ok": bool(job.input["text"])}
 
 
 def asked(messages: list[ModelMessage]) -> str:
-    """The prompt that a conversation began with."""
+    """Return the first prompt of a conversation."""
     prompts = [part.content for part in parts_of(messages) if isinstance(part, UserPromptPart)]
     return str(prompts[0])
 
 
 def parts_of(messages: list[ModelMessage]) -> list[Any]:
-    """Whatever was said to the model, in order."""
+    """Return all parts of the messages to the model, in order."""
     return [
         part for message in messages if isinstance(message, ModelRequest) for part in message.parts
     ]

@@ -1,7 +1,6 @@
 """Write docs/reference/cli.md, and the tables in configuration.md and metrics.md beside it.
 
-Run it after a change of a command, an option or a metric; tests compare the pages with what it
-gives.
+Run it after a change of a command, an option or a metric; tests compare the pages with its output.
 """
 
 from __future__ import annotations
@@ -43,29 +42,29 @@ _OPENING = """\
 
 <!-- Written by scripts/generate_reference.py from the commands themselves. -->
 
-`serve`, `worker`, `drill` and `sim` run something, and `workflow check` only reads files. Every
+`serve`, `worker`, `drill` and `sim` run processes, and `workflow check` only reads files. Every
 other command sends a few HTTP requests to a server and never opens a store.
 
-Which server, and as whom:
+Flags and variables for the server and the caller:
 
 | flag | environment | meaning |
 |---|---|---|
-| `--url` | `STANCHION_URL` | the server, `http://127.0.0.1:8420` unless told otherwise |
+| `--url` | `STANCHION_URL` | the server, `http://127.0.0.1:8420` by default |
 | `--api-key` | `STANCHION_API_KEY` | the key; prefer the variable, other users can read a flag |
 | | `STANCHION_API_KEY_FILE` | a file that holds the key; not together with the variable |
 | `--tenant` | `STANCHION_TENANT` | the tenant, where the key does not say which |
 
-A person gets lines and tables, in colour on a terminal (`NO_COLOR` turns it off). With `-o json` a
-program gets the server's answer as one JSON document on standard output, in the shape of the HTTP
-API; an error is a problem document on standard error. Remarks go to standard error.
+The default output is lines and tables, in colour on a terminal (`NO_COLOR` disables it). With `-o
+json` the output is the server's response as one JSON document, in the schema of the HTTP API; an
+error is a problem document on standard error. Hints go to standard error.
 
 `--url` may name several servers of one deployment, separated by commas. The first that answers is
-used: the next is tried when one refuses the connection, drains, or does not answer a request that
-can be sent twice.
+used. The command switches to the next if a server refuses the connection, drains, or does not
+answer a request that can be sent twice.
 
-Nothing else is retried by itself. `run start`, `run rerun` and `job submit` send an idempotency
-key, their own if none is given. When an answer is lost they print it, so that asking again makes no
-second run.
+There are no other retries. `run start`, `run rerun` and `job submit` send an idempotency key, a
+generated one by default. If a response is lost they print the key; a retry with the same key
+creates no second run.
 
 ## Exit codes
 
@@ -104,7 +103,7 @@ def _commands(
 
 
 def configuration_text() -> str:
-    """The page about configuration: the table is ours, the rest stays as it is written."""
+    """The configuration page with its table regenerated; the other text is unchanged."""
     rows = "\n".join(_row(option) for option in OPTIONS)
     table = f"| setting | values | default | meaning |\n|---|---|---|---|\n{rows}"
     return _with_table(CONFIGURATION_PAGE, "options", table)
@@ -150,7 +149,7 @@ def _default(option: Option) -> str:
 
 
 class Metric(msgspec.Struct, frozen=True, order=True):
-    """One metric, as it is scraped."""
+    """One scraped metric."""
 
     name: str
     kind: str
@@ -159,7 +158,7 @@ class Metric(msgspec.Struct, frozen=True, order=True):
 
 
 def metrics_text() -> str:
-    """The page about metrics: the table is ours, the rest stays as it is written."""
+    """The metrics page with its table regenerated; the other text is unchanged."""
     rows = "\n".join(
         f"| `{metric.name}` | {metric.kind} | {_labels(metric.labels)} | {metric.help} |"
         for metric in _metrics()
@@ -170,12 +169,12 @@ def metrics_text() -> str:
 
 
 def metric_names() -> set[str]:
-    """Every metric, by the name that is scraped."""
+    """All metrics, by their scraped name."""
     return {metric.name for metric in _metrics()}
 
 
 def _metrics() -> list[Metric]:
-    """What a whole server has in its registry before its first request."""
+    """The metrics in a server's registry before its first request."""
     clock = SystemClock()
     store = MemoryStore(clock, key_ttl_ms=1)
     wires = Backends(

@@ -56,7 +56,7 @@ def test_a_write_with_an_old_fence_is_refused() -> None:
 def test_the_demo_admits_two_of_ten_and_finishes_what_it_admitted() -> None:
     printed = run("demo.py")
     assert "together: 2 × 200, 8 × 429" in printed
-    assert printed.count("  429  max concurrent runs reached; come again in ") == 8
+    assert printed.count("  429  max concurrent runs reached; retry in ") == 8
     assert "approved by a person, succeeded" in printed
     assert "Both slots are free again: the next start is answered 200." in printed
 
