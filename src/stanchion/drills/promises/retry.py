@@ -311,7 +311,7 @@ def charts_of(seen: RetrySeen) -> list[Chart]:
             title="Requests of each fleet", unit="per 500 ms", series=requests, windows=windows
         ),
         LineChart(
-            title="Callers that have been admitted",
+            title="Callers admitted so far",
             unit="callers",
             series=admitted,
             windows=windows,

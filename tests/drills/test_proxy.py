@@ -173,3 +173,19 @@ async def test_a_slow_direction_delays(echo: tuple[Echo, Proxy]) -> None:
         client.writer.write(b"slow")
         assert await client.hears_nothing()
         assert await client.hears(4) == b"slow"
+
+
+async def test_a_tap_is_shown_what_clients_send_and_nothing_else(
+    echo: tuple[Echo, Proxy],
+) -> None:
+    server, proxy = echo
+    tapped: list[bytes] = []
+    async with client_of(proxy) as client:
+        proxy.tap = tapped.append
+        client.writer.write(b"first")
+        assert await client.hears(5) == b"first"
+        proxy.tap = None
+        client.writer.write(b"second")
+        assert await client.hears(6) == b"second"
+    assert b"".join(tapped) == b"first"
+    assert server.heard == b"firstsecond"
