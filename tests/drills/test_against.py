@@ -1,4 +1,4 @@
-"""Drills on a deployment that somebody uses: they say so, bound themselves, and leave nothing."""
+"""Drills on a deployment in use: they announce what they do, bound it, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each drill once, quick, as somebody would run it."""
+"""Each drill once, quick, from the command line."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ async def _cell(tenant: DrillTenant, chance: Random, wait_s: float, retries: int
 
 
 async def _against(options: DrillOptions, progress: Progress) -> DrillResult:
-    """On a deployment of somebody else's: bursts with pauses, in a tenant of the drill's own."""
+    """On a deployment in use: bursts with pauses between them, in a tenant of the drill's own."""
     assert options.against is not None
     plan = _AGAINST_QUICK if options.quick else _AGAINST
     progress.plan([("bursts", 2.0 * len(plan.strategies) * len(plan.sizes))])

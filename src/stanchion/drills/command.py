@@ -38,7 +38,7 @@ DRILLS: Final[Mapping[str, _Drill]] = {
     "lock-busy": lock_busy_drill,
 }
 AGAINST: Final = ("admission", "retry")
-"""Drills that may run on a deployment that somebody uses: they break nothing there."""
+"""Drills that may run on a deployment in use: they break nothing there."""
 QUICK_S_MAX, WHOLE_S_MAX = 60.0, 300.0
 _COLUMNS: Final = 80
 _SERVER_PACKAGES: Final = ("apsw", "nats", "prometheus_client", "redis", "starlette", "uvicorn")
@@ -56,19 +56,18 @@ def run_drills(names: Sequence[str], options: DrillOptions, *, is_json: bool) ->
         reports = asyncio.run(_run_all(names, options, shown))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None  # SIGTERM ends it as Ctrl-C does
-    index = write_index(options.out)
     if is_json:
         documents = [msgspec.to_builtins(report) for report in reports]
         whole = documents[0] if len(documents) == 1 else documents
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode() + "\n")
     if len(names) > 1:
         passed = sum(report.verdict == "pass" for report in reports)
-        shown.write(f"{passed} of {len(reports)} drills pass; {index}\n")
+        shown.write(f"{passed} of {len(reports)} drills pass; {options.out / 'index.html'}\n")
     return 0 if all(report.verdict == "pass" for report in reports) else 1
 
 
 def announcement(names: Sequence[str], options: DrillOptions) -> list[str]:
-    """What a drill on somebody's deployment will do, told before it does it."""
+    """What a drill will do to a deployment in use, printed before it begins."""
     does = {
         "admission": "bursts of up to 100 starts at once, at least a second apart, on a tenant"
         " with two slots, under each admission strategy (set for that tenant alone)",
@@ -109,6 +108,8 @@ async def _run_all(names: Sequence[str], options: DrillOptions, shown: TextIO) -
             environment=environment,
         )
         page = write_report(report, result.charts, options.out)
+        # After each, so that it is there if a later one cannot run.
+        write_index(options.out)
         shown.writelines(line + "\n" for line in verdict_lines(report))
         shown.write(f"  report: {page}\n")
         shown.flush()

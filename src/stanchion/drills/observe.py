@@ -167,7 +167,7 @@ class LockCommands:
         return self._times("acquire", name, since)
 
     def renewals(self, name: str) -> list[float]:
-        """When somebody renewed this lock, or tried to."""
+        """When a holder renewed this lock, or tried to."""
         return self._times("renew", name, 0.0)
 
     def _times(self, verb: str, name: str, since: float) -> list[float]:

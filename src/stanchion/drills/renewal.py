@@ -285,7 +285,7 @@ class _Stage:
     # ── Replicas ────────────────────────────────────────────────────────────────────────────────
 
     async def paused_replica(self) -> None:
-        """One of two replicas stands still under load and wakes up to runs that others moved."""
+        """Pause one of two replicas under load; the other one moves its runs on meanwhile."""
         await self._tenant.cancel_all()
         healthy = DrillTenant([self._deployment.urls[1]], self._tenant.name)
         topic = "drill-replica"

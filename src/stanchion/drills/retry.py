@@ -53,7 +53,7 @@ _FOR_ALL: Final = RetryPolicy(
 )
 """What is often written first: whatever the refusal, wait twice as long as before."""
 _SPLIT: Final = {
-    # As patient as the other fleet, so that both can get everybody in; all else is the SDK's own.
+    # As many attempts as the other fleet has, so that all callers can get in; else the SDK's own.
     retry_class: replace(policy, attempts_max=60)
     for retry_class, policy in RETRIES.items()
 }
