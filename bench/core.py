@@ -21,8 +21,7 @@ from stanchion.core.model import (
     job_id,
 )
 from stanchion.core.plan import Plan, link
-from stanchion.core.run import decide, items_to_read
-from stanchion.core.transition import evolve
+from stanchion.core.run import decide, evolve, items_to_read
 from stanchion.core.workflow import ForEachSpec, JobSpec, Workflow
 
 __all__ = ["rows"]

@@ -25,7 +25,7 @@ from stanchion.core.events import (
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Failure, Instant, Item, ItemKey, Job, Run, RunId, StepId, TenantId
 from stanchion.core.plan import Plan, link
-from stanchion.core.run import decide, items_to_read
+from stanchion.core.run import decide, evolve, items_to_read
 from stanchion.core.transition import (
     ClearTimer,
     DispatchJob,
@@ -33,7 +33,6 @@ from stanchion.core.transition import (
     StopRun,
     StopStep,
     TimelineEntry,
-    evolve,
 )
 from stanchion.core.workflow import Workflow
 from stanchion.core.workflow_file import parse_workflow

@@ -24,8 +24,8 @@ from stanchion.core.model import (
     make_run_id,
 )
 from stanchion.core.plan import Plan, link
-from stanchion.core.run import decide_all, items_to_read
-from stanchion.core.transition import DispatchJob, TimelineEntry, Transition, evolve
+from stanchion.core.run import decide_all, evolve, items_to_read
+from stanchion.core.transition import DispatchJob, TimelineEntry, Transition
 from stanchion.core.workflow import (
     ApprovalSpec,
     DelaySpec,

@@ -21,8 +21,8 @@ from stanchion.core.model import (
     place_of,
 )
 from stanchion.core.plan import Plan, link
-from stanchion.core.run import DecisionTooLong, decide, decide_all, items_to_read
-from stanchion.core.transition import Transition, evolve
+from stanchion.core.run import DecisionTooLong, decide, decide_all, evolve, items_to_read
+from stanchion.core.transition import Transition
 from stanchion.core.workflow import (
     ApprovalSpec,
     ForEachSpec,

@@ -26,8 +26,8 @@ from stanchion.core.model import (
     WorkflowId,
 )
 from stanchion.core.plan import Plan
-from stanchion.core.run import decide
-from stanchion.core.transition import SetTimer, Transition, evolve
+from stanchion.core.run import decide, evolve
+from stanchion.core.transition import SetTimer, Transition
 from stanchion.core.workflow import (
     DelaySpec,
     ForEachSpec,

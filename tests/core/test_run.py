@@ -34,14 +34,7 @@ from stanchion.core.model import (
 )
 from stanchion.core.retry import Fixed
 from stanchion.core.run import decide, items_to_read
-from stanchion.core.transition import (
-    ClearTimer,
-    DispatchJob,
-    Ignored,
-    SetTimer,
-    StopRun,
-    StopStep,
-)
+from stanchion.core.transition import ClearTimer, DispatchJob, Ignored, SetTimer, StopRun, StopStep
 from stanchion.core.workflow import (
     ApprovalSpec,
     DelaySpec,

@@ -40,7 +40,7 @@ from stanchion.core.model import (
     WorkflowId,
 )
 from stanchion.core.plan import Plan, link
-from stanchion.core.run import decide_all, items_to_read
+from stanchion.core.run import decide_all, evolve, items_to_read
 from stanchion.core.transition import (
     ClearTimer,
     DispatchJob,
@@ -49,7 +49,6 @@ from stanchion.core.transition import (
     StopStep,
     TimelineEntry,
     Transition,
-    evolve,
 )
 from stanchion.core.workflow import Workflow
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from stanchion.core.admission import fingerprint
 from stanchion.core.events import Approved, CancelRequested, Event, Rejected, Started
 from stanchion.core.model import Run, RunId, RunStatus, Stamp, WorkflowId
-from stanchion.core.run import decide_all, items_to_read
-from stanchion.core.transition import Transition, evolve
+from stanchion.core.run import decide_all, evolve, items_to_read
+from stanchion.core.transition import Transition
 from stanchion.ports.records import Admission, Commit, RunFilter
 from tests.model.call import LONG_MS, Call, Domain
 from tests.model.plans import PLANS, REVIEW

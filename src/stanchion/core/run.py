@@ -21,7 +21,7 @@ The rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 
@@ -45,14 +45,14 @@ from stanchion.core.events import (
 from stanchion.core.expression import ExpressionError
 from stanchion.core.model import Failure, Instant, Run, RunStatus, Step, StepId, StepStatus
 from stanchion.core.steps import approval, delay, foreach, job, subworkflow
-from stanchion.core.transition import Ignored, SetTimer, Transition
+from stanchion.core.transition import Ignored, SetTimer, StopRun, StopStep, Transition
 from stanchion.core.workflow import ApprovalSpec, DelaySpec, ForEachSpec, JobSpec, SubworkflowSpec
 
 if TYPE_CHECKING:
     from stanchion.core.json_value import JsonValue
     from stanchion.core.plan import Body, Plan, PlannedStep
 
-__all__ = ["DecisionTooLong", "decide", "decide_all", "items_to_read"]
+__all__ = ["DecisionTooLong", "decide", "decide_all", "evolve", "items_to_read", "revokes_jobs"]
 
 
 def decide(plan: Plan, run: Run, event: Event, now: Instant) -> Transition:
@@ -245,7 +245,7 @@ def _consider(draft: Draft, step: PlannedStep) -> None:
     if not all(status.is_finished for status in needed):
         return
     for need, status in zip(step.needs, needed, strict=True):
-        if not draft.plan.steps[need].is_satisfied_by(status):
+        if not (status.satisfies_needs or draft.plan.steps[need].is_satisfied_by(status)):
             error = Failure("upstream_failed", f"'{need}' has {_words(status)}", step.id)
             draft.end(step, StepStatus.CANCELLED, error=error)
             return
@@ -338,4 +338,30 @@ def _item_of(event: Event) -> tuple[StepId, int] | None:
 def _words(status: StepStatus) -> str:
     return {StepStatus.CANCELLED: "been cancelled", StepStatus.TIMED_OUT: "timed out"}.get(
         status, str(status)
+    )
+
+
+def revokes_jobs(transition: Transition) -> bool:
+    """Whether the transition may take a job from a worker that has it."""
+    return any(
+        isinstance(effect, StopStep)
+        or (isinstance(effect, StopRun) and transition.status in _STOPPED_WITH_WORK_LEFT)
+        for effect in transition.effects
+    )
+
+
+# A run that ends in another way waits for all its jobs first.
+_STOPPED_WITH_WORK_LEFT: Final = frozenset({RunStatus.CANCELLED, RunStatus.TIMED_OUT})
+
+
+def evolve(run: Run, transition: Transition) -> Run:
+    """The run after the transition. The store sets stamp and fence, so they stay as read."""
+    return msgspec.structs.replace(
+        run,
+        status=transition.status,
+        output=transition.output,
+        error=transition.error,
+        finished_at=transition.finished_at,
+        steps=run.steps | transition.steps,
+        items=run.items | transition.items,
     )

@@ -8,7 +8,7 @@ that it was decided on.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -20,7 +20,6 @@ from stanchion.core.model import (
     Item,
     ItemKey,
     Job,
-    Run,
     RunStatus,
     Step,
     StepId,
@@ -36,8 +35,6 @@ __all__ = [
     "StopStep",
     "TimelineEntry",
     "Transition",
-    "evolve",
-    "revokes_jobs",
 ]
 
 
@@ -113,29 +110,3 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def changes_nothing(self) -> bool:
         """Whether there is nothing to commit: every event was late, repeated or misdirected."""
         return None not in self.ignored
-
-
-def revokes_jobs(transition: Transition) -> bool:
-    """Whether the transition may take a job from a worker that has it."""
-    return any(
-        isinstance(effect, StopStep)
-        or (isinstance(effect, StopRun) and transition.status in _STOPPED_WITH_WORK_LEFT)
-        for effect in transition.effects
-    )
-
-
-# A run that ends in another way waits for all its jobs first.
-_STOPPED_WITH_WORK_LEFT: Final = frozenset({RunStatus.CANCELLED, RunStatus.TIMED_OUT})
-
-
-def evolve(run: Run, transition: Transition) -> Run:
-    """The run after the transition. The store sets stamp and fence, so they stay as read."""
-    return msgspec.structs.replace(
-        run,
-        status=transition.status,
-        output=transition.output,
-        error=transition.error,
-        finished_at=transition.finished_at,
-        steps=run.steps | transition.steps,
-        items=run.items | transition.items,
-    )

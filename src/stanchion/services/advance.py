@@ -28,8 +28,8 @@ import msgspec
 from stanchion.core.lease import LeaseLost, LeaseOverride
 from stanchion.core.model import Risk, Run, RunId, RunStatus
 from stanchion.core.plan import Plan
-from stanchion.core.run import items_to_read
-from stanchion.core.transition import DispatchJob, Transition, evolve, revokes_jobs
+from stanchion.core.run import evolve, items_to_read, revokes_jobs
+from stanchion.core.transition import DispatchJob, Transition
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.records import (

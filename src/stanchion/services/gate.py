@@ -33,9 +33,10 @@ from stanchion.core.model import (
 )
 from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunRefused, rerun
+from stanchion.core.run import evolve
 from stanchion.core.schema import InputSchema
 from stanchion.core.settings import Settings
-from stanchion.core.transition import Transition, evolve
+from stanchion.core.transition import Transition
 from stanchion.ports.records import Admission
 from stanchion.services.admit import Admitter, GateCall, PreparedStart
 from stanchion.services.context import ReplicaContext

@@ -33,6 +33,7 @@ from stanchion.core.model import (
     StepId,
     TenantId,
 )
+from stanchion.core.run import evolve
 from stanchion.core.transition import (
     ClearTimer,
     DispatchJob,
@@ -42,7 +43,6 @@ from stanchion.core.transition import (
     StopStep,
     TimelineEntry,
     Transition,
-    evolve,
 )
 from stanchion.ports.records import (
     EVERY_RUN,
