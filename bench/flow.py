@@ -79,7 +79,7 @@ def measure(opening: AbstractContextManager[Site], seconds: float) -> Measured:
 def _against(
     where: str, ours: Sequence[Measured], peer: str, theirs: Sequence[Ran], floor: float
 ) -> Row:
-    label = f"three-step runs {where}, of {peer}"
+    label = f"three-step runs {where}, against {peer}"
     if not theirs:
         missing = next(each.missing for each in PEERS if each.name == peer)
         note = f"{missing}; ours {_summary(ours)}"
@@ -103,7 +103,7 @@ def _replicas(one: Sequence[Measured], two: Sequence[Measured]) -> Row:
     note = f"{_summary(two)} against {_summary(one)}"
     if (os.cpu_count() or 1) >= CORES_MIN:
         ratios = [more.per_s / less.per_s for more, less in zip(two, one, strict=True)]
-        return at_least("three-step runs on two replicas, of one", median(ratios), "×", 1.5, note)
+        return at_least("three-step runs on two replicas, against one", median(ratios), "×", 1.5, note)
     ratios = [more.cpu_us / less.cpu_us for more, less in zip(two, one, strict=True)]
-    label = "servers' time for a run on two replicas, of one"
+    label = "servers' time for a run on two replicas, against one"
     return at_most(label, median(ratios), "×", 1.2, f"{os.cpu_count()} cores; {note}")

@@ -48,6 +48,6 @@ def _against_echo(name: str, site: Site, echo: str, pace: Pace) -> Row:
         pairs.append((ours, limit))
     ratios = [ours / limit for ours, limit in pairs]
     ours, limit = (median(side) for side in zip(*pairs, strict=True))
-    label = f"start a run on {name}, of a bare echo"
+    label = f"start a run on {name}, against a bare echo"
     note = f"{ours:,.0f}/s against {limit:,.0f}/s; {spread(ratios)}"
     return at_least(label, median(ratios), "×", LIMIT_PART, note, pair=(ours, limit))

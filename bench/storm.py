@@ -57,7 +57,7 @@ def _all_at_once(name: str, site: Site, pace: Pace) -> list[Row]:
         f" {median(locked for _, locked in pairs) * 1000:,.0f} ms ({_said(answers[1])});"
         f" {spread(ratios)}"
     )
-    label = f"{CALLERS:,} callers at cap {CAP} on {name}: atomic of lock"
+    label = f"{CALLERS:,} callers at cap {CAP} on {name}: atomic against lock"
     return [at_most(label, median(ratios), "×", 0.1, note), _unanswered(name, answers[0])]
 
 
@@ -65,7 +65,7 @@ def _unanswered(name: str, answers: Counter[str]) -> Row:
     """An "overloaded" is quick as well: whoever gets it still does not know."""
     asked = sum(answers.values())
     decided = sum(count for status, count in answers.items() if status[:3] in {"200", "429"})
-    label = f"{CALLERS:,} callers at cap {CAP} on {name}: told neither yes nor full"
+    label = f"{CALLERS:,} callers at cap {CAP} on {name}: answers other than 200 and 429"
     return at_most(label, (asked - decided) / asked, "part", 0, _said(answers))
 
 

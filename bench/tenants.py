@@ -103,7 +103,7 @@ def _beside_the_worst(pace: Pace) -> Row:
     note = (
         f"{name}: {worst.p99_ms:.1f} ms, alone {alone.p99_ms:.1f} ms, allowed {allowed_ms:.1f} ms"
     )
-    label = "quiet tenant's p99 beside the worst neighbour, of what it may be"
+    label = "quiet tenant's p99 beside the worst neighbour, against its limit"
     return at_most(label, worst.p99_ms / allowed_ms, "×", 1, note)
 
 
