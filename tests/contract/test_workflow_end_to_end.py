@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from stanchion.core import invariants
 from stanchion.core.events import Approved, CancelRequested
 from stanchion.core.json_value import JsonValue
@@ -24,6 +26,7 @@ from stanchion.core.workflow import (
     DelaySpec,
     ForEachSpec,
     JobSpec,
+    OnFailure,
     RetrySpec,
     SubworkflowSpec,
     Workflow,
@@ -131,6 +134,34 @@ async def test_a_failed_job_is_tried_again_after_its_pause(store: Store, harness
     await accept(store, second)
     await _advance(store, plan, run_id)
     assert (await loaded(store, run_id)).run.status is RunStatus.SUCCEEDED
+
+
+async def test_items_go_out_two_at_a_time_and_failed_ones_are_null(store: Store) -> None:
+    spec = ForEachSpec(
+        topic=Topic("work"),
+        for_each="${input.items}",
+        input={"n": "${item}"},
+        parallel=2,
+        on_item_failure=OnFailure.CONTINUE,
+    )
+    plan = planned(workflow("two", each=spec))
+    run_id = await start(store, plan, run_input={"items": [0, 1, 2, 3, 4]})
+    seen: list[JsonValue] = []
+    while leased := await lease(store, max_jobs=10):
+        assert len(leased) <= 2
+        for each in leased:
+            seen.append(each.job.input)
+            odd = each.job.item in {1, 3}
+            error = Failure("odd", "is odd") if odd else None
+            await store.accept([msgspec.structs.replace(result_of(each, "even"), error=error)])
+            await _advance(store, plan, run_id)
+    assert seen == [{"n": number} for number in range(5)]
+    run = (await loaded(store, run_id)).run
+    assert (run.status, run.output) == (
+        RunStatus.SUCCEEDED,
+        {"each": ["even", None, "even", None, "even"]},
+    )
+    assert [failed.index for failed in run.step(StepId("each")).failures] == [1, 3]
 
 
 async def test_a_cancel_ends_the_run_and_its_jobs_in_one_commit(store: Store) -> None:

@@ -58,6 +58,8 @@ steps:
   growing:
     topic: work
     for_each: '${ {"a": [1, 2]}.a }'
+    on_item_failure: continue
+    parallel: 1000
     input: "${index}: ${item} of ${steps.ask.status}"
     retry:
       max_attempts: 5.0

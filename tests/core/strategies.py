@@ -81,6 +81,7 @@ def _specs(
         conditions += [
             f"steps.{needs[0]}.status == 'succeeded'",
             f"steps.{needs[0]}.output.n > 0",
+            f"steps.{needs[0]}.failures.all(each, each.index >= 0)",
             f"steps.{needs[0]}.error == null || steps.{needs[0]}.error.message != ''",
         ]
     when = draw(st.sampled_from(conditions))
@@ -106,6 +107,8 @@ def _specs(
                 when=when,
                 on_failure=on_failure,
                 for_each=draw(st.sampled_from(lists)),
+                on_item_failure=draw(ON_FAILURE),
+                parallel=draw(st.sampled_from([None, None, 1, 2])),
                 topic=Topic("work"),
                 input={"value": "${item}", "at": "${index}"},
                 retry=draw(RETRIES),

@@ -333,8 +333,12 @@ FAULTS: Final[list[tuple[str, str, int | None]]] = [
     ("steps", 'name the step: steps.plan or steps["my-step"], not all steps', 1),
     ("size(steps) > 1", 'name the step: steps.plan or steps["my-step"], not all steps', 6),
     ("steps[input.x].output", 'name the step: steps.plan or steps["my-step"], not all steps', 1),
-    ("steps.plan.outptu", 'a step has output, status and error, not "outptu"', 11),
-    ('has(steps.plan["errors"].x)', 'a step has output, status and error, not "errors"', 15),
+    ("steps.plan.outptu", 'a step has output, status, error and failures, not "outptu"', 11),
+    (
+        'has(steps.plan["errors"].x)',
+        'a step has output, status, error and failures, not "errors"',
+        15,
+    ),
     ("[1].map(input, input)", "'input' is taken: choose another name", 8),
 ]
 

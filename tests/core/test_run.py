@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from stanchion.core import draft
+from stanchion.core.draft import Draft
 from stanchion.core.events import (
     Approved,
     AttemptSucceeded,
@@ -17,11 +20,12 @@ from stanchion.core.events import (
     TimerKind,
 )
 from stanchion.core.json_value import JsonValue
-from stanchion.core.limits import RUN_OUTPUT_BYTES_MAX
+from stanchion.core.limits import ITEM_FAILURES_MAX, RUN_OUTPUT_BYTES_MAX
 from stanchion.core.model import (
     Failure,
     Instant,
     ItemCounts,
+    ItemKey,
     JobId,
     OnDelay,
     OnJob,
@@ -33,8 +37,15 @@ from stanchion.core.model import (
     WorkflowId,
 )
 from stanchion.core.retry import Fixed
-from stanchion.core.run import decide, items_to_read
-from stanchion.core.transition import ClearTimer, DispatchJob, Ignored, SetTimer, StopRun, StopStep
+from stanchion.core.run import decide, evolve, items_to_read
+from stanchion.core.transition import (
+    ClearTimer,
+    DispatchJob,
+    Ignored,
+    SetTimer,
+    StopRun,
+    StopStep,
+)
 from stanchion.core.workflow import (
     ApprovalSpec,
     DelaySpec,
@@ -46,7 +57,7 @@ from stanchion.core.workflow import (
     SubworkflowSpec,
     Workflow,
 )
-from tests.core.world import START, World, discarded, pending_run, planned
+from tests.core.world import START, World, discarded, failed, pending_run, planned, succeeded
 
 A, B, C, D = (StepId(name) for name in "abcd")
 
@@ -547,14 +558,17 @@ def test_a_finished_run_ignores_everything() -> None:
 # ── For-each ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def fan_out(**options: object) -> Workflow:
-    spec = ForEachSpec(
-        for_each="${input.list}",
+def each(for_each: str = "${input.list}", **options: object) -> ForEachSpec:
+    return ForEachSpec(
+        for_each=for_each,
         topic=Topic("work"),
         input={"value": "${item}", "at": "${index}"},
         **options,  # type: ignore[arg-type]  # any field of ForEachSpec
     )
-    return workflow(a=spec, b=job(A, input="${steps.a.output}"))
+
+
+def fan_out(**options: object) -> Workflow:
+    return workflow(a=each(**options), b=job(A, input="${steps.a.output}"))  # type: ignore[arg-type]  # any field
 
 
 def test_a_for_each_dispatches_a_job_per_item_and_gathers_outputs_in_the_order_of_the_list() -> (
@@ -607,6 +621,137 @@ def test_failed_items_fail_the_step_once_all_have_ended() -> None:
     error = world.run.error
     assert error is not None
     assert (error.code, error.message) == ("items_failed", "2 of 3 items failed; item 1: early")
+
+
+def test_failed_items_that_are_accepted_are_null_in_the_output_and_listed() -> None:
+    spec = each(on_item_failure=OnFailure.CONTINUE)
+    told = {"out": "${steps.a.output}", "failures": "${steps.a.failures}"}
+    world = started(workflow(a=spec, b=job(A, input=told)), list=["x", "y", "z"])
+    world.fail("a", "late", item=2)
+    world.fail("a", "early", item=0)
+    world.succeed("a", "Y", item=1)
+    assert world.statuses() == {"a": "succeeded", "b": "running"}
+    assert world.job("b").input == {
+        "out": [None, "Y", None],
+        "failures": [
+            {"index": 0, "error": {"code": "handler_error", "message": "early"}},
+            {"index": 2, "error": {"code": "handler_error", "message": "late"}},
+        ],
+    }
+    assert "2 of 3 items failed" in [entry.detail for entry in world.timeline]
+    world.succeed("b")
+    assert world.run.status == "succeeded"
+
+
+def test_a_step_that_failed_lists_its_failed_items_too() -> None:
+    spec = each(on_failure=OnFailure.CONTINUE)
+    world = started(workflow(a=spec, b=job(A, input="${steps.a.failures}")), list=["x", "y"])
+    world.fail("a", "no", item=1)
+    world.succeed("a", item=0)
+    assert world.job("b").input == [
+        {"index": 1, "error": {"code": "handler_error", "message": "no"}}
+    ]
+
+
+def test_only_the_first_hundred_failed_items_are_listed() -> None:
+    count = ITEM_FAILURES_MAX + 5
+    spec = each(on_item_failure=OnFailure.CONTINUE)
+    world = started(workflow(a=spec), list=list(range(count)))
+    world.feed(*(failed(world.job("a", index)) for index in reversed(range(count))))
+    assert [one.index for one in world.run.step(A).failures] == list(range(ITEM_FAILURES_MAX))
+    assert world.run.step(A).items == ItemCounts(total=count, failed=count)
+    assert world.run.output == {"a": [None] * count}
+
+
+def test_accepted_failures_count_towards_the_size_of_all_outputs() -> None:
+    spec = each(on_item_failure=OnFailure.CONTINUE)
+    world = started(workflow(a=spec), list=[1])
+    world.fail("a", "x" * 500, item=0)
+    state = world.run.step(A)
+    assert state.output_bytes == len(msgspec.json.encode(state.output)) + len(
+        msgspec.json.encode(state.failures)
+    )
+
+
+# ── Items at a time ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_as_many_items_go_out_as_may_and_each_end_sends_the_next() -> None:
+    world = started(workflow(a=each(parallel=2)), list=["p", "q", "r", "s"])
+    assert [item.item for item in world.jobs.values()] == [0, 1]
+    assert world.run.step(A).items == ItemCounts(total=4, pending=2)
+    world.fail("a", item=1)
+    assert [item.item for item in world.jobs.values()] == [0, 2]
+    world.feed(succeeded(world.job("a", 2), "R"), succeeded(world.job("a", 0), "P"))
+    assert [item.item for item in world.jobs.values()] == [3]
+    assert world.job("a", 3).input == {"value": "s", "at": 3}
+    world.succeed("a", "S", item=3)
+    assert world.run.step(A).error is not None
+    assert world.run.step(A).items == ItemCounts(
+        total=4, succeeded=3, failed=1, output_bytes=3 * len('"R"')
+    )
+
+
+def test_an_item_that_waits_for_its_next_attempt_keeps_its_place_and_its_input() -> None:
+    flaky = RetrySpec(max_attempts=2, backoff=Fixed(10))
+    world = started(workflow(a=each(parallel=1, retry=flaky)), list=["p", "q"])
+    world.fail("a", item=0)
+    assert not world.jobs
+    assert world.run.step(A).status == "waiting"
+    world.fire(Timer(TimerKind.RETRY, A, 0, 1))
+    assert world.job("a", 0).input == {"value": "p", "at": 0}
+    world.succeed("a", "P", item=0)
+    assert [job.item for job in world.jobs.values()] == [1]
+
+
+def test_inputs_are_kept_from_the_start_of_the_step_to_the_end_of_the_item() -> None:
+    world = started(workflow(a=each(parallel=1)), list=["p", "q"])
+    kept = [world.items[ItemKey(A, index)].input for index in (0, 1)]
+    assert kept == [{"value": "p", "at": 0}, {"value": "q", "at": 1}]
+    world.succeed("a", item=0)
+    assert world.items[ItemKey(A, 0)].input is msgspec.UNSET
+    # Items that all go out at once have their inputs in their jobs.
+    at_once = started(workflow(a=each(parallel=2)), list=["p", "q"])
+    assert at_once.items[ItemKey(A, 0)].input is msgspec.UNSET
+
+
+def test_each_item_costs_the_same_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluations = 0
+    evaluate = Draft.evaluate_in
+
+    def counting(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - passed on as they are
+        nonlocal evaluations
+        evaluations += 1
+        return evaluate(*args, **named)
+
+    monkeypatch.setattr(Draft, "evaluate_in", counting)
+    total, at_once = 10_000, 50
+    # A list that is made by an expression: rendering one item's input again would make all of it.
+    spec = each(for_each="${input.list.map(n, n + 1)}", parallel=at_once)
+    plan = planned(workflow(a=spec))
+    run = pending_run(plan, {"list": list(range(total))})
+    first = decide(plan, run, Started(), START)
+    assert len(first.effects) == 1 + at_once  # and the run's timeout
+    assert evaluations == 1 + total
+    run, items = evolve(run, first), dict(first.items)
+    out = [effect.job for effect in first.effects if isinstance(effect, DispatchJob)]
+    read = 0
+    for done in range(total - 1):
+        event = succeeded(out[done], 1)
+        wanted = items_to_read(run, [event])[A]
+        read += len(wanted)
+        view = replace(run, items={ItemKey(A, n): items[ItemKey(A, n)] for n in wanted})
+        change = decide(plan, view, event, START)
+        items |= change.items
+        run = replace(evolve(view, change), items={})
+        sent = [effect.job for effect in change.effects if isinstance(effect, DispatchJob)]
+        assert len(change.effects) == len(sent) <= 1
+        assert len(change.items) == 1 + len(sent)
+        assert evaluations == 1 + total
+        out += sent
+    assert len(out) == total
+    # Each reads itself and the one that it sends out.
+    assert read == (total - 1) + (total - at_once)
 
 
 def test_a_dead_item_leaves_the_step_waiting_until_it_is_replayed() -> None:

@@ -46,7 +46,7 @@ def test_results_do_not_depend_on_the_order_of_events(
         world = World(plan, pending_run(plan, run_input))
         drive(world, order, seed)
         steps = {
-            step_id: (step.status, step.attempt, step.output, step.error, step.items)
+            step_id: (step.status, step.attempt, step.output, step.error, step.items, step.failures)
             for step_id, step in sorted(world.run.steps.items())
         }
         ends.append((world.run.status, world.run.output, world.run.error, steps))

@@ -125,6 +125,7 @@ def test_every_member_arrives() -> None:
         backoff=Exponential(base_ms=1, cap_ms=86_400_000, factor=1.5, jitter="none"),
     )
     assert type(growing.retry.max_attempts) is int
+    assert (growing.on_item_failure, growing.parallel) == (OnFailure.CONTINUE, 1_000)
     assert steps["inner"] == SubworkflowSpec(
         workflow=WorkflowId("other"),
         input="${steps.jittered.output}",

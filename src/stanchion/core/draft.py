@@ -20,6 +20,7 @@ from stanchion.core.model import (
     Failure,
     Instant,
     Item,
+    ItemFailure,
     ItemKey,
     Run,
     RunStatus,
@@ -55,7 +56,7 @@ def size_of(output: JsonValue) -> int:
 
 def _weight(step: Step) -> int:
     """The share of a step in the size of all outputs as a JSON list: its bytes and a comma."""
-    if step.output is None:
+    if step.output is None and not step.output_bytes:
         return 0
     return (step.output_bytes or size_of(step.output)) + 1
 
@@ -64,15 +65,28 @@ def _shown(step: Step) -> JsonObject:
     """A step as expressions see it. Its members are ``expression.STEP_FIELDS``."""
     error: JsonObject | None = None
     if step.error is not None and step.status.is_finished:
-        error = {"code": step.error.code, "message": step.error.message}
-    return {"status": str(step.status), "output": step.output, "error": error}
+        error = _reason(step.error)
+    failures: list[JsonValue] = [
+        {"index": failed.index, "error": _reason(failed.error)} for failed in step.failures
+    ]
+    return {
+        "status": str(step.status),
+        "output": step.output,
+        "error": error,
+        "failures": failures,
+    }
+
+
+def _reason(error: Failure) -> JsonObject:
+    return {"code": error.code, "message": error.message}
 
 
 class _Done(NamedTuple):
-    """The output of a step and its size."""
+    """The output of a step, the size of all of it, and the failed items of a for-each."""
 
     output: JsonValue
     output_bytes: int
+    failures: tuple[ItemFailure, ...] = ()
 
 
 _NOTHING: Final = _Done(None, 0)
@@ -269,6 +283,7 @@ class Draft:
         *,
         output: JsonValue = None,
         error: Failure | None = None,
+        failures: tuple[ItemFailure, ...] = (),
         remark: str | None = None,
     ) -> None:
         """End a step that has no open jobs, active or not. ``remark`` goes into the timeline.
@@ -278,10 +293,12 @@ class Draft:
         if self.step(step.id).status.is_active and step.timeout_s is not None:
             self.then(ClearTimer(_timeout_of(step.id)))
         output_bytes = 0 if output is None else size_of(output)
+        if failures:
+            output_bytes += len(msgspec.json.encode(failures))
         if output_bytes and (excess := self._excess(step.id, output_bytes)) is not None:
             self._end(step, StepStatus.FAILED, error=excess)
             return
-        done = _Done(output, output_bytes)
+        done = _Done(output, output_bytes, failures)
         self._end(step, status, done=done, error=error, remark=remark)
 
     def _excess(self, step_id: StepId, output_bytes: int) -> Failure | None:
@@ -346,6 +363,7 @@ class Draft:
                 wait=None,
                 output=done.output,
                 output_bytes=done.output_bytes,
+                failures=done.failures,
                 error=error,
                 finished_at=self.now,
             ),

@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 SOURCE_CHARS_MAX: Final = 2_000
-STEP_FIELDS: Final = ("output", "status", "error")
+STEP_FIELDS: Final = ("output", "status", "error", "failures")
 """The members of ``steps.<id>``."""
 
 

@@ -180,11 +180,15 @@ def _of_items(run: Run, step: PlannedStep, state: Step) -> Iterable[str]:
     if state.items is None:
         return
     counts = state.items
-    if min(counts.succeeded, counts.failed, counts.waiting, counts.running) < 0:
+    if min(counts.succeeded, counts.failed, counts.waiting, counts.running, counts.pending) < 0:
         yield f"has impossible item counts {counts}"
     if state.status.is_active and counts.unfinished == 0:
         yield "has no item left to wait for"
     assert isinstance(step.spec, ForEachSpec)
+    out = counts.unfinished - counts.pending
+    at_once = counts.total if step.spec.parallel is None else step.spec.parallel
+    if state.status.is_active and (out > at_once or (counts.pending and out < at_once)):
+        yield f"has {out} items out and {counts.pending} pending; {at_once} may be out"
     for key, item in run.items.items():
         if key.step_id == step.id and item.attempt > step.spec.retry.max_attempts:
             yield f"has item {key.item} in attempt {item.attempt}"

@@ -22,9 +22,11 @@ __all__ = [
     "FOR_EACH_INPUT_SIZE_MAX",
     "FOR_EACH_ITEMS_MAX",
     "FOR_EACH_OUTPUT_BYTES_MAX",
+    "FOR_EACH_PARALLEL_MAX",
     "FOR_EACH_WORK_PER_ITEM",
     "ID_CHARS_MAX",
     "INPUT_BYTES_MAX",
+    "ITEM_FAILURES_MAX",
     "JSON_DEPTH_MAX",
     "NEEDS_MAX",
     "PLAN_STEPS_MAX",
@@ -59,6 +61,10 @@ APPROVAL_MESSAGE_CHARS_MAX: Final = 2_000
 ERROR_MESSAGE_CHARS_MAX: Final = 2_000
 
 FOR_EACH_ITEMS_MAX: Final = 10_000
+FOR_EACH_PARALLEL_MAX: Final = 1_000
+"""The highest value of ``parallel``."""
+ITEM_FAILURES_MAX: Final = 100
+"""Failed items that a for-each step lists. All of them are found among its items."""
 FOR_EACH_OUTPUT_BYTES_MAX: Final = 4 * 1024 * 1024
 """The outputs of all items together: they become one list that other steps may read."""
 FOR_EACH_INPUT_SIZE_MAX: Final = 16 * 1024 * 1024

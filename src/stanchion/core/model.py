@@ -23,6 +23,7 @@ __all__ = [
     "Instant",
     "Item",
     "ItemCounts",
+    "ItemFailure",
     "ItemKey",
     "Job",
     "JobId",
@@ -208,6 +209,8 @@ class ItemCounts(msgspec.Struct, frozen=True):
     waiting: int = 0
     output_bytes: int = 0
     """The size of the outputs of all succeeded items."""
+    pending: int = 0
+    """Items that were not dispatched yet: the last ones of the list, see ``parallel``."""
 
     @property
     def unfinished(self) -> int:
@@ -217,7 +220,14 @@ class ItemCounts(msgspec.Struct, frozen=True):
     @property
     def running(self) -> int:
         """Items with an open job."""
-        return self.unfinished - self.waiting
+        return self.unfinished - self.waiting - self.pending
+
+
+class ItemFailure(msgspec.Struct, frozen=True):
+    """An item of a for-each step that failed."""
+
+    index: int
+    error: Failure
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -233,8 +243,10 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     started_at: Instant | None = None
     finished_at: Instant | None = None
     items: ItemCounts | None = None
+    failures: tuple[ItemFailure, ...] = ()
+    """Of a for-each step that has ended: its failed items, the first ``ITEM_FAILURES_MAX``."""
     output_bytes: int = 0
-    """The size of ``output`` as JSON; 0 without one, and in runs written by older versions."""
+    """The size of ``output`` and ``failures`` as JSON; 0 without, and in runs of older versions."""
 
 
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -246,6 +258,8 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     wait: Wait | None = None
     output: JsonValue = None
     error: Failure | None = None
+    input: JsonValue | msgspec.UnsetType = msgspec.UNSET
+    """What its jobs get, from the start of a step with ``parallel`` to the end of the item."""
 
 
 class ItemKey(NamedTuple):

@@ -90,8 +90,9 @@ def decide_all(
 def items_to_read(run: Run, events: Iterable[Event]) -> Mapping[StepId, Sequence[int]]:
     """The items of for-each steps that a decision on these events reads.
 
-    Usually those that the events name. If the events can be the last ones of a step, all of its
-    items: their outputs become the output of the step.
+    Usually those that the events name, and the pending ones that may be dispatched in their place.
+    If the events can be the last ones of a step, all of its items: their outputs become the output
+    of the step.
     """
     named: dict[StepId, set[int]] = {}
     for event in events:
@@ -102,8 +103,13 @@ def items_to_read(run: Run, events: Iterable[Event]) -> Mapping[StepId, Sequence
     for step_id, indexes in named.items():
         counts = run.step(step_id).items
         if counts is not None:
-            is_last = len(indexes) >= counts.unfinished
-            wanted[step_id] = range(counts.total) if is_last else sorted(indexes)
+            if len(indexes) >= counts.unfinished:
+                wanted[step_id] = range(counts.total)
+            else:
+                # Each event can end an item, and each end dispatches the next pending one.
+                first = counts.total - counts.pending
+                following = range(first, first + min(counts.pending, len(indexes)))
+                wanted[step_id] = sorted(indexes.union(following))
     return wanted
 
 

@@ -71,6 +71,10 @@ class ForEachSpec(_Spec, frozen=True, kw_only=True, tag="for_each"):
     input: JsonValue = {}
     retry: RetrySpec = RetrySpec()
     timeout_s: float | None = None
+    on_item_failure: OnFailure = OnFailure.FAIL
+    """Whether the step fails, or succeeds with null for the item, when an item failed."""
+    parallel: int | None = None
+    """How many items may be dispatched and not ended at a time; ``None``: all."""
 
 
 class ApprovalSpec(_Spec, frozen=True, kw_only=True, tag="approval"):

@@ -211,6 +211,7 @@ def _step_view(step: Step, question: str | None, progress: Mapping[JobId, JsonVa
         items_total=None if items is None else items.total,
         items_succeeded=None if items is None else items.succeeded,
         items_failed=None if items is None else items.failed,
+        failures=None if items is None or not step.status.is_finished else step.failures,
         waiting_for=None if step.wait is None else _waiting_for(step.wait),
         question=question,
         progress=progress.get(step.wait.job_id) if isinstance(step.wait, OnJob) else None,

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.model import Failure, Risk, RunStatus, StepStatus
+from stanchion.core.model import Failure, ItemFailure, Risk, RunStatus, StepStatus
 from stanchion.wire.identifiers import Comment, StepName, TopicName
 
 __all__ = [
@@ -110,6 +110,8 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     items_total: int | None = None
     items_succeeded: int | None = None
     items_failed: int | None = None
+    failures: tuple[ItemFailure, ...] | None = None
+    """The failed items of a for-each that has ended: the first hundred."""
     waiting_for: WaitingFor | None = None
     question: str | None = None
     """What an approval asks, as the workflow file says it."""

@@ -3,10 +3,16 @@
 Items are stored separately from their step. The step keeps counts, so the result of one item costs
 the same for ten items as for ten thousand; only the last result reads all items, to collect their
 outputs in the order of the list. Items of a step that ended early are not changed.
+
+With ``parallel``, only so many items are dispatched at first. The others are pending, and each item
+that ends dispatches the next one of the list. The inputs of all items are rendered when the step
+starts. They are stored with the items until those end, because rendering the input of one item can
+need the whole list: evaluating it again for each item would cost the square of their number.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -27,6 +33,7 @@ from stanchion.core.model import (
     Failure,
     Item,
     ItemCounts,
+    ItemFailure,
     ItemKey,
     OnItems,
     Step,
@@ -34,6 +41,7 @@ from stanchion.core.model import (
 )
 from stanchion.core.steps.job import advance, dispatch
 from stanchion.core.transition import Ignored
+from stanchion.core.workflow import ForEachSpec, OnFailure
 
 if TYPE_CHECKING:
     from stanchion.core.draft import Draft
@@ -44,7 +52,9 @@ __all__ = ["handle", "start"]
 
 
 def start(draft: Draft, step: PlannedStep) -> None:
-    """Evaluate the list and dispatch the first attempt of every item."""
+    """Evaluate the list, render every item's input, and dispatch as many items as allowed."""
+    spec = step.spec
+    assert isinstance(spec, ForEachSpec)
     try:
         values = _values(draft, step)
         budget = _budget(len(values))
@@ -53,19 +63,23 @@ def start(draft: Draft, step: PlannedStep) -> None:
         failure = Failure("expression_error", str(error), step.id)
         draft.end(step, StepStatus.FAILED, error=failure)
         return
+    total = len(values)
+    at_once = total if spec.parallel is None else min(spec.parallel, total)
     draft.begin(
         step,
         Step(
             status=StepStatus.RUNNING,
             attempt=1,
             wait=OnItems(),
-            items=ItemCounts(total=len(values)),
+            items=ItemCounts(total=total, pending=total - at_once),
         ),
     )
     draft.count_work(len(values) * _ITEM_WORK)
     draft.note("items_started", step.id, detail=f"{len(values)} items")
     for index, work in enumerate(works):
-        item = dispatch(draft, step, index, Item(), work)
+        item = Item() if at_once == total else Item(input=work)
+        if index < at_once:
+            item = dispatch(draft, step, index, item, work)
         draft.put_item(ItemKey(step.id, index), item)
     if not values:
         draft.end(step, StepStatus.SUCCEEDED, output=[])
@@ -90,10 +104,12 @@ def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
         index,
         before,
         event,
-        lambda: _work(draft, step, _values(draft, step), index),
+        lambda: _input_of(draft, step, index, before),
     )
     if isinstance(after, Ignored):
         return after
+    if after.status.is_finished:
+        after = msgspec.structs.replace(after, input=msgspec.UNSET)
     draft.put_item(key, after)
     if after.status is StepStatus.SUCCEEDED:
         draft.note("item_succeeded", step.id, item=index, attempt=after.attempt)
@@ -102,9 +118,11 @@ def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
 
 
 def _count(draft: Draft, step: PlannedStep, before: Item, after: Item) -> None:
+    """Update the counts after a change of one item, and do what follows when it has ended."""
     state = draft.step(step.id)
     assert state.items is not None
     succeeded = after.status is StepStatus.SUCCEEDED
+    starts_next = after.status.is_finished and state.items.pending > 0
     counts = ItemCounts(
         total=state.items.total,
         succeeded=state.items.succeeded + succeeded,
@@ -114,11 +132,12 @@ def _count(draft: Draft, step: PlannedStep, before: Item, after: Item) -> None:
         - (before.status is StepStatus.WAITING),
         output_bytes=state.items.output_bytes
         + (len(msgspec.json.encode(after.output)) if succeeded else 0),
+        pending=state.items.pending - starts_next,
     )
     status = StepStatus.RUNNING if counts.running else StepStatus.WAITING
     draft.put(step.id, msgspec.structs.replace(state, status=status, items=counts))
-    # The size as a JSON list: a comma between two outputs, and the brackets.
-    size = counts.output_bytes + counts.succeeded + 1
+    # The size as a JSON list: a comma between two outputs, and the brackets. A failed item is null.
+    size = counts.output_bytes + counts.succeeded + 1 + len("null,") * counts.failed
     if size > limits.FOR_EACH_OUTPUT_BYTES_MAX:
         message = (
             f"the items' outputs together are {size} bytes;"
@@ -127,18 +146,32 @@ def _count(draft: Draft, step: PlannedStep, before: Item, after: Item) -> None:
         draft.abandon(step, StepStatus.FAILED, Failure("output_too_large", message, step.id))
     elif counts.unfinished == 0:
         _gather(draft, step, counts)
+    elif starts_next:
+        index = counts.total - state.items.pending
+        item = draft.item(ItemKey(step.id, index))
+        work = _input_of(draft, step, index, item)
+        draft.put_item(ItemKey(step.id, index), dispatch(draft, step, index, item, work))
 
 
 def _gather(draft: Draft, step: PlannedStep, counts: ItemCounts) -> None:
+    """End the step when all its items have ended."""
+    spec = step.spec
+    assert isinstance(spec, ForEachSpec)
     items = [draft.item(ItemKey(step.id, index)) for index in range(counts.total)]
-    if counts.failed:
-        first = next(index for index, item in enumerate(items) if item.status is StepStatus.FAILED)
-        error = items[first].error
-        assert error is not None
-        message = f"{counts.failed} of {counts.total} items failed; item {first}: {error.message}"
-        draft.end(step, StepStatus.FAILED, error=Failure("items_failed", message, step.id))
+    failed = (ItemFailure(n, item.error) for n, item in enumerate(items) if item.error is not None)
+    failures = tuple(itertools.islice(failed, limits.ITEM_FAILURES_MAX))
+    if failures and spec.on_item_failure is OnFailure.FAIL:
+        first = failures[0]
+        message = (
+            f"{counts.failed} of {counts.total} items failed;"
+            f" item {first.index}: {first.error.message}"
+        )
+        error = Failure("items_failed", message, step.id)
+        draft.end(step, StepStatus.FAILED, error=error, failures=failures)
         return
-    draft.end(step, StepStatus.SUCCEEDED, output=[item.output for item in items])
+    remark = f"{counts.failed} of {counts.total} items failed" if failures else None
+    output: JsonValue = [item.output for item in items]
+    draft.end(step, StepStatus.SUCCEEDED, output=output, failures=failures, remark=remark)
 
 
 def _index(event: Event) -> int | None:
@@ -187,6 +220,13 @@ def _budget(items: int) -> EvaluationBudget:
         work=max(WORK_MAX, items * limits.FOR_EACH_WORK_PER_ITEM),
         size=limits.FOR_EACH_INPUT_SIZE_MAX,
     )
+
+
+def _input_of(draft: Draft, step: PlannedStep, index: int, item: Item) -> JsonValue:
+    """The input of an item, as stored with it or else rendered again: both are equal."""
+    if item.input is not msgspec.UNSET:
+        return item.input
+    return _work(draft, step, _values(draft, step), index)
 
 
 def _work(

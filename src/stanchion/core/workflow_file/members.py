@@ -23,6 +23,7 @@ from stanchion.core.limits import (
     ATTEMPTS_MAX,
     BACKOFF_MS_MAX,
     DELAY_S_MAX,
+    FOR_EACH_PARALLEL_MAX,
     ID_CHARS_MAX,
     NEEDS_MAX,
     TIMEOUT_S_MAX,
@@ -54,7 +55,7 @@ from stanchion.core.workflow_file.shape import (
     Word,
 )
 
-__all__ = ["TIMEOUT_S_MIN", "WORKFLOW"]
+__all__ = ["OF_ITEMS", "TIMEOUT_S_MIN", "WORKFLOW"]
 
 TIMEOUT_S_MIN: Final = 0.001
 """One millisecond, the unit of all clocks here."""
@@ -170,8 +171,22 @@ _TIMEOUT: Final = Member(
 _INPUT: Final = Member(Anything(), "What the worker gets; text in it may contain ${…}.")
 
 
+OF_ITEMS: Final = {
+    "on_item_failure": Member(
+        _word(OnFailure),
+        "fail, the default: a failed item fails the step; continue: the output has null for it.",
+    ),
+    "parallel": Member(
+        Whole(1, FOR_EACH_PARALLEL_MAX), "How many items may be out at a time; all if not given."
+    ),
+}
+
+
 def _job(**members: Any) -> StepSpec:  # noqa: ANN401 - each was read by its shape
-    return ForEachSpec(**members) if "for_each" in members else JobSpec(**members)
+    if "for_each" in members:
+        return ForEachSpec(**members)
+    # The rules note a member of items without for_each.
+    return JobSpec(**{name: read for name, read in members.items() if name not in OF_ITEMS})
 
 
 def _approval(approval: dict[str, Any], **members: Any) -> StepSpec:  # noqa: ANN401 - each was read by its shape
@@ -186,6 +201,7 @@ _STEP: Final[ByMember[StepSpec]] = ByMember(
             {
                 "topic": Member(_TOPIC, "A job for the workers of this topic.", required=True),
                 "for_each": Member(_ITEMS, "A list, as one ${…}: one job for each of its items."),
+                **OF_ITEMS,
                 "input": _INPUT,
                 "retry": Member(_RETRY, "What to do when an attempt fails."),
                 "timeout_s": _TIMEOUT,

@@ -26,6 +26,7 @@ from stanchion.core.graph import ancestors, cycle
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.limits import FILE_TOKENS_MAX, WORKFLOW_STEPS_MAX
 from stanchion.core.schema import judge_schema
+from stanchion.core.workflow_file.members import OF_ITEMS
 
 __all__ = ["judge_workflow"]
 
@@ -144,6 +145,10 @@ def _judge_step(name: str, step: JsonObject, sight: _Sight, findings: Findings) 
         _judge_condition(name, when, (*path, "when"), sight, findings)
     _judge_template(name, step, (*path, "for_each"), _SCOPE, sight, findings)
     _judge_single(step.get("for_each"), (*path, "for_each"), findings)
+    if "topic" in step and "for_each" not in step:
+        for member in OF_ITEMS:
+            if member in step and findings.clean((*path, member)):
+                findings.note((*path, member), "only a step with for_each may have it")
     names = _ITEM_SCOPE if "for_each" in step else _SCOPE
     _judge_template(name, step, (*path, "input"), names, sight, findings)
     if "workflow" in step:
