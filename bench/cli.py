@@ -1,6 +1,6 @@
-"""Start-up time of the command line.
+"""The command line: it is there before a person notices that it was not.
 
-Measures whole processes. ``run list`` calls a server that answers at once.
+Whole processes, from start to end. ``run list`` asks a server that answers at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROUNDS = 15
 
 
 def rows() -> list[Row]:
-    """Start each command repeatedly."""
+    """Start it again and again."""
     with running_script() as server:
         server.says(Said(runs.RunList(())))
         listing = ("run", "list", "--url", server.url)

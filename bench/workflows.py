@@ -1,4 +1,4 @@
-"""The measured workflows."""
+"""The workflows that are measured."""
 
 from __future__ import annotations
 

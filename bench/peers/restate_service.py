@@ -1,4 +1,4 @@
-"""The Restate service: three durable steps, one after the other. Served by hypercorn."""
+"""Restate's side: three durable steps, one after the other. Served by hypercorn."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         Risk,
         SyncLeases,
     )
-    from stanchion.worker.errors import FinalError, JobFailed, WorkerRefused
+    from stanchion.worker.errors import Cancelled, FinalError, JobFailed, WorkerRefused
     from stanchion.worker.job import Job
     from stanchion.worker.worker import Worker
 
@@ -53,6 +53,7 @@ __all__ = [
     "AsyncRunHandle",
     "CallFailed",
     "CallRefused",
+    "Cancelled",
     "Client",
     "Conflict",
     "Event",
@@ -131,7 +132,7 @@ _HOMES: Final = {
             "SyncLeases",
         }
     ),
-    "stanchion.worker.errors": frozenset({"FinalError", "JobFailed", "WorkerRefused"}),
+    "stanchion.worker.errors": frozenset({"Cancelled", "FinalError", "JobFailed", "WorkerRefused"}),
     "stanchion.worker.job": frozenset({"Job"}),
     "stanchion.worker.worker": frozenset({"Worker"}),
 }

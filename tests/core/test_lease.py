@@ -520,7 +520,9 @@ def test_a_fence_is_above_every_fence_before_it(
 
 
 def test_the_causes_of_a_fence_have_fixed_names() -> None:
-    assert [cause.value for cause in FenceCause] == ["renewal_failures", "deadline", "taken"]
+    assert [cause.value for cause in FenceCause] == [
+        *("renewal_failures", "deadline", "taken", "cancelled", "timed_out")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -528,6 +530,8 @@ def test_the_causes_of_a_fence_have_fixed_names() -> None:
     [
         (FenceCause.RENEWAL_FAILURES, "too many renewals failed in a row"),
         (FenceCause.DEADLINE, "it could not be renewed in time"),
+        (FenceCause.CANCELLED, "its run was cancelled"),
+        (FenceCause.TIMED_OUT, "its run or step took too long"),
         (FenceCause.TAKEN, "according to the lock store, another holder has it or it has expired"),
     ],
 )

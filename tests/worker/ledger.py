@@ -12,7 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
-from typing import assert_never
+from typing import Literal, TypeAlias, assert_never
 
 import msgspec
 
@@ -31,6 +31,8 @@ from stanchion.wire.worker import (
     ResultsRequest,
 )
 from stanchion.worker.server import TransportFailed
+
+_Reason: TypeAlias = Literal["cancelled", "timed_out", "stale_fence", "expired", "unknown_job"]
 
 
 class Fault(StrEnum):
@@ -68,6 +70,10 @@ class Ledger:
         """The keys that came over HTTP."""
         self.renewed: list[tuple[int, tuple[str, ...]]] = []
         """When each renewal was done, and for whom."""
+        self.held_now = 0
+        self.held_most = 0
+        """How many held renewals wait, and how many did at once."""
+        self.is_draining = False
         self.largest_lease = 0
         self.leases: Counter[str] = Counter()
         self.is_invalid: Callable[[JobResult], bool] = lambda _: False
@@ -77,6 +83,7 @@ class Ledger:
         self._ready: deque[str] = deque()
         self._jobs: dict[str, LeasedJob] = {}
         self._held_until: dict[str, int] = {}
+        self._revoked: dict[str, _Reason] = {}
         self._changed = asyncio.Event()
         self._fence = 0
 
@@ -108,6 +115,13 @@ class Ledger:
         """Somebody else has the job now."""
         self._fence += 1
         self._jobs[job_id] = msgspec.structs.replace(self._jobs[job_id], fence=self._fence)
+        self._wake()
+
+    def revoke(self, job_id: str, reason: _Reason = "cancelled") -> None:
+        """The job's run was cancelled, or took too long."""
+        self._revoked[job_id] = reason
+        self._held_until.pop(job_id, None)
+        self._wake()
 
     async def until(self, condition: Callable[[], bool], *, within_s: float = 20) -> None:
         async with asyncio.timeout(within_s):
@@ -123,10 +137,13 @@ class Ledger:
     async def answer(self, path: str, body: bytes) -> HttpReply | None:
         """What the server answers; nothing, if it hangs up."""
         verb = path.rsplit("/", 1)[1]
+        if verb == "renew" and msgspec.json.decode(body, type=RenewRequest).wait_s:
+            verb = "held"
         self.asked[verb].append(self._now_ms())
         self._wake()
         script = self._scripts[verb]
-        fault = script.popleft() if script else self._always.get(verb, Fault.NONE)
+        other = self._always.get("renew", Fault.NONE) if verb == "held" else Fault.NONE
+        fault = script.popleft() if script else self._always.get(verb, other)
         answer: HttpReply | None
         match fault:
             case Fault.AWAY:
@@ -155,7 +172,11 @@ class Ledger:
             case "lease":
                 return await self._lease(msgspec.json.decode(body, type=LeaseRequest))
             case "renew":
-                return self._renew(msgspec.json.decode(body, type=RenewRequest))
+                request = msgspec.json.decode(body, type=RenewRequest)
+                self.renewed.append((self._now_ms(), tuple(ref.job_id for ref in request.leases)))
+                return _ok(self._renew(request))
+            case "held":
+                return _ok(await self._hold(msgspec.json.decode(body, type=RenewRequest)))
             case _:
                 return self._take(msgspec.json.decode(body, type=ResultsRequest))
 
@@ -191,20 +212,56 @@ class Ledger:
             del self._held_until[job_id]
             self._ready.append(job_id)
 
-    def _renew(self, request: RenewRequest) -> HttpReply:
+    async def _hold(self, request: RenewRequest) -> RenewAnswer:
+        """Renew once; answer when one is lost, or after a third of the term."""
+        self.held_now += 1
+        self.held_most = max(self.held_most, self.held_now)
+        until = self._now_ms() + min(request.wait_s * 1000, self.ttl_ms / 3)
+        answer = self._renew(request)
+        try:
+            while (
+                not answer.lost and not self.is_draining and (left_ms := until - self._now_ms()) > 0
+            ):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left_ms / 1000):
+                        await self._changed.wait()
+                lost = self._lost(request)
+                renewed = tuple(job_id for job_id in answer.renewed if job_id not in lost)
+                answer = RenewAnswer(renewed, tuple(lost), lost)
+            return answer
+        finally:
+            self.held_now -= 1
+
+    def _lost(self, request: RenewRequest) -> dict[str, _Reason]:
+        lost: dict[str, _Reason] = {}
+        for ref in request.leases:
+            job = self._jobs.get(ref.job_id)
+            if ref.job_id in self.results:
+                continue
+            if job is None:
+                lost[ref.job_id] = "unknown_job"
+            elif ref.job_id in self._revoked:
+                lost[ref.job_id] = self._revoked[ref.job_id]
+            elif job.fence != ref.fence:
+                lost[ref.job_id] = "stale_fence"
+            elif self._now_ms() >= self._held_until.get(ref.job_id, 0):
+                lost[ref.job_id] = "expired"
+        return lost
+
+    def _renew(self, request: RenewRequest) -> RenewAnswer:
         renewed, lost = [], []
-        self.renewed.append((self._now_ms(), tuple(ref.job_id for ref in request.leases)))
         for ref in request.leases:
             if ref.progress is not None:
                 self.progress.append(ref.progress)
             job = self._jobs.get(ref.job_id)
             until = self._held_until.get(ref.job_id, 0)
-            if job is None or job.fence != ref.fence or self._now_ms() >= until:
+            is_held = ref.job_id not in self._revoked and self._now_ms() < until
+            if job is None or job.fence != ref.fence or not is_held:
                 lost.append(ref.job_id)
             else:
                 self._held_until[ref.job_id] = self._now_ms() + self.ttl_ms
                 renewed.append(ref.job_id)
-        return _ok(RenewAnswer(tuple(renewed), tuple(lost)))
+        return RenewAnswer(tuple(renewed), tuple(lost), self._lost(request))
 
     def _take(self, request: ResultsRequest) -> HttpReply:
         if any(map(self.is_invalid, request.results)):

@@ -14,6 +14,7 @@ from stanchion.worker.events import LOGGER, log_event, show_lines
 LINES = {
     events.JobEnded(job_id="j", topic="t", status="failed", took_ms=1): "job_ended",
     events.JobAbandoned(job_id="j", topic="t", cause=FenceCause.TAKEN): "job_lock_abandoned",
+    events.JobCancelled(job_id="j", topic="t"): "job_cancelled",
     events.RenewalFailed(leases=2, error="why", left_ms=0): "job_lock_renew_failed",
     events.ResultRejected(job_id="j", code="stale_fence"): "job_result_rejected",
     events.ResultDropped(job_id="j", reason="why"): "job_result_dropped",

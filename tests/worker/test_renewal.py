@@ -28,7 +28,8 @@ class Endless:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError as error:
-            self.error, self.lost = error, job.lost
+            if self.error is None:
+                self.error, self.lost = error, job.lost
             if self.stage is not None:
                 self.at_ms = self.stage.clock.moment()
             raise
@@ -135,8 +136,9 @@ async def test_a_success_in_between_starts_the_count_anew(stage: Stage) -> None:
 
 
 @on_stage
-async def test_when_the_server_says_lost_the_handler_is_cancelled_at_once(stage: Stage) -> None:
+async def test_when_a_renewal_says_lost_the_handler_is_cancelled_at_once(stage: Stage) -> None:
     handler = _endless(stage)
+    stage.ledger.always("held", Fault.HANG)
     async with stage.working():
         await handler.began.wait()
         stage.ledger.take_away("run:step@1")

@@ -93,6 +93,7 @@ async def test_a_rejected_result_is_counted_and_not_sent_again(stage: Stage) -> 
         await asyncio.sleep(10)
 
     stage.ledger.put("run:0@1")
+    stage.ledger.always("held", Fault.HANG)
     async with stage.working():
         await stage.ledger.until(lambda: bool(stage.ledger.leases))
         stage.ledger.take_away("run:0@1")

@@ -155,9 +155,9 @@ def renewal_failed(trust: Trust, at: Moment, sample: float) -> Trust:
     return current
 
 
-def not_owned(trust: Trust) -> Fenced:
+def not_owned(trust: Trust, cause: FenceCause | None = None) -> Fenced:
     """The store answered that the lease is not the holder's: fenced under every policy."""
-    return trust if isinstance(trust, Fenced) else Fenced(FenceCause.TAKEN)
+    return trust if isinstance(trust, Fenced) else Fenced(cause or FenceCause.TAKEN)
 
 
 def tick(trust: Trust, now: Moment) -> Trust:
@@ -189,6 +189,10 @@ class FenceCause(StrEnum):
     RENEWAL_FAILURES = "renewal_failures"
     DEADLINE = "deadline"
     TAKEN = "taken"
+    CANCELLED = "cancelled"
+    """Of a job only: its run was cancelled."""
+    TIMED_OUT = "timed_out"
+    """Of a job only: its run, step or attempt took too long."""
 
 
 class Holding(msgspec.Struct, frozen=True):
@@ -367,6 +371,8 @@ class LeaseLost(Exception):
 _REASONS: Final = {
     FenceCause.RENEWAL_FAILURES: "too many renewals failed in a row",
     FenceCause.DEADLINE: "it could not be renewed in time",
+    FenceCause.CANCELLED: "its run was cancelled",
+    FenceCause.TIMED_OUT: "its run or step took too long",
     FenceCause.TAKEN: "according to the lock store, another holder has it or it has expired",
 }
 

@@ -7,6 +7,14 @@ What a handler raises, and the server's retry policy acts on::
 
 (any other exception counts as a ``JobFailed`` with the code ``job_failed``).
 
+What ``job.check()`` raises, and an async handler finds as the argument of its ``CancelledError``;
+the handler should clean up and stop::
+
+    Cancelled           the job's run was cancelled
+    LeaseLost           the lease is lost for another reason (``core.lease``)
+
+Neither is a subclass of the other: ``except LeaseLost`` does not catch a cancel.
+
 What a worker raises, and its operator acts on::
 
     WorkerRefused       the server refuses this worker: key, role, address or version
@@ -18,7 +26,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["BadTarget", "FinalError", "JobFailed", "WorkerRefused"]
+from stanchion.core.lease import FenceCause, LeaseLost
+
+__all__ = ["BadTarget", "Cancelled", "FinalError", "JobFailed", "WorkerRefused", "stop_error"]
 
 _CODE: Final = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 
@@ -42,6 +52,19 @@ class FinalError(JobFailed):
     """Raise it in a handler: the job failed, and another attempt would fail as well."""
 
     retryable = False
+
+
+class Cancelled(Exception):
+    """The job is to be stopped: its run was cancelled. No other worker gets it."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"the run of the job '{job_id}' was cancelled")
+        self.job_id = job_id
+
+
+def stop_error(job_id: str, cause: FenceCause) -> Cancelled | LeaseLost:
+    """What a handler is told when its work is to stop."""
+    return Cancelled(job_id) if cause is FenceCause.CANCELLED else LeaseLost(job_id, cause)
 
 
 class WorkerRefused(Exception):

@@ -19,6 +19,7 @@ __all__ = [
     "LOGGER",
     "Hook",
     "JobAbandoned",
+    "JobCancelled",
     "JobEnded",
     "LoopStalled",
     "RenewalFailed",
@@ -75,6 +76,13 @@ class JobAbandoned(msgspec.Struct, frozen=True, kw_only=True):
     cause: FenceCause | Literal["shutdown"]
 
 
+class JobCancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """A handler was stopped, because the job's run was cancelled."""
+
+    job_id: str
+    topic: str
+
+
 class RenewalFailed(msgspec.Struct, frozen=True, kw_only=True):
     """A renewal for so many leases ended in an error or a time-out."""
 
@@ -117,6 +125,7 @@ class LoopStalled(msgspec.Struct, frozen=True, kw_only=True):
 WorkerEvent: TypeAlias = (
     JobEnded
     | JobAbandoned
+    | JobCancelled
     | RenewalFailed
     | ResultRejected
     | ResultDropped
@@ -134,6 +143,8 @@ def log(event: WorkerEvent) -> None:
             _line(logging.DEBUG, "job_ended", event)
         case JobAbandoned():
             _line(logging.ERROR, "job_lock_abandoned", event)
+        case JobCancelled():
+            _line(logging.INFO, "job_cancelled", event)
         case RenewalFailed():
             _line(logging.WARNING, "job_lock_renew_failed", _with_time_left(event))
         case ResultRejected():

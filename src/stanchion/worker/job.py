@@ -7,9 +7,10 @@ from typing import Any, Protocol
 import msgspec
 
 from stanchion.core.json_value import JsonValue
-from stanchion.core.lease import FenceCause, LeaseLost
+from stanchion.core.lease import FenceCause
 from stanchion.core.limits import PROGRESS_BYTES_MAX
 from stanchion.wire.worker import LeasedJob
+from stanchion.worker.errors import stop_error
 from stanchion.worker.results import why_not_json
 
 __all__ = ["Job", "JobHold", "job_of"]
@@ -81,17 +82,17 @@ class Job:
         return None if self._hold is None else self._hold.lost
 
     def check(self) -> None:
-        """Raise ``LeaseLost`` if the lease is not held any more."""
+        """Raise ``Cancelled`` if the run was cancelled, ``LeaseLost`` if the lease is lost."""
         cause = self.lost
         if cause is not None:
-            raise LeaseLost(self.job_id, cause)
+            raise stop_error(self.job_id, cause)
 
     def heartbeat(self, progress: JsonValue = None) -> None:
         """Check the lease, and report how far the work is: any JSON value of at most 4 KiB.
 
         It is sent at once with a renewal, at most once a second; of several the last one counts.
-        The lease is renewed with or without it. Raises ``LeaseLost``, and ``ValueError`` if the
-        progress is too large or not JSON.
+        The lease is renewed with or without it. Raises what ``check`` raises, and ``ValueError`` if
+        the progress is too large or not JSON.
         """
         self.check()
         if progress is None:

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import msgspec
 
-from stanchion.core.lease import FenceCause, LeaseLost, Moment
+from stanchion.core.lease import FenceCause, Moment
 from stanchion.core.retry import Exponential, backoff_ms, honour_retry_after
-from stanchion.wire.worker import JobResult, LeaseAnswer
+from stanchion.wire.worker import JobResult, LeaseAnswer, LeasedJob
 from stanchion.worker import events as told
 from stanchion.worker import results
-from stanchion.worker.errors import WorkerRefused
+from stanchion.worker.errors import WorkerRefused, stop_error
 from stanchion.worker.events import Hook, log_event
 from stanchion.worker.job import job_of
 from stanchion.worker.renewal import HeldJob, LeaseRenewer, WorkerClock
 from stanchion.worker.results import Reporter
+from stanchion.worker.revocation import RevocationWatch
 from stanchion.worker.server import ServerAnswered, ServerRefused, ServerUnreachable, WorkerApi
 from stanchion.worker.tasks import AsyncTask, ProcessTask, Task, ThreadExecutor, ThreadTask
 
@@ -90,6 +91,7 @@ class WorkerLoop:
         self._tell = tell
         self._options = options
         self._renewer = LeaseRenewer(server, clock, chance, tell)
+        self._watch = RevocationWatch(server, clock, chance, self._renewer)
         self._reporter = Reporter(
             server, self._renewer, clock, chance, tell, self._refuse, self._make_room
         )
@@ -196,6 +198,7 @@ class WorkerLoop:
                 )
                 continue
             held = self._renewer.hold(leased, granted_from)
+            self._watch.lease_added()
             handling = loop.create_task(self._handle(task, held), name=leased.job_id)
             self._handling[handling] = held
             if isinstance(task, AsyncTask):
@@ -214,11 +217,7 @@ class WorkerLoop:
         cause = held.look()
         if result is None or cause is not None:
             self._renewer.let_go(held)
-            self._tell(
-                told.JobAbandoned(
-                    job_id=leased.job_id, topic=leased.topic, cause=cause or "shutdown"
-                )
-            )
+            self._tell(_stopped(leased, cause))
             return
         self._reporter.report(held, result)
         took_ms = self._clock.moment() - began
@@ -304,13 +303,20 @@ class WorkerLoop:
     async def _leave(self) -> None:
         await self._stop_handlers()
         await self._reporter.close()
+        await self._watch.close()
         await self._renewer.close()
         self._threads.close()
+
+
+def _stopped(leased: LeasedJob, cause: FenceCause | None) -> told.JobAbandoned | told.JobCancelled:
+    if cause is FenceCause.CANCELLED:
+        return told.JobCancelled(job_id=leased.job_id, topic=leased.topic)
+    return told.JobAbandoned(job_id=leased.job_id, topic=leased.topic, cause=cause or "shutdown")
 
 
 def _canceller(handling: asyncio.Task[None], job_id: str) -> Callable[[FenceCause], None]:
     def cancel(cause: FenceCause) -> None:
         # Handlers see it as the argument of their CancelledError.
-        handling.cancel(LeaseLost(job_id, cause))
+        handling.cancel(stop_error(job_id, cause))
 
     return cancel

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol, assert_never
@@ -19,7 +19,7 @@ from typing import Final, Protocol, assert_never
 from stanchion.core import lease as rules
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import JOB_POLICY, FenceCause, Holding, Moment, Trust, job_terms_for
-from stanchion.wire.worker import LeasedJob, LeaseRef
+from stanchion.wire.worker import LeasedJob, LeaseRef, RenewAnswer
 from stanchion.worker import events as told
 from stanchion.worker.events import Hook
 from stanchion.worker.server import ServerAnswered, ServerRefused, ServerUnreachable, WorkerApi
@@ -84,6 +84,8 @@ class HeldJob:
         self.on_progress: Callable[[], None] | None = None
         """Has the progress sent soon. Called by any thread."""
         self.is_renewing = False
+        self.since = clock.moment()
+        """When the worker got it."""
         self._good_at = asked_at
         self._clock = clock
 
@@ -147,13 +149,26 @@ class LeaseRenewer:
         before = self._held.pop(leased.job_id, None)
         if before is not None:
             # The server gave the job out again, and to us: the older lease had run out there.
-            self._end(before, FenceCause.TAKEN)
+            self._end(before, before.look() or FenceCause.TAKEN)
         if isinstance(trust, Holding):
             self._held[leased.job_id] = held
             self._wake_by(trust.next_renewal_at, now)
             loop = asyncio.get_running_loop()
             held.on_progress = partial(_call_soon, loop, self._plan)
         return held
+
+    @property
+    def held(self) -> Mapping[str, HeldJob]:
+        """The leases that are renewed now, by job, oldest first."""
+        return self._held
+
+    def lost(self, held: HeldJob, reason: str | None) -> None:
+        """The server says that a lease is lost, and why. Stop its work."""
+        cause = _cause_of(reason)
+        trust = rules.tick(held.trust, self._clock.moment())
+        if isinstance(trust, Holding) or cause is not FenceCause.TAKEN:
+            trust = rules.not_owned(held.trust, cause)
+        self._settle(held, trust)
 
     def let_go(self, held: HeldJob) -> None:
         """Stop renewing: the job has ended or was abandoned."""
@@ -245,11 +260,10 @@ class LeaseRenewer:
                 held.is_renewing = False
         match answer:
             case ServerAnswered(value):
-                gone, good = frozenset(value.lost), frozenset(value.renewed)
                 for held, ref in zip(batch, refs, strict=True):
                     if held.progress is ref.progress:
                         held.progress = None
-                    self._answered(held, sent_at, gone, good)
+                self._answered(batch, sent_at, value)
             case ServerUnreachable(error) | ServerRefused(detail=error):
                 # One sample for all of them, so that they are retried in one call too.
                 sample = self._chance()
@@ -266,15 +280,16 @@ class LeaseRenewer:
                 assert_never(answer)
         self._plan()
 
-    def _answered(
-        self, held: HeldJob, sent_at: Moment, gone: frozenset[str], good: frozenset[str]
-    ) -> None:
-        if held.leased.job_id in gone:
-            self._settle(held, rules.not_owned(held.trust))
-        elif held.leased.job_id in good:
-            self._settle(held, rules.renewed(held.trust, sent_at, self._clock.moment()))
-        else:
-            self._failed(held, self._chance())
+    def _answered(self, batch: list[HeldJob], sent_at: Moment, answer: RenewAnswer) -> None:
+        lost, renewed = frozenset(answer.lost), frozenset(answer.renewed)
+        for held in batch:
+            job_id = held.leased.job_id
+            if job_id in lost:
+                self.lost(held, answer.reasons.get(job_id))
+            elif job_id in renewed:
+                self._settle(held, rules.renewed(held.trust, sent_at, self._clock.moment()))
+            else:
+                self._failed(held, self._chance())
 
     def _failed(self, held: HeldJob, sample: float) -> None:
         now = self._clock.moment()
@@ -298,6 +313,16 @@ class LeaseRenewer:
         held.become(rules.Fenced(cause))
         if held.on_lost is not None:
             held.on_lost(cause)
+
+
+def _cause_of(reason: str | None) -> FenceCause:
+    match reason:
+        case "cancelled":
+            return FenceCause.CANCELLED
+        case "timed_out":
+            return FenceCause.TIMED_OUT
+        case _:
+            return FenceCause.TAKEN
 
 
 def _has_news(held: HeldJob, trust: Holding) -> bool:

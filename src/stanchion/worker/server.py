@@ -161,9 +161,9 @@ class WorkerApi:
         return await self._post(LEASE_PATH, request, _LEASED, timeout_s=wait_s + LEASE_GRACE_S)
 
     async def renew(
-        self, leases: tuple[LeaseRef, ...], *, timeout_s: float
+        self, leases: tuple[LeaseRef, ...], *, timeout_s: float, wait_s: float = 0
     ) -> Outcome[RenewAnswer]:
-        request = RenewRequest(worker_id=self._worker_id, leases=leases)
+        request = RenewRequest(worker_id=self._worker_id, leases=leases, wait_s=wait_s)
         return await self._post(RENEW_PATH, request, _RENEWED, timeout_s=timeout_s)
 
     async def results(
