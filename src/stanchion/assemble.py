@@ -1,4 +1,8 @@
-"""Assemble: one server from its configuration. The only place that chooses adapters."""
+"""Assemble: builds a server from its configuration and runs it.
+
+``run_server`` opens the backends, starts the engine and the gateway, and serves until a signal. No
+other module chooses adapters.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +53,14 @@ _SWITCH_S: Final = 0.001
 
 
 async def run_server(config: Config, *, on_ready: OnReady) -> int:
-    """Open everything, serve until told to stop, close everything; the exit code."""
-    # A series "…_created" beside every counter and histogram: twice the scrape, and nobody asks.
+    """Open the backends, serve until a signal, close them; return the exit code."""
+    # Without the "…_created" series of every counter and histogram a scrape is half as long.
     disable_created_metrics()  # type: ignore[no-untyped-call] # theirs has no annotations
     try:
         async with AsyncExitStack() as opened:
             async with asyncio.timeout(START_S_MAX):
                 backends = await _backends(config, opened)
-                await _refuse_strangers(config, backends)
+                await _require_keys(config, backends)
             await _serve(config, backends, on_ready)
     except TimeoutError:
         return _refused(f"not connected within {START_S_MAX:g} s")
@@ -79,8 +83,8 @@ async def _serve(config: Config, backends: Backends, on_ready: OnReady) -> None:
         engine.services,
         GatewayOptions(admin_key=config.admin_key, metrics_open=config.metrics_open),
     )
-    _leave_to_itself()
-    async with _going(engine), _metrics(config, app) as metrics_url:
+    _tune_runtime()
+    async with _running(engine), _metrics(config, app) as metrics_url:
         await serve(
             app,
             host=config.host,
@@ -92,7 +96,7 @@ async def _serve(config: Config, backends: Backends, on_ready: OnReady) -> None:
 
 @asynccontextmanager
 async def _metrics(config: Config, app: Gateway) -> AsyncIterator[str | None]:
-    """The listener for metrics, if there is to be one; yields its URL."""
+    """Run the listener for metrics during the body, if one is configured; yields its URL."""
     if config.metrics_port is None:
         yield None
         return
@@ -103,8 +107,8 @@ async def _metrics(config: Config, app: Gateway) -> AsyncIterator[str | None]:
 
 
 @asynccontextmanager
-async def _going(engine: Engine) -> AsyncIterator[None]:
-    """The engine's loops, while the server serves; then what they have begun is finished."""
+async def _running(engine: Engine) -> AsyncIterator[None]:
+    """Run the engine's loops during the body; then drain and close it."""
     await engine.services.settings.look()
     loops = asyncio.create_task(engine.run(), name="engine")
     trimming = asyncio.create_task(MemoryTrimmer(engine.services.clock).run(), name="memory")
@@ -119,14 +123,15 @@ async def _going(engine: Engine) -> AsyncIterator[None]:
         await engine.close()
 
 
-def _leave_to_itself() -> None:
-    """Have the garbage collector look at what comes and goes, and less often.
+def _tune_runtime() -> None:
+    """Tune the garbage collector and the thread switch interval for a server.
 
-    All that was loaded stays for good, and a request leaves next to nothing in circles; as it is
-    set by default, the collector takes a quarter of a busy server's time to find that out.
+    Loaded modules stay for good, and a request leaves almost no reference cycles. With the default
+    thresholds the collector takes a quarter of a busy server's time: freeze what is loaded, and
+    collect less often.
 
-    And have a thread that computes give way to the event loop after a millisecond instead of five:
-    a start wakes the loop four times, and took 25 ms beside such a thread (7 ms now).
+    A thread that computes yields to the event loop after 1 ms instead of 5: a start wakes the loop
+    four times, and took 25 ms beside such a thread (7 ms now).
     """
     gc.collect()
     gc.freeze()
@@ -173,8 +178,8 @@ async def _store(config: Config, clock: Clock) -> Store:
 def _make_private(database: Path, data_dir: Path) -> None:
     """Make the directory 0700 and existing files of the database 0600.
 
-    A directory other than the data directory, or one that also holds files of others, keeps its
-    mode: nobody asked us to close a home or /tmp.
+    A directory other than the data directory, or one that also contains other files, keeps its
+    mode: it may be a home directory or /tmp.
     """
     directory = database.parent
     try:
@@ -187,8 +192,8 @@ def _make_private(database: Path, data_dir: Path) -> None:
             _restrict(directory, 0o700)
     except OSError as error:
         raise BackendRefused(
-            f"{directory}: cannot be made or read ({error.strerror}). Give --data-dir a directory"
-            " that this process may write to"
+            f"{directory}: cannot be created or read ({error.strerror}). Give --data-dir a"
+            " directory that this process may write to"
         ) from error
     if directory == data_dir and directory.stat().st_mode & 0o077:
         log_event(logging.WARNING, "data_dir_not_private", directory=str(directory))
@@ -214,8 +219,8 @@ async def _bus(config: Config, store: Store, clock: Clock, entropy: Entropy) -> 
     return await NatsBus.open(url, namespace=config.namespace, clock=clock, entropy=entropy)
 
 
-async def _refuse_strangers(config: Config, backends: Backends) -> None:
-    """Without keys everybody who reaches the server may do everything: so only this machine may."""
+async def _require_keys(config: Config, backends: Backends) -> None:
+    """Raise ``BackendRefused`` if other machines could reach a server without keys."""
     keys = Keys(
         documents=backends.store,
         clock=backends.clock,

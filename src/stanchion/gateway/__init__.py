@@ -1,7 +1,7 @@
-"""The gateway: everything over HTTP, and status codes that mean something.
+"""The gateway: the HTTP interface as an ASGI app, and the server that runs it.
 
-``routes`` declares every endpoint once; ``endpoint`` is the course that each request takes;
-``problems`` is how a request that was not fulfilled is answered.
+``routes`` declares every endpoint once; ``endpoint`` handles a request from its head to its answer;
+``problems`` builds the answers of refused requests.
 """
 
 from stanchion.gateway.app import Gateway, make_app

@@ -1,4 +1,9 @@
-"""The app: every path of the table under Starlette's router, and the way to shut it all down."""
+"""The app: routes every request to its endpoint, and drains the gateway.
+
+``make_app`` builds the ASGI app of the whole interface, ``Gateway.scraping`` one for a listener
+that serves only metrics and liveness. ``Paths`` finds the endpoint of a path by its segments;
+Starlette's router is left with the few templates whose parameters may contain a slash.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,7 @@ def make_app(services: Services, options: GatewayOptions | None = None) -> Gatew
 
 
 class Gateway:
-    """An ASGI app that can be told to drain."""
+    """The ASGI app of the whole interface."""
 
     def __init__(self, services: Services, options: GatewayOptions) -> None:
         self._services = services
@@ -51,8 +56,8 @@ class Gateway:
         self._unrouted = signals.unrouted
         endpoints = _endpoints(services, self._state, signals, ROUTES, options)
         self._paths = Paths(endpoints)
-        # Starlette's router tries one pattern after the other, which costs as much as all the rest
-        # of the routing: it is left with what only a pattern can tell.
+        # Starlette's router tries one pattern after the other, which is slow: it gets only the
+        # templates that need a pattern.
         matched: list[BaseRoute] = [
             PathRoute(_template(path), endpoints[path]) for path in self._paths.left_out
         ]
@@ -74,9 +79,9 @@ class Gateway:
             await _lifespan(receive, send)
 
     async def prepare(self) -> None:
-        """Read whether there are keys, so that the first request is judged by it.
+        """Check whether there are keys before the first request.
 
-        A store that fails or is slow does not stop the server: it then acts as if there were none.
+        If the store fails or is slow, the server starts anyway, as if there were no keys.
         """
         with suppress(BackendError, TimeoutError):
             async with asyncio.timeout(_PREPARE_S):
@@ -85,7 +90,7 @@ class Gateway:
     def scraping(self, *, is_private: bool) -> MetricsApp:
         """The app of a listener that serves only metrics and liveness.
 
-        On a private one, which only this machine reaches, no key is asked for.
+        A private listener, which only this machine can reach, requires no key.
         """
         table = [each for each in ROUTES if each.path in {METRICS, LIVEZ}]
         open_too = msgspec.structs.replace(self.options, metrics_open=True)
@@ -95,17 +100,17 @@ class Gateway:
 
     @property
     def is_draining(self) -> bool:
-        """Whether it was told to."""
+        """Whether ``drain`` was called."""
         return self._state.draining.is_set()
 
     def drain(self) -> None:
-        """Begin nothing new, and end whatever only waits. What is under way is finished."""
+        """Refuse new work and end all waits and streams. Requests under way are finished."""
         self._state.draining.set()
         self._services.scheduler.drain()
         self._services.waiters.drain()
 
     def close(self) -> None:
-        """Let go of what the app itself holds."""
+        """Stop the app's thread and timer."""
         self._state.close()
 
     async def _nowhere(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
@@ -116,10 +121,10 @@ class Gateway:
 
 
 class MetricsApp:
-    """An ASGI app for a listener of its own: metrics and liveness, and nothing else.
+    """The ASGI app of a listener that serves only metrics and liveness.
 
-    Also with keys, a private one checks where a request comes from: pages in a browser on this
-    machine can reach it, and must not read what it answers without a key.
+    A private one checks the origin of each request even if there are keys: pages in a browser on
+    this machine can reach it, and must not read the metrics, which need no key there.
     """
 
     def __init__(
@@ -192,18 +197,18 @@ _Endpoint = TypeVar("_Endpoint")
 
 
 class Paths(Generic[_Endpoint]):
-    """A table of templates."""
+    """Finds endpoints by the segments of a path."""
 
     def __init__(self, endpoints: Mapping[str, _Endpoint]) -> None:
         self.left_out = [path for path in endpoints if any(f"{{{name}}}" in path for name in PATHS)]
-        """Those with a parameter that has no bounds."""
+        """Templates with a parameter that may contain a slash."""
         self._root: _Node[_Endpoint] = _Node()
         for template, endpoint in endpoints.items():
             if template not in self.left_out:
                 self._put(template.split("/"), endpoint)
 
     def find(self, path: str) -> tuple[_Endpoint, dict[str, str]] | None:
-        """The endpoint, and what stands where its template has parameters."""
+        """The endpoint and the values of its path parameters; ``None`` if no template matches."""
         node, segments = self._root, path.split("/")
         for segment in segments:
             below = node.words.get(segment) or (node.anything if segment else None)
@@ -223,7 +228,7 @@ class Paths(Generic[_Endpoint]):
                 below = node.anything
             else:
                 below = node.words.setdefault(segment, _Node())
-            assert node.anything is None or not node.words, f"{segments}: {segment} has rivals"
+            assert node.anything is None or not node.words, f"{segments}: {segment} is ambiguous"
             node = below
         node.endpoint, node.parameters = endpoint, tuple(parameters)
 
@@ -236,4 +241,4 @@ class _Node(Generic[_Endpoint]):
         self.anything: _Node[_Endpoint] | None = None
         self.endpoint: _Endpoint | None = None
         self.parameters: tuple[tuple[str, int], ...] = ()
-        """Of the endpoint, each with its place in the path."""
+        """The endpoint's parameters, each with its place in the path."""

@@ -1,7 +1,7 @@
-"""Auth: whose request this is, and whether they may make it.
+"""Auth: the caller of a request, and whether the route allows it.
 
-With keys, the key says it all: its role, and its tenant. A key for one tenant is for that tenant,
-whatever the headers say. A key for all tenants (``*``) names one with ``X-Stanchion-Tenant``.
+A key has a role and a tenant. A key for one tenant acts for that tenant only, whatever the headers
+say. A key for all tenants (``*``) names one with ``X-Stanchion-Tenant``.
 
 Without any key in the deployment every caller may do everything. The server then listens on
 loopback only. A page in a browser can send requests to loopback too, so a server without keys
@@ -49,11 +49,11 @@ _NOT_ALL: Final = MappingProxyType(
         ),
     }
 )
-"""What ``*`` is answered with, on the routes that are not about one tenant or all of them."""
+"""The answer to ``*`` on routes that do not act on one tenant or all."""
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks, for whom."""
+    """The caller of a request: its tenant, and the actor's name."""
 
     tenant: TenantId
     only: TenantId | None
@@ -61,15 +61,19 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Auth:
-    """Checks every request against the route it is for."""
+    """Checks the key and the origin of requests."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._local_hosts: set[bytes] = set()
 
     async def caller(self, headers: Mapping[bytes, bytes], route: Route) -> Caller:
-        """Who calls, or a refusal: 401 without a good key, 403 with one that is not enough."""
-        # What makes a run is answered within the budget of its gate, and must not wait here.
+        """The caller of a request.
+
+        Raises ``RequestRefused``: 401 without a valid key, 403 if the key does not suffice. Raises
+        ``BackendError`` if the key cannot be checked.
+        """
+        # A start must be answered within the gate's budget, so it must not wait for the store here.
         holder = await self._holder(headers, is_patient=not route.takes_key)
         if route.roles and holder.role not in route.roles and holder is not ANONYMOUS:
             needed = f"this needs the role {_roles(route)}; this key has the role {holder.role}"
@@ -84,12 +88,12 @@ class Auth:
         return Caller(only or DEFAULT_TENANT, only, holder.actor)
 
     def foreign(self, headers: Mapping[bytes, bytes], *, is_probe: bool = False) -> Refusal | None:
-        """The refusal of a request that another site made, on a server without keys."""
+        """On a server without keys, the refusal of a request that another site sent."""
         if self._keys.is_any_known:
             return None
         refusal = self.from_elsewhere(headers, is_probe=is_probe)
         if refusal is not None:
-            # Another replica may have made the first key: the next request then finds it known.
+            # Another replica may have created the first key: the next request then finds it.
             self._keys.look_for_any()
         return refusal
 
@@ -116,7 +120,7 @@ class Auth:
     def from_elsewhere(
         self, headers: Mapping[bytes, bytes], *, is_probe: bool = False
     ) -> Refusal | None:
-        """The refusal of a request that is not for a loopback host, or that another site made."""
+        """The refusal of a request for another host than loopback, or that another site sent."""
         host = headers.get(b"host", b"")
         if host not in self._local_hosts:
             if _is_loopback(host):
@@ -133,12 +137,12 @@ class Auth:
 
 
 _OWN_SITE: Final = frozenset({b"same-origin", b"none"})
-"""Another port of the same host is ``same-site``, and may be anyone's."""
+"""Without ``same-site``: that includes other ports of the same host, which may be any program."""
 _FOREIGN_HOST: Final = "without keys, only requests for a loopback host are answered"
 
 
 def _roles(route: Route) -> str:
-    """The roles that a route is for, the least first: ``operator or admin``."""
+    """The roles that a route allows, the least first: ``operator or admin``."""
     return " or ".join(role for role in Role if role in route.roles)
 
 

@@ -1,7 +1,10 @@
-"""Bodies: read from the connection within bounds of size and memory, then decoded.
+"""Bodies and queries: read within bounds of size and memory, decoded, and checked.
 
-A body that is too large is refused when that is known: by its declared length before a byte is
-read, else as soon as it has become too long. How long it may take to arrive is the endpoint's rule.
+``Bodies`` reads a body and refuses one that is too large: by its declared length before a byte is
+read, otherwise as soon as it exceeds the limit. (The endpoint limits how long it may take.)
+``decoded`` returns a body as the route's type, ``read_query`` a query string; both raise
+``RequestRefused`` with the place of the fault. ``check_value`` bounds the size, depth and integers
+of values that have no schema.
 """
 
 from __future__ import annotations
@@ -37,14 +40,17 @@ __all__ = [
 
 
 class Bodies:
-    """Reads bodies, and counts what all of them hold together."""
+    """Reads bodies, and bounds the memory of all of them together."""
 
     def __init__(self, options: GatewayOptions) -> None:
         self._options = options
         self._held_bytes = 0
 
     async def read(self, receive: Receive, declared: bytes | None) -> bytes:
-        """The whole body. Whoever gets one gives it back with ``done``."""
+        """The whole body. The caller must report its end with ``done``.
+
+        Raises ``RequestRefused``, and ``ClientGone`` if the client disconnects.
+        """
         if declared is not None:
             self._refuse_declared(declared)
         message = await _part(receive)
@@ -69,7 +75,7 @@ class Bodies:
                 self._hold(len(body) - held)
                 held = len(body)
                 if is_whole:
-                    held = 0  # from here on the caller's to give back
+                    held = 0  # from here on the caller reports it with done
                     return bytes(body)
                 message = await _part(receive)
                 body += message.get("body", b"")
@@ -106,7 +112,7 @@ async def _part(receive: Receive) -> Message:
 
 
 def decoded(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:  # noqa: ANN401 - the route's own type
-    """The body as the route's type, or a refusal that names the place."""
+    """The body as the route's type. Raises ``RequestRefused`` with the place of the fault."""
     try:
         return decode_json(body, decoder)
     except MalformedJson as error:
@@ -127,11 +133,11 @@ _HALF_PAIR = re.compile(
 
 
 class MalformedJson(Exception):
-    """Not JSON at all."""
+    """The body is not JSON."""
 
 
 class InvalidJson(Exception):
-    """JSON, but not what was asked for. The fault says where and why."""
+    """The body is JSON, but not of the expected type. The fault has the place and the reason."""
 
     def __init__(self, fault: Fault) -> None:
         """Carry the fault."""
@@ -156,7 +162,7 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[object]) -> object:
 def _with_whole_numbers(
     body: bytes, decoder: msgspec.json.Decoder[object], error: msgspec.ValidationError
 ) -> object:
-    """Read again with ``1.0`` as 1 where an integer is due: to JSON both are the same number."""
+    """Convert again with ``1.0`` as 1 where an integer is expected: in JSON they are equal."""
     value = None
     for _ in range(_WHOLE_NUMBERS_MAX if len(body) <= _WHOLE_NUMBERS_BYTES_MAX else 0):
         steps = _STEP.findall(str(error).partition(" - at `$")[2])
@@ -175,7 +181,7 @@ def _with_whole_numbers(
 def _made_whole(value: Any, steps: list[str | int]) -> bool:  # noqa: ANN401 - any JSON
     """Make the number at this place whole, and those at the same place of other list entries.
 
-    One look at the value then serves a whole list: ``leases[0].fence`` and ``leases[1].fence``.
+    One pass then serves a whole list: ``leases[0].fence`` and ``leases[1].fence``.
     """
     *inner, last = steps
     holders = [value]
@@ -196,13 +202,13 @@ def _made_whole(value: Any, steps: list[str | int]) -> bool:  # noqa: ANN401 - a
 
 _WHOLE_NUMBERS_MAX: Final = 8
 _WHOLE_NUMBERS_BYTES_MAX: Final = 64 * 1024
-"""So many places in a request of this size: each costs another look at all of it."""
+"""Larger bodies are not converted again: each such number costs another pass."""
 _FLOAT_FOR_INT = re.compile(r"^Expected `int[^,]*, got `float`")
 _STEP = re.compile(r"\.([^.\[\]`]+)|\[(\d+)\]")
 
 
 def is_suspect(body: bytes) -> bool:
-    """Whether a value in this text could break a bound. Cheap, and never wrongly ``False``."""
+    """Whether a value in this text could be too deep or too large. Never wrongly ``False``."""
     return (
         body.count(b"{") + body.count(b"[") > JSON_DEPTH_MAX
         or _MANY_DIGITS.search(body) is not None
@@ -210,8 +216,8 @@ def is_suspect(body: bytes) -> bool:
 
 
 def fault_in(value: JsonValue, path: str) -> Fault | None:
-    """What is wrong with a free value: nested too deep, or an integer beyond 64 bits."""
-    # Level by level and in comprehensions: a value has up to half a million members.
+    """The fault of a value without a schema: nested too deep, or an integer beyond 64 bits."""
+    # Level by level and in comprehensions, for speed: there may be half a million members.
     members: Sequence[JsonValue] = (value,)
     for depth in range(JSON_DEPTH_MAX + 1):
         integers = [each for each in members if type(each) is int]
@@ -229,7 +235,7 @@ def fault_in(value: JsonValue, path: str) -> Fault | None:
 
 
 def why_not(error: msgspec.ValidationError) -> Fault:
-    """Place and message, from the decoder's own words."""
+    """Place and reason, parsed from the decoder's message."""
     message, _, place = str(error).partition(" - at `")
     path = place.rstrip("`").removeprefix("$").removeprefix(".")
     unknown = _UNKNOWN_MEMBER.fullmatch(message)
@@ -254,7 +260,7 @@ def _readable(message: str) -> str:
 
 
 def _explain(body: bytes, message: str) -> Never:
-    """Tell ``NaN`` and half characters from other text that is not JSON, without reading it all."""
+    """Raise the fitting error for ``NaN``, lone surrogates and other text that is not JSON."""
     try:
         body.decode("utf-8")
     except UnicodeDecodeError:
@@ -263,23 +269,23 @@ def _explain(body: bytes, message: str) -> Never:
     strange = None if place is None else _NOT_FINITE.match(body, max(0, int(place[1]) - 1))
     if strange is not None:
         raise InvalidJson(Fault("", f"{strange[1].decode()} is not a finite number"))
-    if b"\\u" in body and _HALF_PAIR.search(body):  # most bodies have no escapes to look at
+    if b"\\u" in body and _HALF_PAIR.search(body):  # most bodies have no escapes to search
         raise MalformedJson("text holds half of a surrogate pair, which is no character")
     raise MalformedJson(message)
 
 
 _PLACE = re.compile(r"\(byte ([0-9]+)\)$")
 _NOT_FINITE = re.compile(rb"[^-]?(NaN|-?Infinity)")
-"""From the character before the one that the decoder stops at: it may be a minus."""
+"""Searched from one character before the decoder's position: it may be a minus."""
 
 
 _GROWTH_MAX: Final = 5
-"""Written out again, a number may be so many times as long: ``1e15``."""
+"""How many times longer a number may become when it is encoded again: ``1e15``."""
 
 
 def check_value(call: Call[Any, Any], path: str, value: JsonValue, *, bytes_max: int) -> None:
-    """Refuse a value that is too large, too deep, or holds an integer beyond 64 bits."""
-    # The size first: what is within it is walked in a few milliseconds.
+    """Raise ``RequestRefused`` for a value too large, too deep, or with an integer over 64 bits."""
+    # The size first: a value within it is walked in a few milliseconds.
     if call.body_bytes * _GROWTH_MAX > bytes_max:
         size = len(msgspec.json.encode(value))
         if size > bytes_max:
@@ -295,7 +301,7 @@ _PARAMETERS_MAX: Final = 50
 
 
 def read_query(text: bytes, shape: type[Any]) -> Any:  # noqa: ANN401 - the route's own type
-    """The parameters as the route's type, or a refusal that names the one at fault."""
+    """The parameters as the route's type. Raises ``RequestRefused`` with the parameter's name."""
     given: dict[str, str] = {}
     parts = text.split(b"&")
     if len(parts) > _PARAMETERS_MAX:
@@ -312,7 +318,7 @@ def read_query(text: bytes, shape: type[Any]) -> Any:  # noqa: ANN401 - the rout
         fault = why_not(error)
         raise RequestRefused(invalid((_as_parameter(fault),), f"query: {fault}")) from None
     for key in given:
-        # The decoder takes ``null`` for nothing; a parameter that is given has a value.
+        # The decoder reads the text ``null`` as None; a parameter that is given must have a value.
         if getattr(query, key) is None:
             raise RequestRefused(invalid_member(key, "must not be null"))
     return query

@@ -1,9 +1,9 @@
-"""Endpoints: one path of the table, and the runner of a request to it.
+"""Endpoints: handle a request from its head to its answer.
 
-The order is always the same: where the request comes from (or 403, on a server without keys), room
-(or 503), caller (or 401, 403), parameters and body (or 400, 408, 413, 422), handler, answer.
-Whatever is raised on the way becomes a problem document here, and nowhere else. A fault of our own
-is answered with 500 and logged with its request id.
+The order is always the same: origin (or 403, on a server without keys), load (or 503), key and role
+(or 401, 403), parameters and body (or 400, 408, 413, 422), handler, answer. Every exception on the
+way becomes a problem document here, and nowhere else. An unexpected one is answered with 500 and
+logged with the request id.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ _NO_QUERY: Final = NoQuery()
 _KEY = re.compile(rb"[!-~]{1,255}")
 
 _HEAVY_BODY_BYTES: Final = 16 * 1024
-"""A tenant's requests with larger bodies are handled one at a time."""
+"""Of a tenant's requests with larger bodies, one is handled at a time."""
 _HEAVY_LIST: Final = 200
-"""The same for pages with more entries than these."""
+"""The same for lists with a larger ``limit``."""
 _ANSWER_S_PER_BYTE: Final = 12e-9
 """Processor time of a large answer (read, decode, encode), charged to its tenant."""
 
 
 class Endpoint:
-    """Everything that can be asked of one path, as an ASGI app."""
+    """All methods of one path, as an ASGI app."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Endpoint:
 
 
 class _RouteRunner:
-    """One route, with everything about it worked out once."""
+    """Runs the requests of one route. What depends only on the route is computed once."""
 
     def __init__(self, services: Services, state: GatewayState, route: Route) -> None:
         self._services = services
@@ -131,7 +131,7 @@ class _RouteRunner:
         self._deadline_s = options.request_deadline_s
 
     async def run(self, exchange: Exchange) -> None:
-        """Answer, whatever happens."""
+        """Answer one request. Exceptions become problem documents."""
         answer: EncodedAnswer | Refusal
         try:
             found = (
@@ -141,9 +141,9 @@ class _RouteRunner:
             )
             if isinstance(found, Stream):
                 with stream_counted(self._state.load, found.tenant):
-                    await exchange.stream(found, lambda: self._check_welcome(exchange))
+                    await exchange.stream(found, lambda: self._check_key(exchange))
                 return
-            # Also what cannot be encoded is a fault to be answered.
+            # Inside the try: an answer that cannot be encoded becomes a 500.
             answer = ready(found) if isinstance(found, Reply) else found
         except ClientGone:
             return
@@ -158,9 +158,9 @@ class _RouteRunner:
         except DefinitionMissing:
             detail = "the store does not have the workflow of this run any more"
             answer = self._state.unavailable(Code.STORE_UNAVAILABLE, detail)
-        except Exception as error:  # noqa: BLE001 - the last resort: answered, and logged in full
+        except Exception as error:  # noqa: BLE001 - answered with 500, and logged in full
             answer = self._broken(exchange, error)
-        if not exchange.is_begun:  # else a stream broke off: the server hangs up
+        if not exchange.is_begun:  # else a stream failed midway: the server closes the connection
             await self._send(exchange, answer)
 
     async def _send(self, exchange: Exchange, answer: EncodedAnswer | Refusal) -> None:
@@ -215,7 +215,7 @@ class _RouteRunner:
                 if wait_s:
                     place.only_wait()
                     return await exchange.unless_gone(
-                        self._handle(call), check=lambda: self._check_welcome(exchange)
+                        self._handle(call), check=lambda: self._check_key(exchange)
                     )
                 if exchange.tenant is None or not self._is_heavy(call):
                     return await self._handle(call)
@@ -231,13 +231,13 @@ class _RouteRunner:
                 deadline.end()
 
     def _is_heavy(self, call: Call[Any, Any]) -> bool:
-        """Whether it may keep the store or the event loop busy for milliseconds."""
+        """Whether the call may occupy the store or the event loop for milliseconds."""
         return call.body_bytes > _HEAVY_BODY_BYTES or (
             self._is_list and call.query.limit > _HEAVY_LIST
         )
 
     async def _handle(self, call: Call[Any, Any]) -> HandlerAnswer:
-        """Have the route's handler answer. The cursors of every list are sealed and opened here."""
+        """Call the route's handler. Cursors of lists are sealed and opened here."""
         if not self._is_list:
             return await self._route.handler(call)
         cursors, context = self._state.cursors, _list_of(call)
@@ -251,9 +251,9 @@ class _RouteRunner:
         sealed = (await cursors.of(*context)).seal(page.cursor)
         return Reply(msgspec.structs.replace(page, cursor=sealed))
 
-    async def _check_welcome(self, exchange: Exchange) -> None:
-        """A key may be revoked while its holder waits. Raises ``RequestRefused``."""
-        with suppress(BackendError):  # nobody can say now: what was known counts
+    async def _check_key(self, exchange: Exchange) -> None:
+        """Check the key again during a wait or stream. Raises ``RequestRefused``."""
+        with suppress(BackendError):  # the key cannot be checked now: the last result counts
             await self._state.auth.caller(exchange.headers, self._route)
 
     async def _read(
@@ -315,7 +315,7 @@ class _RouteRunner:
 
     def _no_store(self) -> Refusal:
         if self._route.takes_key:
-            # What makes runs was not even asked: a gate that cannot judge a key is closed.
+            # The key could not be checked, so the gate was not asked.
             return self._state.unavailable(Code.GATE_UNAVAILABLE, GATE_UNAVAILABLE)
         return self._state.unavailable(Code.STORE_UNAVAILABLE, "the store does not answer")
 
@@ -340,11 +340,11 @@ class _RouteRunner:
                 }
             },
         )
-        return Refusal(code=Code.INTERNAL, detail="a fault of our own; the log has it")
+        return Refusal(code=Code.INTERNAL, detail="internal error; the log has the details")
 
 
 def _list_of(call: Call[Any, Any]) -> tuple[str, ...]:
-    """What a cursor is bound to: the list, its path, and whose rows it shows."""
+    """What a cursor is bound to: the route, its path parameters, and the tenant."""
     route = call.route
     tenant = call.tenant if route.scope is RouteScope.TENANT else call.only or ALL_TENANTS
     is_common = route.scope is RouteScope.DEPLOYMENT

@@ -1,4 +1,9 @@
-"""Exchanges: one request as it came in, and the answer as it goes out."""
+"""Exchange: one request's head, and the sending of its answer.
+
+``Exchange`` checks the bounds of the head and sends an answer, a refusal or a stream.
+``unless_gone`` cancels a long wait when the client disconnects or its key is revoked. Our server
+(``protocol``) offers ASGI extensions for this, which are used if they are there.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +48,13 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 _HARDENING: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 _NO_EXTENSIONS: Final[Mapping[str, Any]] = {}
 GONE: Final = "stanchion.gone"
-"""The name under which our server offers to tell when the caller has hung up."""
+"""The ASGI extension that calls a function when the client disconnects."""
 ANSWER: Final = "stanchion.answer"
-"""The name under which our server takes a whole answer at once: one write instead of two."""
+"""The ASGI extension that takes a whole answer at once: one write instead of two."""
 REST: Final = "stanchion.rest"
-"""The name under which our server offers not to listen to the caller for a moment."""
+"""The ASGI extension that stops reading from the connection for a second."""
 STREAM: Final = "stanchion.stream"
-"""The name under which our server prepares a connection for a stream, and offers to cut it off."""
+"""The ASGI extension that prepares a connection for a stream, and can abort it."""
 _SANE_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}")
 _ONCE: Final = frozenset(
     {
@@ -63,18 +68,18 @@ _ONCE: Final = frozenset(
         b"x-stanchion-tenant",
     }
 )
-"""Headers that mean something here. Given twice, nobody could say which one was meant."""
+"""Headers that are read here. A request that gives one of them twice is refused."""
 
 _CHECK_S: Final = 1.0
 PART_BYTES: Final = 64 * 1024
-"""Answers that are larger are sent in parts."""
+"""Larger answers are sent in parts of this size."""
 _encode: Final = msgspec.json.Encoder().encode
 _numbers: Final = itertools.count(1)
 _process: Final = secrets.token_hex(6)
 
 
 class EncodedAnswer(NamedTuple):
-    """An answer that only needs to be sent."""
+    """An answer with its body encoded."""
 
     status: int
     body: bytes
@@ -82,7 +87,7 @@ class EncodedAnswer(NamedTuple):
 
 
 def ready(reply: Reply) -> EncodedAnswer:
-    """The reply in bytes."""
+    """Encode a reply."""
     value = reply.value
     body = value if isinstance(value, bytes) else _encode(value)
     return EncodedAnswer(
@@ -119,7 +124,7 @@ class Exchange:
         self._observe = observe
         self.is_begun = False
         self.tenant: TenantId | None = None
-        """Whose request it is, once that is known: its cost is charged to this tenant."""
+        """The request's tenant, once it is known: costs are charged to it."""
         self.scope = scope
         self.receive = receive
         self.send = send
@@ -132,7 +137,7 @@ class Exchange:
         )
 
     def flaw(self) -> Refusal | None:
-        """What is wrong with the request before anybody looks at what it wants."""
+        """The refusal of a request with a head that is too large or ambiguous; ``None`` if fine."""
         options, scope, raw = self._options, self.scope, self.scope["headers"]
         if len(scope["query_string"]) > options.query_bytes_max:
             detail = f"the query has more than {options.query_bytes_max} bytes"
@@ -155,14 +160,14 @@ class Exchange:
         return None
 
     async def answer(self, ready: EncodedAnswer) -> None:
-        """Send what was asked for."""
+        """Send an encoded answer."""
         await self._finish(ready.status, ready.body, ready.headers)
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Send why not."""
+        """Send a problem document."""
         await self._finish(*answer_parts(refusal, self.request_id))
         if refusal.code is Code.OVERLOADED:
-            # Whoever asks again at once would be refused again, at the cost of everybody else.
+            # A client that retries at once would only be refused again: stop reading from it.
             rest = self.scope.get("extensions", _NO_EXTENSIONS).get(REST)
             if rest is not None:
                 rest()
@@ -176,17 +181,17 @@ class Exchange:
         take = self.scope.get("extensions", _NO_EXTENSIONS).get(ANSWER)
         if take is None or len(body) > PART_BYTES or not take(status, headers, body):
             await self.send({"type": "http.response.start", "status": status, "headers": headers})
-            # Each part waits until the reader has taken those before it.
+            # Each send waits until the client has read the parts before it.
             for begin in range(0, max(1, len(body)), PART_BYTES):
                 part, more = body[begin : begin + PART_BYTES], begin + PART_BYTES < len(body)
                 await self.send({"type": "http.response.body", "body": part, "more_body": more})
         self._observe(time.perf_counter() - self._began_s, status)
 
     async def stream(self, stream: Stream, check: Callable[[], Awaitable[None]]) -> None:
-        """Send parts as they come, until they end or the reader is gone or too slow.
+        """Send parts until they end, or the client disconnects or is too slow.
 
-        ``check`` is called every second, also while the reader is behind and a part cannot be sent;
-        what it raises ends the stream.
+        ``check`` is called every second, also while a slow client blocks sending; an exception of
+        it ends the stream.
         """
         prepare = self.scope.get("extensions", _NO_EXTENSIONS).get(STREAM)
         cut = _not_cut if prepare is None else prepare()
@@ -212,13 +217,13 @@ class Exchange:
     async def _pump(self, stream: Stream) -> None:
         async with aclosing(stream.parts) as parts:
             async for part in parts:
-                # Waits while the reader is behind; the protocol cuts off one who stays behind.
+                # Waits while the client is behind; the protocol disconnects one that stays behind.
                 await self.send({"type": "http.response.body", "body": part, "more_body": True})
 
     def when_gone(self, then: Callable[[], object]) -> None:
-        """Have this called when the caller hangs up. Costs nothing, but only our server offers it.
+        """Have ``then`` called when the client disconnects. Only our server supports it.
 
-        Without it, work for a caller who left is finished all the same.
+        On another server the work of a disconnected client is finished.
         """
         offer = self.scope.get("extensions", _NO_EXTENSIONS).get(GONE)
         if offer is not None:
@@ -227,9 +232,9 @@ class Exchange:
     async def unless_gone(
         self, work: Awaitable[_Result], *, check: Callable[[], Awaitable[None]] | None = None
     ) -> _Result:
-        """Do the work, but stop when the caller hangs up. Raises ``ClientGone`` then.
+        """Await ``work``; cancel it when the client disconnects, and raise ``ClientGone``.
 
-        Now and then ``check`` is called; what it raises stops the work as well.
+        ``check`` is called every second; its exception cancels the work as well, and is raised.
         """
         scope = CancelScope(check)
         listening: asyncio.Task[None] | None = None
@@ -256,7 +261,7 @@ def _not_cut() -> bool:
 
 
 class CancelScope:
-    """Watches over a task that waits for long: it ends when nobody wants it any more."""
+    """Cancels the work of the current task when the client disconnects or a check fails."""
 
     __slots__ = ("_cancelling", "_check", "_checking", "_is_over", "_task", "_timer", "_why")
 
@@ -273,7 +278,7 @@ class CancelScope:
         self._set_timer()
 
     async def over(self, work: Awaitable[_Result]) -> _Result:
-        """Do the work. Raises what ended it, if it was ended from here."""
+        """Await the work. If this scope cancelled it, raise the reason."""
         try:
             return await work
         except asyncio.CancelledError:
@@ -282,11 +287,11 @@ class CancelScope:
             raise self._why from None
 
     def leave(self) -> None:
-        """The caller has hung up."""
+        """Cancel the work: the client has disconnected."""
         self._stop(ClientGone())
 
     def end(self) -> None:
-        """The work is done: from now on the task has nothing to do with this."""
+        """Stop watching: the work has ended."""
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
@@ -318,4 +323,4 @@ class CancelScope:
 
 
 class ClientGone(Exception):
-    """The caller hung up. There is nobody to answer."""
+    """The client has disconnected, so there is no answer to send."""

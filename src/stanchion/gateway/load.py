@@ -1,8 +1,12 @@
-"""Load: how much is under way, in total and for each tenant, and what is refused above that.
+"""Load: counts what is under way, in total and for each tenant, and refuses what is over a limit.
 
-Requests, waits (a caller parked until something happens) and streams are counted apart, because
-they cost differently. Above a limit of the whole gateway the answer is 503 ``overloaded``; above
-the tenant's own limit it is 429 ``tenant_overloaded``, and other tenants are not affected.
+``Load`` counts requests, waits (long polls) and streams separately, because their costs differ.
+Over a limit of the whole gateway the answer is 503 ``overloaded``; over the tenant's own limit it
+is 429 ``tenant_overloaded``, and other tenants are not affected. ``RequestPlace`` counts one
+request from its head to its answer.
+
+``HeavyRequests`` spaces large bodies, ``LargeAnswers`` bounds the memory and the writes of large
+answers, and ``RequestSignals`` measures the duration of requests by route and status.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ _LOOK_EVERY_S: Final = 0.001
 
 
 class LoadKind(StrEnum):
-    """What is counted."""
+    """The kinds of work that are counted."""
 
     REQUESTS = "requests"
     WAITS = "waits"
@@ -64,7 +68,7 @@ _TOO_MANY_OF_TENANT: Final = {
 
 
 class Load:
-    """Counts what is under way, and refuses what is above a limit."""
+    """Counts what is under way, and refuses what is over a limit."""
 
     def __init__(
         self, options: GatewayOptions, registry: CollectorRegistry, unit: Callable[[], float]
@@ -107,7 +111,7 @@ class Load:
         return self._counts[LoadKind.REQUESTS]
 
     def begin(self, kind: LoadKind) -> None:
-        """Count one in, or refuse it with 503."""
+        """Count one more. Raises ``RequestRefused`` (503) over the gateway's limit."""
         count = self._counts[kind]
         if count >= self._limits[kind]:
             self._shed[kind].inc()
@@ -115,12 +119,12 @@ class Load:
         self._counts[kind] = count + 1
 
     def end(self, kind: LoadKind) -> None:
-        """Count it out."""
+        """Count one less."""
         self._counts[kind] -= 1
         self.ended += 1
 
     def begin_for(self, kind: LoadKind, tenant: TenantId) -> None:
-        """Count one in for its tenant, or refuse it with 429."""
+        """Count one more of the tenant. Raises ``RequestRefused`` (429) over its limit."""
         counts = self._tenants[kind]
         count = counts.get(tenant, 0)
         limit = self._tenant_limits[kind]
@@ -132,7 +136,7 @@ class Load:
         counts[tenant] = count + 1
 
     def end_for(self, kind: LoadKind, tenant: TenantId) -> None:
-        """Count it out."""
+        """Count one less of the tenant."""
         counts = self._tenants[kind]
         left = counts[tenant] - 1
         if left:
@@ -150,14 +154,14 @@ class Load:
 
 
 class HeavyRequests:
-    """Large bodies are decoded one at a time, and each tenant's heavy requests are handled so.
+    """Decodes large bodies one at a time, and handles one heavy request of each tenant at a time.
 
-    Decoding and checking a large body holds the event loop for milliseconds. Several in a row would
-    add up for every request behind them, so each waits until the requests that came before it are
-    answered, for ``WAIT_S_MAX`` at most: a server that is always busy gets to them as well.
+    Decoding and checking a large body blocks the event loop for milliseconds, and several in a row
+    would delay every request behind them. So each waits until the requests before it are answered,
+    for at most ``WAIT_S_MAX``: on a busy server it is decoded after that time.
 
-    What a heavy request has the store do takes milliseconds too. A tenant that sends many at once
-    has one of them under way, so that other tenants' calls wait behind one and not behind all.
+    The store call of a heavy request takes milliseconds too. With one per tenant at a time, other
+    tenants' calls wait for one of them and not for all.
     """
 
     def __init__(self, load: Load) -> None:
@@ -169,7 +173,7 @@ class HeavyRequests:
 
     @asynccontextmanager
     async def alone(self, tenant: TenantId) -> AsyncIterator[None]:
-        """Inside, no other heavy request of the tenant is handled."""
+        """No other heavy request of the tenant is handled during the body."""
         lock = self._tenants.get(tenant)
         if lock is None:
             lock = self._tenants[tenant] = asyncio.Lock()
@@ -177,7 +181,7 @@ class HeavyRequests:
             yield
 
     async def take(self) -> None:
-        """Wait for a turn. It ends by itself when its holder next waits for something."""
+        """Wait for a turn. It ends by itself at the caller's next await that blocks."""
         loop = asyncio.get_running_loop()
         self._waiting += 1
         try:
@@ -185,7 +189,7 @@ class HeavyRequests:
             try:
                 await self._quiet(loop.time() + WAIT_S_MAX)
             finally:
-                # The loop comes to it after the holder has worked and waits again.
+                # The loop runs this callback after the caller has decoded its body and awaits.
                 loop.call_soon(self._end_turn, loop.time())
         finally:
             self._waiting -= 1
@@ -196,13 +200,13 @@ class HeavyRequests:
         self._turn.release()
 
     async def _quiet(self, until_s: float) -> None:
-        """Wait until as many requests have ended as were under way when the turn came.
+        """Wait until as many requests have ended as were under way when the turn began.
 
-        While there are others, large bodies also leave them as much time as the last one took.
+        If there are other requests, also pause for as long as the last turn took.
         """
         loop, load = asyncio.get_running_loop(), self._load
         ended = load.ended + load.requests - self._waiting
-        while loop.time() < until_s and (  # noqa: ASYNC110 - small requests must not pay for an event
+        while loop.time() < until_s and (  # noqa: ASYNC110 - an event would cost small requests time
             load.ended < ended
             or (load.requests > self._waiting and loop.time() < self._rest_until_s)
         ):
@@ -210,7 +214,7 @@ class HeavyRequests:
 
 
 class RequestPlace:
-    """A place among the requests, later perhaps among the waits, and a body in memory."""
+    """One request in the counters: as a request, later perhaps as a wait, with its body."""
 
     __slots__ = ("_bodies", "_body", "_kind", "_load", "_tenant")
 
@@ -226,16 +230,16 @@ class RequestPlace:
         return self
 
     def take_for(self, tenant: TenantId) -> None:
-        """Count it among its tenant's as well. Raises ``RequestRefused``."""
+        """Count the request for its tenant as well. Raises ``RequestRefused``."""
         self._load.begin_for(self._kind, tenant)
         self._tenant = tenant
 
     def hold(self, body: bytes) -> None:
-        """Remember the body that was read."""
+        """Note the body that was read, so that its memory is counted until the end."""
         self._body = body
 
     def only_wait(self) -> None:
-        """Count it among the waits from here on, and no longer among the requests."""
+        """Count it as a wait from now on, and no longer as a request. Raises ``RequestRefused``."""
         _begin(self._load, LoadKind.WAITS, self._tenant)
         _end(self._load, self._kind, self._tenant)
         self._kind = LoadKind.WAITS
@@ -248,7 +252,7 @@ class RequestPlace:
 
 @contextmanager
 def stream_counted(load: Load, tenant: TenantId) -> Iterator[None]:
-    """Count a stream while inside. Raises ``RequestRefused``."""
+    """Count a stream during the body. Raises ``RequestRefused``."""
     _begin(load, LoadKind.STREAMS, tenant)
     try:
         yield
@@ -274,28 +278,28 @@ def _end(load: Load, kind: LoadKind, tenant: TenantId | None) -> None:
 
 
 TENANT_SHARE: Final = 4
-"""One tenant's readers may hold this fraction of all that is held: a quarter."""
+"""One tenant's answers may use one part in this many of the memory for large answers."""
 TURN_BYTES: Final = 512 * 1024
-"""What large answers write in one iteration of the event loop. One alone is always written."""
+"""Bytes of large answers written in one iteration of the event loop; one answer always fits."""
 
 
 class LargeAnswers:
-    """Large answers that are being sent: all together, and those of each tenant."""
+    """Bounds the memory of large answers that are being sent, in total and for each tenant."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._held_bytes = 0
         self._by_tenant: dict[TenantId | None, int] = {}
         self._holders: dict[int, int] = {}
-        """How many callers are being sent the same body, by its identity."""
+        """How many clients are being sent the same body, by its identity."""
         self._turn_bytes = 0
-        """What the answers of this iteration write; zero if no iteration is being counted."""
+        """Bytes written in this iteration of the event loop; zero if none were."""
         self._queues: OrderedDict[TenantId | None, deque[tuple[asyncio.Future[None], int]]] = (
             OrderedDict()
         )
 
     def is_tenant_full(self, body: bytes, tenant: TenantId | None) -> bool:
-        """Whether the tenant has no room for one more. One alone always fits."""
+        """Whether the answer would exceed the tenant's share. A single answer never does."""
         held_bytes = self._by_tenant.get(tenant, 0)
         is_new = id(body) not in self._holders
         return (
@@ -303,7 +307,7 @@ class LargeAnswers:
         )
 
     def take(self, body: bytes, tenant: TenantId | None) -> bool:
-        """Make room for one; whether there was. One alone always fits."""
+        """Count an answer; ``False`` if it would exceed the limit. A single answer never does."""
         holders = self._holders.get(id(body), 0)
         if holders == 0:
             size = len(body)
@@ -315,7 +319,7 @@ class LargeAnswers:
         return True
 
     def give(self, body: bytes, tenant: TenantId | None) -> None:
-        """One was sent, or its reader has hung up."""
+        """Count an answer out: it was sent, or its client has disconnected."""
         holders = self._holders.pop(id(body)) - 1
         if holders:
             self._holders[id(body)] = holders
@@ -328,7 +332,7 @@ class LargeAnswers:
             del self._by_tenant[tenant]
 
     async def turn(self, size: int, tenant: TenantId | None) -> None:
-        """Wait until an iteration of the event loop has room for so many bytes."""
+        """Wait until ``size`` bytes may be written in this iteration of the event loop."""
         loop = asyncio.get_running_loop()
         if not self._queues and self._has_room(size):
             if not self._turn_bytes:
@@ -362,14 +366,14 @@ class LargeAnswers:
 
 
 Observe: TypeAlias = Callable[[float, int], None]
-"""Told the seconds a request took, and its status."""
+"""Called with the duration of a request in seconds, and its status."""
 
 _BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
 _UNROUTED: Final = "none"
 
 
 class RequestSignals:
-    """One histogram; its children are bound once, a label look-up costs more than a count."""
+    """The histogram of requests. Label children are bound once: a look-up costs more."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(
@@ -382,7 +386,7 @@ class RequestSignals:
         self.unrouted = self._observer("any", _UNROUTED)
 
     def observer(self, route: Route) -> Observe:
-        """What is to be told of every request to the route."""
+        """The function to call after every request to the route."""
         return self._observer(route.method, route.path)
 
     def _observer(self, method: str, path: str) -> Observe:

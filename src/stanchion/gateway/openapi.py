@@ -1,8 +1,7 @@
-"""The OpenAPI document, from the same declarations that serve the requests.
+"""The OpenAPI document and the reference page, generated from the table of routes.
 
-Nothing here knows an endpoint: paths, parameters, bodies, answers and refusals all come from the
-table of routes and from the wire types. The copy in ``schema/openapi.json`` is written by
-``python -m stanchion.gateway``.
+Paths, parameters, bodies, answers and refusals all come from the routes and the wire types. The
+copy in ``schema/openapi.json`` is written by ``python -m stanchion.gateway``.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def refusals(route: Route) -> tuple[Code, ...]:
 
 
 def _types(routes: Iterable[Route]) -> list[Any]:
-    # By identity: annotated types do not hash alike, and each is declared once anyway.
+    # By identity: annotated types do not hash equal, and each is declared once.
     found = {id(each): each for each in (Problem, FeedLine, TenantOrAll, TenantName)}
     for route in routes:
         for each in (route.body, route.answer, *_parameter_types(route)):
@@ -118,7 +117,7 @@ def _names(route: Route) -> list[str]:
     return re.findall(r"\{(\w+)\}", route.path)
 
 
-@cache  # the types in it are told apart by identity, so they must be the same each time
+@cache  # types are compared by identity, so they must be the same objects at each call
 def _fields(struct: Any) -> tuple[FieldInfo, ...]:  # noqa: ANN401 - any struct type
     return fields(struct)
 
@@ -184,7 +183,7 @@ def _parameters(route: Route, schema_of: dict[int, dict[str, Any]]) -> list[Json
             {
                 "name": "Last-Event-ID",
                 "in": "header",
-                "description": "Go on after this event.",
+                "description": "Resume after this event.",
                 "schema": {"type": "string"},
             }
         )
@@ -291,7 +290,7 @@ def _portable(value: Any) -> Any:  # noqa: ANN401 - any part of the document
 
 _SCOPE: Final[Mapping[RouteScope, str]] = MappingProxyType(
     {
-        RouteScope.OPEN: "nobody",
+        RouteScope.OPEN: "no tenant",
         RouteScope.TENANT: "one tenant",
         RouteScope.ONE_OR_ALL: "one tenant or all",
         RouteScope.DEPLOYMENT: "the deployment",
@@ -301,28 +300,28 @@ _MEANS: Final[Mapping[Code, str]] = MappingProxyType(
     {
         Code.MALFORMED_JSON: "The body is not JSON, or not UTF-8.",
         Code.MALFORMED_REQUEST: "Not HTTP, or a header that must be given once is repeated.",
-        Code.UNAUTHENTICATED: "No key, or none that is known (any more).",
-        Code.FORBIDDEN: "The key's role or tenant is not enough.",
-        Code.NOT_FOUND: "There is no such thing, or it is another tenant's.",
-        Code.METHOD_NOT_ALLOWED: "`Allow` says which methods the path has.",
+        Code.UNAUTHENTICATED: "No key, or an unknown, expired or revoked one.",
+        Code.FORBIDDEN: "The role or tenant of the key does not allow it.",
+        Code.NOT_FOUND: "It does not exist, or belongs to another tenant.",
+        Code.METHOD_NOT_ALLOWED: "The path does not have this method; `Allow` lists those it has.",
         Code.REQUEST_TIMEOUT: "The request did not arrive in time.",
-        Code.CONFLICT: "It was decided otherwise before, or cannot be done now.",
+        Code.CONFLICT: "An earlier decision conflicts, or it cannot be done now.",
         Code.BODY_TOO_LARGE: "More than 1 MiB.",
         Code.URI_TOO_LONG: "A path over 4 KiB, or a query over 8 KiB.",
         Code.UNSUPPORTED_MEDIA_TYPE: "A compressed body.",
         Code.IDEMPOTENCY_MISMATCH: "The key was used for another request.",
         Code.INVALID_INPUT: "The workflow's schema does not accept the input.",
-        Code.INVALID_REQUEST: "A member, parameter or header cannot be what it is.",
+        Code.INVALID_REQUEST: "A member, parameter or header is invalid.",
         Code.INVALID_WORKFLOW: "The workflow file has faults, or does not fit its sub-workflows.",
-        Code.MAX_CONCURRENT_RUNS_REACHED: "The tenant has as many unfinished runs as it may.",
-        Code.JOB_THROTTLED: "The tenant submits jobs faster than it may.",
+        Code.MAX_CONCURRENT_RUNS_REACHED: "The tenant has as many unfinished runs as its cap.",
+        Code.JOB_THROTTLED: "The tenant submits jobs faster than its rate limit.",
         Code.TENANT_OVERLOADED: "The tenant uses more of the server than its share.",
         Code.HEADERS_TOO_LARGE: "More than 100 headers, or more than 32 KiB of them.",
-        Code.INTERNAL: "A fault of our own. The log has it, under the request id.",
-        Code.DRAINING: "The server is shutting down. Another replica may take it.",
-        Code.GATE_BUSY: "Others had the tenant's admission lock for the whole wait budget.",
-        Code.GATE_UNAVAILABLE: "The store or the lock store is silent.",
-        Code.LIMIT_CHECK_FAILED: "The admission lock was held, and the store failed behind it.",
+        Code.INTERNAL: "An internal error. The log has it, under the request id.",
+        Code.DRAINING: "The server is shutting down. Another replica may accept the request.",
+        Code.GATE_BUSY: "Other callers held the tenant's admission lock for the whole wait budget.",
+        Code.GATE_UNAVAILABLE: "The store or the lock store did not answer.",
+        Code.LIMIT_CHECK_FAILED: "The caller held the admission lock, and the store failed.",
         Code.LOCKS_UNAVAILABLE: "The lock backend does not answer, or there is none.",
         Code.OVERLOADED: "Too much is under way.",
         Code.STORE_UNAVAILABLE: "The store does not answer.",
@@ -331,7 +330,7 @@ _MEANS: Final[Mapping[Code, str]] = MappingProxyType(
 
 
 def route_table(routes: Sequence[Route]) -> str:
-    """Every route: what it does, for whom, and who may."""
+    """The table of routes: summary, scope and roles of each."""
     rows = ["| request | does | about | roles |", "|---|---|---|---|"]
     for route in sorted(routes, key=lambda route: (route.path, route.method)):
         request = f"`{route.method} {route.path}`"
@@ -340,7 +339,7 @@ def route_table(routes: Sequence[Route]) -> str:
 
 
 def code_table() -> str:
-    """Every code, by status."""
+    """The table of codes, by status."""
     rows = ["| status | code | means |", "|---|---|---|"]
     rows += [
         f"| {STATUS[code]} | `{code}` | {_MEANS[code]} |"

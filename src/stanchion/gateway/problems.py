@@ -1,8 +1,8 @@
-"""Problems: why a request was not fulfilled, and the document that says so (RFC 9457).
+"""Problems: refusals of requests, and their problem documents (RFC 9457).
 
-A handler returns a ``Refusal`` or raises ``RequestRefused`` with one; nothing else becomes an error
-answer. The status follows from the code, and so does the retry class: 429 is the caller's quota,
-503 is ours. ``Retry-After`` is the ceiling of ``retry_after_ms`` in seconds.
+A handler returns a ``Refusal`` or raises ``RequestRefused`` with one. The code determines the
+status and the retry class: 429 means the caller's quota, 503 the server's state. ``Retry-After`` is
+``retry_after_ms`` in seconds, rounded up.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _UNAVAILABLE_SPREAD_MS: Final = 2_000
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Why not, in words for people and a code for programs."""
+    """Why a request was refused: a code for programs, and a sentence for people."""
 
     code: Code
     detail: str
@@ -97,44 +97,44 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRefused(Exception):
-    """Raised where a request turns out not to be one that can be fulfilled."""
+    """The request is refused. The endpoint sends ``refusal``."""
 
     def __init__(self, refusal: Refusal) -> None:
-        """Carry the refusal to whoever answers."""
+        """Carry the refusal to the endpoint."""
         super().__init__(refusal.detail)
         self.refusal = refusal
 
 
 def invalid(faults: Iterable[Fault], detail: str, *, code: Code = Code.INVALID_REQUEST) -> Refusal:
-    """The request says something that cannot be: each fault with its place."""
+    """The refusal of an invalid request, with each fault and its place."""
     errors = tuple(FieldError(each.path, each.message, each.line) for each in faults)
     return Refusal(code=code, detail=detail, errors=errors)
 
 
 def invalid_member(path: str, message: str) -> Refusal:
-    """One member of the request cannot be what it is."""
+    """The refusal of a request with one invalid member."""
     return invalid((Fault(path, message),), f"{path}: {message}" if path else message)
 
 
 def not_found(what: str) -> Refusal:
-    """There is no such thing, or it is another tenant's: the answer does not tell which."""
+    """The refusal for what does not exist or belongs to another tenant; it does not say which."""
     return Refusal(code=Code.NOT_FOUND, detail=f"there is no such {what}")
 
 
 def overdrawn(over: TenantOverloaded) -> Refusal:
-    """The tenant uses more of the server than its share."""
+    """The refusal of a tenant that uses more processor time than its share."""
     return Refusal(
         code=Code.TENANT_OVERLOADED, detail=over.detail, retry_after_ms=over.retry_after_ms
     )
 
 
 def unavailable_after_ms(sample: float) -> int:
-    """When to ask again after a 503 that nobody measured. Spread, so that not all come at once."""
+    """When to retry after a 503 without a better estimate: jittered, from 1 to 3 s."""
     return _UNAVAILABLE_FROM_MS + int(sample * _UNAVAILABLE_SPREAD_MS)
 
 
 def retry_after_s(retry_after_ms: int) -> int:
-    """The header's whole seconds: never sooner than the milliseconds say."""
+    """The whole seconds of ``Retry-After``, rounded up."""
     return -(-retry_after_ms // 1000)
 
 

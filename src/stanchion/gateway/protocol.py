@@ -1,29 +1,28 @@
-"""The HTTP protocol: uvicorn's, with limits for callers who are slow, large or many.
+"""The HTTP protocol: uvicorn's, with limits on slow, large and numerous requests.
 
-uvicorn waits for ever for a request that never ends, and keeps whatever headers come. Here every
+uvicorn waits for ever for an incomplete request, and stores any number of headers. Here every
 connection has a deadline unless a request on it is being served:
 
 * A request's head must be complete within ``head_s`` of the connection's start or of the first byte
   after the last answer (blank lines count as a first byte), and all of it within ``request_s``.
 * After an answer the next request must begin within the keep-alive time.
-* A closing connection must take what was written to it within ``write_s``, and so must a reader
-  that lets answers pile up.
+* The client of a closing connection, or of one with a full send buffer, must read within
+  ``write_s``.
 
-Timers are set only when a request arrives in pieces or an answer is not taken, so that ordinary
-requests cost none.
+Timers are set only when a request arrives in pieces or an answer is not read, so that ordinary
+requests need none.
 
 Connections have slots. When all are used, the connection that has been idle for longest is dropped
 for a new one; idle means that no request on it waits for its answer. If none is idle, a few more
-connections are accepted that may only ask ``/livez`` and ``/readyz``: a supervisor must not restart
-a server because it is busy. They share the listener with all others because a probe cannot be told
-apart before its head is read; a listener of its own would need a second port in every deployment.
+connections are accepted that may only request ``/livez`` and ``/readyz``: a supervisor must not
+restart a server because it is busy. They share the listener with all others because a probe cannot
+be recognised before its head is read; a separate listener would need a second port.
 
 A connection's bytes are parsed in slices, and not while more than a few of its requests wait, so
-that thousands of pipelined requests take turns with other connections.
+that thousands of pipelined requests do not block other connections.
 
-A caller that was told that there is too much to do is not listened to for a second, the least that
-its ``Retry-After`` asks for: thousands that ask again at once would else keep the server busy with
-refusing them.
+After an answer ``overloaded`` the connection is not read for a second, the minimum of its
+``Retry-After``: otherwise thousands of clients that retry at once would keep the server busy.
 """
 
 from __future__ import annotations
@@ -52,18 +51,18 @@ __all__ = ["HEAD_BYTES_MAX", "PROBE_SLOTS", "GuardedProtocol", "guarded"]
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 PROBE_SLOTS: Final = 32
-"""Connections beyond the limit that may only ask for liveness and readiness."""
+"""Connections beyond the limit that may only request liveness and readiness."""
 _CLOSE: Final = (b"connection", b"close")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _STREAM_SEND_BYTES: Final = 64 * 1024
 _RESET: Final = struct.pack("ii", 1, 0)
-"""A closed socket then drops what was not sent, instead of going on to send it."""
+"""SO_LINGER with zero seconds: closing the socket drops what was not sent."""
 _QUEUED_MAX: Final = 16
-"""Requests that may stand in line behind the one being answered, before no more are read."""
+"""Pipelined requests behind the one being answered; with more, reading pauses."""
 _SLICE_BYTES: Final = 8 * 1024
-"""Parsed at once: at most some 450 of the smallest requests."""
+"""Bytes parsed at once: at most some 450 of the smallest requests."""
 _REST_S: Final = 20.0
-"""For a body that nobody waits for any more, because it was refused: then the line is cut."""
+"""How long the rest of a refused request's body may take before the connection is closed."""
 
 
 def guarded(options: GatewayOptions, connections_max: int) -> type[GuardedProtocol]:
@@ -95,16 +94,16 @@ class GuardedProtocol(HttpToolsProtocol):
     _stall: asyncio.TimerHandle | None = None
     _deaf: asyncio.TimerHandle | None = None
     _gone: Callable[[], object] = staticmethod(lambda: None)
-    """Who wants to know when the caller hangs up: the request under way, if any."""
+    """Called when the client disconnects; set by the request under way."""
     _under_way: RequestResponseCycle | None = None
-    """Of several requests in a row, the one that is being answered."""
+    """Of several pipelined requests, the one that is being answered."""
     _held = b""
-    """What was read and waits to be parsed, because too many requests are queued before it."""
+    """Bytes that were read but not parsed, because too many requests are queued before them."""
     _silent_bytes = 0
-    """Bytes of a head, or of a request's rest since its last piece of body."""
+    """Bytes of a head, or bytes since the last piece of body."""
     _is_for_probes = False
     _is_replaying = False
-    """Whether the parser is fed what was handled before."""
+    """Whether the parser is fed a head that was handled before."""
     _is_in_head = False
     _is_in_request = False
     _is_lost = False
@@ -135,15 +134,15 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._deaf is not None:
             self._deaf.cancel()
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # the one above leaves it after an error
+        self._unset_keepalive_if_required()  # the base class leaves it after an error
         if self._under_way is not None:
-            # The one above knows the newest request only, and others may stand before it.
+            # The base class disconnects only the newest request; an older one may be under way.
             self._under_way.disconnected = True
             self._under_way.message_event.set()
         self._gone()
 
     def eof_received(self) -> None:
-        # The transport closes itself now, and would wait for ever for a reader who takes nothing.
+        # The transport closes itself now, and would wait for ever for a client that does not read.
         self._close()
 
     def data_received(self, data: bytes) -> None:
@@ -172,7 +171,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if not self._is_in_request:
             if self._timer is None and self in self.idle:
-                # Blank lines only: they are no request, and must not stop the clock.
+                # Only blank lines: they are no request, and must not clear the deadline.
                 self._set_timer(self.head_s, self._close)
             return
         self._silent_bytes += len(data)
@@ -189,8 +188,8 @@ class GuardedProtocol(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as offer:
-                # No other protocol is spoken here: the rest is this request's body, if it has one,
-                # and the next request.
+                # No upgrade is supported: the rest is this request's body, if it has one, and the
+                # next request.
                 data = data[offer.args[0] :]
                 self._read_body_after_upgrade()
                 continue
@@ -199,10 +198,10 @@ class GuardedProtocol(HttpToolsProtocol):
             return
 
     def _read_body_after_upgrade(self) -> None:
-        """Continue with a parser that has read the same framing, without the offer to upgrade.
+        """Continue with a new parser that has read the same framing, without the upgrade header.
 
-        The parser takes a request with such an offer to end with its head, and would take its body
-        for the next request.
+        The parser ends a request with an upgrade header after its head, and would parse its body
+        as the next request.
         """
         framing = self._framing()
         if not framing:
@@ -229,11 +228,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self.scope["extensions"] = self._offers
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # The parser reports trailers here as well, when the app may have begun to read the
-        # headers. They are never headers: no key, tenant or length comes after a body.
-        # One header over the limit is kept, so that the request is refused for it.
+        # The parser reports trailers here as well. They are ignored: a key, tenant or length must
+        # not come after a body. One header over the limit is kept, so that the request is refused.
         if self._is_in_head and len(self.headers) <= self.headers_max:
-            # As the class above has it, without the second call for each header.
+            # The same as in the base class, without its second call for each header.
             name = name.lower()
             if name == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
@@ -250,7 +248,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if 0 < len(self.pipeline) <= _QUEUED_MAX:
             # Keep reading, or a disconnect goes unnoticed.
             self.flow.resume_reading()
-        # The app begins later. Of several requests in a row each has a cycle of its own.
+        # Bound to this cycle: each of several pipelined requests has a cycle of its own.
         self._offers[ANSWER] = partial(self._answer, self.cycle)
 
     def on_body(self, body: bytes) -> None:
@@ -275,8 +273,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if self._under_way is not None:
-            # It knows the cycle, which knows it: only the garbage collector would ever part them,
-            # and a server that leaves it thousands to part stands still meanwhile.
+            # Break the reference cycle: the garbage collector would pause the server to collect
+            # thousands of them.
             self._under_way.scope["extensions"].pop(ANSWER, None)
         is_last = not self.pipeline
         super().on_response_complete()
@@ -288,16 +286,16 @@ class GuardedProtocol(HttpToolsProtocol):
             held, self._held = self._held, b""
             self._parse_slices(held)
         elif self._held or len(self.pipeline) > _QUEUED_MAX:
-            self.flow.pause_reading()  # which the one above resumed
+            self.flow.pause_reading()  # the base class has resumed it
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade() and self._framing():
-            return  # its body is read by the next parser
+            return  # the new parser reads its body
         self._is_in_request = False
         if self._timer is not None:
             self._clear_timer()
         if self.cycle.response_complete:
-            # The rest of a request that was refused before it had come.
+            # This was the rest of a request that was refused before it was complete.
             self._set_timer(self.timeout_keep_alive, self._close)
         else:
             self.cycle.more_body = False
@@ -322,22 +320,22 @@ class GuardedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def drop_if_stalled(self) -> None:
-        """Hang up on a reader who is behind: the server has no time left to wait."""
+        """Disconnect if the client does not read: the server is shutting down."""
         if self._stall is not None:
             self.transport.abort()
 
     def _prepare_stream(self) -> Callable[[], bool]:
-        """Keep what the kernel holds for a reader small; return the function that cuts it off.
+        """Shrink the socket's send buffer; return the function that aborts the stream.
 
-        Otherwise a slow reader is megabytes behind, and goes on reading long after its stream has
-        ended.
+        With a large buffer a slow client would be megabytes behind, and would read events long
+        after its stream has ended.
         """
         connected = self.transport.get_extra_info("socket")
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _STREAM_SEND_BYTES)
         return self._cut
 
     def _cut(self) -> bool:
-        """Drop what a reader who is behind has not taken, and hang up; whether it was behind."""
+        """If the client is behind, drop what it has not read and disconnect; whether it was."""
         if not self.transport.get_write_buffer_size():
             return False
         connected = self.transport.get_extra_info("socket")
@@ -360,9 +358,9 @@ class GuardedProtocol(HttpToolsProtocol):
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
     ) -> bool:
-        """Write a whole answer, as the cycle's own ``send`` would in two steps; whether it could.
+        """Write a whole answer at once, which the cycle's ``send`` would do in two steps.
 
-        It could not if the caller is behind with reading: then the one who answers has to wait.
+        ``False`` if the client is behind with reading: then the caller must use ``send``, and wait.
         """
         if cycle.response_started or self.flow.write_paused:
             return False
@@ -379,12 +377,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.write(b"".join((STATUS_LINE[status], always, given, end, body)))
         cycle.message_event.set()
         if not cycle.keep_alive:
-            self.transport.close()  # with a deadline, which on_response sets
+            self.transport.close()  # on_response sets a deadline for it
         cycle.on_response()
         return True
 
     def _rest(self) -> None:
-        """Do not listen for a moment, unless there is more to be answered already."""
+        """Stop reading for ``deaf_s``, unless more requests are waiting already."""
         if self._deaf is None and not self.pipeline and not self.transport.is_closing():
             self.flow.pause_reading()
             self._deaf = self.loop.call_later(self.deaf_s, self._listen)
@@ -400,14 +398,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(Refusal(code=Code.REQUEST_TIMEOUT, detail=detail))
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer instead of the app, which has no whole request to answer, and hang up."""
+        """Answer instead of the app, because the request is incomplete, and disconnect."""
         self._clear_timer()
         cycle: RequestResponseCycle | None = self.cycle  # none before the first request
         is_under_way = cycle is not None and not cycle.response_complete
         if cycle is None or not is_under_way or not cycle.response_started:
             self._write(refusal)
         if cycle is not None and is_under_way:
-            # What the app may still say is for nobody, and must not follow on what was said here.
+            # The app's own answer must not be sent after this one.
             cycle.disconnected = True
             cycle.message_event.set()
         self._held = b""
@@ -415,19 +413,19 @@ class GuardedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """Close when what was written has been taken, and after ``write_s`` in any case."""
+        """Close when all that was written is sent, and after ``write_s`` in any case."""
         self._clear_timer()
         self.transport.close()
         self._timer = self.loop.call_later(self.write_s, self.transport.abort)
 
     def _drop_longest_idle(self) -> bool:
-        """Make place for a connection; whether there was an idle one.
+        """Drop the connection that has been idle for longest; whether there was an idle one.
 
-        What its reader has not taken by now is lost: all others began to be idle after it.
+        What its client has not read yet is lost.
         """
         for longest in self.idle:
             del self.idle[longest]
-            # Counted out here: the transport reports the end of a connection later.
+            # Uncounted here, because the transport reports the loss of a connection later.
             self.connections.discard(longest)
             longest.transport.abort()
             return True
@@ -463,7 +461,7 @@ def _no_slot() -> Refusal:
 
 
 async def _refuse_for_lack_of_slots(_scope: object, _receive: Receive, send: Send) -> None:
-    """An app for connections that are kept for probes."""
+    """The app for other requests on connections that are reserved for probes."""
     status, body, headers = answer_parts(_no_slot(), "")
     headers = [*headers, (b"content-length", b"%d" % len(body)), _CLOSE]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -473,9 +471,9 @@ async def _refuse_for_lack_of_slots(_scope: object, _receive: Receive, send: Sen
 def _text(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     text = b"".join([b"%b: %b\r\n" % header for header in headers])
     if text.count(b"\n") != len(headers):
-        raise ValueError("a header with an end of line in it")
+        raise ValueError("a header contains a line break")
     return text
 
 
 _lines = lru_cache(maxsize=4)(_text)
-"""For what is the same in all answers of a second."""
+"""For the headers that all answers of one second share."""

@@ -1,9 +1,8 @@
 """Routes: each endpoint declared once.
 
-A ``Route`` says everything about an endpoint: who may call it, what it takes, what it answers, and
-by which codes it may refuse. From the table of them (``routes.ROUTES``) come the dispatch, the
-check of keys and roles, the OpenAPI document, the reference page, and the test that tries every
-route with every wrong key.
+A ``Route`` declares an endpoint: which roles may call it, what it takes and returns, and by which
+codes it may refuse. The table ``routes.ROUTES`` drives the dispatch, the check of keys and roles,
+the OpenAPI document, the reference page, and the test that tries every route with every wrong key.
 """
 
 from __future__ import annotations
@@ -73,15 +72,15 @@ class NoBody(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Call(Generic[_Body, _Query]):
-    """One request, checked: its caller may make it, and every part of it is what it should be."""
+    """One request, after its key, parameters and body were checked."""
 
     services: Services
     state: GatewayState
     route: Route
     tenant: TenantId
-    """For whom. On routes over one or all tenants see ``only``."""
+    """The tenant of the request. Routes for one or all tenants use ``only``."""
     only: TenantId | None
-    """The one tenant that the caller may act for here; ``None``: all of them."""
+    """The one tenant that the caller may act for here; ``None`` for all tenants."""
     actor: str
     params: Mapping[str, str]
     query: _Query
@@ -89,13 +88,13 @@ class Call(Generic[_Body, _Query]):
     headers: Mapping[bytes, bytes]
     body_bytes: int
     is_suspect: bool
-    """Whether a value in the body could be too deep, or hold an integer that is too large."""
+    """Whether a value in the body could be too deep, or contain an integer over 64 bits."""
     idempotency_key: str | None
     request_id: str
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """An answer: a wire value, or bytes that have their own type."""
+    """An answer: a wire value to be encoded as JSON, or bytes with a content type of their own."""
 
     value: object
     status: int = 200
@@ -104,7 +103,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """An answer without an end: the parts are sent as they come."""
+    """An answer without a fixed end: parts are sent as they are produced."""
 
     parts: AsyncGenerator[bytes, None]
     content_type: bytes
@@ -133,37 +132,37 @@ PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType(
         "letter_id": LetterName,
     }
 )
-"""What may stand in a path, by the name it has in the template."""
+"""The types of path parameters, by their name in the template."""
 PATHS: Final = frozenset({"name", "letter_id"})
-"""Those that may hold a slash."""
+"""Path parameters that may contain a slash."""
 LIVEZ: Final = "/livez"
 METRICS: Final = "/metrics"
 PROBES: Final = frozenset({LIVEZ, "/readyz"})
-"""What a supervisor or load balancer asks: answered also when no connection is left for others."""
+"""Probes of supervisors and load balancers: answered also when all connection slots are used."""
 
 
 class RouteScope(Enum):
-    """Whose things a route is about."""
+    """Which tenants a route acts on."""
 
     OPEN = "open"
-    """Nobody's: no key is asked for."""
+    """None: no key is required."""
     TENANT = "tenant"
-    """One tenant's: the key's, or the one that a key for all names."""
+    """One tenant: that of the key, or the one that a key for all tenants names."""
     ONE_OR_ALL = "one_or_all"
-    """The key's tenant's; with a key for all tenants, everybody's."""
+    """The tenant of the key; with a key for all tenants, all of them."""
     DEPLOYMENT = "deployment"
-    """The whole deployment's: a key for one tenant is not enough."""
+    """The whole deployment: a key for one tenant is refused."""
 
 
 class Takes(Enum):
-    """What a route does with a body."""
+    """Which body a route accepts."""
 
     NOTHING = "nothing"
     JSON = "json"
     JSON_OR_NOTHING = "json_or_nothing"
-    """An absent body is taken as ``{}``."""
+    """An absent body is read as ``{}``."""
     TEXT = "text"
-    """The handler reads it: a workflow file."""
+    """The handler parses the body: a workflow file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,27 +173,27 @@ class Route:
     path: str
     handler: Handler
     summary: str
-    """One sentence for the reference."""
+    """One sentence for the reference page and the OpenAPI document."""
     roles: frozenset[Role]
     scope: RouteScope
     answer: Any
-    """The type of a 200; ``None`` for what is not JSON."""
+    """The type of a successful answer; ``None`` if it is not JSON."""
     query: Any = None
     takes: Takes = Takes.NOTHING
     body: Any = None
     statuses: tuple[int, ...] = (200,)
     codes: tuple[Code, ...] = ()
-    """Refusals of its own, beside those that every route of its kind has."""
+    """Codes of refusals, beside those that every such route has."""
     takes_key: bool = False
-    """Whether ``Idempotency-Key`` means something."""
+    """Whether the route reads ``Idempotency-Key``."""
     waits: Callable[[Call[Any, Any]], float] | None = None
-    """The seconds for which a call may hold its answer back. It then counts among the waits."""
+    """Returns how many seconds a call may wait. Such a call is counted as a wait."""
     admits: bool = False
-    """Whether it begins something: refused while draining."""
+    """Whether it begins new work: refused while draining."""
     is_vital: bool = False
-    """Never shed: what tells whether the server lives."""
+    """Whether it is answered under any load: liveness, readiness and metrics."""
 
     @property
     def id(self) -> str:
-        """The operation's name: the handler's."""
+        """The operation's name: that of the handler."""
         return getattr(self.handler, "__name__", self.path)

@@ -1,8 +1,8 @@
-"""The server: sockets, signals, and an orderly end.
+"""The server: listens, handles signals, and shuts down in order.
 
-The first signal drains: readiness goes off, nothing new is admitted, waits and streams end, what is
-under way is finished, and then the sockets close. The second one ends it at once. Either way it is
-over within ``drain_s`` and a moment.
+The first signal drains: ``/readyz`` answers 503, nothing new is admitted, waits and streams end,
+requests under way are finished, and then the sockets close. The second signal stops the server at
+once. Either way it has stopped soon after ``drain_s``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from stanchion.services.log import log_event
 __all__ = ["serve", "serving_metrics"]
 
 _FILES_KEPT: Final = 128
-"""For the store, the bus, logs: not for callers."""
+"""Open files reserved for the store, the bus and logs."""
 KEEP_ALIVE_S: Final = 75
 _NOTICE_S: Final = 0.5
-"""How long new connections still hear that the server drains, before there is nobody to ask."""
+"""How long new connections are still answered with ``draining`` before the listener closes."""
 _PATIENCE_S: Final = 2.0
-"""For readers who are behind when the sockets close."""
+"""How long slow clients may still read after the sockets were told to close."""
 _BACKLOG_MAX: Final = 2_048
 _METRICS_CONNECTIONS_MAX: Final = 64
 _METRICS_BACKLOG: Final = 32
@@ -46,7 +46,7 @@ async def serve(
     drain_s: float = 8.0,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until a signal says otherwise. Raises ``OSError`` if the address cannot be had."""
+    """Serve until a signal. Raises ``OSError`` if the address cannot be bound."""
     listener = _listener(host, port)
     connections_max, backlog = _connections(app.options.connections_max)
     config = _config(app, connections_max, backlog, drain_s)
@@ -58,7 +58,7 @@ async def serve(
         try:
             await asyncio.shield(serving)
         finally:
-            if not serving.done():  # whoever awaits us was cancelled: no time is left
+            if not serving.done():  # this task was cancelled: stop without draining
                 app.drain()
                 server.stop_now()
                 await serving
@@ -68,9 +68,9 @@ async def serve(
 
 @contextlib.asynccontextmanager
 async def serving_metrics(app: MetricsApp, *, host: str, port: int) -> AsyncIterator[str]:
-    """Serve metrics at an address of their own while inside; yields its URL. Raises ``OSError``.
+    """Serve metrics on a separate listener during the body; yields its URL. Raises ``OSError``.
 
-    The listener has connections of its own, so that scrapes and callers do not take each other's.
+    The listener has connections of its own, so that scrapes and callers do not compete for them.
     """
     listener = _listener(host, port, flags=("--metrics-host", "--metrics-port"))
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -100,7 +100,7 @@ def _config(
         log_level="critical",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nothing here depends on where a request says it comes from
+        proxy_headers=False,  # the client's address is not used
         backlog=backlog,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(drain_s)),
@@ -108,7 +108,7 @@ def _config(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, without its signal handling: ours is around it."""
+    """uvicorn's server without its signal handling, which ``serve`` does."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], object]) -> None:
         super().__init__(config)
@@ -119,14 +119,14 @@ class _Server(uvicorn.Server):
         self._on_started()
 
     def stop_now(self) -> None:
-        """Wait for nobody."""
+        """Stop without waiting for requests under way."""
         self.should_exit = self.force_exit = True
-        # A listener counts as closed only when its connections are.
+        # A listener counts as closed only when its connections are closed.
         for connection in self._guarded():
             connection.transport.abort()
 
     def drop_stalled(self) -> None:
-        """Hang up on those who do not take what they are sent."""
+        """Disconnect clients that do not read their answers."""
         for connection in self._guarded():
             connection.drop_if_stalled()
 
@@ -140,7 +140,7 @@ class _Server(uvicorn.Server):
 
 
 class _Ending:
-    """What a signal sets off."""
+    """The signal handler: drains at the first signal, stops at the second."""
 
     def __init__(self, app: Gateway, server: _Server, notice_s: float) -> None:
         self._app = app
@@ -164,9 +164,9 @@ class _Ending:
 def _signals(end: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     taken: list[signal.Signals] = []
-    # A terminal that is closed is no reason to leave anything half done.
+    # SIGHUP too: when a terminal is closed, the server drains.
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # Outside the main thread there are no signals to take: tests serve there.
+        # Outside the main thread, where tests serve, signals cannot be handled.
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
             loop.add_signal_handler(each, end)
             taken.append(each)
@@ -183,7 +183,7 @@ def _listener(host: str, port: int, flags: tuple[str, str] = ("--host", "--port"
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise _not_had(host, port, error, flags) from error
+        raise _listen_error(host, port, error, flags) from error
     listener = socket.socket(family, kind, number)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -191,16 +191,16 @@ def _listener(host: str, port: int, flags: tuple[str, str] = ("--host", "--port"
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise _not_had(host, port, error, flags) from error
+        raise _listen_error(host, port, error, flags) from error
     listener.settimeout(0)
     return listener
 
 
-def _not_had(host: str, port: int, error: OSError, flags: tuple[str, str]) -> OSError:
-    """The same error with its address, and with what would mend it."""
+def _listen_error(host: str, port: int, error: OSError, flags: tuple[str, str]) -> OSError:
+    """The same error with its address and a fix."""
     is_taken = error.errno == errno.EADDRINUSE
     other_port, other = f"another {flags[1]}", f"another {flags[0]} or {flags[1]}"
-    fix = f"stop who has it, or give {other_port}" if is_taken else f"give {other}"
+    fix = f"stop the program that uses it, or give {other_port}" if is_taken else f"give {other}"
     return OSError(f"cannot listen on {host}:{port}: {error.strerror or error}; {fix}")
 
 
@@ -210,10 +210,10 @@ def _url(listener: socket.socket) -> str:
 
 
 def _connections(wanted: int) -> tuple[int, int]:
-    """How many connections there may be, and how many may wait to be accepted.
+    """The limits of connections and of the backlog, by the limit of open files.
 
-    The loop accepts all that wait at once, before any of them is counted: there must be files left
-    for a whole backlog, or the next one to be accepted, a probe perhaps, is dropped.
+    The event loop accepts the whole backlog before any of it is counted. So there must be free
+    files for a whole backlog, or the next connection, perhaps a probe, is dropped.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:

@@ -1,4 +1,9 @@
-"""GatewayState: what the handlers of one gateway share."""
+"""Gateway state: what all handlers of one gateway share.
+
+``GatewayState`` holds the keys, limits, deadlines, cursors and counters. ``Readiness`` checks the
+backends for ``/readyz``, at most twice a second. ``MetricsPage`` renders ``/metrics`` in a thread,
+at most once a second.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +35,11 @@ from stanchion.wire.problems import Code
 __all__ = ["ANSWERS_MAX", "CACHED_MS", "WAITING_MAX", "GatewayState", "MetricsPage", "Readiness"]
 
 _SWEEP_S: Final = 0.5
-"""How exactly a request's deadline is kept: it is for those who would never end."""
+"""How often request deadlines are checked: a request may overrun by this much."""
 
 
 class GatewayState:
-    """Keys, readiness, load and limits."""
+    """Keys, readiness, load and limits of one gateway."""
 
     def __init__(self, services: Services, options: GatewayOptions) -> None:
         self.options = options
@@ -56,21 +61,21 @@ class GatewayState:
         self.work = services.work
         self.draining = asyncio.Event()
         self.openapi = b""
-        """The document, encoded. Set by the app, which knows all routes."""
+        """The encoded OpenAPI document. Set by the app, which knows all routes."""
         self._entropy = services.entropy
 
     def overloaded(self, detail: str) -> Refusal:
-        """Too much of something; come again in a moment."""
+        """A refusal with 503 ``overloaded`` and a jittered time to retry."""
         after_ms = unavailable_after_ms(self._entropy.unit())
         return Refusal(code=Code.OVERLOADED, detail=detail, retry_after_ms=after_ms)
 
     def unavailable(self, code: Code, detail: str) -> Refusal:
-        """Something behind us does not answer."""
+        """A refusal with 503 and a jittered time to retry: a backend does not answer."""
         after_ms = unavailable_after_ms(self._entropy.unit())
         return Refusal(code=code, detail=detail, retry_after_ms=after_ms)
 
     def close(self) -> None:
-        """Let the thread and the timer go."""
+        """Stop the metrics thread and the deadline timer."""
         self.deadlines.close()
         self.metrics.close()
 
@@ -78,18 +83,18 @@ class GatewayState:
 CHECK_S: Final = 1.0
 KEPT_MS: Final = 500
 _VITAL: Final = "store"
-"""Without it nothing goes on. Without locks or bus much does, and all replicas miss those at once:
-were they not ready then, nobody would be."""
+"""Without the store nothing works. Without locks or bus much does, and all replicas lose those at
+the same time: if that made them unready, no replica would be ready."""
 
 
 class Readiness:
-    """Asks store, locks and bus, and remembers for a moment."""
+    """Pings store, locks and bus, and caches the result for half a second."""
 
     def __init__(self, services: Services) -> None:
         self._clock = services.clock
         self._pings: Mapping[str, Callable[[], Awaitable[None]]] = {
             "store": services.store.ping,
-            # Without a lock backend the local mutex serves, and it is always there.
+            # Without a lock backend there is only the local mutex, which cannot fail.
             "locks": _nothing if services.locks is None else services.locks.ping,
             "bus": services.bus.ping,
         }
@@ -98,7 +103,7 @@ class Readiness:
         self._asking: asyncio.Task[dict[str, str]] | None = None
 
     async def health(self, *, is_draining: bool) -> Health:
-        """All checks, by name."""
+        """The status, and the result of each check by name."""
         if self._clock.moment() - self._kept_at >= KEPT_MS:
             if self._asking is None:
                 self._asking = asyncio.create_task(self._ask())
@@ -127,7 +132,7 @@ async def _check(ping: Callable[[], Awaitable[None]]) -> str:
     except TimeoutError:
         return f"no answer within {CHECK_S:g} s"
     except BackendError:
-        # Its text may name addresses; the log has it.
+        # The error's text may contain addresses; it is in the log.
         return "unavailable"
     return "ok"
 
@@ -138,15 +143,15 @@ async def _nothing() -> None:
 
 CACHED_MS: Final = 1_000
 ANSWERS_MAX: Final = 20
-"""Scrapes that are answered with one text."""
+"""Scrapes that are answered with one rendering."""
 WAITING_MAX: Final = 100
-"""Scrapes that wait for a text."""
+"""Scrapes that wait for a rendering."""
 _PAUSE_S: Final = 0.001
-"""After each family of series the thread lets go of the interpreter for so long."""
+"""The pause of the thread after each metric family, so that it does not hold the GIL."""
 
 
 class MetricsPage:
-    """The newest text, and the scrapes that wait for the next."""
+    """Renders the metrics in a thread, and shares a rendering between scrapes."""
 
     def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
         self._registry = registry
@@ -194,7 +199,7 @@ class MetricsPage:
             self._waiting -= 1
 
     def close(self) -> None:
-        """Let the thread go."""
+        """Shut the thread down; later scrapes are refused."""
         self._is_closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -216,11 +221,11 @@ class MetricsPage:
 
 
 def _rendered(registry: CollectorRegistry) -> bytes:
-    return generate_latest(_Unhurried(registry))
+    return generate_latest(_PausingCollector(registry))
 
 
-class _Unhurried(Collector):
-    """The registry's families one by one, with a pause after each."""
+class _PausingCollector(Collector):
+    """Yields the registry's metric families, with a pause after each."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

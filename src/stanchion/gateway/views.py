@@ -1,4 +1,9 @@
-"""Views: runs, jobs and letters in the form in which they are shown."""
+"""Views: core values and gate answers as wire types and refusals.
+
+``run_view``, ``run_row``, ``job_answer`` and the like convert what the store returns;
+``encoded_run`` encodes a large run in slices, so that the event loop is not blocked;
+``refusal_of`` turns a gate answer into the refusal that is sent.
+"""
 
 from __future__ import annotations
 
@@ -87,12 +92,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def when(instant: Instant) -> datetime:
-    """The time of day, exact to the millisecond."""
+    """The instant as a UTC time, exact to the millisecond."""
     return _EPOCH + timedelta(milliseconds=instant)
 
 
 def to_instant(time: datetime) -> Instant:
-    """The instant of a time with a time zone, to the millisecond below."""
+    """The instant of a time with a time zone, rounded down to the millisecond."""
     return Instant((time - _EPOCH) // timedelta(milliseconds=1))
 
 
@@ -101,16 +106,16 @@ def _when_if(instant: Instant | None) -> datetime | None:
 
 
 def jobs_out(run: Run) -> tuple[JobId, ...]:
-    """The jobs that the run's steps wait for, without those of for-each items."""
+    """The jobs that the run's steps wait for, except those of for-each items."""
     return tuple(step.wait.job_id for step in run.steps.values() if isinstance(step.wait, OnJob))
 
 
 def run_view(
     run: Run, plan: Plan | None, progress: Mapping[JobId, JsonValue] = MappingProxyType({})
 ) -> RunView:
-    """A whole run. With its plan, steps that nothing has happened to are shown too.
+    """A whole run. With its plan, steps that have not begun are shown too.
 
-    ``progress``: what the workers of ``jobs_out`` have reported.
+    ``progress``: what workers have reported for the jobs of ``jobs_out``.
     """
     steps = dict(run.steps) if plan is None else {each: run.step(each) for each in plan.steps}
     return RunView(
@@ -134,9 +139,9 @@ def run_view(
 
 
 async def encoded_run(view: RunView) -> bytes:
-    """The view as JSON. A large one is encoded in slices, between which the event loop is let go.
+    """The view as JSON. A large one is encoded in slices, with a pause for the event loop between.
 
-    Millions of small values take tens of milliseconds to encode, in which nothing else would run.
+    Encoding millions of small values in one go would block the loop for tens of milliseconds.
     """
     slices = _Slices()
     steps: dict[str, msgspec.Raw] = {}
@@ -152,13 +157,13 @@ async def encoded_run(view: RunView) -> bytes:
 
 
 class _Slices:
-    """Encodes values member by member, and counts the bytes since the event loop was let go."""
+    """Encodes values member by member, and yields to the event loop after every 256 KiB."""
 
     def __init__(self) -> None:
         self._bytes = 0
 
     async def pause(self) -> None:
-        """Let the event loop go, if enough was encoded since it last was."""
+        """Yield to the event loop, if enough was encoded since the last time."""
         if self._bytes >= _SLICE_BYTES:
             self._bytes = 0
             await asyncio.sleep(0)
@@ -168,7 +173,7 @@ class _Slices:
         return msgspec.Raw(encoded)
 
     async def encoded(self, value: JsonValue) -> msgspec.Raw:
-        """A value whose members may be many or large."""
+        """Encode a value that may have many or large members."""
         pieces: list[JsonValue]
         match value:
             case list() if len(value) > 1:
@@ -188,7 +193,7 @@ class _Slices:
 
 _SLICE_BYTES: Final = 256 * 1024
 _SLICES: Final = 64
-"""Pieces in which a list is encoded."""
+"""The number of pieces in which a list is encoded."""
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -265,7 +270,7 @@ def timeline_line(entry: TimelineEntry) -> TimelineLine:
 
 
 def feed_line(run_id: RunId, entry: TimelineEntry) -> FeedLine:
-    """A line of some run's history."""
+    """A line of a run's history, with the run's id."""
     return FeedLine(
         run_id=run_id,
         at=when(entry.at),
@@ -279,7 +284,7 @@ def feed_line(run_id: RunId, entry: TimelineEntry) -> FeedLine:
 
 
 def job_answer(view: JobView, run: Run, place: Step | Item, *, now: Instant) -> JobAnswer:
-    """A job with what came of it, as far as its run has taken note. ``now`` is the store's."""
+    """A job with its result, if the run has applied it. ``now`` is the store's time."""
     job, ends_at = view.job, view.expires_at
     is_done = view.state is JobState.FINISHED and place.attempt == job.attempt
     return JobAnswer(
@@ -300,7 +305,7 @@ def job_answer(view: JobView, run: Run, place: Step | Item, *, now: Instant) -> 
 
 
 def leased_job(leased: LeasedJob, ttl_ms: int) -> LeasedJobView:
-    """A job for a worker."""
+    """A leased job as a worker gets it."""
     job = leased.job
     return LeasedJobView(
         job_id=job.id,
@@ -334,7 +339,7 @@ def dead_letter_row(letter: DeadLetter) -> DeadLetterRow:
 
 
 def key_row(key_id: str, record: ApiKeyRecord) -> KeyRow:
-    """A key, without anything secret."""
+    """A key, without its secret."""
     return KeyRow(
         id=key_id,
         role=record.role,
@@ -349,7 +354,7 @@ def key_row(key_id: str, record: ApiKeyRecord) -> KeyRow:
 
 
 def definition(workflow: Workflow) -> JsonObject:
-    """A workflow in the form of its file: what is shown can be sent again."""
+    """A workflow in the form of its file: the result can be stored again."""
     shown: JsonObject = msgspec.to_builtins(workflow)
     shown["steps"] = {step_id: _step_of_file(spec) for step_id, spec in workflow.steps.items()}
     return shown
@@ -374,12 +379,12 @@ _FAILED: Final[Mapping[GateCode, tuple[Code, str]]] = {
 
 
 def started(answer: RunStarted, value: object) -> Reply:
-    """The run is there; a header says whether this very request made it."""
+    """The answer to a start; a header says whether it is a replay."""
     return Reply(value, headers=REPLAYED if answer.replayed else ())
 
 
 def refusal_of(answer: GateFull | KeyMismatch | JobThrottled | GateFailed) -> Refusal:
-    """Why there is no run."""
+    """The refusal for an answer of the gate that is not a run."""
     match answer:
         case GateFull():
             return Refusal(

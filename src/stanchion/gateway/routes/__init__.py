@@ -1,4 +1,4 @@
-"""The table of routes: everything that can be asked over HTTP, the busiest first."""
+"""The table of all routes, the most frequent ones first."""
 
 from __future__ import annotations
 

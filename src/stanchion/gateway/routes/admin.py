@@ -1,4 +1,4 @@
-"""Administration: tenants, keys and settings."""
+"""Administration routes: tenants, keys and settings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def put_tenant(call: Call[TenantConfig, NoQuery]) -> Reply | Refusal:
 
 
 async def delete_tenant(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
-    """Forget a tenant's configuration; what it was. The defaults are in force when answered."""
+    """Delete a tenant's configuration and return it. The defaults are in force when answered."""
     tenant = TenantId(call.params["tenant"])
     removed = await call.services.gate.tenants.delete(tenant)
     if removed is None:
@@ -71,7 +71,7 @@ async def delete_tenant(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
 
 
 async def get_tenant(call: Call[NoBody, NoQuery]) -> Reply:
-    """A tenant's configuration; the defaults for one that nobody configured."""
+    """A tenant's configuration; the defaults if it has none."""
     return Reply(_config(await call.services.store.tenant(TenantId(call.params["tenant"]))))
 
 
@@ -84,7 +84,7 @@ def _config(tenant: Tenant) -> TenantConfig:
 
 
 async def list_tenants(call: Call[NoBody, PagedWorkflows]) -> Reply:
-    """The tenants that were configured, by name."""
+    """The tenants that have a configuration, by name."""
     page = await call.services.store.list_tenants(cursor=call.query.cursor, limit=call.query.limit)
     rows = tuple(
         TenantRow(
@@ -103,7 +103,7 @@ TENANTS_ROUTES: Final = (
         method="PUT",
         path="/v1/admin/tenants/{tenant}",
         handler=put_tenant,
-        summary="Replace what a tenant may do. In force when answered.",
+        summary="Replace a tenant's configuration. In force when answered.",
         roles=ADMINS,
         scope=RouteScope.DEPLOYMENT,
         takes=Takes.JSON,
@@ -114,7 +114,7 @@ TENANTS_ROUTES: Final = (
         method="DELETE",
         path="/v1/admin/tenants/{tenant}",
         handler=delete_tenant,
-        summary="Forget what a tenant may do: the defaults hold again. Its runs stay.",
+        summary="Delete a tenant's configuration: the defaults apply again. Its runs stay.",
         roles=ADMINS,
         scope=RouteScope.DEPLOYMENT,
         answer=TenantConfig,
@@ -124,7 +124,7 @@ TENANTS_ROUTES: Final = (
         method="GET",
         path="/v1/admin/tenants/{tenant}",
         handler=get_tenant,
-        summary="What a tenant may do; the defaults for one that nobody configured.",
+        summary="A tenant's configuration; the defaults if it has none.",
         roles=OPERATORS,
         scope=RouteScope.DEPLOYMENT,
         answer=TenantConfig,
@@ -133,7 +133,7 @@ TENANTS_ROUTES: Final = (
         method="GET",
         path="/v1/admin/tenants",
         handler=list_tenants,
-        summary="List the tenants that were configured, by name.",
+        summary="List the tenants that have a configuration, by name.",
         roles=OPERATORS,
         scope=RouteScope.DEPLOYMENT,
         query=PagedWorkflows,
@@ -148,11 +148,11 @@ _LOCKED_OUT: Final = (
 )
 _OF_ONE_TENANT: Final = frozenset({Role.APPROVER, Role.RUNNER})
 _RESERVED_NAMES: Final = frozenset({"admin", "anonymous", "system", "worker"})
-"""Actors of Stanchion's own: no key may pass for one of them."""
+"""Names of Stanchion's own actors: no key may have one of them."""
 
 
 async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
-    """Make a key. Its secret is shown this once."""
+    """Create a key. Its secret is shown only in this answer."""
     wanted = call.body
     if call.only is not None and wanted.tenant != call.only:
         detail = (
@@ -202,7 +202,7 @@ async def list_keys(call: Call[NoBody, PagedWorkflows]) -> Reply:
 
 
 async def revoke_key(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
-    """End a key: here at once, elsewhere within two seconds."""
+    """Revoke a key: on this replica at once, on others within two seconds."""
     key_id = call.params["key_id"]
     keys = call.state.keys
     found = await keys.record(key_id)
@@ -217,7 +217,7 @@ KEYS_ROUTES: Final = (
         method="POST",
         path="/v1/admin/keys",
         handler=create_key,
-        summary="Make a key. Its secret is shown this once.",
+        summary="Create a key. Its secret is shown only in this answer.",
         roles=ADMINS,
         scope=RouteScope.ONE_OR_ALL,
         takes=Takes.JSON,
@@ -239,7 +239,7 @@ KEYS_ROUTES: Final = (
         method="DELETE",
         path="/v1/admin/keys/{key_id}",
         handler=revoke_key,
-        summary="Revoke a key: here at once, elsewhere within 2 s.",
+        summary="Revoke a key: on this replica at once, on others within 2 s.",
         roles=ADMINS,
         scope=RouteScope.ONE_OR_ALL,
         answer=KeyRow,
@@ -252,12 +252,12 @@ _PATCH_BYTES_MAX: Final = 64 * 1024
 
 
 async def get_settings(call: Call[NoBody, NoQuery]) -> Reply:
-    """The whole document, as it is in force here."""
+    """All settings in force on this replica."""
     return Reply(call.services.settings.document())
 
 
 async def patch_settings(call: Call[JsonObject, NoQuery]) -> Reply | Refusal:
-    """Apply a JSON merge patch; the answer is the whole document."""
+    """Apply a JSON merge patch; return all settings."""
     check_value(call, "", call.body, bytes_max=_PATCH_BYTES_MAX)
     outcome = await call.services.settings.patch(call.body, actor=call.actor)
     if isinstance(outcome, tuple):

@@ -43,7 +43,7 @@ async def list_dead_letters(call: Call[NoBody, PagedWorkflows]) -> Reply:
 
 
 async def replay_dead_letter(call: Call[ReplayLetter, NoQuery]) -> Reply | Refusal:
-    """Put a dead letter back to work, once."""
+    """Replay a dead letter, once."""
     name = call.params["letter_id"]
     if call.only is not None and not await _is_own(call.services.store, call.only, name):
         return not_found("dead letter")
@@ -55,7 +55,7 @@ async def replay_dead_letter(call: Call[ReplayLetter, NoQuery]) -> Reply | Refus
 
 
 async def discard_dead_letter(call: Call[DiscardLetter, NoQuery]) -> Reply | Refusal:
-    """Give a dead letter up: the step of its job fails, its event is dropped."""
+    """Discard a dead letter: the step of its job fails, its event is dropped."""
     name = call.params["letter_id"]
     if call.only is not None and not await _is_own(call.services.store, call.only, name):
         return not_found("dead letter")
@@ -83,7 +83,7 @@ ROUTES: Final = (
         method="GET",
         path="/v1/admin/dead-letters",
         handler=list_dead_letters,
-        summary="List dead letters, oldest first: the key's tenant's, or everybody's.",
+        summary="List dead letters, oldest first: those of the key's tenant, or all.",
         roles=RUNNERS,
         scope=RouteScope.ONE_OR_ALL,
         query=PagedWorkflows,
@@ -93,7 +93,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/admin/dead-letters/{letter_id}/replay",
         handler=replay_dead_letter,
-        summary="Put a dead letter back to work, once.",
+        summary="Replay a dead letter, once.",
         roles=OPERATORS,
         scope=RouteScope.ONE_OR_ALL,
         takes=Takes.JSON_OR_NOTHING,
@@ -105,7 +105,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/admin/dead-letters/{letter_id}/discard",
         handler=discard_dead_letter,
-        summary="Give a dead letter up: the step of its job fails, its event is dropped.",
+        summary="Discard a dead letter: the step of its job fails, its event is dropped.",
         roles=OPERATORS,
         scope=RouteScope.ONE_OR_ALL,
         takes=Takes.JSON_OR_NOTHING,

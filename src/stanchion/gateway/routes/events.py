@@ -1,12 +1,12 @@
-"""Events: what happens to a tenant's runs, as it happens.
+"""Event streams: the changes of a tenant's runs as server-sent events.
 
-Server-sent events, one for each line of a timeline, in the order of commits. The last line of a
-commit carries the commit's position in the tenant's feed as its id: a reader who comes back with
-``Last-Event-ID`` misses nothing, as long as the store still keeps what came after. Without one, the
-stream begins now; for a single run it begins with the oldest that is kept.
+There is one event for each line of a timeline, in the order of commits. The last line of a commit
+carries the commit's position in the tenant's feed as its id: a client that reconnects with
+``Last-Event-ID`` misses nothing, as long as the store keeps the feed after that position. Without
+it, the stream begins now; the stream of a single run begins with the oldest event that is kept.
 
-Bells wake the stream; behind them is a poll. The exchange that sends the stream checks its key. A
-piece of the feed is read and encoded once for all streams that have come to the same position.
+Bells wake the streams, and a poll finds what a lost bell would have announced. The exchange checks
+the stream's key. A page of the feed is read and encoded once for all streams at the same position.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ _PAGE_MAX: Final = 64
 """Commits in one read of the feed; fewer, if those of the last read had many lines."""
 _PAGE_LINES: Final = 1_000
 _PART_LINES: Final = 250
-"""Lines that are encoded in one go, and sent in one part."""
+"""Lines that are encoded at once, and sent in one part."""
 _OVER_MS_MAX: Final = 1_000
 """How long a stream of a tenant that is over its share pauses before each part."""
 _SEND_S_PER_BYTE: Final = 5e-9
-"""Processor time of sending, measured: a part of 45 KB takes 0.2 ms. Charged to the tenant."""
+"""Measured processor time of sending (45 KB take 0.2 ms), charged to the tenant."""
 _ID_BYTES_MAX: Final = 1_024
 
 
 class Followed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All runs, or one."""
+    """Follow all runs, or one."""
 
     run_id: RunName | None = None
 
 
 async def follow_events(call: Call[NoBody, Followed]) -> Stream:
-    """Tell what happens to runs, as it happens."""
+    """Stream the changes of runs."""
     store = call.services.store
     if call.query.run_id is not None:
         loaded = await store.load(RunId(call.query.run_id))
@@ -68,7 +68,7 @@ async def follow_events(call: Call[NoBody, Followed]) -> Stream:
 
 
 def _feed_of(call: Call[NoBody, Followed]) -> tuple[str, str]:
-    """What an event's id is bound to: the tenant's feed. All its streams have the same ids."""
+    """What an event id is bound to: the tenant's feed. All its streams have the same ids."""
     return call.route.id, call.tenant
 
 
@@ -91,12 +91,12 @@ async def _parts(
 ) -> AsyncGenerator[bytes, None]:
     """Events and heartbeats, until the server drains.
 
-    Never more than one page is in memory: the next is read when the reader has taken this one.
+    At most one page is in memory: the next one is read when the client has read this one.
     """
     clock, run_id = call.services.clock, call.query.run_id
     heartbeat_ms = call.state.options.heartbeat_s * 1000
     limit = _PAGE_MIN
-    # The position goes out first, so that a reader who is cut off at once can come back to it.
+    # The position is sent first, so that a client that is disconnected at once can resume from it.
     yield b": events follow\n\n" if after is None else b"id: %b\n\n" % seal.seal(after).encode()
     spoke_at = clock.moment()
     with call.services.waiters.feed(call.tenant) as changed:
@@ -130,13 +130,13 @@ async def _next(call: Call[NoBody, Followed], after: str | None, limit: int) -> 
     try:
         return await call.services.waiters.read_feed(call.tenant, after=after, limit=limit)
     except BackendError:
-        return _NOTHING  # the store is away: the stream stays open, and goes on where it was
+        return _NOTHING  # the store is unavailable: the stream stays open and resumes later
 
 
 async def _rendered(call: Call[NoBody, Followed], page: FeedPage, seal: CursorSeal) -> list[bytes]:
-    """The page's events as they are sent, in parts, for all streams that send them.
+    """Encode the page's events in parts, for all streams at its position.
 
-    After each part the event loop is let go, and each is charged to the tenant.
+    Each part is charged to the tenant, and followed by a pause for the event loop.
     """
     run_id = call.query.run_id
     wanted = (each for each in page.entries if run_id is None or each.run_id == run_id)
@@ -156,7 +156,7 @@ def _lines(entry: FeedEntry, seal: CursorSeal) -> Iterator[bytes]:
     for place, each in enumerate(entry.entries):
         line = feed_line(entry.run_id, each)
         event = b"event: %b\ndata: %b\n\n" % (each.what.encode(), _encode(line))
-        # On the last line only: who saw but a part of a commit gets it again.
+        # Only the last line has an id: a client that received a part of a commit gets it again.
         yield (
             event
             if place < last

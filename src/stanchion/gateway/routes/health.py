@@ -1,4 +1,4 @@
-"""Health: whether the server lives, whether it is ready, what it counts, what it speaks."""
+"""Health routes: liveness, readiness, metrics and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _ALIVE: Final = Reply(Health("ok", {}))
 
 
 async def livez(_call: Call[NoBody, NoQuery]) -> Reply:
-    """The process answers. Depends on nothing."""
+    """Answer 200. Depends on no backend."""
     return _ALIVE
 
 
 async def readyz(call: Call[NoBody, NoQuery]) -> Reply:
-    """The store answers, and the server is not draining; whether locks and bus do is told."""
+    """Whether the store answers and the server is not draining; also the state of locks and bus."""
     health = await call.state.readiness.health(is_draining=call.state.draining.is_set())
     return Reply(health, status=200 if health.status in {"ok", "degraded"} else 503)
 
 
 async def metrics(call: Call[NoBody, NoQuery]) -> Reply:
-    """Everything that is counted, for Prometheus."""
+    """All metrics, in the text format of Prometheus."""
     text = await call.state.metrics.text()
     return Reply(text, content_type=CONTENT_TYPE_LATEST.encode())
 
 
 async def openapi(call: Call[NoBody, NoQuery]) -> Reply:
-    """This document."""
+    """The OpenAPI document."""
     return Reply(call.state.openapi)
 
 
@@ -52,7 +52,7 @@ ROUTES: Final = (
         method="GET",
         path=LIVEZ,
         handler=livez,
-        summary="Whether the process answers. Depends on nothing.",
+        summary="Whether the process answers. Depends on no backend.",
         roles=ANYONE,
         scope=RouteScope.OPEN,
         answer=Health,

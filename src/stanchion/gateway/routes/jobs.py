@@ -1,4 +1,4 @@
-"""Jobs: submit one without a workflow, look at one."""
+"""Job routes: submit a job without a workflow, get a job."""
 
 from __future__ import annotations
 

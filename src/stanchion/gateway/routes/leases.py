@@ -1,6 +1,6 @@
-"""Leases: the locks that are held, and an operator's hand on them.
+"""Lease routes: the locks that are held, and the operators' way to hold or release one.
 
-Both ways of interfering leave a line in the log, with the name of whoever did it.
+Holding and releasing are logged with the actor. The escalation routes are here too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def list_leases(call: Call[NoBody, NoQuery]) -> Reply:
 
 
 async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
-    """Hold a lock by hand. It ends by itself, or by a forced release."""
+    """Hold a lock as an operator. It expires, or is released by force."""
     locks = _locks(call)
     name, ttl_ms = call.body.name, round(call.body.ttl_s * 1000)
     token = f"operator:{call.services.entropy.token()}"
@@ -70,7 +70,7 @@ async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
 
 
 async def release_lease(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
-    """Take a lock from whoever has it."""
+    """Release a lock by force, whichever process holds it."""
     locks = _locks(call)
     name = call.params["name"]
     try:
@@ -118,7 +118,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/admin/leases",
         handler=hold_lease,
-        summary="Hold a lock by hand, for a while.",
+        summary="Hold a lock as an operator, for a limited time.",
         roles=OPERATORS,
         scope=RouteScope.DEPLOYMENT,
         takes=Takes.JSON,
@@ -130,7 +130,7 @@ ROUTES: Final = (
         method="DELETE",
         path="/v1/admin/leases/{name}",
         handler=release_lease,
-        summary="Take a lock from whoever has it.",
+        summary="Release a lock by force, whichever process holds it.",
         roles=OPERATORS,
         scope=RouteScope.DEPLOYMENT,
         answer=LeaseRow,
@@ -156,7 +156,7 @@ async def get_escalation(call: Call[NoBody, NoQuery]) -> Reply:
 
 
 async def set_escalation(call: Call[SetEscalation, NoQuery]) -> Reply:
-    """Force open or closed, or clear: here at once, elsewhere at the next look."""
+    """Force open or closed, or clear: on this replica at once, on others within 2 s."""
     await call.services.escalating.order(Order(call.body.order), actor=call.actor)
     return Reply(_view(call))
 
@@ -177,7 +177,7 @@ ESCALATION_ROUTES: Final = (
         method="GET",
         path="/v1/admin/escalation",
         handler=get_escalation,
-        summary="Whether the closed classes fail closed now, and why.",
+        summary="The escalation level: whether the closed classes fail closed now, and why.",
         roles=OPERATORS,
         scope=RouteScope.DEPLOYMENT,
         answer=EscalationView,
@@ -186,7 +186,7 @@ ESCALATION_ROUTES: Final = (
         method="POST",
         path="/v1/admin/escalation",
         handler=set_escalation,
-        summary="An operator's word: `force_open`, `force_closed`, or `clear`.",
+        summary="Give an operator's order: `force_open`, `force_closed`, or `clear`.",
         roles=OPERATORS,
         scope=RouteScope.DEPLOYMENT,
         takes=Takes.JSON,

@@ -1,4 +1,4 @@
-"""Runs: start, look, wait, change."""
+"""Run routes: start, get, wait, list, cancel, rerun, approve and reject."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ GATE_CODES: Final = (
 
 
 class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long to hold the answer back while the run has not ended."""
+    """How long to wait for the end of the run."""
 
     wait: WaitS = 0
 
@@ -122,7 +122,7 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
 
 
 async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
-    """Make a new run from a finished one."""
+    """Start a new run from a finished one."""
     from_step = call.body.from_step
     answer = await call.services.gate.rerun(
         call.tenant,
@@ -147,7 +147,7 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
 
 
 async def get_run(call: Call[NoBody, Waiting]) -> Reply:
-    """One run, now or when it has ended."""
+    """One run, as it is now or once it has ended."""
     body = await call.services.waiters.rendered(
         RunId(call.params["run_id"]),
         partial(_rendered, call),
@@ -160,7 +160,7 @@ async def get_run(call: Call[NoBody, Waiting]) -> Reply:
 
 
 async def _rendered(call: Call[NoBody, Waiting], loaded: Loaded) -> bytes:
-    """The answer for every caller that is shown this run: encoded once for all of them."""
+    """The encoded answer for all callers that get this reading of the run."""
     run, out = loaded.run, jobs_out(loaded.run)
     progress = await call.services.store.progress(run.id, out) if out else {}
     plan = await _plan(call, run)
@@ -171,7 +171,7 @@ async def _plan(call: Call[NoBody, Waiting], run: Run) -> Plan | None:
     try:
         return await call.services.plans.of_run(run)
     except DefinitionMissing:
-        return None  # the run is shown all the same, without the steps it never came to
+        return None  # the run is shown without the steps that have not begun
 
 
 async def list_runs(call: Call[NoBody, Listed]) -> Reply:
@@ -198,7 +198,7 @@ async def get_timeline(call: Call[NoBody, PagedRuns]) -> Reply:
 
 
 async def cancel_run(call: Call[CancelRun, NoQuery]) -> Reply | Refusal:
-    """End a run now."""
+    """Cancel a run now."""
     loaded = await own_run(call)
     changed = await call.services.inbox.cancel(
         loaded.run.id, reason=call.body.reason, actor=call.actor
@@ -207,12 +207,12 @@ async def cancel_run(call: Call[CancelRun, NoQuery]) -> Reply | Refusal:
 
 
 async def approve_step(call: Call[DecideStep, NoQuery]) -> Reply | Refusal:
-    """Say yes to an approval step."""
+    """Approve an approval step."""
     return await _decide(call, approve=True)
 
 
 async def reject_step(call: Call[DecideStep, NoQuery]) -> Reply | Refusal:
-    """Say no to an approval step."""
+    """Reject an approval step."""
     return await _decide(call, approve=False)
 
 
@@ -242,7 +242,7 @@ def _change(changed: RunChange | UnknownTarget | Conflicting) -> Reply | Refusal
 
 
 async def own_run(call: Call[Any, Any]) -> Loaded:
-    """The run that the path names, if it is the caller's tenant's."""
+    """The run that the path names. Raises ``RequestRefused`` if the tenant has no such run."""
     loaded = await call.services.store.load(RunId(call.params["run_id"]))
     if loaded is None or loaded.run.tenant != call.tenant:
         raise RequestRefused(not_found("run"))
@@ -314,7 +314,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/runs/{run_id}/rerun",
         handler=rerun_run,
-        summary="Make a new run from a finished one, from its beginning or from a step.",
+        summary="Start a new run from a finished one, from its beginning or from a step.",
         roles=RUNNERS,
         scope=RouteScope.TENANT,
         takes=Takes.JSON_OR_NOTHING,
@@ -328,7 +328,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/runs/{run_id}/cancel",
         handler=cancel_run,
-        summary="End a run now.",
+        summary="Cancel a run now.",
         roles=RUNNERS,
         body=CancelRun,
         **_CHANGES,
@@ -337,7 +337,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/runs/{run_id}/steps/{step_id}/approve",
         handler=approve_step,
-        summary="Say yes to an approval step.",
+        summary="Approve an approval step.",
         roles=APPROVERS,
         body=DecideStep,
         **_CHANGES,
@@ -346,7 +346,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/runs/{run_id}/steps/{step_id}/reject",
         handler=reject_step,
-        summary="Say no to an approval step.",
+        summary="Reject an approval step.",
         roles=APPROVERS,
         body=DecideStep,
         **_CHANGES,

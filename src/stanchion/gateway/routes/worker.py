@@ -1,7 +1,7 @@
-"""The worker protocol: lease, renew, results; and what waits for workers.
+"""Worker routes: lease jobs, renew leases, send results, and count ready jobs by topic.
 
-A worker whose key is for one tenant gets that tenant's jobs. What it says of another tenant's job
-is answered as if there were no such job.
+A worker with a key for one tenant gets that tenant's jobs only. Calls about another tenant's job
+are answered as if there were no such job.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _Reason: TypeAlias = Literal["cancelled", "timed_out", "stale_fence", "expired",
 
 
 async def lease_jobs(call: Call[LeaseRequest, NoQuery]) -> Reply:
-    """Hand out jobs; with none there, hold the answer back for a while."""
+    """Lease jobs; if none is ready, wait for the first."""
     scheduler = call.services.scheduler
     asked = call.body
     handed = await scheduler.lease(
@@ -104,7 +104,7 @@ _REASONS: Final[Mapping[LostReason, _Reason]] = {
     LostReason.CANCELLED: "cancelled",
     LostReason.TIMED_OUT: "timed_out",
     LostReason.STALE_FENCE: "stale_fence",
-    # The result was taken: the lease ended with it, and its fence is good for nothing more.
+    # The result was accepted and ended the lease, so its fence is stale.
     LostReason.FINISHED: "stale_fence",
     LostReason.EXPIRED: "expired",
     LostReason.UNKNOWN_JOB: "unknown_job",
@@ -112,7 +112,7 @@ _REASONS: Final[Mapping[LostReason, _Reason]] = {
 
 
 async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
-    """Take results. Accepted means durable."""
+    """Accept results. An accepted result is durable."""
     results = [_result(call, place, each) for place, each in enumerate(call.body.results)]
     accepted: list[str] = []
     rejected: list[RejectedResult] = []
@@ -132,10 +132,10 @@ _PART: Final = 200
 
 
 async def _in_parts(values: Sequence[_Value]) -> AsyncIterator[Sequence[_Value]]:
-    """A large batch goes to the store in parts, so that other callers get their turn between."""
+    """Give a large batch to the store in parts, so that other calls get a turn between them."""
     for at in range(0, len(values), _PART):
         if at:
-            await asyncio.sleep(0)  # a store that knows none of them answers without a wait
+            await asyncio.sleep(0)  # the store may answer without yielding to the event loop
         yield values[at : at + _PART]
 
 
@@ -165,7 +165,7 @@ def _error(message: str | None) -> JobError:
 
 
 def _cut(message: str) -> str:
-    # Cut and not refused: the worker could not send its result at all, and would do the job again.
+    # Truncated, not refused: otherwise the worker could not report, and the job would run again.
     if len(message) <= ERROR_MESSAGE_CHARS_MAX:
         return message
     return f"{message[: ERROR_MESSAGE_CHARS_MAX - 1]}…"
@@ -187,7 +187,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/worker/lease",
         handler=lease_jobs,
-        summary="Lease jobs of these topics; with none there, wait for the first.",
+        summary="Lease jobs of these topics; if none is ready, wait for the first.",
         roles=WORKERS,
         scope=RouteScope.ONE_OR_ALL,
         takes=Takes.JSON,

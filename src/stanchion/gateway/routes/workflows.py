@@ -1,4 +1,4 @@
-"""Workflows: put one, look at them."""
+"""Workflow routes: store, list and get workflows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["ROUTES", "YAML_TYPES"]
 
 YAML_TYPES: Final = frozenset({b"application/yaml", b"text/yaml", b"application/x-yaml"})
 _REACHED_MAX: Final = 500
-"""Workflows that one may contain, directly or not; more cannot fit into its steps."""
+"""Workflows that one may contain, directly or not; more do not fit into its steps."""
 
 
 class PagedWorkflows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,7 +109,7 @@ def _faulty(faults: WorkflowFaults) -> Refusal:
 async def _contained(
     definitions: Definitions, tenant: TenantId, workflow: Workflow
 ) -> dict[WorkflowId, Workflow]:
-    """The newest versions of all workflows that this one reaches."""
+    """The newest versions of all workflows that this one contains."""
     found: dict[WorkflowId, Workflow] = {}
     wanted = set(subworkflows(workflow))
     asked: set[WorkflowId] = set()
