@@ -119,7 +119,7 @@ async def test_another_programs_database_is_refused_and_stays_as_it_was(tmp_path
     with closing(apsw.Connection(str(path))) as connection:
         connection.execute("CREATE TABLE theirs (a)")
     before = path.read_bytes()
-    with pytest.raises(BackendRefused, match=r"not for this\. Give another path"):
+    with pytest.raises(BackendRefused, match=r"for another purpose\. Give another path"):
         await _open(path)
     assert path.read_bytes() == before
     assert _names(tmp_path) == ["theirs.db"]

@@ -7,8 +7,8 @@
 ``rediss`` instead of ``redis`` uses TLS. redis-py reads the parts of a URL and makes the TLS
 context; lists of hosts and the name of a Sentinel service are read here, because redis-py knows no
 URL for them. Options follow a ``?``: ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile`` and so on,
-as in redis-py, and ``sentinel_username`` and ``sentinel_password``. Unknown options are refused: a
-setting that is written down and ignored is worse than none.
+as in redis-py, and ``sentinel_username`` and ``sentinel_password``. Unknown options are refused, so
+that no setting is silently ignored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 
 
 class ServerAddress(NamedTuple):
-    """Where one server listens."""
+    """The host and port of one server."""
 
     host: str
     port: int
@@ -56,7 +56,7 @@ class ServerAddress(NamedTuple):
 
 
 class ServerLayout(StrEnum):
-    """How the servers of a URL belong together."""
+    """How the servers of a URL are organised."""
 
     SINGLE = "single"
     CLUSTER = "cluster"
@@ -64,7 +64,7 @@ class ServerLayout(StrEnum):
 
 
 class RedisTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a URL says."""
+    """The content of a URL."""
 
     kind: ServerLayout
     addresses: tuple[ServerAddress, ...]
@@ -72,7 +72,7 @@ class RedisTarget(msgspec.Struct, frozen=True, kw_only=True):
     password: str | None = None
     database: int = 0
     service: str = ""
-    """The name under which the Sentinels know the primary."""
+    """The name of the primary's service in Sentinel."""
     sentinel_username: str | None = None
     sentinel_password: str | None = None
     has_tls: bool = False
@@ -95,7 +95,7 @@ class RedisTarget(msgspec.Struct, frozen=True, kw_only=True):
             raise BackendRefused(f"the TLS options of a Redis URL ({names}): {reason}") from error
 
     def connection_options(self, *, for_sentinel: bool = False) -> dict[str, Any]:
-        """How redis-py connects to one of these servers."""
+        """The options of redis-py for a connection to one of these servers."""
         tls = {"ssl": True, **self.tls} if self.has_tls else {}
         if for_sentinel:
             return {
@@ -107,7 +107,7 @@ class RedisTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_url(url: str) -> RedisTarget:
-    """Read a URL. Raises ``BackendRefused``, which never quotes the URL."""
+    """Parse a URL. Raises ``BackendRefused``, which never quotes the URL."""
     scheme, _, rest = url.partition("://")
     speech, _, form = scheme.partition("+")
     if speech not in {"redis", "rediss"} or form not in {"", "cluster", "sentinel"}:
@@ -131,7 +131,7 @@ def read_url(url: str) -> RedisTarget:
         raise BackendRefused("several hosts need redis+cluster:// or redis+sentinel://")
     service, database = _path(kind, parts.path)
     query = f"?{parts.query}" if parts.query else ""
-    # Whatever the hosts are: redis-py reads the user, the password and the options.
+    # A placeholder for the hosts: redis-py reads only user, password and options.
     options = _options(f"{speech}://{user_info}{at}host{query}", kind)
     return RedisTarget(
         kind=kind,
@@ -148,7 +148,7 @@ def read_url(url: str) -> RedisTarget:
 
 
 def checked_namespace(namespace: str) -> str:
-    """The namespace, if keys may begin with it. Braces would be read as a hash tag."""
+    """The namespace, if it is a valid prefix of keys: braces would be a hash tag."""
     if not namespace or any(each in "{}" or each.isspace() for each in namespace):
         raise BackendRefused(f"not a namespace: {namespace!r} (no braces, no white space)")
     return namespace
@@ -183,7 +183,7 @@ def _address(text: str, default_port: int) -> ServerAddress:
     except ValueError:
         host, port = None, None
     if not host:
-        # Not quoted: a password that was not percent-encoded may have been taken for it.
+        # Not quoted: it may be a part of a password that was not percent-encoded.
         raise BackendRefused(
             "a Redis URL whose host and port cannot be read: write host:port, and "
             "percent-encode the password"
@@ -192,7 +192,7 @@ def _address(text: str, default_port: int) -> ServerAddress:
 
 
 def _path(kind: ServerLayout, path: str) -> tuple[str, int]:
-    """The service of the Sentinels, and the number of the database."""
+    """The name of the Sentinel service, and the number of the database."""
     segments = [unquote(each) for each in path.split("/") if each]
     service = ""
     if kind is ServerLayout.SENTINEL:

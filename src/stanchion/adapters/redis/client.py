@@ -46,17 +46,17 @@ __all__ = ["TOO_LATE", "RedisClient", "RedisRequest", "Script", "ask_in_time"]
 _TRIES_MAX: Final = 6
 _MARK_S: Final = 60
 _PAUSE: Final = BoundedJitter(delay_ms=15, jitter_ms=10)
-"""Between tries, when a server is moving keys."""
+"""Between attempts while a server is moving keys."""
 
 
 class RedisRequest(msgspec.Struct, frozen=True):
-    """A command, and where it has to go."""
+    """A command and the slot of its keys."""
 
     slot: int
     packed: bytes
     script: Script | None = None
     is_repeatable: bool = True
-    """Whether it may be sent again when nobody knows if it was executed."""
+    """Whether it may be sent again if it is unknown whether it was executed."""
 
 
 _Begun: TypeAlias = asyncio.Future[Reply] | BackendUnavailable
@@ -71,16 +71,16 @@ class RedisClient:
         self._entropy = entropy
 
     def deadline(self, within_s: float | None = None) -> float:
-        """The moment, on the event loop's clock, by which a call that begins now has to end."""
+        """The deadline of a call that starts now, on the clock of the event loop."""
         patience_s = self.timeout_s if within_s is None else min(within_s, self.timeout_s)
         return asyncio.get_running_loop().time() + patience_s
 
     async def ask(self, request: RedisRequest, *, deadline: float) -> Reply:
-        """Send one request; its answer. Raises ``BackendError``."""
+        """Send one request; returns its reply. Raises ``BackendError``."""
         return await self._finish(request, self._begin(request, deadline), deadline)
 
     async def ask_all(self, requests: Sequence[RedisRequest], *, deadline: float) -> list[Reply]:
-        """Send requests side by side; their answers, in order. Raises the first error."""
+        """Send requests concurrently; returns their replies in order. Raises the first error."""
         begun = [self._begin(request, deadline) for request in requests]
         try:
             return [
@@ -93,9 +93,9 @@ class RedisClient:
     async def ask_some(
         self, requests: Sequence[RedisRequest], *, deadline: float
     ) -> list[Reply | BackendError]:
-        """The same with errors in place of answers: one silent server does not stop the others.
+        """Like ``ask_all``, but returns errors in place of replies.
 
-        Raises the first error if nobody answered.
+        So one failed server does not affect the others. Raises the first error if none replied.
         """
         begun = [self._begin(request, deadline) for request in requests]
         outcomes: list[Reply | BackendError] = []
@@ -112,13 +112,13 @@ class RedisClient:
         return outcomes
 
     async def server_time(self, slot: int, at: float, *, deadline: float) -> Instant:
-        """What the clock of the server with this slot shows at a local moment, or a little less."""
+        """The time of the server with this slot at a local moment, or slightly less."""
         if not self.node_of(slot).clock.is_known:
             await self.read_clock(slot, deadline=deadline)
         return self.node_of(slot).clock.instant(at)
 
     async def read_clock(self, slot: int, *, deadline: float) -> Instant:
-        """Look at the clock of the server with this slot."""
+        """Read the clock of the server with this slot."""
         try:
             return await self.node_of(slot).read_clock(deadline=deadline)
         except BackendUnavailable as error:
@@ -128,9 +128,9 @@ class RedisClient:
             return await self.topology.node_of(slot).read_clock(deadline=deadline)
 
     async def ping(self, marks: Mapping[int, str]) -> None:
-        """Every server that has slots answers and can be written; raises for the first that cannot.
+        """Check that every server with slots replies and can be written. Raises the first error.
 
-        ``marks`` are keys that may be written for it, by slot: one on each server is.
+        ``marks`` are keys that may be written for the check, by slot: one on each server is.
         """
         deadline = self.deadline()
         try:
@@ -146,7 +146,7 @@ class RedisClient:
         await self.ask_all(writes, deadline=deadline)
 
     async def close(self) -> None:
-        """Let go of all connections. Safe to call twice."""
+        """Close all connections. Safe to call twice."""
         await self.topology.close()
 
     async def _ping(self, deadline: float) -> None:
@@ -164,7 +164,7 @@ class RedisClient:
             return error
 
     def node_of(self, slot: int) -> Node:
-        """The server that has the slot, as far as is known."""
+        """The server of the slot, by the current slot map."""
         return self.topology.node_by_slot.get(slot) or self.topology.node_of(slot)
 
     async def _finish(self, request: RedisRequest, begun: _Begun, deadline: float) -> Reply:
@@ -177,10 +177,10 @@ class RedisClient:
         return reply
 
     async def _again(self, request: RedisRequest, why: Exception, deadline: float) -> Reply:
-        """Try again as long as the reason allows it, a few times at most."""
+        """Retry if the reason allows it, a few times at most."""
         tries = 0
         while tries < _TRIES_MAX:
-            # A server that is moving the keys will have moved them: only the deadline ends that.
+            # Moving keys ends by itself, so only the deadline limits these retries.
             tries += code_of(why) != ErrorCode.TRY_AGAIN
             node, ahead = await self._way_out(request, why, deadline)
             packed = b"".join([*ahead, request.packed])
@@ -197,13 +197,13 @@ class RedisClient:
     async def _way_out(
         self, request: RedisRequest, why: Exception, deadline: float
     ) -> tuple[Node, list[bytes]]:
-        """Whom to ask next, and what to say ahead of the request; raises if there is no use."""
+        """The server for the retry, and commands to send first. Raises if no retry is useful."""
         topology, slot = self.topology, request.slot
         if isinstance(why, ConnectionLost) and request.is_repeatable:
             return topology.node_of(slot), []
         if isinstance(why, BackendTimeout):
-            # Nobody knows whether a request that timed out was executed: that is for its caller.
-            # But a server that hangs is replaced like one that died, and never says so itself.
+            # It is unknown whether a request that timed out was executed, so the caller decides.
+            # A server that hangs may have been replaced without a redirect: check that.
             topology.suspect()
             raise why
         if isinstance(why, BackendError):
@@ -218,12 +218,12 @@ class RedisClient:
             case ErrorCode.MOVED:
                 return await topology.move(slot, topology.named(slot, rest[-1]), deadline), []
             case ErrorCode.ASK:
-                # The script goes along: a server that is being given a slot may not know it yet.
+                # Send the script too: the server that receives the slot may not know it yet.
                 return topology.node_at(topology.named(slot, rest[-1])), [*script, pack("ASKING")]
             case ErrorCode.TRY_AGAIN:
                 await self._pause(deadline)
                 return topology.node_of(slot), []
-            # A primary that was replaced is a replica now, or does not know yet and has none.
+            # A primary that was replaced is a replica now, or has lost its replicas.
             case ErrorCode.READ_ONLY | ErrorCode.NO_REPLICAS if await topology.has_moved(
                 slot, deadline
             ):
@@ -248,20 +248,23 @@ def _forget_all(begun: Sequence[_Begun]) -> None:
 
 
 TOO_LATE: Final = [b"too_late"]
-"""What every such script answers when its time is over."""
+"""The reply of such a script after its deadline."""
 
 
 async def ask_in_time(
     client: RedisClient, slot: int, within_ms: int, make: Callable[[Instant], RedisRequest]
 ) -> Reply:
-    """Ask for what has to be executed within ``within_ms``. ``make`` is given the time by which."""
+    """Send a request that must be executed within ``within_ms``.
+
+    ``make`` builds it from the deadline in the time of the server.
+    """
     loop = asyncio.get_running_loop()
     latest = loop.time() + min(within_ms / 1000, client.timeout_s)
-    # One that is late already is asked all the same: it may have been executed in time before.
+    # A late request is sent too: it may be the repeat of one that was executed in time.
     deadline = latest if within_ms > 0 else client.deadline()
     reply = await _ask(client, slot, make, latest, deadline)
     if reply == TOO_LATE and loop.time() < latest:
-        # It was in time by our clock, so the server's has been set since we last looked.
+        # It was in time by our clock, so the clock of the server was set since the last sample.
         await client.read_clock(slot, deadline=deadline)
         reply = await _ask(client, slot, make, latest, deadline)
     return reply
@@ -274,13 +277,13 @@ async def _ask(
     latest: float,
     deadline: float,
 ) -> Reply:
-    # Scripts compare whole milliseconds. The one in which the caller leaves is too late already.
+    # Scripts compare milliseconds. The one in which the caller gives up is already too late.
     not_after = await client.server_time(slot, latest, deadline=deadline) - 1
     return await client.ask(make(Instant(not_after)), deadline=deadline)
 
 
 class Script:
-    """One script, ready to be called."""
+    """One script with its key names and SHA-1."""
 
     def __init__(self, name: str, source: str, key_names: tuple[str, ...]) -> None:
         self.name = name
@@ -291,12 +294,12 @@ class Script:
 
     @classmethod
     def read(cls, package: str, name: str) -> Script:
-        """Read a script that lies beside the adapter, with the parts that it uses."""
+        """Read a script from a package, with the parts that it uses."""
         text = _text(package, name)
         key_names = tuple(word for word in _words(text, "KEYS") if not word.endswith("*"))
         parts = [_text(package, f"part_{part}") for part in _words(text, "USES")]
         source = "\n".join([*parts, text])
-        # By name for whoever reads it, by number for the server: a table would be built every time.
+        # Key names are replaced by indexes: a table of names would be built in every call.
         for place, key in enumerate(key_names, start=1):
             source = re.sub(rf"\bkey\.{key}\b", f"KEYS[{place}]", source)
         undeclared = re.search(r"\bkey\.\w+", source)
@@ -304,13 +307,13 @@ class Script:
         return cls(name, source, key_names)
 
     def call(self, keys: Iterable[str], arguments: Iterable[str | bytes | int]) -> bytes:
-        """The command that runs it."""
+        """The command that runs the script."""
         known = [*keys]
         assert not self.key_names or len(known) == len(self.key_names), self.name
         return pack("EVALSHA", self.sha, len(known), *known, *arguments)
 
     def load(self) -> bytes:
-        """The command that makes it known."""
+        """The command that loads the script."""
         return pack("SCRIPT", "LOAD", self.source)
 
 
@@ -323,6 +326,6 @@ def _text(package: str, name: str) -> str:
 
 
 def _words(text: str, label: str) -> list[str]:
-    """The words behind a label of the contract; the label may stand on several lines."""
+    """The words after a label of the contract, which may occur on several lines."""
     lines = re.findall(rf"^-- {label}\s+(.+)$", text, re.MULTILINE)
     return [word for line in lines for word in line.split()]

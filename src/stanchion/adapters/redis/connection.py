@@ -42,27 +42,27 @@ __all__ = [
 ]
 
 Reply: TypeAlias = Any
-"""What a server answers: bytes, int, None, a list of these, or a ``hiredis.ReplyError``."""
+"""A reply of a server: bytes, int, None, a list of these, or a ``hiredis.ReplyError``."""
 
 _MORE: Final = object()
-"""The parser's word for an answer that is not complete yet."""
+"""What the parser returns for a reply that is not complete."""
 
 
 class Sent(Protocol):
-    """Something that was sent, and will get so many answers."""
+    """A sent command, or several, with a known number of replies."""
 
     packed: bytes
     replies: int
 
     def settle(self, reply: Reply) -> None:
-        """The last of its answers has come."""
+        """The last of its replies was received."""
 
     def fail(self, error: BackendError) -> None:
-        """There will be no answer."""
+        """There will be no reply."""
 
 
 class PendingCall:
-    """A caller's request. Its future ends with the answer, or with a ``BackendError``."""
+    """The request of a caller. Its future gets the reply or a ``BackendError``."""
 
     __slots__ = ("future", "packed", "replies", "timer")
 
@@ -70,7 +70,7 @@ class PendingCall:
         loop = asyncio.get_running_loop()
         self.packed = packed
         self.replies = replies
-        """More than one if other commands go ahead of it: only the last answer counts."""
+        """More than one if other commands precede it: only the last reply counts."""
         self.future: asyncio.Future[Reply] = loop.create_future()
         self.timer = loop.call_at(deadline, self._time_out)
 
@@ -82,7 +82,7 @@ class PendingCall:
     def fail(self, error: BackendError) -> None:
         self.timer.cancel()
         if not self.future.done():
-            # An error of its own for everybody: each collects the places it passes through.
+            # A separate error object for each caller: each collects its own traceback.
             self.future.set_exception(type(error)(*error.args))
 
     def _time_out(self) -> None:
@@ -95,12 +95,12 @@ class Connection(asyncio.Protocol):
     def __init__(self, name: str, on_lost: Callable[[Connection], None]) -> None:
         self._name = name
         self._on_lost = on_lost
-        self.on_idle: Callable[[Connection], None] = _heedless
-        """Set by whoever wants to know, once the connection is fit for use."""
+        self.on_idle: Callable[[Connection], None] = _ignore
+        """Set by the owner when the connection is ready for use."""
         self._reader = hiredis.Reader(notEnoughData=_MORE)
         self._waiting: deque[Sent] = deque()
         self._replies_due = 0
-        """How many answers the first of those waiting still gets."""
+        """Replies that the first waiting call still expects."""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
         return not self._waiting and self._transport is not None
 
     def send(self, batch: Sequence[Sent], *, within_s: float) -> None:
-        """Send a batch. Without its last answer after ``within_s``, the connection is cut."""
+        """Send a batch. Closes the connection if its last reply is missing after ``within_s``."""
         assert self.is_idle, "one pipeline at a time"
         assert self._transport is not None
         self._waiting.extend(batch)
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(b"".join([each.packed for each in batch]))
 
     def cut(self, error: BackendError) -> None:
-        """End the connection now; whoever waits gets the error."""
+        """Close the connection now; all waiting calls get the error."""
         if self._transport is not None:
             self._transport.abort()
         self._end(error)
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
     # ── What the event loop calls ────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not checked: uvloop's transports are asyncio's by what they do, not by descent.
+        # Not checked: asyncio.Transport is not a base class of uvloop's transports.
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
 
     def _take(self, reply: Reply) -> None:
         if not self._waiting:
-            raise hiredis.ProtocolError("an answer to nothing")
+            raise hiredis.ProtocolError("a reply without a request")
         self._replies_due -= 1
         if self._replies_due == 0:
             self._waiting.popleft().settle(reply)
@@ -185,8 +185,8 @@ class Connection(asyncio.Protocol):
             self._on_lost(self)
 
 
-def _heedless(_: Connection) -> None:
-    """Nobody wants to know."""
+def _ignore(_: Connection) -> None:
+    """The default callback."""
 
 
 class ConnectionLost(BackendTimeout):
@@ -194,7 +194,7 @@ class ConnectionLost(BackendTimeout):
 
 
 class ErrorCode(StrEnum):
-    """The first word of an error reply, where it matters which."""
+    """The first word of an error reply, as far as it is handled."""
 
     NO_SCRIPT = "NOSCRIPT"
     MOVED = "MOVED"
@@ -232,7 +232,7 @@ def code_of(error: Exception) -> str:
 
 
 def translate(error: Exception, who: str) -> BackendError:
-    """Our word for a server's error reply."""
+    """The error of the ports for an error reply."""
     code = code_of(error)
     if code in _UNAVAILABLE:
         return BackendUnavailable(f"{who} {_UNAVAILABLE[code]} ({error})")

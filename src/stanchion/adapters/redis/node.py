@@ -45,19 +45,19 @@ _BATCH_MAX: Final = 256
 _BATCH_BYTES_MAX: Final = 1024 * 1024
 _CONNECTIONS_MAX: Final = 4
 _QUEUE_MAX: Final = 50_000
-"""More callers than that would have left before their turn."""
+"""More callers than that would time out before their turn."""
 _CLOCK_AGE_S_MAX: Final = 1.0
 _RECONNECT: Final = Exponential(base_ms=10, cap_ms=1_000)
 
 
 def pack(*words: str | bytes | int) -> bytes:
-    """A command as it goes over the wire."""
+    """A command in the wire format."""
     packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stub says 1-tuple
     return packed
 
 
 class Login(msgspec.Struct, frozen=True):
-    """What is said first on every connection."""
+    """The first commands on every connection."""
 
     username: str | None = None
     password: str | None = None
@@ -77,7 +77,7 @@ class Login(msgspec.Struct, frozen=True):
 
 
 class Node:
-    """One server: its queue, its connections, and what is known of its clock."""
+    """One server: its queue, its connections, and an estimate of its clock."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Node:
         self._last_error: BackendError | None = None
 
     def ask(self, packed: bytes, *, deadline: float, replies: int = 1) -> asyncio.Future[Reply]:
-        """Send a command with the next batch. The future ends by the deadline in any case."""
+        """Send a command with the next batch. The future is done by the deadline at the latest."""
         loop = asyncio.get_running_loop()
         if self._is_closed:
             raise BackendUnavailable(f"{self.address}: closed")
@@ -121,7 +121,7 @@ class Node:
         return call.future
 
     async def read_clock(self, *, deadline: float) -> Instant:
-        """Look at the server's clock, and learn from it."""
+        """Read the clock of the server, and update the estimate."""
         sent = asyncio.get_running_loop().time()
         reply = await self.ask(_ClockSample.packed, deadline=deadline)
         if isinstance(reply, hiredis.ReplyError):
@@ -131,7 +131,7 @@ class Node:
         return Instant(server_us // 1000)
 
     async def close(self) -> None:
-        """Cut all connections; whoever waits gets an error. Safe to call twice."""
+        """Close all connections; all waiting calls get an error. Safe to call twice."""
         self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -140,7 +140,7 @@ class Node:
         self._fail_queue(BackendUnavailable(f"{self.address}: closed"))
         for connection in list(self._all):
             connection.cut(ConnectionLost(f"{self.address}: closed"))
-        # An aborted transport tells the loop, and is gone one turn later.
+        # An aborted transport is closed in the next iteration of the loop.
         await asyncio.sleep(0)
 
     def _flush(self) -> None:
@@ -178,7 +178,7 @@ class Node:
         except TimeoutError:
             self._failed(BackendTimeout(f"{self.address} did not answer"))
         except (OSError, UnicodeError, ConnectionLost) as error:
-            # Whoever waits has not been sent: nothing can have happened.
+            # The queued calls were not sent, so they were not executed.
             self._failed(BackendUnavailable(f"{self.address} cannot be reached: {error}"))
         except BackendError as error:
             self._failed(error)
@@ -215,12 +215,12 @@ class Node:
         pause_ms = backoff_ms(_RECONNECT, self._failures, self._entropy.unit())
         self._retry_at = asyncio.get_running_loop().time() + pause_ms / 1000
         self._last_error = error
-        # With a connection left, those who wait have somebody to wait for.
+        # The queued calls can still use a connection that is left.
         if not self._all:
             self._fail_queue(error)
 
     def _is_resting(self) -> bool:
-        """Whether the last attempt to connect failed so recently that the next one has to wait."""
+        """Whether the pause after the last failed attempt to connect is not over."""
         is_soon = asyncio.get_running_loop().time() < self._retry_at
         return self._last_error is not None and is_soon
 
@@ -248,7 +248,7 @@ class Node:
 
 
 class _ClockSample:
-    """A look at the server's clock, sent along with a batch."""
+    """A ``TIME`` command that is sent with a batch."""
 
     packed = pack("TIME")
     replies = 1
@@ -262,7 +262,7 @@ class _ClockSample:
             self._clock.observe(_microseconds(reply), self._sent, asyncio.get_running_loop().time())
 
     def fail(self, error: BackendError) -> None:
-        """Then the next one tells."""
+        """Do nothing: the next batch has a sample too."""
 
 
 def _microseconds(reply: list[bytes]) -> int:
@@ -270,11 +270,11 @@ def _microseconds(reply: list[bytes]) -> int:
 
 
 _DRIFT: Final = 0.000_5
-"""How much faster or slower the server's clock may run than ours: far more than any real one."""
+"""The largest difference in speed between two clocks: far more than any real one."""
 
 
 class ServerClock:
-    """An estimate. All local times are seconds of one clock that never steps back."""
+    """An estimate of the server's clock. Local times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._low_s = -math.inf
@@ -282,7 +282,7 @@ class ServerClock:
         self._sampled_at = -math.inf
 
     def observe(self, server_us: int, sent: float, received: float) -> None:
-        """Learn from one sample."""
+        """Update the estimate with one sample."""
         low, high = server_us / 1e6 - received, server_us / 1e6 - sent
         widened = (received - self._sampled_at) * _DRIFT if self.is_known else 0.0
         known_low, known_high = self._low_s - widened, self._high_s + widened
@@ -296,10 +296,10 @@ class ServerClock:
         return math.isfinite(self._low_s)
 
     def age_s(self, at: float) -> float:
-        """How long ago the last sample was taken."""
+        """The age of the last sample."""
         return at - self._sampled_at
 
     def instant(self, at: float) -> Instant:
-        """What the server's clock shows at a local time, or a little less."""
+        """The time of the server at a local time, or slightly less."""
         widened = self.age_s(at) * _DRIFT
         return Instant(math.floor((at + self._low_s - widened) * 1000))

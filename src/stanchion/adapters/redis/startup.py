@@ -1,8 +1,8 @@
-"""Start-up: whether these servers may be trusted with data, and with how much of it.
+"""Start-up checks of Redis servers.
 
-Refused: a server that may throw our keys away when memory runs short, one that is too old for the
-scripts, one that cannot be written to, and data that another format wrote. Warned about: data that
-would not survive a restart, and whatever could not be checked.
+Refused: a server that may evict keys, one that is too old for the scripts, one that cannot be
+written, and data of another format. Warned about: settings with which data does not survive a
+restart, and settings that could not be checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SETTINGS: Final = ("maxmemory-policy", "appendonly", "save")
 
 
 async def examine(client: RedisClient) -> tuple[str, ...]:
-    """Look at every server. Raises ``BackendRefused``; answers with warnings."""
+    """Check every server; returns warnings. Raises ``BackendRefused``."""
     deadline = client.deadline()
     await client.topology.find(deadline)
     found = await asyncio.gather(
@@ -40,13 +40,13 @@ async def examine(client: RedisClient) -> tuple[str, ...]:
 
 
 async def claim_format(client: RedisClient, key: str, tag: str, wanted: str) -> None:
-    """Write down the format of what is stored at the first start; refuse another one later."""
+    """Store the format of the data at the first start. Raises ``BackendRefused`` for another."""
     deadline, slot = client.deadline(), slot_of(tag)
     await client.ask(RedisRequest(slot, pack("SET", key, wanted, "NX")), deadline=deadline)
     found = await client.ask(RedisRequest(slot, pack("GET", key)), deadline=deadline)
     if found != wanted.encode():
         raise BackendRefused(
-            f"the data under {key!r} are of another format ({found!r}, this is {wanted!r}): "
+            f"the data under {key!r} has another format ({found!r}, expected {wanted!r}): "
             "use the version of Stanchion that wrote them, or another namespace"
         )
 
@@ -67,7 +67,7 @@ async def _examine(node: Node, kind: ServerLayout, deadline: float) -> tuple[str
         warnings.append("CONFIG and INFO are forbidden: make sure maxmemory-policy is noeviction")
     elif policy != "noeviction":
         raise BackendRefused(
-            f"{who} would throw data away when memory runs short (maxmemory-policy is {policy}): "
+            f"{who} evicts data when memory runs short (maxmemory-policy is {policy}): "
             "run CONFIG SET maxmemory-policy noeviction, and write it into the server's "
             "configuration"
         )

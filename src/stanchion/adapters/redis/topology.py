@@ -1,4 +1,4 @@
-"""Which server has a slot, at present.
+"""Topology: the server of each slot.
 
 A single server has every slot. Sentinels know the address of the primary. In a cluster each of
 16,384 slots belongs to one primary, and slots move. redis-py asks the Sentinels and reads the slot
@@ -34,7 +34,7 @@ __all__ = ["Topology", "forget", "slot_of"]
 
 _NOT_LET_IN: Final = ("AuthenticationError", "NOAUTH", "WRONGPASS", "NOPERM", "NoPermission")
 _FOUND_S: Final = 0.05
-"""For so long nobody asks again who has what: when a server dies, all its callers want to know."""
+"""The pause between two lookups: when a server fails, all its callers request one."""
 
 
 def slot_of(tag: str) -> int:
@@ -43,7 +43,7 @@ def slot_of(tag: str) -> int:
 
 
 class Topology:
-    """The servers behind one URL, and what is known about who has what."""
+    """The servers behind one URL, and the slots of each."""
 
     def __init__(self, target: RedisTarget, *, timeout_s: float, entropy: Entropy) -> None:
         self.target = target
@@ -53,7 +53,7 @@ class Topology:
         self.login = Login(target.username, target.password, target.database)
         self._nodes: dict[ServerAddress, Node] = {}
         self._primary: ServerAddress | None = None
-        """The server that has every slot, unless this is a cluster."""
+        """The only server, unless this is a cluster."""
         self._owners: dict[int, ServerAddress] = {}
         """The server of each slot of a cluster."""
         self.node_by_slot: dict[int, Node] = {}
@@ -61,7 +61,7 @@ class Topology:
         self._found_at = -math.inf
 
     def node_of(self, slot: int) -> Node:
-        """The server that has the slot, as far as is known."""
+        """The server of the slot, by the current slot map."""
         node = self.node_by_slot.get(slot)
         if node is None:
             node = self.node_by_slot[slot] = self.node_at(self._owner(slot))
@@ -81,22 +81,22 @@ class Topology:
         return node
 
     def primaries(self) -> list[Node]:
-        """Every server that has slots, once ``find`` has found them."""
+        """All servers with slots, after ``find``."""
         return [self.node_at(address) for address in self._primaries()]
 
     def named(self, slot: int, where: str) -> ServerAddress:
-        """The address in ``MOVED slot host:port``. No host means: the one that says so."""
+        """The address in ``MOVED slot host:port``. Without a host, that of the replying server."""
         host, _, port = where.rpartition(":")
         return ServerAddress(host or self.node_of(slot).address.host, int(port))
 
     async def move(self, slot: int, address: ServerAddress, deadline: float) -> Node:
-        """A slot has gone to this address, and others have probably moved too."""
+        """Record that a slot moved to this address, and start a lookup of the others."""
         await self.find(deadline)
         node = self.node_by_slot[slot] = self.node_at(address)
         return node
 
     async def has_moved(self, slot: int, deadline: float) -> bool:
-        """Ask whether another server has the slot by now."""
+        """Look up whether another server has the slot now."""
         if self.target.kind is ServerLayout.SINGLE:
             return False
         before = self.node_of(slot).address
@@ -104,25 +104,25 @@ class Topology:
         return self.node_of(slot).address != before
 
     async def find(self, deadline: float) -> None:
-        """Learn anew who has what. Those who ask at the same time share one answer."""
+        """Look up the servers of all slots. Concurrent callers share one lookup."""
         finding = self._begin_to_find(deadline)
         if finding is not None:
             await asyncio.shield(finding)
 
     def suspect(self) -> None:
-        """A server is silent, and may have been replaced: find out, while nobody waits for it."""
+        """Start a lookup in the background: a server does not reply and may have been replaced."""
         if self.target.kind is not ServerLayout.SINGLE:
             self._begin_to_find(asyncio.get_running_loop().time() + self._timeout_s)
 
     async def close(self) -> None:
-        """Let go of all connections. Safe to call twice."""
+        """Close all connections. Safe to call twice."""
         if self._finding is not None:
             self._finding.cancel()
         for node in list(self._nodes.values()):
             await node.close()
 
     def _begin_to_find(self, deadline: float) -> asyncio.Task[None] | None:
-        """Who is asking already, or begins to; nobody if it has just been answered."""
+        """The running lookup, or a new one; ``None`` if the last one has just ended."""
         if asyncio.get_running_loop().time() < self._found_at + _FOUND_S:
             return None
         if self._finding is None or self._finding.done():
@@ -192,7 +192,7 @@ class Topology:
     def _lookup_options(
         self, deadline: float, servers: int, *, for_sentinel: bool = False
     ) -> dict[str, Any]:
-        """How redis-py asks one of so many servers: one that hangs leaves time for the others."""
+        """Options of redis-py for a lookup at one of so many servers, which share the time."""
         share_s = max(0.001, (deadline - asyncio.get_running_loop().time()) / servers)
         return {
             **self.target.connection_options(for_sentinel=for_sentinel),
@@ -202,10 +202,10 @@ class Topology:
         }
 
     def _translated(self, error: Exception, known: Sequence[ServerAddress]) -> BackendError:
-        """An error of a lookup in our words."""
+        """Translate an error of a lookup."""
         hosts = ", ".join(map(str, known))
         cause = error.__cause__
-        # redis-py says "not enabled" of every error reply; the reply itself is the context.
+        # redis-py reports every error reply as "not enabled"; the reply itself is the context.
         context = None if cause is None else cause.__context__
         reason = f"{error!r} {error} {cause!r} {context!r}"
         if any(each in reason for each in _NOT_LET_IN):
@@ -227,6 +227,6 @@ class Topology:
 
 
 def forget(future: asyncio.Future[Any]) -> None:
-    """Nobody will ask for the outcome: say so, or the event loop reports an error as lost."""
+    """Retrieve the exception of a dropped future, so that the event loop does not report it."""
     if not future.cancel() and not future.cancelled():
         future.exception()

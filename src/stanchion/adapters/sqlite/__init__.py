@@ -1,1 +1,1 @@
-"""SQLite: what the store and the locks that use it have in common."""
+"""SQLite: the code that the SQLite store and the SQLite locks share."""

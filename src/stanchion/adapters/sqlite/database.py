@@ -1,11 +1,11 @@
-"""One connection to the store's file, the rows that wait to be written, and statements from files.
+"""One connection to a file, rows that are pending to be written, and statements from files.
 
-**Pending rows.** Each statement that takes a while costs the thread its turn of the interpreter. So
-the writer collects rows of all callers of a batch and writes rows of one kind with one statement. A
-read sees what was collected before, because that is written first; a read that knows which run, job
-or key it is about (``peek``) only checks that nothing is pending for it.
+**Pending rows.** Each statement releases the GIL, and the thread waits to get it back. So the
+writer collects the rows of all callers of a batch and writes those of one kind with one statement.
+Pending rows are written before any read, so that it sees them; a read that concerns a known run,
+job or key (``peek``) only checks that nothing is pending for it.
 
-**Statements** lie in SQL files. A file begins with its contract as comments; then each statement
+**Statements** are in SQL files. A file begins with its contract as comments; then each statement
 has a name and a sentence:
 
     -- name: put_tenant
@@ -39,7 +39,7 @@ Row: TypeAlias = tuple[Any, ...]
 
 
 def _file_at(path: str) -> tuple[int, int] | None:
-    """Which file that is, whatever its name; ``None`` if there is none."""
+    """The device and inode of the file; ``None`` if there is none."""
     try:
         found = os.stat(path)  # noqa: PTH116 - at every commit; a Path would cost as much again
     except OSError:
@@ -48,10 +48,10 @@ def _file_at(path: str) -> tuple[int, int] | None:
 
 
 class Database:
-    """Runs statements. Parameters are given by name, as the statement has them.
+    """Runs statements. Parameters are given by name.
 
-    It belongs to one thread at a time, and knows nothing of transactions: those are the writer's.
-    What was asked for ``later`` is written before any other statement but ``peek``.
+    Used by one thread at a time. The writer handles transactions. Rows added with ``later`` are
+    written before any other statement except ``peek``.
     """
 
     def __init__(self, connection: apsw.Connection, path: str, clock: Clock) -> None:
@@ -64,10 +64,10 @@ class Database:
         self._tickets = count(1)
 
     def check_in_place(self) -> None:
-        """Raise ``BackendCorrupt`` if the file's name does not lead to the file any more.
+        """Raise ``BackendCorrupt`` if the path no longer refers to the open file.
 
-        It was removed or replaced. What is written then reaches a file without a name, and is
-        gone with this process: nothing of it may be acknowledged.
+        The file was removed or replaced. Further writes go to a file without a name, and are lost
+        with this process: they must not be acknowledged.
         """
         if _file_at(self.path) != self._file:
             raise BackendCorrupt(
@@ -76,15 +76,15 @@ class Database:
             )
 
     def now(self) -> Instant:
-        """The store's time."""
+        """The time of the store."""
         return self._clock.now()
 
     def ticket(self) -> int:
-        """A number above all that were drawn before and are still in the file."""
+        """A number above all earlier ones that are in the file."""
         return next(self._tickets)
 
     def draw_tickets_above(self, highest: int) -> None:
-        """Begin above what a former process has drawn."""
+        """Continue above the tickets of earlier processes."""
         self._tickets = count(highest + 1)
 
     def first(self, statement: str, **values: object) -> Row | None:
@@ -93,9 +93,9 @@ class Database:
         return self.peek(statement, **values)
 
     def peek(self, statement: str, **values: object) -> Row | None:
-        """As ``first``, for what nothing that is pending bears on."""
+        """Like ``first``, without writing pending rows: they must not affect the result."""
         row: Row | None = None
-        # To the end, also when one row was expected: a statement left half-way stays open.
+        # Read to the end even for one row: else the statement stays open.
         for found in self._execute(statement, values):
             row = found if row is None else row
         return row
@@ -106,66 +106,66 @@ class Database:
         return self.peek_every(statement, **values)
 
     def peek_every(self, statement: str, **values: object) -> list[Row]:
-        """As ``every``, for what nothing that is pending bears on."""
+        """Like ``every``, without writing pending rows: they must not affect the result."""
         return self._execute(statement, values).fetchall()
 
     def run(self, statement: str, **values: object) -> None:
-        """Change something."""
+        """Run a statement that writes."""
         self.pending.write()
         self._execute(statement, values)
 
     def later(self, statement: str, **values: object) -> None:
-        """Insert a row, at the latest at the end of the batch."""
+        """Insert a row, at the end of the batch at the latest."""
         self.pending.add(statement, values)
 
     def settle(self, *whom: Hashable) -> None:
-        """Have everything written that bears on them, before they are looked at."""
+        """Write the pending rows if one of them concerns any of ``whom``."""
         if any(map(self.pending.touched, whom)):
             self.pending.write()
 
     def changed(self, statement: str, **values: object) -> int:
-        """Change something; how many rows."""
+        """Run a statement that writes; returns the number of rows."""
         self.pending.write()
         self._execute(statement, values)
         return self.connection.changes()
 
     def run_each(self, statement: str, rows: Iterable[Mapping[str, object]]) -> None:
-        """Change something once for each row of values."""
+        """Run a statement that writes once for each row of values."""
         self.pending.write()
         self.connection.executemany(statement, rows)
 
 
 _AT_ONCE_MAX: Final = 64
-"""Rows of one statement. There is one for each power of two, so that all stay prepared."""
+"""Rows of one statement. Counts are powers of two, so that all statements stay prepared."""
 _INSERT = re.compile(r"(INSERT INTO .+? VALUES )\(([:\w, ]+)\)(.*)")
 
 _Row = tuple[object, ...]
 
 
 class Pending:
-    """Rows by the statement that writes them, and whom they are about."""
+    """Rows by the statement that writes them, and what they concern."""
 
     def __init__(self, execute: Callable[[str, _Row], object]) -> None:
         self._execute = execute
         self._rows: dict[str, list[_Row]] = {}
         self._touched: Counter[Hashable] = Counter()
         self.known: dict[Hashable, Any] = {}
-        """What was read and holds, with what is pending, until that is written."""
+        """Values read from the file, valid until the pending rows are written."""
 
     def add(self, statement: str, values: Mapping[str, object]) -> None:
-        """Write a row before anything is read. Rows of one statement stay in their order."""
+        """Add a row. Rows of one statement keep their order."""
         self._rows.setdefault(statement, []).append(_insert(statement).row(values))
 
     def touch(self, whom: Hashable) -> None:
-        """What was added is about them."""
+        """Record that a pending row concerns ``whom``."""
         self._touched[whom] += 1
 
     def touched(self, whom: Hashable) -> int:
-        """How often something was added about them that is not written yet."""
+        """The number of pending rows that concern ``whom``."""
         return self._touched[whom]
 
     def write(self) -> None:
-        """Write all of it."""
+        """Write all pending rows."""
         self.known.clear()
         if not self._rows:
             return
@@ -180,24 +180,24 @@ class Pending:
                 done += count
 
     def forget(self) -> None:
-        """Write none of it."""
+        """Drop all pending rows."""
         self.known.clear()
         self._rows.clear()
         self._touched.clear()
 
 
 class _Insert(NamedTuple):
-    """A statement for one row with names in it, taken apart."""
+    """A statement that inserts one row, split into its parts."""
 
     head: str
     places: str
     tail: str
     row: Callable[[Mapping[str, object]], _Row]
-    """A row's values in their order."""
+    """The values of a row in the order of the statement."""
 
     @cache  # noqa: B019 - a few statements, there as long as the program
     def of(self, count: int) -> str:
-        """The same for so many rows, with places in it."""
+        """The statement for ``count`` rows, with positional parameters."""
         return self.head + ", ".join([self.places] * count) + self.tail
 
 
@@ -214,7 +214,7 @@ _NAME: Final = "-- name:"
 
 
 def read_statements(package: str, *path: str) -> Mapping[str, str]:
-    """The statements of a file in a package, or of all files of a folder in it, by name."""
+    """The statements of a file, or of all files of a folder, in a package, by name."""
     where = files(package).joinpath(*path)
     statements: dict[str, str] = {}
     for file in sorted(where.iterdir(), key=lambda file: file.name) if where.is_dir() else [where]:

@@ -1,10 +1,11 @@
-"""Opening a file: it must be ours and sound before anything is written to it. Schema and errors.
+"""Opening a file: checks, schema, and translation of errors.
 
-A file says which program it belongs to (``application_id``) and how new its schema is
-(``user_version``). Migrations are numbered SQL files; those that a file has not seen run in one
-transaction. There is no way back: a file that a newer Stanchion has migrated is refused.
+A file holds the program it belongs to (``application_id``) and the version of its schema
+(``user_version``); both are checked before anything is written. Migrations are numbered SQL files;
+those that are new to a file run in one transaction. There are no downgrades: a file that a newer
+Stanchion has migrated is refused.
 
-SQLite's errors are translated into those of the ports here, and nowhere else.
+All errors of SQLite are translated here into those of the ports.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ __all__ = [
 ]
 
 MEMORY: Final = ":memory:"
-"""A path for what nobody keeps."""
+"""The path of an in-memory database."""
 
 Sync: TypeAlias = Literal["FULL", "NORMAL"]
-"""When a commit returns, it has reached the disk; or the operating system, which will see to it."""
+"""Whether a commit returns after the sync to disk, or after the write to the operating system."""
 
 _SOUND_SINCE: Final = (3, 51, 3)
-"""Before it, a checkpoint by one connection could reset the log under another."""
+"""In older versions a checkpoint of one connection could reset the log under another."""
 _HEADER_BYTES: Final = 100
 _STATEMENTS_KEPT: Final = 256
-"""Prepared once, used for ever: more than there are."""
+"""More than there are statements, so that all stay prepared."""
 _PRAGMAS: Final = (
     "PRAGMA cache_size = -32768",
     "PRAGMA temp_store = MEMORY",
@@ -61,16 +62,16 @@ _PRAGMAS: Final = (
     "PRAGMA trusted_schema = OFF",
 )
 _LOG_PRAGMAS: Final = (
-    # What macOS calls a sync that reaches the disk.
+    # On macOS only this sync reaches the disk.
     "PRAGMA fullfsync = ON",
-    # 16 MiB of log between checkpoints: fewer pauses than by default, and less written twice.
+    # 16 MiB of log between checkpoints: fewer pauses and fewer double writes than by default.
     "PRAGMA wal_autocheckpoint = 4000",
     "PRAGMA journal_size_limit = 67108864",
 )
 
 
 def resolved(path: str | os.PathLike[str]) -> str:
-    """The file's one name: under another one it is still the same file."""
+    """The canonical path of the file. Raises ``BackendRefused``."""
     name = os.fspath(path)
     if name == MEMORY:
         return name
@@ -81,9 +82,9 @@ def resolved(path: str | os.PathLike[str]) -> str:
 
 
 def open_for_writing(path: str, schema: Schema, *, sync: Sync, busy_ms: int) -> apsw.Connection:
-    """A connection to a file that is there, ours and up to date afterwards.
+    """Open or create a file, check it and migrate it.
 
-    Raises ``BackendRefused`` if that cannot be, and leaves what is there as it was.
+    Raises ``BackendRefused`` if that is not possible, and then leaves the file unchanged.
     """
     _check_library()
     check_place(path)
@@ -105,7 +106,7 @@ def open_for_writing(path: str, schema: Schema, *, sync: Sync, busy_ms: int) -> 
 
 
 def open_for_reading(path: str, *, busy_ms: int) -> apsw.Connection:
-    """One more connection to a file that is open for writing. It cannot write."""
+    """Open a read-only connection to a file that is open for writing."""
     with translated_sqlite_errors(path):
         connection = apsw.Connection(
             path, flags=apsw.SQLITE_OPEN_READONLY, statementcachesize=_STATEMENTS_KEPT
@@ -124,7 +125,7 @@ def _check_library() -> None:
 
 
 def check_place(path: str) -> None:
-    """Refuse what cannot be a file, before anything is made beside it."""
+    """Refuse a path that cannot be a database, before any file is created next to it."""
     if path == MEMORY:
         return
     try:
@@ -137,8 +138,8 @@ def check_place(path: str) -> None:
         raise BackendRefused(f"{path}: a directory. Give the path of a file in it")
     if not stat.S_ISREG(found.st_mode):
         raise BackendRefused(f"{path}: not a regular file. Give another path")
-    # SQLite takes a file of a byte or two for an empty one. To read the file instead is no way: to
-    # close it would drop the locks that this process may have on it.
+    # SQLite treats a file of a byte or two as empty. Reading the file here is not an option:
+    # closing it would drop the locks that this process may have on it.
     if 0 < found.st_size < _HEADER_BYTES:
         raise BackendRefused(f"{path}: not a SQLite database. Give another path")
 
@@ -160,8 +161,8 @@ def _prepare(
 
 def _configure(connection: apsw.Connection, busy_ms: int) -> None:
     connection.set_busy_timeout(busy_ms)
-    # One plan for a statement, whatever its parameters. Otherwise SQLite plans many of them anew
-    # with each set of parameters, which takes ten times as long as to run them.
+    # Plan each statement once, independent of its parameters. Otherwise SQLite plans many of them
+    # again for each set of parameters, which takes ten times as long as running them.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     for pragma in _PRAGMAS:
         connection.execute(pragma).fetchall()
@@ -178,7 +179,7 @@ def _keep_a_log(connection: apsw.Connection, path: str) -> None:
 
 
 def _sync_directory(path: str) -> None:
-    """A new file is durable once its name is."""
+    """Sync the directory: a new file is durable only when its name is."""
     parent = Path(path).parent
     try:
         directory = os.open(parent, os.O_RDONLY | os.O_CLOEXEC)
@@ -194,7 +195,7 @@ def _sync_directory(path: str) -> None:
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """What a file is for, and the scripts that lead to its tables, the first one first."""
+    """The application id of a file, and its migrations in order."""
 
     application_id: int
     migrations: tuple[str, ...]
@@ -205,7 +206,7 @@ class Schema(msgspec.Struct, frozen=True):
 
 
 def read_schema(mark: bytes, package: str, directory: str) -> Schema:
-    """The schema with this mark of four letters, and the scripts of a directory in a package."""
+    """The schema with this four-letter application id and the migrations of a directory."""
     scripts = sorted(
         (each for each in files(package).joinpath(directory).iterdir() if each.is_file()),
         key=lambda script: script.name,
@@ -218,13 +219,13 @@ def read_schema(mark: bytes, package: str, directory: str) -> Schema:
 
 
 def check_ours(connection: apsw.Connection, path: str, schema: Schema) -> None:
-    """Refuse a file that is another's, or too new. Changes nothing."""
+    """Refuse a file of another program or of a newer version. Changes nothing."""
     tables = _number(connection, "SELECT count(*) FROM sqlite_schema")
     owner = _number(connection, "PRAGMA application_id")
     version = _number(connection, "PRAGMA user_version")
     if owner != schema.application_id and (tables or owner):
         raise BackendRefused(
-            f"{path}: a SQLite database that is not for this. Give another path: Stanchion does not"
+            f"{path}: a SQLite database for another purpose. Give another path: Stanchion does not"
             " add its tables to it"
         )
     if version > schema.version:
@@ -235,8 +236,8 @@ def check_ours(connection: apsw.Connection, path: str, schema: Schema) -> None:
 
 
 def bring_up_to_date(connection: apsw.Connection, path: str, schema: Schema) -> None:
-    """Run the migrations that this file has not seen: all of them, or none."""
-    # At once as a writer: another process may be about to do the same.
+    """Run the migrations that are new to this file, in one transaction."""
+    # IMMEDIATE: another process may migrate the file at the same time.
     connection.execute("BEGIN IMMEDIATE")
     try:
         check_ours(connection, path, schema)
@@ -260,7 +261,7 @@ def _number(connection: apsw.Connection, statement: str) -> int:
 
 @contextmanager
 def translated_sqlite_errors(path: str) -> Iterator[None]:
-    """Whatever SQLite raises inside comes out as a ``BackendError`` that names the file."""
+    """Translate errors of SQLite into ``BackendError``, with the path of the file."""
     try:
         yield
     except (apsw.Error, msgspec.DecodeError) as error:
@@ -268,7 +269,7 @@ def translated_sqlite_errors(path: str) -> Iterator[None]:
 
 
 def translated(error: Exception, path: str) -> Exception:
-    """The error as ours if it was SQLite's, or came from reading what is stored; else itself."""
+    """The error, translated if it came from SQLite or from decoding stored data."""
     fault: BackendError
     match error:
         case apsw.FullError():
@@ -284,7 +285,7 @@ def translated(error: Exception, path: str) -> Exception:
         case apsw.IOError() | apsw.NoMemError() | apsw.InterruptError():
             fault = BackendUnavailable(f"{path}: cannot be read or written ({error})")
         case apsw.Error():
-            # A statement of ours that SQLite would not run: nobody's disk is at fault.
+            # SQLite refused one of our statements: a bug, not a failure of the disk.
             fault = BackendError(f"{path}: {type(error).__name__}: {error}")
         case _:
             return error

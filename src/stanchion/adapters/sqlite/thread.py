@@ -40,12 +40,12 @@ _Thing = TypeVar("_Thing")
 _Answer = TypeVar("_Answer")
 
 _BATCH_MAX: Final = 512
-"""Callers served together. More would not be cheaper, and the first one waits for the last."""
+"""Calls in one batch. More would not be cheaper, and the first one waits for the last."""
 _CLOSE_WAIT_S: Final = 30.0
 
 
 class ThreadCall(Generic[_Thing]):
-    """One caller's request, and its answer once there is one."""
+    """The request of one caller, and its answer once there is one."""
 
     __slots__ = ("_answer", "_error", "act", "future", "is_wanted", "loop")
 
@@ -54,25 +54,25 @@ class ThreadCall(Generic[_Thing]):
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
         self.is_wanted = True
-        """Whether the caller still waits. Turns false once, on the caller's thread."""
+        """Whether the caller still waits. Set to false once, on the thread of the caller."""
         self._answer: Any = None
         self._error: Exception | None = None
 
     def answer(self, answer: object) -> None:
-        """Say what came of it."""
+        """Set the answer."""
         self._answer = answer
 
     def fail(self, error: Exception) -> None:
-        """Say that nothing came of it. What was said before no longer counts."""
+        """Set an error, which replaces an earlier answer."""
         self._error = error
 
     def forget(self) -> None:
-        """What was said no longer counts: it will be done again."""
+        """Discard the answer: the operation will be repeated."""
         self._answer = None
         self._error = None
 
     def settle(self) -> None:
-        """Hand the answer over. On the caller's thread."""
+        """Deliver the answer. Called on the thread of the caller."""
         if self.future.done():
             return
         if self._error is None:
@@ -81,7 +81,7 @@ class ThreadCall(Generic[_Thing]):
             self.future.set_exception(self._error)
 
     def time_out(self, thread: str, wait_s: float) -> None:
-        """End the wait without an answer. On the caller's thread."""
+        """End the wait without an answer. Called on the thread of the caller."""
         if not self.future.done():
             self.is_wanted = False
             message = f"{thread}: no answer within {wait_s:g} s"
@@ -93,7 +93,7 @@ Serve: TypeAlias = Callable[[_Thing, Sequence[ThreadCall[_Thing]]], None]
 
 
 class WorkerThread(Generic[_Thing]):
-    """A thread that owns one thing. Open it with ``WorkerThread.open``."""
+    """A thread that owns one resource. Open it with ``WorkerThread.open``."""
 
     def __init__(
         self,
@@ -110,15 +110,15 @@ class WorkerThread(Generic[_Thing]):
         self._end = end
         self._queue_max = queue_max
         self._queue: SimpleQueue[ThreadCall[_Thing] | None] = SimpleQueue()
-        """``None`` is the last there will be."""
+        """``None`` marks the end of the queue."""
         self._entering = threading.Lock()
         self._is_closing = False
         self._opened: Future[None] = Future()
         self._ended: Future[None] = Future()
-        # Not cancellable: a caller that stops waiting for the end does not undo it.
+        # Not cancellable: a caller that stops waiting for the end does not prevent it.
         self._opened.set_running_or_notify_cancel()
         self._ended.set_running_or_notify_cancel()
-        # A daemon: a program that ends without closing must not hang on a thread that waits for it.
+        # A daemon: a program that exits without ``close`` must not hang on the waiting thread.
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
 
     @classmethod
@@ -131,7 +131,7 @@ class WorkerThread(Generic[_Thing]):
         *,
         queue_max: int,
     ) -> WorkerThread[_Thing]:
-        """Start the thread and make its thing there; raises what making it raised."""
+        """Start the thread and create the resource on it. Raises the error of the creation."""
         thread = cls(name, make, serve, end, queue_max=queue_max)
         thread._thread.start()
         try:
@@ -142,7 +142,7 @@ class WorkerThread(Generic[_Thing]):
         return thread
 
     async def call(self, act: Callable[[_Thing], _Answer], *, wait_s: float) -> _Answer:
-        """Do something with the thing, in turn; its answer. Waits at most ``wait_s``."""
+        """Run ``act`` on the thread; returns its result. Waits at most ``wait_s``."""
         loop = asyncio.get_running_loop()
         call = ThreadCall(act, loop)
         self._enqueue(call)
@@ -155,7 +155,7 @@ class WorkerThread(Generic[_Thing]):
         return answer
 
     async def close(self) -> None:
-        """Serve all who wait, then let go of the thing. Safe to call twice."""
+        """Finish all queued calls, then close the resource. Safe to call twice."""
         self._stop()
         try:
             async with asyncio.timeout(_CLOSE_WAIT_S):
@@ -198,12 +198,12 @@ class WorkerThread(Generic[_Thing]):
             self._ended.set_result(None)
 
     def _take(self) -> list[ThreadCall[_Thing]]:
-        """All waiting calls, at most a batch; none, once the thread is closed and empty."""
+        """The next batch of queued calls; empty once the thread is closed and the queue empty."""
         batch: list[ThreadCall[_Thing]] = []
         while not batch or (self._queue.qsize() and len(batch) < _BATCH_MAX):
             call = self._queue.get()
             if call is None:
-                self._queue.put(None)  # for the next time, when no call is before it
+                self._queue.put(None)  # for the next round, which ends the thread
                 break
             batch.append(call)
         return batch
@@ -220,12 +220,12 @@ class WorkerThread(Generic[_Thing]):
 
 
 def _deliver(calls: Iterable[ThreadCall[Any]]) -> None:
-    """Wake the callers: each loop once, however many of its callers were served."""
+    """Wake the callers, with one wake-up per event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[ThreadCall[Any]]] = {}
     for call in calls:
         by_loop.setdefault(call.loop, []).append(call)
     for loop, theirs in by_loop.items():
-        # A closed loop has no callers any more.
+        # A closed loop has no callers left.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_settle, theirs)
 
@@ -236,7 +236,7 @@ def _settle(calls: Iterable[ThreadCall[Any]]) -> None:
 
 
 def write_together(database: Database, calls: Sequence[ThreadCall[Database]]) -> None:
-    """Serve calls that change something, in one durable step."""
+    """Serve calls that write, in one transaction."""
     connection = database.connection
     serve = _write
     try:
@@ -256,7 +256,7 @@ def write_together(database: Database, calls: Sequence[ThreadCall[Database]]) ->
         database.check_in_place()
         connection.execute("COMMIT")
     except Exception as error:  # noqa: BLE001 - it belongs to every caller of the batch
-        # Nothing of the batch is true, also what went well: its answers were not given yet.
+        # The whole batch is rolled back; its answers were not delivered yet.
         _end(database, "ROLLBACK")
         for call in calls:
             call.fail(translated(error, database.path))
@@ -267,7 +267,7 @@ class _Failed(Exception):
 
 
 def _write(database: Database, call: ThreadCall[Database]) -> bool:
-    """Do what the call asks for; ``False`` if its caller has left."""
+    """Run the call; ``False`` if its caller no longer waits."""
     if not call.is_wanted:
         return False
     try:
@@ -286,9 +286,9 @@ def _write_pending(database: Database) -> None:
 
 
 def _write_apart(database: Database, call: ThreadCall[Database]) -> bool:
-    """Do the same so that it can be taken back alone."""
+    """Run the call in a savepoint, so that it can be rolled back alone."""
     connection = database.connection
-    # The transaction may have had to wait for another process's, and the caller not so long.
+    # The caller may have timed out while the transaction waited for another process.
     if not call.is_wanted:
         return False
     connection.execute("SAVEPOINT call")
@@ -297,7 +297,7 @@ def _write_apart(database: Database, call: ThreadCall[Database]) -> bool:
         database.pending.write()
     except Exception as error:
         database.pending.forget()
-        # A full disk or a failing one makes SQLite take back the whole transaction.
+        # On a full or failing disk SQLite rolls back the whole transaction.
         if not connection.in_transaction:
             raise
         connection.execute("ROLLBACK TO call")
@@ -307,7 +307,7 @@ def _write_apart(database: Database, call: ThreadCall[Database]) -> bool:
 
 
 def read_together(database: Database, calls: Sequence[ThreadCall[Database]]) -> None:
-    """Serve calls that only look. All see the same state, with all that was acknowledged before."""
+    """Serve calls that read. All see the same state, which includes all acknowledged writes."""
     try:
         database.connection.execute("BEGIN")
         for call in calls:
@@ -323,7 +323,7 @@ def read_together(database: Database, calls: Sequence[ThreadCall[Database]]) -> 
 
 
 def _end(database: Database, statement: str) -> None:
-    """End the transaction, if there still is one. Nothing depends on how that goes."""
+    """End the transaction if there is one, and ignore errors."""
     database.pending.forget()
     with suppress(apsw.Error):
         if database.connection.in_transaction:
