@@ -129,9 +129,9 @@ async def test_a_store_is_no_place_for_locks_and_the_other_way_round(tmp_path: P
     await (await _open(tmp_path / "store.db")).close()
     locks = await SqliteLocks.open(tmp_path / "locks.db", clock=ManualClock())
     await locks.close()
-    with pytest.raises(BackendRefused, match="not for this"):
+    with pytest.raises(BackendRefused, match="for another purpose"):
         await SqliteLocks.open(tmp_path / "store.db", clock=ManualClock())
-    with pytest.raises(BackendRefused, match="not for this"):
+    with pytest.raises(BackendRefused, match="for another purpose"):
         await _open(tmp_path / "locks.db")
 
 

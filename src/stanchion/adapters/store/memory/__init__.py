@@ -1,8 +1,7 @@
-"""The store in memory: the contract in its plainest form.
+"""The store in memory: the simplest implementation of the contract.
 
-Every verb runs from beginning to end without giving up the event loop, so each is indivisible by
-itself; nothing is durable. It is what the other stores are compared with, and what the simulator
-runs on.
+Every method runs without yielding to the event loop, so each is atomic; nothing is durable. Tests
+compare the other stores with it, and the simulator uses it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class MemoryStore(
     MemoryDocuments,
     MemoryHousekeeping,
 ):
-    """See ``ports.store.Store``. ``key_ttl_ms``: how long a key is known after its run ended."""
+    """See ``ports.store.Store``. ``key_ttl_ms``: how long a key is kept after its run ended."""
 
     def __init__(self, clock: Clock, key_ttl_ms: int = _DAY_MS) -> None:
         super().__init__(MemoryState(clock, key_ttl_ms))

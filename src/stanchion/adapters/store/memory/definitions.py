@@ -26,7 +26,7 @@ class MemoryDefinitions(MemoryPart):
 
     async def put_workflow(self, tenant: TenantId, workflow: Workflow) -> int:
         versions = self._state.account(tenant).workflows.setdefault(workflow.id, [])
-        # Compared as text: the order of the steps decides which failure becomes the run's error.
+        # Compared as JSON: the order of steps decides which failure becomes the error of a run.
         text = msgspec.json.encode(workflow)
         if not versions or msgspec.json.encode(versions[-1].workflow) != text:
             stored = StoredWorkflow(workflow, len(versions) + 1, self._state.now())
@@ -106,7 +106,7 @@ class MemoryDocuments(MemoryPart):
 def _by_name(
     kind: str, entries: Iterable[tuple[_Name, _Value]], cursor: str | None, limit: int
 ) -> Page[tuple[_Name, _Value]]:
-    """One page of named things, in the order of their names."""
+    """One page of named values, sorted by name."""
     after = None if cursor is None else read_cursor(kind, cursor, tuple[str])[0]
     ordered = sorted(entries, key=lambda entry: entry[0])
     rest = (entry for entry in ordered if after is None or entry[0] > after)

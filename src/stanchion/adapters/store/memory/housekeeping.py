@@ -113,7 +113,7 @@ class MemoryHousekeeping(MemoryPart):
             del self._state.jobs[job_id]
         for letter_id in list(file.letters):
             self._state.remove_letter(file, letter_id)
-        # The key may have aged and stand for a later run by now.
+        # The key may have expired and be bound to a later run.
         key = None if file.key is None else account.keys.get(file.key)
         if file.key is not None and key is not None and key.record.run_id == run.id:
             del account.keys[file.key]
@@ -156,5 +156,5 @@ class MemoryOutbox(MemoryPart):
         return OutboxRow(run_id, file.run.tenant, file.arrivals)
 
     def _is_present(self, row: OutboxRow) -> bool:
-        """Whether the row is there, and still the one that was taken."""
+        """Whether the row exists and has not changed since it was taken."""
         return self._state.outbox.due(row.run_id) is not None and self._row(row.run_id) == row

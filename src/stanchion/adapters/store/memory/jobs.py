@@ -1,4 +1,4 @@
-"""Jobs in memory: handed out in turn, held for a while, and answered once."""
+"""Jobs in memory: leases, results, expiry."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class MemoryJobs(MemoryPart):
         )
 
     def _find(self, job_id: JobId, tenant: TenantId | None) -> JobFile | None:
-        """The job, unless it is another tenant's."""
+        """The job, unless it belongs to another tenant."""
         file = self._state.jobs.get(job_id)
         return file if file is None or tenant in {None, file.job.tenant} else None
 
@@ -152,8 +152,8 @@ class MemoryJobs(MemoryPart):
             if file.fence == result.fence:
                 return Accepted(job.id, job.run_id, repeated=True)
             return ResultRejected(job.id, RejectedCode.ALREADY_FINISHED)
-        # An expired lease is good for its result until the expiry is noticed: no other worker has
-        # the job yet, and finished work should not be repeated.
+        # A result of an expired lease is accepted until the expiry is processed: no other worker
+        # has the job yet, and finished work should not be repeated.
         if file.state is not JobState.LEASED or file.fence != result.fence:
             return ResultRejected(job.id, RejectedCode.STALE_FENCE)
         file.state = JobState.FINISHED
@@ -177,7 +177,7 @@ class MemoryJobs(MemoryPart):
         return ExpiredJob(job.id, job.run_id, job.tenant, job.topic, file.deliveries, is_dead)
 
     def _write_dead_letter(self, file: JobFile) -> None:
-        """Write the dead letter, and tell the run."""
+        """Write the dead letter of a job and post the event to its run."""
         job, now = file.job, self._state.now()
         run = self._state.runs[job.run_id]
         self._state.add_letter(run, job_dead_letter(job, file.deliveries, now))

@@ -1,4 +1,4 @@
-"""Runs in memory: the gate, commits and their effects, the inbox, and what can be read of them."""
+"""Runs in memory: admission, commits and their effects, the inbox, and lists."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def _summary(run: Run) -> RunSummary:
 
 
 def carry_out(state: MemoryState, file: RunFile, effects: Iterable[Effect]) -> None:
-    """Make effects true, in their order."""
+    """Apply effects in order."""
     for effect in effects:
         match effect:
             case DispatchJob(job):
@@ -274,7 +274,7 @@ def _dispatch(state: MemoryState, file: RunFile, job: Job) -> None:
         state.jobs[job.id] = JobFile(job)
         file.jobs.append(job.id)
     elif known.state is JobState.DEAD:
-        # Sent out again by an operator. The fence stays: the next one must be above it.
+        # A replay. The fence is kept, since the next one must be above it.
         state.jobs[job.id] = JobFile(job, fence=known.fence)
     else:
         return

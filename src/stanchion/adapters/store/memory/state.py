@@ -1,8 +1,8 @@
-"""The state of the memory store: all that it keeps, and the changes that several verbs share.
+"""The state of the memory store, and the changes that several methods share.
 
-Every topic has a ring of tenants with ready jobs. The tenant at the head gives its oldest job and
-goes to the tail, so a tenant with one job waits for one job of each other tenant. Among topics, the
-one that was served longest ago comes first.
+Every topic has a ring of tenants with ready jobs. The oldest job of the tenant at the head is taken
+and the tenant moves to the tail, so a tenant with one job waits for one job of each other tenant.
+Of several topics, the one that was served longest ago comes first.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _FEED_ENTRIES_MAX: Final = 10_000
 
 @dataclass(slots=True)
 class JobFile:
-    """A job and where it stands."""
+    """A job and its state."""
 
     job: Job
     state: JobState = JobState.READY
@@ -71,7 +71,7 @@ class JobFile:
 
 @dataclass(slots=True)
 class RunFile:
-    """A run and everything that goes when it goes. ``run`` has no items: they are beside it."""
+    """A run and all data that is purged with it. ``run`` has no items: they are in ``items``."""
 
     run: Run
     key: str | None
@@ -79,18 +79,18 @@ class RunFile:
     inbox: dict[str, Event] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
     arrivals: int = 0
-    """The number of the run's outbox row: how much was ever put into the inbox."""
+    """The number of the outbox row of the run: how many entries were ever posted."""
     timeline: list[TimelineEntry] = field(default_factory=list)
     jobs: list[JobId] = field(default_factory=list)
     timers: dict[Timer, Instant] = field(default_factory=dict)
     letters: set[str] = field(default_factory=set)
     is_closed: bool = False
-    """Whether the run's end has been seen to."""
+    """Whether ``close_run`` was called."""
 
 
 @dataclass(slots=True)
 class Key:
-    """What an idempotency key stands for, and until when. It does not age before its run ended."""
+    """The record of an idempotency key, and its expiry, which begins when its run has ended."""
 
     record: KeyRecord
     expires_at: Instant | None = None
@@ -98,25 +98,25 @@ class Key:
 
 @dataclass(slots=True)
 class Account:
-    """What is kept for a tenant."""
+    """The data of a tenant."""
 
     config: Tenant | None = None
     active: int = 0
-    """The count of slots: what admission looks at."""
+    """The count of slots, which admission compares with the limit."""
     holders: set[RunId] = field(default_factory=set)
-    """The unfinished runs with a slot: what the count must be equal to."""
+    """The unfinished runs with a slot: their number must equal the count."""
     rate_used_until_ms: float = 0.0
     keys: dict[str, Key] = field(default_factory=dict)
     runs: list[tuple[Instant, RunId]] = field(default_factory=list)
-    """In the order of their creation."""
+    """In order of creation."""
     workflows: dict[WorkflowId, list[StoredWorkflow]] = field(default_factory=dict)
     feed: deque[FeedEntry] = field(default_factory=lambda: deque(maxlen=_FEED_ENTRIES_MAX))
     feed_length: int = 0
-    """How many entries there ever were."""
+    """The total number of entries ever written."""
 
 
 class MemoryState:
-    """The state behind a memory store."""
+    """The state of a memory store."""
 
     def __init__(self, clock: Clock, key_ttl_ms: int) -> None:
         self._clock = clock
@@ -129,9 +129,9 @@ class MemoryState:
         self.timers: Schedule[tuple[RunId, Timer]] = Schedule()
         self.outbox: Schedule[RunId] = Schedule()
         self.finished: list[tuple[Instant, RunId]] = []
-        """Runs that have ended, in the order of their ends."""
+        """Finished runs, in the order of their end."""
         self.letters: dict[str, tuple[int, DeadLetter]] = {}
-        """By id, each with its place in the order of deaths."""
+        """By id, each with its place in the order of dead letters."""
         self.letter_order = count()
         self.documents: dict[str, dict[str, Document]] = {}
         self.audited: TenantId | None = None
@@ -144,15 +144,15 @@ class MemoryState:
         return self._clock.now() * 1_000
 
     def account(self, tenant: TenantId) -> Account:
-        """The tenant's account, for writing: opened if there is none."""
+        """The account of the tenant, for writing: created if there is none."""
         return self.accounts.setdefault(tenant, Account())
 
     def peek(self, tenant: TenantId) -> Account:
-        """The tenant's account, for reading: an empty one if there is none."""
+        """The account of the tenant, for reading: an empty one if there is none."""
         return self.accounts.get(tenant) or Account()
 
     def deliver(self, file: RunFile, entry_id: str, event: Event, due: Instant) -> bool:
-        """Put an event into a run's inbox and see to its outbox row; ``False`` if it lies there."""
+        """Post an event to an inbox and update the outbox row; ``False`` if it is there already."""
         if entry_id in file.inbox:
             return False
         file.inbox[entry_id] = event
@@ -161,7 +161,7 @@ class MemoryState:
         return True
 
     def remove_entries(self, file: RunFile, *entry_ids: str) -> None:
-        """Take entries out of a run's inbox; the outbox row goes with the last one."""
+        """Remove entries from an inbox; the outbox row is removed with the last one."""
         for entry_id in entry_ids:
             file.inbox.pop(entry_id, None)
             file.failures.pop(entry_id, None)
@@ -169,7 +169,7 @@ class MemoryState:
             self.outbox.remove(file.run.id)
 
     def record(self, file: RunFile, entries: tuple[TimelineEntry, ...]) -> None:
-        """Write lines into a run's timeline and its tenant's feed."""
+        """Add entries to the timeline of a run and the feed of its tenant."""
         if not entries:
             return
         file.timeline.extend(entries)
@@ -179,17 +179,17 @@ class MemoryState:
         account.feed.append(FeedEntry(position, file.run.id, entries))
 
     def add_letter(self, file: RunFile, letter: DeadLetter) -> None:
-        """Lay a dead letter by, after all others."""
+        """Store a dead letter, as the newest."""
         file.letters.add(letter.id)
         self.letters[letter.id] = (next(self.letter_order), letter)
 
     def remove_letter(self, file: RunFile, letter_id: str) -> None:
-        """Take a dead letter out."""
+        """Remove a dead letter."""
         file.letters.discard(letter_id)
         del self.letters[letter_id]
 
     def close_run(self, file: RunFile) -> None:
-        """A run has just ended: its slot is free, its key ages, and nothing can happen to it."""
+        """Handle the end of a run: free its slot, start the expiry of its key, clear its inbox."""
         file.is_closed = True
         account = self.account(file.run.tenant)
         if file.run.id in account.holders:
@@ -202,14 +202,14 @@ class MemoryState:
 
 
 class MemoryPart:
-    """A part of the store: verbs over the one state."""
+    """A part of the store: methods on the shared state."""
 
     def __init__(self, state: MemoryState) -> None:
         self._state = state
 
 
 class ReadyIndex:
-    """Dictionaries keep the order in which keys were added: as queues, they allow removal too."""
+    """The ready jobs. Dictionaries serve as queues that allow removal: they keep their order."""
 
     def __init__(self) -> None:
         self._rings: dict[Topic, dict[TenantId, dict[JobId, None]]] = {}
@@ -217,18 +217,18 @@ class ReadyIndex:
         self._turns = count(1)
 
     def add(self, job: Job) -> None:
-        """Put the job at the tail of its tenant's queue."""
+        """Add the job at the tail of its tenant's queue."""
         self._rings.setdefault(job.topic, {}).setdefault(job.tenant, {})[job.id] = None
 
     def remove(self, job: Job) -> None:
-        """Take the job out, wherever it stands; nothing, if it is not there."""
+        """Remove the job, if it is there."""
         queue = self._rings.get(job.topic, {}).get(job.tenant)
         if queue is not None and job.id in queue:
             del queue[job.id]
             self._tidy(job.topic, job.tenant)
 
     def take(self, topics: Collection[Topic], tenant: TenantId | None = None) -> JobId | None:
-        """The job whose turn it is, taken out; ``None`` if nothing is ready."""
+        """Remove and return the next job; ``None`` if none is ready."""
         for topic in sorted(set(topics), key=lambda topic: (self._served.get(topic, 0), topic)):
             ring = self._rings.get(topic, {})
             whose = next(iter(ring), None) if tenant is None else tenant
@@ -244,7 +244,7 @@ class ReadyIndex:
         return None
 
     def counts(self) -> dict[Topic, int]:
-        """How many jobs are ready, by topic."""
+        """The number of ready jobs, by topic."""
         return {topic: sum(map(len, ring.values())) for topic, ring in self._rings.items()}
 
     def _tidy(self, topic: Topic, tenant: TenantId) -> None:
@@ -259,17 +259,17 @@ _Thing = TypeVar("_Thing", bound=Hashable)
 
 
 class Schedule(Generic[_Thing]):
-    """Each thing is in it at most once. What is due is taken earliest first, then oldest first."""
+    """A set of values with due times. ``take`` returns the earliest first, then the oldest."""
 
     def __init__(self) -> None:
         self._due: dict[_Thing, tuple[Instant, int]] = {}
-        # Holds every entry ever made that was not passed yet; those that ``_due`` does not confirm
-        # were moved or removed. Cheaper than to search a heap.
+        # Also holds entries that were moved or removed: ``take`` skips those that are not in
+        # ``_due``. That is cheaper than searching the heap.
         self._heap: list[tuple[Instant, int, _Thing]] = []
         self._order = count()
 
     def put(self, thing: _Thing, due: Instant) -> None:
-        """Add it, or move it."""
+        """Add the value, or change its due time."""
         order = next(self._order)
         self._due[thing] = (due, order)
         heapq.heappush(self._heap, (due, order, thing))
@@ -278,22 +278,22 @@ class Schedule(Generic[_Thing]):
             heapq.heapify(self._heap)
 
     def hasten(self, thing: _Thing, due: Instant) -> None:
-        """Add it, or move it to an earlier time."""
+        """Add the value, or make it due earlier."""
         present = self.due(thing)
         if present is None or due < present:
             self.put(thing, due)
 
     def remove(self, thing: _Thing) -> None:
-        """Forget it, if it is there."""
+        """Remove the value, if it is there."""
         self._due.pop(thing, None)
 
     def due(self, thing: _Thing) -> Instant | None:
-        """When it is due; ``None`` if it is not there."""
+        """The due time; ``None`` if the value is not there."""
         entry = self._due.get(thing)
         return None if entry is None else entry[0]
 
     def take(self, now: Instant, limit: int) -> list[_Thing]:
-        """Remove and return what is due, at most ``limit``."""
+        """Remove and return at most ``limit`` values that are due."""
         taken: list[_Thing] = []
         while len(taken) < limit and self._heap and self._heap[0][0] <= now:
             due, order, thing = heapq.heappop(self._heap)

@@ -1,4 +1,4 @@
-"""The gate: facts are gathered, judged, and an admitted run is made, all in one step."""
+"""Admission: reads the facts, judges them and creates the run, in one transaction."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _DEFAULTS = Tenant()
 
 
 class _Standing(NamedTuple):
-    """How things are with a tenant and with what is to run, but for what is pending."""
+    """The stored facts about a tenant and a workflow, without pending rows."""
 
     tenant: Tenant
     active: int
     rate_used_until_ms: float
     is_current: bool
-    """The definitions that were decided on are the newest."""
+    """Whether the definitions that were decided on are the newest."""
     next_run: int
     """The number of the next run."""
 
@@ -57,9 +57,8 @@ def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: in
     facts = _facts(db, admission, standing, not_after, key_ttl_ms)
     verdict = judge(replace(facts, exists=exists))
     if is_known and not isinstance(verdict, Admitted):
-        # Of those that come together the first is asked whether it is there already, the others
-        # before they are refused. One that is there and is not refused cannot be written: then the
-        # batch is done again, one by one.
+        # Only the first admission of a batch checks whether its run exists, and the others before
+        # they are refused. Writing a run that exists fails: then the batch is repeated one by one.
         exists, _ = _read_standing(db, admission)
         verdict = judge(replace(facts, exists=exists))
     if isinstance(verdict, Admitted) and not exists:

@@ -1,8 +1,7 @@
-"""Statements, values and names: what every module of the SQLite store uses.
+"""Statements, encoding, and names of pending rows: shared by all modules of the SQLite store.
 
-Values lie in BLOB columns as JSON, with one decoder for each type. The functions at the end name
-what a pending row is about, so that a verb can tell whether rows that wait to be written concern
-it.
+Values are JSON in BLOB columns, with one decoder for each type. The functions at the end name what
+a pending row concerns, so that a method can check whether pending rows affect it.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ __all__ = [
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What never changes about a run and is not in its row."""
+    """The constant data of a run that is not in its row."""
 
     input: JsonObject
     uses: dict[WorkflowId, int] = {}
@@ -79,12 +78,12 @@ encode: Final = msgspec.json.Encoder().encode
 
 
 def encode_some(value: object) -> bytes | None:
-    """As ``encode``, but nothing stays nothing: it needs no bytes."""
+    """Like ``encode``, but ``None`` stays ``None``."""
     return None if value is None else encode(value)
 
 
 def encode_text(value: object) -> str:
-    """As ``encode``, for SQLite's own functions: they take a BLOB for their own form of JSON."""
+    """Like ``encode``, as text for the JSON functions of SQLite, which read a BLOB as JSONB."""
     return encode(value).decode()
 
 
@@ -94,7 +93,7 @@ FAILURE: Final = msgspec.json.Decoder(Failure)
 HISTORY: Final = msgspec.json.Decoder(tuple[TimelineEntry, ...])
 HISTORY_LINE: Final = msgspec.json.Decoder(TimelineEntry)
 HISTORY_LINES: Final = msgspec.json.Decoder(list[msgspec.Raw])
-"""Finds where each line is, without reading it: a page may need three of ten thousand."""
+"""Finds the entries without decoding them: a page may need three of ten thousand."""
 INBOX: Final[msgspec.json.Decoder[list[tuple[int, str, Event]]]] = msgspec.json.Decoder(
     list[tuple[int, str, Event]]
 )
@@ -107,10 +106,10 @@ _LARGE_BYTES: Final = 256 * 1024
 
 
 def decode_steps(text: bytes) -> dict[StepId, Step]:
-    """A run's steps. Large ones are decoded one by one.
+    """The steps of a run. Large ones are decoded one by one.
 
-    A decoder does not let other threads run, and many megabytes take it tens of milliseconds:
-    between two steps the event loop gets its turn.
+    A decoder holds the GIL, for tens of milliseconds per many megabytes: between two steps the
+    event loop can run.
     """
     if len(text) < _LARGE_BYTES:
         return _STEPS.decode(text)
@@ -124,34 +123,34 @@ WORKFLOW: Final = msgspec.json.Decoder(Workflow)
 
 
 ANY_RUN: Final = "begun"
-"""Every run that begins: the number of the next one depends on how many do."""
+"""All new runs: the number of the next one depends on how many are pending."""
 
 
 def pending_run(run_id: RunId) -> tuple[str, str]:
-    """A run's own row."""
+    """The row of a run."""
     return "run", run_id
 
 
 def pending_job(job_id: JobId) -> tuple[str, str]:
-    """A job's row."""
+    """The row of a job."""
     return "job", job_id
 
 
 def pending_key(tenant: TenantId, text: str | None) -> tuple[str, str, str | None]:
-    """What an idempotency key stands for. Without one, nothing is ever pending."""
+    """The record of an idempotency key. Without a key nothing is ever pending."""
     return "key", tenant, text
 
 
 def slot_taken(tenant: TenantId) -> tuple[str, str]:
-    """One slot more in use."""
+    """A slot that a pending row takes."""
     return "taken", tenant
 
 
 def slot_freed(tenant: TenantId) -> tuple[str, str]:
-    """One slot fewer."""
+    """A slot that a pending row frees."""
     return "freed", tenant
 
 
 def slots_pending(db: Database, tenant: TenantId) -> int:
-    """How many more slots are in use than the tenant's account says."""
+    """The difference that pending rows make to the tenant's count of slots."""
     return db.pending.touched(slot_taken(tenant)) - db.pending.touched(slot_freed(tenant))

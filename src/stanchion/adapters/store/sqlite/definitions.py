@@ -1,4 +1,4 @@
-"""Definitions: workflows by version, what tenants may do, and documents."""
+"""Definitions: workflows by version, tenants, and documents."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def delete_document(db: Database, kind: str, name: str) -> bool:
 
 
 def _is_same(one: Workflow, other: Workflow) -> bool:
-    # The order of the steps counts: of several failures, the first in the file is the run's error.
+    # The order of steps counts: the first failure in file order becomes the error of a run.
     return one == other and list(one.steps) == list(other.steps)
 
 
@@ -137,7 +137,7 @@ def _stored(row: Row) -> StoredWorkflow:
 
 
 def _after(kind: str, cursor: str | None) -> str:
-    """The name after which a page begins. No name is empty, so all come after the empty one."""
+    """The name after which a page begins; an empty string for the first page."""
     (after,) = ("",) if cursor is None else read_cursor(kind, cursor, tuple[str])
     return after
 

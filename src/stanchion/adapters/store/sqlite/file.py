@@ -1,8 +1,8 @@
-"""The file: one process at a time has it.
+"""The file of the store, used by one process at a time.
 
-The claim is a lock on a second file beside it, ``<path>.lock``, which is there while the store is
-open. The operating system lets go of the lock when the process ends, however it ends. What counts
-is the lock: a file that a killed process left behind is no claim.
+The claim is a lock on a second file, ``<path>.lock``, which exists while the store is open. The
+operating system releases the lock when the process ends for any reason. Only the lock counts: a
+lock file that a killed process left behind is not a claim.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = ["Claim", "open_reader", "open_writer", "shut"]
 _SCHEMA: Final = read_schema(b"STCN", __package__, "migrations")
 _TOGETHER: Final = files(__package__).joinpath("sql", "together.sql").read_text("utf-8")
 _BUSY_MS: Final = 2_000
-"""No other process writes, but a backup may hold the file for a moment."""
+"""No other process writes, but a backup may lock the file for a moment."""
 
 
 class Claim:
-    """The right to use a file, held by this process alone."""
+    """The exclusive right of this process to use a file."""
 
     def __init__(self, path: str) -> None:
-        """Take it, or raise ``BackendRefused`` with the number of the process that has it."""
+        """Take the claim. Raises ``BackendRefused`` with the id of the process that has it."""
         self._path = f"{path}.lock"
         try:
             self._lock = self._take()
@@ -72,7 +72,7 @@ class Claim:
             except BaseException:
                 os.close(lock)
                 raise
-            # Its last holder removed it in between: this is a lock on a file without a name.
+            # The last holder removed the file meanwhile: this lock is on a file without a name.
             os.close(lock)
 
     def _is_there(self, lock: int) -> bool:
@@ -89,11 +89,11 @@ class Claim:
 
 
 class _Claimed(Database):
-    """The database that writes, and the claim that goes with it."""
+    """The database of the writer, with its claim."""
 
     claim: Claim | None = None
     own_lock: int | None = None
-    """On the file itself: it holds also if the one beside it is removed."""
+    """A lock on the database file itself, in case the lock file is removed."""
 
 
 def open_writer(path: str, clock: Clock) -> Database:
@@ -122,21 +122,21 @@ def open_writer(path: str, clock: Clock) -> Database:
 
 
 def open_reader(path: str, clock: Clock) -> Database:
-    """Open the file once more, for reading. It sees all that was acknowledged before it looks."""
+    """Open the file for reading. A read sees all writes that were acknowledged before it."""
     return Database(open_for_reading(path, busy_ms=_BUSY_MS), path, clock)
 
 
 def shut(db: Database) -> None:
-    """Move what the log holds into the file itself, close it, and give up the claim."""
+    """Checkpoint the log into the file, close it, and release the claim."""
     try:
-        # Held up by a backup, say. Nothing is lost: the log is read when the file is opened again.
+        # Blocked by a backup, for example. Nothing is lost: the next open reads the log.
         with suppress(apsw.Error):
             db.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         with translated_sqlite_errors(db.path):
             db.connection.close()
     finally:
         if isinstance(db, _Claimed):
-            # Not before: to close the file drops every lock that SQLite has on it.
+            # Not earlier: closing the file drops every lock that SQLite has on it.
             if db.own_lock is not None:
                 os.close(db.own_lock)
             if db.claim is not None:
@@ -144,7 +144,7 @@ def shut(db: Database) -> None:
 
 
 def _lock_itself(path: str) -> int:
-    """Lock the file in a way that SQLite, which uses another, does not notice."""
+    """Lock the file with ``flock``, which does not interfere with the locks of SQLite."""
     lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,7 +29,7 @@ _LIST: Final = "dead-letters"
 
 
 def add_letter(db: Database, run: int, letter: DeadLetter) -> None:
-    """Keep a letter."""
+    """Store a dead letter."""
     db.run(SQL["add_letter"], id=letter.id, tenant=letter.tenant, run=run, body=encode(letter))
 
 
@@ -104,7 +104,7 @@ _BELONGINGS: Final = (
 
 
 def audit_slots(db: Database, after: str, limit: int) -> tuple[tuple[Drift, ...], str]:
-    """Audit tenants from one on, round and round; what was wrong, and the last one looked at.
+    """Audit the tenants after ``after``, in a cycle; returns drifts and the last tenant.
 
     See ``ports.store.Housekeeping.audit_slots``.
     """

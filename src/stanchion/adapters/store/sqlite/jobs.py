@@ -1,10 +1,10 @@
 """Jobs: the ready index and its leases, renewals, results, and leases that expired.
 
-Each topic has a ring of the tenants with ready jobs. The tenant at the head gives its oldest job
-and goes to the tail, in the rings of all topics that were asked for: a tenant with one job waits
-for one job of each other tenant, however many jobs and topics those have. Of one tenant's topics,
-the one that was served longest ago comes first. The rings are rows of the file: all callers share
-them, and they survive a restart.
+Each topic has a ring of the tenants with ready jobs. The oldest job of the tenant at the head is
+taken, and the tenant moves to the tail in the rings of all requested topics: a tenant with one job
+waits for one job of each other tenant, independent of their numbers of jobs and topics. Of one
+tenant's topics, the one that was served longest ago comes first. The rings are rows of the file:
+all callers share them, and they survive a restart.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def _accept(db: Database, result: Result, due: Instant, tenant: TenantId | None)
         if fence == result.fence:
             return Accepted(result.job_id, run_id, repeated=True)
         return ResultRejected(result.job_id, RejectedCode.ALREADY_FINISHED)
-    # An expired lease is good for its result until the expiry is noticed: no other worker has the
-    # job yet, and finished work should not be repeated.
+    # A result of an expired lease is accepted until the expiry is processed: no other worker has
+    # the job yet, and finished work should not be repeated.
     if state != JobState.LEASED or fence != result.fence or ended_at is not None:
         return ResultRejected(result.job_id, RejectedCode.STALE_FENCE)
     db.later(
@@ -193,11 +193,11 @@ def expire_jobs(db: Database, *, limit: int, max_deliveries: int) -> tuple[Expir
 
 
 def _write_job_letter(db: Database, row: int, run: int, job_id: JobId) -> None:
-    """A job was handed out as often as is allowed: its run hears of it, and an operator may."""
+    """Write the dead letter of a job, and post the event to its run."""
     view = job(db, job_id)
     assert view is not None
     dead, now = view.job, db.now()
-    db.run(SQL["let_die"], job=row)
+    db.run(SQL["mark_dead"], job=row)
     add_letter(db, run, job_dead_letter(dead, view.deliveries, now))
     put_entry(db, run, *job_died_entry(dead, view.deliveries), now)
 
@@ -234,12 +234,12 @@ def lease_jobs(
 
 
 def enter_ready(db: Database, topic: Topic, tenant: TenantId) -> None:
-    """One more of the tenant's jobs is ready."""
+    """Count one more ready job of the tenant."""
     db.run(SQL["enter_queue"], topic=topic, tenant=tenant, turn=db.ticket())
 
 
 def leave_ready(db: Database, topic: Topic, tenant: TenantId, count: int) -> None:
-    """So many of the tenant's jobs are no longer ready, without having been leased."""
+    """Count ``count`` ready jobs less, which were not leased."""
     if count:
         left = db.first(SQL["leave_queue"], topic=topic, tenant=tenant, count=count)
         if left is not None and left[0] <= 0:
@@ -247,12 +247,12 @@ def leave_ready(db: Database, topic: Topic, tenant: TenantId, count: int) -> Non
 
 
 def ready_topics(db: Database) -> dict[Topic, int]:
-    """How many jobs are ready."""
+    """The number of ready jobs, by topic."""
     return dict(db.every(SQL["count_ready"]))
 
 
 class _Queue:
-    """One tenant's ready jobs for one topic, as far as they were read."""
+    """The ready jobs of one tenant for one topic, as far as they were read."""
 
     def __init__(self, turn: int, served: int, topic: Topic, tenant: TenantId) -> None:
         self.topic = topic
@@ -265,7 +265,7 @@ class _Queue:
         self._is_read = False
 
     def next_job(self, db: Database, share: int) -> Row | None:
-        """Its oldest job that was not taken yet; if more have to be read, so many of them."""
+        """The oldest job that is not taken yet. Reads up to ``share`` rows if none is left."""
         if not self._rows and not self._is_read:
             self._rows.extend(
                 db.peek_every(
@@ -285,10 +285,10 @@ class _Queue:
 
 
 class _Ring:
-    """Whose turn it is, in the rings of all topics that were asked for.
+    """The order of the queues, in the rings of all requested topics.
 
-    It reads ``max_jobs`` queues of each topic at most: no more are needed for so many jobs, since a
-    queue that has given one goes behind all others, read or not.
+    It reads at most ``max_jobs`` queues of each topic: no more are needed for so many jobs, since a
+    queue moves behind all others after each job.
     """
 
     def __init__(
@@ -313,11 +313,11 @@ class _Ring:
         heapq.heapify(self._heap)
 
     def __len__(self) -> int:
-        """How many queues there are."""
+        """The number of queues."""
         return self._count
 
     def next_queue(self) -> _Queue | None:
-        """The queue whose turn it is; ``None`` if none is left."""
+        """The next queue; ``None`` if none is left."""
         while self._heap:
             place, queue = self._heap[0]
             if not queue.is_gone and place == queue.place:
@@ -326,7 +326,7 @@ class _Ring:
         return None
 
     def send_to_tail(self, served: _Queue, turn: int) -> None:
-        """It has given a job. Its tenant's other queues go with it."""
+        """Move a queue and the other queues of its tenant to the tail, after a job of it."""
         self._moved[served.tenant] = turn
         for queue in self._queues[served.tenant]:
             last = turn if queue is served else queue.place[1]
@@ -335,24 +335,24 @@ class _Ring:
                 heapq.heappush(self._heap, (queue.place, queue))
 
     def leave(self, queue: _Queue) -> None:
-        """It has no jobs any more."""
+        """Remove an empty queue."""
         queue.is_gone = True
         self._count -= 1
         self._empty.append(queue)
 
     def write(self, db: Database) -> None:
-        """What leasing does not write by itself."""
+        """Write the changes of the rings that leasing does not write itself."""
         if len(self._topics) > 1:
             topics = encode_text(self._topics)
             for tenant, turn in self._moved.items():
                 db.run(SQL["move_queues"], topics=topics, tenant=tenant, turn=turn)
         for queue in self._empty:
-            # It went with its last job, unless its count was too high, which must not be.
+            # Normally removed with its last job; still there only if its count was too high.
             db.run(SQL["remove_queue"], topic=queue.topic, tenant=queue.tenant)
 
 
 class _Taking:
-    """A worker, and the jobs it has got so far."""
+    """A worker, and the jobs leased to it so far."""
 
     def __init__(self, db: Database, worker_id: str, expires_at: Instant) -> None:
         self.leased: list[LeasedJob] = []
@@ -361,7 +361,7 @@ class _Taking:
         self._expires_at = expires_at
 
     def take(self, queue: _Queue, row: Row, turn: int) -> None:
-        """Lease a job, and send its queue to the tail of its ring."""
+        """Lease a job, and move its queue to the tail of its ring."""
         _, number, job_id, run_id, step_id, item, attempt, dispatch, fence, deliveries, value = row
         fence = next_fence(fence, 0, self._db.now() * _US_PER_MS)
         self._db.later(

@@ -84,8 +84,8 @@ def post(db: Database, run_id: RunId, event: Event, *, entry_id: str) -> PostAns
 
 
 def put_entry(db: Database, run: int, entry_id: str, event: Event, due: Instant) -> bool:
-    """Put an event into the inbox of an unfinished run; ``False`` if it lies there already."""
-    db.pending.write()  # before counting: what others left for later is not this entry
+    """Post an event to the inbox of an unfinished run; ``False`` if it is there already."""
+    db.pending.write()  # first, so that the count of changed rows is that of this entry
     before = db.connection.total_changes()
     db.run(
         SQL["put_entry"],
@@ -99,7 +99,7 @@ def put_entry(db: Database, run: int, entry_id: str, event: Event, due: Instant)
 
 
 def drop_entry(db: Database, run: int, entry_id: str) -> None:
-    """Take an entry out. The outbox row goes with the last one."""
+    """Remove an entry. The outbox row is removed with the last one."""
     db.run(SQL["remove_entry"], run=run, entry_id=entry_id)
     db.run(SQL["rest_outbox"], run=run)
 

@@ -1,7 +1,4 @@
-"""Runs: loaded whole, changed by commits that accept only what is current, and their history.
-
-A commit's effects (jobs to dispatch or revoke, timers) are carried out in the same step.
-"""
+"""Runs: loading, commits with their effects, timelines, feeds and lists."""
 
 from __future__ import annotations
 
@@ -199,22 +196,22 @@ def load_items(
 
 _FEED: Final = "feed"
 _FEED_ENTRIES_MAX: Final = 10_000
-"""A feed reaches back so far. Older rows are there as long as their run is, for its timeline."""
+"""Rows in a feed. Older rows are kept with their run, for its timeline."""
 _TIMELINE: Final = "timeline"
 
 
 def timeline_lines(entries: tuple[TimelineEntry, ...]) -> bytes | None:
-    """A commit's lines as they are written; nothing, if it has none."""
+    """The encoded timeline entries of a commit; ``None`` if it has none."""
     return encode(entries) if entries else None
 
 
 def timeline(
     db: Database, run_id: RunId, *, cursor: str | None = None, limit: int = 100
 ) -> Page[TimelineEntry]:
-    """See ``ports.store.Runs.timeline``. The cursor: a row, and how many of its lines are done."""
+    """See ``ports.store.Runs.timeline``. The cursor is a row and a number of its entries."""
     at, done = (0, 0) if cursor is None else read_cursor(_TIMELINE, cursor, tuple[int, int])
     lines: list[TimelineEntry] = []
-    # Every row has a line at least: so many rows hold a page and tell whether there is another.
+    # Every row has at least one entry: this many rows cover a page and show if there is another.
     for position, entries in db.every(
         SQL["read_timeline"], run_id=run_id, start=at, limit=limit + 2
     ):
@@ -253,10 +250,10 @@ def _feed_end(db: Database, tenant: TenantId) -> int:
 
 _LIST: Final = "runs"
 _AFTER_ALL: Final = (2**63 - 1, "")
-"""Later than any run: where the first page begins."""
+"""Later than any run: the position of the first page."""
 _ROWS_MAX: Final = 1_000
-"""How many rows one page may look at. By workflow some of them do not count: an index for it would
-cost every start more than it saves the few who ask."""
+"""Rows that one page may read. A filter by workflow drops some of them: an index for it would cost
+every start more than it saves in the few such lists."""
 
 
 def list_runs(
@@ -326,7 +323,7 @@ def _summary(row: Row) -> RunSummary:
 
 
 def carry_out(db: Database, run: int, effects: Iterable[Effect]) -> None:
-    """Make effects true, in their order."""
+    """Apply effects in order."""
     for effect in effects:
         match effect:
             case DispatchJob(job):

@@ -1,9 +1,9 @@
-"""The store in one file: opened once, by one process, and kept whatever happens to it.
+"""The store in one SQLite file, for one process.
 
     callers ──▶ queue ──▶ writer thread ── one transaction, one sync ──▶ file
             ──▶ queue ──▶ reader thread ◀── a snapshot ────────────────── file
 
-What is acknowledged is on the disk. The reader sees it, since it looks only after it is asked.
+Acknowledged writes are on disk. A read starts its snapshot after the call, so it sees all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Method: TypeAlias = Callable[Concatenate["SqliteStore", _Args], Coroutine[Any, 
 
 
 def _reads(verb: _Verb[_Args, _Answer]) -> _Method[_Args, _Answer]:
-    """A verb that only looks, as a method that has the reader's thread carry it out."""
+    """A method that runs a reading function on the reader thread."""
 
     async def method(self: SqliteStore, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _Answer:
         return await self.reader.call(lambda db: verb(db, *args, **kwargs), wait_s=self.timeout_s)
@@ -49,7 +49,7 @@ def _reads(verb: _Verb[_Args, _Answer]) -> _Method[_Args, _Answer]:
 
 
 def _writes(verb: _Verb[_Args, _Answer]) -> _Method[_Args, _Answer]:
-    """A verb that changes something, as a method that has the writer's thread carry it out."""
+    """A method that runs a writing function on the writer thread."""
 
     async def method(self: SqliteStore, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _Answer:
         return await self.writer.call(lambda db: verb(db, *args, **kwargs), wait_s=self.timeout_s)
@@ -77,7 +77,7 @@ class SqliteStore:
         self._clock = clock
         self._key_ttl_ms = key_ttl_ms
         self._audited = ""
-        """Where the last audit stopped."""
+        """The tenant at which the last audit stopped."""
 
     @classmethod
     async def open(
@@ -89,10 +89,10 @@ class SqliteStore:
         timeout_s: float = _TIMEOUT_S,
         queue_max: int = _QUEUE_MAX,
     ) -> SqliteStore:
-        """Open the file, made if it is not there. Raises ``BackendRefused`` if that is not safe.
+        """Open the file, or create it. Raises ``BackendRefused`` if that is not safe.
 
-        ``key_ttl_ms``: how long an idempotency key is known after its run ended. ``timeout_s``: how
-        long a caller waits. ``queue_max``: how many may.
+        ``key_ttl_ms``: how long an idempotency key is kept after its run ended. ``timeout_s``: how
+        long a caller waits. ``queue_max``: how many callers may wait.
         """
         where = resolved(path)
         writer = await WorkerThread.open(
@@ -187,7 +187,7 @@ class SqliteStore:
         return self._clock.now()
 
     async def ping(self) -> None:
-        """Answer if the file can be read and written."""
+        """Check that the file can be read and written. Raises ``BackendError``."""
         await self.reader.call(lambda db: db.first(SQL["look"]), wait_s=self.timeout_s)
         await self.writer.call(lambda db: db.run(SQL["leave_a_mark"]), wait_s=self.timeout_s)
 

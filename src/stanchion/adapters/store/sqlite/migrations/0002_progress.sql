@@ -1,2 +1,2 @@
--- What a job's handler last reported with a renewal, as JSON. NULL while the job is not leased.
+-- The progress last reported with a renewal, as JSON. NULL while the job is not leased.
 ALTER TABLE jobs ADD COLUMN progress BLOB;

@@ -1,7 +1,7 @@
--- What was tried as often as is allowed.
+-- Dead letters.
 
 -- name: add_letter
--- Keeps a letter. The same one again replaces itself.
+-- Stores a letter, or replaces the one with the same id.
 INSERT INTO dead_letters (id, tenant, run, body) VALUES (:id, :tenant, :run, :body)
 ON CONFLICT (id) DO UPDATE SET body = excluded.body
 
@@ -14,7 +14,7 @@ DELETE FROM dead_letters WHERE id = :id RETURNING body, run
 SELECT letter, body FROM dead_letters WHERE letter > :after ORDER BY letter LIMIT :limit
 
 -- name: list_letters_of_tenant
--- As list_letters, of one tenant.
+-- Like list_letters, of one tenant.
 SELECT letter, body FROM dead_letters
 WHERE tenant = :tenant AND letter > :after ORDER BY letter LIMIT :limit
 

@@ -12,12 +12,12 @@ SELECT workflow, version, created_at FROM workflows
 WHERE tenant = :tenant AND workflow_id = :workflow_id AND version = :version
 
 -- name: add_workflow
--- One version more. Versions are never changed.
+-- Adds a version. Versions are never changed.
 INSERT INTO workflows (tenant, workflow_id, version, created_at, workflow)
 VALUES (:tenant, :workflow_id, :version, :created_at, :workflow)
 
 -- name: point_at_newest
--- This version is the one that new runs use.
+-- Makes this version the newest, which new runs use.
 INSERT INTO newest_workflows (tenant, workflow_id, version)
 VALUES (:tenant, :workflow_id, :version)
 ON CONFLICT (tenant, workflow_id) DO UPDATE SET version = excluded.version
@@ -35,7 +35,7 @@ INSERT INTO tenants (tenant, config) VALUES (:tenant, :config)
 ON CONFLICT (tenant) DO UPDATE SET config = excluded.config
 
 -- name: delete_tenant
--- Forgets a tenant's configuration; answers its name if there was one.
+-- Removes a tenant's configuration. Answers (tenant) if there was one.
 DELETE FROM tenants WHERE tenant = :tenant RETURNING tenant
 
 -- name: read_tenant

@@ -1,4 +1,4 @@
--- What a transition asks for besides steps and items: jobs and timers.
+-- The effects of a transition: jobs and timers.
 
 -- name: dispatch_job
 -- Makes a job ready, see together.sql.
@@ -9,29 +9,29 @@ INSERT INTO dispatches (
 )
 
 -- name: open_jobs_of_run
--- Answers (job, topic, tenant, state) of jobs that wait or are leased.
+-- Answers (job, topic, tenant, state) of ready and leased jobs.
 SELECT job, topic, tenant, state FROM jobs WHERE run = :run AND state IN ('ready', 'leased')
 
 -- name: open_jobs_of_step
--- As open_jobs_of_run, of one step and its items.
+-- Like open_jobs_of_run, of one step and its items.
 SELECT job, topic, tenant, state FROM jobs
 WHERE run = :run AND state IN ('ready', 'leased') AND step_id = :step_id
 
 -- name: revoke_job
--- Takes a job from whoever has it or might get it. Its fence stays, and is worth nothing.
+-- Revokes a job. Its fence is kept, but accepts no result.
 UPDATE jobs SET
     state = 'revoked', ticket = NULL, worker_id = NULL, expires_at = NULL, progress = NULL
 WHERE job = :job
 
 -- name: set_timer
--- Sets a timer, or sets it anew; forgets it, if it is due at no time. See together.sql.
+-- Sets a timer, or replaces it; removes it if `due` is NULL. See together.sql.
 INSERT INTO settings_of_timers (run, step_id, key, due, timer)
 VALUES (:run, :step_id, :key, :due, :timer)
 
 -- name: clear_timers_of_step
--- Forgets a step's timers, and its items'.
+-- Removes the timers of a step and of its items.
 DELETE FROM timers WHERE run = :run AND step_id = :step_id
 
 -- name: clear_timers_of_run
--- Forgets all timers of a run.
+-- Removes all timers of a run.
 DELETE FROM timers WHERE run = :run

@@ -16,7 +16,7 @@ WHERE history.tenant = :tenant AND history.position > :after
 ORDER BY history.position LIMIT :limit
 
 -- name: feed_end
--- Answers (position): the last one given out, 0 if there was none.
+-- Answers (position): the last position used, 0 if there was none.
 SELECT max(
     coalesce((SELECT max(position) FROM history WHERE tenant = :tenant), 0),
     coalesce((SELECT feed_end FROM accounts WHERE tenant = :tenant), 0)

@@ -6,7 +6,7 @@ SELECT run, ended_at FROM runs
 WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 
 -- name: put_entry
--- Puts an entry before a run, see together.sql.
+-- Adds an entry to the inbox of a run, see together.sql.
 INSERT INTO arrivals (run, ticket, entry_id, event, due)
 VALUES (:run, :ticket, :entry_id, :event, :due)
 
@@ -18,11 +18,11 @@ WHERE (runs.tail, runs.head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
     AND inbox.entry_id = :entry_id
 
 -- name: remove_entry
--- Takes one entry out; nothing, if it is gone.
+-- Removes one entry, if it is there.
 DELETE FROM inbox WHERE run = :run AND entry_id = :entry_id
 
 -- name: rest_outbox
--- The run's row is due no more if its inbox is empty.
+-- Makes the run's row due at no time if its inbox is empty.
 UPDATE outbox SET due = NULL
 WHERE run = :run AND due IS NOT NULL AND NOT EXISTS (SELECT 1 FROM inbox WHERE run = :run)
 

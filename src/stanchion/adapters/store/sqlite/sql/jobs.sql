@@ -1,7 +1,7 @@
 -- Jobs and their leases, from the worker's side.
 
 -- name: renew_job
--- Extends the lease if it has not expired. NULL for the tenant: of any; for the progress: as it was.
+-- Extends the lease if it has not expired. A NULL tenant means any, a NULL progress no change.
 UPDATE jobs SET expires_at = :expires_at, progress = coalesce(:progress, progress)
 WHERE (tail, head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
     AND state = 'leased' AND fence = :fence AND expires_at > :now
@@ -22,7 +22,7 @@ WHERE (jobs.tail, jobs.head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
     AND (:tenant IS NULL OR jobs.tenant = :tenant)
 
 -- name: accept_result
--- Takes a result, see together.sql.
+-- Accepts a result, see together.sql.
 INSERT INTO results (job, worker_id, run, ticket, entry_id, event, due)
 VALUES (:job, :worker_id, :run, :ticket, :entry_id, :event, :due)
 
@@ -44,8 +44,7 @@ WHERE (jobs.tail, jobs.head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
     AND runs.id = :run_id AND jobs.progress IS NOT NULL
 
 -- name: expired_jobs
--- Answers (job, id, run, run_id, tenant, topic, deliveries) of leases that have run out, earliest
--- first.
+-- Answers (job, id, run, run_id, tenant, topic, deliveries) of expired leases, earliest first.
 SELECT
     jobs.job, jobs.id, runs.run, runs.id, jobs.tenant, jobs.topic, jobs.deliveries
 FROM jobs JOIN runs ON runs.run = jobs.run
@@ -53,12 +52,12 @@ WHERE jobs.state = 'leased' AND jobs.expires_at <= :now
 ORDER BY jobs.expires_at LIMIT :limit
 
 -- name: offer_again
--- Puts a job whose lease ran out at the tail of its queue.
+-- Puts a job whose lease expired at the tail of its queue.
 UPDATE jobs SET state = 'ready', ticket = :ticket, worker_id = NULL, expires_at = NULL,
     progress = NULL
 WHERE job = :job
 
--- name: let_die
--- The job was delivered as often as is allowed.
+-- name: mark_dead
+-- Marks a job dead that was delivered as often as is allowed.
 UPDATE jobs SET state = 'dead', worker_id = NULL, expires_at = NULL, progress = NULL
 WHERE job = :job

@@ -1,5 +1,5 @@
 -- Lists of a tenant's runs, newest first: (id, workflow_id, workflow_version, status, created_at,
--- finished_at, error). They begin before (:created_at, :run_id).
+-- finished_at, error), from the first one before (:created_at, :run_id).
 
 -- name: list_runs
 -- All of them.

@@ -8,7 +8,7 @@ FROM timers JOIN runs ON runs.run = timers.run
 WHERE timers.due <= :now ORDER BY timers.due LIMIT :limit
 
 -- name: remove_timer
--- The timer has fired.
+-- Removes a timer that has fired.
 DELETE FROM timers WHERE run = :run AND step_id = :step_id AND key = :key
 
 -- name: due_rows
@@ -18,18 +18,18 @@ FROM outbox JOIN runs ON runs.run = outbox.run
 WHERE outbox.due <= :now ORDER BY outbox.due, outbox.turn LIMIT :limit
 
 -- name: hold_row
--- Not due again until then, unless it is confirmed.
+-- Makes a row due again at :due, unless it is confirmed before.
 UPDATE outbox SET due = :due, turn = :turn WHERE run = :run
 
 -- name: defer_row
--- Nothing, if the row is another one by now.
+-- Makes a row due later, if its number has not changed.
 UPDATE outbox SET due = :due, turn = :turn
 WHERE run = (
     SELECT run FROM runs WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 ) AND number = :number AND due IS NOT NULL
 
 -- name: confirm_row
--- Nothing, if the row is another one by now or the inbox is not empty.
+-- Makes a row due at no time, if its number has not changed and the inbox is empty.
 UPDATE outbox SET due = NULL
 WHERE run = (
     SELECT run FROM runs WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
@@ -37,5 +37,5 @@ WHERE run = (
     AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = outbox.run)
 
 -- name: count_rows
--- Answers (count): how many rows are due at some time.
+-- Answers (count): the number of rows with a due time.
 SELECT count(*) FROM outbox WHERE due IS NOT NULL

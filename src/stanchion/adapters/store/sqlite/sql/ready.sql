@@ -1,30 +1,30 @@
 -- The ready index: queues of jobs by topic and tenant, and for each topic a ring of tenants.
 
 -- name: enter_queue
--- One job more. A queue that was empty is a new row, at the tail of its ring.
+-- Counts one more job. A queue that was empty is a new row, at the tail of its ring.
 INSERT INTO queues (topic, tenant, turn, served, ready) VALUES (:topic, :tenant, :turn, :turn, 1)
 ON CONFLICT (topic, tenant) DO UPDATE SET ready = ready + 1
 
 -- name: leave_queue
--- So many jobs fewer. Answers (ready): how many are left.
+-- Counts so many jobs less. Answers (ready): how many are left.
 UPDATE queues SET ready = ready - :count WHERE topic = :topic AND tenant = :tenant
 RETURNING ready
 
 -- name: remove_queue
--- The last job has left.
+-- Removes an empty queue.
 DELETE FROM queues WHERE topic = :topic AND tenant = :tenant
 
 -- name: head_of_ring
--- Answers (turn, served, topic, tenant): whose turn it is for a topic, and who comes after.
+-- Answers (turn, served, topic, tenant): the next queues of a topic, in order.
 SELECT turn, served, topic, tenant FROM queues
 WHERE topic = :topic ORDER BY turn, served LIMIT :limit
 
 -- name: queue_of_tenant
--- As head_of_ring, with one tenant to choose from.
+-- Like head_of_ring, for one tenant.
 SELECT turn, served, topic, tenant FROM queues WHERE topic = :topic AND tenant = :tenant
 
 -- name: move_queues
--- Sends a tenant's queues for these topics, a JSON array, to the tail of their rings.
+-- Moves a tenant's queues for these topics, a JSON array, to the tail of their rings.
 UPDATE queues SET turn = :turn
 WHERE topic IN (SELECT value FROM json_each(:topics)) AND tenant = :tenant
 
@@ -41,7 +41,7 @@ WHERE jobs.state = 'ready' AND jobs.topic = :topic AND jobs.tenant = :tenant
 ORDER BY jobs.ticket LIMIT :limit
 
 -- name: lease_job
--- Hands a job to a worker and sends its queue to the tail of its ring, see together.sql.
+-- Leases a job to a worker and moves its queue to the tail of its ring, see together.sql.
 INSERT INTO leasings (job, fence, deliveries, worker_id, expires_at, topic, tenant, turn)
 VALUES (:job, :fence, :deliveries, :worker_id, :expires_at, :topic, :tenant, :turn)
 

@@ -1,7 +1,7 @@
 -- The audit of slots, and the removal of old runs.
 
 -- name: next_tenant
--- Answers (tenant): the first after :after that has ever used a slot.
+-- Answers (tenant): the first one after :after that has ever used a slot.
 SELECT tenant FROM accounts WHERE tenant > :after ORDER BY tenant LIMIT 1
 
 -- name: compare_slots
@@ -14,7 +14,7 @@ SELECT
     )
 
 -- name: repair_slots
--- The count is the truth again.
+-- Sets the count to the number of unfinished runs that hold a slot.
 UPDATE accounts SET active = :actual WHERE tenant = :tenant
 
 -- name: old_runs
@@ -24,18 +24,18 @@ WHERE ended_at IS NOT NULL AND coalesce(finished_at, ended_at) < :before
 ORDER BY coalesce(finished_at, ended_at) LIMIT :limit
 
 -- name: keep_feed_end
--- The tenant's feed goes on from where it is, whatever is removed.
+-- Keeps the end of the tenant's feed, so that no position is used twice.
 INSERT INTO accounts (tenant, feed_end) VALUES (
     :tenant, coalesce((SELECT max(position) FROM history WHERE tenant = :tenant), 0)
 )
 ON CONFLICT (tenant) DO UPDATE SET feed_end = max(feed_end, excluded.feed_end)
 
 -- name: purge_key
--- Unless the key has aged and stands for a later run by now.
+-- The run's key, unless it has expired and is bound to a later run.
 DELETE FROM keys WHERE tenant = :tenant AND key = :key AND run = :run
 
 -- name: purge_job_inputs
--- The inputs of the run's jobs; before the jobs, which name them.
+-- The inputs of the run's jobs; before the jobs, by which they are found.
 DELETE FROM job_inputs WHERE job IN (SELECT job FROM jobs WHERE run = :run)
 
 -- name: purge_jobs

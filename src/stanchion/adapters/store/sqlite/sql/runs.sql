@@ -1,8 +1,8 @@
--- Runs as they are, and the commit.
+-- Loading runs, and commits.
 
 -- name: load_run
--- Answers the run's row and its origin; its steps as a JSON object, and what lies in its inbox as an
--- array of arrays (ticket, entry_id, event), in no order.
+-- Answers the run's row and its origin, its steps as a JSON object, and its inbox as an array of
+-- arrays (ticket, entry_id, event), in no order.
 SELECT
     runs.id, runs.tenant, runs.workflow_id, runs.workflow_version, runs.created_at,
     runs.holds_slot, runs.status, runs.finished_at, runs.version, runs.nonce, runs.fence,
@@ -26,12 +26,12 @@ FROM runs JOIN origins ON origins.run = runs.run
 WHERE (runs.tail, runs.head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 
 -- name: read_stamp
--- Answers (run, tenant, holds_slot, ended_at, version, nonce, fence): what a commit is held to.
+-- Answers (run, tenant, holds_slot, ended_at, version, nonce, fence), for the checks of a commit.
 SELECT run, tenant, holds_slot, ended_at, version, nonce, fence FROM runs
 WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 
 -- name: commit_run
--- Makes a transition true but for its items and effects, see together.sql.
+-- Writes a transition without its items and effects, see together.sql.
 INSERT INTO commits (
     run, tenant, holds_slot, status, finished_at, ended_at, version, nonce, fence, error, output,
     steps, entries, applied, ends

@@ -1,12 +1,12 @@
--- Items: one row each, so that a commit writes those that changed and no others.
+-- Items: one row each, so that a commit writes only those that changed.
 
 -- name: put_item
--- Writes an item as it is now.
+-- Writes the current state of an item.
 INSERT INTO items (run, step_id, item, state) VALUES (:run, :step_id, :item, :state)
 ON CONFLICT (run, step_id, item) DO UPDATE SET state = excluded.state
 
 -- name: read_items
--- Answers (item, state) of those named by :items, a JSON array.
+-- Answers (item, state) of the items in :items, a JSON array.
 SELECT item, state FROM items
 WHERE run = (
     SELECT run FROM runs WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))

@@ -1,7 +1,7 @@
--- What is asked when the store is opened, and by whoever wants to know whether it answers.
+-- Statements for opening the store and for health checks.
 
 -- name: highest_ticket
--- Answers (ticket): the highest that anything in the file carries, 0 if nothing does.
+-- Answers (ticket): the highest ticket in the file, 0 if there is none.
 SELECT max(
     coalesce((SELECT max(ticket) FROM inbox), 0),
     coalesce((SELECT max(turn) FROM outbox), 0),
@@ -10,10 +10,10 @@ SELECT max(
 )
 
 -- name: look
--- Reads the file, and next to nothing of it.
+-- Reads a little from the file.
 SELECT run FROM runs ORDER BY run LIMIT 1
 
 -- name: leave_a_mark
--- Writes, and next to nothing: a disk that is full refuses it.
+-- Writes a little to the file, which fails on a full disk.
 INSERT INTO documents (kind, name, revision, value) VALUES ('ping', 'store', 1, x'30')
 ON CONFLICT (kind, name) DO UPDATE SET revision = revision + 1

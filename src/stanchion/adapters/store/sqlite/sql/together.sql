@@ -1,12 +1,11 @@
--- What belongs together, written by one statement.
+-- Writes to several tables by one statement.
 --
--- Each of these views exists to be inserted into: its trigger does what a row asks for. A statement
--- costs a store more than what it writes, since with every one its thread lets go of the
--- interpreter and has to ask for it again. They are made by each connection that writes, for
--- itself, and are not in the file.
+-- Each of these views exists to be inserted into: its trigger writes the rows. A statement costs
+-- more than what it writes, because with each one the thread releases the GIL and waits to get it
+-- back. The views are temporary: each connection that writes creates them for itself.
 
--- A run's first row and all that comes with it but its items, jobs and timers.
--- `steps` is a JSON object, step ids to steps; `entries` its first lines of history, if any.
+-- A new run with its origin, key, slot, steps and history, without its items, jobs and timers.
+-- `steps` is a JSON object, step ids to steps; `entries` its first timeline entries, if any.
 CREATE TEMP VIEW beginnings AS SELECT
     NULL AS run, NULL AS id, NULL AS tenant, NULL AS workflow_id, NULL AS workflow_version,
     NULL AS created_at, NULL AS holds_slot, NULL AS key, NULL AS fingerprint, NULL AS status,
@@ -26,19 +25,19 @@ CREATE TEMP TRIGGER begin_run INSTEAD OF INSERT ON beginnings BEGIN
     INSERT INTO steps (run, step_id, state)
         SELECT NEW.run, key, CAST(value AS BLOB) FROM json_each(NEW.steps);
     INSERT INTO history_lines (tenant, run, entries) VALUES (NEW.tenant, NEW.run, NEW.entries);
-    -- The key stands for this run. One that has aged is taken over.
+    -- Binds the key to this run. An expired key is replaced.
     INSERT INTO keys (tenant, key, run, fingerprint)
         SELECT NEW.tenant, NEW.key, NEW.run, NEW.fingerprint WHERE NEW.key IS NOT NULL
         ON CONFLICT (tenant, key)
         DO UPDATE SET run = excluded.run, fingerprint = excluded.fingerprint;
-    -- One slot more in use. The account is opened with the first.
+    -- Counts one more slot, and creates the account of a new tenant.
     INSERT INTO accounts (tenant, active)
         SELECT NEW.tenant, 1 WHERE NEW.holds_slot AND NEW.ended_at IS NULL
         ON CONFLICT (tenant) DO UPDATE SET active = active + 1;
 END;
 
--- A job that is to be ready. One that is dead becomes ready again under its old fence; any other
--- that is there already is left alone.
+-- A job that becomes ready. A dead one becomes ready again with its old fence; any other job that
+-- exists is not changed.
 CREATE TEMP VIEW dispatches AS SELECT
     NULL AS id, NULL AS run, NULL AS tenant, NULL AS topic, NULL AS step_id, NULL AS item,
     NULL AS attempt, NULL AS dispatch, NULL AS ticket, NULL AS input;
@@ -54,8 +53,8 @@ CREATE TEMP TRIGGER dispatch_job INSTEAD OF INSERT ON dispatches BEGIN
             state = 'ready', ticket = excluded.ticket, deliveries = 0, worker_id = NULL,
             expires_at = NULL
         WHERE state = 'dead';
-    -- Each of the next two only if the one before has changed something. A dead job's replay may
-    -- bring another input.
+    -- Each of the next two only if the one before has changed a row. The replay of a dead job may
+    -- have another input.
     INSERT INTO job_inputs (job, input)
         SELECT job, NEW.input FROM jobs
         WHERE changes() AND (tail, head) = (substr(NEW.id, 3), substr(NEW.id, 1, 2))
@@ -65,7 +64,7 @@ CREATE TEMP TRIGGER dispatch_job INSTEAD OF INSERT ON dispatches BEGIN
         ON CONFLICT (topic, tenant) DO UPDATE SET ready = ready + 1;
 END;
 
--- A timer that is set, set anew, or forgotten, if it is due at no time.
+-- A timer that is set or replaced; removed if `due` is NULL.
 CREATE TEMP VIEW settings_of_timers AS SELECT
     NULL AS run, NULL AS step_id, NULL AS key, NULL AS due, NULL AS timer;
 
@@ -77,8 +76,8 @@ CREATE TEMP TRIGGER set_timer INSTEAD OF INSERT ON settings_of_timers BEGIN
         WHERE NEW.due IS NULL AND run = NEW.run AND step_id = NEW.step_id AND key = NEW.key;
 END;
 
--- A commit's lines of history, at the next position of the tenant's feed: above all that are there,
--- and all that were.
+-- The timeline entries of a commit, at the next position of the tenant's feed: above all positions
+-- that were ever used.
 CREATE TEMP VIEW history_lines AS SELECT NULL AS tenant, NULL AS run, NULL AS entries;
 
 CREATE TEMP TRIGGER write_history INSTEAD OF INSERT ON history_lines WHEN NEW.entries IS NOT NULL
@@ -94,8 +93,8 @@ BEGIN
     );
 END;
 
--- A commit: the run's row as it is now, the steps that changed, history, inbox, slot. `applied` is a
--- JSON array of inbox entries; `ends` says that the run ends with it.
+-- A commit: the new row of the run, the steps that changed, history, inbox, slot. `applied` is a
+-- JSON array of inbox entries; `ends` tells whether the run ends with it.
 CREATE TEMP VIEW commits AS SELECT
     NULL AS run, NULL AS tenant, NULL AS holds_slot, NULL AS status, NULL AS finished_at,
     NULL AS ended_at, NULL AS version, NULL AS nonce, NULL AS fence, NULL AS error, NULL AS output,
@@ -111,8 +110,8 @@ CREATE TEMP TRIGGER commit_run INSTEAD OF INSERT ON commits BEGIN
         SELECT NEW.run, key, CAST(value AS BLOB) FROM json_each(NEW.steps) WHERE true
         ON CONFLICT (run, step_id) DO UPDATE SET state = excluded.state;
     INSERT INTO history_lines (tenant, run, entries) VALUES (NEW.tenant, NEW.run, NEW.entries);
-    -- Once nothing can change any more, nothing need be applied any more, and nothing will be put
-    -- into this inbox again. Before, the row is due no more if the inbox is empty.
+    -- A finished run takes no events, so its inbox and outbox row are removed. Of an unfinished run
+    -- the row is due at no time if the inbox is empty.
     DELETE FROM inbox WHERE NEW.ends AND run = NEW.run;
     DELETE FROM outbox WHERE NEW.ends AND run = NEW.run;
     UPDATE accounts SET active = max(0, active - 1)
@@ -124,8 +123,8 @@ CREATE TEMP TRIGGER commit_run INSTEAD OF INSERT ON commits BEGIN
         AND NOT EXISTS (SELECT 1 FROM inbox WHERE run = NEW.run);
 END;
 
--- An entry for a run's inbox, once an `entry_id`, and the run's row due at `due`, or earlier if it
--- was.
+-- An entry for the inbox of a run, once per `entry_id`. The run's outbox row becomes due at `due`,
+-- or stays due earlier.
 CREATE TEMP VIEW arrivals AS SELECT
     NULL AS run, NULL AS ticket, NULL AS entry_id, NULL AS event, NULL AS due;
 
@@ -141,7 +140,7 @@ CREATE TEMP TRIGGER put_entry INSTEAD OF INSERT ON arrivals BEGIN
             due = iif(due <= excluded.due, due, excluded.due);
 END;
 
--- A result: the lease ends with it, and the run hears of it.
+-- A result: ends the lease and posts the event to the run.
 CREATE TEMP VIEW results AS SELECT
     NULL AS job, NULL AS worker_id, NULL AS run, NULL AS ticket, NULL AS entry_id, NULL AS event,
     NULL AS due;
@@ -154,8 +153,8 @@ CREATE TEMP TRIGGER accept_result INSTEAD OF INSERT ON results BEGIN
         VALUES (NEW.run, NEW.ticket, NEW.entry_id, NEW.event, NEW.due);
 END;
 
--- A job that a worker gets. Its queue goes to the tail of its ring with one job fewer; without jobs
--- there is no queue.
+-- A job that is leased. Its queue moves to the tail of its ring with one job less; an empty queue
+-- is removed.
 CREATE TEMP VIEW leasings AS SELECT
     NULL AS job, NULL AS fence, NULL AS deliveries, NULL AS worker_id, NULL AS expires_at,
     NULL AS topic, NULL AS tenant, NULL AS turn;
