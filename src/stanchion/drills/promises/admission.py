@@ -51,7 +51,15 @@ QUIET_FLOOR_S: Final = 0.15
 """Below this the machine's own noise is larger than what is measured."""
 FULL: Final = "429 max_concurrent_runs_reached"
 BUSY: Final = "503 gate_busy"
-SHED: Final = frozenset({"503 overloaded", "429 tenant_overloaded"})
+SHED: Final = frozenset(
+    {
+        "429 tenant_overloaded",
+        "503 overloaded",
+        "503 gate_unavailable",
+        "503 limit_check_failed",
+    }
+)
+"""What else a burst of ten times as many callers may be told: the servers themselves are full."""
 BUCKET_S: Final = 0.01
 
 FIXED, JITTER = "lock 50 ms", "lock 50 ± 25 ms"
@@ -187,7 +195,8 @@ def _refusals(bursts: Sequence[Burst]) -> Promise:
     told = sum((Counter(burst.answers) for burst in bursts), Counter[str]())
     return Promise(
         id="refusals",
-        says="every other caller gets 429, under `lock` also 503 gate_busy past the wait budget",
+        says="every other caller gets 429, under `lock` also 503 gate_busy past the wait budget;"
+        " ten times as many callers may also be shed with 429 or 503",
         measured=", ".join(f"{n:,} × {name}" for name, n in sorted((others or told).items())),
         holds=not others,
     )
