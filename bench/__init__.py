@@ -1,1 +1,1 @@
-"""Benchmarks: every ratio and time we claim, measured in one run and held to its promise."""
+"""Benchmarks: every ratio and time we claim, measured in one run and compared with its promise."""

@@ -2,8 +2,8 @@
 
     python -m bench [GROUP …] [--quick] [--record]
 
-Groups, and which of them take minutes, are listed by ``--help``. ``--quick`` takes short looks and
-leaves those out unless they are named; its figures are not for the record.
+Groups, and which of them take minutes, are listed by ``--help``. ``--quick`` measures briefly and
+skips those unless they are named; its figures are not recorded.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ GROUPS: Final = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and say what holds; the exit code."""
+    """Measure, print the table, and return the exit code."""
     asked = _parser().parse_args(arguments)
     unknown = set(asked.groups) - {group.name for group in GROUPS}
     if unknown or (asked.quick and asked.record):
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     names = ", ".join(group.name + (" (long)" if group.is_long else "") for group in GROUPS)
     parser = argparse.ArgumentParser(prog="python -m bench", epilog=f"groups: {names}")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help="only these; default: all")
-    parser.add_argument("--quick", action="store_true", help="short looks, without long groups")
+    parser.add_argument("--quick", action="store_true", help="brief, without long groups")
     parser.add_argument("--record", action="store_true", help="write bench/results.json")
     return parser
 
@@ -141,6 +141,6 @@ def _verdict(rows: Sequence[Row], before: record.Record | None) -> int:
 
 
 if __name__ == "__main__":
-    # Told to stop, it stops the servers that it has started as well.
+    # On SIGTERM, also stop the servers that were started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

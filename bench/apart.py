@@ -1,4 +1,4 @@
-"""Apart: work in a process of its own that is told what to do, and prints what it saw."""
+"""Run work in a separate process, which gets a specification and prints a report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["apart", "percentile", "thinned"]
 ROOT = Path(__file__).parents[1]
 KEPT_MAX = 2_000
 GRACE_S = 60.0
-"""For answers that are still to come when the time is over. Then the process is ended."""
+"""Time for outstanding responses after the end. Then the process is stopped."""
 _Report = TypeVar("_Report")
 
 
@@ -24,7 +24,7 @@ _Report = TypeVar("_Report")
 def apart(
     module: str, spec: msgspec.Struct, report: type[_Report], seconds: float
 ) -> Iterator[Callable[[], _Report]]:
-    """Run a module of ours meanwhile; the call waits for its end, and reads its report."""
+    """Run one of our modules in the background; the returned call waits and reads its report."""
     text = msgspec.json.encode(spec).decode()
     process = subprocess.Popen(  # noqa: S603 - a module of ours
         [sys.executable, "-m", module, text],
@@ -47,14 +47,14 @@ def apart(
 
 
 def thinned(latencies_ms: Sequence[float]) -> list[float]:
-    """In order, and of many two thousand that stand for all of them."""
+    """Sort the values; reduce them to at most two thousand evenly spaced ones."""
     ordered = sorted(latencies_ms)
     kept = min(len(ordered), KEPT_MAX)
     return [ordered[(number * len(ordered)) // kept] for number in range(kept)]
 
 
 def percentile(ordered_ms: Sequence[float], part: float) -> float:
-    """The latency that this part did not exceed; not a number if there were none."""
+    """Return the latency at this quantile; NaN without values."""
     if not ordered_ms:
         return float("nan")
     return ordered_ms[min(len(ordered_ms) - 1, int(len(ordered_ms) * part))]

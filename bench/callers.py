@@ -1,9 +1,9 @@
-"""Callers who start runs and wait for their ends, in a process of their own.
+"""Callers that start runs and wait for their ends, in a separate process.
 
     python -m bench.callers SPEC
 
-Each has a connection of its own, starts a run, asks for it with ``?wait=``, and begins anew when it
-is done. Several servers are called in turn, caller by caller.
+Each has its own connection, starts a run, waits for it with ``?wait=``, and repeats. Several
+servers are assigned to callers in turn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WAIT_S = 30
 
 
 class Errand(msgspec.Struct, frozen=True, kw_only=True):
-    """What to have done."""
+    """The load to generate."""
 
     urls: tuple[str, ...]
     workflow: str = "three-steps"
@@ -36,16 +36,16 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 5.0
     runs_max: int = 10_000_000
     tenants: int = 0
-    """Given: runs are those of so many tenants in turn, ``tenant-0`` and so on."""
+    """If given, runs belong to this many tenants in turn, ``tenant-0`` and so on."""
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done."""
+    """The results."""
 
     runs: int
     seconds: float
     latencies_ms: list[float]
-    """From the request to the news of its end. Sorted, and thinned."""
+    """From the request to the response with its end. Sorted and thinned."""
 
     @property
     def per_s(self) -> float:
@@ -68,7 +68,7 @@ _ENDED = msgspec.json.Decoder(_Ended)
 
 
 def run_through(errand: Errand) -> Ran:
-    """Have it done from a process of its own."""
+    """Generate the load in a separate process."""
     with apart("bench.callers", errand, Ran, errand.seconds) as ran:
         return ran()
 
@@ -77,7 +77,7 @@ def run_through(errand: Errand) -> Ran:
 
 
 async def run(errand: Errand) -> Ran:
-    """Have it done. Every run must succeed: a figure of failures is no figure."""
+    """Generate the load. Every run must succeed."""
     latencies_ms: list[float] = []
     left = errand.runs_max
     began_s = time.perf_counter()

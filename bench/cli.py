@@ -1,6 +1,6 @@
-"""The command line: it is there before a person notices that it was not.
+"""Start-up time of the command line.
 
-Whole processes, from start to end. ``run list`` asks a server that answers at once.
+Measures whole processes. ``run list`` calls a server that answers at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROUNDS = 15
 
 
 def rows() -> list[Row]:
-    """Start it again and again."""
+    """Start each command repeatedly."""
     with running_script() as server:
         server.says(Said(runs.RunList(())))
         listing = ("run", "list", "--url", server.url)

@@ -1,4 +1,4 @@
-"""Connections that cost little: requests as bytes, and just enough of the answers is read."""
+"""Cheap HTTP connections: requests are bytes, and responses are parsed only as far as needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Answer", "Connection", "as_bytes", "connect", "tenants_in_turn"]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came back for one request."""
+    """The response to one request."""
 
     status: str
     body: bytes = b""
@@ -24,7 +24,7 @@ _LOST: Final = Answer("lost")
 
 
 async def connect(url: str) -> Connection:
-    """A connection to the server of this address. Raises ``OSError``."""
+    """Connect to this address. Raises ``OSError``."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
@@ -33,7 +33,7 @@ async def connect(url: str) -> Connection:
 
 
 def tenants_in_turn(count: int) -> list[dict[str, str]]:
-    """Headers of ``tenant-0`` and so on, from any of them on: rounds are not all of the first."""
+    """Headers of ``tenant-0`` and so on, beginning at a random tenant."""
     first = random.randrange(count)
     return [{"x-stanchion-tenant": f"tenant-{(first + each) % count}"} for each in range(count)]
 
@@ -41,7 +41,7 @@ def tenants_in_turn(count: int) -> list[dict[str, str]]:
 def as_bytes(
     method: str, url: str, body: str = "", headers: Mapping[str, str] | None = None
 ) -> bytes:
-    """A request as it goes over the line."""
+    """Encode a request."""
     parts = urlsplit(url)
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     content = body.encode()
@@ -56,7 +56,7 @@ def as_bytes(
 
 
 class Connection(asyncio.Protocol):
-    """One connection with one request under way at a time."""
+    """One connection with one request at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -64,7 +64,7 @@ class Connection(asyncio.Protocol):
         self._answer: asyncio.Future[Answer] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not asyncio's by inheritance, only by what they can do.
+        # uvloop's transports do not inherit from asyncio's.
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
             self._answer.set_result(_LOST)
 
     async def ask(self, request: bytes) -> Answer:
-        """Send, and what comes back; the status ``lost`` if nothing does."""
+        """Send a request and return its response; the status is ``lost`` if there is none."""
         assert self._transport is not None
         if self._transport.is_closing():
             return _LOST

@@ -1,4 +1,4 @@
-"""The pure core: a decision costs the same however large the run around it is."""
+"""The pure core: the cost of a decision does not depend on the size of the run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _evaluate(source: str) -> None:
 
 
 def _handle_all(count: int) -> None:
-    """Start a for-each and take all of its results, one transition each, as a store would."""
+    """Start a for-each and apply all of its results, one transition each, as a store would."""
     plan = _plan(
         Workflow(
             id=WorkflowId("w"),

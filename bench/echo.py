@@ -1,9 +1,9 @@
-"""The limit for a start: a bare Starlette endpoint that decodes the same body and sends it back.
+"""Baseline for a start: a bare Starlette endpoint that decodes the same body and sends it back.
 
     python -m bench.echo PORT
 
 The settings of uvicorn are those of ``stanchion.gateway.server``, on the same event loop, without
-the guard around the protocol: what that costs is ours to pay.
+our wrapper around the protocol, whose cost counts as ours.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ WORKERS_HANDS = 200
 
 
 def rows(pace: Pace) -> list[Row]:
-    """One run after the other."""
+    """Measure one run after the other."""
     body = msgspec.json.encode({"input": {"items": list(range(ITEMS))}}).decode()
     with embedded() as site, working(site.url, WORKERS_HANDS):
         site.prepare({"fan": FAN})

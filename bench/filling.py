@@ -1,7 +1,7 @@
-"""Filling stores: what a server finds there that has been running for a while.
+"""Fill stores as a server would over a long time.
 
-Everything is written through the store adapter, in this process, as a server would write it. A full
-SQLite file takes minutes to make, so it is kept under ``reports/growth`` and copied for each use.
+All data is written through the store adapter, in this process, as a server would write it. A full
+SQLite file takes minutes to write, so it is kept under ``reports/growth`` and copied for each use.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PATIENCE_S: Final = 60.0
 
 
 class Stock(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a store."""
+    """The content of a store."""
 
     finished: int = 1_000
     tenants: int = 1
@@ -48,7 +48,7 @@ class Stock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def filled_file(stock: Stock, path: Path) -> None:
-    """A SQLite file with this in it, at this path."""
+    """Provide a SQLite file with this content at this path."""
     kept = SHELF / f"{stock.finished}-{stock.tenants}-{stock.active}-{_schema()}.db"
     if not kept.exists():
         SHELF.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def filled_file(stock: Stock, path: Path) -> None:
 
 
 def _schema() -> str:
-    """Files of another schema are of no use."""
+    """A digest of the schema; files with another schema cannot be used."""
     migrations = sorted((Path(sqlite_adapter.__file__).parent / "migrations").glob("*.sql"))
     text = b"".join(migration.read_bytes() for migration in migrations)
     return hashlib.sha256(text).hexdigest()[:8]
@@ -76,7 +76,7 @@ async def _fill_file(stock: Stock, path: Path) -> None:
 
 
 def filled_namespace(stock: Stock, url: str, namespace: str) -> None:
-    """A namespace of a Redis with this in it."""
+    """Provide a namespace of a Redis with this content."""
     asyncio.run(_fill_namespace(stock, url, namespace))
 
 
@@ -89,7 +89,7 @@ async def _fill_namespace(stock: Stock, url: str, namespace: str) -> None:
 
 
 async def fill(store: Store, stock: Stock) -> None:
-    """Put it all there, many at a time."""
+    """Write the content in batches."""
     tenants = [TenantId(f"tenant-{number}") for number in range(stock.tenants)]
     workflows = [_workflow("nothing", NOTHING), _workflow("three-steps", THREE_STEPS)]
     for some in _batches(tenants):
@@ -98,7 +98,7 @@ async def fill(store: Store, stock: Stock) -> None:
         count = min(BATCH, stock.finished - first)
         await _start(store, tenants, first, count)
         await _finish(store, count)
-    # Last, since whoever leases in order to finish a run would get these jobs as well.
+    # Last, because leases that finish other runs would otherwise get these jobs.
     for first in range(0, stock.active, BATCH):
         await _start(store, tenants, first, min(BATCH, stock.active - first))
 
@@ -142,7 +142,7 @@ async def _finish(store: Store, count: int) -> None:
 
 
 async def _advance(store: Store, run_id: RunId, now: Instant) -> None:
-    """What ``services.advance`` does, with one look at the clock for many."""
+    """Do what ``services.advance`` does, with one clock reading for many runs."""
     found = await builders.loaded(store, run_id)
     events = [entry.event for entry in found.inbox]
     transition = decide_all(builders.ONE_JOB, found.run, events, now)

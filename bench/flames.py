@@ -1,10 +1,10 @@
-"""A flame graph, from stacks that a profiler has counted.
+"""Draw a flame graph from a profiler's stack samples.
 
     py-spy record --gil --format raw --duration 20 --pid PID --output stacks.txt
     python -m bench.flames stacks.txt flames.svg "A title"
 
-Each box is a function, as wide as the part of the samples in which it was under way; what it had
-called stands above it. Functions of other people's packages are grey.
+Each box is a function. Its width is the share of samples that contain it; its callees are above it.
+Functions of other packages are grey.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WIDTH: Final = 1_200
 ROW: Final = 17
 TOP: Final = 44
 LEAST: Final = 0.004
-"""A part of the samples below which a box is not drawn."""
+"""Boxes with a smaller share of the samples are not drawn."""
 _WAYS_THERE: Final = (
     "(runpy.py",
     "(click/",
@@ -30,7 +30,7 @@ _WAYS_THERE: Final = (
     "(threading.py",
     "(<frozen",
 )
-"""Functions that only lead to where it begins."""
+"""Functions that only lead to the entry point."""
 LETTER: Final = 6.1
 STYLE: Final = (
     "text{font:11px ui-sans-serif,system-ui,sans-serif;fill:#1c2733}"
@@ -41,7 +41,7 @@ STYLE: Final = (
 
 
 class Box(NamedTuple):
-    """One function under way, called by the ones below it."""
+    """One function, called by the boxes below it."""
 
     frame: str
     depth: int
@@ -75,12 +75,12 @@ def boxes(stacks: Iterable[str]) -> list[Box]:
 
 
 def _thread(frame: str) -> str:
-    """``thread (7): /where/ever/stanchion.db (writer)`` without what differs from day to day."""
+    """Reduce ``thread (7): /path/to/stanchion.db (writer)`` to what is the same in all runs."""
     return frame.rpartition(": ")[2].rpartition("/")[2]
 
 
 def _function(frame: str) -> str:
-    """``f (file.py:7)`` without the line: where in a function it was does not matter here."""
+    """Remove the line number of ``f (file.py:7)``."""
     name, colon, _ = frame.rpartition(":")
     return f"{name})" if colon else frame
 
@@ -96,7 +96,7 @@ def _laid_out(node: _Node, depth: int, begins: float, total: int) -> Iterator[Bo
 
 
 def drawn(found: list[Box], title: str) -> str:
-    """The boxes as SVG; the name of each is shown in full under the pointer."""
+    """Draw the boxes as SVG; the full name of each is a tooltip."""
     depth = max((box.depth for box in found), default=0) + 1
     height = TOP + ROW * depth + 12
     lines = [

@@ -1,8 +1,8 @@
-"""Runs of three steps from end to end, 64 at a time: ours, and the same on other systems.
+"""Three-step runs from end to end, 64 at a time: ours, and the same on other systems.
 
-Server, worker and callers are processes of their own. A caller starts a run over HTTP and waits for
-its end; every start, result and transition is durable. Each system is started anew in each round,
-one after the other, and neighbours are compared.
+Server, worker and callers are separate processes. A caller starts a run over HTTP and waits for its
+end; every start, result and transition is durable. Each round starts each system again, one after
+the other, and adjacent rounds are compared.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ __all__ = ["rows"]
 
 ROUNDS_MAX = 3
 CORES_MIN = 6
-"""Two servers, two workers, callers, Valkey and NATS: with fewer, a second server has no place."""
+"""For two servers, two workers, callers, Valkey and NATS; a second server needs so many cores."""
 PROMISES = {"Restate": 3.0, "Temporal's dev server": 15.0, "DBOS on SQLite": 15.0}
 DISTRIBUTED_OF_RESTATE = 2.0
 EMBEDDED, ONE, TWO = "embedded", "on Valkey and NATS", "on two replicas"
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One round of one of ours."""
+    """One round of one of our configurations."""
 
     ran: Ran
     cpu_us: float
-    """Of the servers, for each run."""
+    """Processor time of the servers per run."""
 
     @property
     def per_s(self) -> float:
@@ -44,10 +44,10 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def rows(pace: Pace) -> list[Row]:
-    """Measure ours and whichever peers are installed."""
+    """Measure Stanchion and all installed peers."""
     ours: dict[str, list[Measured]] = {EMBEDDED: [], ONE: [], TWO: []}
     peers: dict[str, list[Ran]] = {peer.name: [] for peer in PEERS}
-    # A round waits for the last runs that were begun in it: longer than those of the slowest peer.
+    # A round waits for the last runs that began in it: longer than a run of the slowest peer.
     seconds = pace.seconds * 2
     for _ in range(min(pace.rounds, ROUNDS_MAX)):
         ours[EMBEDDED].append(measure(embedded(), seconds))
@@ -65,7 +65,7 @@ def rows(pace: Pace) -> list[Row]:
 
 
 def measure(opening: AbstractContextManager[Site], seconds: float) -> Measured:
-    """A worker beside each server, and callers of all servers."""
+    """Measure with one worker per server, and callers of all servers."""
     with opening as site, ExitStack() as stack:
         site.prepare({"three-steps": THREE_STEPS})
         for url in site.urls:
@@ -79,7 +79,7 @@ def measure(opening: AbstractContextManager[Site], seconds: float) -> Measured:
 def _against(
     where: str, ours: Sequence[Measured], peer: str, theirs: Sequence[Ran], floor: float
 ) -> Row:
-    label = f"three-step runs {where}, of {peer}"
+    label = f"three-step runs {where}, against {peer}"
     if not theirs:
         missing = next(each.missing for each in PEERS if each.name == peer)
         note = f"{missing}; ours {_summary(ours)}"
@@ -103,7 +103,9 @@ def _replicas(one: Sequence[Measured], two: Sequence[Measured]) -> Row:
     note = f"{_summary(two)} against {_summary(one)}"
     if (os.cpu_count() or 1) >= CORES_MIN:
         ratios = [more.per_s / less.per_s for more, less in zip(two, one, strict=True)]
-        return at_least("three-step runs on two replicas, of one", median(ratios), "×", 1.5, note)
+        return at_least(
+            "three-step runs on two replicas, against one", median(ratios), "×", 1.5, note
+        )
     ratios = [more.cpu_us / less.cpu_us for more, less in zip(two, one, strict=True)]
-    label = "servers' time for a run on two replicas, of one"
+    label = "servers' time for a run on two replicas, against one"
     return at_most(label, median(ratios), "×", 1.2, f"{os.cpu_count()} cores; {note}")

@@ -1,9 +1,9 @@
-"""Growth: the same throughput with much in the store as with little.
+"""Growth: the throughput does not depend on the amount of data in the store.
 
-Two servers are up at once: one whose store holds little, and one whose store holds a million
-finished runs, or ten thousand tenants, or ten thousand active runs. Both are loaded in turns, with
-starts and with whole runs of three steps, and neighbours are compared. The starts are of a workflow
-that is over at once, so that the active runs stay those that were there.
+Two servers run at the same time: one with a small store, and one whose store holds a million
+finished runs, or ten thousand tenants, or ten thousand active runs. Both are loaded alternately,
+with starts and with whole runs of three steps, and adjacent rounds are compared. The started
+workflow ends at once, so that the number of active runs does not change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.serving import Site, backends, distributed, embedded, working
 __all__ = ["BEGINS", "rows"]
 
 BEGINS = "growth on "
-"""What the names of these rows begin with."""
+"""The prefix of the row names."""
 FLOOR = 0.9
 SMALL = Stock()
 WARM_S = 60.0
@@ -35,7 +35,7 @@ Sides: TypeAlias = tuple[tuple[Site, Stock], tuple[Site, Stock]]
 
 
 def rows(pace: Pace) -> list[Row]:
-    """Each store, each way to grow, starts and whole runs."""
+    """Measure each store and each kind of growth, with starts and whole runs."""
     found = []
     for store, opened, finished in (
         ("SQLite", _on_sqlite, 1_000_000),
@@ -73,7 +73,7 @@ def _on_sqlite(large: Stock) -> Iterator[Sides]:
 
 @contextmanager
 def _on_valkey(large: Stock) -> Iterator[Sides]:
-    # One Valkey for both: the namespaces share its noise, and nothing else.
+    # One Valkey for both, so that both namespaces see the same noise.
     with backends() as behind, ExitStack() as stack:
 
         def side(name: str, stock: Stock) -> tuple[Site, Stock]:
@@ -96,14 +96,14 @@ def _in_turns(
     per_s: Callable[[Site, Stock, float, int], float], sides: Sides, pace: Pace
 ) -> list[tuple[float, float]]:
     for site, stock in sides:
-        # Every tenant once: its first start reads its workflow, and that is not what is asked here.
+        # Start once per tenant: the first start reads the workflow, which is not measured here.
         is_many = stock.tenants > 1
         per_s(
             site, stock, WARM_S if is_many else pace.seconds / 3, stock.tenants if is_many else _ALL
         )
     pairs = []
     for number in range(pace.rounds):
-        # Now the one is first, now the other: what the first leaves to the second evens out.
+        # Alternate which server is first, so that order effects cancel out.
         turns = sides if number % 2 else (sides[1], sides[0])
         first, second = (per_s(*side, pace.seconds, _ALL) for side in turns)
         pairs.append((first, second) if number % 2 else (second, first))

@@ -1,8 +1,7 @@
-"""Starts over HTTP against the limit: an endpoint that only decodes the body and sends it back.
+"""Starts over HTTP against an endpoint that only decodes the body and sends it back.
 
-One hot tenant without a cap, 64 callers, each on a connection of its own. The server and the bare
-endpoint are loaded in turns, and neighbours are compared: what disturbs the machine for a moment
-disturbs a pair, no more.
+One hot tenant without a cap, 64 callers, one connection each. The server and the bare endpoint are
+loaded alternately, and adjacent rounds are compared, so that a short disturbance affects one pair.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ def rows(pace: Pace) -> list[Row]:
 
 
 def start_load(url: str, seconds: float, requests_max: int = 10_000_000) -> Load:
-    """Starts, as many as go through."""
+    """Starts at the maximum rate."""
     return Load(url=url + PATH, body=BODY, seconds=seconds, requests_max=requests_max)
 
 
 def _against_echo(name: str, site: Site, echo: str, pace: Pace) -> Row:
     site.prepare({"one-job": ONE_JOB})
     for url in (site.url, echo):
-        send(start_load(url, pace.seconds / 3)).only("200")  # the first ones pay for what is new
+        send(start_load(url, pace.seconds / 3)).only("200")  # warm up
     pairs = []
     for _ in range(pace.rounds):
         ours = send(start_load(site.url, pace.seconds)).only("200").per_s
@@ -48,6 +47,6 @@ def _against_echo(name: str, site: Site, echo: str, pace: Pace) -> Row:
         pairs.append((ours, limit))
     ratios = [ours / limit for ours, limit in pairs]
     ours, limit = (median(side) for side in zip(*pairs, strict=True))
-    label = f"start a run on {name}, of a bare echo"
+    label = f"start a run on {name}, against a bare echo"
     note = f"{ours:,.0f}/s against {limit:,.0f}/s; {spread(ratios)}"
     return at_least(label, median(ratios), "×", LIMIT_PART, note, pair=(ours, limit))

@@ -1,9 +1,9 @@
-"""An idle system: how soon a start is in the hands of a worker that waits for it.
+"""An idle system: the time from a start until a waiting worker has leased its job.
 
     python -m bench.idle SPEC        prints the times, as JSON
 
-The worker's question lies at the server before the run is started, as it does all day. On two
-replicas the run is started at the one and the worker waits at the other, so the bell rings.
+The worker's lease request waits at the server before the run is started. With two replicas the run
+is started on one and the worker waits on the other, so a bell must be sent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORKER = "waiting"
 
 
 class Visit(msgspec.Struct, frozen=True):
-    """Where to start, where to wait, and how often."""
+    """The servers to start on and to wait on, and the number of repetitions."""
 
     starts_at: str
     waits_at: str
@@ -73,7 +73,7 @@ def _row(name: str, opening: AbstractContextManager[Site], ceiling_ms: float, pa
 
 
 async def run(visit: Visit) -> list[float]:
-    """Start and be handed the job, again and again."""
+    """Start a run and lease its job, repeatedly."""
     starting, waiting = await connect(visit.starts_at), await connect(visit.waits_at)
     start = as_bytes("POST", visit.starts_at + PATH, BODY)
     question = {"worker_id": WORKER, "topics": ["bench.nobody"], "max_jobs": 1, "wait_s": 20}
@@ -81,7 +81,7 @@ async def run(visit: Visit) -> list[float]:
     times_ms = []
     for _ in range(visit.times):
         handing = asyncio.create_task(waiting.ask(ask))
-        await asyncio.sleep(PAUSE_S)  # The question is there by then, and nothing else goes on.
+        await asyncio.sleep(PAUSE_S)  # By then the lease request waits, and the system is idle.
         began_s = time.perf_counter()
         starting_answer = asyncio.create_task(starting.ask(start))
         handed = await handing

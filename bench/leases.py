@@ -1,8 +1,8 @@
-"""Leases: as cheap as redis-py's own lock when nobody waits, handed over at once when many do.
+"""Leases: cost without contention against redis-py's own lock, and hand-over time with waiters.
 
-The two locks are timed in turns, a batch of the one and then a batch of the other, so that whatever
-disturbs the machine disturbs both. The hand-over is measured between processes: from the moment at
-which a holder's body ends to the moment at which the next one's begins, the release included.
+The two locks are timed alternately in batches, so that disturbances affect both. The hand-over is
+measured between processes: from the end of a holder's body to the beginning of the next holder's,
+including the release.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ VISIT_S = 0.002
 
 
 def rows() -> list[Row]:
-    """Measure on a Redis and on a file of our own."""
-    logging.disable()  # The server warns that it keeps nothing, which is what we want of it.
+    """Measure on a Redis and on a SQLite file."""
+    logging.disable()  # The server warns that it has no persistence, which is intended here.
     try:
         return _rows()
     finally:
@@ -45,7 +45,7 @@ def rows() -> list[Row]:
 
 def _rows() -> list[Row]:
     with running_server() as server:
-        # Several sessions: which core serves which connection is decided anew in each.
+        # Several sessions, because the assignment of connections to cores differs in each.
         coroutines = _ratio(
             [pair for _ in range(SESSIONS) for pair in asyncio.run(_coroutines(server.url))]
         )
@@ -62,11 +62,11 @@ def _rows() -> list[Row]:
     ]
 
 
-# ── Nobody waits ─────────────────────────────────────────────────────────────────────────────────
+# ── No waiters ─────────────────────────────────────────────────────────────────────────────────
 
 
 async def _coroutines(url: str) -> list[tuple[float, float]]:
-    """Pairs of times, ours and theirs."""
+    """Return pairs of times, ours and redis-py's."""
     client = redis.asyncio.Redis.from_url(url)
     async with stanchion.Leases(url, ttl_s=TTL_S) as leases:
 
@@ -113,7 +113,7 @@ def _threads(url: str) -> list[tuple[float, float]]:
 
 
 def _ratio(times: Sequence[tuple[float, float]]) -> float:
-    """Of neighbours: what disturbs the machine for a moment disturbs a few pairs, no more."""
+    """The median ratio of adjacent times, so that a short disturbance affects few pairs."""
     return median(ours / theirs for ours, theirs in times)
 
 
@@ -146,7 +146,7 @@ def _visit(line: str) -> tuple[int, int, int]:
 
 
 async def _wait_in_line(url: str, namespace: str, count: int) -> None:
-    """Be several waiters, each with connections of its own, and print every visit."""
+    """Run several waiters with separate connections, and print every hold."""
 
     async def waiter() -> None:
         async with stanchion.Leases(url, ttl_s=TTL_S, namespace=namespace) as leases:

@@ -1,8 +1,8 @@
-"""Load from a process of its own: ``python -m bench.loadgen SPEC`` prints what it saw, as JSON.
+"""A load generator process: ``python -m bench.loadgen SPEC`` prints its results as JSON.
 
-``send`` runs one such process, ``sending`` runs it beside another. Closed loop: each connection
-sends when it has its answer. Open loop: a request is sent when its time has come, whether or not
-others are answered, and its latency counts from that time.
+``send`` runs one such process, ``sending`` runs it in the background. Closed loop: each connection
+sends its next request after its response. Open loop: a request is sent at its scheduled time,
+whether or not others have been answered, and its latency counts from that time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Load", "Seen", "send", "sending"]
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What to send, and how."""
+    """The requests to send, and how."""
 
     url: str
     method: str = "POST"
@@ -43,7 +43,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back."""
+    """The responses."""
 
     requests: int
     seconds: float
@@ -57,24 +57,24 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         return self.requests / self.seconds
 
     def percentile_ms(self, part: float) -> float:
-        """The latency that this part of the requests did not exceed."""
+        """Return the latency at this quantile."""
         return percentile(self.latencies_ms, part)
 
     def only(self, *statuses: str) -> Seen:
-        """The same, if nothing else came back: a figure of failures is no figure."""
+        """Return self if all responses have one of these statuses; fail otherwise."""
         assert set(self.statuses) <= set(statuses), self.statuses
         return self
 
 
 def send(load: Load) -> Seen:
-    """Send it all from a process of its own."""
+    """Send the load from a separate process."""
     with sending(load) as seen:
         return seen()
 
 
 @contextmanager
 def sending(load: Load) -> Iterator[Callable[[], Seen]]:
-    """Send it meanwhile; the call waits for the end, and says what was seen."""
+    """Send the load in the background; the returned call waits for the results."""
     with apart("bench.loadgen", load, Seen, load.seconds) as seen:
         yield seen
 
@@ -83,7 +83,7 @@ def sending(load: Load) -> Iterator[Callable[[], Seen]]:
 
 
 class _Noted:
-    """What is seen on the way."""
+    """Results so far."""
 
     def __init__(self) -> None:
         self.began_s = 0.0
@@ -96,7 +96,7 @@ class _Noted:
 
 
 async def run(load: Load) -> Seen:
-    """Send it all."""
+    """Send the load."""
     noted = _Noted()
     if load.rate_per_s is None:
         await _closed(load, _requests(load), noted)
@@ -118,7 +118,7 @@ def _requests(load: Load) -> Iterator[bytes]:
 
 
 def _named(answer: Answer) -> str:
-    """The status, and the code of a problem."""
+    """The status, with the code of a problem document."""
     _, found, rest = answer.body.partition(b'"code":"')
     if answer.status < "400" or not found:
         return answer.status
@@ -128,7 +128,7 @@ def _named(answer: Answer) -> str:
 
 async def _closed(load: Load, requests: Iterator[bytes], noted: _Noted) -> None:
     left = load.requests_max
-    # Connections that are kept are there before the first request; new ones are part of each.
+    # Kept connections are opened before the first request; new ones are part of each request.
     kept = [None if load.fresh else await connect(load.url) for _ in range(load.connections)]
     noted.began_s = time.perf_counter()
     ends_s = noted.began_s + load.seconds

@@ -1,4 +1,4 @@
-"""Memory of an embedded server: idle, and for each run that is active."""
+"""Memory of an embedded server: idle, and per active run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rows(pace: Pace) -> list[Row]:
         site.prepare({"one-job": ONE_JOB})
         time.sleep(SETTLE_S)
         idle_bytes = site.resident_bytes
-        # What is paid once, whatever comes after it, is paid by these.
+        # These pay the one-time costs.
         send(start_load(site.url, 60, WARM)).only("200")
         time.sleep(SETTLE_S)
         before_bytes = site.resident_bytes

@@ -1,4 +1,4 @@
-"""Pace: how long each figure is looked at."""
+"""Pace: how long each figure is measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["FULL", "QUICK", "Pace"]
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """Rounds of so many seconds. What is compared takes turns, round by round."""
+    """Number and length of rounds. Compared systems alternate, round by round."""
 
     rounds: int
     seconds: float

@@ -1,4 +1,4 @@
-"""A picture of growth: what each large store reaches of the small one beside it."""
+"""A chart of growth: the throughput of each large store relative to the small one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STYLE = (
 
 
 def picture(rows: Sequence[Row], *, title: str, floor: float) -> str:
-    """One bar a row, as SVG; the dashed line is the promise."""
+    """Draw one bar per row, as SVG; the dashed line is the promise."""
     height = TOP + ROW_HEIGHT * len(rows) + 24
     bottom = TOP + ROW_HEIGHT * len(rows)
     lines = [
@@ -35,7 +35,7 @@ def picture(rows: Sequence[Row], *, title: str, floor: float) -> str:
         f"<style>{STYLE}</style>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         _text(16, 28, title, "title"),
-        _text(16, 48, "throughput with much in the store, of that with little", "quiet"),
+        _text(16, 48, "throughput with a large store relative to a small one", "quiet"),
         _line(1.0, bottom, "even"),
         *(line for number, row in enumerate(rows) for line in _bar(row, number)),
         _line(floor, bottom, "floor"),

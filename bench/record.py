@@ -1,4 +1,4 @@
-"""The record: what was measured the last time somebody wrote it down."""
+"""The record: the figures of the last recorded run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOISE: Final = 0.2
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures by the names of their rows, and where they come from."""
+    """Figures by row name, and where they were measured."""
 
     recorded_on: str
     python: str
@@ -30,14 +30,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path = RECORD) -> Record | None:
-    """The last record, if there is one."""
+    """Return the last record, if there is one."""
     if not path.exists():
         return None
     return msgspec.json.decode(path.read_bytes(), type=Record)
 
 
 def write(rows: Sequence[Row], path: Path = RECORD) -> None:
-    """Write these down. Rows that were not measured now keep their old figures."""
+    """Record these rows. Rows that were not measured keep their old figures."""
     before = read(path)
     known = {} if before is None else dict(before.rows)
     known |= {row.name: round(row.measured, 4) for row in rows if not row.skipped}
@@ -51,7 +51,7 @@ def write(rows: Sequence[Row], path: Path = RECORD) -> None:
 
 
 def worse(rows: Sequence[Row], before: Record | None) -> list[str]:
-    """The names of rows that fell behind their record by more than noise."""
+    """Return the names of rows that are worse than their record by more than noise."""
     return [row.name for row in rows if not row.skipped and _fell(row, before)]
 
 

@@ -1,4 +1,4 @@
-"""Rows: one claim each, with what was measured and what was promised."""
+"""Rows: one claim each, with the measured figure and the promise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One claim. Ratios are of two measurements in one run: machines differ, ratios less so."""
+    """One claim. Ratios compare two measurements of one run, so they depend less on the machine."""
 
     name: str
     measured: float
@@ -38,7 +38,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def wants_more(self) -> bool:
-        """Whether a higher figure is the better one."""
+        """Whether a higher figure is better."""
         return self.promise.startswith(("≥", ">"))
 
 
@@ -51,38 +51,38 @@ def at_least(
     *,
     pair: tuple[float, float] | None = None,
 ) -> Row:
-    """Promise that it is not less."""
+    """A row whose figure must not be lower."""
     return Row(name, measured, unit, f"≥ {floor:,g}", measured >= floor, note, pair=pair)
 
 
 def at_most(name: str, measured: float, unit: str, ceiling: float, note: str = "") -> Row:
-    """Promise that it is not more."""
+    """A row whose figure must not be higher."""
     return Row(name, measured, unit, f"≤ {ceiling:,g}", measured <= ceiling, note)
 
 
 def below(name: str, measured: float, unit: str, ceiling: float, note: str = "") -> Row:
-    """Promise that it stays below."""
+    """A row whose figure must be below the bound."""
     return Row(name, measured, unit, f"< {ceiling:,g}", measured < ceiling, note)
 
 
 def recorded(name: str, measured: float, unit: str, note: str = "") -> Row:
-    """Say what it is, and promise nothing."""
+    """A row without a promise."""
     return Row(name, measured, unit, "", holds=True, note=note)
 
 
 def skipped(name: str, unit: str, promise: str, why: str) -> Row:
-    """Say that a promise was not looked at."""
+    """A row that was not measured."""
     return Row(name, 0.0, unit, promise, holds=True, skipped=why)
 
 
 def failed(name: str, error: Exception) -> Row:
-    """Say that something could not be measured: a broken promise, whatever was promised."""
+    """A row whose measurement failed; it counts as a broken promise."""
     why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     return Row(name, 0.0, "", "a figure", holds=False, skipped=why)
 
 
 def best_of(rounds: int, work: Callable[[], object]) -> float:
-    """The shortest of several times, in seconds: noise only ever adds."""
+    """Return the shortest of several times, in seconds, because noise only adds time."""
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()
@@ -92,7 +92,7 @@ def best_of(rounds: int, work: Callable[[], object]) -> float:
 
 
 def spread(values: Sequence[float]) -> str:
-    """How far the rounds lay apart: the middle half of them."""
+    """Return the interquartile range of the rounds."""
     if len(values) < 2:
         return "one round"
     low, _, high = quantiles(values, method="inclusive")
@@ -100,7 +100,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def table(rows: Sequence[Row], before: Mapping[str, float] | None = None) -> str:
-    """All rows for a terminal, each beside what was recorded before."""
+    """Format all rows for a terminal, with their recorded figures."""
     width = max((len(row.name) for row in rows), default=0)
     return "\n".join(_line(row, width, (before or {}).get(row.name)) for row in rows)
 

@@ -1,7 +1,7 @@
-"""Servers to be measured: whole processes, as somebody would run them.
+"""Servers to measure: whole processes, as in production.
 
 ``embedded`` is one server on a SQLite file. ``distributed`` is one or several on a Valkey that
-writes its log to disk every second, and a NATS. All of it listens on 127.0.0.1 at free ports and is
+syncs its log every second, and a NATS. All processes listen on 127.0.0.1 at free ports and are
 stopped by process id.
 """
 
@@ -55,7 +55,7 @@ class Backends(msgspec.Struct, frozen=True):
 
 
 class Site:
-    """Servers that belong together."""
+    """The servers of one deployment."""
 
     def __init__(self, replicas: Sequence[ServerProcess]) -> None:
         self.replicas = tuple(replicas)
@@ -70,15 +70,15 @@ class Site:
 
     @property
     def cpu_s(self) -> float:
-        """What the servers have used so far."""
+        """Return the processor time of the servers so far."""
         return sum(_cpu_s(replica.process.pid) for replica in self.replicas)
 
     @property
     def resident_bytes(self) -> int:
         return sum(replica.resident_bytes() for replica in self.replicas)
 
-    def call(self, method: str, path: str, body: object = None, tenant: str = "default") -> Any:  # noqa: ANN401 - whatever the answer is
-        """Set something up: one request that must succeed."""
+    def call(self, method: str, path: str, body: object = None, tenant: str = "default") -> Any:  # noqa: ANN401 - any JSON value
+        """Send one set-up request, which must succeed."""
         connection = http.client.HTTPConnection("127.0.0.1", self.replicas[0].port, timeout=30.0)
         headers = {"Content-Type": "application/json", "X-Stanchion-Tenant": tenant}
         try:
@@ -97,7 +97,7 @@ class Site:
         tenant: str = "default",
         cap: int | None = None,
     ) -> None:
-        """A tenant with these workflows, and with no cap unless one is given."""
+        """Create a tenant with these workflows, by default without a cap."""
         self.call("PUT", f"/v1/admin/tenants/{tenant}", {"max_concurrent_runs": cap})
         for name, definition in workflows.items():
             self.call("PUT", f"/v1/workflows/{name}", definition, tenant)
@@ -124,7 +124,7 @@ def distributed(
 
 @contextmanager
 def backends() -> Iterator[Backends]:
-    """A Valkey that keeps what it is told, and a NATS."""
+    """Run a Valkey with an append-only file, and a NATS."""
     with running_server(None, *_DURABLE) as valkey, running_nats() as nats:
         yield Backends(valkey.url, nats.url, (valkey.process.pid, nats.process.pid))
 
@@ -150,7 +150,7 @@ def _serving(flags: Sequence[str], count: int) -> Iterator[Site]:
 
 @contextmanager
 def working(url: str, concurrency: int = 64) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker process on our own SDK."""
+    """Run a worker process with our SDK."""
     flags = ["--url", url, "--concurrency", str(concurrency), "--drain-s", "2"]
     command = [sys.executable, "-m", "stanchion", "worker", "bench.worker_app:app", *flags]
     with process(command) as worker:
@@ -159,7 +159,7 @@ def working(url: str, concurrency: int = 64) -> Iterator[subprocess.Popen[bytes]
 
 @contextmanager
 def echoing() -> Iterator[str]:
-    """The bare endpoint; its address."""
+    """Run the bare endpoint; yield its address."""
     port = free_port()
     with process([sys.executable, "-m", "bench.echo", str(port)]) as echo:
         until_answering(echo, port, "/readyz")
@@ -173,7 +173,7 @@ def process(
     directory: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process for as long as the block lasts. It is heard only if it fails."""
+    """Run a process during the block. Its output is shown only if it fails."""
     started = subprocess.Popen(  # noqa: S603 - what a benchmark names
         command,
         stdin=subprocess.DEVNULL,

@@ -1,10 +1,9 @@
-"""The stores: each verb costs the same with 1,000 runs stored and with 200,000.
+"""The stores: each operation costs the same with 1,000 and with 200,000 stored runs.
 
-Two stores of the same kind are open at once, a small and a large one. The verbs are timed in turns,
-a batch on the one and then a batch on the other, so that whatever disturbs the machine disturbs
-both. A batch waits for the disk, and the disk is sometimes slow: of many batches the faster quarter
-is compared, since noise only ever adds. Each run is a whole one: admitted, leased, finished and
-committed.
+A small and a large store of the same kind are open at the same time. The operations are timed
+alternately in batches, so that disturbances affect both. A batch waits for the disk, which is
+sometimes slow: the faster quarter of many batches is compared, because noise only adds time. Each
+run is complete: admitted, leased, finished and committed.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ async def _sqlite_pair(directory: Path) -> AsyncIterator[tuple[Store, Store]]:
 
 @asynccontextmanager
 async def _redis_pair() -> AsyncIterator[tuple[Store, Store]]:
-    # One server for both: the namespaces share its noise, and nothing else.
+    # One server for both, so that both namespaces see the same noise.
     with running_server() as server:
         pair = [
             await RedisStore.open(server.url, namespace=name, timeout_s=10)

@@ -1,11 +1,10 @@
-"""A thousand callers at once of a tenant that may have two runs: how soon everybody knows.
+"""A thousand concurrent callers of a tenant with a cap of two: the time until all have a response.
 
-``atomic`` decides in one step of the store; ``lock`` queues callers at a lock first, which they try
-every 10 ms. Both are measured in turns, each time with a tenant that nobody has used. Then each
-refusal is timed: of a thousand callers who ask once, all at the same moment, over new connections
-and over kept ones; and for the record, of a thousand who never pause, which nobody promises
-anything about: with a client that honours ``Retry-After`` there are none. Beside it stands how soon
-a bare endpoint answers a thousand callers at once on the same machine.
+``atomic`` decides in one store operation; under ``lock`` callers first poll a lock every 10 ms.
+Both are measured alternately, each time with a new tenant. Then refusals are timed: of a thousand
+callers that each send one start at the same moment, over new and over kept connections; and,
+without a promise, of a thousand callers that never pause, as no client that honours ``Retry-After``
+would. The baseline is a bare endpoint with a thousand concurrent callers on the same machine.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ def _all_at_once(name: str, site: Site, pace: Pace) -> list[Row]:
         f" {median(locked for _, locked in pairs) * 1000:,.0f} ms ({_said(answers[1])});"
         f" {spread(ratios)}"
     )
-    label = f"{CALLERS:,} callers at cap {CAP} on {name}: atomic of lock"
+    label = f"{CALLERS:,} callers at cap {CAP} on {name}: atomic against lock"
     return [at_most(label, median(ratios), "×", 0.1, note), _unanswered(name, answers[0])]
 
 
 def _unanswered(name: str, answers: Counter[str]) -> Row:
-    """An "overloaded" is quick as well: whoever gets it still does not know."""
+    """The share of other responses: a fast "overloaded" is not a decision."""
     asked = sum(answers.values())
     decided = sum(count for status, count in answers.items() if status[:3] in {"200", "429"})
-    label = f"{CALLERS:,} callers at cap {CAP} on {name}: told neither yes nor full"
+    label = f"{CALLERS:,} callers at cap {CAP} on {name}: answers other than 200 and 429"
     return at_most(label, (asked - decided) / asked, "part", 0, _said(answers))
 
 
@@ -74,7 +73,7 @@ def _burst(site: Site, tenant: str, admission: object = None) -> Seen:
     limits = {"max_concurrent_runs": CAP, "admission": admission}
     site.call("PUT", f"/v1/admin/tenants/{tenant}", limits)
     seen = send(_asking(site.url, tenant, seconds=30, requests_max=CALLERS))
-    # Under the lock most callers run out of patience: fewer than two may be let in, never more.
+    # Under the lock most callers time out: fewer than two may be admitted, never more.
     assert seen.statuses.get("200", 0) <= CAP, seen.statuses
     return seen
 

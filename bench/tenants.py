@@ -1,14 +1,14 @@
-"""Two tenants on one server: what the quiet one notices of the other.
+"""Two tenants on one server: how one tenant's load affects the other's latency.
 
-The quiet tenant's starts come in an open loop, so that a server that stands still is seen. First it
-is alone, then the other sends half of what the server could take a moment before, in turns. At last
-the other sends as much as goes through and more, and not one of the quiet tenant's starts may be
+The quiet tenant sends starts in an open loop, so that a stalled server shows in the figures. It is
+measured alternately alone and while the other tenant uses half of the capacity measured just
+before. Then the other tenant saturates the server, and none of the quiet tenant's starts may be
 refused.
 
-The same is measured on a bare endpoint that has no tenants and no store. What its quiet caller
-notices is the machine's doing: callers and servers share its cores.
+The same is measured on a bare endpoint without tenants and store, to show the effect of the
+machine: callers and servers share its cores.
 
-At last the quiet tenant is measured beside the costliest neighbours of the acceptance tests.
+Finally the quiet tenant is measured beside the most expensive neighbours of the acceptance tests.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def _beside_and_alone(url: str, pace: Pace) -> _Measured:
     capacities_per_s = []
     for _ in range(pace.rounds):
         alone_ms += send(_quiet(url, pace)).only("200").latencies_ms
-        # Each time anew: half of what a machine could do minutes ago may be all it can do now.
+        # Measured each time, because the machine's capacity varies within minutes.
         capacity_per_s = send(_from(url, LOUD, pace.seconds / 3)).only("200").per_s
         capacities_per_s.append(capacity_per_s)
         with sending(_from(url, LOUD, pace.seconds + 1, rate_per_s=capacity_per_s / 2)) as loud:
             beside_ms += send(_quiet(url, pace)).only("200").latencies_ms
             loud()
-    # Of all rounds together: of one round's starts, the p99 is the second worst.
+    # Of all rounds together: one round has too few starts for a p99.
     alone, beside = (percentile(sorted(each), 0.99) for each in (alone_ms, beside_ms))
     note = (
         f"{beside:.1f} ms against {alone:.1f} ms alone, medians {median(beside_ms):.1f} and"
@@ -95,7 +95,7 @@ def _beside_and_alone(url: str, pace: Pace) -> _Measured:
 
 
 def _beside_the_worst(pace: Pace) -> Row:
-    """The costliest neighbours of the catalogue that the acceptance tests have."""
+    """Measure beside the most expensive neighbours of the acceptance tests."""
     seen = asyncio.run(_beside_each(WORST, max(2.0, pace.seconds)))
     name = max(WORST, key=lambda each: seen[each].p99_ms)
     worst, alone = seen[name], seen[QUIET]
@@ -103,7 +103,7 @@ def _beside_the_worst(pace: Pace) -> Row:
     note = (
         f"{name}: {worst.p99_ms:.1f} ms, alone {alone.p99_ms:.1f} ms, allowed {allowed_ms:.1f} ms"
     )
-    label = "quiet tenant's p99 beside the worst neighbour, of what it may be"
+    label = "quiet tenant's p99 beside the worst neighbour, against its limit"
     return at_most(label, worst.p99_ms / allowed_ms, "×", 1, note)
 
 
@@ -118,7 +118,7 @@ async def _beside_each(names: Sequence[str], seconds: float) -> dict[str, hostil
 
 
 def _quiet(url: str, pace: Pace) -> Load:
-    # Long enough for a p99 of something.
+    # Long enough for a meaningful p99.
     return _from(url, QUIET, max(2.0, pace.seconds), rate_per_s=QUIET_PER_S, connections=8)
 
 

@@ -1,4 +1,4 @@
-"""A worker that does nothing as fast as it can: ``stanchion worker bench.worker_app:app``."""
+"""A worker whose handlers do almost nothing: ``stanchion worker bench.worker_app:app``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ app = Worker()
 
 
 async def step(job: Job) -> dict[str, int]:
-    """What every peer's steps do as well: one more than before."""
+    """Add one, as every peer's steps do."""
     match job.input:
         case {"n": int(number)}:
             return {"n": number + 1}

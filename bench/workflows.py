@@ -1,4 +1,4 @@
-"""The workflows that are measured."""
+"""The measured workflows."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ SECONDS = 5.0
 
 
 def main() -> int:
-    """Do what was asked for; the exit code."""
+    """Run the command; return the exit code."""
     if sys.argv[1:] == ["install"]:
         return install()
     for peer in PEERS:

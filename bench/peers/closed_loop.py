@@ -1,6 +1,6 @@
-"""A closed loop over any coroutine: so many at once, each again when it is done.
+"""A closed loop over any coroutine, with a fixed number of concurrent calls.
 
-Nothing but the standard library: it runs in the peers' environment.
+Uses only the standard library, because it runs in the peers' environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEPT_MAX = 2_000
 async def closed_loop(
     once: Callable[[], Awaitable[object]], *, at_once: int, seconds: float, warm_s: float
 ) -> None:
-    """Do it for so long, and print what was seen in the form of ``bench.callers.Ran``."""
+    """Run for this long, and print the results in the form of ``bench.callers.Ran``."""
     await _round(once, at_once, warm_s)
     began_s = time.perf_counter()
     times_ms = sorted(await _round(once, at_once, seconds))

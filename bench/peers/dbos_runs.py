@@ -1,4 +1,4 @@
-"""DBOS's side, a library: workflow, steps and callers are one process on one SQLite file.
+"""DBOS, a library: workflow, steps and callers are one process on one SQLite file.
 
 python -m bench.peers.dbos_runs FILE AT_ONCE SECONDS WARM_S
 """

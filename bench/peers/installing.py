@@ -1,4 +1,4 @@
-"""Installing: the peers' packages, apart from ours, in ``reports/peers``."""
+"""Install the peers' packages, separate from ours, in ``reports/peers``."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ RESTATE: Final = _restate_binary()
 
 
 def missing(*files: Path) -> str:
-    """Why a peer cannot be measured; empty if it can."""
+    """Return why a peer cannot be measured; empty if it can."""
     if all(file.is_file() for file in files):
         return ""
     return "not installed: python -m bench.peers install"
 
 
 def install() -> int:
-    """Install all of them; the exit code."""
+    """Install all peers; return the exit code."""
     npm = shutil.which("npm")
     if npm is None:
         print("npm is not there: Restate's server comes from its registry", file=sys.stderr)
@@ -47,7 +47,7 @@ def install() -> int:
         [str(PYTHON), "-m", "pip", "install", "--quiet", "--requirement", str(requirements)],
         [npm, "install", "--silent", "--prefix", str(HOME), RESTATE_PACKAGE],
     )
-    # One of its dependencies reports installations to its makers unless told not to.
+    # Opt out of a dependency's install telemetry.
     environment = {**os.environ, "SCARF_ANALYTICS": "false"}
     for command in commands:
         print("$", *command)

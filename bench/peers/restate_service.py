@@ -1,4 +1,4 @@
-"""Restate's side: three durable steps, one after the other. Served by hypercorn."""
+"""The Restate service: three durable steps, one after the other. Served by hypercorn."""
 
 from __future__ import annotations
 

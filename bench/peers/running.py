@@ -1,4 +1,4 @@
-"""Running the peers: each with its servers on a directory of its own, as its makers describe it."""
+"""Run the peers as their documentation describes, each in a separate directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRACE_S = 90.0
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """Another system that does the same."""
+    """Another system that does the same work."""
 
     name: str
     needs: tuple[Path, ...]
@@ -97,7 +97,7 @@ def _until_healthy(server: subprocess.Popen[bytes], address: str) -> None:
     command = [str(TEMPORAL), "operator", "cluster", "health", "--address", address]
     for _ in range(30):
         assert server.poll() is None, "temporal ended"
-        # It waits for a while by itself.
+        # The command itself waits for a while.
         done = subprocess.run(command, capture_output=True, check=False, timeout=30)  # noqa: S603 - theirs
         if done.returncode == 0:
             return
@@ -111,12 +111,12 @@ def _dbos(seconds: float) -> Ran:
 
 
 def _told(module: str, where: str, seconds: float) -> Ran:
-    """Run a module in the peers' environment, and read what it says on its last line."""
+    """Run a module in the peers' environment, and parse its last output line."""
     command = [str(PYTHON), "-m", module, where, str(AT_ONCE), str(seconds), str(seconds / 3)]
     done = subprocess.run(  # noqa: S603 - a module of ours
         command, cwd=ROOT, stdout=subprocess.PIPE, check=False, timeout=seconds * 2 + GRACE_S
     )
-    # The exit code is not asked: temporalio's threads sometimes outlive the interpreter, and abort.
+    # The exit code is ignored: temporalio's threads sometimes outlive the interpreter and abort.
     assert done.stdout, f"{module} ended with {done.returncode} and said nothing"
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Ran)
 

@@ -1,4 +1,4 @@
-"""Temporal's side: a workflow of three activities, one after the other."""
+"""The Temporal workflow: three activities, one after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ThreeSteps:
 
     @workflow.run  # type: ignore[untyped-decorator] # as above
     async def run(self, number: int) -> int:
-        """Each activity is written down before the next begins."""
+        """Each activity is recorded before the next begins."""
         for _ in range(3):
             number = await workflow.execute_activity(
                 step, number, start_to_close_timeout=timedelta(seconds=30)
