@@ -221,9 +221,12 @@ CASES: Final = (
         says=("07-01h  cancelled\n",),
     ),
     Case(
-        args=("run", "approve", "07-01h", "publish.review", "--comment", "good"),
+        args=(
+            *("run", "approve", "07-01h", "publish.review"),
+            *("--comment", "good", "--data", '{"up_to": 5}'),
+        ),
         asks=("POST", "/v1/runs/07-01h/steps/publish.review/approve"),
-        body={"comment": "good"},
+        body={"comment": "good", "data": {"up_to": 5}},
         answer=runs.Change("07-01h", RunStatus.WAITING, applied=False),
         shape=runs.Change,
         says=("07-01h  waiting  (recorded: the run is busy, it follows when that is over)",),

@@ -102,9 +102,9 @@ CASES = {
         {"run_id": "r2", "status": "running"},
     ),
     "approve": Case(
-        lambda c: c.approve("r1", "publish.review", comment="fine"),
+        lambda c: c.approve("r1", "publish.review", comment="fine", data={"n": 1}),
         "POST /v1/runs/r1/steps/publish.review/approve",
-        {"comment": "fine"},
+        {"comment": "fine", "data": {"n": 1}},
         CHANGE,
     ),
     "reject": Case(

@@ -172,6 +172,7 @@ def admission(  # noqa: PLR0913 - each case varies one of them
         input=given,
         created_at=now if created_at is None else created_at,
         holds_slot=holds_slot,
+        starter="caller",
     )
     transition = decide_all(plan, pending, (Started(actor="caller"),), now)
     return Admission(

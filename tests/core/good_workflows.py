@@ -40,7 +40,12 @@ input_schema:
     text: {type: string, minLength: 1, pattern: "^[^<>]*$"}
 steps:
   ask:
-    approval: {message: "Shall we?\\nReally?"}
+    approval:
+      message: "Shall we?\\nReally, ${input.question}?"
+      timeout_s: 2592000
+      on_timeout: approve
+      not_by_starter: true
+      data_schema: {type: object, properties: {sum: {type: integer}}}
     timeout_s: 0.001
     when: 'has(input.ask) && input.ask'
   fixed:

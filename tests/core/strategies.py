@@ -16,6 +16,7 @@ from stanchion.core.workflow import (
     DelaySpec,
     ForEachSpec,
     JobSpec,
+    OnDecisionTimeout,
     OnFailure,
     RetrySpec,
     StepSpec,
@@ -115,7 +116,22 @@ def _specs(
                 timeout_s=timeout_s,
             )
         case "approval":
-            return ApprovalSpec(needs=needs, when=when, on_failure=on_failure, timeout_s=timeout_s)
+            messages = [
+                None,
+                "Now?",
+                "${input.list}",
+                *(f"${{steps.{need}.output.n}}" for need in needs),
+            ]
+            return ApprovalSpec(
+                needs=needs,
+                when=when,
+                on_failure=on_failure,
+                timeout_s=timeout_s,
+                message=draw(st.sampled_from(messages)),
+                decision_timeout_s=draw(TIMEOUTS) if timeouts else None,
+                on_timeout=draw(st.sampled_from([None, *OnDecisionTimeout])),
+                not_by_starter=draw(st.booleans()),
+            )
         case "delay":
             return DelaySpec(
                 needs=needs,
@@ -158,7 +174,7 @@ def step_forward(world: World, chance: Random, seed: int, *, timeouts: bool) -> 
 
     A timer that guards (a timeout) fires only if asked for, as the run may end well before it.
     """
-    guards = {"run_timeout", "step_timeout"}
+    guards = {"run_timeout", "step_timeout", "decision"}
     timers = [timer for timer in world.timers if timeouts or timer.kind not in guards]
     moves: list[tuple[str, Any]] = [
         *(("job", job) for job in world.jobs.values()),
@@ -182,9 +198,9 @@ def step_forward(world: World, chance: Random, seed: int, *, timeouts: bool) -> 
             world.replay(what.step_id, what.item)
         case _:
             if sample_from(seed, what) < 0.8:
-                world.approve(what)
+                world.approve(what, data={"n": seed})
             else:
-                world.reject(what)
+                world.reject(what, data=seed)
     return True
 
 

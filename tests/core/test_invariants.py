@@ -73,7 +73,7 @@ def bent(steps: dict[StepId, Step] | None = None, **changes: object) -> Run:
         (bent(error=Failure("x", "y")), "an unfinished run has an end or an error"),
         (
             bent({A: msgspec.structs.replace(RUNNING, wait=OnDecision())}),
-            "step 'a': is running and waits for OnDecision()",
+            "step 'a': is running and waits for OnDecision(message=None, due=None)",
         ),
         (
             bent({A: msgspec.structs.replace(ENDED, wait=OnDecision())}),

@@ -19,7 +19,7 @@ from stanchion.core.events import (
     TimerFired,
     TimerKind,
 )
-from stanchion.core.json_value import JsonValue
+from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.limits import ITEM_FAILURES_MAX, RUN_OUTPUT_BYTES_MAX
 from stanchion.core.model import (
     Failure,
@@ -27,6 +27,7 @@ from stanchion.core.model import (
     ItemCounts,
     ItemKey,
     JobId,
+    OnDecision,
     OnDelay,
     OnJob,
     OnReplay,
@@ -38,6 +39,7 @@ from stanchion.core.model import (
 )
 from stanchion.core.retry import Fixed
 from stanchion.core.run import decide, evolve, items_to_read
+from stanchion.core.steps.approval import data_faults, rule_against
 from stanchion.core.transition import (
     ClearTimer,
     DispatchJob,
@@ -51,6 +53,7 @@ from stanchion.core.workflow import (
     DelaySpec,
     ForEachSpec,
     JobSpec,
+    OnDecisionTimeout,
     OnFailure,
     RetrySpec,
     StepSpec,
@@ -439,8 +442,13 @@ def test_an_event_for_a_step_that_is_not_there_is_ignored() -> None:
 def test_an_approval_waits_for_a_person_and_says_who_it_was() -> None:
     world = started(workflow(a=ApprovalSpec(), b=job(A, input="${steps.a.output.by}")))
     assert (world.run.status, world.undecided()) == (RunStatus.WAITING, [A])
-    world.approve("a", "go ahead")
-    assert world.run.step(A).output == {"approved": True, "by": "reviewer", "comment": "go ahead"}
+    world.approve("a", "go ahead", {"up_to": 5})
+    assert world.run.step(A).output == {
+        "approved": True,
+        "by": "reviewer",
+        "comment": "go ahead",
+        "data": {"up_to": 5},
+    }
     assert world.job("b").input == "reviewer"
 
 
@@ -450,11 +458,117 @@ def test_an_approval_waits_for_a_person_and_says_who_it_was() -> None:
 )
 def test_a_rejection_fails_the_step(comment: str | None, message: str) -> None:
     world = started(workflow(a=ApprovalSpec(), b=job(A)))
-    world.reject("a", comment)
+    world.reject("a", comment, [1])
     assert world.statuses() == {"a": "failed", "b": "cancelled"}
+    said = {"approved": False, "by": "reviewer", "comment": comment, "data": [1]}
+    assert world.run.step(A).output == said
     error = world.run.error
     assert error is not None
     assert (error.code, error.message) == ("rejected", message)
+
+
+@pytest.mark.parametrize(
+    ("on_timeout", "status", "code"),
+    [
+        (None, "failed", "rejected"),
+        (OnDecisionTimeout.REJECT, "failed", "rejected"),
+        (OnDecisionTimeout.FAIL, "failed", "decision_timeout"),
+        (OnDecisionTimeout.APPROVE, "succeeded", None),
+    ],
+)
+def test_without_a_decision_in_time_the_workflow_decides(
+    on_timeout: OnDecisionTimeout | None, status: str, code: str | None
+) -> None:
+    world = started(workflow(a=ApprovalSpec(decision_timeout_s=2.5, on_timeout=on_timeout)))
+    assert world.run.step(A).wait == OnDecision(None, Instant(START + 2_500))
+    world.fire(Timer(TimerKind.DECISION, A))
+    step = world.run.step(A)
+    assert (step.status, step.error and step.error.code) == (status, code)
+    if code != "decision_timeout":
+        said = {"by": "system", "comment": "no decision within 2.5 s", "data": None}
+        assert step.output == {"approved": code is None, **said}
+    assert not world.timers
+
+
+@pytest.mark.parametrize("approve", [True, False])
+def test_a_decision_in_time_stops_the_clock(approve: bool) -> None:
+    flow = workflow(a=ApprovalSpec(decision_timeout_s=9), b=DelaySpec(delay_s=1))
+    world = started(flow)
+    timer = Timer(TimerKind.DECISION, A)
+    assert timer in world.timers
+    world.approve("a") if approve else world.reject("a")
+    assert timer not in world.timers
+    assert world.feed(TimerFired(timer=timer)).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+
+
+def test_the_time_for_a_decision_ends_with_the_step() -> None:
+    flow = workflow(a=ApprovalSpec(decision_timeout_s=9, timeout_s=3), b=DelaySpec(delay_s=99))
+    world = started(flow)
+    world.fire(Timer(TimerKind.STEP_TIMEOUT, A))
+    assert world.statuses()["a"] == "timed_out"
+    assert Timer(TimerKind.DECISION, A) not in world.timers
+
+
+@pytest.mark.parametrize(
+    ("message", "rendered"),
+    [
+        ("Pay ${input.sum} to ${input.to}?", "Pay 12 to kim?"),
+        ("${input.sum}", "12"),
+        ("${input.list}", '["a",1]'),
+        ("$${input.sum}", "${input.sum}"),
+        ("${input.odd}", "a\ufffdb\nc"),
+        ("${input.long}", "x" * 1_999 + "…"),
+    ],
+)
+def test_the_message_of_an_approval_is_rendered_when_it_begins(message: str, rendered: str) -> None:
+    given: JsonObject = {
+        "sum": 12,
+        "to": "kim",
+        "list": ["a", 1],
+        "odd": "a\x1bb\nc",
+        "long": "x" * 3_000,
+    }
+    world = started(workflow(a=ApprovalSpec(message=message)), **given)
+    assert world.run.step(A).wait == OnDecision(rendered)
+    asked = next(line for line in world.timeline if line.what == "approval_requested")
+    assert asked.detail == rendered
+
+
+def test_a_message_that_cannot_be_rendered_fails_the_step() -> None:
+    world = started(workflow(a=ApprovalSpec(message="${input.nothing}")))
+    error = world.run.step(A).error
+    assert error is not None
+    assert error.code == "expression_error"
+    assert error.message.startswith("message: ")
+
+
+def test_the_starter_cannot_decide_what_is_not_theirs() -> None:
+    plan = planned(workflow(a=ApprovalSpec(not_by_starter=True), b=ApprovalSpec()))
+    run = msgspec.structs.replace(started(workflow(a=ApprovalSpec())).run, starter="kim")
+    step, free = plan.steps[A], plan.steps[B]
+    assert rule_against(free, run, "kim") is None
+    assert rule_against(step, run, "lee") is None
+    against = rule_against(step, run, "kim")
+    assert against is not None
+    assert "not_by_starter" in against
+    unknown = msgspec.structs.replace(run, starter=None)
+    assert rule_against(step, unknown, "lee") is not None
+
+
+def test_the_data_of_a_decision_is_held_against_the_schema() -> None:
+    schema: JsonObject = {
+        "type": "object",
+        "required": ["sum"],
+        "properties": {"sum": {"type": "integer"}},
+    }
+    plan = planned(workflow(a=ApprovalSpec(data_schema=schema), b=ApprovalSpec()))
+    step, free = plan.steps[A], plan.steps[B]
+    assert data_faults(step, {"sum": 1}, approve=True) == ()
+    assert [each.path for each in data_faults(step, {"sum": "x"}, approve=True)] == ["data.sum"]
+    assert [each.path for each in data_faults(step, {}, approve=False)] == ["data.sum"]
+    assert [each.path for each in data_faults(step, None, approve=True)] == ["data"]
+    assert data_faults(step, None, approve=False) == ()
+    assert data_faults(free, "anything", approve=True) == ()
 
 
 def test_the_second_decision_is_ignored() -> None:

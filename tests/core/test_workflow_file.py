@@ -32,6 +32,7 @@ from stanchion.core.workflow import (
     DelaySpec,
     ForEachSpec,
     JobSpec,
+    OnDecisionTimeout,
     OnFailure,
     RetrySpec,
     SubworkflowSpec,
@@ -98,6 +99,19 @@ def test_the_example_becomes_what_it_says() -> None:
     )
 
 
+def test_on_timeout_makes_the_time_limit_of_the_step_the_decisions() -> None:
+    text = "{id: w, steps: {a: {approval: {on_timeout: fail}, timeout_s: 5}}}"
+    wanted = ApprovalSpec(decision_timeout_s=5, on_timeout=OnDecisionTimeout.FAIL)
+    assert parsed(text).steps[StepId("a")] == wanted
+
+
+def test_a_file_has_few_data_schemas() -> None:
+    steps = ", ".join(f"s{n}: {{approval: {{data_schema: {{}}}}}}" for n in range(21))
+    (fault,) = faults_of(f"{{id: w, steps: {{{steps}}}}}")
+    assert fault.path == "steps"
+    assert "at most 20" in fault.message
+
+
 def test_every_member_arrives() -> None:
     workflow = parsed(EVERY_MEMBER)
     steps = {str(name): step for name, step in workflow.steps.items()}
@@ -108,7 +122,13 @@ def test_every_member_arrives() -> None:
     assert workflow.timeout_s == 2_592_000.0
     assert workflow.input_schema is not None
     assert steps["ask"] == ApprovalSpec(
-        message="Shall we?\nReally?", timeout_s=0.001, when="has(input.ask) && input.ask"
+        message="Shall we?\nReally, ${input.question}?",
+        timeout_s=0.001,
+        decision_timeout_s=2_592_000,
+        on_timeout=OnDecisionTimeout.APPROVE,
+        not_by_starter=True,
+        data_schema={"type": "object", "properties": {"sum": {"type": "integer"}}},
+        when="has(input.ask) && input.ask",
     )
     assert steps["fixed"] == JobSpec(
         topic=Topic("agent.work_1"),

@@ -160,17 +160,20 @@ class World:
         self.now = max(self.now, self.timers[timer])
         return self.feed(TimerFired(timer=timer))
 
-    def approve(self, step: str, comment: str | None = None) -> Transition:
+    def approve(self, step: str, comment: str | None = None, data: JsonValue = None) -> Transition:
         """A person approves."""
-        return self.feed(Approved(step_id=StepId(step), actor="reviewer", comment=comment))
+        event = Approved(step_id=StepId(step), actor="reviewer", comment=comment, data=data)
+        return self.feed(event)
 
-    def reject(self, step: str, comment: str | None = None) -> Transition:
+    def reject(self, step: str, comment: str | None = None, data: JsonValue = None) -> Transition:
         """A person rejects."""
-        return self.feed(Rejected(step_id=StepId(step), actor="reviewer", comment=comment))
+        event = Rejected(step_id=StepId(step), actor="reviewer", comment=comment, data=data)
+        return self.feed(event)
 
     def undecided(self) -> list[StepId]:
         """The approvals that somebody could decide now."""
-        return [step_id for step_id, step in self.run.steps.items() if step.wait == OnDecision()]
+        steps = self.run.steps.items()
+        return [step_id for step_id, step in steps if isinstance(step.wait, OnDecision)]
 
     def statuses(self) -> dict[str, str]:
         """The statuses of all steps, in the plan's order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,9 +12,10 @@ from msgspec.structs import replace
 
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, Run, RunId, Step, StepId, TenantId, WorkflowId
+from stanchion.gateway import GatewayOptions
 from stanchion.gateway.views import encoded_run, run_view
 from tests.gateway.asgi import opened
-from tests.gateway.house import House
+from tests.gateway.house import ADMIN, House, opened_house
 
 START = "/v1/workflows/one-step/runs"
 APPROVAL = {
@@ -85,6 +87,52 @@ async def test_the_first_decision_counts_and_another_conflicts(
     assert (await house.ask("POST", f"{path}/{word}")).status == 200
     second = await house.ask("POST", f"{path}/{other}")
     assert (second.status, second.code) == (409, "conflict")
+
+
+DECIDED: dict[str, Any] = {
+    "steps": {
+        "ask": {
+            "approval": {
+                "message": "Pay ${input.sum}?",
+                "timeout_s": 60,
+                "not_by_starter": True,
+                "data_schema": {"type": "object", "required": ["up_to"]},
+            }
+        }
+    }
+}
+
+
+async def test_an_approval_is_decided_by_another_with_the_data_it_wants() -> None:
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        keys = {}
+        for role, name in (("runner", "kim"), ("approver", "lee"), ("approver", "kim")):
+            asked = {"role": role, "tenant": "acme", "name": name}
+            made = await house.ask("POST", "/v1/admin/keys", asked, key=ADMIN)
+            keys[role, name] = made.json["key"]
+        kim, lee = keys["runner", "kim"], keys["approver", "lee"]
+        await house.ask("PUT", "/v1/workflows/pay", DECIDED, key=kim)
+        shown = await house.ask("GET", "/v1/workflows/pay", key=kim)
+        assert shown.json["definition"]["steps"] == DECIDED["steps"]
+        began = await house.ask("POST", "/v1/workflows/pay/runs", {"input": {"sum": 5}}, key=kim)
+        path = f"/v1/runs/{began.json['run_id']}"
+        run = (await house.ask("GET", path, key=lee)).json
+        assert (run["starter"], run["steps"]["ask"]["question"]) == ("kim", "Pay 5?")
+        assert run["steps"]["ask"]["decide_by"] is not None
+        approve, data = f"{path}/steps/ask/approve", {"up_to": 7}
+        for key in (kim, keys["approver", "kim"]):
+            own = await house.ask("POST", approve, {"data": data}, key=key)
+            assert (own.status, own.code) == (403, "forbidden")
+            assert "not_by_starter" in own.json["detail"]
+        wrong = await house.ask("POST", approve, {"data": {}}, key=lee)
+        assert (wrong.status, wrong.code) == (422, "invalid_input")
+        assert [fault["path"] for fault in wrong.json["errors"]] == ["data.up_to"]
+        assert (await house.ask("POST", approve, key=lee)).status == 422
+        right = await house.ask("POST", approve, {"data": data, "comment": "ok"}, key=lee)
+        assert (right.status, right.json["status"]) == (200, "succeeded")
+        ended = (await house.ask("GET", path, key=lee)).json
+        said = {"approved": True, "by": "lee", "comment": "ok", "data": data}
+        assert ended["steps"]["ask"]["output"] == said
 
 
 async def test_a_cancelled_run_stays_cancelled_and_a_finished_one_conflicts(house: House) -> None:

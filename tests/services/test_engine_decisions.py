@@ -9,7 +9,13 @@ import pytest
 from stanchion.core.events import Approved, Rejected
 from stanchion.core.model import RunId, RunStatus, StepId, StepStatus
 from stanchion.core.workflow import ApprovalSpec
-from stanchion.services.inbox import Conflicting, RunChange, UnknownTarget
+from stanchion.services.inbox import (
+    Conflicting,
+    DecisionForbidden,
+    InvalidData,
+    RunChange,
+    UnknownTarget,
+)
 from tests.services.stage import Replica, World, job, virtual, workflow
 
 REVIEW = StepId("review")
@@ -20,9 +26,11 @@ ONE = workflow("one", step=job("work"))
 async def decide(
     replica: Replica, run_id: RunId, *, approve: bool, step: str = REVIEW
 ) -> RunChange | UnknownTarget | Conflicting:
-    return await replica.inbox.decide(
+    decided = await replica.inbox.decide(
         run_id, StepId(step), approve=approve, comment=None, actor="reviewer"
     )
+    assert not isinstance(decided, DecisionForbidden | InvalidData)
+    return decided
 
 
 async def held(world: World, run_id: RunId, for_s: float) -> None:

@@ -193,25 +193,43 @@ def rerun(
 
 
 def approve(
-    engine: CallEngine, run_id: str, step_id: str, *, comment: str | None = None
+    engine: CallEngine,
+    run_id: str,
+    step_id: str,
+    *,
+    comment: str | None = None,
+    data: Any = None,  # noqa: ANN401 - any JSON value
 ) -> Op[Change]:
     """Approve a step that waits for a decision. Raises ``Conflict`` if it was rejected before."""
-    return (yield from _decide(engine, "approve", run_id, step_id, comment))
+    return (yield from _decide(engine, "approve", run_id, step_id, comment, data))
 
 
 def reject(
-    engine: CallEngine, run_id: str, step_id: str, *, comment: str | None = None
+    engine: CallEngine,
+    run_id: str,
+    step_id: str,
+    *,
+    comment: str | None = None,
+    data: Any = None,  # noqa: ANN401 - any JSON value
 ) -> Op[Change]:
     """Reject a step that waits for a decision. Raises ``Conflict`` if it was approved before."""
-    return (yield from _decide(engine, "reject", run_id, step_id, comment))
+    return (yield from _decide(engine, "reject", run_id, step_id, comment, data))
 
 
 def _decide(
-    engine: CallEngine, verb: str, run_id: str, step_id: str, comment: str | None
+    engine: CallEngine,
+    verb: str,
+    run_id: str,
+    step_id: str,
+    comment: str | None,
+    data: Any,  # noqa: ANN401 - any JSON value
 ) -> Op[Change]:
     path = f"{run_path(run_id)}/steps/{quoted_part(step_id, 'step_id')}/{verb}"
     # Without a key, and safe: the same decision a second time changes nothing.
-    sent = posting(engine, verb, path, {"comment": comment})
+    body: JsonObject = {"comment": comment}
+    if data is not None:
+        body["data"] = data
+    sent = posting(engine, verb, path, body)
     return (yield from engine.ask(ApiCall(replace(sent, is_repeatable=True), reader(Change))))
 
 

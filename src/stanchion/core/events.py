@@ -40,6 +40,7 @@ class TimerKind(StrEnum):
     STEP_TIMEOUT = "step_timeout"
     DELAY = "delay"
     RETRY = "retry"
+    DECISION = "decision"
 
 
 class Timer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -136,6 +137,7 @@ class Approved(_Event, frozen=True, kw_only=True, tag="approved"):
 
     step_id: StepId
     comment: str | None = None
+    data: JsonValue = None
 
 
 class Rejected(_Event, frozen=True, kw_only=True, tag="rejected"):
@@ -143,6 +145,7 @@ class Rejected(_Event, frozen=True, kw_only=True, tag="rejected"):
 
     step_id: StepId
     comment: str | None = None
+    data: JsonValue = None
 
 
 class CancelRequested(_Event, frozen=True, kw_only=True, tag="cancel_requested"):

@@ -148,6 +148,8 @@ def _expect(
             timers.add(Timer(TimerKind.RETRY, step_id, item, attempt))
         case OnDelay():
             timers.add(Timer(TimerKind.DELAY, step_id))
+        case OnDecision(due=due) if due is not None:
+            timers.add(Timer(TimerKind.DECISION, step_id, item))
         case _:
             pass
 

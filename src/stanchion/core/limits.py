@@ -18,6 +18,7 @@ __all__ = [
     "DELAY_S_MAX",
     "ERROR_MESSAGE_CHARS_MAX",
     "EVENT_WORK_MAX",
+    "FILE_DATA_SCHEMAS_MAX",
     "FILE_TOKENS_MAX",
     "FOR_EACH_INPUT_SIZE_MAX",
     "FOR_EACH_ITEMS_MAX",
@@ -52,6 +53,8 @@ NEEDS_MAX: Final = 100
 FILE_TOKENS_MAX: Final = 6_000
 """Tokens of all expressions of a file, and two more for each expression. Compiling takes about
 20 µs per token, so parsing a file takes at most a quarter of a second."""
+FILE_DATA_SCHEMAS_MAX: Final = 20
+"""Approvals of a file with a ``data_schema``: each is judged and compiled when the file is read."""
 PLAN_TOKENS_MAX: Final = 20_000
 """Tokens of all expressions of a run, with all sub-workflows expanded."""
 JSON_DEPTH_MAX: Final = 64

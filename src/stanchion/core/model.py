@@ -179,8 +179,13 @@ class OnReplay(msgspec.Struct, frozen=True, tag="replay"):
     job_id: JobId
 
 
-class OnDecision(msgspec.Struct, frozen=True, tag="decision"):
+class OnDecision(msgspec.Struct, frozen=True, omit_defaults=True, tag="decision"):
     """A person approves or rejects."""
+
+    message: str | None = None
+    """What the person is asked, as it was rendered when the step began."""
+    due: Instant | None = None
+    """When the time for a decision is over."""
 
 
 class OnDelay(msgspec.Struct, frozen=True, tag="delay"):
@@ -309,6 +314,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     holds_slot: bool = True
     """Whether the run counts against its tenant's cap while it is unfinished."""
     rerun_of: RunId | None = None
+    starter: str | None = None
+    """The actor who started it; ``None`` for a run that an older version started."""
     status: RunStatus = RunStatus.PENDING
     output: JsonValue = None
     error: Failure | None = None

@@ -57,8 +57,11 @@ class PlannedStep:
     """The steps that its expressions may read, by their name in the file: those it depends on."""
     condition: Expression | None = None
     input: Template | None = None
+    """What its job, its sub-workflow or, as the message, its approval is given."""
     items: Template | None = None
     timeout_s: float | None = None
+    data_schema: InputSchema | None = None
+    """For an approval: what the data of a decision must look like."""
     body: Body | None = None
     """For a sub-workflow step: the inner workflow."""
 
@@ -237,7 +240,9 @@ def _tokens(spec: StepSpec) -> int:
             return total + template_tokens(spec.input)
         case ForEachSpec():
             return total + template_tokens(spec.input) + template_tokens(spec.for_each)
-        case ApprovalSpec() | DelaySpec():
+        case ApprovalSpec():
+            return total + template_tokens(spec.message)
+        case DelaySpec():
             return total
         case _:
             assert_never(spec)
@@ -259,6 +264,7 @@ def _planned(
     template: Template | None = None
     items: Template | None = None
     timeout_s: float | None = None
+    data_schema: InputSchema | None = None
     match spec:
         case JobSpec() | SubworkflowSpec():
             template = compile_template(spec.input, names=_SCOPE)
@@ -268,6 +274,10 @@ def _planned(
             items = compile_template(spec.for_each, names=_SCOPE)
             timeout_s = spec.timeout_s
         case ApprovalSpec():
+            if spec.message is not None:
+                template = compile_template(spec.message, names=_SCOPE)
+            if spec.data_schema is not None:
+                data_schema = compile_schema(spec.data_schema)
             timeout_s = spec.timeout_s
         case DelaySpec():
             pass
@@ -287,4 +297,5 @@ def _planned(
         input=template,
         items=items,
         timeout_s=timeout_s,
+        data_schema=data_schema,
     )

@@ -19,6 +19,8 @@ from stanchion.core.schema_rules import PATTERN_OPTIONS, judge_rules, refuse_rem
 
 __all__ = ["InputSchema", "SchemaFaults", "compile_schema", "judge_schema"]
 
+_INPUT: Final[Path] = ("input",)
+
 
 def compile_schema(schema: JsonObject) -> InputSchema:
     """Compile a schema. Raises ``SchemaFaults`` with all faults."""
@@ -60,7 +62,7 @@ class InputSchema:
         self._cost = cost
         self._small_bytes = cost.small_bytes()
 
-    def faults(self, value: JsonValue) -> tuple[Fault, ...]:
+    def faults(self, value: JsonValue, root: Path = _INPUT) -> tuple[Fault, ...]:
         """All faults of an input; empty if it is valid.
 
         An input whose check could take too long is refused without a check. If listing all faults
@@ -68,9 +70,9 @@ class InputSchema:
         """
         findings = Findings()
         try:
-            self._check(value, findings)
+            self._check(value, root, findings)
         except (ValueError, RecursionError) as error:
-            findings.note(_INPUT, f"cannot be checked: {str(error).splitlines()[0]}")
+            findings.note(root, f"cannot be checked: {str(error).splitlines()[0]}")
         return findings.faults()
 
     def work(self, value: JsonValue) -> int:
@@ -80,7 +82,7 @@ class InputSchema:
             return size // 8
         return int(min(CHECK_NS_MAX, self._cost.check_ns(InputShape(value))) / _WORK_UNIT_NS)
 
-    def _check(self, value: JsonValue, findings: Findings) -> None:
+    def _check(self, value: JsonValue, root: Path, findings: Findings) -> None:
         size = len(msgspec.json.encode(value))
         if size > self._small_bytes:
             shape = InputShape(value)
@@ -88,7 +90,7 @@ class InputSchema:
             if check_ns > CHECK_NS_MAX:
                 times = check_ns / CHECK_NS_MAX
                 findings.note(
-                    _INPUT,
+                    root,
                     "too large for the workflow's schema: checking it could take"
                     f" {times:,.1f} times as long as the {CHECK_NS_MAX / 1e6:g} ms that are"
                     " allowed (rules that apply to each value × values). Send less, or"
@@ -98,19 +100,18 @@ class InputSchema:
             if self._cost.first_error_ns(shape) > ERRORS_NS_MAX:
                 if not self._validator.is_valid(value):
                     wrong = "does not match the workflow's schema; it is too large to say where"
-                    findings.note(_INPUT, wrong)
+                    findings.note(root, wrong)
                 return
             if self._cost.all_errors_ns(shape) > ERRORS_NS_MAX:
                 try:
                     self._validator.validate(value)
                 except jsonschema_rs.ValidationError as first:
-                    _note(first, findings)
+                    _note(first, root, findings)
                 return
         for error in self._validator.iter_errors(value):
-            _note(error, findings)
+            _note(error, root, findings)
 
 
-_INPUT: Final[Path] = ("input",)
 _WORK_UNIT_NS: Final = 150
 _MESSAGE_CHARS_MAX: Final = 300
 
@@ -125,8 +126,8 @@ def _validator(schema: JsonObject) -> jsonschema_rs.Validator:
     )
 
 
-def _note(error: jsonschema_rs.ValidationError, findings: Findings) -> None:
-    at: Path = (*_INPUT, *error.instance_path)
+def _note(error: jsonschema_rs.ValidationError, root: Path, findings: Findings) -> None:
+    at: Path = (*root, *error.instance_path)
     kinds = jsonschema_rs.ValidationErrorKind
     match error.kind:
         case kinds.Required(property=name):

@@ -22,6 +22,7 @@ __all__ = [
     "DelaySpec",
     "ForEachSpec",
     "JobSpec",
+    "OnDecisionTimeout",
     "OnFailure",
     "RetrySpec",
     "StepSpec",
@@ -77,11 +78,29 @@ class ForEachSpec(_Spec, frozen=True, kw_only=True, tag="for_each"):
     """How many items may be dispatched and not ended at a time; ``None``: all."""
 
 
+class OnDecisionTimeout(StrEnum):
+    """What happens to an approval that nobody decides in time."""
+
+    REJECT = "reject"
+    APPROVE = "approve"
+    FAIL = "fail"
+
+
 class ApprovalSpec(_Spec, frozen=True, kw_only=True, tag="approval"):
     """A person's decision."""
 
     message: str | None = None
+    """A template: it is rendered when the step begins."""
     timeout_s: float | None = None
+    """Of the step. Beyond it the step has timed out."""
+    decision_timeout_s: float | None = None
+    """Beyond it ``on_timeout`` decides. In a file it is ``approval.timeout_s``."""
+    on_timeout: OnDecisionTimeout | None = None
+    """``None``: reject."""
+    not_by_starter: bool = False
+    """Whether the actor who started the run is refused as the one who decides."""
+    data_schema: JsonObject | None = None
+    """What the data of a decision must look like."""
 
 
 class DelaySpec(_Spec, frozen=True, kw_only=True, tag="delay"):

@@ -135,6 +135,7 @@ def run_view(
         created_at=when(run.created_at),
         finished_at=_when_if(run.finished_at),
         rerun_of=run.rerun_of,
+        starter=run.starter,
     )
 
 
@@ -218,7 +219,8 @@ def _step_view(step: Step, question: str | None, progress: Mapping[JobId, JsonVa
         items_failed=None if items is None else items.failed,
         failures=None if items is None or not step.status.is_finished else step.failures,
         waiting_for=None if step.wait is None else _waiting_for(step.wait),
-        question=question,
+        question=step.wait.message if isinstance(step.wait, OnDecision) else question,
+        decide_by=_when_if(step.wait.due) if isinstance(step.wait, OnDecision) else None,
         progress=progress.get(step.wait.job_id) if isinstance(step.wait, OnJob) else None,
     )
 
@@ -360,12 +362,22 @@ def definition(workflow: Workflow) -> JsonObject:
     return shown
 
 
+_APPROVAL_MEMBERS: Final = {
+    "message": "message",
+    "timeout_s": "decision_timeout_s",
+    "on_timeout": "on_timeout",
+    "not_by_starter": "not_by_starter",
+    "data_schema": "data_schema",
+}
+"""Members of an approval in a file, and where the spec has them."""
+
+
 def _step_of_file(spec: StepSpec) -> JsonObject:
     shown: JsonObject = msgspec.to_builtins(spec)
     del shown["kind"]
     if isinstance(spec, ApprovalSpec):
-        message = shown.pop("message", None)
-        shown["approval"] = {} if message is None else {"message": message}
+        members = {file: spec for file, spec in _APPROVAL_MEMBERS.items() if spec in shown}
+        shown["approval"] = {file: shown.pop(spec) for file, spec in members.items()}
     return shown
 
 

@@ -173,7 +173,7 @@ class Engine:
                 decider=decider,
                 on_admitted=self._advancer.remember,
             ),
-            inbox=Inbox(context, plans=plans, advancer=self._advancer, rules=rules),
+            inbox=Inbox(context, plans=plans, advancer=self._advancer, rules=rules, work=work),
             scheduler=Scheduler(context, ttl_ms=terms.job_lease_ttl_ms),
             waiters=waiters,
             settings=settings,

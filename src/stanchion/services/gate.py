@@ -274,6 +274,7 @@ class Gate:
     async def _ready(
         self, call: GateCall, plan: Plan, pending: Run, *, asked: str, actor: str
     ) -> PreparedStart:
+        pending = replace(pending, starter=actor)
         began = StartRequested(actor=actor)
         transition = await self._decider.decide(plan, pending, (began,), pending.created_at)
         stamp = Stamp(1, self._context.entropy.token())

@@ -12,8 +12,11 @@ from typing import Final, assert_never
 import msgspec
 
 from stanchion.core.events import Approved, CancelRequested, Event, Rejected
+from stanchion.core.faults import Fault
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import OnDecision, RunId, RunStatus, Step, StepId, StepStatus, TenantId
 from stanchion.core.retry import backoff_ms
+from stanchion.core.steps import approval
 from stanchion.core.workflow import ApprovalSpec
 from stanchion.ports.records import (
     Acceptance,
@@ -27,8 +30,16 @@ from stanchion.ports.records import (
 from stanchion.services.advance import Advanced, Advancer
 from stanchion.services.context import ReplicaContext, Rules
 from stanchion.services.plans import Plans
+from stanchion.services.work import TenantWorkBudget
 
-__all__ = ["Conflicting", "Inbox", "RunChange", "UnknownTarget"]
+__all__ = [
+    "Conflicting",
+    "DecisionForbidden",
+    "Inbox",
+    "InvalidData",
+    "RunChange",
+    "UnknownTarget",
+]
 
 _COMPLETED: Final = frozenset({RejectedCode.ALREADY_FINISHED})
 
@@ -53,6 +64,18 @@ class Conflicting(msgspec.Struct, frozen=True):
     message: str
 
 
+class DecisionForbidden(msgspec.Struct, frozen=True):
+    """A rule of the step keeps this actor from deciding it."""
+
+    rule: str
+
+
+class InvalidData(msgspec.Struct, frozen=True):
+    """The data of a decision does not match the step's schema."""
+
+    faults: tuple[Fault, ...]
+
+
 class Inbox:
     """Records events for runs and has them applied."""
 
@@ -63,6 +86,7 @@ class Inbox:
         plans: Plans,
         advancer: Advancer,
         rules: Rules,
+        work: TenantWorkBudget,
     ) -> None:
         self._store = context.store
         self._entropy = context.entropy
@@ -70,6 +94,7 @@ class Inbox:
         self._plans = plans
         self._advancer = advancer
         self._rules = rules
+        self._work = work
 
     async def results(
         self, results: Sequence[Result], *, tenant: TenantId | None = None
@@ -121,7 +146,8 @@ class Inbox:
         approve: bool,
         comment: str | None,
         actor: str,
-    ) -> RunChange | UnknownTarget | Conflicting:
+        data: JsonValue = None,
+    ) -> RunChange | UnknownTarget | Conflicting | DecisionForbidden | InvalidData:
         """Approve or reject a step. The first decision counts; the same again is no conflict."""
         loaded = await self._store.load(run_id)
         if loaded is None:
@@ -137,10 +163,18 @@ class Inbox:
             return _decided(loaded, step_id, state, approve=approve)
         if not isinstance(state.wait, OnDecision):
             return Conflicting(f"step '{step_id}' does not wait for a decision yet")
+        rule = approval.rule_against(planned, loaded.run, actor)
+        if rule is not None:
+            return DecisionForbidden(rule)
+        faults = await self._work.done(
+            loaded.run.tenant, lambda: approval.data_faults(planned, data, approve=approve)
+        )
+        if faults:
+            return InvalidData(faults)
         decision: Approved | Rejected = (
-            Approved(step_id=step_id, comment=comment, actor=actor)
+            Approved(step_id=step_id, comment=comment, data=data, actor=actor)
             if approve
-            else Rejected(step_id=step_id, comment=comment, actor=actor)
+            else Rejected(step_id=step_id, comment=comment, data=data, actor=actor)
         )
         return await self._post_decision(loaded, decision)
 

@@ -24,6 +24,7 @@ from stanchion.core.workflow import (
     DelaySpec,
     ForEachSpec,
     JobSpec,
+    OnDecisionTimeout,
     RetrySpec,
     SubworkflowSpec,
     Workflow,
@@ -91,7 +92,12 @@ WORKFLOWS: Final = (
         "review",
         Risk.LOW,
         draft=_job("plan"),
-        review=ApprovalSpec(needs=(StepId("draft"),)),
+        review=ApprovalSpec(
+            needs=(StepId("draft"),),
+            message="Publish for ${input}?",
+            decision_timeout_s=60.0,
+            on_timeout=OnDecisionTimeout.APPROVE,
+        ),
         publish=_job("write", "review"),
     ),
     _workflow(

@@ -63,6 +63,8 @@ class DecideStep(_Request, frozen=True, kw_only=True):
     """Approve or reject."""
 
     comment: Comment | None = None
+    data: JsonValue = None
+    """For the steps that follow; it must match the approval's ``data_schema``, if it has one."""
 
 
 class SubmitJob(_Request, frozen=True, kw_only=True):
@@ -114,7 +116,9 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     """The failed items of a for-each that has ended: the first hundred."""
     waiting_for: WaitingFor | None = None
     question: str | None = None
-    """What an approval asks, as the workflow file says it."""
+    """What an approval asks: rendered while it waits, otherwise as the workflow file says it."""
+    decide_by: datetime | None = None
+    """When the time for a decision is over."""
     progress: JsonValue = None
     """What the step's worker last reported, while its job is leased."""
 
@@ -135,6 +139,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     finished_at: datetime | None
     rerun_of: str | None = None
+    starter: str | None = None
+    """The actor who started it."""
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -138,24 +138,50 @@ def cancel_run(session: Session, run_id: str, reason: str | None) -> None:
     _change(session, path_to("runs", run_id, "cancel"), {"reason": reason})
 
 
+def _decision_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    comment = click.option("--comment", metavar="TEXT", help="Kept in the timeline.")
+    data = click.option("--data", metavar="JSON|@FILE", help="For the steps that follow.")
+    return comment(data(command))
+
+
 @run.command("approve")
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.argument("step_id", metavar="STEP")
-@click.option("--comment", metavar="TEXT", help="Kept in the timeline.")
+@_decision_options
 @talks
-def approve_step(session: Session, run_id: str, step_id: str, comment: str | None) -> None:
+def approve_step(
+    session: Session, run_id: str, step_id: str, comment: str | None, data: str | None
+) -> None:
     """Approve a step that waits for it."""
-    _change(session, path_to("runs", run_id, "steps", step_id, "approve"), {"comment": comment})
+    decide(session, "approve", run_id, step_id, comment=comment, data=data)
 
 
 @run.command("reject")
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.argument("step_id", metavar="STEP")
-@click.option("--comment", metavar="TEXT", help="Kept in the timeline.")
+@_decision_options
 @talks
-def reject_step(session: Session, run_id: str, step_id: str, comment: str | None) -> None:
+def reject_step(
+    session: Session, run_id: str, step_id: str, comment: str | None, data: str | None
+) -> None:
     """Reject a step that waits for approval."""
-    _change(session, path_to("runs", run_id, "steps", step_id, "reject"), {"comment": comment})
+    decide(session, "reject", run_id, step_id, comment=comment, data=data)
+
+
+def decide(
+    session: Session,
+    verb: str,
+    run_id: str,
+    step_id: str,
+    *,
+    comment: str | None,
+    data: str | None,
+) -> None:
+    """Send a decision and show what became of it."""
+    body: dict[str, Any] = {"comment": comment}
+    if data is not None:
+        body["data"] = json_of(data, "--data")
+    _change(session, path_to("runs", run_id, "steps", step_id, verb), body)
 
 
 def _waits(session: Session, run: dict[str, Any]) -> dict[str, str]:

@@ -1,40 +1,139 @@
-"""Approval steps: a person decides, once."""
+"""Approval steps: a person decides, once, or the time for it ends.
+
+``rule_against`` and ``data_faults`` check a decision before it goes into the run's inbox. One that
+is in the inbox is applied if the step still waits for it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final, assert_never
 
-from stanchion.core.events import Approved, Event, Rejected
+import msgspec
+
+from stanchion.core.events import Approved, Event, Rejected, Timer, TimerFired, TimerKind
+from stanchion.core.expression import ExpressionError
+from stanchion.core.limits import APPROVAL_MESSAGE_CHARS_MAX
 from stanchion.core.model import Failure, OnDecision, Step, StepStatus
-from stanchion.core.transition import Ignored
-from stanchion.core.workflow import ApprovalSpec
+from stanchion.core.transition import ClearTimer, Ignored, SetTimer
+from stanchion.core.workflow import ApprovalSpec, OnDecisionTimeout
 
 if TYPE_CHECKING:
     from stanchion.core.draft import Draft
+    from stanchion.core.faults import Fault
     from stanchion.core.json_value import JsonValue
+    from stanchion.core.model import Run
     from stanchion.core.plan import PlannedStep
 
-__all__ = ["handle", "start"]
+__all__ = ["data_faults", "handle", "rule_against", "start"]
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def start(draft: Draft, step: PlannedStep) -> None:
-    """Wait for a decision."""
-    draft.begin(step, Step(status=StepStatus.WAITING, attempt=1, wait=OnDecision()))
-    assert isinstance(step.spec, ApprovalSpec)
-    draft.note("approval_requested", step.id, detail=step.spec.message)
+    """Render the message and wait for a decision."""
+    spec = step.spec
+    assert isinstance(spec, ApprovalSpec)
+    try:
+        message = None if step.input is None else _text(draft.evaluate(step, step.input))
+    except ExpressionError as error:
+        failure = Failure("expression_error", f"message: {error}", step.id)
+        draft.end(step, StepStatus.FAILED, error=failure)
+        return
+    due = None if spec.decision_timeout_s is None else draft.after(spec.decision_timeout_s)
+    wait = OnDecision(message, due)
+    draft.begin(step, Step(status=StepStatus.WAITING, attempt=1, wait=wait))
+    if due is not None:
+        draft.then(SetTimer(_timer(step), due))
+    draft.note("approval_requested", step.id, detail=message)
 
 
 def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
-    """Apply the decision. The output of an approval holds its actor and comment."""
+    """Take the decision, or decide as the workflow says when the time for it is over."""
     match event:
         case Approved():
-            output: JsonValue = {"approved": True, "by": event.actor, "comment": event.comment}
-            draft.end(step, StepStatus.SUCCEEDED, output=output, remark=event.comment)
+            _stop_timer(draft, step)
+            _approve(draft, step, event.actor, event.comment, event.data)
         case Rejected():
+            _stop_timer(draft, step)
             message = f"rejected by {event.actor}"
             if event.comment:
                 message = f"{message}: {event.comment}"
-            draft.end(step, StepStatus.FAILED, error=Failure("rejected", message, step.id))
+            _reject(draft, step, event.actor, event.comment, event.data, message)
+        case TimerFired() if event.timer.kind is TimerKind.DECISION:
+            _time_out(draft, step, event.actor)
         case _:
             return Ignored.NOT_WAITING_FOR_IT
     return None
+
+
+def rule_against(step: PlannedStep, run: Run, actor: str) -> str | None:
+    """The rule of the step that keeps this actor from deciding; ``None`` if there is none."""
+    assert isinstance(step.spec, ApprovalSpec)
+    if not step.spec.not_by_starter:
+        return None
+    if run.starter is None:
+        return f"not_by_starter: step '{step.id}' cannot be decided: who started the run is unknown"
+    if run.starter == actor:
+        return f"not_by_starter: '{actor}' started the run and cannot decide step '{step.id}'"
+    return None
+
+
+def data_faults(step: PlannedStep, data: JsonValue, *, approve: bool) -> tuple[Fault, ...]:
+    """What is wrong with the data of a decision. A rejection may go without any."""
+    if step.data_schema is None or (data is None and not approve):
+        return ()
+    return step.data_schema.faults(data, ("data",))
+
+
+def _time_out(draft: Draft, step: PlannedStep, actor: str) -> None:
+    spec = step.spec
+    assert isinstance(spec, ApprovalSpec)
+    said = f"no decision within {spec.decision_timeout_s or 0:g} s"
+    match spec.on_timeout or OnDecisionTimeout.REJECT:
+        case OnDecisionTimeout.APPROVE:
+            _approve(draft, step, actor, said, None)
+        case OnDecisionTimeout.REJECT:
+            _reject(draft, step, actor, said, None, f"rejected: {said}")
+        case OnDecisionTimeout.FAIL:
+            draft.end(step, StepStatus.FAILED, error=Failure("decision_timeout", said, step.id))
+        case _ as never:
+            assert_never(never)
+
+
+def _approve(
+    draft: Draft, step: PlannedStep, actor: str, comment: str | None, data: JsonValue
+) -> None:
+    output: JsonValue = {"approved": True, "by": actor, "comment": comment, "data": data}
+    draft.end(step, StepStatus.SUCCEEDED, output=output, remark=comment)
+
+
+def _reject(
+    draft: Draft,
+    step: PlannedStep,
+    actor: str,
+    comment: str | None,
+    data: JsonValue,
+    message: str,
+) -> None:
+    output: JsonValue = {"approved": False, "by": actor, "comment": comment, "data": data}
+    failure = Failure("rejected", message, step.id)
+    draft.end(step, StepStatus.FAILED, output=output, error=failure)
+
+
+def _stop_timer(draft: Draft, step: PlannedStep) -> None:
+    wait = draft.step(step.id).wait
+    if isinstance(wait, OnDecision) and wait.due is not None:
+        draft.then(ClearTimer(_timer(step)))
+
+
+def _timer(step: PlannedStep) -> Timer:
+    return Timer(TimerKind.DECISION, step.id)
+
+
+def _text(rendered: JsonValue) -> str:
+    """A rendered message as text for people: bounded, and without control characters."""
+    text = rendered if isinstance(rendered, str) else msgspec.json.encode(rendered).decode()
+    if len(text) > APPROVAL_MESSAGE_CHARS_MAX:
+        text = f"{text[: APPROVAL_MESSAGE_CHARS_MAX - 1]}…"
+    return _CONTROL.sub("\ufffd", text)

@@ -37,6 +37,7 @@ from stanchion.core.workflow import (
     DelaySpec,
     ForEachSpec,
     JobSpec,
+    OnDecisionTimeout,
     OnFailure,
     RetrySpec,
     StepSpec,
@@ -47,6 +48,7 @@ from stanchion.core.workflow_file.record import ByMember, Member, ObjectOr, Reco
 from stanchion.core.workflow_file.shape import (
     AnyObject,
     Anything,
+    Boolean,
     Entries,
     Items,
     Real,
@@ -190,7 +192,40 @@ def _job(**members: Any) -> StepSpec:  # noqa: ANN401 - each was read by its sha
 
 
 def _approval(approval: dict[str, Any], **members: Any) -> StepSpec:  # noqa: ANN401 - each was read by its shape
-    return ApprovalSpec(**approval, **members)
+    given = dict(approval)
+    if "timeout_s" in given:
+        given["decision_timeout_s"] = given.pop("timeout_s")
+    elif "on_timeout" in given and "timeout_s" in members:
+        # The step's own time limit: what happens then is said, so it is the decision's.
+        given["decision_timeout_s"] = members.pop("timeout_s")
+    return ApprovalSpec(**given, **members)
+
+
+def _check_approval(spec: StepSpec) -> Iterator[tuple[str, str]]:
+    assert isinstance(spec, ApprovalSpec)
+    if spec.on_timeout is not None and spec.decision_timeout_s is None:
+        yield "approval", "on_timeout needs timeout_s beside it"
+
+
+_APPROVAL: Final = Record(
+    "approval",
+    {
+        "message": Member(_MESSAGE, "What the person is asked; may contain ${…}."),
+        "timeout_s": Member(
+            Real(TIMEOUT_S_MIN, TIMEOUT_S_MAX), "Seconds for a decision; then on_timeout decides."
+        ),
+        "on_timeout": Member(
+            _word(OnDecisionTimeout), "What no decision in time means; reject if not given."
+        ),
+        "not_by_starter": Member(
+            Boolean(), "Whether the actor who started the run is refused; false if not given."
+        ),
+        "data_schema": Member(
+            AnyObject(), "What the data of a decision must look like: JSON Schema 2020-12."
+        ),
+    },
+    dict[str, Any],
+)
 
 
 _STEP: Final[ByMember[StepSpec]] = ByMember(
@@ -212,19 +247,12 @@ _STEP: Final[ByMember[StepSpec]] = ByMember(
         "approval": Record(
             "an approval step",
             {
-                "approval": Member(
-                    Record(
-                        "approval",
-                        {"message": Member(_MESSAGE, "What the person is asked.")},
-                        dict[str, Any],
-                    ),
-                    "A person approves or rejects.",
-                    required=True,
-                ),
+                "approval": Member(_APPROVAL, "A person approves or rejects.", required=True),
                 "timeout_s": _TIMEOUT,
                 **_COMMON,
             },
             _approval,
+            _check_approval,
         ),
         "delay_s": Record(
             "a delay step",

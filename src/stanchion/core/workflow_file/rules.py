@@ -24,7 +24,7 @@ from stanchion.core.expression import (
 from stanchion.core.faults import Findings, Near, Path, named
 from stanchion.core.graph import ancestors, cycle
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.limits import FILE_TOKENS_MAX, WORKFLOW_STEPS_MAX
+from stanchion.core.limits import FILE_DATA_SCHEMAS_MAX, FILE_TOKENS_MAX, WORKFLOW_STEPS_MAX
 from stanchion.core.schema import judge_schema
 from stanchion.core.workflow_file.members import OF_ITEMS
 
@@ -47,6 +47,23 @@ def judge_workflow(tree: JsonValue, findings: Findings) -> None:
     schema = file.get("input_schema")
     if isinstance(schema, dict) and findings.clean(("input_schema",)):
         judge_schema(schema, ("input_schema",), findings)
+    _judge_data_schemas(steps, findings)
+
+
+def _judge_data_schemas(steps: JsonObject, findings: Findings) -> None:
+    """Judge what approvals demand of the data of their decisions."""
+    schemas: dict[Path, JsonObject] = {}
+    for name, step in steps.items():
+        schema = _object(_object(step).get("approval")).get("data_schema")
+        path: Path = ("steps", name, "approval", "data_schema")
+        if isinstance(schema, dict) and findings.clean(path):
+            schemas[path] = schema
+    if len(schemas) > FILE_DATA_SCHEMAS_MAX:
+        wrong = f"{len(schemas)} approvals with a data_schema; at most {FILE_DATA_SCHEMAS_MAX} are"
+        findings.note(("steps",), f"{wrong} allowed in a file")
+        return
+    for path, schema in schemas.items():
+        judge_schema(schema, path, findings)
 
 
 def _judge_size(file: JsonObject, steps: JsonObject, findings: Findings) -> bool:
@@ -58,6 +75,7 @@ def _judge_size(file: JsonObject, steps: JsonObject, findings: Findings) -> bool
         when = step.get("when")
         tokens += tokens_in(when) if isinstance(when, str) else 0
         tokens += template_tokens(step.get("input")) + template_tokens(step.get("for_each"))
+        tokens += template_tokens(_object(step.get("approval")).get("message"))
     if tokens <= FILE_TOKENS_MAX:
         return True
     wrong = (
@@ -151,6 +169,8 @@ def _judge_step(name: str, step: JsonObject, sight: _Sight, findings: Findings) 
                 findings.note((*path, member), "only a step with for_each may have it")
     names = _ITEM_SCOPE if "for_each" in step else _SCOPE
     _judge_template(name, step, (*path, "input"), names, sight, findings)
+    approval = _object(step.get("approval"))
+    _judge_template(name, approval, (*path, "approval", "message"), _SCOPE, sight, findings)
     if "workflow" in step:
         _judge_single(step.get("input"), (*path, "input"), findings)
 

@@ -20,6 +20,7 @@ __all__ = [
     "UNFIT",
     "AnyObject",
     "Anything",
+    "Boolean",
     "Entries",
     "Items",
     "Real",
@@ -90,6 +91,17 @@ class AnyObject:
 
     def schema(self) -> JsonObject:
         return {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    """True or false."""
+
+    def read(self, value: JsonValue, path: Path, findings: Findings) -> bool | Unfit:
+        return value if isinstance(value, bool) else unfit("true or false", value, path, findings)
+
+    def schema(self) -> JsonObject:
+        return {"type": "boolean"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,13 @@ from stanchion.services.gate_answers import (
     RunStarted,
     UnknownRun,
 )
-from stanchion.services.inbox import Conflicting, RunChange, UnknownTarget
+from stanchion.services.inbox import (
+    Conflicting,
+    DecisionForbidden,
+    InvalidData,
+    RunChange,
+    UnknownTarget,
+)
 from stanchion.services.plans import DefinitionMissing, UnknownWorkflow
 from stanchion.wire.identifiers import Cursor, Limit, WaitS
 from stanchion.wire.problems import Code
@@ -217,15 +223,24 @@ async def reject_step(call: Call[DecideStep, NoQuery]) -> Reply | Refusal:
 
 
 async def _decide(call: Call[DecideStep, NoQuery], *, approve: bool) -> Reply | Refusal:
+    check_value(call, "data", call.body.data, bytes_max=INPUT_BYTES_MAX)
     loaded = await own_run(call)
     changed = await call.services.inbox.decide(
         loaded.run.id,
         StepId(call.params["step_id"]),
         approve=approve,
         comment=call.body.comment,
+        data=call.body.data,
         actor=call.actor,
     )
-    return _change(changed)
+    match changed:
+        case DecisionForbidden():
+            return Refusal(code=Code.FORBIDDEN, detail=changed.rule)
+        case InvalidData():
+            detail = f"the approval does not accept this data: {changed.faults[0]}"
+            return invalid(changed.faults, detail, code=Code.INVALID_INPUT)
+        case _:
+            return _change(changed)
 
 
 def _change(changed: RunChange | UnknownTarget | Conflicting) -> Reply | Refusal:
@@ -340,7 +355,7 @@ ROUTES: Final = (
         summary="Approve an approval step.",
         roles=APPROVERS,
         body=DecideStep,
-        **_CHANGES,
+        **{**_CHANGES, "codes": (*_CHANGES["codes"], Code.INVALID_INPUT)},
     ),
     Route(
         method="POST",
@@ -349,6 +364,6 @@ ROUTES: Final = (
         summary="Reject an approval step.",
         roles=APPROVERS,
         body=DecideStep,
-        **_CHANGES,
+        **{**_CHANGES, "codes": (*_CHANGES["codes"], Code.INVALID_INPUT)},
     ),
 )

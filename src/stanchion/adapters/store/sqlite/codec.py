@@ -66,10 +66,11 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     uses: dict[WorkflowId, int] = {}
     risk: Risk = Risk.STANDARD
     rerun_of: RunId | None = None
+    starter: str | None = None
 
     @classmethod
     def of(cls, run: Run) -> Origin:
-        return cls(run.input, run.uses, run.risk, run.rerun_of)
+        return cls(run.input, run.uses, run.risk, run.rerun_of, run.starter)
 
 
 SQL: Final = read_statements(__package__, "sql")

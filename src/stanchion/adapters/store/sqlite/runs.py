@@ -100,6 +100,7 @@ def load(db: Database, run_id: RunId) -> Loaded | None:
         risk=origin.risk,
         holds_slot=bool(holds_slot),
         rerun_of=origin.rerun_of,
+        starter=origin.starter,
         status=RunStatus(status),
         output=None if output is None else VALUE.decode(output),
         error=None if error is None else FAILURE.decode(error),
