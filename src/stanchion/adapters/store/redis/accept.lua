@@ -1,4 +1,4 @@
--- accept: take results of one run's jobs, each on its own.
+-- accept: accept results for jobs of one run, each independently.
 -- KEYS   run inbox out jobs outbox rows open deadlines
 -- ARGV   1 run id  2 the outbox row is due in so many ms  3 the only tenant, or ''
 --        then for each result: job id, fence, worker id, event as JSON without step and item

@@ -1,22 +1,22 @@
--- admit: let a run begin, or say why not. Writes all of it or nothing.
+-- admit: create a run, or return why not. Writes everything or nothing.
 -- KEYS   run items out jobs inbox timeline
 -- KEYS   ready ring turns counters open deadlines timers outbox rows
 -- KEYS   active unfinished known finished keys aging configs rates
 -- KEYS   runs feed versions
--- ARGV   1  what is asked, a MessagePack map: see part run, and
+-- ARGV   1  the admission, a MessagePack map: see part run, and
 --             not_after                 in this server's milliseconds
 --             key, fingerprint          the idempotency key with its tenant, or false
 --             definitions               workflow id, version, …
 --             takes_slot, is_limited    whether it counts against the cap, against the job rate
---             limit, rate               of a tenant that nobody configured; false for none
---             created                   the run's place among its tenant's runs
+--             limit, rate               defaults for a tenant without configuration, or false
+--             created                   the run's position in its tenant's list
 --             version, fence, nonce     its stamp
 -- ANSWER {'admitted'} {'too_late'} {'mismatch'} {'replayed', run} {'stale_definition'}
 --        {'full', limit, active} {'throttled'}
 -- USES   time text ready jobs retired effects run
 local ask = cmsgpack.unpack(ARGV[1])
 
--- The questions and their order are those of core.admission.judge. Keep them so.
+-- The checks and their order are those of core.admission.judge. Keep them identical.
 if redis.call('EXISTS', key.run) == 1 then
   return {'admitted'}
 end
@@ -28,7 +28,7 @@ if ask.key then
   if packed then
     local known = cmsgpack.unpack(packed)
     local forgotten_at = tonumber(known[1])
-    -- Nothing while the run is unfinished: only then the key begins to age.
+    -- No expiry while the run is unfinished.
     if forgotten_at == 0 or now < forgotten_at then
       if known[2] ~= ask.fingerprint then
         return {'mismatch'}
@@ -56,12 +56,12 @@ if ask.takes_slot and limit then
   end
 end
 if ask.is_limited and rate then
-  -- core.admission.Rate, term by term: one admission uses 1/rate seconds.
+  -- The same as core.admission.Rate: one admission uses 1/rate seconds.
   local cost = 1000 / rate
   local burst = cost * math.max(1, rate)
   local used_until = tonumber(redis.call('HGET', key.rates, ask.tenant) or '0')
   if used_until > now + burst + 1 then
-    used_until = 0 -- of another time: the clock was set back
+    used_until = 0 -- too far ahead: the clock was set back
   end
   local after_one = math.max(used_until, now) + cost
   if after_one - burst > now then
@@ -84,7 +84,7 @@ redis.call('ZADD', key.runs, 0, ask.created)
 become(ask, stamped(ask.version, ask.fence, ask.nonce), true)
 
 if ask.key then
-  -- Keys that nobody may know any more go, a few at a time: what comes in pays for what goes out.
+  -- Each admission removes a few expired keys, so that their number stays bounded.
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', key.aging, 0, whole(now), 'LIMIT', 0, 2)) do
     redis.call('HDEL', key.keys, name)
     redis.call('ZREM', key.aging, name)

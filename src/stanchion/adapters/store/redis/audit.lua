@@ -1,7 +1,7 @@
--- audit: compare a tenant's count of slots with its unfinished runs, and repair.
+-- audit: compare a tenant's count of slots with its unfinished runs, and correct it.
 -- KEYS   active unfinished
 -- ARGV   1 tenant
--- ANSWER what was counted, what is
+-- ANSWER the count, the number of unfinished runs
 -- USES   text
 local mine = sized(ARGV[1])
 local counted = tonumber(redis.call('HGET', key.active, ARGV[1]) or '0')

@@ -1,13 +1,13 @@
--- commit: make a transition true, or say why not. Writes all of it or nothing.
+-- commit: write a transition, or return why not. Writes everything or nothing.
 -- KEYS   run items out jobs inbox timeline
 -- KEYS   ready ring turns counters open deadlines timers outbox rows
 -- KEYS   active unfinished finished keys aging
 -- KEYS   feed
--- ARGV   1  what is asked, a MessagePack map: see part run, and
---             read_version, read_nonce  what the writer read
+-- ARGV   1  the commit, a MessagePack map: see part run, and
+--             read_version, read_nonce  the stamp that the writer read
 --             nonce                     of the new stamp
 --             fence                     of the writer's lease, or false
---             applied                   inbox entries that leave
+--             applied                   inbox entries to remove
 -- ANSWER {'gone'} {'committed', version} {'stale_fence', highest} {'conflict'}
 -- USES   time text ready jobs retired inbox effects run
 local ask = cmsgpack.unpack(ARGV[1])

@@ -1,4 +1,4 @@
--- confirm: remove an outbox row, if nothing is in the inbox and the row is the one that was taken.
+-- confirm: remove an outbox row if the inbox is empty and the row has not changed.
 -- KEYS   inbox outbox rows
 -- ARGV   1 run id  2 number and tenant
 -- ANSWER nothing

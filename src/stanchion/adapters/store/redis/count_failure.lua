@@ -1,7 +1,7 @@
--- count_failure: raise and read how often applying an inbox entry failed.
+-- count_failure: count a failure of applying an inbox entry.
 -- KEYS   inbox
 -- ARGV   1 entry id
--- ANSWER how often; 0 if the entry is not there
+-- ANSWER the new count; 0 if there is no such entry
 local packed = redis.call('HGET', key.inbox, ARGV[1])
 if not packed then
   return 0

@@ -1,8 +1,8 @@
-"""Decode what is stored in Redis: runs, jobs, events, dead letters and definitions.
+"""Decode the data in Redis: runs, jobs, events, dead letters and definitions.
 
-What the scripts compare is flat: fields of hashes, and MessagePack lists of numbers and words. All
-else is JSON that the scripts pass on as text and never parse. What cannot be decoded raises
-``BackendCorrupt``. ``encode`` and the scripts write it.
+Data that the scripts compare is flat: fields of hashes, and MessagePack lists of numbers and
+strings. Everything else is JSON, which the scripts pass on as text and never parse. ``encode`` and
+the scripts write it. Data that cannot be decoded raises ``BackendCorrupt``.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ _T = TypeVar("_T")
 
 
 def checked(read: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Whatever goes wrong in reading means that what is stored is not what was written."""
+    """Make a decoder raise ``BackendCorrupt`` for every error of decoding."""
 
     @wraps(read)
     def reading(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return read(*args, **kwargs)
         except (msgspec.MsgspecError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise BackendCorrupt(f"what is stored cannot be read: {error}") from error
+            raise BackendCorrupt(f"stored data cannot be decoded: {error}") from error
 
     return reading
 
@@ -90,11 +90,11 @@ def checked(read: Callable[_P, _T]) -> Callable[_P, _T]:
 # ── Runs ─────────────────────────────────────────────────────────────────────────────────────────
 
 SUMMARY_FIELDS: Final = ("about", "status", "end")
-"""The fields of a run's hash that a list shows."""
+"""The fields of a run's hash that lists need."""
 
 
 class RunHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What a list shows of a run and never changes."""
+    """The constant fields of a run in a list."""
 
     workflow_id: WorkflowId
     workflow_version: int
@@ -102,7 +102,7 @@ class RunHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunEnd(msgspec.Struct, frozen=True, array_like=True):
-    """How a run ended."""
+    """The end of a run."""
 
     finished_at: Instant | None = None
     error: Failure | None = None
@@ -118,7 +118,7 @@ _about_decoder = msgspec.json.Decoder(RunHeader)
 
 @checked
 def read_loaded(fields: Sequence[bytes], entries: Sequence[bytes]) -> Loaded | None:
-    """What ``load.lua`` found."""
+    """Decode the reply of ``load.lua``."""
     if not fields:
         return None
     found = dict(zip(fields[::2], fields[1::2], strict=True))
@@ -147,14 +147,14 @@ def read_loaded(fields: Sequence[bytes], entries: Sequence[bytes]) -> Loaded | N
 
 @checked
 def read_stamp(text: bytes) -> Stamp:
-    """What a run's ``stamp`` says, without the fence."""
+    """Decode the ``stamp`` field of a run, without the fence."""
     version, _, nonce = text.decode().split(" ", 2)
     return Stamp(int(version), nonce)
 
 
 @checked
 def read_summary(run_id: RunId, values: Sequence[bytes | None]) -> RunSummary | None:
-    """A run in a list, from ``SUMMARY_FIELDS``; ``None`` if it is gone."""
+    """Decode a run in a list, from ``SUMMARY_FIELDS``; ``None`` if it is gone."""
     packed_about, status, packed_end = values
     if packed_about is None or status is None:
         return None
@@ -176,7 +176,7 @@ def _read_end(packed: bytes | None) -> RunEnd:
 
 @checked
 def read_item(packed: bytes) -> Item:
-    """An item of a for-each step."""
+    """Decode an item of a for-each step."""
     return _item_decoder.decode(packed)
 
 
@@ -184,7 +184,7 @@ def read_item(packed: bytes) -> Item:
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
-    """An inbox entry, as the scripts write it."""
+    """An inbox entry, in the form that the scripts write."""
 
     number: int
     failures: int
@@ -201,7 +201,7 @@ _lines_decoder = msgspec.json.Decoder(tuple[TimelineEntry, ...])
 
 @checked
 def read_number_and_event(packed: bytes) -> tuple[int, Event]:
-    """An inbox entry: its place in the order of arrival, and its event."""
+    """Decode an inbox entry: its position in the order of arrival, and its event."""
     entry = _entry_decoder.decode(packed)
     event = _event_decoder.decode(entry.event)
     if isinstance(event, AttemptSucceeded | AttemptFailed) and isinstance(entry.step, str):
@@ -212,13 +212,13 @@ def read_number_and_event(packed: bytes) -> tuple[int, Event]:
 
 @checked
 def read_timeline_entry(packed: bytes) -> TimelineEntry:
-    """One line of a timeline."""
+    """Decode one entry of a timeline."""
     return _line_decoder.decode(packed)
 
 
 @checked
 def read_lines(packed: bytes) -> tuple[TimelineEntry, ...]:
-    """The lines of one feed entry."""
+    """Decode the timeline entries of one feed entry."""
     return _lines_decoder.decode(packed)
 
 
@@ -226,7 +226,7 @@ def read_lines(packed: bytes) -> tuple[TimelineEntry, ...]:
 
 
 class _Open(msgspec.Struct, frozen=True, array_like=True):
-    """An open job's state, as ``part_jobs.lua`` writes it."""
+    """The state of an open job, in the form that ``part_jobs.lua`` writes."""
 
     state: JobState
     deliveries: int
@@ -242,7 +242,7 @@ class _Open(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Retired(msgspec.Struct, frozen=True, array_like=True):
-    """A job that is not open any more, likewise."""
+    """A job that is no longer open, in the form that ``part_retired.lua`` writes."""
 
     state: JobState
     deliveries: int
@@ -252,7 +252,7 @@ class _Retired(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Letter(msgspec.Struct, frozen=True, array_like=True):
-    """A dead letter, as ``part_letters.lua`` writes it."""
+    """A dead letter, in the form that ``part_letters.lua`` writes."""
 
     place: str
     at: Instant
@@ -268,20 +268,20 @@ _letter_decoder = msgspec.json.Decoder(DeadLetter)
 
 @checked
 def read_job(work: bytes | str) -> Job:
-    """What a worker gets."""
+    """Decode a job as it is sent to a worker."""
     return _job_decoder.decode(work)
 
 
 @checked
 def read_progress(said: bytes | str) -> JsonValue:
-    """What a handler reported with a renewal."""
+    """Decode the progress that a handler reported."""
     value: JsonValue = _json_decoder.decode(said)
     return value
 
 
 @checked
 def read_open_job(packed: bytes, work: bytes) -> JobView:
-    """A job that is ready or leased: its state, and what the worker gets."""
+    """Decode a job that is ready or leased, from its state and its content."""
     job = _open_decoder.decode(packed)
     return JobView(
         job=_job_decoder.decode(work),
@@ -296,7 +296,7 @@ def read_open_job(packed: bytes, work: bytes) -> JobView:
 
 @checked
 def read_retired_job(packed: bytes) -> JobView:
-    """A job that is not open any more."""
+    """Decode a job that is no longer open."""
     job = _retired_decoder.decode(packed)
     return JobView(
         job=_job_decoder.decode(job.work),
@@ -321,7 +321,7 @@ def read_lost_reason(reply: Sequence[bytes | int]) -> LostReason:
 
 @checked
 def read_letter(packed: bytes) -> DeadLetter:
-    """A dead letter, with the time of death."""
+    """Decode a dead letter, with its time."""
     frame = _letter_frame_decoder.decode(packed)
     return replace(_letter_decoder.decode(frame.letter), at=frame.at)
 
@@ -332,7 +332,7 @@ class _Version(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredTenant(msgspec.Struct, frozen=True, array_like=True):
-    """A tenant's configuration, with the two numbers that ``admit.lua`` compares in front."""
+    """The configuration of a tenant, preceded by the two numbers that ``admit.lua`` compares."""
 
     limit: int | bool
     rate: float | bool
@@ -347,7 +347,7 @@ _tenant_decoder = msgspec.json.Decoder(Tenant)
 
 @checked
 def read_workflow(packed: bytes, version: int) -> StoredWorkflow:
-    """One version of a workflow."""
+    """Decode one version of a workflow."""
     frame = _version_decoder.decode(packed)
     return StoredWorkflow(_workflow_decoder.decode(frame.workflow), version, frame.created_at)
 
@@ -362,12 +362,12 @@ _document_decoder = msgspec.msgpack.Decoder(_Document)
 
 @checked
 def read_document(packed: bytes) -> Document:
-    """A document with its revision."""
+    """Decode a document with its revision."""
     frame = _document_decoder.decode(packed)
     return Document(_json_decoder.decode(frame.value), frame.revision)
 
 
 @checked
 def read_tenant(packed: bytes) -> Tenant:
-    """A tenant's configuration."""
+    """Decode the configuration of a tenant."""
     return _tenant_decoder.decode(_config_decoder.decode(packed).tenant)

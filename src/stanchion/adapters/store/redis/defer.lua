@@ -1,4 +1,4 @@
--- defer: make an outbox row due later, if it is the one that was taken.
+-- defer: make an outbox row due later, if it has not changed.
 -- KEYS   outbox rows
 -- ARGV   1 run id  2 number and tenant  3 due in so many ms
 -- ANSWER nothing

@@ -123,7 +123,7 @@ class RedisDocuments(Sharded):
         self, kind: str, name: str, value: JsonValue, *, read: int | None
     ) -> Document | None:
         keys = self._shards.keys
-        # Not again after a lost answer: the second time, the first would look like somebody else.
+        # Not repeatable: after a lost reply, the repeat would find the revision of the first try.
         step = self._shards.step_at(
             "put_document",
             keys.common_slot,
@@ -144,7 +144,7 @@ class RedisDocuments(Sharded):
             self._shards, "documents", [index], cursor, limit, deadline
         )
         found = await self._documents(kind, names, deadline)
-        # One may have been deleted since its name was read.
+        # A document may have been deleted since its name was read.
         return Page(
             tuple(
                 (name, document)
@@ -181,11 +181,11 @@ async def page_of_names(
     limit: int,
     deadline: float,
 ) -> tuple[list[str], str | None]:
-    """The next names of some indexes (slot and key) together, and the cursor behind them."""
+    """The next names of several indexes (slot and key), merged, and the cursor of the next page."""
     after = "-" if cursor is None else "(" + read_cursor(kind, cursor, tuple[str])[0]
     replies = await shards.ask_all(
         [
-            # One more than asked for tells whether there is more.
+            # One more than requested shows whether there is another page.
             RedisRequest(slot, pack("ZRANGEBYLEX", key, after, "+", "LIMIT", 0, limit + 1))
             for slot, key in indexes
         ],

@@ -1,4 +1,4 @@
--- delete_tenant: forget what a tenant may do; the defaults hold again.
+-- delete_tenant: remove the configuration of a tenant; the defaults apply again.
 -- KEYS   configs configured
 -- ARGV   1 tenant
 -- ANSWER 1; 0 if it was not configured

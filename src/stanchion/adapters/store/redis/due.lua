@@ -1,4 +1,4 @@
--- due: what is due by this server's clock in each of several indexes, earliest first. Read only.
+-- due: the due members of several indexes by this server's clock, earliest first. Read only.
 -- KEYS   index*
 -- ARGV   1 how many of each index at most
 -- ANSWER for each index: {name, time, …}

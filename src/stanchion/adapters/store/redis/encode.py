@@ -1,47 +1,47 @@
-"""Keys and arguments: every key of the Redis store, and what its scripts are given.
+"""Keys and arguments: every key of the Redis store, and the arguments of its scripts.
 
-All that must change together lies in one shard, and the shard is the hash tag of the key, so that
-a cluster keeps it on one server: ``stanchion:{3f}:run:<run id>``. A shard has things of its own,
-things of its tenants and things of its runs. What belongs to no tenant has a tag of its own.
+Data that changes in one transaction is in one shard, and the shard is the hash tag of the key, so
+that a cluster keeps it on one server: ``stanchion:{3f}:run:<run id>``. There are keys per shard,
+per tenant and per run. Data that belongs to no tenant has a tag of its own.
 
-    of a shard
-    ready       sorted set   jobs that wait for a worker: topic, tenant, number, job id
-    ring        sorted set   whose turn it is: topic, turn, tenant
-    turns       hash         the turn that a topic and tenant have in the ring
+    per shard
+    ready       sorted set   ready jobs: topic, tenant, number, job id
+    ring        sorted set   the order of tenants: topic, turn, tenant
+    turns       hash         the turn of each topic and tenant in the ring
     counters    hash         numbers for jobs, turns and dead letters
     open        hash         jobs that are ready or leased: ``s:<job>`` its state, deliveries, fence
-                             and so on; ``w:<job>`` what the worker gets
+                             and so on; ``w:<job>`` the job as it is sent to the worker
     deadlines   sorted set   leased jobs, by the end of their lease
     timers      sorted set   timers, by the time at which they are due
     outbox      sorted set   runs to be advanced, by the time at which they are due
     rows        hash         the numbers of these rows
-    active      hash         how many slots each tenant uses
+    active      hash         the number of slots that each tenant uses
     unfinished  sorted set   tenant and run id of each run that holds a slot
     known       sorted set   tenants that ever had a run
     finished    sorted set   run id and tenant, by the time at which the run ended
     keys        hash         idempotency keys, by tenant
-    aging       sorted set   those whose run has ended, by the time at which they are forgotten
-    configs     hash         what each tenant may do
+    aging       sorted set   the keys of finished runs, by the time at which they expire
+    configs     hash         the configuration of each tenant
     configured  sorted set   the tenants in ``configs``, by name
     rates       hash         up to when a tenant has used its job rate
     letters     hash         dead letters
-    dead        sorted set   their ids, in the order of death
-    dead_of     sorted set   the same by tenant
+    dead        sorted set   their ids, oldest first
+    dead_of     sorted set   their ids by tenant, oldest first
 
-    of a tenant
+    per tenant
     runs        sorted set   time of creation and run id
-    feed        stream       the newest lines of all its runs' timelines
+    feed        stream       the newest timeline entries of all its runs
     versions    hash         the newest version of each workflow
     workflows   hash         every version of every workflow
     names       sorted set   the workflows' ids
 
-    of a run
-    run         hash         the run, and a field ``s:<step>`` for each step that was touched
+    per run
+    run         hash         the run, and a field ``s:<step>`` for each step that has changed
     items       hash         items of for-each steps
-    out         hash         what it has out: ``j:<job>`` its open jobs, ``t:<timer>`` its timers
-    jobs        hash         its jobs that are not open any more, whole
+    out         hash         its open jobs (``j:<job>``) and its timers (``t:<timer>``)
+    jobs        hash         its jobs that are no longer open
     inbox       hash         events that were accepted and not applied yet
-    timeline    list         its history
+    timeline    list         its timeline
     buried      set          its dead letters
 
 An admission or a commit is one MessagePack map, because MessagePack keeps integers exact and is
@@ -119,11 +119,11 @@ _DEFAULTS: Final = Tenant()
 
 
 def encode_admission(admission: Admission, *, not_after: Instant, key_ttl_ms: int) -> bytes:
-    """What ``admit.lua`` is given."""
+    """The argument of ``admit.lua``."""
     run = admission.run
     place = created_place(run.created_at, run.id)
     key = None if admission.key is None else sized(run.tenant) + admission.key
-    # The run is stored as the admission has it: its first transition says only what changed.
+    # The run of the admission is stored: its first transition holds only the changes.
     ask = _ask(run.id, run.tenant, admission.transition, key_ttl_ms)
     ask["fields"] = [
         *("base", _base(run), "whose", place + run.tenant),
@@ -149,7 +149,7 @@ def encode_admission(admission: Admission, *, not_after: Instant, key_ttl_ms: in
 
 
 def encode_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> bytes:
-    """What ``commit.lua`` is given."""
+    """The argument of ``commit.lua``."""
     transition = commit.transition
     ask = _ask(commit.run_id, tenant, transition, key_ttl_ms)
     ask["fields"] = [*_changing(transition), *_steps(transition.steps)]
@@ -166,12 +166,12 @@ def encode_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> bytes
 
 
 def event_of(result: Result) -> AttemptSucceeded | AttemptFailed:
-    """The event that a result becomes. The job knows its step and item, the worker does not."""
+    """The event of a result, without step and item: the stored job has them, not the result."""
     return result_event(result, StepId(""))
 
 
 def pack_tenant(config: Tenant) -> bytes:
-    """A tenant's configuration, for ``put_tenant.lua``."""
+    """The configuration of a tenant, for ``put_tenant.lua``."""
     limit, rate = _or_false(config.max_concurrent_runs), _or_false(config.job_rate_per_s)
     return _pack(StoredTenant(limit, rate, to_json(config)))
 
@@ -182,17 +182,17 @@ def to_json(value: object) -> str:
 
 
 def item_field(step_id: StepId, index: int) -> str:
-    """The field of an item."""
+    """The hash field of an item."""
     return f"{index}:{step_id}"
 
 
 def created_place(created_at: Instant, run_id: str) -> str:
-    """A run's place among its tenant's runs: the order of texts is the order of creation."""
+    """The position of a run in its tenant's list: sorts by time of creation."""
     return f"{created_at:016d}{run_id}"
 
 
 def _base(run: Run) -> str:
-    """The run as it will always be. What changes has fields of its own."""
+    """The constant part of a run. What changes has fields of its own."""
     return to_json(
         replace(
             run,
@@ -273,14 +273,14 @@ OF_TENANT: Final = frozenset(("runs", "feed", "versions", "workflows", "names"))
 OF_RUN: Final = frozenset(("run", "items", "out", "jobs", "inbox", "timeline", "buried"))
 
 RUN_ID_CHARS: Final = len(make_run_id(TenantId(""), Instant(0), 0))
-"""All run ids are equally long, so a name may begin with one."""
+"""All run ids have the same length, so a name may begin with one."""
 PLACE_CHARS: Final = 16 + RUN_ID_CHARS
-"""A run's place among its tenant's runs: the time of its creation, and its id."""
+"""The position of a run in its tenant's list: the time of its creation, and its id."""
 COMMON_TAG: Final = "common"
-"""The tag of what belongs to no tenant."""
+"""The hash tag of data that belongs to no tenant."""
 
 _WHOLE, _RUN, _TENANT = range(3)
-"""What is still missing from a key: nothing, a run's id, a tenant."""
+"""What a key still lacks: nothing, a run id, a tenant."""
 
 
 class StoreKeys:
@@ -308,20 +308,20 @@ class StoreKeys:
         return f"{self._roots[_shard(run_id)]}{name}:{run_id}"
 
     def documents(self, kind: str) -> tuple[str, str]:
-        """The documents of a kind by name, and their names in order."""
+        """The keys of the documents of a kind, and of their sorted names."""
         return f"{self._common}documents:{kind}", f"{self._common}document_names:{kind}"
 
     def all_of(
         self, names: tuple[str, ...], shard: int, *, run_id: str = "", tenant: str = ""
     ) -> list[str]:
-        """The keys of a script, by its own names for them."""
+        """The keys of a script, by the names in its contract."""
         return [
             begin if kind is _WHOLE else begin + (run_id if kind is _RUN else tenant)
             for begin, kind in self._pattern(names, shard)
         ]
 
     def _pattern(self, names: tuple[str, ...], shard: int) -> list[tuple[str, int]]:
-        """The keys of a script in one shard, as far as they are always the same."""
+        """The constant parts of the keys of a script in one shard."""
         known = self._patterns.get((names, shard))
         if known is None:
             root = self._roots[shard]
@@ -336,13 +336,13 @@ class StoreKeys:
 
 
 def run_of_job(job_id: JobId) -> RunId | None:
-    """The run that a job id names; ``None`` if it cannot be the id of a job."""
+    """The run of a job id; ``None`` if the text is not a job id."""
     run_id = RunId(job_id.partition(":")[0])
     return None if shard_of_run(run_id) is None else run_id
 
 
 def sized(text: str) -> str:
-    """Length, colon, text: no such name is the beginning of another. As in ``part_text.lua``."""
+    """Length, colon, text: none is a prefix of another. The same as in ``part_text.lua``."""
     return f"{len(text.encode())}:{text}"
 
 

@@ -1,9 +1,9 @@
--- expire: end a lease that has run out: offer its job again, or lay it by.
+-- expire: end an expired lease: make its job ready again, or a dead letter.
 -- KEYS   run inbox out jobs buried
 -- KEYS   outbox rows ready ring turns counters open deadlines letters dead dead_of
 -- ARGV   1 run id  2 tenant  3 job id  4 fence of the lease
 --        and, if the job was delivered too often: 5 letter id  6 letter  7 entry id  8 event
--- ANSWER 1; 0 if that lease no longer stands or has not run out
+-- ANSWER 1; 0 if the lease was ended already or has not expired
 -- USES   time text ready jobs retired inbox letters
 local run_id, tenant, job_id = ARGV[1], ARGV[2], ARGV[3]
 local job, work = read_job(job_id)

@@ -1,7 +1,7 @@
--- fire: turn a timer that is due into an inbox entry.
+-- fire: turn a due timer into an inbox entry.
 -- KEYS   run inbox out outbox rows timers
 -- ARGV   1 run id  2 timer  3 the time at which it was due
--- ANSWER 1; 0 if it was cleared or set anew meanwhile
+-- ANSWER 1; 0 if it was removed or replaced since
 -- USES   time inbox
 local run_id, timer, due = ARGV[1], ARGV[2], ARGV[3]
 local packed = redis.call('HGET', key.out, 't:' .. timer)

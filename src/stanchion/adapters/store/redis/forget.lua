@@ -1,4 +1,4 @@
--- forget: remove idempotency keys whose time is over, in each of several shards.
+-- forget: remove expired idempotency keys in each of several shards.
 -- KEYS   keys* aging*
 -- ARGV   1 how many of each shard at most
 -- ANSWER for each shard: how many were removed

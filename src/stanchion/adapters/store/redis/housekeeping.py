@@ -20,7 +20,7 @@ from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page
 __all__ = ["RedisHousekeeping", "RedisLetters"]
 
 _KEYS_FORGOTTEN_MAX: Final = 1_000
-"""How many keys of a shard one purge forgets. Admissions forget a few of them as well."""
+"""Expired keys of a shard that one purge removes. Admissions remove a few as well."""
 
 
 class RedisHousekeeping(Sharded):
@@ -29,7 +29,7 @@ class RedisHousekeeping(Sharded):
     def __init__(self, shards: Shards) -> None:
         super().__init__(shards)
         self._audited: tuple[int, TenantId | None] = (0, None)
-        """The shard and the tenant at which the last audit stopped."""
+        """The shard and tenant at which the last audit stopped."""
 
     async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:
         deadline = self._shards.client.deadline()
@@ -82,7 +82,7 @@ class RedisHousekeeping(Sharded):
         return self._shards.step("purge", shard, run_id, tenant, run_id=run_id, tenant=tenant)
 
     async def _tenants_in_turn(self, limit: int, deadline: float) -> list[tuple[int, TenantId]]:
-        """Tenants behind the one that was audited last, at least ``limit`` of them or all."""
+        """The tenants after the last audited one: at least ``limit`` of them, or all."""
         last_shard, last_tenant = self._audited
         keys = self._shards.keys
         sizes = await self._shards.read_all("ZCARD", "known", deadline=deadline)
@@ -113,7 +113,7 @@ class RedisHousekeeping(Sharded):
 
 
 _PLACE_CHARS: Final = 32
-"""A letter's place in the order of death, in front of its id."""
+"""The position of a letter in the order of dead letters, which precedes its id."""
 
 
 class RedisLetters(Sharded):
@@ -141,7 +141,7 @@ class RedisLetters(Sharded):
             run_id=run_id,
             step_id=step_of(event),
             cause=cause,
-            at=Instant(0),  # The server's clock will tell.
+            at=Instant(0),  # Set below, from the clock of the server.
             event=event,
         )
         words = (run_id, tenant, entry_id, packed, letter.id, encode.to_json(letter))
@@ -196,7 +196,7 @@ class RedisLetters(Sharded):
             ],
             deadline,
         )
-        # One may have been replayed since its place was read.
+        # A letter may have been replayed since its id was read.
         letters = tuple(decode.read_letter(each) for each in packed if each is not None)
         more = len(found) > limit
         return Page(letters, write_cursor("dead-letters", page[-1][0]) if more else None)
@@ -212,7 +212,7 @@ class RedisLetters(Sharded):
     ) -> DeadLetter | None:
         """Remove a letter and post what its run is to hear of it."""
         deadline = self._shards.client.deadline()
-        # The id of a letter is its kind, the run, and what of the run: ``job:<run>:plan@1#1``.
+        # The id of a letter is its kind, run, and job or entry: ``job:<run>:plan@1#1``.
         run_id = RunId([*letter_id.split(":", 2), ""][1])
         shard = shard_of_run(run_id)
         if shard is None:

@@ -1,4 +1,4 @@
-"""Jobs in Redis: handed out in turn from all shards, leased for a while, and answered once."""
+"""Jobs in Redis: leases from all shards in turn, results, expiry."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ __all__ = ["RedisJobs"]
 
 
 _LOOKS_MAX: Final = 3
-"""How often one call looks at the shards, when others were quicker than it."""
+"""How often one call reads the shards, if other callers took the jobs first."""
 
 
 class RedisJobs(Sharded):
@@ -85,7 +85,7 @@ class RedisJobs(Sharded):
         return tuple(leased)
 
     async def _look(self, topics: Sequence[Topic], deadline: float) -> None:
-        """See what waits where, and begin a round with it."""
+        """Count the ready jobs of all shards, and begin a round with them."""
         sizes = await self._shards.run_on_all("each", ["ready"], "ZCARD", deadline=deadline)
         shards = [
             shard
@@ -123,8 +123,8 @@ class RedisJobs(Sharded):
                     tenant or "",
                     max_jobs,
                     *(word for share in of_shard.items() for word in share),
-                    # Whoever did not hear the answer has not got the jobs: asked again, it would
-                    # get others. Those leases run out.
+                    # Not repeatable: the jobs of a lost reply are leased, and a repeat would
+                    # lease others. Leases of a lost reply expire.
                     is_repeatable=False,
                 )
                 for shard, of_shard in shares.items()
@@ -298,7 +298,7 @@ class RedisJobs(Sharded):
             ],
             deadline,
         )
-        # Two words are an open job: others have been answered or revoked since.
+        # Two values are an open job: the others were finished or revoked since.
         views = [decode.read_open_job(*reply) for reply in found if len(reply) == 2]  # noqa: PLR2004
         done = await self._shards.ask_all(
             [self._expiry(view, max_deliveries) for view in views], deadline
@@ -330,7 +330,7 @@ class RedisJobs(Sharded):
     def _expiry(self, view: JobView, max_deliveries: int) -> RedisRequest:
         job, last_words = view.job, []
         if view.deliveries >= max_deliveries:
-            # The server's clock will tell the time.
+            # The script sets the time, from the clock of the server.
             letter = job_dead_letter(job, view.deliveries, Instant(0))
             entry_id, died = job_died_entry(job, view.deliveries)
             last_words = [letter.id, encode.to_json(letter), entry_id, encode.to_json(died)]
@@ -378,6 +378,6 @@ def _shard_of(run_id: RunId) -> int:
 
 
 def _topic_of(queue: bytes) -> Topic:
-    """The topic of a queue's name: length, colon, topic, and the same of the tenant."""
+    """The topic in the name of a queue: length, colon, topic, and the same of the tenant."""
     length, _, rest = queue.partition(b":")
     return Topic(rest[: int(length)].decode())

@@ -1,23 +1,23 @@
--- lease: hand out ready jobs of one shard, to one tenant after the other.
+-- lease: lease ready jobs of one shard, of one tenant after the other.
 -- KEYS   ready ring turns counters open deadlines
 -- ARGV   1 worker id  2 term in ms  3 the only tenant, or ''  4 how many at most
 --        then for each topic: topic, how many of it at most
--- ANSWER for each job: what the worker gets, fence, deliveries, end of the lease
+-- ANSWER for each job: its content, fence, deliveries, end of the lease
 -- USES   time text jobs
 local worker, expires, only = ARGV[1], now + tonumber(ARGV[2]), ARGV[3]
 local answer = {}
 
--- The first of those that begin like this. '\255' is no digit and no beginning of a character.
+-- The first member with this prefix. '\255' occurs neither in numbers nor in UTF-8.
 local function first(at, prefix)
   return redis.call('ZRANGEBYLEX', at, '[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, 1)[1]
 end
 
--- Give a tenant's place in the ring up; at the tail it gets another, if it still has a job.
+-- Remove a tenant from the head of the ring, and add it at the tail if it has another job.
 local function pass(topic, tenant, queue, place)
   local has_more = first(key.ready, queue)
   local behind = redis.call('ZLEXCOUNT', key.ring, '(' .. place, '(' .. sized(topic) .. '\255')
   if has_more and behind == 0 then
-    return -- It is the only one.
+    return -- It is the only tenant.
   end
   redis.call('ZREM', key.ring, place)
   if has_more then
@@ -63,7 +63,7 @@ local function from_ring(topic)
     local tenant = string.sub(place, #sized(topic) + 17)
     local entry = from_tenant(topic, tenant)
     pass(topic, tenant, sized(topic) .. sized(tenant), place)
-    -- A place without a job: what was there has been withdrawn.
+    -- The tenant has no job: its jobs were revoked.
     if entry then
       return entry
     end

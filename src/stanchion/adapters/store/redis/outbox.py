@@ -1,4 +1,4 @@
-"""The outbox in Redis: who must be advanced, and when to ask again."""
+"""The outbox in Redis: the runs that must be advanced, and timers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class RedisOutbox(Sharded):
         shares = Counter(each.shard for each in due)
         replies = await self._shards.ask_some(
             [
-                # Not again after a lost answer: the rows would be taken twice. They come back.
+                # Not repeatable: a repeat would take other rows. Rows of a lost reply become due
+                # again.
                 self._shards.step("take", shard, count, hold_ms, is_repeatable=False)
                 for shard, count in shares.items()
             ],

@@ -1,4 +1,4 @@
--- part effects: what a transition asks for, made true.
+-- part effects: applies the effects of a transition.
 --   uses time text ready jobs retired
 --   keys ready ring turns counters open deadlines timers out jobs
 --   carry_out(run_id, tenant, effects, is_new)   in their order; a new run has no jobs yet.
@@ -6,11 +6,11 @@
 --     {'dispatch', job_id, step, item|false, topic, work}
 --     {'set', timer, due, step|'', event}      {'clear', timer}
 --     {'stop_step', step}                      {'stop_run'}
--- What a run has out is in its hash ``out``: ``j:<job>`` with the job's step, and ``t:<timer>``.
--- A for-each sends out thousands of jobs at once, so jobs are written by the batch.
+-- The hash ``out`` of a run holds its open jobs, ``j:<job>`` with the job's step, and its timers,
+-- ``t:<timer>``. A for-each dispatches thousands of jobs at once, so jobs are written in batches.
 
--- Of these jobs, those that may go out, with the last fence of each: what nobody knows yet, and
--- what is dead and was sent out again by an operator.
+-- Of these jobs, those to dispatch, with the last fence of each: new jobs, and dead ones that are
+-- replayed.
 local function sendable(jobs)
   local answer = {}
   for first = 1, #jobs, 1000 do
@@ -37,7 +37,7 @@ local function sendable(jobs)
   return answer
 end
 
--- ``out`` gets what is to be written into the run's hash of that name.
+-- ``out`` collects the fields to write to the run's hash of that name.
 local function dispatch(tenant, jobs, is_new, out)
   if not is_new then
     jobs = sendable(jobs)
@@ -79,7 +79,7 @@ local function set(run_id, effects, out)
   many('ZADD', key.timers, timers)
 end
 
--- Revoke and clear everything of one step, or of the whole run.
+-- Revoke all jobs and remove all timers of one step, or of the whole run.
 local function stop(run_id, tenant, only_step)
   local out = redis.call('HGETALL', key.out)
   local gone, timers, deadlines, ready, open, past = {}, {}, {}, {}, {}, {}
@@ -130,7 +130,7 @@ local function carry_out(run_id, tenant, effects, is_new)
     elseif kind == 'set' then
       timers[#timers + 1] = effect
     else
-      -- What came before is cleared or stopped as well; what follows is not.
+      -- Write the effects before this one first, so that they are removed as well.
       flush()
       if kind == 'clear' then
         redis.call('HDEL', key.out, 't:' .. effect[2])

@@ -1,12 +1,12 @@
--- part jobs: jobs that are open, that is ready or leased. They lie in the shard.
+-- part jobs: open jobs, which are ready or leased. They are stored per shard.
 --   keys open
---   read_job(job_id)          the job and what the worker gets, or nil
---   read_state(job_id)        the job alone: what the worker gets may be large
---   tenant_of(work)           whose job it is
---   is_of(job_id, job, only)  whether it is this tenant's; '' is any
+--   read_job(job_id)          the state of the job and its content, or nil
+--   read_state(job_id)        the state only: the content may be large
+--   tenant_of(work)           the tenant of the job
+--   is_of(job_id, job, only)  whether it belongs to this tenant; '' is any
 --   pack_job(job)
 --   write_job(job_id, job)
--- Records are MessagePack: it keeps whole numbers whole.
+-- Records are MessagePack, which keeps integers exact.
 local function unpack_job(packed)
   if not packed then
     return nil
@@ -28,7 +28,7 @@ local function read_state(job_id)
   return unpack_job(redis.call('HGET', key.open, 's:' .. job_id))
 end
 
--- The head of a job's JSON: ids and tenants contain no quotes. The input after it is not looked at.
+-- Matches the head of a job's JSON: ids and tenants contain no quotes. The input is not read.
 local function tenant_of(work)
   return string.match(work, '^{"id":"[^"]*","run_id":"[^"]*","tenant":"([^"]*)"')
 end
@@ -37,7 +37,7 @@ local function is_of(job_id, job, only)
   if only == '' then
     return true
   end
-  -- A job that an older version wrote does not say.
+  -- A job written by an older version has no tenant.
   job.tenant = job.tenant or tenant_of(redis.call('HGET', key.open, 'w:' .. job_id))
   return job.tenant == only
 end

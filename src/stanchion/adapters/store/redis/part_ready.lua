@@ -1,10 +1,10 @@
--- part ready: the queues of jobs that wait for a worker, and whose turn it is.
+-- part ready: the queues of ready jobs, and the ring of tenants.
 --   uses text; keys ready ring turns counters
---   numbers(count)                             so many new places at the tail of all queues
---   queued(job_id, number, topic, tenant)      a job's entry in the queue
---   join(topic, tenant)                        a place in the ring, unless they have one
--- A topic and tenant have a place in the ring while they have a job in the queue. A job that is
--- withdrawn leaves the place behind; whoever comes to it finds no job and takes it away.
+--   numbers(count)                             so many new numbers, for the tail of all queues
+--   queued(job_id, number, topic, tenant)      the entry of a job in the queue
+--   join(topic, tenant)                        adds the tenant to the ring, unless it is there
+-- A tenant is in the ring of a topic while it has a job in the queue. Revoking a job does not
+-- update the ring; a lease that finds no job removes the tenant.
 local function numbers(count)
   return redis.call('HINCRBY', key.counters, 'job', count) - count
 end

@@ -1,8 +1,8 @@
--- part retired: jobs that are finished, revoked or dead. They lie with their run.
+-- part retired: jobs that are finished, revoked or dead. They are stored per run.
 --   keys open out jobs
---   retire(job_id, job, work, state, worker)    from now on it is
+--   retire(job_id, job, work, state, worker)    moves an open job here
 --   pack_retired(job, work, state, worker)
---   unpack_retired(packed)                      state, fence, work; nil of nothing
+--   unpack_retired(packed)                      state, fence, work; nil for nil
 local function pack_retired(job, work, state, worker)
   return cmsgpack.pack({state, job.deliveries, job.fence, worker, work})
 end

@@ -1,14 +1,14 @@
--- part run: a run's record, written by admission and by every commit.
---   stamped(version, fence, nonce)       the text that tells what a writer read
+-- part run: the record of a run, written by admission and by every commit.
+--   stamped(version, fence, nonce)       the stamp and fence as text
 --   unstamped(text)                      version, fence, nonce
 --   uses time text effects; keys run items timeline feed inbox outbox rows active unfinished
 --        finished keys aging, and those of effects
---   become(ask, stamp, is_new)   the run is what the transition makes of it. ``ask`` has
---     run, tenant            whose it is
+--   become(ask, stamp, is_new)   writes the run after the transition. ``ask`` has
+--     run, tenant            the ids
 --     fields, dropped        of the run's hash: name, value, …; names
 --     items                  name, value, …
 --     effects                see part effects
---     timeline               lines as JSON texts
+--     timeline               entries as JSON texts
 --     is_finished            and then also
 --     finished_at, key_ttl   milliseconds
 local function stamped(version, fence, nonce)
@@ -23,7 +23,7 @@ end
 local function record(ask)
   if #ask.timeline > 0 then
     many('RPUSH', key.timeline, ask.timeline)
-    -- The lines are JSON texts, so joined they are a JSON list: nothing is encoded again.
+    -- The entries are JSON texts: joined they form a JSON list without another encoding.
     redis.call('XADD', key.feed, 'MAXLEN', '~', 10000, '*',
       'run', ask.run, 'lines', '[' .. table.concat(ask.timeline, ',') .. ']')
   end

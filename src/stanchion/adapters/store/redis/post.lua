@@ -1,4 +1,4 @@
--- post: put an event into a run's inbox, once per entry id.
+-- post: add an event to the inbox of a run, once per entry id.
 -- KEYS   run inbox outbox rows
 -- ARGV   1 run id  2 entry id  3 event as JSON
 -- ANSWER 'unknown' 'finished' 'repeated' 'posted'

@@ -1,4 +1,4 @@
--- progress: what the handlers of some open jobs of one run last reported.
+-- progress: the last reported progress of open jobs of one run.
 -- KEYS   open
 -- ARGV   job ids
 -- ANSWER for each job: progress as JSON, or ''

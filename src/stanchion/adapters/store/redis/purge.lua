@@ -1,4 +1,4 @@
--- purge: remove a finished run with all that belongs to it.
+-- purge: remove a finished run with all its data.
 -- KEYS   run items out jobs inbox timeline buried
 -- KEYS   finished keys aging counters letters dead dead_of
 -- KEYS   runs
@@ -13,7 +13,7 @@ for _, letter_id in ipairs(redis.call('SMEMBERS', key.buried)) do
   remove_letter(tenant, letter_id)
 end
 local run = redis.call('HMGET', key.run, 'key', 'whose')
--- The key may have aged and stand for a later run by now.
+-- The key may have expired and be bound to a later run.
 if run[1] then
   local packed = redis.call('HGET', key.keys, run[1])
   if packed and cmsgpack.unpack(packed)[3] == run_id then

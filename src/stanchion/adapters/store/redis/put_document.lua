@@ -1,7 +1,7 @@
 -- put_document: write a document, if its revision is still the one that was read.
 -- KEYS   documents document_names
--- ARGV   1 name  2 value as JSON  3 the revision that was read: 0 for none, '' for whatever
--- ANSWER the new revision; nil if somebody else was first
+-- ARGV   1 name  2 value as JSON  3 the revision that was read: 0 for none, '' for any
+-- ANSWER the new revision; nil if the revision has changed
 local packed = redis.call('HGET', key.documents, ARGV[1])
 local revision = packed and cmsgpack.unpack(packed)[1] or 0
 if ARGV[3] ~= '' and tonumber(ARGV[3]) ~= revision then

@@ -1,7 +1,7 @@
--- ready: how much waits in one shard.
+-- ready: count the ready jobs of one shard.
 -- KEYS   ready ring
 -- ARGV   topics
--- ANSWER for each topic: places in the ring, jobs
+-- ANSWER for each topic: tenants in the ring, jobs
 -- USES   text
 local answer = {}
 for _, topic in ipairs(ARGV) do

@@ -1,7 +1,7 @@
 -- replay: remove a dead letter and post an event to its run, unless the run has ended.
 -- KEYS   run inbox buried outbox rows counters letters dead dead_of
 -- ARGV   1 run id  2 tenant  3 letter id  4 entry id, empty to post nothing  5 event as JSON
--- ANSWER 1; 0 if there is no such letter any more
+-- ANSWER 1; 0 if there is no such letter
 -- USES   time text inbox letters
 if not remove_letter(ARGV[2], ARGV[3]) then
   return 0

@@ -1,4 +1,4 @@
-"""Runs in Redis: the gate, the commit, the inbox, and what can be read about them."""
+"""Runs in Redis: admission, commits, the inbox, timelines, feeds and lists."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ __all__ = ["RedisRuns"]
 
 
 _CHUNK: Final = 1_000
-"""How many items or runs are asked for in one command."""
+"""Items or runs that one command reads."""
 _STREAM_ID: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
@@ -177,7 +177,7 @@ class RedisRuns(Sharded):
         if shard is None:
             return Page(())
         timeline = self._shards.keys.of_run(run_id, "timeline")
-        # One more than asked for tells whether there is more.
+        # One more than requested shows whether there is another page.
         command = self._shards.command(shard, "LRANGE", timeline, start, start + limit)
         found = await self._shards.ask(command)
         entries = tuple(decode.read_timeline_entry(line) for line in found[:limit])
@@ -197,7 +197,7 @@ class RedisRuns(Sharded):
         if cursor is not None:
             created_at, run_id = read_cursor("runs", cursor, tuple[int, str])
             before = "(" + encode.created_place(Instant(created_at), run_id)
-        # With a filter a page may be short: one look at a bounded number of runs, not a search.
+        # With a filter a page may be short: it reads a limited number of runs.
         looked_at = limit if only == EVERY_RUN else max(limit, _CHUNK)
         shard, runs = shard_of_tenant(tenant), self._shards.keys.of_tenant(tenant, "runs")
         places = await self._shards.ask(
@@ -264,7 +264,7 @@ class RedisRuns(Sharded):
             decode.read_summary(run_id, values)
             for run_id, values in zip(run_ids, replies, strict=True)
         )
-        # One may have been purged since its place was read.
+        # A run may have been purged since its id was read.
         return [summary for summary in found if summary is not None]
 
 

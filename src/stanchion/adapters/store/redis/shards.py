@@ -4,14 +4,14 @@ Without a cluster one server has all 64 shards, and one script asks them all. A 
 script over several slots, so there every shard gets a script of its own, and those of one server go
 out in one pipeline. All requests of one verb share one deadline.
 
-What is due (timers, outbox rows, expired leases) is found by ``find_due``, which changes nothing.
-To act on it, run a script for each item that checks again whether it is still due, because other
-replicas find the same items.
+``find_due`` finds due timers, outbox rows and expired leases, and changes nothing. A script for
+each of them checks again whether it is due before it acts, because other replicas find the same
+ones.
 
-**Rounds.** Within a shard the ring in Redis says whose turn it is. Across shards the turns are
-taken here: a round takes from each shard as many jobs as the shard has tenants with ready jobs. So
-a tenant with one job waits for one job of each other tenant, whatever their shards. Several topics
-take turns job by job.
+**Rounds.** Within a shard the ring in Redis defines the order of tenants. Across shards the order
+is defined here: a round takes from each shard as many jobs as the shard has tenants with ready
+jobs. So a tenant with one job waits for one job of each other tenant in any shard. Several topics
+alternate job by job.
 
 Counting the ready jobs of all shards costs a round trip. So a count is used for the rest of its
 round; for a few milliseconds also for the next rounds, if it found enough jobs; and jobs that this
@@ -58,13 +58,13 @@ _WRITES: Final = frozenset(
 )
 """Scripts after which something may be due."""
 _IDLE_LOOKS: Final = 25
-"""Five seconds of polls: longer than a row of the outbox is held."""
+"""Five seconds of polls: longer than the hold of an outbox row."""
 _IDLE_LOOK_EVERY_S: Final = 1.0
 _TIMERS_MAX: Final = 10_000
 
 
 class Shards:
-    """The servers, as the parts of the store see them."""
+    """Sends requests to shards, and remembers what it learned from them."""
 
     def __init__(
         self, client: RedisClient, keys: StoreKeys, rounds: Rounds, key_ttl_ms: int
@@ -76,7 +76,7 @@ class Shards:
         self._owners: dict[RunId, TenantId] = {}
         self._kept: dict[Hashable, list[RedisRequest]] = {}
         self._idle: dict[str, tuple[int, float]] = {}
-        """By index: how many looks in a row found nothing, and when the next one is needed."""
+        """By index: how many polls in a row found nothing, and when the next one is needed."""
         self._timers: list[Instant] = []
         """When the timers that this process set are due, as a heap."""
 
@@ -89,7 +89,7 @@ class Shards:
         tenant: str = "",
         is_repeatable: bool = True,
     ) -> RedisRequest:
-        """A script to be run in one shard."""
+        """A request that runs a script in one shard."""
         if name in _WRITES:
             self._idle.clear()
         script = script_of(name)
@@ -105,30 +105,30 @@ class Shards:
         *arguments: str | bytes | int,
         is_repeatable: bool = True,
     ) -> RedisRequest:
-        """A script to be run on keys that the caller names."""
+        """A request that runs a script on the given keys."""
         script = script_of(name)
         return RedisRequest(slot, script.call(keys, arguments), script, is_repeatable)
 
     def command(self, shard: int, *words: str | bytes | int) -> RedisRequest:
-        """A plain command to one shard."""
+        """A request for a plain command in one shard."""
         return RedisRequest(self.keys.slots[shard], pack(*words))
 
     async def ask(self, request: RedisRequest, deadline: float | None = None) -> Reply:
-        """The answer to a request."""
+        """The reply to a request."""
         return await self.client.ask(request, deadline=deadline or self.client.deadline())
 
     async def ask_all(
         self, requests: Sequence[RedisRequest], deadline: float | None = None
     ) -> list[Reply]:
-        """The answers to several requests that go out side by side."""
+        """The replies to several concurrent requests."""
         return await self.client.ask_all(requests, deadline=deadline or self.client.deadline())
 
     async def ask_some(
         self, requests: Sequence[RedisRequest], deadline: float
     ) -> list[Reply | BackendError]:
-        """The same, with errors in place of answers: one silent server does not stop the others.
+        """Like ``ask_all``, but returns errors in place of replies.
 
-        Raises the first error if nobody answered.
+        So one failed server does not affect the others. Raises the first error if none replied.
         """
         return await self.client.ask_some(requests, deadline=deadline)
 
@@ -139,17 +139,17 @@ class Shards:
         *,
         shards: Iterable[int] = ALL_SHARDS,
     ) -> list[Reply]:
-        """The answers of many shards to the same request, in the order of the shards."""
+        """The replies of several shards to the same request, in the order of the shards."""
         return await self.ask_all([make(shard) for shard in shards], deadline)
 
     async def run_on_all(
         self, name: str, keys: Sequence[str], *arguments: str | int, deadline: float
     ) -> list[Reply | BackendError]:
-        """Run a script on these keys of every shard; one answer for each shard.
+        """Run a script on these keys of every shard; returns one value for each shard.
 
-        The script takes any number of keys and answers with one value for each shard. A server that
-        does not answer gives an error in place of the answers of its shards. Raises the first error
-        if no server answered.
+        The script takes any number of keys and returns one value for each shard. If a server does
+        not reply, its error takes the place of the values of its shards. Raises the first error if
+        no server replied.
         """
         requests = self._on_all(name, tuple(keys), arguments)
         replies = await self.ask_some(requests, deadline)
@@ -161,7 +161,7 @@ class Shards:
     async def read_all(
         self, command: str, key: str, *arguments: str | int, deadline: float
     ) -> list[Reply]:
-        """The answer of every shard to one read command on its key. Raises the first error."""
+        """The reply of every shard to one read command on its key. Raises the first error."""
         answers = await self.run_on_all("each", [key], command, *arguments, deadline=deadline)
         for answer in answers:
             if isinstance(answer, BackendError):
@@ -171,7 +171,7 @@ class Shards:
     def _on_all(
         self, name: str, keys: tuple[str, ...], arguments: tuple[str | int, ...]
     ) -> list[RedisRequest]:
-        """The requests of ``run_on_all``, kept: the same ones are sent several times a second."""
+        """The requests of ``run_on_all``, cached: they are sent several times a second."""
         known = self._kept.get((name, keys, arguments))
         if known is None:
             if len(self._kept) >= _KEPT_MAX:
@@ -188,18 +188,18 @@ class Shards:
         return known
 
     def _shards_by_request(self) -> Sequence[Sequence[int]]:
-        """Which shards one script may read together."""
+        """The groups of shards that one script may read together."""
         is_cluster = self.client.topology.target.kind is ServerLayout.CLUSTER
         return [[shard] for shard in ALL_SHARDS] if is_cluster else [ALL_SHARDS]
 
     def remember(self, run_id: RunId, tenant: TenantId) -> None:
-        """Whose run it is never changes, so it may be known without asking."""
+        """Cache the tenant of a run, which never changes."""
         if len(self._owners) >= _OWNERS_MAX:
             self._owners.clear()
         self._owners[run_id] = tenant
 
     def expect_jobs(self, shard: int, effects: Iterable[Effect]) -> None:
-        """Note what these effects have stored: ready jobs of a shard, and timers."""
+        """Note the ready jobs and timers that these effects have stored."""
         for effect in effects:
             if isinstance(effect, DispatchJob):
                 self.rounds.hint(shard, effect.job.topic)
@@ -207,11 +207,11 @@ class Shards:
                 heapq.heappush(self._timers, effect.due)
 
     def can_skip_look(self, index: str) -> bool:
-        """Whether an index was empty for so long that it is not worth looking at now.
+        """Whether a poll of the index can be skipped, because it was empty for long.
 
-        After five seconds of polls that found nothing, and without a write by this process, looking
-        once a second is enough: other replicas see to what they write themselves. Timers that this
-        process has set are looked for when they are due.
+        After five seconds of empty polls and without a write by this process, one poll per second
+        is enough: other replicas handle what they write. Timers of this process are polled when
+        they are due.
         """
         if index not in _SKIPPED_WHEN_IDLE or len(self._timers) >= _TIMERS_MAX:
             return False
@@ -222,7 +222,7 @@ class Shards:
         return looks >= _IDLE_LOOKS and now < next_at
 
     def looked(self, index: str, *, is_empty: bool) -> None:
-        """An index was looked at."""
+        """Record the result of a poll of an index."""
         looks, _ = self._idle.get(index, (0, 0.0))
         next_at = asyncio.get_running_loop().time() + _IDLE_LOOK_EVERY_S
         self._idle[index] = (looks + 1 if is_empty else 0, next_at)
@@ -241,7 +241,7 @@ class Shards:
         return is_due or not clock.is_known
 
     async def owner_of(self, run_id: RunId, deadline: float | None = None) -> TenantId | None:
-        """Whose run it is; ``None`` if there is no such run."""
+        """The tenant of a run; ``None`` if there is no such run."""
         known = self._owners.get(run_id)
         if known is not None:
             return known
@@ -258,7 +258,7 @@ class Shards:
 
 
 class Sharded:
-    """A part of the store: verbs over the same shards."""
+    """A part of the store: methods on the same shards."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
@@ -271,13 +271,13 @@ def script_of(name: str) -> Script:
 
 
 _LOOKS_MAX: Final = 32
-"""How often one call looks, when others were quicker than it."""
+"""How often one call reads the index, if other replicas acted first."""
 
 _Done = TypeVar("_Done")
 
 
 class Due(NamedTuple):
-    """One thing that is due."""
+    """A member of an index that is due."""
 
     at: int
     name: str
@@ -285,7 +285,7 @@ class Due(NamedTuple):
 
 
 async def find_due(shards: Shards, index: str, limit: int, deadline: float) -> list[Due]:
-    """At most ``limit`` things of an index that are due, the earliest of all shards."""
+    """At most ``limit`` due members of an index, the earliest of all shards."""
     if shards.can_skip_look(index):
         return []
     replies = await shards.run_on_all("due", [index], limit, deadline=deadline)
@@ -306,44 +306,44 @@ async def act_on_due(
     limit: int,
     deadline: float,
 ) -> tuple[_Done, ...]:
-    """Act on what is due until so much is done, or nothing is left. ``act`` says what it did."""
+    """Act on due members until ``limit`` are done or none is left. ``act`` returns its results."""
     done: list[_Done] = []
     for _ in range(_LOOKS_MAX):
         due = await find_due(shards, index, limit - len(done), deadline)
         done_now = await act(due) if due else []
         done += done_now
-        # What was found and not done, others did: then there may be more behind it.
+        # Other replicas acted on some of them: then there may be more after these.
         if len(done_now) >= len(due):
             break
     return tuple(done)
 
 
 Shares: TypeAlias = Mapping[int, Mapping[Topic, int]]
-"""By shard, how many jobs of which topic to take from it."""
+"""By shard, the number of jobs to take of each topic."""
 
 _FRESH_S: Final = 0.005
 _TOPICS_MAX: Final = 10_000
 
 
 class ReadyCount(NamedTuple):
-    """What waits in one shard for one topic."""
+    """The ready jobs of one shard for one topic."""
 
     tenants: int
     jobs: int
 
 
 class Rounds:
-    """Who is to give how many jobs next. Shared by all callers of one store."""
+    """The order of shards, and the number of jobs of each. Shared by all callers of a store."""
 
     def __init__(self, first_shard: int) -> None:
-        """Begin anywhere, so that replicas do not move in step."""
+        """Start with ``first_shard``, which is random so that replicas differ."""
         self._first_shard = first_shard
         self._topics: dict[Topic, _Round] = {}
         self._served: dict[Topic, int] = {}
         self._turn = 0
 
     def knows(self, topics: Collection[Topic], wanted: int, at: float) -> bool:
-        """Whether so many jobs can be had, at the moment ``at``, without looking again."""
+        """Whether ``wanted`` jobs are known at the moment ``at``, without another count."""
         rounds = [self._topics[topic] for topic in topics if topic in self._topics]
         if wanted <= sum(each.turns_left for each in rounds):
             return True
@@ -351,7 +351,7 @@ class Rounds:
         return len(fresh) == len(topics) and wanted <= sum(each.jobs for each in fresh)
 
     def learn(self, topic: Topic, waiting: Mapping[int, ReadyCount], at: float) -> None:
-        """This is what waits now, by shard."""
+        """Take over a new count, by shard."""
         if topic not in self._topics:
             if len(self._topics) >= _TOPICS_MAX:
                 self._topics.clear()
@@ -360,12 +360,12 @@ class Rounds:
         self._topics[topic].learn(waiting, at)
 
     def hint(self, shard: int, topic: Topic) -> None:
-        """A job has just been put into this shard."""
+        """Record that this process has added a job to the shard."""
         if topic in self._topics:
             self._topics[topic].hint(shard)
 
     def take(self, topics: Collection[Topic], wanted: int) -> Shares:
-        """From which shard to take how many jobs of which topic; in all, as many as are wanted."""
+        """The shards and topics from which to take ``wanted`` jobs, with the number of each."""
         taken: dict[int, dict[Topic, int]] = {}
         for _ in range(wanted):
             some = [topic for topic in topics if topic in self._topics and self._topics[topic].jobs]
@@ -378,30 +378,30 @@ class Rounds:
         return taken
 
     def in_turn(self, topics: Collection[Topic]) -> list[Topic]:
-        """The one that was served longest ago comes first."""
+        """The topics, with the one served longest ago first."""
         return sorted(topics, key=lambda topic: (self._served.get(topic, 0), topic))
 
     def served(self, topic: Topic) -> None:
-        """A job of this topic has its turn."""
+        """Record that a job of this topic is taken."""
         self._turn += 1
         self._served[topic] = self._turn
 
 
 class _Round:
-    """One topic's present round."""
+    """The current round of one topic."""
 
     def __init__(self, first_shard: int) -> None:
         self.looked_at = 0.0
         self.jobs = 0
-        """How many are known to wait."""
+        """The number of known ready jobs, by shard."""
         self.turns_left = 0
-        """How many of them have their turn in this round."""
+        """The number of jobs in a round, by shard."""
         self._next_shard = first_shard
         self._waiting: dict[int, ReadyCount] = {}
         self._turns: deque[tuple[int, int]] = deque()
-        """Shards that have not had their turn in this round, and how many jobs they give in it."""
+        """Shards that are still to be served in this round, with their number of jobs."""
         self._seen: set[int] = set()
-        """Those that are in this round or were."""
+        """All shards of this round, served or not."""
 
     def learn(self, waiting: Mapping[int, ReadyCount], at: float) -> None:
         self.looked_at = at
@@ -414,7 +414,7 @@ class _Round:
         )
         self.turns_left = sum(turns for _, turns in self._turns)
         if not self._waiting:
-            self._seen.clear()  # nobody waits: whoever comes next begins a new round
+            self._seen.clear()  # no ready jobs: the next one begins a new round
         self._join([shard for shard in self._in_order() if shard not in self._seen])
 
     def hint(self, shard: int) -> None:
@@ -427,7 +427,7 @@ class _Round:
             self._join([shard])
 
     def take(self) -> int:
-        """The shard whose turn it is. Something must be known to wait."""
+        """The next shard. Requires a known ready job."""
         if not self._turns:
             self._seen.clear()
             self._join(self._in_order())
@@ -451,7 +451,7 @@ class _Round:
             self.turns_left += turns
 
     def _in_order(self) -> list[int]:
-        """The shards where something waits, beginning behind the one that was served last."""
+        """The shards with ready jobs, starting after the one that was served last."""
         shards = sorted(self._waiting)
         ahead = [shard for shard in shards if shard >= self._next_shard]
         return ahead + [shard for shard in shards if shard < self._next_shard]

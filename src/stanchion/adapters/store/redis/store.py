@@ -1,8 +1,7 @@
 """The store in Redis: Redis 6.2 or newer, Valkey, and clusters of either.
 
-Every verb that changes something is one Lua script over keys of one shard, so it happens entirely
-or not at all. How durable it is then, is a matter of the server's settings:
-``docs/how-to/redis-durability.md``.
+Every method that writes is one Lua script on keys of one shard, so it is atomic. Its durability
+depends on the settings of the server: ``docs/how-to/redis-durability.md``.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class RedisStore(
     def __init__(self, shards: Shards, warnings: tuple[str, ...]) -> None:
         super().__init__(shards)
         self.warnings = warnings
-        """What an operator should know about the servers' settings."""
+        """Warnings about the settings of the servers."""
 
     @classmethod
     async def open(
@@ -62,9 +61,9 @@ class RedisStore(
         timeout_s: float = 2.0,
         entropy: Entropy | None = None,
     ) -> RedisStore:
-        """Connect and look at the servers. Raises ``BackendError``.
+        """Connect and check the servers. Raises ``BackendError``.
 
-        ``key_ttl_ms``: how long a key is known after its run ended. ``timeout_s``: how long a call
+        ``key_ttl_ms``: how long a key is kept after its run ended. ``timeout_s``: how long a call
         may take.
         """
         chance = entropy or SystemEntropy()

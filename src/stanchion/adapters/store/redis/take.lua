@@ -1,4 +1,4 @@
--- take: outbox rows that are due, earliest first. Each is due again later, unless confirmed.
+-- take: due outbox rows, earliest first. Each is due again later unless confirmed.
 -- KEYS   outbox rows
 -- ARGV   1 how many at most  2 due again after so many ms
 -- ANSWER for each row: run id, number and tenant, the time at which it was due

@@ -1,4 +1,4 @@
--- workflow: one version of a workflow, the newest unless asked for otherwise.
+-- workflow: one version of a workflow, by default the newest.
 -- KEYS   versions workflows
 -- ARGV   1 workflow id  2 version, or ''
 -- ANSWER version, record; nil if there is none
