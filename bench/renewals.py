@@ -1,7 +1,7 @@
-"""Leases in numbers: taken and given back one by one, and renewed while ten thousand are held.
+"""Lease throughput: acquired and released one by one, and renewed while ten thousand are held.
 
-Run leases are asked for at the lock port, as a replica does, many at once. Job leases are renewed
-at the store port in lists as long as a worker sends them.
+Run leases are acquired concurrently through the lock port, as a replica does. Job leases are
+renewed through the store port, in lists of the length that a worker sends.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ async def _rows(pace: Pace) -> list[Row]:
         sqlite = await SqliteStore.open(path, clock=SystemClock(), timeout_s=PATIENCE_S)
         in_sqlite = await _job_leases_per_s(sqlite, held, pace.rounds)
     return [
-        at_least("lease taken and given back on Valkey, one by one", on_redis, "/s", 500),
-        at_least("lease taken and given back on SQLite, one by one", on_sqlite, "/s", 200),
+        at_least("lease acquired and released on Valkey, one by one", on_redis, "/s", 500),
+        at_least("lease acquired and released on SQLite, one by one", on_sqlite, "/s", 200),
         at_least(f"run leases renewed on Valkey, {held:,} held", run_leases, "/s", 5_000),
         at_least(f"job leases renewed on Valkey, {held:,} held", in_redis, "/s", 10_000),
         at_least(f"job leases renewed on SQLite, {held:,} held", in_sqlite, "/s", 10_000),
@@ -120,7 +120,7 @@ async def _job_leases_per_s(store: Store, held: int, rounds: int) -> float:
 
 
 async def _best_per_s(count: int, rounds: int, work: Callable[[], Awaitable[None]]) -> float:
-    """The best of several: noise only ever takes away."""
+    """Return the best of several rates, because noise only lowers them."""
     rates = []
     for _ in range(rounds):
         began_s = time.perf_counter()

@@ -34,7 +34,7 @@ class Row(msgspec.Struct, frozen=True):
     skipped: str = ""
     """Why it was not measured, if it was not."""
     pair: tuple[float, float] | None = None
-    """Of a ratio, both sides: what is claimed of, and the limit, peer or smaller one beside it."""
+    """Both sides of a ratio: the measured figure, and its baseline."""
 
     @property
     def wants_more(self) -> bool:
