@@ -178,7 +178,7 @@ FLAG_FAULTS: list[tuple[dict[str, object], str]] = [
     ({"store": "rediss://x", "bus": "local:"}, "--bus: a Redis store needs a bus"),
     (
         {"bus": "nats://x"},
-        "--bus: one process alone uses 'sqlite', so there is nobody to wake: leave --bus out",
+        "--bus: one process alone uses 'sqlite', so a bus has no use: leave --bus out",
     ),
     ({"bus": "nats://x", "store": "memory:"}, "--bus: one process alone uses 'memory'"),
     (
@@ -199,8 +199,8 @@ def test_a_wrong_flag_is_refused_with_its_place(flags: dict[str, object], said: 
 
 
 ENVIRONMENT_FAULTS = [
-    ("STANCHION_PROT", "1", "STANCHION_PROT: nothing is called so; did you mean 'STANCHION_PORT'?"),
-    ("STANCHION_ELSE", "1", "STANCHION_ELSE: nothing is called so"),
+    ("STANCHION_PROT", "1", "STANCHION_PROT: no such setting; did you mean 'STANCHION_PORT'?"),
+    ("STANCHION_ELSE", "1", "STANCHION_ELSE: no such setting"),
     ("STANCHION_PORT", "", "STANCHION_PORT: should be a whole number from 0 to 65535"),
     (
         "STANCHION_STORE",
@@ -249,7 +249,7 @@ def test_exactly_the_settings_that_may_hold_a_password_can_come_from_a_file() ->
     secret = {option.name for option in OPTIONS if option.is_secret}
     assert secret == {"admin_key", "store", "locks", "bus"}
     [fault] = faults(environ={"STANCHION_PORT_FILE": "/nowhere"})
-    assert fault.startswith("STANCHION_PORT_FILE: nothing is called so")
+    assert fault.startswith("STANCHION_PORT_FILE: no such setting")
 
 
 def test_a_secret_given_twice_is_refused_with_both_names(tmp_path: Path) -> None:
@@ -291,12 +291,12 @@ def test_a_wrong_value_in_a_file_is_refused_without_repeating_it(tmp_path: Path)
 
 
 FILE_FAULTS = [
-    ("\nprot = 1\n", ":2: prot: nothing is called so; did you mean 'port'?"),
+    ("\nprot = 1\n", ":2: prot: no such setting; did you mean 'port'?"),
     ("# port\nport = true\n", ":2: port: should be a whole number"),
     ('port = "80"\n', ":1: port: should be a whole number from 0 to 65535"),
     ("port = 8.0\n", ":1: port: should be a whole number"),
     ("host = 1\n", ":1: host: should be text"),
-    ("[server]\nport = 1\n", ":1: server: nothing is called so"),
+    ("[server]\nport = 1\n", ":1: server: no such setting"),
     ('log_level = ["info"]\n', ":1: log_level: should be debug, info, warning or error"),
     ("port = \n", ": cannot be read: Invalid value (at line 1"),
     ("port = 1\nport = 2\n", ": cannot be read: Cannot overwrite a value"),

@@ -87,8 +87,8 @@ def test_a_server_that_was_told_wrong_names_every_fault_and_does_not_start(
     assert outcome.code == Exit.USAGE
     assert outcome.err == (
         "error: this configuration cannot be used:\n"
-        f"  {file}:1: prot: nothing is called so; did you mean 'port'?\n"
-        "  STANCHION_HSOT: nothing is called so; did you mean 'STANCHION_HOST'?\n"
+        f"  {file}:1: prot: no such setting; did you mean 'port'?\n"
+        "  STANCHION_HSOT: no such setting; did you mean 'STANCHION_HOST'?\n"
         "  --port: should be a whole number from 0 to 65535\n"
         "fix: see docs/reference/configuration.md, or: stanchion serve --help\n"
     )

@@ -38,7 +38,7 @@ async def test_those_who_left_are_not_remembered() -> None:
         assert not await doors.enter(NAME, wait_s=1e-6)
         (await _enter(doors)).cancel()
     await asyncio.sleep(0)
-    lines = doors._lines  # noqa: SLF001 - what it holds on to is not seen outside
+    lines = doors._queues  # noqa: SLF001 - what it holds on to is not seen outside
     assert len(lines[NAME]) == 0
     doors.exit(NAME)
     assert lines == {}

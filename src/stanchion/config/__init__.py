@@ -1,14 +1,14 @@
-"""Configuration: the settings of one server at its start, and where each came from.
+"""Configuration: the settings of one server at its start, and the place of each.
 
     flags  >  environment (STANCHION_…)  >  a TOML file  >  defaults
 
-``load`` gives a whole ``Config`` or every fault with its place: the flag, the variable, or the line
-of the file. An unknown key is a fault: a setting that is written down and ignored is worse than
-none. What can change while a server runs is not here, it is in the settings.
+``load`` returns a ``Config``, or every fault with its place: the flag, the variable, or the line of
+the file. An unknown key is a fault, not ignored. What can change while a server runs is in the
+settings (``services.settings``), not here.
 
 A key or a URL with a password can also be read from a file: STANCHION_ADMIN_KEY_FILE names one.
 
-Nothing else of a server reads the environment, and this opens nothing but these files.
+No other module of the server reads the environment.
 """
 
 from __future__ import annotations

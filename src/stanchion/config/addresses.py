@@ -1,4 +1,4 @@
-"""Addresses: which URLs a server can be given."""
+"""Addresses: checks of the URLs and hosts that a server is configured with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _FORMS: Final = {
 
 
 def wrong_url(name: str, url: str) -> str | None:
-    """What is wrong with the URL of the ``store``, the ``locks`` or the ``bus``, in general."""
+    """The fault of the URL of the ``store``, the ``locks`` or the ``bus``; ``None`` if it is fine.
+
+    The adapter that opens the URL checks the details.
+    """
     scheme, _, rest = url.partition(":")
     is_bus = name == "bus"
     if url == ("local:" if is_bus else "memory:"):
@@ -37,7 +40,7 @@ def wrong_url(name: str, url: str) -> str | None:
 
 
 def _wrong_address(url: str) -> str | None:
-    """Whether hosts are named. The adapter that opens the URL checks the rest of it."""
+    """The fault of a URL that names no host."""
     try:
         hosts = urlsplit(url).netloc.rpartition("@")[2]
     except ValueError:
@@ -48,12 +51,12 @@ def _wrong_address(url: str) -> str | None:
 
 
 def is_redis(url: str) -> bool:
-    """Whether the URL means a Redis, in one of its forms. ``rediss`` speaks TLS."""
+    """Whether the URL is of Redis, in one of its forms. ``rediss`` is Redis with TLS."""
     return re.match(r"rediss?(\+cluster|\+sentinel)?:", url) is not None
 
 
 def is_nats(url: str) -> bool:
-    """Whether the URL means a NATS. ``tls`` speaks TLS."""
+    """Whether the URL is of NATS. ``tls`` is NATS with TLS."""
     return re.match(r"(nats|tls):", url) is not None
 
 
@@ -64,6 +67,6 @@ def is_loopback(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
-        return False  # A name may mean anything, also tomorrow.
+        return False  # a name may resolve to any address
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback

@@ -1,6 +1,6 @@
-"""Options: everything a server can be told, each in one place.
+"""Options: all settings of a server, each declared once.
 
-The command line, the environment, the file and the reference page are all made from ``OPTIONS``.
+The command line, the environment, the file and the reference page are generated from ``OPTIONS``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DAY_S: Final = 86_400.0
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """One server's configuration. Its text never shows a key or a password."""
+    """One server's configuration. Its ``repr`` never shows a key or a password."""
 
     host: str = "127.0.0.1"
     port: int = 8420
@@ -47,17 +47,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def store_url(self) -> str:
-        """Where everything is kept: by default a file in the data directory."""
+        """The store's URL: by default a SQLite file in the data directory."""
         return self.store or f"sqlite:{Path(self.data_dir) / 'stanchion.db'}"
 
     @property
     def locks_url(self) -> str:
-        """Where run leases are kept: by default with the store if it is a Redis, else in memory."""
+        """The lock store's URL: by default the store if it is Redis, else in memory."""
         return self.locks or (self.store_url if is_redis(self.store_url) else "memory:")
 
     @property
     def bus_url(self) -> str:
-        """What rings the bell: by default nothing but this process."""
+        """The bus's URL: by default within this process."""
         return self.bus or "local:"
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ def _shown(name: str, value: object) -> str:
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting: its name in the file, what may be said, and what it means."""
+    """One setting: its name in the file, its allowed values, and its meaning."""
 
     name: str
     kind: Literal["text", "int", "seconds", "url", "choice", "switch"]
@@ -87,7 +87,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[str, ...] = ()
     has_flag: bool = True
     is_secret: bool = False
-    """Its value is or may contain a password, so it can also be read from a file."""
+    """Whether its value is or may contain a password; then it can also be read from a file."""
 
     @property
     def flag(self) -> str:
@@ -101,7 +101,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def file_variable(self) -> str:
-        """Names a file that holds the value, for an option that is secret."""
+        """The variable that names a file with the value, for an option that is secret."""
         return self.variable + FILE_SUFFIX
 
 

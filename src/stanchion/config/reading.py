@@ -1,4 +1,4 @@
-"""Reading: flags over environment over file over defaults, and every fault with its place."""
+"""Reading: merges flags, environment, file and defaults, and reports every fault with its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stanchion.core.faults import Fault, Near, listed, named
 __all__ = ["config_file", "load", "secret_from"]
 
 _BY_NAME: Final = {option.name: option for option in OPTIONS}
-# What clients read, and what names the file.
+# Variables that clients read, and the one that names the file.
 _NOT_OURS: Final = frozenset(
     PREFIX + name for name in ("URL", "API_KEY", "API_KEY_FILE", "TENANT", "CONFIG")
 )
@@ -62,14 +62,14 @@ def load(
     reading.take_data_dir(environ)
     if reading.faults:
         return tuple(reading.faults)
-    # Each value fits its option: what is left to judge is how they go together.
+    # Each value fits its option; what remains is to check how they fit together.
     config = msgspec.convert(reading.values, Config)
     return tuple(_disagreements(config, reading.places)) or config
 
 
 @dataclass(slots=True)
 class _Reading:
-    """What has been read so far. Later sources win."""
+    """Values, places and faults read so far. Later sources override earlier ones."""
 
     values: dict[str, object] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class _Reading:
                 self._take(_BY_NAME[key], value, place)
             else:
                 hint = Near(key, _BY_NAME).hint()
-                self.faults.append(Fault(place, f"nothing is called so{hint}"))
+                self.faults.append(Fault(place, f"no such setting{hint}"))
 
     def take_environment(self, environ: Mapping[str, str]) -> None:
         by_variable = {option.variable: option for option in OPTIONS}
@@ -121,15 +121,15 @@ class _Reading:
                 self._take(option, value, option.flag, is_text=isinstance(value, str))
 
     def take_data_dir(self, environ: Mapping[str, str]) -> None:
-        """The user's data directory, unless there was another. ``~`` is the user's home."""
+        """Set the data directory: the user's, unless another is configured. ``~`` is expanded."""
         home = environ.get("XDG_DATA_HOME", "")
-        # The XDG rule: a relative path there is to be ignored.
+        # By the XDG rule a relative path in this variable is ignored.
         usual = Path(home if home.startswith("/") else "~/.local/share", "stanchion")
         try:
             chosen = Path(str(self.values.get("data_dir", usual))).expanduser()
         except RuntimeError:
             place = self.places.get("data_dir", "--data-dir")
-            self.faults.append(Fault(place, "this user has no home: give a whole path"))
+            self.faults.append(Fault(place, "this user has no home: give an absolute path"))
         else:
             self.values["data_dir"] = str(chosen)
 
@@ -146,7 +146,7 @@ class _Reading:
 def secret_from(environ: Mapping[str, str], variable: str) -> str | Fault | None:
     """The value of ``variable``, or the contents of the file that ``variable``_FILE names.
 
-    Line breaks at the end of the file are not part of the value. The fault never repeats it.
+    Line breaks at the end of the file are not part of the value. A fault never contains the value.
     """
     file_variable = variable + FILE_SUFFIX
     path = environ.get(file_variable)
@@ -171,12 +171,12 @@ def secret_from(environ: Mapping[str, str], variable: str) -> str | Fault | None
 
 def _unknown_variable(variable: str, known: Mapping[str, Option]) -> str:
     if _SERVICE_LINK.fullmatch(variable):
-        return f"nothing is called so. {_SERVICE_LINK_FIX}"
-    return f"nothing is called so{Near(variable, known).hint()}"
+        return f"no such setting. {_SERVICE_LINK_FIX}"
+    return f"no such setting{Near(variable, known).hint()}"
 
 
 def _meant(option: Option, value: object) -> object:
-    """The number or truth value that a text says, if the option is one; else the text as it is."""
+    """The text as a number or boolean, if the option is one; otherwise unchanged."""
     if option.kind == "switch" and isinstance(value, str):
         return {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)
     if not isinstance(value, str) or option.kind not in {"int", "seconds"}:
@@ -188,17 +188,17 @@ def _meant(option: Option, value: object) -> object:
 
 
 def _line_of(key: str, text: str) -> int:
-    """Where a key of the file's first level is. ``tomllib`` does not say."""
+    """The line of a top-level key, which ``tomllib`` does not report."""
     pattern = re.compile(rf"""\s*\[*\s*["']?{re.escape(key)}["']?\s*[=.\]]""")
     lines = enumerate(text.splitlines(), start=1)
     return next((number for number, line in lines if pattern.match(line)), 1)
 
 
-# ── Judging ──────────────────────────────────────────────────────────────────────────────────────
+# ── Checks ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _wrong(option: Option, value: object, place: str) -> str | None:
-    """What is wrong with one value. A text is repeated only where it cannot be a secret."""
+    """The fault of one value, if any. Its text is repeated only where it cannot be a secret."""
     match option.kind:
         case "int" | "seconds":
             return _wrong_number(option, value)
@@ -224,7 +224,7 @@ def _wrong_number(option: Option, value: object) -> str | None:
         is_link = isinstance(value, str) and value.startswith("tcp://")
         hint = f". {_SERVICE_LINK_FIX}" if is_link else ""
         return f"should be {kind} from {option.least:g} to {option.most:.0f}{hint}"
-    # "Not between" rather than "below or above": nan is neither.
+    # Written as "not between", so that nan is a fault too.
     if not option.least <= cast("float", value) <= option.most:
         return f"should be {kind} from {option.least:g} to {option.most:.0f}, not {value}"
     return None
@@ -237,7 +237,7 @@ def _shape(option: Option, value: str) -> str | None:
 
 
 def _disagreements(config: Config, places: Mapping[str, str]) -> Iterator[Fault]:
-    """What does not go together. The place is that of the setting to change."""
+    """Faults of settings that do not fit together. The place is that of the setting to change."""
 
     def at(*names: str) -> str:
         return next((places[name] for name in names if name in places), "defaults")
@@ -252,8 +252,8 @@ def _disagreements(config: Config, places: Mapping[str, str]) -> Iterator[Fault]
     if has_nats and not has_redis:
         yield Fault(
             at("bus"),
-            f"one process alone uses {named(config.store_url.partition(':')[0])}, so there is"
-            " nobody to wake: leave --bus out, or give --store redis://…",
+            f"one process alone uses {named(config.store_url.partition(':')[0])}, so a bus has"
+            " no use: leave --bus out, or give --store redis://…",
         )
     if has_redis and config.locks_url == "memory:":
         yield Fault(

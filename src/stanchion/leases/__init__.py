@@ -1,9 +1,9 @@
 """Leases for your own code: ``Leases`` for coroutines, ``SyncLeases`` for threads.
 
-What a hold does when the store fails is chosen by ``risk`` (``core.lease``); renewal and
-fencing are the server's own (``services.leasing``). ``holder`` queues the tasks of one process and
-asks the store, ``waiting`` waits for a name that is taken, ``backend`` opens the store of a URL,
-and ``leases`` and ``threads`` are the two public classes.
+``risk`` chooses what a hold does when the store fails (``core.lease``); renewal and fencing are
+those of the server (``services.leasing``). ``holder`` queues the tasks of one process and acquires
+names, ``waiting`` waits for a name that is held, ``backend`` opens the store of a URL, and
+``leases`` and ``threads`` have the two public classes.
 """
 
 from stanchion.core.lease import FenceCause, LeaseLost, LeasePolicy, OnLockError, OnRenewalLost

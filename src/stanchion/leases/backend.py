@@ -1,11 +1,11 @@
-"""Which lock store a URL names, opened when it is first needed.
+"""The lock store of a URL, opened at its first use.
 
-    memory:                     this object's own, for tests
+    memory:                     within this object, for tests
     sqlite:PATH                 a file, for the processes of one machine
     redis://…  redis+cluster://…  redis+sentinel://…  (rediss… with TLS)
 
-A wrong URL is refused at once. A store that cannot be reached is not: what follows from that is
-policy, and it may be back a moment later.
+A wrong URL raises at once. A store that cannot be reached does not: the policy of each hold decides
+what follows, and the store is tried again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Open: TypeAlias = Callable[[], Awaitable[Turns]]
 
 
 def store_at(url: str, *, namespace: str, clock: Clock) -> LazyLocks:
-    """The store that the URL means, not opened yet. Raises ``ValueError``, without the password."""
+    """The store of the URL, not opened yet. Raises ``ValueError``, without the URL's password."""
     if not namespace or "/" in namespace:
         raise ValueError(f"not a namespace: {namespace!r} (not empty, no slash)")
     kind, _, path = url.partition(":")
@@ -34,7 +34,7 @@ def store_at(url: str, *, namespace: str, clock: Clock) -> LazyLocks:
         if url == "memory:":
             return LazyLocks(_memory(clock))
         if kind == "sqlite" and path and path != ":memory:":
-            # A file has no namespaces of its own: they are part of the names.
+            # A file has no namespaces: the namespace becomes a part of the names.
             return LazyLocks(_sqlite(path, clock), prefix=f"{namespace}/")
         if kind.partition("+")[0] in {"redis", "rediss"}:
             return LazyLocks(_redis(url, namespace))
@@ -49,7 +49,7 @@ def store_at(url: str, *, namespace: str, clock: Clock) -> LazyLocks:
 
 
 class LazyLocks:
-    """See ``ports.turns.Turns``. Opens its store when first asked, and again if that failed."""
+    """A ``ports.turns.Turns`` that opens its store at first use, and again after a failure."""
 
     def __init__(self, make: _Open, *, prefix: str = "") -> None:
         self._make = make
@@ -57,15 +57,15 @@ class LazyLocks:
         self._opening = asyncio.Lock()
         self._opened: Turns | None = None
         self._error: BackendError | None = None
-        """What came of opening it, until somebody has been told."""
+        """The error of opening the store, until a call has raised it."""
         self.was_tried = False
-        """Whether somebody has opened it, or found out that it is away."""
+        """Whether the store was opened, or the first try has failed."""
 
     async def open(self) -> None:
-        """Open it, once, with time enough to connect. Raises ``BackendRefused``.
+        """Open the store, once, with enough time to connect. Raises ``BackendRefused``.
 
-        A call has less time than that. If the store is away, the next call says so at once, and
-        after that opening it is the business of whoever probes.
+        If the store is unavailable, the next call raises that error at once; later calls, such as
+        the probes of ``LockHealth``, try to open it again.
         """
         async with self._opening:
             if self.was_tried:
@@ -145,7 +145,7 @@ class LazyLocks:
         return LockView(view.name.removeprefix(self._prefix), view.fence, view.expires_in_ms)
 
 
-# Each kind imports what it needs, and only when it is asked for.
+# Each kind imports its packages only when it is used.
 
 
 def _memory(clock: Clock) -> _Open:

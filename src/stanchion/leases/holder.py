@@ -1,4 +1,4 @@
-"""Hold a name: wait for this process's turn, then ask the store, and wait there if asked to.
+"""Hold a name: queue within this process, then acquire it from the store, waiting if requested.
 
 Renewal, trust, fencing and release are done by ``services.leasing``. This module adds waiting: a
 caller that finds a name taken asks again under the same token until it is granted or its time is
@@ -8,11 +8,10 @@ store once for each name.
 The errors, by who has to act:
 
     LeaseNotGranted
-    ├── LeaseBusy          another holder has it: the caller waits longer, or tries again later
-    └── LeaseUnavailable   the lock store cannot be asked, and the policy says not to go on
-                           without it: an operator looks
+    ├── LeaseBusy          another holder has it: the caller waits longer, or retries later
+    └── LeaseUnavailable   the lock store failed, and the policy fails closed: an operator acts
 
-A lease that was granted and then lost is ``LeaseLost``: the body had begun.
+A lease that was granted and then lost raises ``LeaseLost``: the body had begun.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from stanchion.leases.waiting import JitterWait, Order, QueueWait, WaitStrategy
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.turns import Turns
-from stanchion.services import lease_events as told
+from stanchion.services import lease_events as events
 from stanchion.services.lease_events import LeaseEvent, LeaseHook
 from stanchion.services.leasing import LeaseContended, LeaseRefused, Leasing, Outcome
 from stanchion.services.renewal import Lease, guarded
@@ -52,7 +51,7 @@ __all__ = [
 
 
 class HoldRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller wants to hold, and how much it will do for it."""
+    """What to hold, under which policy, and how long and in which order to wait for it."""
 
     name: str
     risk: Risk
@@ -76,7 +75,7 @@ class LeaseHolder:
         tell: LeaseHook | None,
         prepare: Callable[[str], Awaitable[None]],
     ) -> None:
-        """``prepare`` is awaited before every hold; what it raises, the hold raises."""
+        """``prepare`` is awaited with the name before every hold, which raises its exceptions."""
         self.store = store
         self.clock = clock
         self.entropy = entropy
@@ -99,15 +98,15 @@ class LeaseHolder:
         return LeaseHold(self, request)
 
     async def close(self) -> None:
-        """Stop working in the background. Holds must have ended before."""
+        """Stop the background task. Holds must have ended before."""
         await self.leasing.close()
 
     def _retell(self, event: LeaseEvent) -> None:
         """Report an event of one attempt as an event of the whole request."""
         match event:
-            case told.Contended():
-                """Told once, when the caller gives up."""
-            case told.Acquired():
+            case events.Contended():
+                pass  # reported once, when the caller gives up
+            case events.Acquired():
                 waited_ms = self.clock.moment() - self.asked_at[event.name]
                 self.tell(replace(event, waited_ms=waited_ms))
             case _:
@@ -119,7 +118,7 @@ def _silently(_: LeaseEvent) -> None:
 
 
 class LeaseHold(AbstractAsyncContextManager[Lease]):
-    """One hold. A class and not a generator, because every hold pays for it."""
+    """One hold. A class, because a generator would cost every hold more."""
 
     def __init__(self, holder: LeaseHolder, request: HoldRequest) -> None:
         self._holder = holder
@@ -155,7 +154,7 @@ class LeaseHold(AbstractAsyncContextManager[Lease]):
         self._holder.queues.exit(self._request.name)
 
     async def _granted(self, asked_at: Moment) -> Lease:
-        """Ask until the lease is granted."""
+        """Try until the lease is granted. Raises ``LeaseNotGranted``."""
         holder, request = self._holder, self._request
         token = holder.entropy.token()
         strategy: WaitStrategy | None = None
@@ -170,8 +169,8 @@ class LeaseHold(AbstractAsyncContextManager[Lease]):
                 )
                 outcome = await self._held.__aenter__()
                 if isinstance(outcome, Lease):
-                    # Whoever is granted the name has left the line. Whoever goes on without it, for
-                    # want of a store, has nobody to tell: the ticket runs out.
+                    # The grant removed the ticket from the queue. If the hold goes on without a
+                    # lease because the store failed, the ticket expires.
                     strategy = None
                     return outcome
                 await self._held.__aexit__(None, None, None)
@@ -208,7 +207,7 @@ class LeaseHold(AbstractAsyncContextManager[Lease]):
     def _busy(self, asked_at: Moment, expires_in_ms: int | None) -> LeaseBusy:
         holder, request = self._holder, self._request
         holder.tell(
-            told.Contended(name=request.name, risk=request.risk, expires_in_ms=expires_in_ms)
+            events.Contended(name=request.name, risk=request.risk, expires_in_ms=expires_in_ms)
         )
         waited_s = (holder.clock.moment() - asked_at) / 1000
         return LeaseBusy(request.name, waited_s=waited_s, expires_in_ms=expires_in_ms)
@@ -226,17 +225,17 @@ class LeaseBusy(LeaseNotGranted):
     """Another holder has it, in this process or elsewhere."""
 
     def __init__(self, name: str, *, waited_s: float, expires_in_ms: int | None) -> None:
-        super().__init__(name, f"another has it (waited for {waited_s:.1f} s)")
+        super().__init__(name, f"another holder has it (waited for {waited_s:.1f} s)")
         self.waited_s = waited_s
         self.expires_in_ms = expires_in_ms
-        """When it may be free, if nobody renews; ``None`` if it is held in this process."""
+        """When it expires if it is not renewed; ``None`` if it is held in this process."""
 
 
 class LeaseUnavailable(LeaseNotGranted):
-    """The lock store could not be asked."""
+    """The lock store failed, and the policy fails closed."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name, f"the lock store cannot be asked ({reason})")
+        super().__init__(name, f"the lock store is unavailable ({reason})")
         self.reason = reason
 
 
@@ -244,27 +243,27 @@ class LocalQueues:
     """One queue of tasks for every name that this process holds or wants."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}
-        """The tasks that wait, for every name that a task of this process has entered."""
+        self._queues: dict[str, deque[asyncio.Future[None]]] = {}
+        """The waiting tasks, for every name that a task of this process has entered."""
 
     async def enter(self, name: str, *, wait_s: float) -> bool:
-        """Wait for the turn. ``False``: not within ``wait_s``. ``True``: call ``exit`` later."""
-        line = self._lines.get(name)
-        if line is None:
-            self._lines[name] = deque()
+        """Wait for the turn; ``False`` if it did not come within ``wait_s``. Else call ``exit``."""
+        queue = self._queues.get(name)
+        if queue is None:
+            self._queues[name] = deque()
             return True
         if wait_s <= 0:
             return False
         turn = asyncio.get_running_loop().create_future()
-        line.append(turn)
+        queue.append(turn)
         try:
             async with asyncio.timeout(wait_s):
                 await turn
         except BaseException as error:
             if turn.cancelled():
-                line.remove(turn)
+                queue.remove(turn)
             else:
-                self.exit(name)  # Its turn came while it was leaving: pass it on.
+                self.exit(name)  # it got the turn while it was cancelled: pass it on
             if isinstance(error, TimeoutError):
                 return False
             raise
@@ -272,10 +271,10 @@ class LocalQueues:
 
     def exit(self, name: str) -> None:
         """Give the turn to the next task."""
-        line = self._lines[name]
-        while line:
-            turn = line.popleft()
+        queue = self._queues[name]
+        while queue:
+            turn = queue.popleft()
             if not turn.done():
                 turn.set_result(None)
                 return
-        del self._lines[name]
+        del self._queues[name]

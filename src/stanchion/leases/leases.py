@@ -1,13 +1,13 @@
-"""Leases: your own code runs only while it holds a name, and can prove it to whatever it writes to.
+"""Leases for your own code: a body runs only while it holds a name, and has a fence for its writes.
 
     leases = Leases("redis://127.0.0.1:6379")
     async with leases.hold("invoice:42", wait_s=10) as lease:
         await db.execute("UPDATE … WHERE fence <= ?", lease.fence)
 
-The body is cancelled when the lease can no longer be trusted, before it can be another's; then the
-``async with`` raises ``LeaseLost``. That needs a body that can be stopped. Against one that cannot,
-and against pauses that nobody sees coming, stands the fence: a number that is higher with every
-grant, to be compared where the write happens.
+The body is cancelled when the lease can no longer be trusted, before another holder can get it;
+then the ``async with`` raises ``LeaseLost``. A body that cannot be cancelled, or whose process was
+paused, may write after that. The fence protects against it: a number that rises with every grant,
+to be compared where the write happens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final, Literal, Self, TypeAlias, get_args
 from stanchion.adapters.system import SystemClock, SystemEntropy
 from stanchion.core import lease
 from stanchion.core import lease as rules
-from stanchion.core import retry as rhythms
+from stanchion.core import retry as backoffs
 from stanchion.core.lease import DEFAULT_POLICIES, LeasePolicy, LeaseTerms, terms_for
 from stanchion.core.model import Risk
 from stanchion.core.retry import Backoff, Faults
@@ -53,13 +53,13 @@ class Leases:
         retry: Backoff = DEFAULT_RETRY,
         on_event: LeaseHook | None = None,
     ) -> None:
-        """Say where leases are kept; nothing is opened yet. Raises ``ValueError``.
+        """Name the lock store; it is opened by the first hold. Raises ``ValueError``.
 
-        ``retry`` is the rhythm of those who wait by ``order="jitter"``. ``on_event`` is told what
-        happens to every lease, for metrics and logs.
+        ``retry`` is the backoff of holds that wait with ``order="jitter"``. ``on_event`` is called
+        with the events of every lease, for metrics and logs.
         """
         clock = SystemClock()
-        _check("retry", rhythms.faults(retry))
+        _check("retry", backoffs.faults(retry))
         self._store = store_at(url, namespace=namespace, clock=clock)
         self._holder = LeaseHolder(
             self._store,
@@ -85,19 +85,18 @@ class Leases:
     ) -> AbstractAsyncContextManager[Lease]:
         """Hold ``name`` for the body. The lease's fence is above ``floor``.
 
-        ``risk`` says what a failure of the lock store means, ``policy`` says it in detail; by
-        default the body does not run without a lease, and does not go on without one. ``wait_s`` is
-        how long to wait while another has the name: in line (``fifo``), or asking again now and
-        then (``jitter``).
+        ``risk`` chooses what happens when the lock store fails, ``policy`` sets it in detail; by
+        default the body neither starts nor continues without a lease. ``wait_s`` is how long to
+        wait while another holder has the name: in a queue (``fifo``), or by retrying (``jitter``).
 
         Raises ``LeaseBusy`` or ``LeaseUnavailable`` instead of running the body, and ``LeaseLost``
-        after stopping it. What the body raises passes through untouched.
+        after cancelling it. Exceptions of the body propagate unchanged.
         """
         request = _request(name, Risk(risk), policy, wait_s, order, floor)
         return self._holder.hold(request)
 
     async def close(self) -> None:
-        """Let go of connections and files. Holds must have ended before. Safe to call twice."""
+        """Close connections and files. Holds must have ended before. Safe to call twice."""
         self._is_closed = True
         await self._holder.close()
         await self._store.close()
@@ -114,7 +113,10 @@ class Leases:
         await self.close()
 
     async def _prepare(self, name: str) -> None:
-        """See that the store can be asked, or that policy may say what it means if it cannot."""
+        """Open the store before the first hold. Raises ``LeaseUnavailable`` if it is refused.
+
+        A store that cannot be reached is left to the hold's policy.
+        """
         running = asyncio.get_running_loop()
         self._loop = self._loop or running
         if self._loop is not running:

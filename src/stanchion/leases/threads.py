@@ -1,13 +1,14 @@
-"""Leases for threads: the same, without ``async``.
+"""Leases for threads: ``Leases`` without ``async``.
 
     leases = SyncLeases("sqlite:leases.db")
     with leases.hold("invoice:42", wait_s=10) as lease:
         ...
-        lease.check()       # raises LeaseLost; a thread cannot be cancelled, so it has to ask
+        lease.check()       # raises LeaseLost; a thread cannot be cancelled, so it must check
 
-One event loop in a thread of its own serves all holds, so renewals go on while the body computes or
-blocks. Nobody can stop a thread from outside: a body that does not ask finds out at its end, from
-``LeaseLost``, or from whatever compares the fence. To be told at once there is ``on_lost``.
+One event loop in a thread of its own serves all holds, so leases are renewed while the body
+computes or blocks. A thread cannot be stopped from outside: a body that does not call ``check``
+gets ``LeaseLost`` at its end, or a refused write where the fence is compared. ``on_lost`` is called
+as soon as the lease is lost.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["HoldOptions", "LeasesOptions", "OnLost", "SyncLeases"]
 OnLost: TypeAlias = Callable[[LeaseLost], None]
 _CLOSE_S_MAX: Final = 10.0
 _END_S_MAX: Final = 10.0
-"""Far longer than giving a lease back may take: only a loop that is gone takes longer."""
+"""Far longer than a release may take: only a dead event loop takes longer."""
 _log = logging.getLogger("stanchion")
 
 
@@ -63,7 +64,7 @@ class SyncLeases:
 
     def __init__(self, url: str, **options: Unpack[LeasesOptions]) -> None:
         self._make: Callable[[], Leases] = lambda: Leases(url, **options)
-        self._make()  # What is wrong with the options is said here, not by the first hold.
+        self._make()  # raises for wrong options here, not at the first hold
         self._starting = threading.Lock()
         self._engine: _Engine | None = None
         self._is_closed = False
@@ -79,7 +80,7 @@ class SyncLeases:
         return _Hold(self._running(), name, options, on_lost)
 
     def close(self) -> None:
-        """Let go of everything. Holds must have ended before. Safe to call twice."""
+        """Stop the thread and close the store. Holds must have ended before. Safe to call twice."""
         self._is_closed = True
         if self._engine is not None:
             self._engine.stop()
@@ -100,19 +101,19 @@ class SyncLeases:
         with self._starting:
             if self._is_closed:
                 raise RuntimeError("these leases are closed")
-            # A forked child has a copy of everything but the thread: it starts one of its own.
+            # A forked child has no copy of the thread: it starts one of its own.
             if self._engine is None or self._engine.pid != os.getpid():
                 self._engine = _Engine(self._make)
             return self._engine
 
 
 class _Engine:
-    """A thread with an event loop, and the leases that live on it."""
+    """A thread with an event loop and its ``Leases``."""
 
     def __init__(self, make: Callable[[], Leases]) -> None:
         self.pid = os.getpid()
         self._started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, Leases]] = Future()
-        # A daemon: a program that ends without closing must not hang on it. Its leases expire.
+        # A daemon, so that a program that ends without closing does not hang. Its leases expire.
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._live(make)), name="stanchion-leases", daemon=True
         )
@@ -138,10 +139,10 @@ class _Engine:
 
 
 class _Hold(AbstractContextManager[Lease]):
-    """One hold: what its thread and the loop tell each other.
+    """One hold, shared between the body's thread and the event loop.
 
-    Not a generator: those are closed when a program ends, and it would wait for a thread that is
-    gone.
+    Not a generator: at the end of a program generators are closed, and this one would wait for a
+    dead thread.
     """
 
     def __init__(
@@ -158,16 +159,16 @@ class _Hold(AbstractContextManager[Lease]):
 
     def __enter__(self) -> Lease:
         if self._kept is not None:
-            raise RuntimeError("a hold is entered once: ask for another")
+            raise RuntimeError("a hold can be entered only once: call hold again")
         self._kept = self._engine.begin(self._keep())
         self._kept.add_done_callback(lambda _: self._granted.cancel())
         try:
             return self._granted.result()
         except CancelledError:
-            self._kept.result()  # Raises why nothing was granted.
+            self._kept.result()  # raises why nothing was granted
             raise
         except BaseException:
-            # Interrupted, perhaps from the keyboard: nobody may go on waiting in our name.
+            # Interrupted, perhaps from the keyboard: the wait on the event loop must end too.
             self._kept.cancel()
             self._ended.wait(_END_S_MAX)
             raise
@@ -183,19 +184,19 @@ class _Hold(AbstractContextManager[Lease]):
         try:
             self._kept.result(_END_S_MAX)
         except LeaseLost:
-            # The body's own error goes on its way, whatever became of the lease.
+            # An exception of the body takes precedence.
             if error is None:
                 raise
 
     async def _keep(self) -> None:
-        """Hold the name while the thread's body runs. On the loop."""
+        """Hold the name while the thread's body runs. Runs on the event loop."""
         try:
             async with self._engine.leases.hold(self._name, **self._options) as lease:
                 self._granted.set_result(lease)
                 await self._body_ended.wait()
         except LeaseLost as lost:
             if self._on_lost is not None:
-                # Not on the loop: whatever it does, the renewals of other leases go on.
+                # Not on the event loop, which must go on renewing other leases.
                 loop = asyncio.get_running_loop()
                 self._calling = loop.run_in_executor(None, _call_back, self._on_lost, lost)
             raise

@@ -1,13 +1,14 @@
 """Waiting for a name that another holder has: in a queue, or with jittered pauses.
 
-In a queue (``fifo``), a waiter has a ticket in the store's queue, renews it, and asks again when
-its bell rings or something expires. With ``jitter`` there is no ticket: it asks again after a
-pause. Waiters in the queue go first.
+In a queue (``fifo``), a waiter has a ticket in the store's queue, renews it, and retries when its
+bell rings or a lease or ticket before it expires. With ``jitter`` there is no ticket: it retries
+after a pause. Waiters in the queue go first.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final, Literal, Protocol, TypeAlias
 
 from stanchion.core.retry import Backoff, BoundedJitter, backoff_ms
@@ -22,25 +23,25 @@ Order: TypeAlias = Literal["fifo", "jitter"]
 
 DEFAULT_RETRY: Final = BoundedJitter(delay_ms=50, jitter_ms=25)
 TICKET_MS: Final = 2_000
-"""How long whoever crashed while waiting holds up the others, at most."""
+"""The term of a ticket: a waiter that crashed delays those behind it by at most this."""
 LOOK_EVERY_MS: Final = TICKET_MS // 3
-"""Often enough to renew a ticket twice before it ends, and for a bell that was not heard."""
+"""Renews a ticket twice within its term, and bounds the delay of a lost bell."""
 CALL_MS_MAX: Final = 1_000
 AFTER_ERROR: Final = BoundedJitter(delay_ms=100, jitter_ms=50)
 
 
 class WaitStrategy(Protocol):
-    """One caller's way of waiting."""
+    """How one hold waits for its name."""
 
     async def pause(self, left_ms: int) -> None:
-        """Come back when it is worth asking again, ``left_ms`` from now at the latest."""
+        """Return when a retry may succeed, after ``left_ms`` at the latest."""
 
     async def end(self) -> None:
-        """Nobody waits any more: leave nothing behind."""
+        """End the wait, and remove what it left in the store."""
 
 
 class JitterWait:
-    """By chance."""
+    """Waits for jittered pauses."""
 
     def __init__(self, retry: Backoff, clock: Clock, entropy: Entropy) -> None:
         self._retry = retry
@@ -50,16 +51,16 @@ class JitterWait:
 
     async def pause(self, left_ms: int) -> None:
         self._tries += 1
-        # Chance may say nothing at all; asking without a pause would be a busy loop.
+        # The jittered backoff may be 0, and retrying without a pause would be a busy loop.
         pause_ms = max(1, backoff_ms(self._retry, self._tries, self._entropy.unit()))
         await self._clock.sleep(min(left_ms, pause_ms) / 1000)
 
     async def end(self) -> None:
-        """There is nothing to leave."""
+        """Do nothing: there is no ticket."""
 
 
 class QueueWait:
-    """In line."""
+    """Waits in the store's queue, with a ticket."""
 
     def __init__(
         self, turns: Turns, name: str, token: str, *, clock: Clock, entropy: Entropy
@@ -77,7 +78,7 @@ class QueueWait:
             try:
                 look_again_in_ms = await self._join(left_ms)
             except (BackendError, TimeoutError):
-                # What that means is for policy to say: whoever waits asks for the lease once more.
+                # Retry the lease after a pause: its policy decides what a failed store means.
                 pause_ms = backoff_ms(AFTER_ERROR, 1, self._entropy.unit())
                 await self._clock.sleep(min(left_ms, pause_ms) / 1000)
                 return
@@ -87,11 +88,11 @@ class QueueWait:
 
     async def end(self) -> None:
         if self._joining is not None:
-            # Shielded: whoever is cancelled while leaving must not stay in line.
+            # Shielded: a waiter that is cancelled while leaving must not keep its ticket.
             await asyncio.shield(asyncio.create_task(self._leave(self._joining)))
 
     async def _join(self, left_ms: int) -> int:
-        """How long until it is worth looking again."""
+        """Join the queue or renew the ticket; return how long until the next check."""
         within_ms = max(1, min(CALL_MS_MAX, left_ms))
         self._joining = asyncio.create_task(self._ask(within_ms))
         return await asyncio.shield(self._joining)
@@ -104,12 +105,10 @@ class QueueWait:
         return place.look_again_in_ms
 
     async def _leave(self, joining: asyncio.Task[int]) -> None:
-        # A ticket that is still being asked for must not arrive after it was given back.
+        # A join that is under way must not create the ticket after ``leave`` removed it.
         await asyncio.wait({joining})
         if not joining.cancelled():
             joining.exception()
-        try:
+        with suppress(BackendError, TimeoutError):  # else the ticket expires
             async with asyncio.timeout(CALL_MS_MAX / 1000):
                 await self._turns.leave(self._name, self._token, within_ms=CALL_MS_MAX)
-        except (BackendError, TimeoutError):
-            """Then the ticket runs out by itself."""

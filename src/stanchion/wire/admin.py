@@ -1,4 +1,4 @@
-"""What operators and administrators see and change."""
+"""Wire types for operators and administrators: tenants, keys, locks, dead letters, health."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ class Role(StrEnum):
     WORKER = "worker"
     """Lease, renew, results; of its tenant, or of all."""
     OPERATOR = "operator"
-    """What a runner may, and leases, dead letters, escalation, and reading settings."""
+    """All of a runner, plus leases, dead letters, escalation, and reading settings."""
     ADMIN = "admin"
-    """Everything, also keys, tenants and settings."""
+    """Everything, including keys, tenants and settings."""
 
 
 class TenantConfig(_Request, frozen=True, kw_only=True):
-    """What a tenant may do."""
+    """A tenant's limits."""
 
     max_concurrent_runs: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = 10
     job_rate_per_s: Annotated[float, Meta(ge=0.000_001, le=1_000_000)] | None = None
     admission: JsonObject | None = None
-    """``strategy`` and ``lock_retry``, instead of what the settings say."""
+    """``strategy`` and ``lock_retry``, in place of those of the settings."""
 
 
 class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class TenantList(msgspec.Struct, frozen=True):
 
 
 class HoldLease(_Request, frozen=True, kw_only=True):
-    """Hold a lock by hand, for a while."""
+    """Hold a lock as an operator, for a limited time."""
 
     name: LockName
     ttl_s: Annotated[float, Meta(ge=0.1, le=3600)]
@@ -101,7 +101,7 @@ class LeaseList(msgspec.Struct, frozen=True):
 
 
 class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that was tried as often as is allowed."""
+    """A job or event that was tried as often as is allowed."""
 
     id: str
     kind: Literal["job", "event"]
@@ -123,7 +123,7 @@ class DeadLetterList(msgspec.Struct, frozen=True):
 
 
 class ReplayAnswer(msgspec.Struct, frozen=True):
-    """The letter that was put back to work."""
+    """The letter that was replayed."""
 
     id: str
     run_id: str
@@ -131,7 +131,7 @@ class ReplayAnswer(msgspec.Struct, frozen=True):
 
 
 class DiscardAnswer(msgspec.Struct, frozen=True):
-    """The letter that was given up."""
+    """The letter that was discarded."""
 
     id: str
     run_id: str
@@ -139,27 +139,27 @@ class DiscardAnswer(msgspec.Struct, frozen=True):
 
 
 class DiscardLetter(_Request, frozen=True, kw_only=True):
-    """Give a dead letter up. The body has no members."""
+    """Discard a dead letter. The body has no members."""
 
 
 class ReplayLetter(_Request, frozen=True, kw_only=True):
-    """Put a dead letter back to work. There is nothing to say about it."""
+    """Replay a dead letter. The body has no members."""
 
 
 class CreateKey(_Request, frozen=True, kw_only=True):
-    """Make an API key. ``*`` as a worker's tenant means all of them."""
+    """Create an API key. The tenant ``*`` means all tenants."""
 
     role: Role
     tenant: TenantOrAll
     name: KeyLabel | None = None
-    """Shown as the actor of what is done with the key; without one, the key's id is."""
+    """Shown as the actor of the key's requests; without a name, the key's id is shown."""
     note: Comment | None = None
     expires_at: Annotated[datetime, Meta(tz=True)] | None = None
-    """From then on the key does not work."""
+    """The key stops working at this time."""
 
 
 class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
-    """A new key. Its secret is shown this once."""
+    """A new key. Its secret is shown only in this answer."""
 
     id: str
     key: str
@@ -182,7 +182,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     expires_at: datetime | None
     last_used_at: datetime | None
-    """Exact to a minute: it is written once a minute at most."""
+    """Exact to a minute: it is written at most once a minute."""
     revoked_at: datetime | None
 
 
@@ -194,13 +194,13 @@ class KeyList(msgspec.Struct, frozen=True):
 
 
 class SetEscalation(_Request, frozen=True, kw_only=True):
-    """An operator's word: force open or closed, or clear the latch and every order."""
+    """An operator's order: force open or closed, or clear the latch and every order."""
 
     order: Literal["force_open", "force_closed", "clear"]
 
 
 class EscalationView(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether failing open is allowed at the moment."""
+    """The escalation level: whether failing open is allowed now."""
 
     level: Literal["normal", "escalated", "latched"]
     forced: Literal["force_open", "force_closed"] | None
@@ -213,6 +213,6 @@ class Health(msgspec.Struct, frozen=True):
     """Whether the server is ready, check by check."""
 
     status: Literal["ok", "degraded", "unavailable", "draining"]
-    """``degraded``: runs go on without what is missing, as policy says. Only the store is vital."""
+    """``degraded``: locks or bus fail, and runs go on by policy. Only the store is required."""
     checks: dict[str, str]
-    """``ok``, or what is wrong, for ``store``, ``locks`` and ``bus``."""
+    """``ok``, or the error, for ``store``, ``locks`` and ``bus``."""

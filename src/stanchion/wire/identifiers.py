@@ -1,7 +1,7 @@
-r"""Identifiers and bounded values: what the members of a request must look like.
+r"""Identifiers and bounded values: the types of request members, with their patterns and ranges.
 
-Each is a plain ``str``, ``int`` or ``float`` with its rule beside it: the decoder enforces the rule
-and the OpenAPI document shows it. Patterns end in ``\Z``: a ``$`` would let a line break through.
+Each is a ``str``, ``int`` or ``float`` with a rule: the decoder enforces it and the OpenAPI
+document shows it. Patterns end in ``\Z``, because ``$`` also matches before a line break.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TenantOrAll: TypeAlias = Annotated[
         examples=["default"],
     ),
 ]
-# Ids that stand in a path have no percent sign: some clients take what follows it for a code.
+# Ids in a path have no percent sign: some clients would decode what follows it.
 RunName: TypeAlias = Annotated[
     str, Meta(pattern=r"^[!-$&-.0-~]{1,128}\Z", description="A run's id.")
 ]
@@ -76,7 +76,8 @@ JobName: TypeAlias = Annotated[
     str, Meta(pattern=r"^[!-$&-.0-~]{1,1024}\Z", description="A job's id: `run:step@attempt`.")
 ]
 KeyName: TypeAlias = Annotated[
-    str, Meta(pattern=r"^[A-Za-z0-9]{1,64}\Z", description="A key's id, the middle part of it.")
+    str,
+    Meta(pattern=r"^[A-Za-z0-9]{1,64}\Z", description="A key's id, the middle part of it."),
 ]
 KeyLabel: TypeAlias = Annotated[
     str,
@@ -120,7 +121,7 @@ Comment: TypeAlias = Annotated[
     ),
 ]
 Cursor: TypeAlias = Annotated[
-    str, Meta(pattern=r"^[!-~]{1,1024}\Z", description="As the page before gave it.")
+    str, Meta(pattern=r"^[!-~]{1,1024}\Z", description="The `cursor` of the page before.")
 ]
 Limit: TypeAlias = Annotated[int, Meta(ge=1, le=1000)]
 WaitS: TypeAlias = Annotated[float, Meta(ge=0, le=60)]

@@ -1,4 +1,4 @@
-"""Problems: how a request that was not fulfilled is answered (RFC 9457)."""
+"""Problems: the answer to a refused request (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROBLEM_TYPE = "application/problem+json"
 
 
 class Code(StrEnum):
-    """Every ``code`` that an answer may carry. A program branches on these, never on a text."""
+    """Every ``code`` of a problem. Programs should branch on these, never on texts."""
 
     MALFORMED_JSON = "malformed_json"
     INVALID_REQUEST = "invalid_request"
@@ -54,7 +54,7 @@ class FieldError(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request was not fulfilled, and whether and when to retry."""
+    """Why a request was refused, and whether and when to retry."""
 
     status: int
     code: str

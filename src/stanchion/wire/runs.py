@@ -1,4 +1,4 @@
-"""Workflows, runs and single jobs, as callers see them."""
+"""Wire types for workflows, runs and single jobs."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ class StartRun(_Request, frozen=True, kw_only=True):
 
 
 class RerunRun(_Request, frozen=True, kw_only=True):
-    """Do a finished run again, from the beginning or from a step."""
+    """Start a new run from a finished one, from its beginning or from a step."""
 
     from_step: StepName | None = None
 
 
 class CancelRun(_Request, frozen=True, kw_only=True):
-    """End a run now."""
+    """Cancel a run now."""
 
     reason: Comment | None = None
 
 
 class DecideStep(_Request, frozen=True, kw_only=True):
-    """Approve or reject."""
+    """Approve or reject a step."""
 
     comment: Comment | None = None
     data: JsonValue = None
@@ -68,7 +68,7 @@ class DecideStep(_Request, frozen=True, kw_only=True):
 
 
 class SubmitJob(_Request, frozen=True, kw_only=True):
-    """One job, without a workflow."""
+    """Submit one job without a workflow."""
 
     topic: TopicName
     input: JsonValue = {}
@@ -90,7 +90,7 @@ class SubmitAnswer(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A cancel, approval or rejection: carried out, or recorded because the run was busy."""
+    """A cancel, approval or rejection: applied, or recorded because the run was busy."""
 
     run_id: str
     status: RunStatus
@@ -116,11 +116,11 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     """The failed items of a for-each that has ended: the first hundred."""
     waiting_for: WaitingFor | None = None
     question: str | None = None
-    """What an approval asks: rendered while it waits, otherwise as the workflow file says it."""
+    """The message of an approval: rendered while it waits, otherwise as in the workflow file."""
     decide_by: datetime | None = None
-    """When the time for a decision is over."""
+    """When the time for a decision ends."""
     progress: JsonValue = None
-    """What the step's worker last reported, while its job is leased."""
+    """The last progress report of the step's worker, while its job is leased."""
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,13 +183,13 @@ class TimelineAnswer(msgspec.Struct, frozen=True):
 
 
 class FeedLine(TimelineLine, frozen=True, kw_only=True):
-    """The data of one server-sent event: a line of some run's history."""
+    """The data of one server-sent event: a line of a run's history."""
 
     run_id: str
 
 
 class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One job, of a workflow's step or submitted alone."""
+    """One job, of a workflow's step or submitted without a workflow."""
 
     job_id: str
     run_id: str
@@ -202,11 +202,11 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     output: JsonValue
     error: Failure | None
     worker_id: str | None = None
-    """Who has it, or who finished it."""
+    """The worker that holds the job's lease, or that finished the job."""
     lease_ends_in_ms: int | None = None
-    """While it is leased."""
+    """Set while the job is leased."""
     progress: JsonValue = None
-    """What the worker last reported, while it is leased."""
+    """The worker's last progress report, while the job is leased."""
 
 
 class JobList(msgspec.Struct, frozen=True):
@@ -216,7 +216,7 @@ class JobList(msgspec.Struct, frozen=True):
 
 
 class ApplyAnswer(msgspec.Struct, frozen=True):
-    """The version that the workflow has now."""
+    """The workflow's present version."""
 
     id: str
     version: int

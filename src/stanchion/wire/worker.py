@@ -1,4 +1,4 @@
-"""The worker protocol: lease, renew, results."""
+"""Wire types of the worker protocol: lease, renew, results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class LeaseRequest(_Request, frozen=True, kw_only=True):
-    """Ask for work, and wait for it if there is none."""
+    """Lease jobs; wait up to ``wait_s`` if none is ready."""
 
     worker_id: WorkerName
     topics: Annotated[tuple[TopicName, ...], Meta(min_length=1, max_length=1000)]
@@ -47,7 +47,7 @@ class LeaseRequest(_Request, frozen=True, kw_only=True):
 
 
 class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job handed to a worker for a while."""
+    """A job leased to a worker."""
 
     job_id: str
     tenant: str
@@ -60,65 +60,65 @@ class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
     lease_ttl_ms: int
     item: int | None = None
     delivery: int = 1
-    """How often this attempt has been handed out, this time included."""
+    """How often this attempt has been delivered, including this time."""
 
 
 class LeaseAnswer(msgspec.Struct, frozen=True):
-    """Work, or none within the time."""
+    """The leased jobs; none if no job was ready in time."""
 
     jobs: tuple[LeasedJob, ...]
     waited_ms: int = 0
-    """How long the server waited before it asked for these jobs.
+    """How long the server waited before it leased these jobs.
 
-    A term begins no earlier than ``sent_at + waited_ms`` on the worker's clock: that is where a
-    worker counts it from.
+    The term of the leases begins no earlier than ``sent_at + waited_ms`` on the worker's clock, so
+    a worker counts it from there.
     """
 
 
 class LeaseRef(_Request, frozen=True, kw_only=True, omit_defaults=True):
-    """Names a lease."""
+    """A lease, with the progress of its job."""
 
     job_id: JobName
     fence: Fence
     progress: JsonValue = None
-    """How far the work is, if the handler reported it: 4 KiB at most. Shown while it is leased."""
+    """The handler's last progress report, at most 4 KiB. Shown while the job is leased."""
 
 
 class RenewRequest(_Request, frozen=True, kw_only=True, omit_defaults=True):
-    """Go on with these."""
+    """Renew leases, and optionally wait until one is lost."""
 
     worker_id: WorkerName
     leases: Annotated[tuple[LeaseRef, ...], Meta(max_length=1000)]
     wait_s: WaitS = 0
-    """Renew, and hold the answer back until one of the leases is lost; a third of the term at most.
+    """Renew, then wait until one of the leases is lost, for at most a third of the term.
 
-    The term counts from when the request was sent, whenever the answer comes.
+    The new term begins when the request was sent, not when the answer arrives.
     """
 
 
 class RenewAnswer(msgspec.Struct, frozen=True):
-    """Which go on, and which are lost."""
+    """The leases that were renewed, and those that are lost."""
 
     renewed: tuple[str, ...]
     lost: tuple[str, ...]
     reasons: dict[
         str, Literal["cancelled", "timed_out", "stale_fence", "expired", "unknown_job"]
     ] = {}
-    """Why each of the lost ones is lost, by job id."""
+    """Why each lost lease was lost, by job id."""
 
 
 class JobError(_Request, frozen=True, kw_only=True):
     """Why a job failed."""
 
     message: str
-    """What is longer than a message may be is cut."""
+    """Truncated if it is too long."""
     code: ErrorCode = "job_failed"
     retryable: bool = True
-    """``False``: another attempt would not mend it."""
+    """``False``: another attempt would fail as well."""
 
 
 class JobResult(_Request, frozen=True, kw_only=True):
-    """What became of one job."""
+    """The result of one job."""
 
     job_id: JobName
     fence: Fence
@@ -128,21 +128,21 @@ class JobResult(_Request, frozen=True, kw_only=True):
 
 
 class ResultsRequest(_Request, frozen=True, kw_only=True):
-    """What became of several."""
+    """The results of several jobs."""
 
     worker_id: WorkerName
     results: Annotated[tuple[JobResult, ...], Meta(max_length=1000)]
 
 
 class RejectedResult(msgspec.Struct, frozen=True):
-    """A result that was not taken."""
+    """A result that was not accepted."""
 
     job_id: str
     code: Literal["stale_fence", "unknown_job", "already_finished"]
 
 
 class ResultsAnswer(msgspec.Struct, frozen=True):
-    """Which results are durable, and which were not taken."""
+    """The results that are durable, and those that were rejected."""
 
     accepted: tuple[str, ...]
     rejected: tuple[RejectedResult, ...]
