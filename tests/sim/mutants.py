@@ -282,15 +282,17 @@ def _accepts_blindly(replica: Replica) -> None:
     really = inbox.results
     waiting: set[asyncio.Task[object]] = set()
 
-    async def store(results: Sequence[Result]) -> None:
+    async def store(results: Sequence[Result], tenant: TenantId | None) -> None:
         await asyncio.sleep(0.05)
         try:
-            await really(results)
+            await really(results, tenant=tenant)
         except BackendError:
             return
 
-    async def results(results: Sequence[Result]) -> tuple[Acceptance, ...]:
-        task: asyncio.Task[object] = asyncio.create_task(store(results))
+    async def results(
+        results: Sequence[Result], *, tenant: TenantId | None = None
+    ) -> tuple[Acceptance, ...]:
+        task: asyncio.Task[object] = asyncio.create_task(store(results, tenant))
         waiting.add(task)
         task.add_done_callback(waiting.discard)
         return tuple(
