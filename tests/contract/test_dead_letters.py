@@ -15,7 +15,8 @@ from stanchion.core.events import (
     TimerFired,
     TimerKind,
 )
-from stanchion.core.model import RunId, RunStatus, StepId, TenantId
+from stanchion.core.model import RunId, RunStatus, StepId, TenantId, WorkflowId
+from stanchion.core.workflow import JobSpec, Workflow
 from stanchion.ports.records import (
     BadCursor,
     DeadLetter,
@@ -33,12 +34,14 @@ from tests.contract.builders import (
     FOR_EACH,
     GLOBEX,
     ONE_JOB,
+    TOPIC,
     accept,
     advance,
     cancel,
     lease,
     lease_one,
     loaded,
+    planned,
     start,
 )
 from tests.contract.harness import Harness
@@ -158,6 +161,28 @@ async def test_the_letter_of_a_finished_run_is_only_taken_out(store: Store) -> N
     assert (await store.list_dead_letters(ACME)).items == ()
     assert (await loaded(store, run_id)).inbox == ()
     assert await store.outbox_size() == 0
+
+
+@pytest.mark.parametrize(("own", "usual"), [(2, 5), (2, 1)])
+async def test_a_jobs_own_limit_of_deliveries_counts_instead_of_the_usual_one(
+    store: Store, own: int, usual: int
+) -> None:
+    spec = JobSpec(topic=TOPIC)
+    plan = planned(Workflow(id=WorkflowId("own-limit"), steps={_STEP: spec}, max_deliveries=own))
+    run_id = await start(store, plan)
+    for delivery in (1, 2):
+        leased = await lease_one(store, ttl_ms=0)
+        assert leased.job.max_deliveries == own
+        (expired,) = await store.expire_jobs(limit=10, max_deliveries=usual)
+        assert (expired.deliveries, expired.is_dead) == (delivery, delivery == own)
+    (letter,) = (await store.list_dead_letters(ACME)).items
+    assert letter.job is not None
+    assert letter.job.max_deliveries == own
+    # The limit stays with the job when it is replayed.
+    await advance(store, plan, run_id)
+    await store.replay_dead_letter(letter.id, actor="operator")
+    await advance(store, plan, run_id)
+    assert (await lease_one(store)).job.max_deliveries == own
 
 
 async def test_a_discarded_job_is_told_to_its_run_and_its_item_fails(store: Store) -> None:

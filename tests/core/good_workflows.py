@@ -29,6 +29,7 @@ id: every-member
 risk: critical
 lock_policy: {on_lock_error: fail_closed, on_renewal_lost: continue, renewal_failures_max: 100}
 timeout_s: 2592000
+max_deliveries: 100
 input_schema:
   $schema: https://json-schema.org/draft/2020-12/schema
   type: object

@@ -86,6 +86,23 @@ def test_a_sub_workflow_is_bounded_by_its_step_or_else_by_its_own_file(
     assert plan.steps[StepId("a")].timeout_s == expected
 
 
+@pytest.mark.parametrize(("outer", "inner", "expected"), [(3, None, 3), (3, 7, 7), (None, 7, 7)])
+def test_a_sub_workflows_limit_of_deliveries_is_its_own_or_else_the_outer_ones(
+    outer: int | None, inner: int | None, expected: int
+) -> None:
+    child = Workflow(
+        id=WorkflowId("child"), steps={StepId("b"): JobSpec(topic=Topic("t"))}, max_deliveries=inner
+    )
+    steps: dict[StepId, StepSpec] = {
+        StepId("a"): JobSpec(topic=Topic("t")),
+        StepId("in"): SubworkflowSpec(workflow=child.id),
+    }
+    parent = Workflow(id=WorkflowId("parent"), steps=steps, max_deliveries=outer)
+    plan = planned(parent, {child.id: child})
+    assert plan.steps[StepId("a")].max_deliveries == outer
+    assert plan.steps[StepId("in.b")].max_deliveries == expected
+
+
 def test_all_faults_are_reported_with_their_places() -> None:
     inner = flow("inner", x=sub("nowhere"), y=sub("outer"))
     assert linked(flow("outer", a=sub("inner"), b=sub("gone")), inner) == (

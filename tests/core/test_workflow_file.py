@@ -120,6 +120,7 @@ def test_every_member_arrives() -> None:
         OnLockError.FAIL_CLOSED, OnRenewalLost.CONTINUE, 100
     )
     assert workflow.timeout_s == 2_592_000.0
+    assert workflow.max_deliveries == 100
     assert workflow.input_schema is not None
     assert steps["ask"] == ApprovalSpec(
         message="Shall we?\nReally, ${input.question}?",

@@ -25,6 +25,7 @@ __all__ = [
     "discard_entry",
     "event_dead_letter",
     "event_letter_id",
+    "is_last_delivery",
     "job_dead_letter",
     "job_died_entry",
     "replay_entry",
@@ -32,6 +33,14 @@ __all__ = [
     "step_of",
     "why_lost",
 ]
+
+
+def is_last_delivery(deliveries: int, own: int | None, usual: int) -> bool:
+    """Whether a job that was delivered so often is a dead letter when its lease expires.
+
+    ``own`` is the job's limit, from its workflow; ``usual`` holds for jobs without one.
+    """
+    return deliveries >= (usual if own is None else own)
 
 
 def job_dead_letter(job: Job, deliveries: int, at: Instant) -> DeadLetter:

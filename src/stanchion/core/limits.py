@@ -16,6 +16,7 @@ __all__ = [
     "ATTEMPTS_MAX",
     "BACKOFF_MS_MAX",
     "DELAY_S_MAX",
+    "DELIVERIES_MAX",
     "ERROR_MESSAGE_CHARS_MAX",
     "EVENT_WORK_MAX",
     "FILE_DATA_SCHEMAS_MAX",
@@ -88,6 +89,8 @@ PROGRESS_BYTES_MAX: Final = 4 * 1024
 """The progress report that a worker's handler may send with one renewal."""
 
 ATTEMPTS_MAX: Final = 100
+DELIVERIES_MAX: Final = 100
+"""The most deliveries of one attempt that a workflow may allow."""
 BACKOFF_MS_MAX: Final = 24 * 60 * 60 * 1000
 DELAY_S_MAX: Final = 30 * 24 * 60 * 60
 TIMEOUT_S_MAX: Final = 30 * 24 * 60 * 60

@@ -286,6 +286,8 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     input: JsonValue
     item: int | None = None
     dispatch: int = 1
+    max_deliveries: int | None = None
+    """Of its workflow; the server's setting if there is none."""
 
 
 class Stamp(msgspec.Struct, frozen=True):

@@ -60,6 +60,7 @@ class PlannedStep:
     """What its job, its sub-workflow or, as the message, its approval is given."""
     items: Template | None = None
     timeout_s: float | None = None
+    max_deliveries: int | None = None
     data_schema: InputSchema | None = None
     """For an approval: what the data of a decision must look like."""
     body: Body | None = None
@@ -177,9 +178,15 @@ class _Linking:
         self.faults.append(Fault(path, message))
 
     def unfold(
-        self, workflow: Workflow, *, parent: StepId | None, trail: tuple[WorkflowId, ...]
+        self,
+        workflow: Workflow,
+        *,
+        parent: StepId | None,
+        trail: tuple[WorkflowId, ...],
+        max_deliveries: int | None = None,
     ) -> Body:
         self.risks.append(workflow.risk)
+        max_deliveries = workflow.max_deliveries or max_deliveries
         ids = {local: _namespaced(parent, local) for local in workflow.steps}
         needs = {local: spec.needs for local, spec in workflow.steps.items()}
         before = graph.ancestors(needs)
@@ -197,6 +204,7 @@ class _Linking:
                 needs=tuple(ids[need] for need in spec.needs),
                 dependants=tuple(ids[later] for later in after[local]),
                 visible={name: ids[name] for name in workflow.steps if name in before[local]},
+                max_deliveries=max_deliveries,
             )
             self.steps[planned.id] = planned
             if isinstance(spec, SubworkflowSpec):
@@ -228,7 +236,12 @@ class _Linking:
             )
         elif len(self.steps) <= limits.PLAN_STEPS_MAX:
             # Stop expanding at the limit: five levels of 200 steps would take too long.
-            body = self.unfold(child, parent=planned.id, trail=(*trail, child.id))
+            body = self.unfold(
+                child,
+                parent=planned.id,
+                trail=(*trail, child.id),
+                max_deliveries=planned.max_deliveries,
+            )
             timeout_s = spec.timeout_s or child.timeout_s
             self.steps[planned.id] = replace(planned, body=body, timeout_s=timeout_s)
 
@@ -260,6 +273,7 @@ def _planned(
     needs: tuple[StepId, ...],
     dependants: tuple[StepId, ...],
     visible: Mapping[str, StepId],
+    max_deliveries: int | None,
 ) -> PlannedStep:
     template: Template | None = None
     items: Template | None = None
@@ -297,5 +311,6 @@ def _planned(
         input=template,
         items=items,
         timeout_s=timeout_s,
+        max_deliveries=max_deliveries,
         data_schema=data_schema,
     )

@@ -129,6 +129,8 @@ class Workflow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lock_policy: LeaseOverride | None = None
     timeout_s: float | None = None
     """The time limit of a run, 24 hours by default; as a sub-workflow, that of its step."""
+    max_deliveries: int | None = None
+    """Deliveries of one attempt before it is a dead letter; the server's setting unless given."""
     input_schema: JsonObject | None = None
     output: JsonValue | msgspec.UnsetType = msgspec.UNSET
     """A template; if unset, the outputs of the steps that no other step needs, by id."""

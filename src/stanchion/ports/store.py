@@ -212,8 +212,9 @@ class Jobs(Protocol):
     async def expire_jobs(self, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
         """End expired leases, earliest first.
 
-        The job becomes ready again and its old fence stale. After ``max_deliveries`` deliveries it
-        becomes a dead letter, and ``JobDied`` is posted to its run with an outbox row due at once.
+        The job becomes ready again and its old fence stale. After ``max_deliveries`` deliveries, or
+        the job's own ``max_deliveries``, it becomes a dead letter, and ``JobDied`` is posted to its
+        run with an outbox row due at once.
         """
 
     async def ready_topics(self) -> Mapping[Topic, int]:

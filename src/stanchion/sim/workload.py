@@ -59,17 +59,27 @@ def _job(topic: str, *needs: str, attempts: int = 1) -> JobSpec:
     )
 
 
-def _workflow(name: str, risk: Risk, **steps: object) -> Workflow:
+def _workflow(
+    name: str, risk: Risk, *, max_deliveries: int | None = None, **steps: object
+) -> Workflow:
     return Workflow(
         id=WorkflowId(name),
         risk=risk,
         steps={StepId(each): spec for each, spec in steps.items()},  # type: ignore[misc]  # specs
         timeout_s=900,
+        max_deliveries=max_deliveries,
     )
 
 
 WORKFLOWS: Final = (
-    _workflow("three", Risk.STANDARD, a=_job("plan"), b=_job("search", "a"), c=_job("write", "b")),
+    _workflow(
+        "three",
+        Risk.STANDARD,
+        max_deliveries=3,
+        a=_job("plan"),
+        b=_job("search", "a"),
+        c=_job("write", "b"),
+    ),
     _workflow(
         "fan",
         Risk.HIGH,
@@ -119,9 +129,7 @@ WORKFLOWS: Final = (
 
 def changed(workflow: Workflow, number: int) -> Workflow:
     """The same workflow, in a version that differs."""
-    return Workflow(
-        id=workflow.id, risk=workflow.risk, steps=workflow.steps, timeout_s=900 + number
-    )
+    return msgspec.structs.replace(workflow, timeout_s=900.0 + number)
 
 
 # ── Workers ──────────────────────────────────────────────────────────────────────────────────────

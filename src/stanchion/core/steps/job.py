@@ -193,6 +193,7 @@ def _send(
         attempt=attempt,
         input=work,
         dispatch=number,
+        max_deliveries=step.max_deliveries,
     )
     draft.then(DispatchJob(job))
     draft.note("job_dispatched", step.id, item=item, attempt=attempt)

@@ -23,6 +23,7 @@ from stanchion.core.limits import (
     ATTEMPTS_MAX,
     BACKOFF_MS_MAX,
     DELAY_S_MAX,
+    DELIVERIES_MAX,
     FOR_EACH_PARALLEL_MAX,
     ID_CHARS_MAX,
     NEEDS_MAX,
@@ -299,6 +300,10 @@ WORKFLOW: Final = Record(
         "lock_policy": Member(_LOCK_POLICY, "What this workflow wants different from its class."),
         "timeout_s": Member(
             Real(TIMEOUT_S_MIN, TIMEOUT_S_MAX), "Seconds a run may take; 24 hours if absent."
+        ),
+        "max_deliveries": Member(
+            Whole(1, DELIVERIES_MAX),
+            "Deliveries of one attempt before it is a dead letter; the server's if absent.",
         ),
         "input_schema": Member(AnyObject(), "What the input must look like: JSON Schema 2020-12."),
         "steps": Member(

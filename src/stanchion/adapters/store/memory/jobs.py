@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from stanchion.adapters.outcomes import job_dead_letter, job_died_entry, result_event, why_lost
+from stanchion.adapters.outcomes import (
+    is_last_delivery,
+    job_dead_letter,
+    job_died_entry,
+    result_event,
+    why_lost,
+)
 from stanchion.adapters.store.memory.state import JobFile, MemoryPart
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import next_fence
@@ -167,7 +173,7 @@ class MemoryJobs(MemoryPart):
     def _expire(self, file: JobFile, max_deliveries: int) -> ExpiredJob:
         job = file.job
         file.worker_id = file.expires_at = file.progress = None
-        is_dead = file.deliveries >= max_deliveries
+        is_dead = is_last_delivery(file.deliveries, job.max_deliveries, max_deliveries)
         if is_dead:
             file.state = JobState.DEAD
             self._write_dead_letter(file)

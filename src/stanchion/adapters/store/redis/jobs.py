@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from stanchion.adapters.outcomes import job_dead_letter, job_died_entry
+from stanchion.adapters.outcomes import is_last_delivery, job_dead_letter, job_died_entry
 from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.store.redis import decode, encode
@@ -310,7 +310,7 @@ class RedisJobs(Sharded):
                 tenant=view.job.tenant,
                 topic=view.job.topic,
                 deliveries=view.deliveries,
-                is_dead=view.deliveries >= max_deliveries,
+                is_dead=_is_last_delivery(view, max_deliveries),
             )
             for view, is_done in zip(views, done, strict=True)
             if is_done
@@ -329,7 +329,7 @@ class RedisJobs(Sharded):
 
     def _expiry(self, view: JobView, max_deliveries: int) -> RedisRequest:
         job, last_words = view.job, []
-        if view.deliveries >= max_deliveries:
+        if _is_last_delivery(view, max_deliveries):
             # The script sets the time, from the clock of the server.
             letter = job_dead_letter(job, view.deliveries, Instant(0))
             entry_id, died = job_died_entry(job, view.deliveries)
@@ -381,3 +381,7 @@ def _topic_of(queue: bytes) -> Topic:
     """The topic in the name of a queue: length, colon, topic, and the same of the tenant."""
     length, _, rest = queue.partition(b":")
     return Topic(rest[: int(length)].decode())
+
+
+def _is_last_delivery(view: JobView, max_deliveries: int) -> bool:
+    return is_last_delivery(view.deliveries, view.job.max_deliveries, max_deliveries)

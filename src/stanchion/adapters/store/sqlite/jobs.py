@@ -14,7 +14,13 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from stanchion.adapters.outcomes import job_dead_letter, job_died_entry, result_event, why_lost
+from stanchion.adapters.outcomes import (
+    is_last_delivery,
+    job_dead_letter,
+    job_died_entry,
+    result_event,
+    why_lost,
+)
 from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.store.sqlite.codec import (
     SQL,
@@ -153,7 +159,8 @@ def job(db: Database, job_id: JobId) -> JobView | None:
     found = db.first(SQL["show_job"], job_id=job_id)
     if found is None:
         return None
-    id_, run_id, tenant, step_id, topic, attempt, item, dispatch, value, state, *rest, said = found
+    id_, run_id, tenant, step_id, topic, attempt, item, dispatch, value, state, *rest = found
+    fence, deliveries, worker_id, expires_at, max_deliveries, said = rest
     job = Job(
         id=id_,
         run_id=run_id,
@@ -164,8 +171,8 @@ def job(db: Database, job_id: JobId) -> JobView | None:
         input=VALUE.decode(value),
         item=item,
         dispatch=dispatch,
+        max_deliveries=max_deliveries,
     )
-    fence, deliveries, worker_id, expires_at = rest
     return JobView(
         job=job,
         state=JobState(state),
@@ -181,8 +188,8 @@ def expire_jobs(db: Database, *, limit: int, max_deliveries: int) -> tuple[Expir
     """See ``ports.store.Jobs.expire_jobs``."""
     expired: list[ExpiredJob] = []
     for row in db.every(SQL["expired_jobs"], now=db.now(), limit=limit):
-        job, job_id, run, run_id, tenant, topic, deliveries = row
-        is_dead = deliveries >= max_deliveries
+        job, job_id, run, run_id, tenant, topic, deliveries, own = row
+        is_dead = is_last_delivery(deliveries, own, max_deliveries)
         if is_dead:
             _write_job_letter(db, job, run, job_id)
         else:
@@ -362,7 +369,8 @@ class _Taking:
 
     def take(self, queue: _Queue, row: Row, turn: int) -> None:
         """Lease a job, and move its queue to the tail of its ring."""
-        _, number, job_id, run_id, step_id, item, attempt, dispatch, fence, deliveries, value = row
+        _, number, job_id, run_id, step_id, item, attempt, dispatch, own, *rest = row
+        fence, deliveries, value = rest
         fence = next_fence(fence, 0, self._db.now() * _US_PER_MS)
         self._db.later(
             SQL["lease_job"],
@@ -386,5 +394,6 @@ class _Taking:
             input=VALUE.decode(value),
             item=item,
             dispatch=dispatch,
+            max_deliveries=own,
         )
         self.leased.append(LeasedJob(job, fence, deliveries + 1, self._expires_at))

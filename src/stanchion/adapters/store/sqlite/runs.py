@@ -365,6 +365,7 @@ def _dispatch(db: Database, run: int, job: Job) -> None:
         item=job.item,
         attempt=job.attempt,
         dispatch=job.dispatch,
+        max_deliveries=job.max_deliveries,
         ticket=db.ticket(),
         input=encode(job.input),
     )

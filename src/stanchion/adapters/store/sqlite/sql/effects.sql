@@ -3,9 +3,10 @@
 -- name: dispatch_job
 -- Makes a job ready, see together.sql.
 INSERT INTO dispatches (
-    id, run, tenant, topic, step_id, item, attempt, dispatch, ticket, input
+    id, run, tenant, topic, step_id, item, attempt, dispatch, max_deliveries, ticket, input
 ) VALUES (
-    :id, :run, :tenant, :topic, :step_id, :item, :attempt, :dispatch, :ticket, :input
+    :id, :run, :tenant, :topic, :step_id, :item, :attempt, :dispatch, :max_deliveries, :ticket,
+    :input
 )
 
 -- name: open_jobs_of_run

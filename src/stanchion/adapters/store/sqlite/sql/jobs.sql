@@ -31,7 +31,7 @@ VALUES (:job, :worker_id, :run, :ticket, :entry_id, :event, :due)
 SELECT
     jobs.id, runs.id, jobs.tenant, jobs.step_id, jobs.topic, jobs.attempt, jobs.item,
     jobs.dispatch, job_inputs.input, jobs.state, jobs.fence, jobs.deliveries, jobs.worker_id,
-    jobs.expires_at, jobs.progress
+    jobs.expires_at, jobs.max_deliveries, jobs.progress
 FROM jobs
 JOIN runs ON runs.run = jobs.run
 JOIN job_inputs ON job_inputs.job = jobs.job
@@ -44,9 +44,11 @@ WHERE (jobs.tail, jobs.head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
     AND runs.id = :run_id AND jobs.progress IS NOT NULL
 
 -- name: expired_jobs
--- Answers (job, id, run, run_id, tenant, topic, deliveries) of expired leases, earliest first.
+-- Answers (job, id, run, run_id, tenant, topic, deliveries, max_deliveries) of expired leases,
+-- earliest first.
 SELECT
-    jobs.job, jobs.id, runs.run, runs.id, jobs.tenant, jobs.topic, jobs.deliveries
+    jobs.job, jobs.id, runs.run, runs.id, jobs.tenant, jobs.topic, jobs.deliveries,
+    jobs.max_deliveries
 FROM jobs JOIN runs ON runs.run = jobs.run
 WHERE jobs.state = 'leased' AND jobs.expires_at <= :now
 ORDER BY jobs.expires_at LIMIT :limit

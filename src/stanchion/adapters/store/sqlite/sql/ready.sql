@@ -29,10 +29,11 @@ UPDATE queues SET turn = :turn
 WHERE topic IN (SELECT value FROM json_each(:topics)) AND tenant = :tenant
 
 -- name: oldest_ready_jobs
--- Answers (ticket, job, id, run_id, step_id, item, attempt, dispatch, fence, deliveries, input).
+-- Answers (ticket, job, id, run_id, step_id, item, attempt, dispatch, max_deliveries, fence,
+-- deliveries, input).
 SELECT
     jobs.ticket, jobs.job, jobs.id, runs.id, jobs.step_id, jobs.item, jobs.attempt, jobs.dispatch,
-    jobs.fence, jobs.deliveries, job_inputs.input
+    jobs.max_deliveries, jobs.fence, jobs.deliveries, job_inputs.input
 FROM jobs
 JOIN runs ON runs.run = jobs.run
 JOIN job_inputs ON job_inputs.job = jobs.job

@@ -40,17 +40,18 @@ END;
 -- exists is not changed.
 CREATE TEMP VIEW dispatches AS SELECT
     NULL AS id, NULL AS run, NULL AS tenant, NULL AS topic, NULL AS step_id, NULL AS item,
-    NULL AS attempt, NULL AS dispatch, NULL AS ticket, NULL AS input;
+    NULL AS attempt, NULL AS dispatch, NULL AS max_deliveries, NULL AS ticket, NULL AS input;
 
 CREATE TEMP TRIGGER dispatch_job INSTEAD OF INSERT ON dispatches BEGIN
-    INSERT INTO jobs (id, run, tenant, topic, step_id, item, attempt, dispatch, state, ticket)
-        VALUES (
+    INSERT INTO jobs (
+            id, run, tenant, topic, step_id, item, attempt, dispatch, max_deliveries, state, ticket
+        ) VALUES (
             NEW.id, NEW.run, NEW.tenant, NEW.topic, NEW.step_id, NEW.item, NEW.attempt,
-            NEW.dispatch, 'ready', NEW.ticket
+            NEW.dispatch, NEW.max_deliveries, 'ready', NEW.ticket
         )
         ON CONFLICT (tail, head) DO UPDATE SET
             topic = excluded.topic, attempt = excluded.attempt, dispatch = excluded.dispatch,
-            state = 'ready', ticket = excluded.ticket, deliveries = 0, worker_id = NULL,
+            max_deliveries = excluded.max_deliveries, state = 'ready', ticket = excluded.ticket, deliveries = 0, worker_id = NULL,
             expires_at = NULL
         WHERE state = 'dead';
     -- Each of the next two only if the one before has changed a row. The replay of a dead job may
