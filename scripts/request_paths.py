@@ -1,12 +1,12 @@
-"""Count and list the files of ours that a start and a result execute, on SQLite and on Redis.
+"""Count and list our files that a start and a result execute, on SQLite and on Redis.
 
 A request that runs through many small files is hard to follow. ``make check`` prints the counts and
 fails above ``FILES_MAX``; a test compares the two walks of ARCHITECTURE.md with the same lists.
 
 A file counts if a function of it is called, in any thread, between the first byte of the request
-and the last byte of the answer; of a result also until the next step has been dispatched, since a
-result is answered before it is applied. It must be called in every one of several requests, which
-leaves out what background loops happen to do meanwhile.
+and the last byte of the response; for a result also until the next step has been dispatched, since
+a result is answered before it is applied. It must be called in all of several requests, which
+excludes the files of background loops.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ FILES_MAX: Final = {
     ("start", "SQLite"): 40,
     ("result", "SQLite"): 40,
     ("start", "Redis"): 40,
-    # Store, locks and bus are three clients here: its aim of 40 is missed by four.
+    # Store, locks and bus are three clients here: the aim of 40 is missed by four.
     ("result", "Redis"): 44,
 }
-"""How many files a request may go through, by kind and store."""
+"""The maximum number of files per request, by kind and store."""
 _ROOT: Final = Path(__file__).parent.parent / "src" / "stanchion"
 _ROUNDS: Final = 8
 _REST_S: Final = 0.03
-"""Before each request: what the one before it caused has ended by then."""
+"""Pause before each request, so that the work of the previous one has ended."""
 _APPLIED: Final = frozenset({"adapters/bus/local.py"})
-"""Rings the bells, on every bus: the last thing that is done for a result, after its commit."""
+"""Rings the bells, on every bus: the last action for a result, after its commit."""
 _HEARD_S: Final = 0.01
-"""Until bells have been heard."""
+"""Time for bells to be handled."""
 _APPLIED_S_MAX: Final = 2.0
 _SAMPLERS: Final = frozenset({"services/watchdog.py"})
-"""Looks at the loop all the time, and has no part in any request."""
+"""Samples the event loop continuously and takes no part in requests."""
 _WAIT_S_MAX: Final = 20.0
 _SHARE_PERCENT: Final = 10_000
 _WORKFLOW: Final = {
@@ -61,21 +61,21 @@ _WORKFLOW: Final = {
 
 
 class Walks(NamedTuple):
-    """The files of each kind of request, in the order in which they are first entered."""
+    """The files of each kind of request, in the order of first entry."""
 
     start: list[str]
     result: list[str]
 
 
 class _Recorder:
-    """Notes the files of ours in which functions are called, while it is on."""
+    """Records our files in which functions are called, while it is on."""
 
     def __init__(self) -> None:
         self._prefix = str(_ROOT)
         self._seen: dict[str, None] | None = None
 
     def install(self) -> None:
-        threading.setprofile(self._note)  # for threads that start from now on
+        threading.setprofile(self._note)  # for new threads
         sys.setprofile(self._note)
 
     def uninstall(self) -> None:
@@ -112,7 +112,7 @@ def _short(name: str) -> str:
 
 
 async def walks_on(store: str | None = None, bus: str | None = None) -> Walks:
-    """Start a server on this store, send it requests, and say which files they went through."""
+    """Start a server on this store, send it requests, and return the files that they entered."""
     recorder = _Recorder()
     recorder.install()
     try:
@@ -150,7 +150,7 @@ async def _walk(connection: _Connection, recorder: _Recorder) -> Walks:
             sent = {"worker_id": "w", "results": [{**result, "output": 1}]}
             send = partial(connection.ask, "POST", "/v1/worker/results", sent)
             results.append(await recorder.record(send, until=_APPLIED))
-    # Every second result is of the first step, and has a next one to dispatch.
+    # Every second result is of the first step, and dispatches the next one.
     return Walks(_in_all(starts[2:]), _in_all(results[4::2]))
 
 
@@ -164,7 +164,7 @@ def _in_all(walks: list[list[str]]) -> list[str]:
 
 
 class _Connection:
-    """One kept HTTP connection, as small as it can be: it must not go through files of ours."""
+    """A minimal HTTP connection that does not use our files."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -204,7 +204,7 @@ async def _served(config: Config) -> AsyncIterator[_Connection]:
 
 
 def main() -> int:
-    """Print the counts, and with ``--list`` the files; 1 if a count is over its limit."""
+    """Print the counts, and with ``--list`` the files; return 1 if a count is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true", help="print every file")
     is_listed = parser.parse_args().list
