@@ -1,9 +1,9 @@
-"""The bus: a queue of calls and bells between replicas, and all that such a queue may do.
+"""The simulated bus: a queue of calls, and bells, with the faults of a real bus.
 
-A call that was delivered and not answered within ``ACK_WAIT_S`` is delivered again, to anybody. A
-call may be delivered twice, and out of order. A crash loses what was published since the last sync
-to disk, and brings back what was answered since. Bells get lost. None of that may cost more than
-time: the rows are in the store.
+A call that is not answered within ``ACK_WAIT_S`` is delivered again, to any replica. Calls may be
+delivered twice and out of order. A crash loses calls that were published since the last sync to
+disk, and restores calls that were answered since. Bells may be lost. All of this may only cost
+time: the outbox rows are in the store.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class BusServer:
         self._faults = faults
         self._messages: dict[RunId, _Message] = {}
         self._answered: dict[RunId, _Message] = {}
-        """Since the last sync."""
+        """Calls published or answered since the last sync."""
         self.ports: list[BusPort] = []
 
     def crash(self) -> None:
-        """Lose what was published since the last sync; what was answered since is back."""
+        """Lose calls published since the last sync, and restore those answered since."""
         now_s = asyncio.get_running_loop().time()
         kept = {run_id: each for run_id, each in self._messages.items() if each.is_synced}
         back = {run_id: each for run_id, each in self._answered.items() if run_id not in kept}
@@ -67,13 +67,13 @@ class BusServer:
         self.is_down = True
 
     def restart(self) -> None:
-        """Come back with what is on disk."""
+        """Start again with the calls on disk."""
         self.is_down = False
         for run_id in list(self._messages):
             self._due(run_id)
 
     def sync(self) -> None:
-        """Bring everything to disk."""
+        """Write everything to disk."""
         self._answered = {}
         for each in self._messages.values():
             each.is_synced = True
@@ -91,7 +91,7 @@ class BusServer:
     def answer(self, run_id: RunId, delivery: int, disposition: Disposition) -> None:
         message = self._messages.get(run_id)
         if message is None or message.delivery != delivery:
-            return  # Of a delivery that was given up.
+            return  # The answer to an earlier delivery.
         now_s = asyncio.get_running_loop().time()
         match disposition:
             case Ack() | Dead():
@@ -116,7 +116,7 @@ class BusServer:
         return len(self._messages)
 
     def ring(self, bell: Bell, note: str, ringer: BusPort) -> None:
-        """Tell everybody else, as far as they can be told."""
+        """Deliver a bell to all other replicas, unless it is lost."""
         for port in self.ports:
             if port is ringer:
                 continue
@@ -129,11 +129,11 @@ class BusServer:
 
     def _put(self, row: OutboxRow, due_s: float) -> None:
         self._messages[row.run_id] = _Message(row, due_s)
-        # A moment later, and not in order.
+        # After a random delay, so that the order varies.
         self.process.later(0.01 * self._chance.random(), self._due, row.run_id)
 
     def _due(self, run_id: RunId) -> None:
-        """Deliver, if it is time, to one of those who consume."""
+        """Deliver a due call to one of the consumers."""
         now_s = asyncio.get_running_loop().time()
         message = self._messages.get(run_id)
         if message is None or self.is_down or message.due_s > now_s + 1e-6:
@@ -169,11 +169,11 @@ class BusPort:
 
     @property
     def room(self) -> int:
-        """How many calls more it would take."""
+        """The number of further calls it can take."""
         return self._at_once_max - len(self._hands)
 
     def leave(self) -> None:
-        """The process is gone, and its connection with it."""
+        """Remove the connection of a process that has ended."""
         self._at_once_max = 0
         self._server.ports.remove(self)
 
@@ -191,7 +191,7 @@ class BusPort:
                 hand.cancel()
 
     def deliver(self, row: OutboxRow, delivery: int) -> None:
-        """A call has come in."""
+        """Receive a call."""
         if self._handle is not None and self.room > 0:
             hand = asyncio.get_running_loop().create_task(
                 self._serve(self._handle, row, delivery), name=f"call {row.run_id}"
@@ -207,7 +207,7 @@ class BusPort:
             )
 
     def hear(self, bell: Bell, note: str) -> None:
-        """A bell of another replica's."""
+        """Receive a bell of another replica."""
         self._listeners.hear(bell, note)
 
     def listen(self, bell: Bell, hear: Callable[[str], None]) -> Callable[[], None]:
@@ -220,7 +220,7 @@ class BusPort:
         await self.link.ask("ping", lambda: None)
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is no connection."""
 
     async def _serve(self, handle: Handler, row: OutboxRow, delivery: int) -> None:
         async def still() -> None:

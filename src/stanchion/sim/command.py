@@ -1,4 +1,4 @@
-"""``stanchion sim``: thousands of bad days, and how each went.
+"""``stanchion sim``: runs simulated days with faults, and reports violations.
 
 stanchion sim --seeds 0..200 --profile mixed      a summary; exit code 1 if a day went wrong
 stanchion sim --seed 7                            one day, line by line
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 class Summary:
-    """What many days had in common."""
+    """The totals of many days."""
 
     def __init__(self) -> None:
         self.days = 0
@@ -49,7 +49,7 @@ class Summary:
         self._began_s = time.monotonic()
 
     def add(self, verdict: Verdict) -> None:
-        """Count a day in."""
+        """Add a day."""
         self.days += 1
         self.runs += verdict.runs
         self.simulated_s += verdict.simulated_s
@@ -60,13 +60,13 @@ class Summary:
 
     @property
     def rate(self) -> str:
-        """How fast it goes."""
+        """The number of days per second."""
         elapsed_s = max(1e-9, time.monotonic() - self._began_s)
         hours = self.simulated_s / 3600
         return f"{hours:.1f} h simulated, {hours / elapsed_s:.2f} h a second, {elapsed_s:.0f} s"
 
     def lines(self) -> Iterator[str]:
-        """All of it, for people."""
+        """The summary as text."""
         yield f"{self.days} days, {self.runs} runs; {self.rate}"
         yield "faults:"
         for name, number in self.faults.most_common():
@@ -77,7 +77,7 @@ class Summary:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; its exit code."""
+    """Run the command; returns its exit code."""
     parser = arguments()
     given = parser.parse_args(words)
     if given.seed is not None and given.seeds is not None:
@@ -97,7 +97,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def run(seeds: range, profile: str = MIXED, *, workers: int = 1, say: Say = print) -> int:
-    """Play many days; 1 if one of them went wrong."""
+    """Run many days; returns 1 if one has a violation."""
     summary, told_s = Summary(), time.monotonic()
     for verdict in _played(seeds, profile, workers):
         summary.add(verdict)
@@ -118,7 +118,7 @@ def run(seeds: range, profile: str = MIXED, *, workers: int = 1, say: Say = prin
 
 
 def replay(seed: int, profile: str = MIXED, *, say: Say = print, mutant: Mutant = NO_MUTANT) -> int:
-    """Play one day and tell all of it."""
+    """Run one day and print its whole history."""
     verdict = play(draw(seed, profile), mutant)
     for line in _plan(verdict.scenario):
         say(line)
@@ -140,7 +140,7 @@ def hunt(
     workers: int = 1,
     say: Say = print,
 ) -> int:
-    """Play days with each defect until it is found out; 1 if one is not."""
+    """Run days with each defect until it is detected; returns 1 if one is not."""
     names = [each.name for each in _mutants() if only in {None, each.name}]
     days: list[int] = []
     say(f"{'days':>5}  {'defect':<28} found by")
@@ -163,7 +163,7 @@ def _hunted(names: Sequence[str], seeds_max: int, workers: int) -> Iterator[tupl
 
 
 def _hunt_one(name: str, seeds_max: int) -> tuple[int | None, str]:
-    """After how many days a defect was found out, and by what."""
+    """After how many days a defect was detected, and by which invariant."""
     mutant = _mutant(name)
     for number, seed in enumerate(range(seeds_max), start=1):
         verdict = play(draw(seed, mutant.profile), mutant)
@@ -181,7 +181,7 @@ def _played(seeds: range, profile: str, workers: int) -> Iterator[Verdict]:
 
 
 def _play_briefly(seed: int, profile: str) -> Verdict:
-    """Without the lines: they need not travel between processes."""
+    """Run one day, without its lines: they need not be sent between processes."""
     from msgspec.structs import replace  # noqa: PLC0415 - for the children alone
 
     return replace(play(draw(seed, profile)), lines=())
@@ -210,7 +210,7 @@ def _mutant(name: str | None) -> Mutant:
 
 
 def _mutants() -> Sequence[Mutant]:
-    """The deliberate defects. They live with the tests; outside a checkout there are none."""
+    """The deliberate defects. They are part of the tests; outside a checkout there are none."""
     try:
         found: Sequence[Mutant] = importlib.import_module(MUTANTS).ALL
     except ModuleNotFoundError:
@@ -219,7 +219,7 @@ def _mutants() -> Sequence[Mutant]:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """What it can be told."""
+    """The argument parser."""
     parser = argparse.ArgumentParser(
         prog="stanchion sim", description="Run the services under seeded faults, in virtual time."
     )
@@ -270,7 +270,7 @@ def _say(text: str) -> None:
 def shrunk(
     verdict: Verdict, play: Callable[[Scenario], Verdict], *, plays_max: int = 120
 ) -> Verdict:
-    """Leave things out as long as the same statement breaks; the last verdict that was broken."""
+    """Reduce the scenario while the same invariant breaks; returns the last broken verdict."""
     plays = 0
     wanted = _what(verdict)
     is_smaller = True
@@ -288,12 +288,12 @@ def shrunk(
 
 
 def _what(verdict: Verdict) -> set[str]:
-    """Which statements broke, without the details."""
+    """The names of the broken invariants."""
     return {sentence.partition(":")[0] for sentence in verdict.broken}
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """Days with something left out, the most first."""
+    """Reduced scenarios, the smallest first."""
     faults, asks = scenario.faults, scenario.asks
     for part in (2, 4):
         for start in range(part):

@@ -1,4 +1,4 @@
-"""Endings: what must hold when the faults are over, and when everything has ended."""
+"""Checks after the faults have ended, and after all runs have ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["check_end", "check_looked_after", "tell_unfinished"]
 
 
 def check_looked_after(world: World) -> None:
-    """Soon after healing: everything is owned, queued or finished."""
+    """Check, soon after the last fault, that every run is owned, queued or finished."""
     state, now = world.store.real.state, world.store.clock.now()
     for file in state.runs.values():
         world.history.check(
@@ -26,7 +26,7 @@ def check_looked_after(world: World) -> None:
 
 
 def tell_unfinished(world: World) -> None:
-    """The time is over, and something has not ended."""
+    """Report the runs that have not ended in time."""
     state = world.store.real.state
     said = [
         f"run {run_id} is {file.run.status}: {sorted(file.inbox)} {_waits(file.run)}"
@@ -37,7 +37,7 @@ def tell_unfinished(world: World) -> None:
 
 
 def check_end(world: World) -> None:
-    """Everything has ended: nothing is left, and what was told and counted is so."""
+    """Check that no work is left, and that answers to callers and metrics are correct."""
     state, history = world.store.real.state, world.history
     left = [
         *(f"{len(state.outbox)} rows are left in the outbox" for _ in range(len(state.outbox))),
@@ -100,8 +100,8 @@ def _check_metrics(world: World) -> None:
             "admission_decisions",
         ):
             counted, seen = replica.metric_sum(f"{name}_total"), tally[name]
-            # A commit decided on a run as this replica last wrote it may meet another's; that
-            # is no sign of two writers, and is not counted.
+            # A commit decided on a cached run may conflict with that of another replica. This is
+            # not a duplicate writer, and is not counted.
             is_so = counted <= seen if name == "commit_conflicts" else counted == seen
             said = [f"{replica.process.name}: {name} is {counted}, and {seen} were seen"]
             world.history.check("metrics equal the history", [] if is_so else said)

@@ -1,4 +1,4 @@
-"""History: what happened in the world, line by line, and what was wrong about it."""
+"""History: the log of a simulated day, and the violations found in it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ __all__ = ["History", "bugs_told", "quiet"]
 
 
 class History:
-    """Lines in the order in which things happened. The same seed gives the same digest."""
+    """Lines in the order of events. The same seed gives the same digest."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.broken: list[str] = []
         self.faults: Counter[str] = Counter()
         self.checks: Counter[str] = Counter()
-        """How often each invariant was looked at: one that never was proves nothing."""
+        """How often each invariant was checked, to find invariants that never are."""
         self._is_wrong = asyncio.Event()
         self._digest = hashlib.blake2b(digest_size=16)
 
     def tell(self, text: str) -> None:
-        """Write a line."""
+        """Add a line."""
         line = f"{asyncio.get_running_loop().time():9.3f}  {text}"
         self.lines.append(line)
         self._digest.update(line.encode() + b"\n")
 
     def check(self, name: str, sentences: Iterable[str]) -> None:
-        """Write down every sentence that says what is wrong."""
+        """Record every violation that an invariant yields."""
         self.checks[name] += 1
         for sentence in sentences:
             self.broken.append(f"{name}: {sentence}")
@@ -40,7 +40,7 @@ class History:
             self._is_wrong.set()
 
     async def go_on(self, seconds: float) -> None:
-        """Let time pass, unless something is wrong."""
+        """Let time pass, unless a violation was found."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._is_wrong.wait()
@@ -64,11 +64,11 @@ _BUGS: Final = frozenset(
         "job_topic_unknown",
     }
 )
-"""Log lines that no outage explains."""
+"""Log events that only a bug can cause."""
 
 
 class _Bugs(logging.Handler):
-    """Takes log lines into the history; those that only a bug explains are broken statements."""
+    """Adds log lines to the history; those that only a bug can cause are violations."""
 
     def __init__(self, history: History) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Bugs(logging.Handler):
 
 @contextmanager
 def bugs_told(history: History) -> Iterator[None]:
-    """Tell the history of every line that only a bug explains."""
+    """Add log lines to the history while the context is active."""
     logger, handler = logging.getLogger("stanchion"), _Bugs(history)
     logger.addHandler(handler)
     try:
@@ -94,7 +94,7 @@ def bugs_told(history: History) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nobody reads the log of a day that is played a thousand times."""
+    """Disable logging while the context is active."""
     logger, nobody = logging.getLogger("stanchion"), logging.NullHandler()
     before = logger.level, logger.propagate
     logger.setLevel(logging.ERROR)

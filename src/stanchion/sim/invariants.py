@@ -1,7 +1,6 @@
-"""Invariants: what must hold in the world, each as a small function that says what is wrong.
+"""Invariants of the simulation, each a function that yields its violations as sentences.
 
-They are given facts, most of them from the ledger, which is kept beside the servers and not by
-them. A function yields sentences; none is good.
+Their arguments are facts, most of them from the ledger, which records independently of the servers.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ _MS: int = 1_000
 
 
 def cap_holds(tenant: str, active: int, limit: int | None) -> Iterator[str]:
-    """Never more active runs than the cap, at the moment one is admitted."""
+    """At each admission there are no more active runs than the cap."""
     if limit is not None and active > limit:
         yield f"{tenant} has {active} active runs, and a cap of {limit}"
 
@@ -81,7 +80,7 @@ def slots_are_unfinished_runs(tenant: str, counted: int, unfinished: int) -> Ite
 
 
 def one_run_per_key(key: tuple[str, str], runs: Collection[str]) -> Iterator[str]:
-    """A key makes one run, however often and by however many it is sent."""
+    """A key creates one run, even if several callers send it several times."""
     if len(runs) > 1:
         yield f"key {key[1]} of {key[0]} made {len(runs)} runs"
 
@@ -93,7 +92,7 @@ def nothing_after_deadline(what: str, *, is_late: bool, has_changed: bool) -> It
 
 
 def gate_answers_in_time(took_s: float, settings: Iterable[Settings]) -> Iterator[str]:
-    """A start is answered within the wait budget and half a second, whatever is away."""
+    """A start is answered within the wait budget and half a second, also during outages."""
     most_s = max(each.admission.lock_wait_s for each in settings) + 0.5
     if took_s > most_s:
         yield f"a caller waited {took_s:.3f} s for the gate, of {most_s:.1f}"
@@ -103,13 +102,13 @@ def gate_answers_in_time(took_s: float, settings: Iterable[Settings]) -> Iterato
 
 
 def chain_holds(run_id: str, *, read: Stamp, present: Stamp) -> Iterator[str]:
-    """Accepted commits form one chain: each was decided on what the one before it left."""
+    """Accepted commits form one chain: each was decided on the result of the one before."""
     if read != present:
         yield f"run {run_id}: accepted a commit decided on {read}, where {present} was"
 
 
 def fence_rises(what: str, *, before: int, now: int, strictly: bool = False) -> Iterator[str]:
-    """Whoever comes later has a higher fence."""
+    """Later fences are higher."""
     if now < before or (strictly and now == before):
         yield f"{what}: fence {now} after {before}"
 
@@ -127,7 +126,7 @@ def unleased_only_by_policy(run_id: str, *, must_close: bool) -> Iterator[str]:
 
 
 def inbox_has_row(state: MemoryState, run_id: RunId) -> Iterator[str]:
-    """Whatever lies in an inbox has a row that keeps somebody coming back."""
+    """A run with a non-empty inbox has an outbox row."""
     file = state.runs.get(run_id)
     if file is not None and file.inbox and state.outbox.due(run_id) is None:
         yield f"run {run_id} has {len(file.inbox)} events in its inbox and no row in the outbox"
@@ -137,7 +136,7 @@ def inbox_has_row(state: MemoryState, run_id: RunId) -> Iterator[str]:
 
 
 def grant_is_disjoint(name: str, *, until: Instant | None, now: Instant) -> Iterator[str]:
-    """A name is granted to another only when the term before has ended. ``until``: its end."""
+    """A lock is granted to another holder only after the last term, which ends at ``until``."""
     if until is not None and now < until:
         yield f"{name} was granted {until - now} ms before the term of its holder ended"
 
@@ -149,7 +148,7 @@ def holder_owns(name: str, *, fence: int | None, owner: int | None) -> Iterator[
 
 
 def job_holder_owns(job_id: str, fence: int, file: JobFile | None, now: Instant) -> Iterator[str]:
-    """A worker that trusts its job's lease has it, unless the run has no use for the job."""
+    """A worker that trusts its job lease owns it, unless the run no longer needs the job."""
     if file is None:
         yield f"{job_id}: a worker trusts its lease, and there is no such job"
     elif file.state is JobState.LEASED:
@@ -162,7 +161,7 @@ def job_holder_owns(job_id: str, fence: int, file: JobFile | None, now: Instant)
 
 
 def accepted_once(job_id: str, *, fence: int, holder: int | None, before: int) -> Iterator[str]:
-    """A result is taken once, and from the present holder only."""
+    """A result is accepted once, and only from the current holder."""
     if before:
         yield f"{job_id}: a second result was taken"
     if holder != fence:
@@ -170,13 +169,13 @@ def accepted_once(job_id: str, *, fence: int, holder: int | None, before: int) -
 
 
 def told_stays_true(run: Run, status: RunStatus) -> Iterator[str]:
-    """A run that a caller was told has ended has ended so."""
+    """A run has the final status that a caller was told."""
     if run.status is not status:
         yield f"a caller was told that run {run.id} is {status}, and it is {run.status}"
 
 
 def decision_stays_true(step_id: str, step: Step, verbs: Collection[str]) -> Iterator[str]:
-    """Whoever was told that a decision is carried out finds it so; nobody else was told so."""
+    """A decision that a caller was told is applied is applied, and only that one."""
     is_approved = step.status is StepStatus.SUCCEEDED
     for verb in verbs:
         if (verb == "approve") is not is_approved:
@@ -187,7 +186,7 @@ def decision_stays_true(step_id: str, step: Step, verbs: Collection[str]) -> Ite
 
 
 def call_retries_in_bounds(delay_ms: int, settings: Iterable[Settings]) -> Iterator[str]:
-    """A call that comes again does so when a busy run, or a backend that is away, is due again."""
+    """The delay of a retried call is that for a busy run or for an unavailable backend."""
     windows: list[tuple[int, int]] = []
     for each in settings:
         busy = each.lock_busy
@@ -202,7 +201,7 @@ def call_retries_in_bounds(delay_ms: int, settings: Iterable[Settings]) -> Itera
 def client_retries_in_bounds(
     told: Retrying, policies: Mapping[RetryClass, RetryPolicy]
 ) -> Iterator[str]:
-    """A caller honours the server's word, and waits no longer than its policy says."""
+    """A caller respects ``Retry-After``, and waits no longer than its policy allows."""
     policy = policies[told.retry_class]
     _, high_ms = _window(policy.backoff)
     latest_ms = max(high_ms, round(told.retry_after_ms * (1 + policy.spread)) + 1)
@@ -229,7 +228,7 @@ def retry_after_in_bounds(status: int, retry_after_ms: int | None) -> Iterator[s
 
 
 def timers_in_bounds(plan: Plan, transition: Transition) -> Iterator[str]:
-    """A retry is due within its policy's bounds, a delay when it was asked for."""
+    """A retry is due within the range of its policy, a delay at its exact time."""
     at = transition.timeline[0].at if transition.timeline else None
     for effect in transition.effects:
         if not isinstance(effect, SetTimer) or effect.timer.step_id is None or at is None:
@@ -260,7 +259,7 @@ def _window(policy: Backoff) -> tuple[int, int]:
 def owned_queued_or_finished(
     state: MemoryState, file: RunFile, *, now: Instant, grace_ms: int
 ) -> Iterator[str]:
-    """An unfinished run is being looked after: nothing of it is overdue."""
+    """Every part of an unfinished run has an owner or a timer, and none is overdue."""
     run = file.run
     if run.status.is_finished:
         return

@@ -1,8 +1,8 @@
-"""The ledger: what really happened, written down beside the servers and not by them.
+"""The ledger: a record of all commands that the store executes, independent of the store.
 
-It sees every command in the step in which the store executes it, and holds each against the
-invariants. What it knows it has from commands and answers; it looks at the store's own state only
-to compare. What is about locks is in ``lock_ledger``.
+It sees each command in the step in which the store executes it, and checks it against the
+invariants. It derives its facts from commands and answers, and reads the state of the store only
+to compare. The record of locks is in ``lock_ledger``.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from stanchion.sim.servers import StoreServer
 __all__ = ["Ambush", "Ledger", "Trap"]
 
 Ambush: TypeAlias = Callable[[Process, RunId, ObservedHold], bool]
-"""Asked at every read under a lease; whether it struck, and is done with."""
+"""Called at every read under a lease; returns whether it acted, and is then removed."""
 Trap: TypeAlias = Callable[[SimLink, Commit], bool]
-"""Likewise, at every commit."""
+"""Called at every commit, likewise."""
 _CLOSED: Final = frozenset({Risk.HIGH, Risk.CRITICAL})
-"""Classes whose policy nobody changes in these days: they fail closed."""
+"""Classes whose policy no scenario changes: they fail closed."""
 _OPEN_JOBS: Final = frozenset({JobState.READY, JobState.LEASED})
 _ON_ITS_WAY_S: Final = 12.0
-"""What was leased before a failover may reach its worker so long after it."""
+"""A lease granted before a failover may reach its worker so long after it."""
 
 
 class _Seen(NamedTuple):
@@ -70,7 +70,7 @@ class _Seen(NamedTuple):
 
 @dataclass(slots=True)
 class Ledger:
-    """Everything that was seen."""
+    """The record of the store."""
 
     history: History
     store: StoreServer
@@ -78,33 +78,33 @@ class Ledger:
     run_ttl_ms: int
     locks: LockLedger
     tallies: defaultdict[str, Counter[str]]
-    """What reached each replica, by its process: what its metrics must say."""
+    """The answers that reached each replica, by process: its metrics must match."""
     settings: list[Settings] = field(default_factory=lambda: [DEFAULTS])
-    """All that were ever in force."""
+    """All settings that were ever in force."""
     runs: dict[RunId, Run] = field(default_factory=dict)
-    """As the last accepted change left them."""
+    """Runs after their last accepted change."""
     keys: defaultdict[tuple[str, str], dict[RunId, None]] = field(
         default_factory=lambda: defaultdict(dict)
     )
     unfinished: Counter[str] = field(default_factory=Counter)
     results: Counter[JobId] = field(default_factory=Counter)
     leases: dict[JobId, tuple[int, Instant]] = field(default_factory=dict)
-    """Job leases that stand: fence and end."""
+    """Current job leases: fence and end."""
     job_fences: dict[JobId, int] = field(default_factory=dict)
     taken: set[tuple[str, int]] = field(default_factory=set)
-    """Every result that the store has ever accepted: job and fence."""
+    """All results that the store has accepted: job and fence."""
     ambushes: list[Ambush] = field(default_factory=list)
-    """What waits for a replica in the middle of a hold, between reading a run and writing it."""
+    """Faults that wait for a replica between reading a run and writing it."""
     traps: list[Trap] = field(default_factory=list)
-    """What waits for a commit that is about to be sent."""
+    """Faults that wait for a commit that is about to be sent."""
     failed_over_at_s: float = NEVER_S
     orphans: set[JobId] = field(default_factory=set)
-    """Jobs that were out at a failover. Their results may be lost, and applied all the same."""
+    """Jobs that were open at a failover. Their results may be lost, but still be applied."""
 
     # ── What replicas and workers do ─────────────────────────────────────────────────────────────
 
     def sends(self, link: SimLink, verb: str, arguments: tuple[Any, ...]) -> None:
-        """A replica is about to send this to the store."""
+        """A replica is about to send a command to the store."""
         if verb == "commit":
             self.locks.writes(link.caller, arguments[0].run_id)
             for trap in list(self.traps):
@@ -112,7 +112,7 @@ class Ledger:
                     self.traps.remove(trap)
 
     def brought(self, link: SimLink, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
-        """The store's answer has reached the replica."""
+        """The answer of the store has reached the replica."""
         tally = self.tallies[link.caller.name]
         match verb, answer:
             case ("commit", CommitConflict()) | ("items_at", None):
@@ -142,9 +142,9 @@ class Ledger:
         )
 
     def works(self, job_id: JobId, fence: int, since_s: float) -> None:
-        """A worker acts on a job, and trusts its lease at this moment."""
+        """A worker acts on a job and trusts its lease."""
         if since_s <= self.failed_over_at_s + _ON_ITS_WAY_S:
-            return  # The store may not know of the lease any more, and nobody could tell.
+            return  # The failover may have lost the lease, and the worker cannot know.
         file = self.store.real.state.jobs.get(job_id)
         now = self.store.clock.now()
         self.history.check(
@@ -168,13 +168,13 @@ class Ledger:
         *,
         is_late: bool,
     ) -> None:
-        """The store has executed this."""
+        """The store has executed a command."""
         note = _NOTES.get(verb)
         if note is not None:
             note(self, _Seen(link.caller, verb, arguments, answer, is_late))
 
     def failed_over(self) -> None:
-        """The store has lost its last writes: what it has now is what is true."""
+        """The store has lost its last writes: take over its state."""
         state = self.store.real.state
         self.failed_over_at_s = asyncio.get_running_loop().time()
         self.runs = {run_id: file.run for run_id, file in state.runs.items()}
@@ -195,7 +195,7 @@ class Ledger:
                 self.leases[job_id] = (each.fence, each.expires_at)
 
     def admitted(self, seen: _Seen) -> None:
-        """Somebody asked for a run."""
+        """Check an admission."""
         admission: Admission = seen.arguments[0]
         run, check = admission.run, self.history.check
         if isinstance(seen.answer, Full) and run.tenant == "quiet":
@@ -224,7 +224,7 @@ class Ledger:
         self._slots(run.tenant)
 
     def committed(self, seen: _Seen) -> None:
-        """Somebody wanted to change a run."""
+        """Check a commit."""
         commit: Commit = seen.arguments[0]
         before, state = self.runs.get(commit.run_id), self.store.real.state
         if not isinstance(seen.answer, Committed):
@@ -268,7 +268,7 @@ class Ledger:
             check("runs are in a state that the rules lead to", of_core.of_run(plan, after))
 
     def loaded(self, seen: _Seen) -> None:
-        """A replica has read a run."""
+        """Check a load of a run, and give ambushes their chance."""
         if not self.ambushes or not isinstance(seen.answer, Loaded) or not seen.answer.inbox:
             return
         run_id = seen.answer.run.id
@@ -276,7 +276,7 @@ class Ledger:
             self.ambushes[:] = [each for each in self.ambushes if not each(seen.who, run_id, hold)]
 
     def accepted(self, seen: _Seen) -> None:
-        """Workers have brought results."""
+        """Check accepted results."""
         for result, answer in zip(seen.arguments[0], seen.answer, strict=True):
             word = "rejected"
             if isinstance(answer, Accepted):
@@ -295,7 +295,7 @@ class Ledger:
             self._rows([answer.run_id])
 
     def leased(self, seen: _Seen) -> None:
-        """Jobs were handed out."""
+        """Check leases of jobs."""
         now, check = self.store.clock.now(), self.history.check
         for each in seen.answer:
             job_id = each.job.id
@@ -311,7 +311,7 @@ class Ledger:
             self.history.tell(f"store  {seen.who.name} {job_id}: leased, {each.deliveries}.")
 
     def renewed(self, seen: _Seen) -> None:
-        """Leases of jobs go on, or do not."""
+        """Record renewed and lost leases of jobs."""
         state = self.store.real.state
         for lease in seen.arguments[0]:
             known, file = self.leases.get(lease.job_id), state.jobs.get(lease.job_id)
@@ -319,7 +319,7 @@ class Ledger:
                 self.leases[lease.job_id] = (known[0], file.expires_at)
 
     def expired(self, seen: _Seen) -> None:
-        """Leases of jobs have ended."""
+        """Check expired leases of jobs."""
         now = self.store.clock.now()
         for each in seen.answer:
             _, until = self.leases.pop(each.job_id, (0, None))
@@ -331,11 +331,11 @@ class Ledger:
             self.history.tell(f"store  {seen.who.name} {each.job_id}: {end}")
 
     def taken_up(self, seen: _Seen) -> None:
-        """Rows were taken, or timers fired."""
+        """Record taken outbox rows and fired timers."""
         self._rows(getattr(each, "run_id", each) for each in seen.answer)
 
     def told(self, seen: _Seen) -> None:
-        """Something that needs no more than a line."""
+        """Record a command that needs no check."""
         self.history.tell(f"store  {seen.who.name} {seen.verb} {seen.arguments[0]}")
 
     def poisoned(self, seen: _Seen) -> None:

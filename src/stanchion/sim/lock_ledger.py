@@ -1,4 +1,4 @@
-"""The ledger of locks: who was granted what, and who believes to hold it."""
+"""The ledger of locks: all grants, and the leases that replicas trust."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEVER_S: float = -1e9
 
 @dataclass(slots=True)
 class ObservedHold:
-    """A lease that a replica has in hand."""
+    """A lease that a replica works under."""
 
     process: Process
     lease: Lease
@@ -40,7 +40,7 @@ class _Holder:
 
 @dataclass(slots=True)
 class LockLedger:
-    """Everything that was seen of locks."""
+    """The record of the lock server."""
 
     history: History
     locks: LockServer
@@ -48,14 +48,14 @@ class LockLedger:
     holds: dict[int, ObservedHold] = field(default_factory=dict)
     _holders: dict[str, _Holder] = field(default_factory=dict)
     _fences: dict[str, dict[int, str]] = field(default_factory=dict)
-    """For every name, every fence that was given out, and to which token."""
+    """For every name, all fences that were granted, with their tokens."""
     _not_owned: set[tuple[str, int]] = field(default_factory=set)
     _forced_at_s: dict[str, float] = field(default_factory=dict)
 
     # ── What replicas do ─────────────────────────────────────────────────────────────────────────
 
     def holding(self, hold: ObservedHold) -> None:
-        """A replica has got a lease, or goes on without one."""
+        """A replica has acquired a lease, or proceeds without one."""
         self.holds[id(hold)] = hold
         if hold.lease.is_degraded:
             must_close = hold.policy.on_lock_error is OnLockError.FAIL_CLOSED or hold.escalated
@@ -70,7 +70,7 @@ class LockLedger:
         self.holds.pop(id(hold), None)
 
     def held_by(self, process: Process, run_id: RunId) -> list[ObservedHold]:
-        """What a replica has in hand of a run."""
+        """The leases of a replica on a run."""
         name = f"run/{run_id}"
         return [
             hold
@@ -79,7 +79,7 @@ class LockLedger:
         ]
 
     def writes(self, process: Process, run_id: RunId) -> None:
-        """A replica is about to commit: if it trusts its lease, the lease is its own."""
+        """Check that a replica that is about to commit owns the lease it trusts."""
         for hold in self.held_by(process, run_id):
             lease = hold.lease
             if lease.fence is None or lease.lost is not None:
@@ -105,7 +105,7 @@ class LockLedger:
     def locked(
         self, verb: str, name: str, token: str, answer: object, *, is_late: bool, ttl_ms: int
     ) -> None:
-        """The lock server has executed this."""
+        """The lock server has executed a command."""
         match verb, answer:
             case "acquire", Granted(fence):
                 self._granted(name, token, fence, ttl_ms, is_late=is_late)
@@ -124,12 +124,12 @@ class LockLedger:
                 pass
 
     def told_not_owned(self, name: str, token: str) -> None:
-        """A holder was told that its lease is not its own any more."""
+        """The lock server has answered a holder that it does not own the lock."""
         fences = self._fences.get(name, {})
         self._not_owned.update((name, each) for each, whose in fences.items() if whose == token)
 
     def lost(self) -> None:
-        """The lock server has forgotten everything."""
+        """The lock server has lost its data."""
         self._holders.clear()
 
     def _renewed(self, name: str, token: str, ttl_ms: int) -> None:
@@ -153,8 +153,8 @@ class LockLedger:
                 "fences rise", must.fence_rises(name, before=before.fence, now=fence, strictly=True)
             )
         whose = self._fences.setdefault(name, {}).setdefault(fence, token)
-        # Above the server's own time it comes from the run's fence. A server that has lost its
-        # memory and the time as well may give such a one out again: then the commit decides.
+        # A fence above the server's time comes from the fence of the run. A server that has lost
+        # its data and whose clock is behind may grant it again: then the commit decides.
         is_borrowed = fence > now * 1_000
         said = [f"{name}: fence {fence} was given out a second time"]
         check("fences rise", [] if whose == token or is_borrowed else said)

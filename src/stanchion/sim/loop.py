@@ -1,8 +1,7 @@
-"""Virtual time and simulated processes: an event loop in which waiting costs nothing.
+"""Virtual time and simulated processes: an event loop in which waiting takes no real time.
 
-Whenever nothing can run, the clock jumps to the next timer: an hour of sleeping takes as long as
-the code that runs in it. There is no input or output, so the same program has the same history
-every time.
+When no callback can run, the clock jumps to the next timer. There is no I/O, so the same program
+always has the same history.
 
 All simulated processes share the loop. Every callback and timer carries, in its context, the
 process that set it. A paused process runs nothing, not even timers; callbacks that become due
@@ -33,11 +32,11 @@ class DueCallback(Protocol):
     """A callback that is due and waits for its process."""
 
     def again(self) -> None:
-        """Run now."""
+        """Run the callback now."""
 
 
 class Process:
-    """One program."""
+    """A simulated process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -59,12 +58,12 @@ class Process:
     def spawn(
         self, work: Coroutine[Any, Any, _Result], name: str | None = None
     ) -> asyncio.Task[_Result]:
-        """Begin a task of this process."""
+        """Start a task of this process."""
         loop = asyncio.get_running_loop()
         return loop.create_task(work, name=name, context=self.context.copy())
 
     def begin(self, work: Coroutine[Any, Any, object], name: str | None = None) -> None:
-        """Begin a task that nobody waits for."""
+        """Start a task whose result is not used."""
         self._begun.append(self.spawn(work, name))
 
     def later(
@@ -73,28 +72,28 @@ class Process:
         do: Callable[[Unpack[_Arguments]], object],
         *arguments: *_Arguments,
     ) -> asyncio.TimerHandle:
-        """Have something done by this process, later."""
+        """Run a callback in this process after a delay."""
         loop = asyncio.get_running_loop()
         return loop.call_later(seconds, do, *arguments, context=self.context.copy())
 
     def pause(self) -> None:
-        """Stand still."""
+        """Run nothing until ``resume``."""
         self.is_paused = True
         self.pauses += 1
 
     def resume(self) -> list[DueCallback]:
-        """Go on. What became due meanwhile is handed back, for the loop to run now."""
+        """Run again. Returns the callbacks that became due meanwhile, for the loop to run."""
         self.is_paused = False
         held, self._held = list(self._held), deque()
         return held
 
     def kill(self) -> None:
-        """End now. Tasks are kept until the world ends: to collect them would run their ends."""
+        """End now. Tasks are kept until the world ends: collecting them would run ``finally``."""
         self.is_dead = True
         self._kept = list(asyncio.all_tasks())
 
     def stops(self, handle: DueCallback) -> bool:
-        """Whether a callback that is due does not run now."""
+        """Whether a due callback must not run now."""
         if self.is_paused or self.is_dead:
             self._held.append(handle)
             return True
@@ -102,27 +101,27 @@ class Process:
 
 
 CURRENT: Final[ContextVar[Process | None]] = ContextVar("process", default=None)
-"""In whose name the present callback runs."""
+"""The process of the current callback."""
 
 
 _TURNS_MAX: Final = 100_000
-"""Turns of the loop in which no time passes."""
+"""Iterations of the loop without passing time."""
 _UNWIND_S: Final = 60.0
 _START: Final = Instant(1_700_000_000_000)
 
 
 def run(main: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run a coroutine to its end, in virtual time. Tasks that are left over are cancelled."""
+    """Run a coroutine to its end in virtual time. Remaining tasks are cancelled."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
 
 
 class NothingLeft(Exception):
-    """Every task waits, and nothing will ever wake one of them."""
+    """Every task waits, and no timer will wake one."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only when nothing else can happen."""
+    """An event loop whose time passes only when no callback can run."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
@@ -134,14 +133,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jumping.now_s
 
     def resume(self, process: Process) -> None:
-        """Let a process that stood still go on: first with what became due meanwhile."""
+        """Resume a process, first with the callbacks that became due meanwhile."""
         for held in process.resume():
             super().call_soon(held.again, context=Context())
 
     def dissolve(self) -> None:
-        """End whatever is left, quickly and without a word, and close.
+        """Cancel all remaining tasks without logging, and close.
 
-        The world is over: nobody stands still any more, and the dead may unwind.
+        Paused and dead processes run again, so that their tasks can unwind.
         """
         self.is_over = True
         for process in self.processes:
@@ -153,7 +152,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self.run_until_complete(_ended(tasks))
         self.close()
 
-    # Every callback of the loop is made in one of these two. Ours ask their process first.
+    # All callbacks of the loop are created here. These check their process before they run.
 
     def call_soon(
         self,
@@ -162,8 +161,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> asyncio.Handle:
         if self.is_closed():
-            # Whoever could not unwind in time is thrown away after the end, and may still want to
-            # wake somebody on its way out: there is nobody any more.
+            # A task that did not unwind in time is collected after the loop is closed, and may
+            # still schedule a callback, which is dropped.
             return asyncio.Handle(callback, args, self, context)
         handle = super().call_soon(callback, *args, context=context)
         handle.__class__ = _Handle
@@ -187,12 +186,12 @@ async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 class _Handle(asyncio.Handle):
-    """A callback that runs only while its process does."""
+    """A callback that runs only while its process runs."""
 
     __slots__ = ()
 
     def again(self) -> None:
-        """Run after all, unless it was cancelled meanwhile."""
+        """Run now, unless it was cancelled."""
         if not self.cancelled():
             self._run()
 
@@ -203,7 +202,7 @@ class _Handle(asyncio.Handle):
 
 
 class _Timer(asyncio.TimerHandle):
-    """Likewise, at a time."""
+    """A timer that runs only while its process runs."""
 
     __slots__ = ()
     again = _Handle.again
@@ -215,7 +214,7 @@ class _Timer(asyncio.TimerHandle):
 
 
 class LoopClock:
-    """The clock port, on the running loop's time. Drift and steps make it a bad clock."""
+    """The clock port on the time of the running loop, with drift and steps."""
 
     def __init__(self, *, drift: float = 0.0, start: Instant = _START) -> None:
         self._loop = asyncio.get_running_loop()
@@ -223,9 +222,9 @@ class LoopClock:
         self._rate = 1 + drift
         self._start = start
         self.step_ms = 0
-        """How far the time of day was set forward, or back."""
+        """How far the wall clock was set forward or back."""
         self.jump_ms = 0
-        """Time that passed without the loop: work that never awaits, a machine that was asleep."""
+        """Time that passed outside the loop: blocking work, or a suspended machine."""
 
     def now(self) -> Instant:
         return Instant(self._start + self.moment() + self.step_ms)
@@ -239,7 +238,7 @@ class LoopClock:
 
 
 class _Jumping(selectors.BaseSelector):
-    """Stands where a loop waits for sockets. There are none: it moves the time instead."""
+    """The selector of the loop: there are no sockets, so it advances the time instead."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -268,7 +267,7 @@ class _Jumping(selectors.BaseSelector):
         self._turns = 0 if timeout > 0 else self._turns + 1
         if self._turns > _TURNS_MAX:
             self._turns = 0
-            raise NothingLeft("something goes on and on, and no time passes")
+            raise NothingLeft("callbacks run without end, and no time passes")
         self.now_s += max(0.0, timeout)
         return []
 

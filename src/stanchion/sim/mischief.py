@@ -1,4 +1,4 @@
-"""Mischief: carries out the faults of a scenario, and undoes what is left of them at its end."""
+"""Fault injection: applies the faults of a scenario, and undoes them at its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEP_MS_MAX: Final = 4_000
 BEHIND_MS_MAX: Final = 600_000
 REPLICATION_LAG_S_MAX: Final = 4.0
 _AMBUSHES: Final = 0.7
-"""So many of the faults that could, wait for their moment."""
+"""The share of faults that wait for a critical moment, of those that can."""
 
 PATCHES: Final[tuple[JsonObject, ...]] = (
     {"lock_busy": {"kind": "fixed"}},
@@ -47,7 +47,7 @@ PATCHES: Final[tuple[JsonObject, ...]] = (
 
 
 class Mischief:
-    """Does what a scenario says."""
+    """Applies the faults of a scenario."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -57,7 +57,7 @@ class Mischief:
         self._is_over = False
 
     def do(self, fault: PlannedFault) -> None:
-        """Let it happen, and end when its time is over."""
+        """Apply a fault, and undo it after its duration."""
         if self._is_over or self._history.broken:
             return
         undo = self._begin(fault)
@@ -68,7 +68,7 @@ class Mischief:
         self._end_after(fault.lasts_s, undo)
 
     def end(self) -> None:
-        """The bad day is over: everything works again, from now on."""
+        """Undo all faults."""
         self._is_over = True
         for number in list(self._undo):
             self._end_one(number)
@@ -85,7 +85,7 @@ class Mischief:
         world.ledger.history.tell("weather clears")
 
     def _end_after(self, seconds: float, undo: Callable[[], None]) -> None:
-        """Undo it then, or when the day is over."""
+        """Undo a fault after ``seconds``, or in ``end``."""
         self._number += 1
         self._undo[self._number] = undo
         asyncio.get_running_loop().call_later(seconds, self._end_one, self._number)
@@ -156,7 +156,7 @@ class Mischief:
                 return self._workflow(fault, replica)
 
     def _ambush(self, fault: PlannedFault) -> Callable[[], None]:
-        """The next replica that has read a run and not written it yet stands still."""
+        """Pause the next replica between reading a run and writing it."""
 
         def spring(process: Process, _run_id: RunId, _hold: ObservedHold) -> bool:
             resume = self._pause(process)
@@ -206,7 +206,7 @@ class Mischief:
         replica.process.begin(replica.leave(), name="leave")
 
         def replace() -> None:
-            replica.crash()  # If it has not left by itself.
+            replica.crash()  # If it has not ended by itself.
             _drop(self._world.add_replica(number))
 
         return replace
@@ -233,10 +233,10 @@ class Mischief:
         return lambda: _mend(links)
 
     def _fail_over(self, fault: PlannedFault) -> Callable[[], None]:
-        """A copy is made just before a commit, and takes over a little later: that much is lost.
+        """Copy the store just before a commit, and fail over to the copy a little later.
 
-        On the worst of these days the lock server is away as well, and a commit on what will be
-        lost is long on its way: it arrives when another history has begun.
+        In the worst case the lock server is down as well, and a commit on the lost state is delayed
+        until after the failover.
         """
         world = self._world
         is_worst = fault.amount < _AMBUSHES
@@ -299,7 +299,7 @@ class Mischief:
         return bus.restart
 
     def _force_release(self, replica: Replica) -> Callable[[], None] | None:
-        """An operator takes a lock from a replica whose way to the store has become slow."""
+        """Release the lock of a replica whose link to the store is slow, as an operator would."""
         locks = replica.services.locks
         if not replica.is_up or locks is None:
             return None
@@ -370,8 +370,8 @@ def _mend(links: Iterable[SimLink]) -> None:
 
 
 def _nothing() -> None:
-    """It ends by itself."""
+    """Undo nothing: the fault ends by itself."""
 
 
 def _drop(_made: object) -> None:
-    """Nobody needs it."""
+    """Ignore a result."""

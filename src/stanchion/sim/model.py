@@ -1,20 +1,21 @@
-"""The model: commit, takeover and failover, small enough to look at every state there is.
+"""A model of commit, takeover and failover that is small enough for an exhaustive search.
 
-One run at a store with a replica, a lock server that may lose everything, and two writers. A writer
-takes the lease (or goes on without one, if the lock server is away), reads the run, and commits
-what it decided. At any moment the store may fail over to what its replica has, and the lock server
-may forget. Time passes, so that fences by the clock rise; leases end whenever that hurts most.
+It has one run in a store with a replica, a lock server that may lose its data, and two writers. A
+writer takes the lease (or proceeds without one if the lock server is down), reads the run, and
+commits its decision. At any moment the store may fail over to its replica, and the lock server may
+lose its data. Time passes, so that fences from the clock rise; a lease may end at any moment.
 
-The search walks through every order of these steps (breadth first, so a counterexample is a
-shortest one) and holds each of them against three statements:
+The search visits every order of these steps (breadth first, so a counterexample is a shortest one)
+and checks three statements in each state:
 
-* **one chain**: a commit is accepted only if the run is still what its writer read, in this very
-  history and not in one that was lost. So of two commits decided on the same read, one is accepted.
-* **no stale holder**: a commit under a lease is accepted only if nobody with a higher fence wrote.
-* **fences rise**: no lock server gives out a fence that it, or one before it, gave out.
+* **one chain**: a commit is accepted only if the run is unchanged since its writer read it, in this
+  history and not in a lost one. So of two commits decided on the same read, one is accepted.
+* **no stale holder**: a commit under a lease is accepted only if no writer with a higher fence has
+  written.
+* **fences rise**: no lock server grants a fence that was granted before, by it or a predecessor.
 
-``search(ModelRules())`` finds none. Weaken one rule, and it finds the story: compare-and-set by
-version alone, or fences by a counter, are enough.
+``search(ModelRules())`` finds no counterexample. If one rule is weakened, it finds one: for
+compare-and-set by version only, and for fences from a counter.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WRITERS: Final = 2
 
 
 class ModelRules(NamedTuple):
-    """What is compared, and how fences are made."""
+    """What a commit compares, and how fences are made."""
 
     compares_nonce: bool = True
     fences_by_clock: bool = True
@@ -37,7 +38,7 @@ class ModelRules(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """How long a story may be."""
+    """Limits on the number of steps."""
 
     commits: int = 4
     grants: int = 4
@@ -46,16 +47,16 @@ class Bounds(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a search came to."""
+    """The result of a search."""
 
     states: int
     broken: str | None = None
     story: tuple[str, ...] = ()
-    """The steps that lead there, none to spare."""
+    """A shortest sequence of steps that leads to the violation."""
 
 
 class _Stored(NamedTuple):
-    """The run at one server: its version, whose commit made it, and the highest fence."""
+    """The run at one server: its version, the commit that wrote it, and the highest fence."""
 
     version: int = 0
     nonce: int = 0
@@ -74,14 +75,14 @@ class _State(NamedTuple):
     replica: _Stored = _Stored()
     writers: tuple[_Writer, ...] = (_Writer(),) * WRITERS
     owner: int | None = None
-    """Who has the lease, as far as the lock server knows."""
+    """The holder of the lease, according to the lock server."""
     counter: int = 0
-    """The last fence that the lock server remembers."""
+    """The last fence that the lock server has stored."""
     clock: int = 0
     given: tuple[int, ...] = ()
-    """Every fence that was ever given out."""
+    """All fences that were ever granted."""
     nonces: int = 0
-    """How many commits were ever accepted: each had a nonce of its own."""
+    """The number of commits that were ever accepted, each with its own nonce."""
     failovers: int = 0
     losses: int = 0
 
@@ -93,7 +94,7 @@ class _Step(NamedTuple):
 
 
 def search(rules: ModelRules, bounds: Bounds = Bounds(), *, states_max: int = 2_000_000) -> Found:  # noqa: B008 - a value
-    """Look at every state that can be reached; the shortest way to one that must not be."""
+    """Visit every reachable state; returns the shortest path to a violation, if there is one."""
     start = _State()
     came_from: dict[_State, tuple[_State, str] | None] = {start: None}
     queue = deque([start])

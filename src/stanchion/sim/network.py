@@ -1,8 +1,8 @@
-"""Links: the way from one process to one server, and back.
+"""Links between processes and servers.
 
-A call travels there, is executed, and its answer travels back. On each of the three it can go
-wrong: the request is lost or refused, the answer is lost, either takes longer than anybody waits.
-What was sent is executed when it arrives, whether or not anybody still waits for it: time-outs lie.
+A request is sent, executed, and answered. Each of the three can fail: the request is lost or
+refused, the answer is lost, either takes longer than the caller waits. A request is executed when
+it arrives, even if the caller has timed out: a timeout does not mean that nothing happened.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 BOUND_S: Final = 2.0
-"""What an adapter waits at most: the ports promise that every call ends within a bound."""
+"""The timeout of an adapter: the ports require that every call ends within a limit."""
 
 _Answer = TypeVar("_Answer")
 _LOOKS: Final = frozenset(
@@ -45,17 +45,17 @@ _LOOKS: Final = frozenset(
         *("ready_topics", "audit_slots", "purge", "pending", "now", "ping", "tenant"),
     }
 )
-"""Verbs that are asked again and again, with nothing to do most of the time."""
+"""Polling methods, which mostly find nothing to do."""
 
 
 class Weather(msgspec.Struct, frozen=True):
-    """What befalls single calls, each by its chance."""
+    """The probabilities of faults of single calls."""
 
     refused: float = 0.0
-    """An error before anything was done."""
+    """An error before the request is executed."""
     lost_reply: float = 0.0
     late: float = 0.0
-    """A slow way: up to ``late_s``, so often longer than anybody waits."""
+    """A delay of up to ``late_s``, often longer than the timeout."""
     late_s: float = 8.0
     each_way_s: float = 0.004
 
@@ -65,14 +65,14 @@ BAD_WEATHER: Final = Weather(refused=0.01, lost_reply=0.015, late=0.025)
 
 
 class SimServer(Protocol):
-    """What is at the other end."""
+    """The server of a link."""
 
     process: Process
     is_down: bool
 
 
 class SimLink:
-    """One way. Chance is its own, so that what happens on another link changes nothing here."""
+    """A link with its own random generator, so that links do not influence each other."""
 
     def __init__(
         self,
@@ -88,16 +88,16 @@ class SimLink:
         self.cut_there = False
         self.cut_back = False
         self.slow_s = 0.0
-        """Added each way."""
+        """Added to each direction."""
         self._waiting: dict[asyncio.Future[Any], float] = {}
-        """Calls under way, and until when somebody waits for them."""
+        """Open calls, with the time until which the caller waits."""
         self._chance = chance
         self._faults = faults
 
     async def ask(
         self, verb: str, execute: Callable[[], _Answer], *, bound_s: float = BOUND_S
     ) -> _Answer:
-        """Have the server execute something, and bring the answer; raises ``BackendError``."""
+        """Execute a request on the server; returns the answer. Raises ``BackendError``."""
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[_Answer] = loop.create_future()
         until_s = loop.time() + bound_s
@@ -122,7 +122,7 @@ class SimLink:
             del self._waiting[reply]
 
     def server_stands_still(self) -> None:
-        """Nobody answers what is under way. Only then callers need timers: most calls are quick."""
+        """Set timers for open calls: only when the server hangs do they need one."""
         for reply, until_s in self._waiting.items():
             self._give_up_at(reply, until_s)
 
@@ -147,7 +147,7 @@ class SimLink:
         self, reply: asyncio.Future[_Answer], answer: _Answer | BackendUnavailable, verb: str
     ) -> None:
         if verb in _LOOKS:
-            # Nothing hangs on when they are answered, and they are most of all calls.
+            # The time of their answer does not matter, and they are the majority of all calls.
             self._settle(reply, answer)
             return
         way_s = self._way_s()
@@ -185,17 +185,17 @@ class SimLink:
 _BROKEN: Final = NoReply(Silence.BROKEN, "the connection broke")
 _TIMED_OUT: Final = NoReply(Silence.TIMED_OUT, "no answer in time")
 NOTICED: Final = 0.7
-"""Of those who hang up: the connection of the others is half open."""
+"""The share of callers that close the connection; the others leave it half open."""
 _UNREACHED: Final = NoReply(Silence.UNREACHED, "connection refused")
 
 
 class HttpServer(Protocol):
-    """A replica, as callers see it."""
+    """A replica from the view of callers."""
 
     process: Process
     app: Gateway
     inflight: dict[asyncio.Future[HttpReply | NoReply], None]
-    """Requests whose answers break off when it dies."""
+    """Open requests, which fail when the replica dies."""
 
 
 class _Exchange:
@@ -224,7 +224,7 @@ class _Exchange:
         self._answer = b""
 
     async def run(self, app: Gateway) -> HttpReply | None:
-        """Have the gateway answer it; ``None`` if it gave up because the caller has hung up."""
+        """The answer of the gateway; ``None`` if it stopped because the caller disconnected."""
         await app(self._scope, self._receive, self._send)
         return HttpReply(self._status, self._headers, self._answer) if self._status else None
 
@@ -253,7 +253,7 @@ class _Exchange:
 
 
 class Network:
-    """Brings requests to one of the replicas, whichever the load balancer picks."""
+    """Sends each request to a replica that the simulated load balancer picks."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class Network:
     async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float
     ) -> HttpReply | NoReply:
-        """Send it once; what came of it."""
+        """Send a request once; returns the answer or why there is none."""
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[HttpReply | NoReply] = loop.create_future()
         timer = loop.call_later(timeout_s, _time_out, reply)
@@ -306,7 +306,7 @@ class Network:
         return outcome
 
     def _leave(self, reply: asyncio.Future[HttpReply | NoReply]) -> None:
-        """The caller has hung up: a replica that notices stops working for it."""
+        """Handle a caller that stops waiting: a replica that notices stops the request."""
         served = self._served.get(reply)
         if served is not None and not self.is_cut and self._chance.random() < NOTICED:
             replica, exchange = served
@@ -346,7 +346,7 @@ class Network:
 
 
 def hang_up(replica: HttpServer) -> None:
-    """Break the connections of a replica that has died: callers see it at once."""
+    """Break the connections of a dead replica: its callers notice at once."""
     for reply in replica.inflight:
         _settle(reply, _BROKEN)
     replica.inflight.clear()
@@ -386,4 +386,4 @@ class WorkerTransport:
         return answer
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is no connection."""

@@ -1,4 +1,4 @@
-"""Replicas: one engine each, as the server makes it, over links of its own."""
+"""Replicas: each has the engine that the server assembles, on links of its own."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimContext:
-    """What every replica of a world is connected to."""
+    """The servers and recorders that all replicas of a world share."""
 
     seed: int
     store: StoreServer
     locks: LockServer
     bus: BusServer | None
-    """``None``: the local bus, which dies with its process."""
+    """``None``: each replica has a local bus, which ends with its process."""
     ledger: Ledger
     faults: Counter[str]
     terms: Terms
@@ -75,7 +75,7 @@ class SimContext:
 
 
 class Replica:
-    """One replica, from its start to its end. After a crash, another takes its place."""
+    """One replica, from start to end. After a crash it is replaced by another."""
 
     def __init__(self, place: SimContext, name: str, weather: Weather) -> None:
         self.process = Process(name)
@@ -100,7 +100,7 @@ class Replica:
     def _build(self, chance: Random) -> None:
         place = self._place
         to_store, to_locks, to_bus = self.links
-        # Set right when it starts, and off by what it drifts from then on.
+        # The clock is right at the start, and drifts from then on.
         self.clock = LoopClock(drift=chance.uniform(-0.01, 0.01), start=place.store.clock.now())
         self.store = place.store_port(to_store, place.store, place.ledger)
         self.bus_port: BusPort | None = None
@@ -129,11 +129,11 @@ class Replica:
 
     @property
     def is_up(self) -> bool:
-        """Whether it takes connections. One that stands still does: the kernel answers."""
+        """Whether it accepts connections. A paused replica does: the kernel accepts them."""
         return not self.process.is_dead and not self.is_leaving
 
     def crash(self) -> None:
-        """End as a power cut does."""
+        """End at once, as in a power cut."""
         if self.process.is_dead:
             return
         self.process.kill()
@@ -142,7 +142,7 @@ class Replica:
         hang_up(self)
 
     async def leave(self) -> None:
-        """Leave in good order, as after a SIGTERM: what has begun is finished, as far as it can."""
+        """Drain and close, as after SIGTERM."""
         self.is_leaving = True
         self.app.drain()
         self._task.cancel()
@@ -152,12 +152,12 @@ class Replica:
         self.crash()
 
     def metric(self, name: str, **labels: str) -> float:
-        """What one of its counters says; 0 for one that never counted."""
+        """The value of a counter; 0 if it does not exist."""
         value = self.services.registry.get_sample_value(f"stanchion_{name}", labels)
         return 0.0 if value is None else value
 
     def metric_sum(self, name: str) -> float:
-        """What a counter says, all labels together."""
+        """The sum of a counter over all labels."""
         return sum(
             sample.value
             for family in self.services.registry.collect()
@@ -170,7 +170,7 @@ class Replica:
         await self.engine.run()
 
     def _time(self, verb: str) -> None:
-        """Tell the ledger of every answer of the gate, and how long it took."""
+        """Report every answer of the gate and its duration to the ledger."""
         gate, ledger, process = self.services.gate, self._ledger, self.process
         really: Callable[..., Awaitable[object]] = getattr(gate, verb)
 
@@ -184,7 +184,7 @@ class Replica:
         vars(gate)[verb] = timed
 
     def _watch(self, leasing: Leasing) -> None:
-        """Tell the ledger of every lease that this replica has in hand."""
+        """Report every lease of this replica to the ledger."""
         really, ledger, process = leasing.hold, self._ledger, self.process
 
         @asynccontextmanager
@@ -208,12 +208,12 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """Parts of the world that are not as they should be."""
+    """A deliberate defect: parts of the world that are replaced."""
 
     name: str = ""
     says: str = ""
     profile: str = "mixed"
-    """The kind of days on which it can show."""
+    """The profile of days that can detect it."""
     store: type[SimStore] = SimStore
     locks: type[SimLocks] = SimLocks
     store_port: type[StorePort] = StorePort
@@ -241,7 +241,7 @@ class SeededEntropy:
 
 
 def share(*parts: object) -> float:
-    """A number in [0, 1) that depends on the parts alone: not on what was drawn before."""
+    """A number in [0, 1) that depends only on the parts, not on earlier draws."""
     return zlib.crc32("/".join(map(str, parts)).encode()) / 2**32
 
 
@@ -252,12 +252,12 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 async def linked_once(
     workflow: Workflow, others: Mapping[WorkflowId, Workflow]
 ) -> Plan | WorkflowFaults:
-    """The plan of a workflow and those it contains."""
+    """The plan of a workflow and its sub-workflows, cached."""
     return _linked(workflow, others)
 
 
 def plan_of(state: MemoryState, run: Run) -> Plan | None:
-    """The plan that a run began with, as far as the store has it."""
+    """The plan of a run; ``None`` if the store does not have its workflows."""
     if run.workflow_id.startswith("job/"):
         return None
     versions = {**run.uses, run.workflow_id: run.workflow_version}

@@ -1,8 +1,7 @@
-"""Scenarios: one bad day, as a value.
+"""Scenarios: the requests and faults of one simulated day, as a value.
 
-Everything that will be done to the world is drawn from the seed before the day begins: who asks for
-what and when, which faults befall whom and for how long. So a day can be told, replayed, and made
-shorter by leaving things out.
+All of it is drawn from the seed before the day begins: which callers send what and when, which
+faults occur where and for how long. So a day can be printed, replayed, and reduced.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ WORKFLOWS: Final = ("three", "fan", "wide", "wide", "review", "patient", "nested
 
 
 class FaultKind(StrEnum):
-    """What can befall the world."""
+    """The kinds of faults."""
 
     PAUSE_REPLICA = "replica stands still"
     CRASH_REPLICA = "replica crashes"
@@ -52,14 +51,14 @@ class FaultKind(StrEnum):
 
 
 class PlannedFault(msgspec.Struct, frozen=True):
-    """Something bad, at a time, for a while."""
+    """A fault with its time and duration."""
 
     at_s: float
     kind: FaultKind
     target: int
     lasts_s: float
     amount: float
-    """In [0, 1): how bad, or which one, as the kind will have it."""
+    """In [0, 1): the severity or the target, by kind."""
 
     def __str__(self) -> str:
         return f"{self.at_s:8.3f} s  {self.kind} (#{self.target}, {self.lasts_s:.1f} s)"
@@ -75,14 +74,14 @@ class Then(StrEnum):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A caller who wants a run."""
+    """A start by one or several callers."""
 
     at_s: float
     tenant: str
     workflow: str
     key: str
     copies: int
-    """Sent by so many at once, under the same key."""
+    """The number of callers that send it at the same time with the same key."""
     then: Then
     after_s: float
 
@@ -92,7 +91,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What kind of deployment, and what kind of day."""
+    """The kind of deployment and the kinds of faults."""
 
     name: str
     replicas: tuple[int, int] = (2, 3)
@@ -106,9 +105,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     is_embedded: bool = False
     store_loses: bool = False
     cap_factor: int = 1
-    """How much more than usual tenants may run at once."""
+    """A factor for the caps of tenants."""
     is_stormy: bool = True
-    """Single calls go wrong as well."""
+    """Whether single calls fail as well."""
 
 
 _REPLICAS: Final = (
@@ -178,7 +177,7 @@ CROWD: Final = Profile(
         FaultKind.FORCE_RELEASE,
     ),
 )
-"""Many runs at once, and a lock server that is away: writers meet."""
+"""Many concurrent runs and a lock server that is down, so that writers collide."""
 LONG: Final = Profile(
     name="long",
     day_s=1_200.0,
@@ -194,7 +193,7 @@ PROFILES: Final = MappingProxyType(
     {each.name: each for each in (REPLICAS, FAILOVER, EMBEDDED, CROWD, LONG, CALM)}
 )
 MIXED: Final = "mixed"
-"""By the seed: mostly replicas, with failovers and single servers in between."""
+"""Chosen by the seed: mostly replicas, some failovers and single servers."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +210,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(seed: int, profile_name: str = MIXED) -> Scenario:
-    """The day that a seed stands for."""
+    """Draw the day of a seed."""
     chance = Random(f"day {seed} {profile_name}")  # noqa: S311 - to be foreseen is the point
     if profile_name == MIXED:
         profile = chance.choice((REPLICAS, REPLICAS, REPLICAS, FAILOVER, EMBEDDED, CROWD))
@@ -232,7 +231,7 @@ def draw(seed: int, profile_name: str = MIXED) -> Scenario:
 
 
 def _ask(chance: Random, profile: Profile, number: int) -> Ask:
-    # Most come early and together, so that caps are met and faults find work under way.
+    # Most starts come early and together, so that caps are reached and faults hit active work.
     at_s = chance.uniform(0, profile.day_s) * chance.random()
     return Ask(
         at_s=round(at_s, 3),
@@ -248,7 +247,7 @@ def _ask(chance: Random, profile: Profile, number: int) -> Ask:
 def _fault(chance: Random, profile: Profile) -> PlannedFault:
     kind = chance.choice(profile.kinds)
     at_s = chance.uniform(0, profile.day_s)
-    # Short ones and long ones alike: some end before anybody notices, some after every lease.
+    # Short and long faults: some end before they are noticed, some after every lease.
     lasts_s = profile.pause_s_max ** chance.random() if chance.random() < 0.8 else 0.3  # noqa: PLR2004 - most
     return PlannedFault(
         round(at_s, 3), kind, chance.randrange(12), round(lasts_s, 3), chance.random()

@@ -1,8 +1,8 @@
-"""Servers: one store, one lock server, each behind links; and what can befall them.
+"""Simulated servers: one store and one lock server, each behind links, with their faults.
 
-Both are the memory adapters, which keep the ports' contracts in their plainest form. Around them is
-what a network and a bad day add: deadlines that have passed when a command arrives, a crash, a
-restart that has lost what was not on disk, a replacement whose clock is behind.
+Both are the memory adapters, the simplest implementations of the ports. Their faults are deadlines
+that have passed when a command arrives, crashes, restarts that lose data that was not on disk, and
+replacements whose clock is behind.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ __all__ = [
 ]
 
 TOO_LATE: Final = -1
-"""As ``within_ms``: the time was over before the command was executed."""
+"""A value of ``within_ms``: the deadline passed before the command was executed."""
 _Answer = TypeVar("_Answer")
 
 
 def at_once(work: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """The answer of a coroutine that never waits."""
+    """The result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as done:
         return cast("_Answer", done.value)
     work.close()
-    raise AssertionError("a verb of a memory adapter waited")
+    raise AssertionError("a method of a memory adapter waited")
 
 
 class StoreWatcher(Protocol):
-    """Sees everything that the store does, in the step in which it does it."""
+    """Observes every command of the store, in the step that executes it."""
 
     def sends(self, link: SimLink, verb: str, arguments: tuple[Any, ...]) -> None:
-        """A replica is about to send this."""
+        """A replica is about to send a command."""
 
     def stored(
         self,
@@ -63,22 +63,22 @@ class StoreWatcher(Protocol):
         *,
         is_late: bool,
     ) -> None:
-        """The store has executed this. ``is_late``: after the deadline that it carried."""
+        """The store has executed a command. ``is_late``: after its deadline."""
 
     def brought(self, link: SimLink, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
         """The answer has reached the replica."""
 
 
 class LockWatcher(Protocol):
-    """Likewise, for the lock server."""
+    """Observes every command of the lock server."""
 
     def locked(
         self, verb: str, name: str, token: str, answer: object, *, is_late: bool, ttl_ms: int
     ) -> None:
-        """The lock server has executed this."""
+        """The lock server has executed a command."""
 
     def told_not_owned(self, name: str, token: str) -> None:
-        """A holder was told that its lease is not its own any more."""
+        """The lock server has answered a holder that it does not own the lock."""
 
 
 class SimStore(MemoryStore):
@@ -86,20 +86,20 @@ class SimStore(MemoryStore):
 
     @property
     def state(self) -> MemoryState:
-        """All that it keeps."""
+        """The state of the store."""
         return self._state
 
     def copy(self) -> MemoryState:
-        """All that it keeps now, for later."""
+        """A copy of the current state."""
         state = self._state
         ready, schedules = vars(state.ready), (state.leases, state.timers, state.outbox)
         shared = [vars(state)["_clock"], state.letter_order, ready["_turns"]]
         shared += [vars(each)["_order"] for each in schedules]
-        # The clock is not a part of it, and counters that go on counting do no harm.
+        # The clock is shared, and counters may go on counting.
         return copy.deepcopy(state, {id(each): each for each in shared})
 
     def become(self, state: MemoryState) -> None:
-        """Be what was copied: what came after is lost."""
+        """Replace the state by a copy: later changes are lost."""
         self._state = state
 
 
@@ -114,11 +114,11 @@ class StoreServer:
         self._copy: MemoryState | None = None
 
     def replicate(self) -> None:
-        """What a replica of the store has at this moment."""
+        """Copy the current state to the replica of the store."""
         self._copy = self.real.copy()
 
     def fail_over(self) -> bool:
-        """The replica takes over, without what it was not told of."""
+        """Fail over to the replica, which lacks the latest changes."""
         state, self._copy = self._copy, None
         if state is not None:
             self.real.become(state)
@@ -135,7 +135,7 @@ class StorePort:
 
     @property
     def port(self) -> Store:
-        """Itself, as whoever needs a store sees it."""
+        """This object, typed as the store port."""
         return cast("Store", self)
 
     def __getattr__(self, verb: str) -> Callable[..., Awaitable[object]]:
@@ -145,7 +145,7 @@ class StorePort:
             watcher.sends(link, verb, arguments)
             within_ms: int | None = named.get("within_ms")
             bound_s = BOUND_S if within_ms is None else min(BOUND_S, within_ms / 1000)
-            # In the server's time, as a real adapter states it.
+            # In the time of the server, as in a real adapter.
             not_after = None if within_ms is None else Instant(server.clock.now() + within_ms)
 
             def execute() -> object:
@@ -164,20 +164,20 @@ class StorePort:
 
 
 class SimLocks(MemoryLocks):
-    """Memory locks that can lose everything."""
+    """Memory locks that can lose their data."""
 
     def forget(self) -> None:
-        """Start again with nothing, as a lock server without a disk does."""
+        """Lose all data, like a lock server without a disk that restarts."""
         self._holders.clear()
         self._fences.clear()
 
     def fence_of(self, name: str) -> int | None:
-        """The fence of whoever has the name now."""
+        """The fence of the current holder."""
         holder = self._present(name)
         return None if holder is None else holder.fence
 
     def names(self) -> list[str]:
-        """What is held now."""
+        """The names that are held."""
         return [name for name in sorted(self._holders) if self._present(name) is not None]
 
 
@@ -190,10 +190,10 @@ class LockServer:
         self.is_down = False
         self.real = make(clock)
         self.lost_at_s = -1e9
-        """When it last lost everything."""
+        """When it last lost its data."""
 
     def forget(self, *, behind_ms: int = 0) -> None:
-        """Everything is lost; what takes its place may have a clock that is behind."""
+        """Lose all data. The clock of the replacement may be behind."""
         self.real.forget()
         self.clock.step_ms -= behind_ms
         self.lost_at_s = asyncio.get_running_loop().time()
@@ -272,4 +272,4 @@ class LockPort:
         await self.link.ask("ping", lambda: None)
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is no connection."""

@@ -1,4 +1,4 @@
-"""The workload: what tenants run, what workers do, and what callers want."""
+"""The workload: workflows, workers and callers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BUDGETS: Final = {
     RetryClass.QUOTA: Budget(tokens_max=4, refill_per_s=0.3),
     RetryClass.UNAVAILABLE: Budget(tokens_max=6, refill_per_s=0.5),
 }
-"""Smaller than the SDK's own: a few callers must be able to spend them."""
+"""Smaller than those of the SDK, so that a few callers can exhaust them."""
 CALL_TIMEOUT_S: Final = 6.0
 
 
@@ -128,7 +128,7 @@ WORKFLOWS: Final = (
 
 
 def changed(workflow: Workflow, number: int) -> Workflow:
-    """The same workflow, in a version that differs."""
+    """Another version of the workflow."""
     return msgspec.structs.replace(workflow, timeout_s=900.0 + number)
 
 
@@ -136,7 +136,7 @@ def changed(workflow: Workflow, number: int) -> Workflow:
 
 
 class Hands:
-    """One worker process: the real worker loop, and handlers that take their time."""
+    """One worker process: the real worker loop, with handlers of random duration."""
 
     def __init__(self, name: str, seed: int, network: Network, ledger: Ledger) -> None:
         self.process = network.caller
@@ -163,10 +163,10 @@ class Hands:
     async def _handle(self, job: Job) -> JsonValue:
         since_s = asyncio.get_running_loop().time()
         fate = share(self._seed, job.job_id, job.delivery)
-        # Most are quick; some take longer than a lease lasts, so that it has to be renewed.
+        # Most are fast; some take longer than the term of a lease, so that it must be renewed.
         takes_s = (0.05 + fate if fate < 0.85 else 12 * fate) * self.slowness  # noqa: PLR2004 - most
         if job.topic == "quick":
-            # All at once: their results meet.
+            # All at the same time, so that their results collide.
             takes_s = 0.02 * self.slowness
         for _ in range(4):
             await asyncio.sleep(takes_s / 4)
@@ -181,7 +181,7 @@ class Hands:
 
 
 class _Told(WorkerTransport):
-    """Looks at what workers are told."""
+    """Reports the answers to workers to the ledger."""
 
     def __init__(self, network: Network, ledger: Ledger) -> None:
         super().__init__(network)
@@ -203,7 +203,7 @@ class _Told(WorkerTransport):
 
 @dataclass(slots=True)
 class Callers:
-    """One process of callers: clients of all tenants, with one budget for retries."""
+    """One process of callers: clients of all tenants, with one retry budget."""
 
     network: Network
     seed: int
@@ -212,11 +212,11 @@ class Callers:
     clock: LoopClock = field(default_factory=LoopClock)
     budgets: RetryBudgets = field(default_factory=lambda: RetryBudgets(BUDGETS))
     started: dict[str, dict[str, None]] = field(default_factory=dict)
-    """For every key, the runs that callers were told of."""
+    """For every key, the run ids that callers got."""
     told: dict[str, RunStatus] = field(default_factory=dict)
-    """Runs that callers were told have ended, and how."""
+    """The final status of runs that callers got."""
     decided: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
-    """What callers were told about approvals: run and step, and the verbs that succeeded."""
+    """Decisions that succeeded for callers: run and step, and the verbs."""
     retries: Counter[RetryClass] = field(default_factory=Counter)
     first_retry_at: dict[RetryClass, Instant] = field(default_factory=dict)
 
@@ -243,7 +243,7 @@ class Callers:
         )
 
     def begin(self, ask: Ask, asking: list[asyncio.Task[None]]) -> None:
-        """Have everybody ask who asks for this."""
+        """Start all callers of a request."""
         asking.extend(
             self.process.spawn(self._ask(ask, copy), name=f"ask {ask.key}")
             for copy in range(ask.copies)
@@ -261,7 +261,7 @@ class Callers:
             await self._then(client, ask, run_id)
 
     async def _insist(self, client: AsyncClient, ask: Ask, who: str, chance: Random) -> str | None:
-        """Start; and again with the same key, if the run may be there after all."""
+        """Start a run; repeat with the same key if the run may have been created."""
         for _ in range(3):
             try:
                 return await self._start(client, ask)
@@ -326,7 +326,7 @@ class Callers:
 
 
 class _Heard(CallerTransport):
-    """Looks at what callers are told."""
+    """Checks the answers to callers."""
 
     def __init__(self, network: Network, history: History) -> None:
         super().__init__(network)

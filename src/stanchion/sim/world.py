@@ -1,8 +1,8 @@
-"""The world: replicas, servers, workers and callers, and one day of their lives.
+"""The world: replicas, servers, workers and callers of one simulated day.
 
-``play`` runs a scenario from its first minute until everything has healed and ended, and says what
-was wrong. All of it is in one process on one virtual loop: no thread, no socket, no clock of the
-machine's, no chance but the seed's.
+``play`` runs a scenario until all faults are undone and all runs have ended, and returns the
+violations. Everything runs in one process on one virtual loop, without threads, sockets or the
+clock of the machine; the seed is the only source of randomness.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from stanchion.sim.workload import CAPS, WORKFLOWS, Callers, Hands
 __all__ = ["Verdict", "World", "play"]
 
 HEAL_S_MAX: Final = 240.0
-"""Within so long after the last fault everything has ended."""
+"""All runs must end within this time after the last fault."""
 QUICK_TO_ESCALATE: Final[JsonObject] = {
     "escalation": {"fallbacks_per_s": 0.05, "window_s": 10, "closes": ["standard", "low"]}
 }
-"""Otherwise an outage would have to last for longer than most of these days do."""
+"""With longer times an outage would have to last longer than most of these days."""
 OPERATOR_EVERY_S: Final = 2.0
 _DISCARDS: Final = 4
-"""One in so many dead letters of jobs is discarded, the others are replayed."""
+"""One in this many dead letters of jobs is discarded; the others are replayed."""
 _UNBOUNDED_WORK: Final = WorkAllowance(share=1.0, burst_s=1e6)
-"""Processor time is the machine's, not the day's: refusals by it would differ from play to play."""
+"""Unlimited: measured processor time would make refusals differ between runs of a seed."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a day."""
+    """The result of a day."""
 
     scenario: Scenario
     broken: tuple[str, ...]
@@ -65,7 +65,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def play(scenario: Scenario, mutant: Mutant = NO_MUTANT) -> Verdict:
-    """Play one day."""
+    """Run one day."""
     world: World | None = None
 
     async def main() -> Verdict:
@@ -75,7 +75,8 @@ def play(scenario: Scenario, mutant: Mutant = NO_MUTANT) -> Verdict:
 
     loop = VirtualLoop()
     loop.set_exception_handler(lambda loop, context: _raised(loop, context, world))
-    # Collecting garbage runs the ends of coroutines that were left: not at a time of its choosing.
+    # Garbage collection runs ``finally`` blocks of dropped coroutines, at a time that is not
+    # deterministic.
     was_collecting = gc.isenabled()
     gc.disable()
     try:
@@ -90,7 +91,7 @@ def play(scenario: Scenario, mutant: Mutant = NO_MUTANT) -> Verdict:
 
 
 def _raised(loop: asyncio.AbstractEventLoop, context: dict[str, Any], world: World | None) -> None:
-    """An exception that nobody caught, in a callback or a task."""
+    """Record an uncaught exception of a callback or a task."""
     assert isinstance(loop, VirtualLoop)
     if world is not None and not loop.is_over:
         said = f"{context.get('message')} {context.get('exception')!r}"
@@ -98,7 +99,7 @@ def _raised(loop: asyncio.AbstractEventLoop, context: dict[str, Any], world: Wor
 
 
 class World:
-    """Everything there is."""
+    """All processes and servers of a day."""
 
     def __init__(self, scenario: Scenario, mutant: Mutant) -> None:
         profile = scenario.profile
@@ -149,12 +150,12 @@ class World:
     # ── Who there is ─────────────────────────────────────────────────────────────────────────────
 
     def add_replica(self, number: int) -> Replica:
-        """Start a replica, as the successor of the one with the same number."""
+        """Start a replica, which replaces the one with the same number."""
         self._born[f"replica-{number}"] += 1
         name = f"replica-{number}.{self._born[f'replica-{number}']}"
         is_embedded = self.scenario.profile.is_embedded
         if is_embedded:
-            # Its locks are in its own memory, and its store is a file.
+            # A single server has its locks in memory and its store in a file.
             self.locks.forget()
             self.ledger.locks.lost()
         weather = CLEAR if is_embedded else self.weather
@@ -167,7 +168,7 @@ class World:
         return replica
 
     def add_worker(self, number: int) -> Hands:
-        """Start a worker, likewise."""
+        """Start a worker, which replaces the one with the same number."""
         self._born[f"worker-{number}"] += 1
         name = f"worker-{number}.{self._born[f'worker-{number}']}"
         hands = Hands(name, self.scenario.seed, self._network(Process(name)), self.ledger)
@@ -178,7 +179,7 @@ class World:
         return hands
 
     def up(self) -> list[HttpServer]:
-        """The replicas that take connections."""
+        """The replicas that accept connections."""
         return [replica for replica in self.replicas if replica.is_up]
 
     def _network(self, process: Process) -> Network:
@@ -188,7 +189,7 @@ class World:
     # ── The day ──────────────────────────────────────────────────────────────────────────────────
 
     async def day(self) -> Verdict:
-        """From the first start until everything has ended."""
+        """Run the day until all runs have ended."""
         with bugs_told(self.history):
             self._found()
             asking = await self._work_and_suffer()
@@ -246,12 +247,12 @@ class World:
         return asking
 
     async def _heal(self, asking: list[asyncio.Task[None]]) -> None:
-        """No more faults: everything is looked after soon, and ends in time."""
+        """Undo all faults, and check that every run is owned soon and ends in time."""
         loop = asyncio.get_running_loop()
         profile = self.scenario.profile
         self.history.tell("healed")
         until_s = loop.time() + HEAL_S_MAX + 6 * profile.job_ttl_ms / 1000
-        # A lease may just have been granted, and whoever had it is gone.
+        # A lease may just have been granted to a process that has ended.
         bound_s = loop.time() + (profile.job_ttl_ms + profile.run_ttl_ms) / 1000 + 3
         is_bound_checked = False
         while loop.time() < until_s and not self.history.broken:
@@ -270,7 +271,7 @@ class World:
             check_end(self)
 
     async def _start_one_more(self) -> None:
-        """The world works: a run that is asked for now begins at once, and ends."""
+        """Check that the deployment works: a new run starts at once, and ends."""
         at_once(self.store.real.put_tenant(TenantId("acme"), Tenant(max_concurrent_runs=1)))
         callers, said = self.callers[0], "no answer"
         ask = Ask(
@@ -296,7 +297,7 @@ class World:
         return all(file.run.status.is_finished for file in state.runs.values())
 
     def _operate(self, *, for_good: bool = False) -> None:
-        """Be the people: decide what waits for a decision, replay or discard what is dead."""
+        """Act as the operators: decide on approvals, replay or discard dead letters."""
         state = self.store.real.state
         for run_id, file in list(state.runs.items()):
             for step_id, step in file.run.steps.items():
@@ -311,8 +312,8 @@ class World:
                 replica.process.begin(self._settle_letter(replica, letter_id))
 
     async def _settle_letter(self, replica: Replica, letter_id: str) -> None:
-        # By the id, so that trying again after an error does the same. Events are not discarded:
-        # a run that never hears of its result does not end.
+        # Chosen by the id, so that a repeat after an error does the same. Events are not
+        # discarded: without its result a run does not end.
         is_discard = letter_id.startswith("job:") and crc32(letter_id.encode()) % _DISCARDS == 0
         verb = "discards" if is_discard else "replays"
         inbox = replica.services.inbox
