@@ -31,6 +31,23 @@ async def wedge(job: Job) -> str:
     return f"delivery {job.delivery}"
 
 
+def _burn(job: Job) -> str:
+    ends_at = time.perf_counter() + (float(str(job.input)) if job.delivery == 1 else 0)
+    while time.perf_counter() < ends_at:
+        pass
+    return f"delivery {job.delivery}"
+
+
+@app.task("burn.async")
+async def burn_on_the_loop(job: Job) -> str:
+    return _burn(job)
+
+
+@app.task("burn.thread")
+def burn_in_a_thread(job: Job) -> str:
+    return _burn(job)
+
+
 @app.task("compute", executor="process")
 def compute(job: Job) -> dict[str, object]:
     job.heartbeat({"half": True})

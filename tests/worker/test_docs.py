@@ -6,7 +6,9 @@ import ast
 import inspect
 import re
 import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -28,8 +30,10 @@ def test_every_block_is_of_a_kind_that_is_run_here() -> None:
     assert {language for language, _ in BLOCKS} == {"python", "sh"}
 
 
-async def test_the_snippets_run_and_their_worker_works() -> None:
-    names: dict[str, object] = {"__name__": "snippets"}
+async def test_the_snippets_run_and_their_worker_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("snippets")
+    monkeypatch.setitem(sys.modules, "snippets", module)
+    names = module.__dict__
     for language, snippet in BLOCKS:
         if language == "python":
             code = compile(snippet, "snippet", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

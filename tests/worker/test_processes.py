@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -164,6 +166,81 @@ async def test_a_wedged_loop_loses_its_job_and_the_late_result_goes_nowhere() ->
     assert ledger.leases["run:step@1"] == 2
     assert ledger.results["run:step@1"].output == "delivery 2"
     assert ledger.rejected == []
+
+
+async def test_a_computing_async_handler_loses_its_lease_and_says_why_and_a_thread_keeps_it(
+    tmp_path: Path,
+) -> None:
+    ledger = Ledger(_now_ms, ttl_ms=1_000)
+    async with serving(ledger) as url, _logged(tmp_path / "log", url, _HANDLERS):
+        ledger.put("run:async@1", "burn.async", 1.5)
+        await ledger.all_done()
+        ledger.put("run:thread@1", "burn.thread", 1.5)
+        await ledger.all_done()
+    assert ledger.leases == {"run:async@1": 2, "run:thread@1": 1}
+    assert ledger.results["run:async@1"].output == "delivery 2"
+    assert ledger.results["run:thread@1"].output == "delivery 1"
+    [line] = re.findall(".*job_lock_abandoned.*", (tmp_path / "log").read_text(encoding="utf-8"))
+    said = json.loads(line)
+    assert (said["job_id"], said["cause"]) == ("run:async@1", "deadline")
+    assert said["stalled_ms"] > 500
+    assert "and could not renew; put blocking code into a def handler" in said["hint"]
+
+
+_PROGRAM = """
+import sys
+import stanchion
+
+app = stanchion.Worker()
+
+@app.task("double", executor="process")
+def double(job):
+    return 2 * job.input
+
+{start}
+"""
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_program_with_handlers_in_processes_needs_a_guard_and_is_told_so(
+    tmp_path: Path, is_guarded: bool
+) -> None:
+    start = "app.serve(sys.argv[1])"
+    program, log = tmp_path / "program.py", tmp_path / "log"
+    guarded = f'if __name__ == "__main__":\n    {start}'
+    program.write_text(_PROGRAM.format(start=guarded if is_guarded else start), encoding="utf-8")
+    ledger = Ledger(_now_ms)
+    ledger.put("run:step@1", "double", 21)
+    async with serving(ledger) as url, _logged(log, url, (str(program), url)):
+        await ledger.all_done()
+    result, said = ledger.results["run:step@1"], log.read_text(encoding="utf-8")
+    if is_guarded:
+        assert result.output == 42
+    else:
+        assert isinstance(result.error, JobError)
+        assert result.error.code == "process_died"
+    assert ('put it under if __name__ == "__main__":' in said) == (not is_guarded)
+
+
+_HANDLERS = ("-m", "stanchion", "worker", "tests.worker.handlers:app")
+
+
+@asynccontextmanager
+async def _logged(log: Path, url: str, arguments: Sequence[str]) -> AsyncIterator[None]:
+    """A worker in a process of its own that writes its log into a file."""
+    with log.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *arguments,
+            cwd=ROOT,
+            env={"STANCHION_URL": url, "PYTHONPATH": str(ROOT)},
+            stderr=file,
+        )
+        try:
+            yield
+        finally:
+            process.kill()
+            await process.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -33,7 +33,8 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Keeps the burst of one tenant from using all of ``requests_at_once_max``."""
     waits_max: int = 8_192
     """Requests that wait for a job, for the end of a run or for a lost lease."""
-    waits_per_tenant_max: int = 500
+    waits_per_tenant_max: int = 1_000
+    """A worker has up to two: it waits for jobs and for lost leases."""
     streams_max: int = 512
     streams_per_tenant_max: int = 50
     heartbeat_s: float = 15

@@ -74,6 +74,8 @@ class JobAbandoned(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     topic: str
     cause: FenceCause | Literal["shutdown"]
+    stalled_ms: int = 0
+    """For how long the event loop was blocked meanwhile, if the lease was not renewed in time."""
 
 
 class JobCancelled(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +144,7 @@ def log(event: WorkerEvent) -> None:
         case JobEnded():
             _line(logging.DEBUG, "job_ended", event)
         case JobAbandoned():
-            _line(logging.ERROR, "job_lock_abandoned", event)
+            _line(logging.ERROR, "job_lock_abandoned", event, hint=_stall_hint(event))
         case JobCancelled():
             _line(logging.INFO, "job_cancelled", event)
         case RenewalFailed():
@@ -168,6 +170,18 @@ def _with_time_left(event: RenewalFailed) -> RenewalFailed:
     return msgspec.structs.replace(event, error=error)
 
 
-def _line(level: int, name: str, event: WorkerEvent) -> None:
+def _stall_hint(event: JobAbandoned) -> str | None:
+    if event.stalled_ms == 0:
+        return None
+    return (
+        f"the event loop was blocked for {event.stalled_ms / 1000:.1f} s and could not renew;"
+        " put blocking code into a def handler"
+    )
+
+
+def _line(level: int, name: str, event: WorkerEvent, hint: str | None = None) -> None:
     if LOGGER.isEnabledFor(level):
-        log_event(level, name, **msgspec.structs.asdict(event))
+        fields = msgspec.structs.asdict(event)
+        if hint is not None:
+            fields["hint"] = hint
+        log_event(level, name, **fields)

@@ -217,7 +217,8 @@ class WorkerLoop:
         cause = held.look()
         if result is None or cause is not None:
             self._renewer.let_go(held)
-            self._tell(_stopped(leased, cause))
+            stalled_ms = self._renewer.stalled_ms(began) if cause is FenceCause.DEADLINE else 0
+            self._tell(_stopped(leased, cause, stalled_ms))
             return
         self._reporter.report(held, result)
         took_ms = self._clock.moment() - began
@@ -308,10 +309,17 @@ class WorkerLoop:
         self._threads.close()
 
 
-def _stopped(leased: LeasedJob, cause: FenceCause | None) -> told.JobAbandoned | told.JobCancelled:
+def _stopped(
+    leased: LeasedJob, cause: FenceCause | None, stalled_ms: int
+) -> told.JobAbandoned | told.JobCancelled:
     if cause is FenceCause.CANCELLED:
         return told.JobCancelled(job_id=leased.job_id, topic=leased.topic)
-    return told.JobAbandoned(job_id=leased.job_id, topic=leased.topic, cause=cause or "shutdown")
+    return told.JobAbandoned(
+        job_id=leased.job_id,
+        topic=leased.topic,
+        cause=cause or "shutdown",
+        stalled_ms=stalled_ms,
+    )
 
 
 def _canceller(handling: asyncio.Task[None], job_id: str) -> Callable[[FenceCause], None]:

@@ -25,6 +25,7 @@ from stanchion.worker.errors import JobFailed
 from stanchion.worker.events import log_event, show_lines
 from stanchion.worker.job import Job, job_of
 from stanchion.worker.renewal import BootClock, HeldJob, SharedDeadline
+from stanchion.worker.tasks import CHILD_NAME
 
 __all__ = ["ProcessExecutor"]
 
@@ -102,7 +103,7 @@ class _Child:
         self._pipe, theirs = _START.Pipe()
         self.deadline: SharedDeadline = _START.RawValue("q", 0)
         self._process: BaseProcess = _START.Process(
-            target=_live, args=(theirs, self.deadline), name="stanchion-worker-child", daemon=True
+            target=_live, args=(theirs, self.deadline), name=CHILD_NAME, daemon=True
         )
         self._process.start()
         theirs.close()

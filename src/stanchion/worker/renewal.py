@@ -57,6 +57,9 @@ RENEWALS_MAX: Final = 250
 _SLICE_MS: Final = 1_000
 """Timers stop while a machine is suspended: an expired lease is noticed this soon after."""
 _STALL_MS: Final = 1_000
+"""A loop that was blocked for longer is reported."""
+_LATE_MS: Final = 100
+"""A loop that was blocked for longer may be why a lease was not renewed in time."""
 PROGRESS_EVERY_MS: Final = 1_000
 """A handler may report progress in a loop: it is sent no more often than this."""
 _GIVE_UP_TERMS: Final = 2
@@ -139,6 +142,8 @@ class LeaseRenewer:
         self._wake_at = Moment(0)
         self._calls: set[asyncio.Task[None]] = set()
         self._progress_sent_at = Moment(-PROGRESS_EVERY_MS)
+        self._stalled_ms = 0
+        self._stall_ended_at = Moment(0)
 
     def hold(self, leased: LeasedJob, asked_at: Moment) -> HeldJob:
         """Renew a lease that was requested at ``asked_at``, from now on."""
@@ -170,6 +175,14 @@ class LeaseRenewer:
             trust = rules.not_owned(held.trust, cause)
         self._settle(held, trust)
 
+    def stalled_ms(self, since: Moment) -> int:
+        """For how long the event loop was last blocked, if that was after ``since``; else 0."""
+        now = self._clock.moment()
+        overdue_ms = 0 if self._timer is None else now - self._wake_at
+        before_ms = self._stalled_ms if self._stall_ended_at >= since else 0
+        longest_ms = max(overdue_ms, before_ms)
+        return longest_ms if longest_ms >= _LATE_MS else 0
+
     def let_go(self, held: HeldJob) -> None:
         """Stop renewing: the job has ended or was abandoned."""
         if self._held.get(held.leased.job_id) is held:
@@ -187,6 +200,8 @@ class LeaseRenewer:
     def _look(self) -> None:
         now = self._clock.moment()
         self._timer = None
+        if now - self._wake_at >= _LATE_MS:
+            self._stalled_ms, self._stall_ended_at = now - self._wake_at, now
         if now - self._wake_at > _STALL_MS:
             self._tell(told.LoopStalled(stalled_ms=now - self._wake_at))
         due: list[HeldJob] = []

@@ -23,6 +23,7 @@ from stanchion.core.limits import TOPIC_CHARS_MAX
 from stanchion.worker.job import Job
 
 __all__ = [
+    "CHILD_NAME",
     "AsyncTask",
     "Executor",
     "ProcessTask",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 Executor: TypeAlias = Literal["thread", "process"]
+CHILD_NAME: Final = "stanchion-worker-child"
+"""The name of the processes that run handlers."""
 _TOPIC: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 
 

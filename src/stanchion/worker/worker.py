@@ -10,6 +10,7 @@ import random
 import secrets
 import signal
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from stanchion.worker.job import Job
 from stanchion.worker.loop import LoopOptions, WorkerLoop
 from stanchion.worker.renewal import BootClock, WorkerClock
 from stanchion.worker.server import HttpTransport, Transport, WorkerApi
-from stanchion.worker.tasks import Executor, ProcessTask, Task, make_task
+from stanchion.worker.tasks import CHILD_NAME, Executor, ProcessTask, Task, make_task
 
 __all__ = ["DEFAULT_URL", "RunOptions", "Worker"]
 
@@ -117,6 +118,11 @@ class Worker:
         """Work over a transport of one's own, without signals. Time and chance are arguments."""
         if self._working is not None:
             raise RuntimeError("this worker is running already")
+        if _is_handler_process():
+            raise RuntimeError(
+                "a process for handlers imports this module, and must not start the worker again:"
+                ' put it under if __name__ == "__main__":'
+            )
         settings = self._checked(options)
         _hide_secrets()
         worker_id = options.get("worker_id") or _worker_id()
@@ -190,6 +196,12 @@ def _check_importable(topic: str, task: ProcessTask) -> None:
         raise ValueError(
             f"the handler of {topic!r} cannot run in a process: define it at the top of a module"
         ) from error
+
+
+def _is_handler_process() -> bool:
+    # Imported already, if this is one: other programs need not pay for it.
+    multiprocessing = sys.modules.get("multiprocessing")
+    return multiprocessing is not None and multiprocessing.current_process().name == CHILD_NAME
 
 
 def _hide_secrets() -> None:
