@@ -340,7 +340,7 @@ def _patched(
 ALL: Final = (
     Mutant(
         name="release-without-token",
-        says="a lock is released by whoever asks",
+        says="any caller can release a lock",
         locks=_AnybodyReleases,
     ),
     Mutant(name="fence-by-incr", says="fences are counted in memory", locks=_Counting),
@@ -358,12 +358,12 @@ ALL: Final = (
     ),
     Mutant(
         name="renewal-ignores-not-owned",
-        says="'not yours' is taken for a renewal",
+        says="the reply 'not owned' counts as a renewal",
         lock_port=_DeafToNotOwned,
     ),
     Mutant(
         name="acquire-without-floor",
-        says="a holder behind the run's fence asks again for the same",
+        says="a holder whose fence is below the run's acquires the same fence again",
         lock_port=_NoFloor,
     ),
     Mutant(
@@ -373,18 +373,18 @@ ALL: Final = (
     ),
     Mutant(
         name="late-grant",
-        says="a grant is made after its caller's time is over",
+        says="a grant is made after its caller's deadline",
         locks=_LateGrants,
     ),
     Mutant(
         name="late-admit",
-        says="a run begins after its caller was told no",
+        says="a run is admitted after its caller's deadline",
         store=_LateAdmits,
     ),
     Mutant(name="slot-freed-later", says="the slot is freed in a second step", store=_SlotLater),
     Mutant(
         name="key-reserved-apart",
-        says="key and run are made in two steps",
+        says="key and run are written in two steps",
         store=_KeyLater,
     ),
     Mutant(name="cap-read-before", says="the cap is checked on an old count", store=_CapRead),
@@ -395,10 +395,10 @@ ALL: Final = (
     ),
     Mutant(
         name="publish-before-commit",
-        says="jobs are out before the commit that sends them",
+        says="jobs are visible before the commit that creates them",
         store=_Early,
     ),
-    Mutant(name="outbox-forgets", says="a row is gone when it is taken", store=_Forgetful),
+    Mutant(name="outbox-forgets", says="a row is deleted when it is read", store=_Forgetful),
     Mutant(
         name="relay-never-again",
         says="a row that is due again is not published again",
@@ -406,22 +406,22 @@ ALL: Final = (
     ),
     Mutant(
         name="result-from-anybody",
-        says="results are taken under any fence",
+        says="results are accepted with any fence",
         store=_AnyFence,
     ),
     Mutant(
         name="reconciler-without-recheck",
-        says="job leases are ended by an old list",
+        says="job leases are expired from a stale list",
         store=_OldListing,
     ),
     Mutant(
         name="jitter-out-of-bounds",
-        says="retries come outside their window",
+        says="retry delays are outside their window",
         bus_port=_WildRetries,
     ),
     Mutant(
         name="retry-without-budget",
-        says="callers retry as often as they like",
+        says="callers retry without a budget",
         on_callers=_boundless,
     ),
 )
