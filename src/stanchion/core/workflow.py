@@ -79,7 +79,7 @@ class ForEachSpec(_Spec, frozen=True, kw_only=True, tag="for_each"):
 
 
 class OnDecisionTimeout(StrEnum):
-    """What happens to an approval that nobody decides in time."""
+    """What happens to an approval without a decision in time."""
 
     REJECT = "reject"
     APPROVE = "approve"

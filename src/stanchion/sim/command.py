@@ -224,24 +224,26 @@ def arguments() -> argparse.ArgumentParser:
         prog="stanchion sim", description="Run the services under seeded faults, in virtual time."
     )
     parser.add_argument(
-        "--seeds", type=_seeds, metavar="A..B", help="days to play, B not included; 0..50"
+        "--seeds", type=_seeds, metavar="A..B", help="days to run, B not included; default 0..50"
     )
-    parser.add_argument("--seed", type=int, help="play one day and tell all of it")
+    parser.add_argument("--seed", type=int, help="run one day and print its history")
     parser.add_argument("--profile", default=MIXED, choices=[MIXED, *PROFILES])
-    parser.add_argument("--workers", type=_count, default=1, help="processes; 1")
+    parser.add_argument("--workers", type=_count, default=1, help="processes; default 1")
     parser.add_argument(
-        "--mutants", action="store_true", help="find the deliberate defects of tests/sim/mutants.py"
+        "--mutants",
+        action="store_true",
+        help="find the deliberate defects of tests/sim/mutants.py",
     )
     parser.add_argument(
         "--only",
         metavar="DEFECT",
-        help="this defect alone, by its name",
+        help="only this defect, by name",
     )
     parser.add_argument(
         "--seeds-max",
         type=_count,
         default=MUTANT_SEEDS_MAX,
-        help=f"days to look for a defect in; {MUTANT_SEEDS_MAX}",
+        help=f"days to run for a defect; default {MUTANT_SEEDS_MAX}",
     )
     return parser
 

@@ -43,7 +43,7 @@ def check_end(world: World) -> None:
         *(f"{len(state.outbox)} rows are left in the outbox" for _ in range(len(state.outbox))),
         *(f"jobs are ready: {topic}" for topic in state.ready.counts()),
         *(
-            f"a lease of {job_id} stands"
+            f"a lease of {job_id} is left"
             for job_id in world.ledger.leases
             if state.leases.due(job_id) is not None
         ),

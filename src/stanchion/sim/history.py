@@ -95,14 +95,14 @@ def bugs_told(history: History) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Disable logging while the context is active."""
-    logger, nobody = logging.getLogger("stanchion"), logging.NullHandler()
+    logger, nowhere = logging.getLogger("stanchion"), logging.NullHandler()
     before = logger.level, logger.propagate
     logger.setLevel(logging.ERROR)
     logger.propagate = False
-    logger.addHandler(nobody)
+    logger.addHandler(nowhere)
     try:
         yield
     finally:
-        logger.removeHandler(nobody)
+        logger.removeHandler(nowhere)
         logger.setLevel(before[0])
         logger.propagate = before[1]

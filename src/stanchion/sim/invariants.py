@@ -179,7 +179,7 @@ def decision_stays_true(step_id: str, step: Step, verbs: Collection[str]) -> Ite
     is_approved = step.status is StepStatus.SUCCEEDED
     for verb in verbs:
         if (verb == "approve") is not is_approved:
-            yield f"{step_id} is {step.status}, and somebody was told that {verb} was carried out"
+            yield f"{step_id} is {step.status}, but a caller was told that {verb} succeeded"
 
 
 # ── Delays ───────────────────────────────────────────────────────────────────────────────────────
@@ -195,7 +195,7 @@ def call_retries_in_bounds(delay_ms: int, settings: Iterable[Settings]) -> Itera
         windows.append(_window(busy.retry))
         windows.append((error_ms - min(jitter_ms, error_ms), error_ms + min(jitter_ms, error_ms)))
     if not any(low <= delay_ms <= high for low, high in windows):
-        yield f"a call comes again after {delay_ms} ms, and policy says {windows}"
+        yield f"a call is retried after {delay_ms} ms, but policy allows {windows}"
 
 
 def client_retries_in_bounds(
@@ -224,7 +224,7 @@ def retry_after_in_bounds(status: int, retry_after_ms: int | None) -> Iterator[s
     if most_ms is not None and not (
         retry_after_ms is not None and _MS <= retry_after_ms <= most_ms
     ):
-        yield f"a {status} asks its caller to come again after {retry_after_ms} ms"
+        yield f"a {status} has Retry-After of {retry_after_ms} ms"
 
 
 def timers_in_bounds(plan: Plan, transition: Transition) -> Iterator[str]:
@@ -265,7 +265,7 @@ def owned_queued_or_finished(
         return
     due = state.outbox.due(run.id)
     if file.inbox and (due is None or due < now - grace_ms):
-        yield f"run {run.id} has events that nobody applies"
+        yield f"run {run.id} has events that are not applied"
     for timer, at in sorted(file.timers.items(), key=lambda each: each[0].key):
         if at < now - grace_ms:
             yield f"run {run.id}: timer {timer.key} is overdue by {now - at} ms"
@@ -280,7 +280,7 @@ def _job_is_looked_after(
     if file.state is JobState.LEASED:
         expires_at = file.expires_at
         if expires_at is None or expires_at < now - grace_ms:
-            yield f"{job} has a lease that ran out, and nobody noticed"
+            yield f"{job} has an expired lease that was not ended"
         return
     run = state.runs[file.job.run_id]
     if file.state is JobState.FINISHED and file.job.item is None and not run.inbox:

@@ -26,10 +26,10 @@ from stanchion.services.engine import Terms
 from stanchion.sim.bus import BusServer
 from stanchion.sim.ending import check_end, check_looked_after, tell_unfinished
 from stanchion.sim.history import History, bugs_told, quiet
+from stanchion.sim.injector import FaultInjector
 from stanchion.sim.ledger import Ledger
 from stanchion.sim.lock_ledger import LockLedger
 from stanchion.sim.loop import LoopClock, Process, VirtualLoop
-from stanchion.sim.mischief import Mischief
 from stanchion.sim.network import BAD_WEATHER, CLEAR, HttpServer, Network
 from stanchion.sim.replica import NO_MUTANT, Mutant, Replica, SimContext, linked_once, plan_of
 from stanchion.sim.scenario import Ask, Scenario, Then
@@ -229,13 +229,13 @@ class World:
 
     async def _work_and_suffer(self) -> list[asyncio.Task[None]]:
         loop = asyncio.get_running_loop()
-        mischief = Mischief(self)
+        injector = FaultInjector(self)
         asking: list[asyncio.Task[None]] = []
         for number, ask in enumerate(self.scenario.asks):
             callers = self.callers[number % len(self.callers)]
             loop.call_at(ask.at_s, callers.begin, ask, asking)
         for fault in self.scenario.faults:
-            loop.call_at(fault.at_s, mischief.do, fault)
+            loop.call_at(fault.at_s, injector.do, fault)
         until_s = self.scenario.profile.day_s
         while loop.time() < until_s and not self.history.broken:
             await self.history.go_on(min(OPERATOR_EVERY_S, until_s - loop.time()))
@@ -243,7 +243,7 @@ class World:
                 self.bus.sync()
             if self.chance.random() < 0.3:  # noqa: PLR2004 - now and then
                 self._operate()
-        mischief.end()
+        injector.end()
         return asking
 
     async def _heal(self, asking: list[asyncio.Task[None]]) -> None:

@@ -147,7 +147,7 @@ class BellListeners:
             return
         try:
             hear(note)
-        except Exception as error:  # noqa: BLE001 - a listener's fault must not reach whoever rang
+        except Exception as error:  # noqa: BLE001 - an error of a listener must not reach the sender
             fields = {"bell": bell.value, "error": sentence(error)}
             _log.error("bell_unheard", extra={"fields": fields}, exc_info=error)
 

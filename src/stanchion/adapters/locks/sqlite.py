@@ -115,10 +115,10 @@ class SqliteLocks:
     ) -> Renewed | NotOwned:
         def act(db: Database) -> Renewed | NotOwned:
             now = db.now()
-            stands = db.changed(
+            renewed = db.changed(
                 _SQL["renew"], name=name, token=token, now=now, expires_at=now + ttl_ms
             )
-            return Renewed() if stands else NotOwned()
+            return Renewed() if renewed else NotOwned()
 
         return await self._call(act, within_ms)
 

@@ -125,7 +125,7 @@ class NatsConnection:
                     return await client.request(subject, payload, timeout=self._timeout_s)
                 except nats.errors.NoRespondersError:
                     # The stream is gone. A new connection begins by checking it.
-                    self.cut(client, f"nobody takes {subject}")
+                    self.cut(client, f"no server accepts {subject}")
                     raise
 
     async def manage(self, use: Callable[[JetStreamManager], Awaitable[_T]]) -> _T:

@@ -60,7 +60,7 @@ class MemoryJobs(MemoryPart):
         lost: list[JobId] = []
         for lease in leases:
             file = self._find(lease.job_id, tenant)
-            if file is not None and self._stands(file, lease.fence):
+            if file is not None and self._is_current(file, lease.fence):
                 self._begin_term(file, ttl_ms)
                 if lease.progress is not None:
                     file.progress = lease.progress
@@ -77,7 +77,7 @@ class MemoryJobs(MemoryPart):
             file = self._find(lease.job_id, tenant)
             if file is None:
                 lost[lease.job_id] = LostReason.UNKNOWN_JOB
-            elif not self._stands(file, lease.fence):
+            elif not self._is_current(file, lease.fence):
                 status = self._state.runs[file.job.run_id].run.status
                 has_fence = file.fence == lease.fence
                 lost[lease.job_id] = why_lost(file.state, status, has_fence=has_fence)
@@ -136,7 +136,7 @@ class MemoryJobs(MemoryPart):
         self._state.leases.put(file.job.id, expires_at)
         return expires_at
 
-    def _stands(self, file: JobFile, fence: int) -> bool:
+    def _is_current(self, file: JobFile, fence: int) -> bool:
         return (
             file.state is JobState.LEASED
             and file.fence == fence

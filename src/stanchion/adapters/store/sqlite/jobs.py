@@ -72,7 +72,7 @@ def renew_jobs(
     renewed: list[JobId] = []
     lost: list[JobId] = []
     for lease in leases:
-        stands = db.changed(
+        extended = db.changed(
             SQL["renew_job"],
             job_id=lease.job_id,
             fence=lease.fence,
@@ -81,7 +81,7 @@ def renew_jobs(
             tenant=tenant,
             progress=None if lease.progress is None else encode(lease.progress),
         )
-        (renewed if stands else lost).append(lease.job_id)
+        (renewed if extended else lost).append(lease.job_id)
     return Renewals(tuple(renewed), tuple(lost))
 
 

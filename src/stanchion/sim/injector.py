@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stanchion.sim.replica import Replica
     from stanchion.sim.world import World
 
-__all__ = ["Mischief"]
+__all__ = ["FaultInjector"]
 
 STEP_MS_MAX: Final = 4_000
 BEHIND_MS_MAX: Final = 600_000
@@ -46,7 +46,7 @@ PATCHES: Final[tuple[JsonObject, ...]] = (
 )
 
 
-class Mischief:
+class FaultInjector:
     """Applies the faults of a scenario."""
 
     def __init__(self, world: World) -> None:
@@ -82,7 +82,7 @@ class Mischief:
         networks = [each.network for each in world.workers]
         for network in (*networks, *(each.network for each in world.callers)):
             network.weather = CLEAR
-        world.ledger.history.tell("weather clears")
+        world.ledger.history.tell("faults end")
 
     def _end_after(self, seconds: float, undo: Callable[[], None]) -> None:
         """Undo a fault after ``seconds``, or in ``end``."""
@@ -161,7 +161,7 @@ class Mischief:
         def spring(process: Process, _run_id: RunId, _hold: ObservedHold) -> bool:
             resume = self._pause(process)
             if resume is not None:
-                self._history.tell(f"fault  {process.name} stands still in the middle of a hold")
+                self._history.tell(f"fault  {process.name} is paused in the middle of a hold")
                 self._end_after(fault.lasts_s, resume)
             return True
 
