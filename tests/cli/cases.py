@@ -229,7 +229,7 @@ CASES: Final = (
         body={"comment": "good", "data": {"up_to": 5}},
         answer=runs.Change("07-01h", RunStatus.WAITING, applied=False),
         shape=runs.Change,
-        says=("07-01h  waiting  (recorded: the run is busy, it follows when that is over)",),
+        says=("07-01h  waiting  (recorded: the run is busy; it is applied afterwards)",),
     ),
     Case(
         args=("run", "reject", "07-01h", "review"),
@@ -470,7 +470,7 @@ CASES: Final = (
         asks=("POST", "/v1/admin/dead-letters/07-01h:search[2]@1#1/replay"),
         answer=admin.ReplayAnswer("07-01h:search[2]@1#1", "07-01h", replayed=True),
         shape=admin.ReplayAnswer,
-        says=("07-01h:search[2]@1#1 is back at work (run 07-01h)",),
+        says=("07-01h:search[2]@1#1 is replayed (run 07-01h)",),
     ),
     Case(
         args=("dead-letter", "discard", "07-01h:search[2]@1#1"),

@@ -173,9 +173,9 @@ def test_who_was_told_that_nothing_was_begun_is_not_told_to_look(
     code: str, cli: Cli, server: Script
 ) -> None:
     server.says(problem(503, code))
-    assert "may have begun" not in cli("run", "start", "research").err
+    assert "may have been started" not in cli("run", "start", "research").err
     server.says(problem(503, "gate_unavailable"))
-    assert "may have begun" in cli("run", "start", "research").err
+    assert "may have been started" in cli("run", "start", "research").err
 
 
 FAULTS = [

@@ -105,7 +105,7 @@ def test_input_comes_from_a_file_or_from_standard_input(
 def test_a_replay_is_told_to_a_person_and_not_to_a_program(cli: Cli, server: Script) -> None:
     replay = Said(STARTED.document, headers={"Idempotency-Replayed": "true"})
     server.says(replay)
-    assert "here is the same run" in cli("run", "start", "x", "--idempotency-key", "k").err
+    assert "this is the same run" in cli("run", "start", "x", "--idempotency-key", "k").err
     assert cli("run", "start", "x", "--idempotency-key", "k", "-o", "json").err == ""
 
 
@@ -150,10 +150,10 @@ def test_several_files_are_applied_in_their_order(cli: Cli, server: Script, tmp_
 @pytest.mark.parametrize(
     ("name", "text", "said", "code"),
     [
-        ("a.yaml", "steps: {}\n", "does not say its id", Exit.USAGE),
-        ("a.yaml", "id:\n", "does not say its id", Exit.USAGE),
-        ("a.json", '{"id": 5}', "does not say its id", Exit.USAGE),
-        ("a.json", "[]", "does not say its id", Exit.USAGE),
+        ("a.yaml", "steps: {}\n", "has no id", Exit.USAGE),
+        ("a.yaml", "id:\n", "has no id", Exit.USAGE),
+        ("a.json", '{"id": 5}', "has no id", Exit.USAGE),
+        ("a.json", "[]", "has no id", Exit.USAGE),
         ("a.json", "{", "is not JSON", Exit.FAILED),
     ],
 )

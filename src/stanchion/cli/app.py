@@ -1,7 +1,7 @@
-"""The whole command line: its commands, imported when they are called, and its exit codes.
+"""The command line: its commands, imported when they are called, and its exit codes.
 
-Click asks every command for its help before it can list them. Here the line is beside the name, so
-``stanchion --help`` imports none of them. A test holds each line to the command's own.
+To list commands, click would import each for its help. Here the line of help is beside the name, so
+``stanchion --help`` imports none of them. A test compares each line with the command's own help.
 
 Exit codes, the same for every command:
 
@@ -10,7 +10,7 @@ Exit codes, the same for every command:
     2    wrong usage or configuration
     3    not found
     4    full: a cap or a rate is reached, retry later
-    5    unavailable: no answer, or the server cannot
+    5    unavailable: no answer, or an error of the server
     130  interrupted
 """
 
@@ -30,7 +30,10 @@ __all__ = ["LazyGroup", "app", "main"]
 
 
 class LazyGroup(click.Group):
-    """``lazy`` has, by the name of a command, ``module:attribute`` and the line of its help."""
+    """A group of commands that are imported when they are called.
+
+    ``lazy`` has, by the name of a command, ``module:attribute`` and the line of its help.
+    """
 
     def __init__(self, name: str, *, help: str, lazy: Mapping[str, tuple[str, str]]) -> None:  # noqa: A002 - click's own name for it
         super().__init__(name, help=help, context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,21 +65,21 @@ app = LazyGroup(
         "worker": (_HERE + "local:worker", "Run a worker: the Worker called APP in MODULE."),
         "workflow": (
             _HERE + "workflow:workflow",
-            "Say what should happen: check, apply, list, show.",
+            "Check, apply, list and show workflows.",
         ),
         "run": (_HERE + "run:run", "Start runs, watch them, decide about them."),
         "job": (_HERE + "run:job", "Submit single jobs."),
-        "tenant": (_HERE + "admin:tenant", "Say what a tenant may do."),
-        "settings": (_HERE + "admin:settings", "See and change what servers go by while they run."),
+        "tenant": (_HERE + "admin:tenant", "Configure tenants: caps, rates, admission."),
+        "settings": (_HERE + "admin:settings", "See and change the settings of running servers."),
         "lease": (_HERE + "operations:lease", "See, hold and release locks."),
-        "key": (_HERE + "admin:key", "Make and revoke API keys."),
+        "key": (_HERE + "admin:key", "Create, list and revoke API keys."),
         "dead-letter": (
             _HERE + "operations:dead_letter",
-            "See what was given up; replay or discard it.",
+            "List, replay and discard dead letters.",
         ),
         "escalation": (
             _HERE + "operations:escalation",
-            "See and overrule whether failing open is allowed.",
+            "See and override whether failing open is allowed.",
         ),
         "drill": (_HERE + "drill:command", "Prove the policies on real processes."),
         "sim": (_HERE + "local:sim", "Run the services under seeded faults."),
@@ -92,7 +95,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(args: Sequence[str] | None) -> int:
-    # Click would end the process itself, with 1 for an interrupt. Ours has a code for each error.
+    # Not in click's standalone mode, which ends the process with 1 for an interrupt.
     try:
         code = app.main(args, prog_name="stanchion", standalone_mode=False, color=_color())
     except CliError as error:
@@ -107,5 +110,5 @@ def _run(args: Sequence[str] | None) -> int:
 
 
 def _color() -> bool | None:
-    """``None``: as the stream can. See no-color.org for the variable."""
+    """``None``: colours if the stream is a terminal. See no-color.org for the variable."""
     return False if os.environ.get("NO_COLOR") else None

@@ -1,7 +1,7 @@
 """Completion of ids in the shell: workflows, runs, tenants, dead letters and keys.
 
-The server is asked with the flags that stand on the line so far, or the environment. A server that
-does not answer within a second, or refuses, means no suggestions: nothing is ever printed.
+The request uses the flags of the command line so far, or the environment. If the server does not
+answer within a second, or refuses, there are no suggestions; errors are never printed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
 _PATIENCE_S: Final = 1.0
 _WORDS_MAX: Final = 1000
 _RUNS_MAX: Final = 100
-"""The newest. Ids of older runs are pasted, not typed."""
+"""Only the newest runs are suggested."""
 
 
 def complete_workflows(

@@ -40,9 +40,9 @@ class Exit(IntEnum):
 
 
 class CliError(Exception):
-    """A sentence, the faults behind it, and a sentence that names the fix.
+    """An error: a sentence, its faults, and a sentence that names the fix.
 
-    ``problem`` is the same for programs: the document that the server sent, or one like it.
+    ``problem`` is the same for programs: the problem document of the server, or one like it.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CliError(Exception):
         lines = [f"error: {self.message}", *(f"  {fault}" for fault in self.faults)]
         if self.fix:
             lines.append(f"fix: {self.fix}")
-        # What a server says is text from outside: nothing in it may steer the terminal.
+        # A server's text is untrusted: escape control characters before they reach the terminal.
         return "\n".join(printable(line) for line in lines)
 
     def show(self) -> None:
@@ -108,13 +108,13 @@ _LISTS: Final = {
     "/v1/admin/leases": "stanchion lease list",
     "/v1/admin/dead-letters": "stanchion dead-letter list",
 }
-"""Where to look for what was not found, by the path that was asked."""
+"""The command that lists what was not found, by the request's path."""
 
 _NOT_BEGUN: Final = frozenset({"gate_busy", "draining"})
-"""Refusals of a server that could not, and that say at once that nothing was begun."""
+"""5xx codes after which it is certain that nothing was begun."""
 
 _SENTENCES: Final = {"gate_busy": "the tenant's admission lock is busy"}
-"""Said to a person instead of the detail, whose words other programs may count on."""
+"""Messages for people in place of the detail, which programs may compare and so must not change."""
 
 _FIXES: Final = {
     "max_concurrent_runs_reached": "wait for a run to end, or raise the cap:"
@@ -134,12 +134,12 @@ _FIXES: Final = {
 
 
 class CallContext(NamedTuple):
-    """Who called, as far as a hint about the next command depends on it."""
+    """The caller's options that hints about the next command depend on."""
 
     has_key: bool = False
     tenant: str | None = None
     flags: str = ""
-    """What was given on the command line, and has to be given again: `` --tenant acme``."""
+    """Flags of the command line that the next command needs too: `` --tenant acme``."""
 
 
 def error_from(document: object, *, status: int, path: str, caller: CallContext) -> CliError:
@@ -165,7 +165,7 @@ def _text(problem: Mapping[str, Any], code: str) -> str:
 
 
 def _once(text: str, faults: list[str]) -> tuple[str, list[str]]:
-    """The same without saying twice what ends the detail, or is all of it: the first fault."""
+    """Remove the first fault where the detail already ends with it, or consists of it."""
     if faults == [text]:
         return text, []
     return text.removesuffix(f": {faults[0]}") if faults else text, faults
@@ -222,7 +222,7 @@ def _authenticated(caller: CallContext) -> str:
 
 
 def _found(detail: str, path: str, caller: CallContext) -> str | None:
-    """Where to look for what was not found."""
+    """A hint where to find what was not found."""
     parts = path.split("/")
     if path.startswith("/v1/runs/") and "no step" in detail:
         return f"see the run's steps: stanchion run show {parts[3]}{caller.flags}"
@@ -235,9 +235,10 @@ def _found(detail: str, path: str, caller: CallContext) -> str | None:
 
 
 def _settled(detail: str, path: str, caller: CallContext) -> str | None:
-    # A hint for a person, so words may decide: the code is the same for all conflicts.
+    # The detail's words decide, because all conflicts have the same code; it is only a hint.
     if "the first key" in detail:
-        return f"make an admin key first: stanchion key create --role admin --for '*'{caller.flags}"
+        command = f"stanchion key create --role admin --for '*'{caller.flags}"
+        return f"create an admin key first: {command}"
     if path.endswith("/rerun") and "still" in detail:
         run_id = path.split("/")[3]
         return (
@@ -248,7 +249,7 @@ def _settled(detail: str, path: str, caller: CallContext) -> str | None:
 
 
 def _allowed(detail: str) -> str:
-    # As above: words decide, the code is the same for all.
+    # The detail's words decide, as above.
     if detail.startswith("without keys"):
         return "call from this machine, with --url http://127.0.0.1:PORT; or give the server keys"
     if "role" not in detail and "tenant" in detail:
@@ -259,6 +260,6 @@ def _allowed(detail: str) -> str:
     needed = re.search(r"needs the role (\w+)", detail)
     role = needed[1] if needed else "ROLE"
     return (
-        "use a key that may do this; an admin makes one with:"
+        "use a key that may do this; an admin creates one with:"
         f" stanchion key create --role {role} --for TENANT"
     )

@@ -1,11 +1,11 @@
-"""Log lines: one JSON object each for programs, or one readable line each for people.
+"""Log lines: one JSON object per line for programs, or one readable line per event for people.
 
     {"ts": "2026-11-15T19:00:00.123Z", "level": "WARN", "event": "lock_release_failed", …fields}
 
-An event's name is its message (see ``services.log``) and its fields travel beside it. Lines of
-other libraries have their text as ``event`` and their name as ``logger``.
+An event's name is the record's message (see ``services.log``), with its fields in ``extra``. Lines
+of other libraries have their text as ``event`` and their name as ``logger``.
 
-What else a process that runs for long needs from its machine is set here as well.
+``raise_open_files_limit`` is here too, for the processes that log: servers and workers.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ def log_to(stream: TextIO, *, level: str, format: str) -> None:  # noqa: A002 - 
     handler.setFormatter(TextLines() if is_text else JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    # Other libraries log too much at "info"; ours is one line an event.
+    # Other libraries log too much at "info".
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
     logging.getLogger(_OURS).setLevel(level.upper())
     logging.captureWarnings(capture=True)
 
 
 def raise_open_files_limit() -> None:
-    """Allow this process as many open files as the machine lets it have.
+    """Raise the soft limit of open files to the hard limit.
 
-    The usual limit of 1,024 is for programs that call ``select``, and a connection is a file.
+    The usual soft limit of 1,024 is for programs that call ``select``. Each connection is a file.
     """
     try:
         import resource  # noqa: PLC0415 - not on every platform
     except ModuleNotFoundError:
         return
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Some systems have a limit beyond the one they report: the old one is good enough there.
+    # Some systems refuse the hard limit that they report: then the old one stays.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class JsonLines(logging.Formatter):
-    """One object a line. A field never hides what the line itself says."""
+    """One object per line. A field whose name is taken gets an underscore."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -72,7 +72,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """``19:00:00.123 WARN  lock_release_failed  lease=run/7 error="nobody answers"``."""
+    """``19:00:00.123 WARN  lock_release_failed  lease=run/7 error="no answer"``."""
 
     def format(self, record: logging.LogRecord) -> str:
         level = _LEVELS.get(record.levelname, record.levelname)

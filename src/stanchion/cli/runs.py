@@ -42,7 +42,7 @@ def run_rows(page: dict[str, Any]) -> Iterator[str]:
 
 
 def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> Iterator[str]:
-    """One run with its steps and its output. ``waits``: what is known of what steps wait for."""
+    """One run with its steps and its output. ``waits``: what steps wait for, where it is known."""
     yield from pairs(
         [
             ("run", cell(run["run_id"])),
@@ -70,7 +70,7 @@ def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> It
 
 
 def job_wait(job: dict[str, Any]) -> str | None:
-    """What a step waits for whose job this is; nothing to say once the job has ended."""
+    """What the step of this job waits for; ``None`` once the job has ended."""
     if job["status"] == "ready":
         return f"a worker for {cell(job['topic'])}"
     if job["status"] == "leased":
@@ -122,8 +122,8 @@ def timeline_lines(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def change_lines(change: dict[str, Any]) -> Iterator[str]:
-    """What became of a cancel or a decision."""
-    how = "" if change["applied"] else "  (recorded: the run is busy, it follows when that is over)"
+    """The answer to a cancel or a decision."""
+    how = "" if change["applied"] else "  (recorded: the run is busy; it is applied afterwards)"
     yield f"{cell(change['run_id'])}  {cell(change['status'])}{how}"
 
 
@@ -149,11 +149,11 @@ def _failure(error: dict[str, Any] | None) -> str:
 
 _FINISHED: Final = frozenset({"succeeded", "failed", "cancelled", "timed_out"})
 _LOOK_S: Final = 1
-"""How long the server holds an answer back while nothing has ended: steps move meanwhile."""
+"""How long one request waits for the run's end: then the steps are shown again."""
 
 
 def follow(session: Session, run_id: str) -> dict[str, Any]:
-    """Show a run until it has ended, and return it. An interrupt says that the run goes on."""
+    """Show a run until it has ended, and return it. An interrupt prints that the run goes on."""
     views = _views(session, run_id)
     again = f"the run goes on; to see it again: stanchion run watch {run_id}{session.server.flags}"
     try:
@@ -168,7 +168,7 @@ def follow(session: Session, run_id: str) -> dict[str, Any]:
 
 
 def _views(session: Session, run_id: str) -> Iterator[dict[str, Any]]:
-    """The run as it is now, again and again; the last one has ended."""
+    """Yield the run every second until it has ended."""
     path = path_to("runs", run_id)
     run: dict[str, Any] = session.get(path)
     yield run
@@ -178,7 +178,7 @@ def _views(session: Session, run_id: str) -> Iterator[dict[str, Any]]:
 
 
 def _plain(session: Session, views: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Remarks about what has changed since the last look."""
+    """Print what has changed since the last view."""
     seen: dict[str, str] = {}
     run: dict[str, Any] = {}
     for run in views:
@@ -194,7 +194,7 @@ def _plain(session: Session, views: Iterator[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _live(views: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """A table that is redrawn in its place, and gone when the run has ended."""
+    """Show a table that is redrawn in place, and removed when the run has ended."""
     from rich.live import Live  # noqa: PLC0415 - only where a person looks
 
     run: dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """Sessions: the options of every command that calls a server, and the calls themselves.
 
-Nothing is retried at the same server: the caller sees the answer and the time to wait. A script
-that wants retries uses the client SDK. Of several servers, the next is tried when one does not
-answer.
+Requests are not retried at the same server: the command prints the refusal and the time to wait. A
+script that wants retries uses the client SDK. Of several servers, the next one is tried when one
+does not answer.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class ApiAnswer(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A body that is not JSON of ours."""
+    """A request body with a content type."""
 
     data: bytes
     kind: str
 
 
 def path_to(*parts: str) -> str:
-    """A path below ``/v1``. Each part is quoted, also its slashes."""
+    """A path below ``/v1``. Each part is quoted, including slashes."""
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
@@ -75,9 +75,9 @@ class ApiClient:
     api_key: str | None = None
     tenant: str | None = None
     patience_s: float = _PATIENCE_S
-    """How long one answer may take, without what it was asked to wait."""
+    """How long one answer may take, without the wait that the request asks for."""
     flags: str = ""
-    """Flags that say which server and tenant, as hints repeat them: `` --tenant acme``."""
+    """Flags that name the server and tenant, to be repeated in hints: `` --tenant acme``."""
     _transport: BlockingTransport | BlockingFailover | None = field(
         default=None, init=False, repr=False
     )
@@ -92,7 +92,10 @@ class ApiClient:
         key: str | None = None,
         wait_s: float = 0,
     ) -> ApiAnswer:
-        """Send one request. A body is sent as JSON; one that is ``None`` is left out."""
+        """Send one request. A body other than ``Content`` or ``None`` is sent as JSON.
+
+        Raises ``CliError``.
+        """
         asked = {name: value for name, value in (query or {}).items() if value is not None}
         content = None if body is None else _content(body)
         headers = self._headers(key)
@@ -105,7 +108,7 @@ class ApiClient:
             headers=tuple(headers.items()),
             body=b"" if content is None else content.data,
             timeout_s=self.patience_s + wait_s,
-            # Otherwise sent once: if the response is lost, the caller decides.
+            # Otherwise it is sent once: if the response is lost, the user decides.
             is_repeatable=method == "GET" or key is not None,
         )
         reply = self._send(request)
@@ -143,10 +146,10 @@ class ApiClient:
         for _ in range(self.url.count(",") if request.is_repeatable else 0):
             if not (isinstance(outcome, NoReply) and outcome.silence is Silence.TIMED_OUT):
                 break
-            outcome = self._transport.send(request)  # To the next server.
+            outcome = self._transport.send(request)  # to the next server
         if isinstance(outcome, HttpReply):
             return outcome
-        assert isinstance(outcome, NoReply)  # Streams are not asked for.
+        assert isinstance(outcome, NoReply)  # no streams are requested
         raise _unreachable(outcome, self.url, request.timeout_s)
 
 
@@ -201,7 +204,7 @@ def _unreachable(outcome: NoReply, url: str, timeout_s: float) -> CliError:
 
 URL: Final = "http://127.0.0.1:8420"
 FILE_BYTES_MAX: Final = 1024 * 1024
-"""More than that no server takes in one request."""
+"""The largest request body that a server accepts."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -227,26 +230,26 @@ class Session:
         return self.server.ask(method, path, body=body, key=key)
 
     def create(self, path: str, body: object, key: str | None) -> ApiAnswer:
-        """Create something, under a random key if none is given.
+        """Create a run or job, with a random idempotency key if none is given.
 
-        Then a lost response need not mean a second run: a retry sends the same key.
+        After a lost response the error names that key: a retry with it creates no second run.
         """
         sent = key or os.urandom(16).hex()
         try:
             answer = self.send("POST", path, body, key=sent)
         except CliError as error:
             if error.may_have_happened and key is None:
-                again = "it may have begun all the same: to retry without a second one, add"
+                again = "it may have been started: to retry without starting another, add"
                 fix = f"{again} --idempotency-key {sent}"
                 error.fix = f"{error.fix}; {fix}" if error.fix else fix
                 error.problem = (error.problem or {}) | {"idempotency_key": sent}
             raise
         if answer.is_replay:
-            self.note("this key was used for the same request before: here is the same run")
+            self.note("this key was used for the same request before: this is the same run")
         return answer
 
     def show(self, document: object, lines: Callable[[Any], Iterable[str]]) -> None:
-        """Print a document: as JSON or YAML to a program, in ``lines`` to a person."""
+        """Print a document: as JSON or YAML for programs, as ``lines`` for people."""
         if self.is_json:
             click.echo(json.dumps(document, indent=2))
         else:
@@ -254,30 +257,30 @@ class Session:
                 click.echo(line)
 
     def note(self, text: str) -> None:
-        """A remark that is not the answer. A program does not need it."""
+        """Print a remark on standard error, unless the output is for a program."""
         if not (self.is_json or self.is_yaml):
             click.echo(text, err=True)
 
     @property
     def whose(self) -> str:
-        """The tenant that is asked about, as well as it is known here."""
+        """The tenant of the request, as far as the command line knows it."""
         if self.server.tenant:
             return f"tenant {self.server.tenant} (see --tenant)"
         return "the key's tenant" if self.server.api_key else "tenant default (see --tenant)"
 
     @property
     def is_live(self) -> bool:
-        """Whether a person looks at a terminal that can be redrawn."""
+        """Whether the output is text on a terminal, which can be redrawn."""
         return not (self.is_json or self.is_yaml) and sys.stdout.isatty()
 
 
 def talks(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
-    """Give a command the options that every one has, and a session made of them."""
+    """Give a command the common options, and a session made of them."""
     return _talks(function, "text", "json")
 
 
 def talks_yaml(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
-    """The same for a command that can also answer in YAML."""
+    """The same for a command that can also print YAML."""
     return _talks(function, "text", "json", "yaml")
 
 
@@ -289,7 +292,7 @@ def output_option(*formats: str) -> Callable[[_F], _F]:
         type=click.Choice(formats),
         default="text",
         show_default=True,
-        help="For a person or for a program.",
+        help="The format of the output.",
     )
 
 
@@ -320,7 +323,7 @@ def _talks(function: Callable[Concatenate[Session, _P], _R], *formats: str) -> C
             envvar="STANCHION_TENANT",
             show_envvar=True,
             shell_complete=_complete_tenants,
-            help="Act for this tenant, where the key does not say which.",
+            help="The tenant to act for, with a key for all tenants or none.",
         ),
         where,
     ):
@@ -336,7 +339,7 @@ def _complete_tenants(context: click.Context, parameter: click.Parameter, typed:
 
 
 def _given_flags() -> str:
-    """The flags of this command that a next command about the same thing needs too."""
+    """The flags of this command that a following command needs too."""
     context = click.get_current_context()
     flags = ""
     for name in ("url", "tenant"):
@@ -346,7 +349,7 @@ def _given_flags() -> str:
 
 
 def api_key_of(_context: click.Context, _option: click.Parameter, flag: str | None) -> str | None:
-    """The flag, else the variable, else the contents of the file that the other variable names."""
+    """The key from the flag, the variable, or the file that STANCHION_API_KEY_FILE names."""
     if flag is not None or "STANCHION_API_KEY_FILE" not in os.environ:
         return flag if flag is not None else os.environ.get("STANCHION_API_KEY")
     from stanchion.config import secret_from  # noqa: PLC0415 - 15 ms, needed with a file only
@@ -359,13 +362,13 @@ def api_key_of(_context: click.Context, _option: click.Parameter, flag: str | No
 
 
 def where(function: _F) -> _F:
-    """The options that say which server, and as whom."""
+    """Add the options that name the server and the key."""
     for decorate in (
         click.option(
             "--api-key",
             metavar="KEY",
             help="Other users of this machine can read a flag: prefer STANCHION_API_KEY, or"
-            " STANCHION_API_KEY_FILE, which names a file that holds the key.",
+            " STANCHION_API_KEY_FILE, which names a file with the key.",
             callback=api_key_of,
         ),
         click.option(
@@ -383,9 +386,9 @@ def where(function: _F) -> _F:
 
 
 def limit_and_cursor(function: _F) -> _F:
-    """The options of a list."""
+    """Add the options of a list."""
     for decorate in (
-        click.option("--cursor", metavar="CURSOR", help="Go on where the last page ended."),
+        click.option("--cursor", metavar="CURSOR", help="Continue where the last page ended."),
         click.option(
             "--limit",
             type=click.IntRange(1, 1000),
@@ -401,7 +404,7 @@ def limit_and_cursor(function: _F) -> _F:
 def list_of(
     session: Session, page: dict[str, Any], lines: Callable[[Any], Iterable[str]], what: str
 ) -> None:
-    """Show a page, and say that it is empty or not the last."""
+    """Show a page, with a remark if it is empty or not the last."""
     session.show(page, lines)
     if not any(isinstance(value, list) and value for value in page.values()):
         session.note(f"no {what}")
@@ -410,7 +413,7 @@ def list_of(
 
 
 def all_of(file: BinaryIO, name: str) -> bytes:
-    """What a file holds, if a server would take as much."""
+    """The contents of a file. Raises ``CliError`` if a server would refuse that much."""
     read = file.read(FILE_BYTES_MAX + 1)
     if len(read) > FILE_BYTES_MAX:
         raise CliError(f"{name}: more than {FILE_BYTES_MAX // 1024} KiB", Exit.USAGE)

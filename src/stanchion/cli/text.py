@@ -1,7 +1,6 @@
-"""Text: how values look to a person.
+"""Text: values as lines and tables for people, or as YAML.
 
-Everything that comes from a server may hold what a stranger wrote: it is made printable before it
-reaches the terminal.
+Text from a server is untrusted: control characters are escaped before they reach the terminal.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ __all__ = [
 ]
 
 _IDENT_CHARS: Final = 8
-"""How much of an id is shown on a narrow terminal."""
+"""Characters of an id that are shown on a narrow terminal."""
 _LAST_CHARS: Final = 20
-"""What the last column gets at the expense of others."""
+"""Characters that the last column gets before others are cut."""
 _COLUMN_CHARS_MIN: Final = 9
 _SHORTENED: Final = "(shortened to fit; a wider terminal or -o json shows all)"
 
@@ -48,7 +47,7 @@ _COLORS: Final[Mapping[str, str]] = {
 
 
 def printable(text: str) -> str:
-    """The text, with everything that is no plain character written out."""
+    """The text with characters that cannot be printed escaped."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else _written(char) for char in text)
@@ -59,7 +58,7 @@ def _written(char: str) -> str:
 
 
 def cell(value: object) -> str:
-    """One value on one line. Nothing is a dash."""
+    """One value on one line; ``None`` is a dash."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -80,14 +79,14 @@ class Flexible(str):
 
 
 def ident(value: str | None) -> str:
-    """An id. Its end differs from one to the next, so that is what a narrow terminal shows."""
+    """An id. A narrow terminal shows its end, because ids differ there."""
     whole = cell(value)
     is_long = len(whole) > _IDENT_CHARS + 1
     return Flexible(whole, f"…{whole[-_IDENT_CHARS:]}") if is_long else whole
 
 
 def clock(value: str | None) -> str:
-    """A time to the second, in UTC as the server sends it."""
+    """A time in UTC, to the second."""
     if value is None:
         return "-"
     return Flexible(
@@ -96,14 +95,14 @@ def clock(value: str | None) -> str:
 
 
 def clock_ms(value: str) -> str:
-    """A time to the millisecond. A whole second comes without its fraction."""
+    """A time to the millisecond. The server omits the fraction of a whole second."""
     fraction = value[20:23] if value[19:20] == "." else ""
     time = printable(f"{value[11:19]}.{fraction:0<3}")
     return Flexible(f"{printable(value[:10])} {time}Z", time)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns under their names; states in colour.
+    """Columns with headers; states in colour.
 
     On a terminal that is too narrow, ids and times are shortened first, then the widest columns are
     cut, so that the last column (an error, a detail) stays readable.
@@ -141,9 +140,9 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _fitted(widths: list[int], is_short: Sequence[bool], room: int) -> list[int]:
-    """Take from the widest columns until the last one has enough, then cut that.
+    """Narrow the widest columns until the last one has enough, then cut the last one.
 
-    What was shortened already (an id, a time) is not cut as well: half a time is none.
+    Columns that were shortened already (ids, times) are cut only if no other can be.
     """
     *first, last = widths
     enough = min(last, _LAST_CHARS)
@@ -169,7 +168,7 @@ def _line(
 
 
 def pairs(items: Iterable[tuple[str, str]]) -> list[str]:
-    """Names and values, one a line; lines without a value are left out."""
+    """Names and values, one pair per line; pairs without a value are left out."""
     kept = [(name, value) for name, value in items if value != "-"]
     width = max((len(name) for name, _ in kept), default=0)
     return [
@@ -179,7 +178,7 @@ def pairs(items: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def lines_of(document: Any) -> list[str]:  # noqa: ANN401 - any JSON value
-    """A JSON value as a person reads it."""
+    """A JSON value, indented."""
     text = json.dumps(document, indent=2, ensure_ascii=False)
     return [printable(line) for line in text.split("\n")]
 
@@ -188,7 +187,7 @@ def lines_of(document: Any) -> list[str]:  # noqa: ANN401 - any JSON value
 
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*(?: [A-Za-z0-9_./-]+)*")
 _RESERVED: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
-"""Words that some YAML parser does not read as text."""
+"""Words that some YAML parsers do not read as text."""
 _KEY_CHARS_MAX: Final = 1000
 """YAML allows 1,024 characters for a key that is followed by a colon on its line."""
 
@@ -196,8 +195,8 @@ _KEY_CHARS_MAX: Final = 1000
 def yaml_lines(document: Any) -> Iterator[str]:  # noqa: ANN401 - any JSON value
     """A JSON value as YAML that every parser reads as the same value.
 
-    Without a YAML package, which the command line does not depend on. Text that is not plainly text
-    is in double quotes, with every character that cannot be printed escaped.
+    Written without a YAML package, which the command line does not depend on. Text that another
+    type could be read from is in double quotes, with unprintable characters escaped.
     """
     match document:
         case dict() if document:

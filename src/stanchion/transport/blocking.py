@@ -1,4 +1,4 @@
-"""The blocking transport: sockets that are kept open and used again. For any number of threads."""
+"""The blocking transport: a pool of sockets, for any number of threads."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class BlockingTransport:
             connection.close()
 
     def __del__(self) -> None:
-        # Most clients live as long as their process, and are never closed.
+        # Most clients live as long as their process and are never closed explicitly.
         for _, connection in self._kept:
             connection.close()
 
@@ -104,7 +104,7 @@ class BlockingTransport:
         try:
             connection.settimeout(_left_s(deadline_s))
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                # Cut while sending: the server may have refused the request unread, and said why.
+                # Closed while sending: the server may have refused the request before reading it.
                 connection.sendall(data)
             while not parser.is_done:
                 connection.settimeout(_left_s(deadline_s))
@@ -145,7 +145,7 @@ class BlockingTransport:
     def _take(self) -> socket.socket | None:
         with self._lock:
             if self._process != os.getpid():
-                # A fork has the parent's sockets: both would read each other's responses.
+                # After a fork both processes would read each other's responses.
                 self._kept, self._process = [], os.getpid()
             while self._kept:
                 since_s, connection = self._kept.pop()
@@ -163,7 +163,7 @@ class BlockingTransport:
 
 
 class BlockingFailover:
-    """Sends requests to one of several servers, as ``failover`` says. Used by many threads."""
+    """Sends requests to one of several servers, by the rules of ``failover``. Thread-safe."""
 
     def __init__(self, servers: Sequence[BlockingTransport]) -> None:
         self._servers = tuple(servers)
@@ -228,7 +228,7 @@ def _left_s(deadline_s: float) -> float:
 
 
 def _is_readable(connection: socket.socket) -> bool:
-    """Whether an idle connection was closed, or received what no request asked for."""
+    """Whether an idle connection was closed, or received bytes without a request."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))

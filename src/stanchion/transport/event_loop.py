@@ -1,7 +1,7 @@
-"""The transport for coroutines: connections of asyncio that are kept open and used again.
+"""The transport for coroutines: a pool of asyncio connections.
 
-Connections belong to the event loop that opened them. Under another loop, or after a fork, they are
-dropped and opened anew.
+Connections belong to the event loop that opened them. On another loop, or after a fork, they are
+dropped and new ones are opened.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["LoopFailover", "LoopStream", "LoopTransport", "loop_transport"]
 
 _CLOSE_S_MAX: Final = 1.0
 _UNREAD_BYTES_MAX: Final = 1024 * 1024
-"""A stream whose reader is slower than its server is not received beyond this."""
+"""Bytes buffered for a slow reader of a stream; with more, receiving pauses."""
 _OK: Final = 200
 
 
@@ -151,7 +151,7 @@ class LoopTransport:
 
 
 class LoopFailover:
-    """Sends requests to one of several servers, as ``failover`` says."""
+    """Sends requests to one of several servers, by the rules of ``failover``."""
 
     def __init__(self, servers: Sequence[LoopTransport]) -> None:
         self._servers = tuple(servers)
@@ -245,18 +245,18 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Open, and nothing has arrived since the last response."""
+        """Whether it is open and nothing has arrived since the last response."""
         return self._error is None and self._transport is not None
 
     def request(self, data: bytes, parser: ResponseParser, *, is_stream: bool) -> None:
-        """Send a request, whose response goes to the parser."""
+        """Send a request and set the parser of its response."""
         if self._transport is None or self._error is not None:
             raise EOFError("the connection was closed")
         self._parser, self._is_stream = parser, is_stream
         self._transport.write(data)
 
     async def received(self) -> None:
-        """Wait until the response is complete or has failed; of a stream, for its next bytes."""
+        """Wait until the response is complete or has failed; for a stream, for its next bytes."""
         if self._error is not None:
             raise self._error
         self._waiter = asyncio.get_running_loop().create_future()
@@ -284,7 +284,7 @@ class _Connection(asyncio.Protocol):
                 self._transport.abort()
 
     def expire(self) -> None:
-        """The time for what is awaited is over."""
+        """Fail what is awaited: its time is over."""
         self._fail(TimeoutError())
 
     async def wait_closed(self) -> None:
@@ -299,7 +299,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         parser = self._parser
         if parser is None or parser.is_done:
-            # No request is under way: the notice of a proxy, or worse.
+            # No request is under way, so these bytes are not a response of ours.
             self.drop()
             return
         try:
@@ -326,7 +326,7 @@ class _Connection(asyncio.Protocol):
         self._end(ended if exc is None else exc)
 
     def _end(self, error: Exception) -> None:
-        """The connection has ended, which may be the end of the response too."""
+        """Handle the end of the connection, which may also end the response."""
         parser = self._parser
         if isinstance(error, EOFError) and parser is not None and not parser.is_done:
             with suppress(EOFError):

@@ -1,4 +1,4 @@
-"""Failover: one request, several servers of the same deployment. No sockets here.
+"""Failover: which of several servers of a deployment gets a request. No sockets here.
 
 Requests go to one server for as long as it answers. When it does not, the next server in the list
 is tried, within the same deadline, and gets the requests that follow. A request goes on to the
@@ -97,7 +97,7 @@ def _is_draining(reply: HttpReply) -> bool:
 
 
 def _combined(failed: Sequence[HttpReply | NoReply]) -> HttpReply | NoReply:
-    """The outcome that says most: it may have been executed, refused, unreached, untrusted."""
+    """The most informative outcome: first one that may have been executed, then refusals."""
     if len(failed) == 1:
         return failed[0]
     silent = [each for each in failed if isinstance(each, NoReply)]

@@ -1,4 +1,4 @@
-"""Messages: a request, and what can come of it. No sockets here."""
+"""Messages: a request and its possible outcomes. No sockets here."""
 
 from __future__ import annotations
 
@@ -44,34 +44,34 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP request, complete except for the server's address."""
 
     name: str
-    """The call that it belongs to, for messages and metrics: ``start``, ``get``…"""
+    """The name of its call, for messages and metrics: ``start``, ``get``…"""
     method: str
     path: str
-    """With its query, quoted."""
+    """The path with its query, quoted."""
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
     timeout_s: float
     """From connecting to the last byte of the response; of a stream, to the end of its head."""
     is_repeatable: bool
-    """Sending it twice has the effect of sending it once: it reads, replaces, or carries a key."""
+    """Whether sending it twice has the effect of once: it reads, replaces, or carries a key."""
     is_stream: bool = False
-    """A response of 200 is read piece by piece."""
+    """Whether a response of 200 is read piece by piece."""
     idle_s: float = 45.0
     """How long a stream may be silent."""
 
     def __repr__(self) -> str:
-        # The headers hold the caller's key, and reprs are logged.
+        # Without the headers: they contain the caller's key, and reprs are logged.
         return f"<{self.name}: {self.method} {self.path}, {len(self.body)} bytes>"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where the server is."""
+    """A server's address."""
 
     host: str
     port: int
     is_tls: bool
     prefix: str
-    """What every path begins with, for a server behind a proxy."""
+    """The prefix of every path, for a server behind a proxy."""
 
     @property
     def named(self) -> str:
@@ -81,13 +81,13 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def parse_address(url: str) -> Address:
-    """Parse a server's URL. Raises ``ValueError`` with what is wrong, without repeating secrets."""
+    """Parse a server's URL. Raises ``ValueError``, whose message repeats no secrets."""
     wrong = ValueError(f"not a server's URL: {shown_url(url)}; it looks like http://127.0.0.1:8420")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise wrong from None  # The message of the cause quotes a part of the URL.
+        raise wrong from None  # the cause's message quotes a part of the URL
     # An '@' in the path: a '/' in front of it was part of a password.
     if parts.username is not None or "@" in parts.path or parts.query or parts.fragment:
         raise ValueError("a server's URL has no user, query or fragment; pass api_key= for a key")
@@ -119,7 +119,7 @@ def encode_request(request: Request, to: Address) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("ascii") + request.body
 
 
-# ── What can come of them ────────────────────────────────────────────────────────────────────────
+# ── Outcomes ─────────────────────────────────────────────────────────────────────────────────────
 
 
 class HttpReply(msgspec.Struct, frozen=True):
@@ -127,7 +127,7 @@ class HttpReply(msgspec.Struct, frozen=True):
 
     status: int
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """Headers by their names in lower case."""
     body: bytes = b""
 
 
@@ -139,18 +139,18 @@ class Silence(StrEnum):
     UNTRUSTED = "untrusted"
     """The server's certificate was not accepted. A retry cannot help."""
     TIMED_OUT = "timed_out"
-    """Sent, and no response in time."""
+    """The request was sent, and no response came in time."""
     BROKEN = "broken"
     """The connection ended before the response did."""
     MALFORMED = "malformed"
-    """What came back is not HTTP."""
+    """The response is not HTTP."""
 
 
 _NEVER_SENT: Final = frozenset({Silence.UNREACHED, Silence.UNTRUSTED})
 
 
 class NoReply(msgspec.Struct, frozen=True):
-    """There was no response, or not a whole one."""
+    """There was no complete response."""
 
     silence: Silence
     message: str
@@ -162,7 +162,7 @@ class NoReply(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """A stream was opened, and its pieces can be read."""
+    """A stream was opened; its pieces can be read."""
 
     headers: Mapping[str, str]
 
@@ -175,7 +175,7 @@ class MalformedResponse(Exception):
 
 
 CONNECTION_ERRORS: Final = (OSError, EOFError, MalformedResponse)
-"""What a connection may raise. ``TimeoutError`` and the errors of TLS are an ``OSError``."""
+"""Exceptions of a connection. ``TimeoutError`` and the errors of TLS are an ``OSError``."""
 
 
 def connect_failed(error: Exception, to: Address) -> NoReply:
@@ -220,7 +220,7 @@ class ByteStream(Protocol):
 
 
 class SyncTransport(Protocol):
-    """Sends requests and blocks meanwhile. Used by many threads at once."""
+    """Sends requests and blocks until their outcome. Thread-safe."""
 
     def send(self, request: Request) -> HttpReply | NoReply | ByteStream:
         """Send it once. The outcome is a stream only if the request asks for one."""
@@ -238,7 +238,7 @@ class AsyncByteStream(Protocol):
 
 
 class AsyncTransport(Protocol):
-    """Sends requests, and lets other tasks run meanwhile."""
+    """Sends requests without blocking the event loop."""
 
     async def send(self, request: Request) -> HttpReply | NoReply | AsyncByteStream:
         """Send it once. The outcome is a stream only if the request asks for one."""

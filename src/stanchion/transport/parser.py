@@ -15,7 +15,7 @@ from stanchion.transport.messages import MalformedResponse
 __all__ = ["BODY_BYTES_MAX", "HEAD_BYTES_MAX", "ResponseParser"]
 
 HEAD_BYTES_MAX: Final = 64 * 1024
-"""Also of what is between two parts of a body: chunk sizes, extensions and trailers."""
+"""The limit of the head, and of bytes between two parts of a body: chunk sizes and trailers."""
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 """A hundred jobs with the largest inputs are 25 MiB. Event streams have no limit."""
 _FINAL: Final = 200
@@ -31,10 +31,10 @@ class ResponseParser:
         """0 until the head is complete."""
         self.headers: dict[str, str] = {}
         self.is_begun = False
-        """At least one byte was received."""
+        """Whether at least one byte was received."""
         self.is_done = False
         self.can_reuse = False
-        """The response is complete, and the connection may carry another request."""
+        """Whether the response is complete and the connection may carry another request."""
         self._body = bytearray()
         self._body_bytes = 0
         self._overhead_bytes = 0
@@ -44,7 +44,7 @@ class ResponseParser:
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Take what was received, ``b""`` at the end of the connection.
+        """Parse received bytes; ``b""`` at the end of the connection.
 
         Raises ``MalformedResponse``, and ``EOFError`` if the connection ended before the response.
         """
@@ -54,7 +54,7 @@ class ResponseParser:
         self.is_begun = True
         self._overhead_bytes += len(data)
         parser = self._parser
-        if parser is None:  # Bytes after the end: the connection is not clean.
+        if parser is None:  # bytes after the end of the response: do not use it again
             self.can_reuse = False
             return
         try:
@@ -63,11 +63,11 @@ class ResponseParser:
             self._fault = "an upgrade that was not asked for"
         except httptools.HttpParserError as error:
             if self.is_done:
-                self.can_reuse = False  # It is about what follows the response.
+                self.can_reuse = False  # the error is in what follows the response
             else:
                 self._fault = self._fault or f"not an HTTP/1.1 response: {error}"
         if self.is_done:
-            self._parser = None  # Or the two would refer to each other until a collection.
+            self._parser = None  # breaks a reference cycle
         elif self._overhead_bytes > HEAD_BYTES_MAX:
             self._fault = self._fault or "the head of the response is too large"
         if self._fault is not None:

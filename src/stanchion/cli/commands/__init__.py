@@ -1,1 +1,1 @@
-"""One module a command or group of commands; each calls what it offers ``command``."""
+"""The commands, one module for each command or group of related commands."""

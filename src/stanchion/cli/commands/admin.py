@@ -19,7 +19,7 @@ __all__ = ["key", "settings", "tenant"]
 
 @click.group("tenant")
 def tenant() -> None:
-    """Say what a tenant may do."""
+    """Configure tenants: caps, rates, admission."""
 
 
 @tenant.command("set")
@@ -27,11 +27,11 @@ def tenant() -> None:
 @click.option(
     "--max-concurrent-runs", "cap", type=click.IntRange(0), metavar="N", help="Runs at one time."
 )
-@click.option("--no-cap", is_flag=True, help="As many runs at one time as there are.")
+@click.option("--no-cap", is_flag=True, help="No limit on runs at one time.")
 @click.option(
     "--job-rate", "rate", type=float, metavar="R", help="Single jobs a second, on average."
 )
-@click.option("--no-job-rate", is_flag=True, help="As many single jobs as are sent.")
+@click.option("--no-job-rate", is_flag=True, help="No limit on single jobs.")
 @click.option(
     "--admission",
     metavar="JSON|@FILE",
@@ -48,7 +48,7 @@ def set_tenant(
     no_cap: bool,
     no_job_rate: bool,
 ) -> None:
-    """Change what a tenant may do. What is not named stays as it is."""
+    """Change a tenant's configuration. Options that are not given keep their values."""
     if no_cap and cap is not None:
         raise click.UsageError("--no-cap and --max-concurrent-runs contradict each other")
     if no_job_rate and rate is not None:
@@ -63,7 +63,7 @@ def set_tenant(
     if not changes:
         raise click.UsageError("nothing to change: give --max-concurrent-runs N, or another option")
     path = path_to("admin", "tenants", name)
-    # PUT replaces the whole, and a person who raises a cap does not mean to drop a rate.
+    # PUT replaces the whole configuration, so start from the present one.
     present = session.get(path)
     kept = {each: present.get(each) for each in _TENANT_MEMBERS}
     session.show(
@@ -78,7 +78,7 @@ _TENANT_MEMBERS = ("max_concurrent_runs", "job_rate_per_s", "admission")
 @click.argument("name", metavar="NAME", shell_complete=complete_tenants)
 @talks
 def show_tenant(session: Session, name: str) -> None:
-    """Show what a tenant may do. An unknown one has the defaults."""
+    """Show a tenant's configuration. A tenant without one has the defaults."""
     session.show(
         session.get(path_to("admin", "tenants", name)), lambda now: _tenant_lines(name, now)
     )
@@ -88,17 +88,17 @@ def show_tenant(session: Session, name: str) -> None:
 @click.argument("name", metavar="NAME", shell_complete=complete_tenants)
 @talks
 def delete_tenant(session: Session, name: str) -> None:
-    """Forget what a tenant may do: the defaults hold again. Its runs stay."""
+    """Delete a tenant's configuration: the defaults apply again. Its runs stay."""
     removed = session.send("DELETE", path_to("admin", "tenants", name)).document
     session.show(removed, lambda was: _tenant_lines(name, was))
-    session.note(f"forgotten: tenant {name} has the defaults again")
+    session.note(f"deleted: tenant {name} has the defaults again")
 
 
 @tenant.command("list")
 @limit_and_cursor
 @talks
 def list_tenants(session: Session, limit: int, cursor: str | None) -> None:
-    """List the tenants that have been set."""
+    """List the tenants that have a configuration."""
     page = session.get(path_to("admin", "tenants"), limit=limit, cursor=cursor)
     list_of(session, page, _tenant_rows, "tenants")
 
@@ -136,7 +136,7 @@ def _or(value: object, nothing: str) -> str:
 
 @click.group("key")
 def key() -> None:
-    """Make and revoke API keys."""
+    """Create, list and revoke API keys."""
 
 
 @key.command("create")
@@ -152,9 +152,9 @@ def key() -> None:
     required=True,
     metavar="TENANT",
     shell_complete=complete_tenants,
-    help="Whom it is for; '*' for all tenants.",
+    help="The tenant it is for; '*' for all tenants.",
 )
-@click.option("--name", metavar="NAME", help="Whose it is; shown as the actor.")
+@click.option("--name", metavar="NAME", help="The holder's name; shown as the actor.")
 @click.option(
     "--expires",
     metavar="TIME|DURATION",
@@ -170,7 +170,7 @@ def create_key(
     expires: str | None,
     note: str | None,
 ) -> None:
-    """Make a key. It is shown this once."""
+    """Create a key. It is shown only once."""
     body = {"role": role, "tenant": tenant_of_key, "note": note}
     if name is not None:
         body["name"] = name
@@ -227,7 +227,7 @@ def _new_key_lines(key: dict[str, Any]) -> Iterator[str]:
         ]
     )
     yield ""
-    yield "Keep the key now: it is not shown again. Use it as STANCHION_API_KEY."
+    yield "Store the key now: it is not shown again. Use it as STANCHION_API_KEY."
 
 
 def _key_rows(page: dict[str, Any]) -> Iterator[str]:
@@ -253,7 +253,7 @@ def _key_rows(page: dict[str, Any]) -> Iterator[str]:
 
 @click.group("settings")
 def settings() -> None:
-    """See and change what servers go by while they run."""
+    """See and change the settings of running servers."""
 
 
 @settings.command("show")

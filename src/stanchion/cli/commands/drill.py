@@ -12,7 +12,7 @@ from stanchion.cli.session import api_key_of
 
 __all__ = ["command"]
 
-# Written out, so that --help does not import the drills. A test holds them to the drills' own.
+# Written out, so that --help does not import the drills. A test compares them with the drills.
 NAMES: Final = ("admission", "retry", "fallback", "renewal", "lock-busy")
 
 
@@ -25,7 +25,7 @@ NAMES: Final = ("admission", "retry", "fallback", "renewal", "lock-busy")
     default=1,
     show_default=True,
     metavar="N",
-    help="Decides who arrives when; the same seed gives the same schedule.",
+    help="Determines the schedule of arrivals; the same seed gives the same schedule.",
 )
 @click.option(
     "--out",
@@ -53,7 +53,7 @@ NAMES: Final = ("admission", "retry", "fallback", "renewal", "lock-busy")
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="For a person or for a program.",
+    help="The format of the output.",
 )
 def command(
     name: str,
@@ -70,7 +70,7 @@ def command(
     Starts servers, load and faults of its own on 127.0.0.1, measures what happens, and writes a
     report. Exit code 0: every promise holds; 1: one is broken; 2: it could not run.
     """
-    # Here, because other commands do not pay for it.
+    # Imported here, because the import is slow and other commands do not need it.
     from stanchion.drills.command import (  # noqa: PLC0415
         AGAINST,
         DRILLS,

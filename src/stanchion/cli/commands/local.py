@@ -1,4 +1,4 @@
-"""``stanchion worker``, ``stanchion sim`` and ``stanchion completion``: what runs here."""
+"""``stanchion worker``, ``stanchion sim`` and ``stanchion completion``: commands that run here."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ __all__ = ["completion", "sim", "worker"]
     metavar="SECONDS",
     help="How long jobs under way may take after a signal to stop.",
 )
-@click.option("--reload", is_flag=True, help="Start anew when a file changes; for development.")
+@click.option("--reload", is_flag=True, help="Restart when a file changes; for development.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="What is logged, and above.",
+    help="The least level that is logged.",
 )
 def worker(  # noqa: PLR0913 - one a flag
     target: str,
@@ -98,7 +98,7 @@ fish  stanchion completion fish | source             in ~/.config/fish/config.fi
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print it. What is said about it above is for the help: click keeps its lines as they are."""
+    """Print the script. The help is above, because click must keep its line breaks."""
     from click.shell_completion import get_completion_class  # noqa: PLC0415 - only here
 
     kind = get_completion_class(shell)

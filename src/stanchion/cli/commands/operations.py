@@ -41,7 +41,7 @@ def list_leases(session: Session) -> None:
 @click.option("--ttl-s", type=float, required=True, metavar="SECONDS", help="When it expires.")
 @talks
 def hold_lease(session: Session, name: str, ttl_s: float) -> None:
-    """Hold a lock by hand, for a while. It is audited.
+    """Hold a lock as an operator, for a limited time. It is audited.
 
     NAME is run/RUN, or admission/TENANT, which matters only while the tenant's admission strategy
     is 'lock'.
@@ -80,7 +80,7 @@ def _ends_in(row: dict[str, Any]) -> str:
 
 @click.group("dead-letter")
 def dead_letter() -> None:
-    """See what was given up; replay or discard it."""
+    """List, replay and discard dead letters."""
 
 
 @dead_letter.command("list")
@@ -96,7 +96,7 @@ def list_letters(session: Session, limit: int, cursor: str | None) -> None:
 @click.argument("letter_id", metavar="ID", shell_complete=complete_letters)
 @talks
 def replay_letter(session: Session, letter_id: str) -> None:
-    """Put a dead letter back to work."""
+    """Replay a dead letter."""
     path = path_to("admin", "dead-letters", letter_id, "replay")
     session.show(session.send("POST", path).document, _replayed_lines)
 
@@ -105,7 +105,7 @@ def replay_letter(session: Session, letter_id: str) -> None:
 @click.argument("letter_id", metavar="ID", shell_complete=complete_letters)
 @talks
 def discard_letter(session: Session, letter_id: str) -> None:
-    """Give a dead letter up: its step fails, or its event is dropped."""
+    """Discard a dead letter: its step fails, or its event is dropped."""
     path = path_to("admin", "dead-letters", letter_id, "discard")
     session.show(
         session.send("POST", path).document,
@@ -114,7 +114,7 @@ def discard_letter(session: Session, letter_id: str) -> None:
 
 
 def _replayed_lines(answer: dict[str, Any]) -> Iterator[str]:
-    how = "is back at work" if answer["replayed"] else "was replayed before"
+    how = "is replayed" if answer["replayed"] else "was replayed before"
     yield f"{cell(answer['id'])} {how} (run {cell(answer['run_id'])})"
 
 
@@ -139,7 +139,7 @@ def _letter_rows(page: dict[str, Any]) -> Iterator[str]:
 
 @click.group("escalation")
 def escalation() -> None:
-    """See and overrule whether failing open is allowed."""
+    """See and override whether failing open is allowed."""
 
 
 @escalation.command("show")
@@ -153,14 +153,14 @@ def show_escalation(session: Session) -> None:
 @click.argument("order", metavar="ORDER", type=click.Choice(["force_open", "force_closed"]))
 @talks
 def set_order(session: Session, order: str) -> None:
-    """Overrule: force_open or force_closed, until it is cleared."""
+    """Give an order: force_open or force_closed, until it is cleared."""
     _send_order(session, order)
 
 
 @escalation.command("clear")
 @talks
 def clear_order(session: Session) -> None:
-    """Take back every order, and lift the latch."""
+    """Clear every order and the latch."""
     _send_order(session, "clear")
 
 

@@ -32,7 +32,7 @@ _key_option = click.option(
     "--idempotency-key",
     "key",
     metavar="KEY",
-    help="The same key and request give the same run, however often they are sent.",
+    help="A key that makes retries safe: the same key and request give the same run.",
 )
 _watch_option = click.option("--watch", is_flag=True, help="Stay until the run has ended.")
 
@@ -66,14 +66,14 @@ def start_run(
 
 @run.command("rerun")
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
-@click.option("--from-step", metavar="STEP", help="Keep what came before this step.")
+@click.option("--from-step", metavar="STEP", help="Keep the results of the steps before this one.")
 @_key_option
 @_watch_option
 @talks
 def rerun_run(
     session: Session, run_id: str, from_step: str | None, key: str | None, *, watch: bool
 ) -> int:
-    """Do a finished run again, as a new run."""
+    """Start a new run from a finished one."""
     answer = session.create(path_to("runs", run_id, "rerun"), {"from_step": from_step}, key)
     return _started(session, answer, watch=watch)
 
@@ -125,7 +125,7 @@ def show_run(
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @talks
 def watch_run(session: Session, run_id: str) -> int:
-    """Stay until a run has ended. Ends with 0 only if it succeeded."""
+    """Wait until a run has ended. Exits with 0 only if it succeeded."""
     return _watched(session, run_id)
 
 
@@ -134,7 +134,7 @@ def watch_run(session: Session, run_id: str) -> int:
 @click.option("--reason", metavar="TEXT", help="Why; it is kept in the timeline.")
 @talks
 def cancel_run(session: Session, run_id: str, reason: str | None) -> None:
-    """End a run now."""
+    """Cancel a run now."""
     _change(session, path_to("runs", run_id, "cancel"), {"reason": reason})
 
 
@@ -177,7 +177,7 @@ def decide(
     comment: str | None,
     data: str | None,
 ) -> None:
-    """Send a decision and show what became of it."""
+    """Send a decision and show its result."""
     body: dict[str, Any] = {"comment": comment}
     if data is not None:
         body["data"] = json_of(data, "--data")
@@ -185,12 +185,12 @@ def decide(
 
 
 def _waits(session: Session, run: dict[str, Any]) -> dict[str, str]:
-    """By step, what its job waits for. The first few are enough to see what is missing."""
+    """What the jobs of the first few steps wait for, by step."""
     waiting = [name for name, step in run["steps"].items() if step.get("waiting_for") == "job"]
     found = {}
     for name in waiting[:_WAITS_MAX]:
         job_id = f"{run['run_id']}:{name}@{run['steps'][name]['attempt']}"
-        with suppress(CliError):  # the run is shown as well as it can be: it may have moved on
+        with suppress(CliError):  # the job may have ended since: the run is shown without it
             wait = job_wait(session.get(path_to("jobs", job_id)))
             if wait is not None:
                 found[name] = wait
@@ -235,7 +235,7 @@ def job() -> None:
     "--idempotency-key",
     "key",
     metavar="KEY",
-    help="The same key and request give the same job, however often they are sent.",
+    help="A key that makes retries safe: the same key and request give the same job.",
 )
 @talks
 def submit_job(session: Session, topic: str, given: str, key: str | None) -> None:

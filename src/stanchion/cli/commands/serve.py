@@ -25,7 +25,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _with_every_option(function: _F) -> _F:
-    # All of them are text here: ``config`` judges them as it judges the file and the environment.
+    # All of them are text here: ``config`` checks them as it checks the file and the environment.
     for option in reversed([option for option in OPTIONS if option.has_flag]):
         default = getattr(Config(), option.name)
         shown = option.name != "data_dir" and default is not None
@@ -98,7 +98,7 @@ def _serve(config: Config, file: Path | None) -> int:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The faster loop where there is one."""
+    """The factory of uvloop's event loop; ``None`` if uvloop is not installed."""
     try:
         import uvloop  # noqa: PLC0415 - optional
     except ModuleNotFoundError:
@@ -119,7 +119,7 @@ def _facts(config: Config, file: Path | None, url: str, metrics_url: str | None)
 
 
 def _say(facts: Mapping[str, str]) -> None:
-    """That the server is ready: to a person in a few lines, to a program in one."""
+    """Print that the server is ready: a few lines for people, one for programs."""
     if sys.stderr.isatty():
         lines = [
             "Stanchion is ready. Ctrl-C stops it.",

@@ -1,4 +1,4 @@
-"""``stanchion workflow``: what should happen. ``check`` needs no server."""
+"""``stanchion workflow``: check, apply, list and show workflows. ``check`` needs no server."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = ["workflow"]
 
 @click.group("workflow")
 def workflow() -> None:
-    """Say what should happen: check, apply, list, show."""
+    """Check, apply, list and show workflows."""
 
 
 @workflow.command("apply")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option("--id", "workflow_id", metavar="ID", help="Its id, if the file does not say it.")
+@click.option("--id", "workflow_id", metavar="ID", help="The id, if the file has none.")
 @talks
 def apply(session: Session, files: tuple[str, ...], workflow_id: str | None) -> None:
     """Make each FILE the newest version of its workflow; - reads standard input.
@@ -65,10 +65,10 @@ def apply(session: Session, files: tuple[str, ...], workflow_id: str | None) -> 
 
 @workflow.command("check")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option("--id", "workflow_id", metavar="ID", help="Its id, if the file does not say it.")
+@click.option("--id", "workflow_id", metavar="ID", help="The id, if the file has none.")
 @output_option("text", "json")
 def check(files: tuple[str, ...], workflow_id: str | None, output: str) -> int:
-    """Say what is wrong with each FILE, without a server; - reads standard input.
+    """Check each FILE, without a server; - reads standard input.
 
     The faults are those that apply would get. Sub-workflows are checked together with the workflows
     that contain them if they are among the files; others are listed as not checked. Exit code 1 if
@@ -148,21 +148,19 @@ def _read(file: str) -> bytes:
         raise CliError(f"{file}: {error.strerror}", Exit.USAGE) from error
 
 
-# A key of a block mapping's first level is at the start of its line, and nothing else can be there.
-# So the id is found without a YAML parser, which a command line alone does not need.
+# A top-level key of a YAML block mapping is at the start of a line, and nothing else can be there.
+# So the id is found without a YAML parser, which the command line does not depend on.
 _YAML_ID = re.compile(rb"""^id:[ \t]+(["']?)([^"'#\r\n]+?)\1[ \t]*(?:#.*)?\r?$""", re.MULTILINE)
 
 
 def _id_of(text: bytes, file: str, *, is_json: bool) -> str:
-    """What the file calls itself. Whether it is a workflow is for the server to say."""
+    """The workflow's id in the file. The server checks the rest."""
     name = _json_id(text, file) if is_json else _YAML_ID.search(text)
     if isinstance(name, re.Match):
         name = name[2].decode(errors="replace")
     if isinstance(name, str) and name:
         return name
-    raise CliError(
-        f"{file} does not say its id", Exit.USAGE, fix="add 'id: NAME' to it, or give --id NAME"
-    )
+    raise CliError(f"{file} has no id", Exit.USAGE, fix="add 'id: NAME' to it, or give --id NAME")
 
 
 def _json_id(text: bytes, file: str) -> object:
