@@ -153,7 +153,7 @@ def replay_entry(letter: DeadLetter, actor: str) -> tuple[str, Event]:
 
 
 def discard_entry(letter: DeadLetter, actor: str) -> tuple[str, Event] | None:
-    """The inbox entry by which a run hears that its dead letter was discarded.
+    """The inbox entry for the run of a dead letter that was discarded.
 
     ``None`` for the letter of an event: the event is dropped.
     """

@@ -223,7 +223,7 @@ class LostReason(StrEnum):
     TIMED_OUT = "timed_out"
     """The job was revoked, because its run or step took too long."""
     STALE_FENCE = "stale_fence"
-    """The job has been handed out again since."""
+    """The job was leased again since."""
     EXPIRED = "expired"
     """The lease was not renewed in time."""
     FINISHED = "finished"

@@ -43,13 +43,13 @@ class Process:
         self.is_paused = False
         self.is_dead = False
         self.pauses = 0
-        """How often it stood still."""
+        """How often it was paused."""
         self.context = copy_context()
         self.context.run(CURRENT.set, self)
         self._held: deque[DueCallback] = deque()
         self._begun: list[asyncio.Task[Any]] = []
         self._kept: list[asyncio.Task[Any]] = []
-        # A virtual loop knows whom it has to wake at the end.
+        # Registered with the virtual loop, which resumes all processes at the end.
         getattr(asyncio.get_running_loop(), "processes", []).append(self)
 
     def __repr__(self) -> str:

@@ -49,7 +49,7 @@ def start(draft: Draft, step: PlannedStep) -> None:
 
 
 def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
-    """Take the decision, or decide as the workflow says when the time for it is over."""
+    """Apply the decision, or that of ``on_timeout`` when the timer fires."""
     match event:
         case Approved():
             _stop_timer(draft, step)

@@ -54,7 +54,7 @@ def parse_workflow(
 
 
 class CheckedFile(NamedTuple):
-    """What is wrong with a file, and which of its sub-workflows were not there to be checked."""
+    """The faults of a file, and its sub-workflows that could not be checked."""
 
     workflow_id: WorkflowId | None
     faults: tuple[Fault, ...]

@@ -194,7 +194,7 @@ async def _consumer(manager: JetStreamManager, names: Names, ack_wait_s: float) 
 
 
 async def _have(find: Callable[[], Awaitable[_T]], create: Callable[[], Awaitable[_T]]) -> _T:
-    """What is there, or else what is created, here or by another replica at the same time."""
+    """The existing object, or a new one, created here or concurrently by another replica."""
     try:
         return await find()
     except NotFoundError:

@@ -64,7 +64,7 @@ class MemoryHousekeeping(MemoryPart):
     def _take_letter(
         self, letter_id: str, entry_of: Callable[[DeadLetter], tuple[str, Event] | None]
     ) -> DeadLetter | None:
-        """Remove a letter and post what its run is to hear of it, unless the run has finished."""
+        """Remove a letter and post an event to its run, unless the run has finished."""
         _, letter = self._state.letters.get(letter_id, (None, None))
         if letter is None:
             return None

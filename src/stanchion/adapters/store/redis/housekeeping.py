@@ -210,7 +210,7 @@ class RedisLetters(Sharded):
     async def _take_letter(
         self, letter_id: str, entry_of: Callable[[DeadLetter], tuple[str, Event] | None]
     ) -> DeadLetter | None:
-        """Remove a letter and post what its run is to hear of it."""
+        """Remove a letter and post an event to its run."""
         deadline = self._shards.client.deadline()
         # The id of a letter is its kind, run, and job or entry: ``job:<run>:plan@1#1``.
         run_id = RunId([*letter_id.split(":", 2), ""][1])

@@ -75,7 +75,7 @@ def discard_dead_letter(db: Database, letter_id: str, *, actor: str) -> DeadLett
 def _take_letter(
     db: Database, letter_id: str, entry_of: Callable[[DeadLetter], tuple[str, Event] | None]
 ) -> DeadLetter | None:
-    """Remove a letter and post what its run is to hear of it."""
+    """Remove a letter and post an event to its run."""
     found = db.first(SQL["take_letter"], id=letter_id)
     if found is None:
         return None

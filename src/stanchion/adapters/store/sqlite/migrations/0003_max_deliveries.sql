@@ -1,2 +1,2 @@
--- How often one attempt at the job may be delivered, from its workflow. NULL: as the server says.
+-- The limit of deliveries of one attempt, from the workflow. NULL: the limit of the server.
 ALTER TABLE jobs ADD COLUMN max_deliveries INTEGER;
