@@ -133,12 +133,12 @@ class StepStatus(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Ended by a failure or a time limit of its own."""
+        """Whether the step failed or timed out."""
         return self in _STEP_FAILURES
 
     @property
     def satisfies_needs(self) -> bool:
-        """Ended well: a step that needs this one may begin."""
+        """Whether the step succeeded or was skipped, so that steps that need it may start."""
         return self in _STEP_SATISFIES
 
 

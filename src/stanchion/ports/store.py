@@ -183,10 +183,10 @@ class Jobs(Protocol):
     async def lost_leases(
         self, leases: Sequence[JobLease], *, tenant: TenantId | None = None
     ) -> dict[JobId, LostReason]:
-        """Which of these leases do not hold any more, and why. Changes nothing.
+        """Those of the leases that are lost, with the reasons. Changes nothing.
 
-        A lease that is lost stays lost: its fence is never issued again. With ``tenant``, another
-        tenant's job is an unknown job.
+        A lost lease stays lost: its fence is never issued again. With ``tenant``, jobs of other
+        tenants are unknown.
         """
 
     async def accept(
@@ -273,7 +273,7 @@ class Tenants(Protocol):
         """Replace the configuration of a tenant. Applies to every admission after the return."""
 
     async def delete_tenant(self, tenant: TenantId) -> bool:
-        """Forget a tenant's configuration: the defaults hold again. Whether there was one."""
+        """Remove the configuration of a tenant: the defaults apply. Returns if there was one."""
 
     async def tenant(self, tenant: TenantId) -> Tenant:
         """The configuration of a tenant; the defaults if none is stored."""
@@ -340,11 +340,11 @@ class Housekeeping(Protocol):
         """
 
     async def discard_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
-        """Take a dead letter out for good, once.
+        """Discard a dead letter, once.
 
-        A job's letter posts ``JobDiscarded`` as entry ``discarded:<job id>#<dispatch>``, unless its
-        run has finished; the event of an event's letter is dropped. ``None`` if there is no such
-        letter (any more).
+        The letter of a job posts ``JobDiscarded`` as entry ``discarded:<job id>#<dispatch>``,
+        unless its run has finished; the event of an event's letter is dropped. Returns the letter;
+        ``None`` if there is none.
         """
 
     async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:

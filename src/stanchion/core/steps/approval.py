@@ -80,7 +80,7 @@ def rule_against(step: PlannedStep, run: Run, actor: str) -> str | None:
 
 
 def data_faults(step: PlannedStep, data: JsonValue, *, approve: bool) -> tuple[Fault, ...]:
-    """What is wrong with the data of a decision. A rejection may go without any."""
+    """The faults of the data of a decision. A rejection needs no data."""
     if step.data_schema is None or (data is None and not approve):
         return ()
     return step.data_schema.faults(data, ("data",))

@@ -197,7 +197,7 @@ def _approval(approval: dict[str, Any], **members: Any) -> StepSpec:  # noqa: AN
     if "timeout_s" in given:
         given["decision_timeout_s"] = given.pop("timeout_s")
     elif "on_timeout" in given and "timeout_s" in members:
-        # The step's own time limit: what happens then is said, so it is the decision's.
+        # With ``on_timeout`` the time limit of the step is that of the decision.
         given["decision_timeout_s"] = members.pop("timeout_s")
     return ApprovalSpec(**given, **members)
 

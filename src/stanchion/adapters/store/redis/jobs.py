@@ -204,7 +204,7 @@ class RedisJobs(Sharded):
     async def _retired(
         self, by_run: Mapping[RunId, Sequence[JobLease]], tenant: TenantId | None
     ) -> dict[JobId, LostReason]:
-        """Why leases of jobs are lost that are not open any more."""
+        """The reasons for lost leases of jobs that are no longer open."""
         replies = await self._shards.ask_all(
             [
                 self._shards.step(
