@@ -67,6 +67,8 @@ _WHOLE: Final = _Plan(runs=40, rounds=3, rival_s=20.0)
 _HOLD_S: Final = 0.3
 _AHEAD_S: Final = 0.03
 _TRIES_BEFORE_RETRIES: Final = 2
+_IN_FORCE_S: Final = 2.0
+"""By then a change of the settings is in force on every replica."""
 
 
 async def lock_busy_drill(options: DrillOptions, progress: Progress) -> DrillResult:
@@ -96,7 +98,7 @@ async def lock_busy_drill(options: DrillOptions, progress: Progress) -> DrillRes
             for name in _KINDS:
                 progress.next()
                 rounds[name].append(await stage.arm(name, number))
-        metrics = await _metrics(tenant)
+        metrics = await read_metrics(tenant)
         failures = sum(
             replica.log.read_bytes().count(b'"inbox_entry_failed"')
             for replica in deployment.replicas
@@ -122,11 +124,6 @@ def _setting(kind: str) -> JsonObject:
     return {"kind": kind, "delay_ms": DELAY_MS, "jitter_ms": JITTER_MS}
 
 
-async def _metrics(tenant: DrillTenant) -> Metrics:
-    await asyncio.sleep(METRICS_OLD_S)
-    return await read_metrics(tenant)
-
-
 class _Stage:
     """Where the arms take turns."""
 
@@ -137,6 +134,8 @@ class _Stage:
         self._tenant = tenant
         self._commands = commands
         self._plan = plan
+        self._last: Metrics | None = None
+        """What was counted when the last arm ended."""
 
     async def arm(self, name: str, number: int) -> ArmSeen:
         """Many results at once for runs whose locks a rival takes again and again."""
@@ -144,15 +143,16 @@ class _Stage:
         topic = f"drill-{_KINDS[name]}-{number}"
         await self._tenant.apply(topic, one_job(topic))
         jobs = await self._leased(topic)
-        before = await _metrics(self._tenant)  # by now the settings are in force everywhere
-        await asyncio.sleep(1.0)
+        before = self._last or await read_metrics(self._tenant)
+        await asyncio.sleep(_IN_FORCE_S)
         with _tapped(self._links) as delays_ms:
             async with self._rival([str(job["run_id"]) for job in jobs]):
                 began = time.time()
                 await asyncio.gather(*(self._send(job) for job in jobs))
                 await self._wait(topic, self._plan.rival_s)
             await self._wait(topic, 10.0)
-        after = await _metrics(self._tenant)
+        await asyncio.sleep(METRICS_OLD_S)
+        self._last = after = await read_metrics(self._tenant)
         rows = [row for row in await self._tenant.runs() if row["workflow_id"] == topic]
         ended = [time_of(str(row["finished_at"])) - began for row in rows if row["finished_at"]]
         counted = "stanchion_lock_busy_retries_total"

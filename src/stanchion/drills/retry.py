@@ -180,7 +180,7 @@ class _Fleet:
         budgets = BUDGETS if name == BUDGETED else dict.fromkeys(RetryClass, UNLIMITED)
         policies = dict.fromkeys(RetryClass, _FOR_ALL) if name == SINGLE else _SPLIT
         # To see the last caller of the split fleets in, they may take longer.
-        limit_ms = round(plan.limit_s * (1 if name == SINGLE else 2) * 1000)
+        limit_ms = round(plan.limit_s * (1 if name == SINGLE else 1.5) * 1000)
         self._pace = Pace(
             policies={each: replace(how, total_ms_max=limit_ms) for each, how in policies.items()},
             budgets=RetryBudgets(budgets),

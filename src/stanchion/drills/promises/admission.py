@@ -47,7 +47,7 @@ LATE_S: Final = 1.5
 FLATTER: Final = 0.85
 """How much smoother jittered requests must be than fixed ones."""
 QUIET_RATIO_MAX: Final = 2.0
-QUIET_FLOOR_S: Final = 0.15
+QUIET_FLOOR_S: Final = 0.25
 """Below this the machine's own noise is larger than what is measured."""
 FULL: Final = "429 max_concurrent_runs_reached"
 BUSY: Final = "503 gate_busy"
