@@ -90,8 +90,8 @@ __all__ = [
     "WorkerRefused",
 ]
 
-# Where each name lives. It is imported when somebody asks for it: whoever wants a client does not
-# pay for lock stores, and needs none of their packages.
+# The module of each name, imported at first use: a client then neither loads the lock stores nor
+# needs their packages.
 _HOMES: Final = {
     "stanchion.client.async_client": frozenset({"AsyncClient", "AsyncRunHandle"}),
     "stanchion.client.client": frozenset({"Client", "RunHandle"}),
@@ -116,7 +116,7 @@ _HOMES: Final = {
         }
     ),
     "stanchion.client.events": frozenset({"Event"}),
-    # Not from leases: a worker is told of a lost lease too, and has no lock store's packages.
+    # Not from leases: workers use these too, without the packages of a lock store.
     "stanchion.core.lease": frozenset({"FenceCause", "LeaseLost"}),
     "stanchion.leases": frozenset(
         {

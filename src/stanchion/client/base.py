@@ -81,9 +81,9 @@ class BaseRunHandle(Generic[CallerT]):
         self._client = client
         self.run_id = started.run_id
         self.status = started.status
-        """When it was started. ``get()`` tells what it is now."""
+        """The status when it was started. ``get()`` returns the present one."""
         self.is_replay = started.is_replay
-        """The idempotency key was known: an earlier call started this run."""
+        """Whether an earlier call with the same idempotency key started this run."""
 
     def __repr__(self) -> str:
         return f"<run {self.run_id}, {self.status} when it was started>"

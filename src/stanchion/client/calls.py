@@ -1,8 +1,8 @@
 """Calls: every call of the API, written once for both clients.
 
-Each is a generator on the engine's commands; ``client`` and ``async_client`` carry it out. Calls
-that make a run carry an idempotency key, their own if none is given: sent twice because an answer
-was lost, they make one run.
+Each is a generator on the engine's commands; ``client`` and ``async_client`` execute it. Calls that
+start a run carry an idempotency key, a random one if none is given: a retry after a lost answer
+starts no second run.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ __all__ = [
 ]
 
 WAIT_SLICE_S: Final = 25.0
-"""How long one request of a wait is held open: below what proxies cut."""
+"""How long one request of a wait is held open: shorter than the time-outs of proxies."""
 _GRACE_S: Final = 5.0
-"""How much later than promised the end of a slice may come."""
+"""How much later than requested the end of a slice may come."""
 _LOOK_AGAIN: Final = BoundedJitter(delay_ms=500, jitter_ms=250)
-"""Between two looks at a server that does not hold its answer, as while it shuts down."""
+"""The pause between requests to a server that answers without waiting, as while it drains."""
 _YAML: Final = "application/yaml"
 _ID_LINE: Final = re.compile(r"""(?m)^id:[ \t]+(["']?)([A-Za-z0-9._-]+)\1[ \t]*(?:#.*)?\r?$""")
 
@@ -114,7 +114,7 @@ def get(engine: CallEngine, run_id: str) -> Op[RunView]:
 
 
 def wait(engine: CallEngine, run_id: str, *, timeout_s: float | None = None) -> Op[RunView]:
-    """Wait until a run is finished, however it ended: look at its ``status``.
+    """Wait until a run has ended, and return it; its ``status`` says how it ended.
 
     After ``timeout_s`` raises ``WaitTimeout``, which has the run as it was seen last. Without a
     time, waits as long as the run takes.
@@ -146,7 +146,7 @@ def list_runs(
     limit: int = 100,
     cursor: str | None = None,
 ) -> Op[RunList]:
-    """One page of the tenant's runs, newest first. ``cursor`` of one page asks for the next."""
+    """One page of the tenant's runs, newest first. Pass its ``cursor`` to get the next one."""
     query = {"workflow_id": workflow_id, "status": status, "limit": limit, "cursor": cursor}
     return (yield from engine.ask(getting(engine, "list", "/v1/runs" + query_of(query), RunList)))
 
@@ -174,8 +174,8 @@ def timeline(
 
 
 def cancel(engine: CallEngine, run_id: str, *, reason: str | None = None) -> Op[Change]:
-    """End a run now. ``applied`` is false if it was busy: then it ends as soon as it is not."""
-    # Without a key, and safe: a run that is cancelled twice is cancelled.
+    """Cancel a run now. ``applied`` is false if the run is busy: then it is cancelled later."""
+    # Repeatable without a key: cancelling twice has the effect of once.
     sent = posting(engine, "cancel", f"{run_path(run_id)}/cancel", {"reason": reason})
     return (yield from engine.ask(ApiCall(replace(sent, is_repeatable=True), reader(Change))))
 
@@ -187,7 +187,7 @@ def rerun(
     from_step: str | None = None,
     idempotency_key: str | None = None,
 ) -> Op[StartedRun]:
-    """Do a finished run again, as a new run: all of it, or from a step on."""
+    """Start a new run from a finished one: all of it, or from a step on."""
     sent = posting(engine, "rerun", f"{run_path(run_id)}/rerun", {"from_step": from_step})
     return (yield from engine.ask(ApiCall(keyed(sent, key_or_own(idempotency_key)), _started)))
 
@@ -225,7 +225,7 @@ def _decide(
     data: Any,  # noqa: ANN401 - any JSON value
 ) -> Op[Change]:
     path = f"{run_path(run_id)}/steps/{quoted_part(step_id, 'step_id')}/{verb}"
-    # Without a key, and safe: the same decision a second time changes nothing.
+    # Repeatable without a key: the same decision a second time changes nothing.
     body: JsonObject = {"comment": comment}
     if data is not None:
         body["data"] = data
@@ -243,14 +243,14 @@ def submit_job(
     *,
     idempotency_key: str | None = None,
 ) -> Op[SubmitAnswer]:
-    """Have one job done, without a workflow. It is a run of one step: wait for its ``run_id``."""
+    """Submit one job without a workflow. It is a run of one step: wait for its ``run_id``."""
     body: JsonObject = {"topic": topic, "input": {} if input is msgspec.UNSET else input}
     sent = keyed(posting(engine, "submit_job", "/v1/jobs", body), key_or_own(idempotency_key))
     return (yield from engine.ask(ApiCall(sent, reader(SubmitAnswer))))
 
 
 def get_job(engine: CallEngine, job_id: str) -> Op[JobAnswer]:
-    """A job as it is now, of a workflow's step or submitted alone."""
+    """A job as it is now, of a workflow's step or submitted without a workflow."""
     path = f"/v1/jobs/{quoted_part(job_id, 'job_id')}"
     return (yield from engine.ask(getting(engine, "job", path, JobAnswer)))
 
@@ -261,7 +261,7 @@ def get_job(engine: CallEngine, job_id: str) -> Op[JobAnswer]:
 def apply_workflow(
     engine: CallEngine, definition: str | JsonObject, *, workflow_id: str | None = None
 ) -> Op[ApplyAnswer]:
-    """Register a workflow, or its next version: the text of a workflow file, or what is in it."""
+    """Store a workflow or its next version: the text of a workflow file, or its parsed content."""
     if isinstance(definition, str):
         body, (media, named) = definition.encode(), _media_and_id(definition)
     else:

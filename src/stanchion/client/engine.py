@@ -140,7 +140,7 @@ class ApiCall(msgspec.Struct, Generic[T], frozen=True):
 
 
 def _chance() -> float:
-    # Not `random`: callers that were given the same seed would come back in the same instant.
+    # Not `random`: processes with the same seed would retry at the same instant.
     return (int.from_bytes(os.urandom(7), "big") >> 3) / 2**53
 
 
@@ -174,12 +174,12 @@ class CallEngine(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
 
     def __repr__(self) -> str:
-        return "<engine of a client>"  # Its headers hold the caller's key.
+        return "<engine of a client>"  # its headers contain the caller's key
 
     def ask(self, call: ApiCall[T], *, until: Instant | None = None) -> Op[T]:
-        """Make the call, again if that may help. No wait begins that would end after ``until``."""
+        """Make the call, with retries. No wait begins that would end after ``until``."""
         reply = yield from self._answered(call.request, until)
-        assert isinstance(reply, HttpReply)  # Streams are asked for with `open`.
+        assert isinstance(reply, HttpReply)  # streams are requested with `open`
         try:
             return call.read(reply)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -264,7 +264,7 @@ class CallEngine(msgspec.Struct, frozen=True, kw_only=True):
             return GaveUpBecause.NOT_REPEATABLE
         if until is not None and now + planned.delay_ms > until:
             return GaveUpBecause.TIME_SPENT
-        # Last, so that only requests that are sent again take a token.
+        # Last, so that only retries that are made take a token.
         if not self.pace.budgets.take(planned.tries.ended[-1], now):
             return GaveUpBecause.BUDGET_SPENT
         return planned

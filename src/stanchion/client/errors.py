@@ -1,16 +1,16 @@
-"""Why a call did not succeed, split by who acts.
+"""Errors of the client SDK, split by who acts.
 
     CallFailed
     ├── TryLater               the caller waits, and retries: nothing is wrong
-    │   ├── TenantFull           429: the tenant runs as many runs as it may
+    │   ├── TenantFull           429: the tenant has as many active runs as its cap
     │   └── Throttled            429: more than the tenant's rate
     ├── ServerUnavailable      the operator looks: 5xx, no connection, no answer in time
     ├── CallRefused            the programmer changes the call: any other 4xx
     │   ├── InvalidRequest       400, 413, 415, 422: ``errors`` names the places
     │   ├── IdempotencyMismatch  422: this key was used for something else
-    │   ├── NotFound             404: no such thing, or another tenant's
-    │   └── Conflict             409: decided otherwise before, or not in this state
-    ├── AccessDenied           the operator, who makes keys
+    │   ├── NotFound             404: it does not exist, or belongs to another tenant
+    │   └── Conflict             409: an earlier decision conflicts, or not in this state
+    ├── AccessDenied           the operator, who creates keys
     │   ├── Unauthenticated      401: no key, or not a valid one
     │   └── Forbidden            403: the key's role may not do this
     ├── UnexpectedAnswer       the operator or the programmer: that is no Stanchion server, or
@@ -18,8 +18,8 @@
     └── WaitTimeout            the caller chose the time: the run goes on (also a TimeoutError)
 
 ``TryLater`` and ``ServerUnavailable`` come after retries, as far as there were any: ``gave_up``
-says why they ended. Arguments that cannot be meant (an empty id, a key with a line break) are a
-``ValueError``, and nothing is sent.
+says why they ended. Invalid arguments (an empty id, a key with a line break) raise ``ValueError``,
+and nothing is sent.
 
 ``answer_of`` classifies a response for the retry policy, ``failure`` makes the error. The status
 decides the class, not the body: a proxy in front of the server answers 502 or 429 with a page of
@@ -138,7 +138,7 @@ class TryLater(CallFailed):
 
 
 class TenantFull(TryLater):
-    """As many runs are active as the tenant may have."""
+    """The tenant has as many active runs as its cap allows."""
 
     @property
     def limit(self) -> int | None:
@@ -182,11 +182,11 @@ class IdempotencyMismatch(CallRefused):
 
 
 class NotFound(CallRefused):
-    """There is no such thing, or it belongs to another tenant."""
+    """It does not exist, or belongs to another tenant."""
 
 
 class Conflict(CallRefused):
-    """It was decided otherwise before, or cannot be done in this state."""
+    """An earlier decision conflicts, or it cannot be done in this state."""
 
 
 class AccessDenied(CallFailed):
@@ -257,7 +257,7 @@ def retry_after_ms(reply: HttpReply, wall: Instant) -> int:
     until = _date_ms(text)
     if until is None:
         return 0
-    # Both by the server's clock, if it tells the time: ours may be minutes off.
+    # Both times by the server's clock, if it sends one: ours may be minutes off.
     since = _date_ms(reply.headers.get("date", ""))
     return min(_RETRY_AFTER_MS_MAX, max(0, until - (wall if since is None else since)))
 
@@ -324,7 +324,7 @@ def _kind(facts: CallFacts) -> type[CallFailed]:
 
 
 class _Problem(msgspec.Struct, frozen=True):
-    """As much of a problem document as there is. A proxy's page has nothing of it."""
+    """The members of a problem document that are there. A proxy's page has none."""
 
     code: str | None = None
     detail: str | None = None

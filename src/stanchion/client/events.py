@@ -1,11 +1,11 @@
-"""Events: a tenant's history as it happens, without a gap when the connection breaks.
+"""Events: a stream of a tenant's history, without gaps when the connection breaks.
 
 The lines of one commit arrive together, and the last of them has the id to resume after. So lines
 are emitted when their id is known: a client that reconnects sends the last id, and receives every
 later line once.
 
 A stream that ends is opened again: after an orderly end with a random delay, after failures with
-the engine's retries, which start anew after a stream that delivered something.
+the engine's retries, whose count starts over after a stream that delivered something.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from stanchion.wire.runs import FeedLine
 __all__ = ["Event", "EventParser", "events"]
 
 HELD_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of lines whose id has not come yet."""
+"""Buffered lines whose id has not arrived yet."""
 _ENDED: Final = frozenset(f"run_{status}" for status in RunStatus if status.is_finished)
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A line of some run's history."""
+    """A line of a run's history."""
 
     id: str
-    """Where in the tenant's history it is: ``events(after=…)`` goes on behind it."""
+    """Its position in the tenant's history: ``events(after=…)`` resumes after it."""
     line: FeedLine
 
 
 def events(
     engine: CallEngine, run_id: str | None = None, *, after: str | None = None
 ) -> Feed[Event]:
-    """What happens to the tenant's runs from now on, or after an event that was seen before.
+    """Events of the tenant's runs from now on, or after an event that was seen before.
 
-    Of one run: what happened since it began, to its end. Otherwise goes on until the iterator is
-    closed, or the server is unavailable for longer than the retry policy allows: then the error is
-    raised, and ``after=`` the last event's id resumes.
+    For one run: its events from its beginning to its end. Otherwise it continues until the iterator
+    is closed, or the server is unavailable for longer than the retry policy allows: then the error
+    is raised, and ``after=`` the last event's id resumes.
     """
     tries = Tries(engine.pace.now())
     while True:
@@ -59,8 +59,8 @@ def events(
                     return
             after = parser.last_id or after
         if heard:
-            # The server shuts down, or a proxy cuts what is old. All listeners are cut at once, so
-            # they must not all be back at once; but nothing failed, so it costs no retry.
+            # The server shuts down, or a proxy closes old connections. All streams end together,
+            # so reconnects are jittered; but nothing failed, so it takes no retry token.
             tries = Tries(engine.pace.now())
             policy = engine.pace.policies[RetryClass.UNAVAILABLE]
             yield Sleep(backoff_ms(policy.backoff, _AT_LEISURE, engine.pace.sample()))
@@ -72,16 +72,16 @@ def events(
 
 
 _AT_LEISURE: Final = 4
-"""As after this many failures, that is with full jitter up to 1.6 s by the default policy."""
+"""The backoff of this many failures: full jitter up to 1.6 s by the default policy."""
 
 
 class EventParser:
-    """Bytes in, events out, as the HTML standard reads a stream of them."""
+    """Parses a stream of server-sent events by the HTML standard."""
 
     def __init__(self, held_bytes_max: int = HELD_BYTES_MAX) -> None:
         self._held_bytes_max = held_bytes_max
         self.last_id = ""
-        """Everything up to here was handed out."""
+        """The id of the last event that was returned."""
         self._id: str | None = None
         self._data: list[bytes] = []
         self._held: list[FeedLine] = []
@@ -89,7 +89,7 @@ class EventParser:
         self._size = 0
 
     def feed(self, piece: bytes) -> list[Event]:
-        """The events whose id this piece tells."""
+        """Parse a piece; return the events whose id is known now."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         found: list[Event] = []
         for line in lines:
@@ -108,7 +108,7 @@ class EventParser:
             self._size += len(value)
         elif name == b"id":
             self._id = value.decode("ascii")
-        # Else a comment, which keeps the connection warm, or the line's kind, which is in it too.
+        # Else a comment (a heartbeat), or the event's kind, which its data has too.
         return []
 
     def _dispatch(self) -> list[Event]:

@@ -172,7 +172,7 @@ class Admitter:
         """
         override = await self.tenants.admission(call.tenant)
         if effective_admission(self._settings(), override).strategy is not Strategy.ATOMIC:
-            # The tenant's lock serializes the callers; one that gets no turn is told ``gate_busy``.
+            # The tenant's lock serializes the callers; a caller that waits too long gets gate_busy.
             return None
         while not call.has_turn:
             if call.key is None and self._refusals.is_full(call.tenant):

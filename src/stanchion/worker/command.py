@@ -35,7 +35,7 @@ _RELOAD_DRAIN_S_MAX: Final = 5.0
 
 
 class _Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. A child reads it from its standard input: keys do not belong in arguments."""
+    """What to run. A child reads it from its standard input, because arguments would show keys."""
 
     target: str
     url: str
@@ -57,10 +57,10 @@ def run_worker(  # noqa: PLR0913 - one argument a flag
     reload: bool = False,
     log_level: str = "info",
 ) -> int:
-    """Run the worker that ``target`` names until it is stopped; the exit code.
+    """Run the worker that ``target`` names until it is stopped; return the exit code.
 
-    What is wrong is said in a sentence on standard error. With ``reload`` the worker runs in a
-    process of its own that is started anew whenever a ``.py`` file below this directory changes.
+    Errors are printed as a sentence on standard error. With ``reload`` the worker runs in a child
+    process that is restarted whenever a ``.py`` file below this directory changes.
     """
     order = _Order(
         target=target,
@@ -103,7 +103,7 @@ def _say(sentence: str, code: int) -> int:
 
 
 def _child() -> int:
-    """Run what the parent writes to standard input; leave when the parent is gone."""
+    """Run the order that the parent writes to standard input; exit when the parent has ended."""
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Order)
 
     def follow_the_parent() -> None:
@@ -122,7 +122,7 @@ _DEFAULT_NAME: Final = "app"
 def load_worker(target: str) -> Worker:
     """The worker that ``target`` names. Raises ``BadTarget`` with what to write instead.
 
-    An error inside the module is its own, and is raised as it is.
+    An exception raised by the module itself propagates.
     """
     module_name, _, name = target.partition(":")
     if module_name.endswith(".py") or "/" in module_name or not module_name:
@@ -181,7 +181,7 @@ def reload_on_change(
                 return 0
             now = snapshot(root)
             if now != seen:
-                _print(f"{_changed(seen, now)} changed, starting anew")
+                _print(f"{_changed(seen, now)} changed, restarting")
                 seen = now
                 child.end()
                 if not stopping.is_set():
@@ -200,7 +200,7 @@ def snapshot(root: Path) -> Snapshot:
         try:
             status = os.stat(path)  # noqa: PTH116 - strings are cheaper than five thousand Paths
         except OSError:
-            continue  # Removed while we looked.
+            continue  # removed meanwhile
         found[path] = (status.st_mtime_ns, status.st_size)
         if len(found) == FILES_MAX:
             break
@@ -221,7 +221,7 @@ def _python_files(root: Path) -> Iterator[str]:
 
 
 class _Child:
-    """The process that is started anew."""
+    """The child process that runs the worker."""
 
     def __init__(self, command: Sequence[str], order: bytes, stop_s: float) -> None:
         self._command = command
@@ -232,7 +232,7 @@ class _Child:
 
     def start(self) -> None:
         self._has_been_told = False
-        # In a session of its own: Ctrl-C reaches us alone, and we pass it on once, not twice.
+        # In a session of its own: Ctrl-C reaches only the parent, which forwards it once.
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             self._command, stdin=subprocess.PIPE, start_new_session=True
         )
@@ -247,13 +247,13 @@ class _Child:
         return None if self._process is None else self._process.poll()
 
     def tell_to_stop(self) -> None:
-        """Once: drain. Twice: leave at once."""
+        """Forward a signal: the first drains, the second ends the worker at once."""
         if self._process is not None and self._process.poll() is None:
             self._has_been_told = True
             self._process.send_signal(signal.SIGTERM)
 
     def end(self) -> int:
-        """Make sure that it is gone."""
+        """Kill the process if it is still there."""
         process = self._process
         if process is None:
             return 0

@@ -3,7 +3,7 @@
 What a handler raises, and the server's retry policy acts on::
 
     JobFailed           this attempt failed, with a code of its own; another may succeed
-    └─ FinalError       no further attempt would mend it
+    └─ FinalError       every further attempt would fail as well
 
 (any other exception counts as a ``JobFailed`` with the code ``job_failed``).
 
@@ -63,7 +63,7 @@ class Cancelled(Exception):
 
 
 def stop_error(job_id: str, cause: FenceCause) -> Cancelled | LeaseLost:
-    """What a handler is told when its work is to stop."""
+    """The error that tells a handler to stop."""
     return Cancelled(job_id) if cause is FenceCause.CANCELLED else LeaseLost(job_id, cause)
 
 
@@ -80,7 +80,7 @@ class WorkerRefused(Exception):
 
 
 class BadTarget(Exception):
-    """What was given as ``module:app`` names no worker."""
+    """The given ``module:app`` names no worker."""
 
 
 def _fix(status: int) -> str:

@@ -86,16 +86,16 @@ class JobCancelled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RenewalFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """A renewal for so many leases ended in an error or a time-out."""
+    """A renewal of several leases ended in an error or a time-out."""
 
     leases: int
     error: str
     left_ms: int
-    """For how long the worker can still hold on to all of them; 0: one has been given up."""
+    """For how long all of these leases are still trusted; 0 if one has been given up."""
 
 
 class ResultRejected(msgspec.Struct, frozen=True, kw_only=True):
-    """The server did not take a result."""
+    """The server rejected a result."""
 
     job_id: str
     code: str
@@ -119,7 +119,7 @@ class ServerBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopStalled(msgspec.Struct, frozen=True, kw_only=True):
-    """The event loop was blocked for so long: blocking code in an async handler, or a suspend."""
+    """The event loop was blocked, by an async handler or because the machine was suspended."""
 
     stalled_ms: int
 

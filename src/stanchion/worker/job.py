@@ -1,4 +1,4 @@
-"""A job as its handler sees it: what to do, and whether its lease is still held."""
+"""A job as its handler sees it: its input, and whether its lease is still held."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Job:
         self.tenant = tenant
         self.attempt = attempt
         self.delivery = delivery
-        """How often this attempt has been handed out: above 1, a worker died or lost its lease."""
+        """How often this attempt has been delivered: above 1, a worker died or lost its lease."""
         self.fence = fence
         """To be compared by whatever you write to: higher with every delivery."""
         self._hold = hold

@@ -32,7 +32,7 @@ __all__ = ["LoopOptions", "WorkerLoop", "end", "first"]
 async def first(
     *awaitables: asyncio.Task[None] | Coroutine[Any, Any, object], timeout_s: float | None = None
 ) -> None:
-    """Wait until one of them has ended, or the time is over. Those begun here are ended here."""
+    """Wait until one of them has ended or the time is over, then cancel the tasks made here."""
     given = {each for each in awaitables if isinstance(each, asyncio.Task)}
     own = {asyncio.create_task(each) for each in awaitables if not isinstance(each, asyncio.Task)}
     try:
@@ -43,17 +43,17 @@ async def first(
 
 
 async def end(task: asyncio.Task[Any]) -> None:
-    """Cancel it and wait for it; what it raised is of no interest any more."""
+    """Cancel the task and wait for its end; ignore its exception."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
 LEASE_JOBS_MAX: Final = 100
-"""Jobs in one answer: it stays small enough to be read while others wait."""
+"""Jobs in one answer, so that decoding it does not block the event loop for long."""
 BACKOFF: Final = Exponential(base_ms=200, cap_ms=5_000)
 _PAUSE_MS_MIN: Final = 50
 _IDLE: Final = Exponential(base_ms=50, cap_ms=2_000)
-"""For a server that says "nothing" sooner than it was asked to wait."""
+"""The pause if a server answers without jobs sooner than it was asked to wait."""
 _SPREAD: Final = 0.5
 _LAST_ANSWER_S: Final = 0.25
 """How long a lease request that is under way may still take when the worker stops."""
@@ -120,12 +120,12 @@ class WorkerLoop:
             raise self._refusal
 
     def stop(self) -> None:
-        """Take no more jobs, finish those in hand, leave. Called again: leave now."""
+        """Lease no more jobs, finish the running ones, and end. Called again: end now."""
         if self._draining.is_set():
             self._forced.set()
         self._draining.set()
 
-    # ── Asking for work ──────────────────────────────────────────────────────────────────────────
+    # ── Leasing jobs ─────────────────────────────────────────────────────────────────────────────
 
     async def _poll(self) -> None:
         failures = empties = 0
@@ -162,7 +162,7 @@ class WorkerLoop:
                     assert_never(answer)
 
     def _free(self) -> int:
-        """How many more jobs may be leased. Results that the server has not taken count too."""
+        """How many more jobs may be leased. Results that are not accepted yet count too."""
         handling, unsettled = len(self._handling), self._reporter.unsettled
         at_once = self._options.concurrency
         return min(at_once - handling, 2 * at_once - handling - unsettled)
@@ -187,7 +187,7 @@ class WorkerLoop:
     # ── Handling jobs ────────────────────────────────────────────────────────────────────────────
 
     def _begin_all(self, answer: LeaseAnswer, asked_at: Moment) -> None:
-        # The server looked for these jobs so long after the question, not before.
+        # The server leased these jobs this long after the request was sent.
         granted_from = Moment(asked_at + max(0, answer.waited_ms))
         loop = asyncio.get_running_loop()
         for leased in answer.jobs:
@@ -206,14 +206,14 @@ class WorkerLoop:
             handling.add_done_callback(self._handled)
 
     async def _handle(self, task: Task, held: HeldJob) -> None:
-        """Handle one job. After the handler there is nothing to wait for, so nothing to cancel."""
+        """Handle one job. There is no await after the handler, so no cancellation either."""
         leased = held.leased
         began = self._clock.moment()
         result: JobResult | None = None
         if held.look() is None:
             result = await self._outcome(task, held)
         held.on_lost = None
-        # Lost meanwhile, or the loop was blocked for so long that the loss went unnoticed.
+        # The lease was lost meanwhile, or the loop was blocked and the loss was not noticed.
         cause = held.look()
         if result is None or cause is not None:
             self._renewer.let_go(held)
@@ -271,15 +271,15 @@ class WorkerLoop:
         if not handling.cancelled():
             handling.result()  # Raise bugs instead of hiding them.
 
-    # ── Leaving ──────────────────────────────────────────────────────────────────────────────────
+    # ── Shutting down ────────────────────────────────────────────────────────────────────────────
 
     async def _drain(self, polling: asyncio.Task[None]) -> None:
         """Wait, within limits, for the last lease request, for handlers, and for results."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._options.drain_s
         if self._is_asking:
-            # The answer may be on its way, with jobs. If the connection were closed now, these jobs
-            # would wait until their leases expire.
+            # The answer may contain jobs. If the connection were closed now, these jobs would wait
+            # until their leases expire.
             await first(polling, self._forced.wait(), timeout_s=_LAST_ANSWER_S)
         await end(polling)
         if self._handling:

@@ -28,8 +28,8 @@ __all__ = ["BootClock", "HeldJob", "LeaseRenewer", "WorkerClock"]
 
 _NS_PER_MS: Final = 1_000_000
 
-# CLOCK_MONOTONIC stops while a Linux machine is suspended: a worker that slept through its leases
-# would wake up trusting them. CLOCK_BOOTTIME counts on. Elsewhere the monotonic clock does so too.
+# CLOCK_MONOTONIC stops while a Linux machine is suspended: after resuming, a worker would trust
+# expired leases. CLOCK_BOOTTIME goes on; on other systems the monotonic clock does so too.
 _RISING: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -37,7 +37,7 @@ class WorkerClock(Protocol):
     """The clock that lease terms are measured with."""
 
     def moment(self) -> Moment:
-        """Milliseconds that never step back and count on while the machine sleeps."""
+        """Milliseconds that never step back, and go on while the machine is suspended."""
 
     async def sleep(self, seconds: float) -> None: ...
 
@@ -53,7 +53,7 @@ class BootClock:
 
 
 RENEWALS_MAX: Final = 250
-"""Leases in one call: with the longest names and notes half of what the server reads."""
+"""Leases in one call: with the longest names and notes half the server's limit."""
 _SLICE_MS: Final = 1_000
 """Timers stop while a machine is suspended: an expired lease is noticed this soon after."""
 _STALL_MS: Final = 1_000
@@ -63,7 +63,7 @@ _LATE_MS: Final = 100
 PROGRESS_EVERY_MS: Final = 1_000
 """A handler may report progress in a loop: it is sent no more often than this."""
 _GIVE_UP_TERMS: Final = 2
-"""For so many terms after a lease expired, its result is still sent: the server decides."""
+"""For this many terms after a lease expired its result is still sent: the server decides."""
 
 
 class SharedDeadline(Protocol):
@@ -97,7 +97,7 @@ class HeldJob:
         return self.look()
 
     def look(self) -> FenceCause | None:
-        """Why the lease is not trusted any more, at this very moment; ``None`` while it is."""
+        """Why the lease is not trusted now; ``None`` while it is trusted."""
         trust = rules.tick(self.trust, self._clock.moment())
         return None if isinstance(trust, Holding) else trust.cause
 
@@ -115,11 +115,11 @@ class HeldJob:
 
     @property
     def give_up_at(self) -> Moment:
-        """When the result is dropped if the server has not taken it."""
+        """When the result is dropped if the server has not accepted it."""
         return Moment(self._good_at + (1 + _GIVE_UP_TERMS) * self.leased.lease_ttl_ms)
 
     def become(self, trust: Trust) -> None:
-        """Take over what the rules say."""
+        """Set the trust, and extend the deadline that a child process reads."""
         self.trust = trust
         if isinstance(trust, Holding):
             self._good_at = trust.sent_at
@@ -153,7 +153,7 @@ class LeaseRenewer:
         held = HeldJob(leased, trust, asked_at, self._clock)
         before = self._held.pop(leased.job_id, None)
         if before is not None:
-            # The server gave the job out again, and to us: the older lease had run out there.
+            # The server delivered the job again to this worker: the older lease had expired there.
             self._end(before, before.look() or FenceCause.TAKEN)
         if isinstance(trust, Holding):
             self._held[leased.job_id] = held
@@ -168,7 +168,7 @@ class LeaseRenewer:
         return self._held
 
     def lost(self, held: HeldJob, reason: str | None) -> None:
-        """The server says that a lease is lost, and why. Stop its work."""
+        """Stop the work of a lease that the server reports as lost."""
         cause = _cause_of(reason)
         trust = rules.tick(held.trust, self._clock.moment())
         if isinstance(trust, Holding) or cause is not FenceCause.TAKEN:
@@ -283,10 +283,10 @@ class LeaseRenewer:
                 # One sample for all of them, so that they are retried in one call too.
                 sample = self._chance()
                 for held, ref in zip(batch, refs, strict=True):
-                    # If the progress is what the server refuses, it costs one renewal only.
+                    # Without the progress, in case that is what the server refuses.
                     if held.progress is ref.progress:
                         held.progress = None
-                    # Progress is sent before a renewal is due: its failure says nothing of those.
+                    # Progress is sent before a renewal is due, so this is no failed renewal.
                     if is_due:
                         self._failed(held, sample)
                 left_ms = min(held.trusted_for_ms for held in batch)

@@ -308,7 +308,7 @@ class Reporter:
                 self._renewer.let_go(report.held)
                 self._tell(told.ResultRejected(job_id=job_id, code=rejected[job_id]))
             else:
-                self._keep_trying(report, "the server did not say what became of it")
+                self._keep_trying(report, "the server's answer does not mention it")
 
     def _again(self, batch: list[_Report], away: ServerUnreachable) -> None:
         self._failures += 1

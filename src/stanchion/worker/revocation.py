@@ -1,9 +1,9 @@
-"""Learning at once that a job was revoked: one renew call that the server holds.
+"""Revocation: stop cancelled jobs within a second, by one long renew call.
 
-A worker asks the server every third of a lease's term. To be told of a cancelled run within a
-second, it also keeps one renew call with ``wait_s`` open for its leases. The server answers it when
-one of them is lost. The usual renewals go on beside it and do not depend on it: a held call that
-breaks is no failed renewal, and its answer is used for lost leases only.
+A worker renews its leases every third of their term. To notice a cancelled run within a second, it
+also keeps one renew call with ``wait_s`` open for its leases. The server answers it when one of
+them is lost. The usual renewals do not depend on it: a failed long call is no failed renewal, and
+its answer is used for lost leases only.
 
 A lease is watched once it is a quarter of a second old, so short jobs cost no call. The call is
 replaced when there are more leases to watch, at most twice a second.

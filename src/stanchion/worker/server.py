@@ -111,7 +111,7 @@ LEASE_GRACE_S: Final = 10.0
 
 _OK: Final = 200
 _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Asking again may help. Everything else that is not a 200 is the server's last word."""
+"""Statuses after which a retry may help. Any other status but 200 is final."""
 _ENCODER: Final = msgspec.json.Encoder()
 _PROBLEM: Final = msgspec.json.Decoder(Problem)
 _LEASED: Final = msgspec.json.Decoder(LeaseAnswer)

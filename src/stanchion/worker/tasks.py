@@ -106,7 +106,7 @@ class ThreadExecutor:
     def call(
         self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> asyncio.Future[_T]:
-        """Call it in a thread. To cancel the future forgets the call, and does not end it."""
+        """Call it in a thread. Cancelling the future does not end the call."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
         context = contextvars.copy_context()

@@ -43,18 +43,18 @@ class RunOptions(TypedDict, total=False):
     """How a worker runs. All of it has defaults."""
 
     concurrency: int
-    """Jobs handled at once: 10."""
+    """Jobs handled at the same time: 10."""
     api_key: str | None
     worker_id: str | None
-    """Shown by the server; by default made of host, process and chance."""
+    """Shown by the server; by default made of host, process and a random part."""
     drain_s: float
     """How long handlers may go on after the first signal: 30."""
     wait_s: float
-    """How long one question for work waits at the server: 20."""
+    """How long one lease request waits at the server: 20."""
 
 
 class Worker:
-    """Handlers by topic. ``on_event`` is called on the event loop with each ``events`` fact."""
+    """Handlers by topic. ``on_event`` is called on the event loop with each event."""
 
     def __init__(self, *, on_event: Hook | None = None) -> None:
         self.counts: Counter[str] = Counter()
@@ -100,7 +100,7 @@ class Worker:
         Keys and store URLs are removed from ``os.environ`` first: handlers and the processes that
         they start do not see them.
 
-        Raises ``WorkerRefused`` if the server does not want this worker.
+        Raises ``WorkerRefused`` if the server refuses this worker.
         """
         api_key = options.get("api_key")
         transport = HttpTransport(url, api_key=api_key)
@@ -115,7 +115,7 @@ class Worker:
         chance: Callable[[], float] = random.random,
         **options: Unpack[RunOptions],
     ) -> None:
-        """Work over a transport of one's own, without signals. Time and chance are arguments."""
+        """Work over the given transport, without signal handling. For tests and the simulator."""
         if self._working is not None:
             raise RuntimeError("this worker is running already")
         if _is_handler_process():
@@ -136,7 +136,7 @@ class Worker:
             await transport.close()
 
     def stop(self) -> None:
-        """Take no more jobs, finish those in hand, leave. Called again: leave at once.
+        """Lease no more jobs, finish the running ones, and end. Called again: end at once.
 
         To be called on the worker's event loop.
         """
@@ -169,7 +169,7 @@ class Worker:
             return
         try:
             self._on_event(event)
-        except Exception as error:  # noqa: BLE001 - the renewals must go on, whatever a hook does
+        except Exception as error:  # noqa: BLE001 - a failing hook must not stop renewals
             log_event(logging.ERROR, "worker_hook_failed", raised=error)
 
     @contextmanager
@@ -199,13 +199,13 @@ def _check_importable(topic: str, task: ProcessTask) -> None:
 
 
 def _is_handler_process() -> bool:
-    # Imported already, if this is one: other programs need not pay for it.
+    # If it is one, its module is imported already; other programs do not load it.
     multiprocessing = sys.modules.get("multiprocessing")
     return multiprocessing is not None and multiprocessing.current_process().name == CHILD_NAME
 
 
 def _hide_secrets() -> None:
-    """Take keys and URLs with passwords out of the environment that handlers and children see."""
+    """Remove keys and URLs with passwords from the environment of handlers and children."""
     for variable in SECRET_VARIABLES:
         os.environ.pop(variable, None)
         os.environ.pop(f"{variable}_FILE", None)
