@@ -30,6 +30,7 @@ from stanchion.core.lease import (
     faults,
     granted,
     job_terms_for,
+    may_renew_early,
     next_fence,
     not_owned,
     renewal_failed,
@@ -472,6 +473,23 @@ def test_an_outage_of_half_a_minute_costs_no_job_whenever_it_begins(
             assert sent_at < trust.sent_at + ttl_ms
             trust = renewed(trust, sent_at, Moment(sent_at + 5))
     assert isinstance(trust, Holding)
+
+
+@pytest.mark.parametrize(
+    ("failures", "next_ms", "may_from_ms"),
+    [(0, 20_000, 17_500), (1, 38_000, 37_500), (2, 55_700, 55_200), (2, 55_000, 54_900)],
+)
+def test_a_renewal_may_share_the_call_of_another_a_little_before_it_is_due(
+    failures: int, next_ms: int, may_from_ms: int
+) -> None:
+    holding = Holding(JOB_TERMS, JOB_POLICY, START, after(next_ms), failures)
+    assert not may_renew_early(holding, after(may_from_ms - 1))
+    assert may_renew_early(holding, after(may_from_ms))
+
+
+def test_a_failed_renewal_of_a_run_lease_keeps_its_pause() -> None:
+    holding = Holding(RUN_TERMS, FENCING, START, after(12_000), 1)
+    assert not may_renew_early(holding, after(11_999))
 
 
 def test_the_schedule_of_run_leases_would_lose_a_job_in_that_outage() -> None:

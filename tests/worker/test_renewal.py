@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
 
@@ -104,6 +105,29 @@ async def test_an_outage_of_half_a_minute_costs_no_job_and_no_delivery(
     assert set(stage.ledger.leases.values()) == {1}
     assert len(stage.ledger.results) == 20
     assert stage.app.counts["JobAbandoned"] == 0
+
+
+@on_stage
+async def test_in_an_outage_leases_are_still_renewed_in_few_calls(stage: Stage) -> None:
+    @stage.app.task("t")
+    async def long(_job: Job) -> None:
+        await asyncio.sleep(100)
+
+    stage.draw = Random(7).random
+    async with stage.working(concurrency=100):
+        for number in range(100):
+            stage.ledger.put(f"run:{number}@1")
+            await asyncio.sleep(0.004)
+        stage.ledger.always("renew", Fault.AWAY)
+        await asyncio.sleep(50)
+        stage.ledger.always("renew", Fault.NONE)
+        await stage.ledger.all_done(within_s=200)
+    assert set(stage.ledger.leases.values()) == {1}
+    first, *_ = asked = stage.ledger.asked["renew"]
+    assert first == 20_000
+    assert len([at for at in asked if at < 30_000]) == 1
+    assert len([at for at in asked if 30_000 < at < 50_000]) <= 3
+    assert len([at for at in asked if 50_000 < at < 60_000]) <= 20
 
 
 @on_stage

@@ -46,6 +46,7 @@ __all__ = [
     "faults",
     "granted",
     "job_terms_for",
+    "may_renew_early",
     "next_fence",
     "not_owned",
     "on_acquire",
@@ -153,6 +154,22 @@ def renewal_failed(trust: Trust, at: Moment, sample: float) -> Trust:
     if current.failures >= current.policy.renewal_failures_max:
         return _lost(current, FenceCause.RENEWAL_FAILURES)
     return current
+
+
+def may_renew_early(holding: Holding, now: Moment) -> bool:
+    """Whether a renewal that is not due yet may share a call with one that is.
+
+    The last attempt of a spread schedule is never sent before its window: it must outlast outages.
+    """
+    terms, left_ms = holding.terms, holding.next_renewal_at - now
+    if holding.failures == 0:
+        return left_ms <= terms.retry_window_ms[0]
+    if terms.schedule is not RetrySchedule.SPREAD or left_ms > terms.ttl_ms // 120:
+        return False
+    return (
+        holding.failures < FAILURES_KNOWN_IN_TIME - 1
+        or now >= holding.sent_at + terms.last_attempt_window_ms[0]
+    )
 
 
 def not_owned(trust: Trust, cause: FenceCause | None = None) -> Fenced:

@@ -215,7 +215,7 @@ class LeaseRenewer:
                 left_ms = trust.next_renewal_at - now
                 if left_ms <= 0:
                     due.append(held)
-                elif trust.failures == 0 and left_ms <= trust.terms.retry_window_ms[0]:
+                elif rules.may_renew_early(trust, now):
                     near.append(held)
                 elif _has_news(held, trust):
                     news.append(held)
