@@ -28,7 +28,9 @@ from stanchion.core.plan import Plan, link
 from stanchion.core.run import decide, evolve, items_to_read
 from stanchion.core.transition import (
     ClearTimer,
+    CloseApproval,
     DispatchJob,
+    OpenApproval,
     SetTimer,
     StopRun,
     StopStep,
@@ -133,6 +135,8 @@ class World:
                 case StopStep(step_id=step_id):
                     self.jobs = {i: job for i, job in self.jobs.items() if job.step_id != step_id}
                     self.timers = {t: d for t, d in self.timers.items() if t.step_id != step_id}
+                case OpenApproval() | CloseApproval():
+                    pass  # a store lists them for the people who decide
                 case StopRun():
                     self.jobs.clear()
                     self.timers.clear()

@@ -232,6 +232,48 @@ CASES: Final = (
         says=("07-01h  waiting  (recorded: the run is busy; it is applied afterwards)",),
     ),
     Case(
+        args=("approval", "approve", "07-01h", "review"),
+        asks=("POST", "/v1/runs/07-01h/steps/review/approve"),
+        body={"comment": None},
+        answer=CHANGE,
+        shape=runs.Change,
+        says=("07-01h  cancelled",),
+    ),
+    Case(
+        args=("approval", "reject", "07-01h", "review", "--comment", "no"),
+        asks=("POST", "/v1/runs/07-01h/steps/review/reject"),
+        body={"comment": "no"},
+        answer=CHANGE,
+        shape=runs.Change,
+        says=("07-01h  cancelled",),
+    ),
+    Case(
+        args=("approval", "list"),
+        asks=("GET", "/v1/approvals"),
+        query=PAGE,
+        answer=runs.ApprovalList(
+            (
+                runs.ApprovalRow(
+                    run_id="07-01h",
+                    step_id="review",
+                    item=None,
+                    ask=None,
+                    tenant="acme",
+                    workflow_id="research",
+                    message="Is it good?",
+                    data=None,
+                    data_schema=None,
+                    since=AT,
+                    expires_at=None,
+                    starter="kim",
+                    labels=None,
+                ),
+            )
+        ),
+        shape=runs.ApprovalList,
+        says=("07-01h  review  acme    research  kim      2026-11-15 19:00:00Z", "Is it good?"),
+    ),
+    Case(
         args=("run", "reject", "07-01h", "review"),
         asks=("POST", "/v1/runs/07-01h/steps/review/reject"),
         body={"comment": None},

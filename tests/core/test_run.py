@@ -32,6 +32,7 @@ from stanchion.core.model import (
     OnJob,
     OnReplay,
     OnRetry,
+    PendingApproval,
     RunStatus,
     StepId,
     Topic,
@@ -532,6 +533,22 @@ def test_the_message_of_an_approval_is_rendered_when_it_begins(message: str, ren
     assert world.run.step(A).wait == OnDecision(rendered)
     asked = next(line for line in world.timeline if line.what == "approval_requested")
     assert asked.detail == rendered
+
+
+def test_the_list_of_approvals_has_all_that_a_person_is_shown() -> None:
+    schema: JsonObject = {"type": "object"}
+    ask = ApprovalSpec(message="Pay?", decision_timeout_s=2, data_schema=schema)
+    world = started(workflow("payout", a=ask))
+    assert world.approvals[A] == PendingApproval(
+        run_id=world.run.id,
+        step_id=A,
+        tenant=world.run.tenant,
+        workflow_id=WorkflowId("payout"),
+        since=START,
+        expires_at=Instant(START + 2_000),
+        message="Pay?",
+        data_schema=schema,
+    )
 
 
 def test_a_message_that_cannot_be_rendered_fails_the_step() -> None:

@@ -33,6 +33,7 @@ from stanchion.core.model import (
     Job,
     JobId,
     OnDecision,
+    PendingApproval,
     Run,
     RunId,
     StepId,
@@ -43,7 +44,9 @@ from stanchion.core.plan import Plan, link
 from stanchion.core.run import decide_all, evolve, items_to_read
 from stanchion.core.transition import (
     ClearTimer,
+    CloseApproval,
     DispatchJob,
+    OpenApproval,
     SetTimer,
     StopRun,
     StopStep,
@@ -83,6 +86,7 @@ class World:
         self.items: dict[ItemKey, Item] = {}
         self.jobs: dict[JobId, Job] = {}
         self.timers: dict[Timer, Instant] = {}
+        self.approvals: dict[StepId, PendingApproval] = {}
         self.dead: dict[JobId, Job] = {}
         self.timeline: list[TimelineEntry] = []
         self.history: list[Event] = []
@@ -181,7 +185,7 @@ class World:
 
     # ── What a store does ────────────────────────────────────────────────────────────────────────
 
-    def _perform(self, transition: Transition) -> None:
+    def _perform(self, transition: Transition) -> None:  # noqa: C901 - one case for each effect
         for event in self.history[-len(transition.ignored) :]:
             if isinstance(event, AttemptSucceeded | AttemptFailed):
                 self.jobs.pop(event.job_id, None)
@@ -200,10 +204,17 @@ class World:
                     self.timers[timer] = due
                 case ClearTimer(timer=timer):
                     self.timers.pop(timer, None)
+                case OpenApproval(approval=approval):
+                    assert approval.step_id not in self.approvals
+                    self.approvals[approval.step_id] = approval
+                case CloseApproval(step_id=step_id):
+                    del self.approvals[step_id]
                 case StopStep(step_id=step_id):
+                    self.approvals.pop(step_id, None)
                     self.jobs = {i: j for i, j in self.jobs.items() if j.step_id != step_id}
                     self.timers = {t: d for t, d in self.timers.items() if t.step_id != step_id}
                 case StopRun():
+                    self.approvals.clear()
                     self.jobs.clear()
                     self.timers.clear()
 
@@ -221,6 +232,7 @@ class World:
             self.plan, self.run, self.items.items(), open_jobs=self.jobs, timers=self.timers
         )
         assert not broken, broken
+        assert sorted(self.approvals) == sorted(self.undecided())
 
 
 def succeeded(job: Job, output: JsonValue = None) -> AttemptSucceeded:

@@ -218,6 +218,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "get_timeline": not_there,
     "rerun_run": not_there,
     "cancel_run": not_there,
+    "list_approvals": empty("approvals"),
     "approve_step": not_there,
     "reject_step": not_there,
     "take_results": lambda answer, world: (

@@ -119,6 +119,18 @@ async def test_an_approval_is_decided_by_another_with_the_data_it_wants() -> Non
         run = (await house.ask("GET", path, key=lee)).json
         assert (run["starter"], run["steps"]["ask"]["question"]) == ("kim", "Pay 5?")
         assert run["steps"]["ask"]["decide_by"] is not None
+        listed = (await house.ask("GET", "/v1/approvals", key=lee)).json
+        asked = DECIDED["steps"]["ask"]["approval"]
+        said_of = {"message": "Pay 5?", "data_schema": asked["data_schema"], "starter": "kim"}
+        where = {"run_id": run["run_id"], "step_id": "ask", "tenant": "acme", "workflow_id": "pay"}
+        since = run["steps"]["ask"]["started_at"]
+        times = {"since": since, "expires_at": run["steps"]["ask"]["decide_by"]}
+        nothing = {"item": None, "ask": None, "data": None, "labels": None}
+        assert listed == {"approvals": [{**where, **said_of, **times, **nothing}], "cursor": None}
+        everywhere = await house.ask("GET", "/v1/approvals", key=ADMIN, tenant="*")
+        assert everywhere.json == listed
+        elsewhere = await house.ask("GET", "/v1/approvals", key=ADMIN, tenant="globex")
+        assert elsewhere.json["approvals"] == []
         approve, data = f"{path}/steps/ask/approve", {"up_to": 7}
         for key in (kim, keys["approver", "kim"]):
             own = await house.ask("POST", approve, {"data": data}, key=key)
@@ -133,6 +145,23 @@ async def test_an_approval_is_decided_by_another_with_the_data_it_wants() -> Non
         ended = (await house.ask("GET", path, key=lee)).json
         said = {"approved": True, "by": "lee", "comment": "ok", "data": data}
         assert ended["steps"]["ask"]["output"] == said
+        assert (await house.ask("GET", "/v1/approvals", key=lee)).json["approvals"] == []
+
+
+async def test_pages_of_approvals_are_short_if_they_are_large(house: House) -> None:
+    large = {"type": "object", "description": "x" * 40_000}
+    flow = {"steps": {f"s{n}": {"approval": {"data_schema": large}} for n in range(6)}}
+    assert (await house.ask("PUT", "/v1/workflows/large", flow)).status == 200
+    for _ in range(10):
+        assert (await house.ask("POST", "/v1/workflows/large/runs")).status == 200
+    seen: list[tuple[str, str]] = []
+    pages, after = 0, ""
+    while pages == 0 or after:
+        page = (await house.ask("GET", f"/v1/approvals?limit=1000{after}")).json
+        seen += [(row["run_id"], row["step_id"]) for row in page["approvals"]]
+        pages, after = pages + 1, f"&cursor={page['cursor']}" if page["cursor"] else ""
+    assert (len(seen), len({*seen})) == (60, 60)
+    assert pages == 2
 
 
 async def test_a_cancelled_run_stays_cancelled_and_a_finished_one_conflicts(house: House) -> None:

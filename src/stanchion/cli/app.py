@@ -68,6 +68,7 @@ app = LazyGroup(
             "Check, apply, list and show workflows.",
         ),
         "run": (_HERE + "run:run", "Start runs, watch them, decide about them."),
+        "approval": (_HERE + "run:approval", "See what waits for a decision, and decide."),
         "job": (_HERE + "run:job", "Submit single jobs."),
         "tenant": (_HERE + "admin:tenant", "Configure tenants: caps, rates, admission."),
         "settings": (_HERE + "admin:settings", "See and change the settings of running servers."),

@@ -35,6 +35,7 @@ __all__ = [
     "OnJob",
     "OnReplay",
     "OnRetry",
+    "PendingApproval",
     "Risk",
     "Run",
     "RunId",
@@ -288,6 +289,25 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     dispatch: int = 1
     max_deliveries: int | None = None
     """Of its workflow; the server's setting if there is none."""
+
+
+class PendingApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A decision that a step waits for, with all that the person who decides is shown."""
+
+    run_id: RunId
+    step_id: StepId
+    tenant: TenantId
+    workflow_id: WorkflowId
+    since: Instant
+    expires_at: Instant | None = None
+    item: int | None = None
+    ask: str | None = None
+    """The key of a job's own question; ``None`` for an approval step."""
+    message: str | None = None
+    data: JsonValue = None
+    data_schema: JsonObject | None = None
+    starter: str | None = None
+    labels: dict[str, str] | None = None
 
 
 class Stamp(msgspec.Struct, frozen=True):

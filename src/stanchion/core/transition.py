@@ -20,6 +20,7 @@ from stanchion.core.model import (
     Item,
     ItemKey,
     Job,
+    PendingApproval,
     RunStatus,
     Step,
     StepId,
@@ -27,9 +28,11 @@ from stanchion.core.model import (
 
 __all__ = [
     "ClearTimer",
+    "CloseApproval",
     "DispatchJob",
     "Effect",
     "Ignored",
+    "OpenApproval",
     "SetTimer",
     "StopRun",
     "StopStep",
@@ -57,17 +60,31 @@ class ClearTimer(msgspec.Struct, frozen=True, tag="clear_timer"):
     timer: Timer
 
 
+class OpenApproval(msgspec.Struct, frozen=True, tag="open_approval"):
+    """Add the approval to the list of those that wait for a decision."""
+
+    approval: PendingApproval
+
+
+class CloseApproval(msgspec.Struct, frozen=True, tag="close_approval"):
+    """Remove the approval of the step from that list."""
+
+    step_id: StepId
+
+
 class StopStep(msgspec.Struct, frozen=True, tag="stop_step"):
-    """Revoke every open job of the step and of its items, and remove all their timers."""
+    """Revoke every open job of the step and of its items; remove their timers and its approval."""
 
     step_id: StepId
 
 
 class StopRun(msgspec.Struct, frozen=True, tag="stop_run"):
-    """Revoke every open job of the run and remove all its timers."""
+    """Revoke every open job of the run and remove all its timers and approvals."""
 
 
-Effect: TypeAlias = DispatchJob | SetTimer | ClearTimer | StopStep | StopRun
+Effect: TypeAlias = (
+    DispatchJob | SetTimer | ClearTimer | OpenApproval | CloseApproval | StopStep | StopRun
+)
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -28,6 +28,7 @@ from stanchion.core.model import (
     OnJob,
     OnReplay,
     OnRetry,
+    PendingApproval,
     Run,
     RunId,
     Step,
@@ -59,6 +60,7 @@ from stanchion.services.keys import ApiKeyRecord
 from stanchion.wire.admin import DeadLetterRow, KeyRow
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
+    ApprovalRow,
     FeedLine,
     JobAnswer,
     RunRow,
@@ -71,6 +73,7 @@ from stanchion.wire.worker import LeasedJob as LeasedJobView
 
 __all__ = [
     "REPLAYED",
+    "approval_row",
     "dead_letter_row",
     "definition",
     "encoded_run",
@@ -243,6 +246,25 @@ def _waiting_for(wait: Wait) -> WaitingFor:
             return "children"
         case _:
             assert_never(wait)
+
+
+def approval_row(approval: PendingApproval) -> ApprovalRow:
+    """An approval that waits for a decision, in a list."""
+    return ApprovalRow(
+        run_id=approval.run_id,
+        step_id=approval.step_id,
+        item=approval.item,
+        ask=approval.ask,
+        tenant=approval.tenant,
+        workflow_id=approval.workflow_id,
+        message=approval.message,
+        data=approval.data,
+        data_schema=approval.data_schema,
+        since=when(approval.since),
+        expires_at=_when_if(approval.expires_at),
+        starter=approval.starter,
+        labels=approval.labels,
+    )
 
 
 def run_row(run: RunSummary) -> RunRow:

@@ -29,6 +29,7 @@ from stanchion.core.model import (
     Item,
     ItemKey,
     JobId,
+    PendingApproval,
     RunId,
     Stamp,
     StepId,
@@ -134,6 +135,15 @@ class Runs(Protocol):
         Runs that start between two pages do not change later pages.
 
         With a filter, a page may hold fewer than ``limit`` runs and still not be the last.
+        """
+
+    async def list_approvals(
+        self, tenant: TenantId | None, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[PendingApproval]:
+        """Approvals that wait for a decision, of one tenant or of all, oldest first.
+
+        An approval is added in the step that makes its step wait, and removed in the step that
+        ends the wait.
         """
 
     async def feed(

@@ -49,6 +49,7 @@ def check_end(world: World) -> None:
         ),
         *(f"{name} is locked" for name in world.locks.real.names()),
     ]
+    left += [f"an approval of {run_id} is listed" for run_id, _ in state.approvals]
     history.check("nothing is left", left)
     for tenant in CAPS:
         history.check(

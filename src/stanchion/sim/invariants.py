@@ -13,6 +13,7 @@ from stanchion.core.events import TimerKind
 from stanchion.core.model import (
     Instant,
     JobId,
+    OnDecision,
     OnJob,
     Run,
     RunId,
@@ -38,6 +39,7 @@ from stanchion.ports.records import JobState
 
 __all__ = [
     "accepted_once",
+    "approvals_listed",
     "call_retries_in_bounds",
     "cap_holds",
     "chain_holds",
@@ -254,6 +256,15 @@ def _window(policy: Backoff) -> tuple[int, int]:
 
 
 # ── After healing ────────────────────────────────────────────────────────────────────────────────
+
+
+def approvals_listed(state: MemoryState, file: RunFile) -> Iterator[str]:
+    """The list of approvals has exactly the steps that wait for a decision."""
+    run = file.run
+    for step_id, step in run.steps.items():
+        is_listed = (run.id, step_id) in state.approvals
+        if is_listed is not isinstance(step.wait, OnDecision):
+            yield f"run {run.id}: '{step_id}' is {step.status}, and is listed: {is_listed}"
 
 
 def owned_queued_or_finished(

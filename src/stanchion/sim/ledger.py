@@ -377,6 +377,7 @@ class Ledger:
             # What has happened and is not applied yet is waited for, and not out any more.
             said = [each for each in said if each.endswith("is out and not waited for")]
         self.history.check("what is waited for is out there", sorted(said))
+        self.history.check("approvals are listed", must.approvals_listed(state, file))
 
     def _rows(self, run_ids: Iterable[RunId]) -> None:
         state = self.store.real.state

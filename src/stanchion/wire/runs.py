@@ -13,6 +13,8 @@ from stanchion.wire.identifiers import Comment, StepName, TopicName
 
 __all__ = [
     "ApplyAnswer",
+    "ApprovalList",
+    "ApprovalRow",
     "CancelRun",
     "Change",
     "DecideStep",
@@ -159,6 +161,33 @@ class RunList(msgspec.Struct, frozen=True):
     """A page of runs, newest first."""
 
     runs: tuple[RunRow, ...]
+    cursor: str | None = None
+
+
+class ApprovalRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One approval that waits for a decision."""
+
+    run_id: str
+    step_id: str
+    item: int | None
+    ask: str | None
+    """The key of a job's own question; ``null`` for an approval step."""
+    tenant: str
+    workflow_id: str
+    message: str | None
+    data: JsonValue
+    data_schema: JsonObject | None
+    """What the data of the decision must look like."""
+    since: datetime
+    expires_at: datetime | None
+    starter: str | None
+    labels: dict[str, str] | None
+
+
+class ApprovalList(msgspec.Struct, frozen=True):
+    """A page of approvals that wait for a decision, oldest first."""
+
+    approvals: tuple[ApprovalRow, ...]
     cursor: str | None = None
 
 

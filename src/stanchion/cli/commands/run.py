@@ -20,9 +20,9 @@ from stanchion.cli.session import (
     path_to,
     talks,
 )
-from stanchion.cli.text import cell, lines_of, pairs, table
+from stanchion.cli.text import cell, clock, ident, lines_of, pairs, table
 
-__all__ = ["job", "run"]
+__all__ = ["approval", "job", "run"]
 
 _STATUSES = ("pending", "running", "waiting", "succeeded", "failed", "cancelled", "timed_out")
 
@@ -182,6 +182,44 @@ def decide(
     if data is not None:
         body["data"] = json_of(data, "--data")
     _change(session, path_to("runs", run_id, "steps", step_id, verb), body)
+
+
+@click.group("approval")
+def approval() -> None:
+    """See what waits for a decision, and decide."""
+
+
+@approval.command("list")
+@limit_and_cursor
+@talks
+def list_approvals(session: Session, limit: int, cursor: str | None) -> None:
+    """List approvals that wait for a decision, oldest first."""
+    page = session.get(path_to("approvals"), limit=limit, cursor=cursor)
+    list_of(session, page, _approval_rows, "approvals wait for a decision")
+
+
+def _approval_rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["approvals"]:
+        yield from table(
+            ("RUN", "STEP", "TENANT", "WORKFLOW", "STARTER", "SINCE", "EXPIRES", "MESSAGE"),
+            (
+                (
+                    ident(row["run_id"]),
+                    cell(row["step_id"]),
+                    cell(row["tenant"]),
+                    cell(row["workflow_id"]),
+                    cell(row["starter"]),
+                    clock(row["since"]),
+                    clock(row["expires_at"]),
+                    cell(row["message"]),
+                )
+                for row in page["approvals"]
+            ),
+        )
+
+
+approval.add_command(approve_step)
+approval.add_command(reject_step)
 
 
 def _waits(session: Session, run: dict[str, Any]) -> dict[str, str]:

@@ -14,8 +14,8 @@ import msgspec
 from stanchion.core.events import Approved, Event, Rejected, Timer, TimerFired, TimerKind
 from stanchion.core.expression import ExpressionError
 from stanchion.core.limits import APPROVAL_MESSAGE_CHARS_MAX
-from stanchion.core.model import Failure, OnDecision, Step, StepStatus
-from stanchion.core.transition import ClearTimer, Ignored, SetTimer
+from stanchion.core.model import Failure, OnDecision, PendingApproval, Step, StepStatus
+from stanchion.core.transition import ClearTimer, CloseApproval, Ignored, OpenApproval, SetTimer
 from stanchion.core.workflow import ApprovalSpec, OnDecisionTimeout
 
 if TYPE_CHECKING:
@@ -45,6 +45,19 @@ def start(draft: Draft, step: PlannedStep) -> None:
     draft.begin(step, Step(status=StepStatus.WAITING, attempt=1, wait=wait))
     if due is not None:
         draft.then(SetTimer(_timer(step), due))
+    run = draft.run
+    pending = PendingApproval(
+        run_id=run.id,
+        step_id=step.id,
+        tenant=run.tenant,
+        workflow_id=run.workflow_id,
+        since=draft.now,
+        expires_at=due,
+        message=message,
+        data_schema=spec.data_schema,
+        starter=run.starter,
+    )
+    draft.then(OpenApproval(pending))
     draft.note("approval_requested", step.id, detail=message)
 
 
@@ -52,10 +65,10 @@ def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
     """Apply the decision, or that of ``on_timeout`` when the timer fires."""
     match event:
         case Approved():
-            _stop_timer(draft, step)
+            _stop_waiting(draft, step)
             _approve(draft, step, event.actor, event.comment, event.data)
         case Rejected():
-            _stop_timer(draft, step)
+            _stop_waiting(draft, step)
             message = f"rejected by {event.actor}"
             if event.comment:
                 message = f"{message}: {event.comment}"
@@ -89,6 +102,7 @@ def data_faults(step: PlannedStep, data: JsonValue, *, approve: bool) -> tuple[F
 def _time_out(draft: Draft, step: PlannedStep, actor: str) -> None:
     spec = step.spec
     assert isinstance(spec, ApprovalSpec)
+    draft.then(CloseApproval(step.id))
     said = f"no decision within {spec.decision_timeout_s or 0:g} s"
     match spec.on_timeout or OnDecisionTimeout.REJECT:
         case OnDecisionTimeout.APPROVE:
@@ -121,7 +135,8 @@ def _reject(
     draft.end(step, StepStatus.FAILED, output=output, error=failure)
 
 
-def _stop_timer(draft: Draft, step: PlannedStep) -> None:
+def _stop_waiting(draft: Draft, step: PlannedStep) -> None:
+    draft.then(CloseApproval(step.id))
     wait = draft.step(step.id).wait
     if isinstance(wait, OnDecision) and wait.due is not None:
         draft.then(ClearTimer(_timer(step)))

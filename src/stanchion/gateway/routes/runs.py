@@ -27,6 +27,7 @@ from stanchion.gateway.route import (
     Takes,
 )
 from stanchion.gateway.views import (
+    approval_row,
     encoded_run,
     jobs_out,
     refusal_of,
@@ -56,6 +57,8 @@ from stanchion.services.plans import DefinitionMissing, UnknownWorkflow
 from stanchion.wire.identifiers import Cursor, Limit, WaitS
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
+    ApprovalList,
+    ApprovalRow,
     CancelRun,
     Change,
     DecideStep,
@@ -203,6 +206,27 @@ async def get_timeline(call: Call[NoBody, PagedRuns]) -> Reply:
     return Reply(TimelineAnswer(loaded.run.id, entries, page.cursor))
 
 
+async def list_approvals(call: Call[NoBody, PagedRuns]) -> Reply:
+    """Approvals that wait for a decision, oldest first; a page of large ones may be short."""
+    rows: list[ApprovalRow] = []
+    cursor, size = call.query.cursor, 0
+    while True:
+        page = await call.services.store.list_approvals(
+            call.only, cursor=cursor, limit=min(_APPROVALS_AT_ONCE, call.query.limit - len(rows))
+        )
+        found = [approval_row(each) for each in page.items]
+        rows, cursor = rows + found, page.cursor
+        size += sum(len(msgspec.json.encode(each)) for each in found)
+        if cursor is None or len(rows) >= call.query.limit or size >= _APPROVALS_BYTES_MAX:
+            return Reply(ApprovalList(tuple(rows), cursor))
+
+
+_APPROVALS_AT_ONCE: Final = 50
+"""Read from the store with one call: each may have a schema of 64 KiB."""
+_APPROVALS_BYTES_MAX: Final = 1024 * 1024
+"""A page ends with the approvals that reach this size."""
+
+
 async def cancel_run(call: Call[CancelRun, NoQuery]) -> Reply | Refusal:
     """Cancel a run now."""
     loaded = await own_run(call)
@@ -313,6 +337,16 @@ ROUTES: Final = (
         scope=RouteScope.TENANT,
         query=Listed,
         answer=RunList,
+    ),
+    Route(
+        method="GET",
+        path="/v1/approvals",
+        handler=list_approvals,
+        summary="List approvals that wait for a decision, oldest first.",
+        roles=APPROVERS,
+        scope=RouteScope.ONE_OR_ALL,
+        query=PagedRuns,
+        answer=ApprovalList,
     ),
     Route(
         method="GET",

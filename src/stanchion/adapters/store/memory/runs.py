@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import heapq
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import assert_never
@@ -27,6 +28,7 @@ from stanchion.core.model import (
     ItemKey,
     Job,
     JobId,
+    PendingApproval,
     Run,
     RunId,
     Stamp,
@@ -36,8 +38,10 @@ from stanchion.core.model import (
 from stanchion.core.run import evolve
 from stanchion.core.transition import (
     ClearTimer,
+    CloseApproval,
     DispatchJob,
     Effect,
+    OpenApproval,
     SetTimer,
     StopRun,
     StopStep,
@@ -177,6 +181,25 @@ class MemoryRuns(MemoryPart):
     async def feed_position(self, tenant: TenantId) -> str:
         return write_cursor("feed", self._state.peek(tenant).feed_length)
 
+    async def list_approvals(
+        self, tenant: TenantId | None, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[PendingApproval]:
+        after = (Instant(-1), RunId(""), StepId(""))
+        if cursor is not None:
+            after = read_cursor("approvals", cursor, tuple[Instant, RunId, StepId])
+        accounts = (
+            list(self._state.accounts.values()) if tenant is None else [self._state.peek(tenant)]
+        )
+        lists = [
+            islice(each.approvals, bisect_right(each.approvals, after), None) for each in accounts
+        ]
+        found = list(islice(heapq.merge(*lists), limit + 1))
+        page = found[:limit]
+        return Page(
+            tuple(self._state.approvals[run_id, step_id] for _, run_id, step_id in page),
+            write_cursor("approvals", *page[-1]) if len(found) > limit else None,
+        )
+
     async def active_runs(self, tenant: TenantId) -> int:
         return self._state.peek(tenant).active
 
@@ -258,10 +281,16 @@ def carry_out(state: MemoryState, file: RunFile, effects: Iterable[Effect]) -> N
                 state.timers.put((file.run.id, timer), due)
             case ClearTimer(timer):
                 _clear(state, file, [timer])
+            case OpenApproval(approval):
+                state.open_approval(approval)
+            case CloseApproval(step_id):
+                state.close_approvals(file.run.id, [step_id])
             case StopStep(step_id):
+                state.close_approvals(file.run.id, [step_id])
                 _revoke(state, [id_ for id_ in file.jobs if state.jobs[id_].job.step_id == step_id])
                 _clear(state, file, [each for each in file.timers if each.step_id == step_id])
             case StopRun():
+                state.close_approvals(file.run.id, file.run.steps)
                 _revoke(state, file.jobs)
                 _clear(state, file, list(file.timers))
             case _:

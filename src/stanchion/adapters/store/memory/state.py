@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Generic, TypeVar
@@ -25,8 +25,10 @@ from stanchion.core.model import (
     ItemKey,
     Job,
     JobId,
+    PendingApproval,
     Run,
     RunId,
+    StepId,
     TenantId,
     Topic,
     WorkflowId,
@@ -110,6 +112,8 @@ class Account:
     runs: list[tuple[Instant, RunId]] = field(default_factory=list)
     """In order of creation."""
     workflows: dict[WorkflowId, list[StoredWorkflow]] = field(default_factory=dict)
+    approvals: list[tuple[Instant, RunId, StepId]] = field(default_factory=list)
+    """Those that wait for a decision, oldest first."""
     feed: deque[FeedEntry] = field(default_factory=lambda: deque(maxlen=_FEED_ENTRIES_MAX))
     feed_length: int = 0
     """The total number of entries ever written."""
@@ -128,6 +132,7 @@ class MemoryState:
         self.leases: Schedule[JobId] = Schedule()
         self.timers: Schedule[tuple[RunId, Timer]] = Schedule()
         self.outbox: Schedule[RunId] = Schedule()
+        self.approvals: dict[tuple[RunId, StepId], PendingApproval] = {}
         self.finished: list[tuple[Instant, RunId]] = []
         """Finished runs, in the order of their end."""
         self.letters: dict[str, tuple[int, DeadLetter]] = {}
@@ -187,6 +192,19 @@ class MemoryState:
         """Remove a dead letter."""
         file.letters.discard(letter_id)
         del self.letters[letter_id]
+
+    def open_approval(self, approval: PendingApproval) -> None:
+        """List an approval that waits for a decision."""
+        self.approvals[approval.run_id, approval.step_id] = approval
+        place = (approval.since, approval.run_id, approval.step_id)
+        insort(self.account(approval.tenant).approvals, place)
+
+    def close_approvals(self, run_id: RunId, step_ids: Iterable[StepId]) -> None:
+        """Remove approvals from the list, if they are on it."""
+        for step_id in step_ids:
+            gone = self.approvals.pop((run_id, step_id), None)
+            if gone is not None:
+                self.account(gone.tenant).approvals.remove((gone.since, run_id, step_id))
 
     def close_run(self, file: RunFile) -> None:
         """Handle the end of a run: free its slot, start the expiry of its key, clear its inbox."""

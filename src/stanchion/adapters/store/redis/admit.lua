@@ -1,6 +1,7 @@
 -- admit: create a run, or return why not. Writes everything or nothing.
 -- KEYS   run items out jobs inbox timeline
 -- KEYS   ready ring turns counters open deadlines timers outbox rows
+-- KEYS   approvals asked asked_of
 -- KEYS   active unfinished known finished keys aging configs rates
 -- KEYS   runs feed versions
 -- ARGV   1  the admission, a MessagePack map: see part run, and

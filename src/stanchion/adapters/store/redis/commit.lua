@@ -1,6 +1,7 @@
 -- commit: write a transition, or return why not. Writes everything or nothing.
 -- KEYS   run items out jobs inbox timeline
 -- KEYS   ready ring turns counters open deadlines timers outbox rows
+-- KEYS   approvals asked asked_of
 -- KEYS   active unfinished finished keys aging
 -- KEYS   feed
 -- ARGV   1  the commit, a MessagePack map: see part run, and

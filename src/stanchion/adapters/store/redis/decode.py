@@ -22,6 +22,7 @@ from stanchion.core.model import (
     Instant,
     Item,
     Job,
+    PendingApproval,
     Run,
     RunId,
     RunStatus,
@@ -52,6 +53,7 @@ __all__ = [
     "RunHeader",
     "StoredTenant",
     "checked",
+    "read_approval",
     "read_document",
     "read_item",
     "read_job",
@@ -317,6 +319,15 @@ def read_lost_reason(reply: Sequence[bytes | int]) -> LostReason:
             )
         case _:
             return LostReason.UNKNOWN_JOB
+
+
+_approval_decoder: Final = msgspec.json.Decoder(PendingApproval)
+
+
+@checked
+def read_approval(body: bytes) -> PendingApproval:
+    """Decode an approval that waits for a decision."""
+    return _approval_decoder.decode(body)
 
 
 @checked

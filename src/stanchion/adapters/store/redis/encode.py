@@ -27,6 +27,9 @@ per tenant and per run. Data that belongs to no tenant has a tag of its own.
     letters     hash         dead letters
     dead        sorted set   their ids, oldest first
     dead_of     sorted set   their ids by tenant, oldest first
+    approvals   hash         approvals that wait for a decision, by their place in the order
+    asked       sorted set   these places, oldest first
+    asked_of    sorted set   the same by tenant
 
     per tenant
     runs        sorted set   time of creation and run id
@@ -38,7 +41,8 @@ per tenant and per run. Data that belongs to no tenant has a tag of its own.
     per run
     run         hash         the run, and a field ``s:<step>`` for each step that has changed
     items       hash         items of for-each steps
-    out         hash         its open jobs (``j:<job>``) and its timers (``t:<timer>``)
+    out         hash         its open jobs (``j:<job>``), its timers (``t:<timer>``) and its pending
+                             approvals (``a:<step>``)
     jobs        hash         its jobs that are no longer open
     inbox       hash         events that were accepted and not applied yet
     timeline    list         its timeline
@@ -81,8 +85,10 @@ from stanchion.core.model import (
 )
 from stanchion.core.transition import (
     ClearTimer,
+    CloseApproval,
     DispatchJob,
     Effect,
+    OpenApproval,
     SetTimer,
     StopRun,
     StopStep,
@@ -98,6 +104,7 @@ __all__ = [
     "PLACE_CHARS",
     "RUN_ID_CHARS",
     "StoreKeys",
+    "approval_place",
     "created_place",
     "encode_admission",
     "encode_commit",
@@ -191,6 +198,11 @@ def created_place(created_at: Instant, run_id: str) -> str:
     return f"{created_at:016d}{run_id}"
 
 
+def approval_place(since: Instant, run_id: str, step_id: str) -> str:
+    """The place of an approval in the order of all: the order of texts is that of time."""
+    return f"{since:016d}{run_id}{step_id}"
+
+
 def _base(run: Run) -> str:
     """The constant part of a run. What changes has fields of its own."""
     return to_json(
@@ -250,6 +262,11 @@ def _effect(effect: Effect) -> tuple[object, ...]:
             return ("set", timer.key, due, timer.step_id or "", to_json(TimerFired(timer=timer)))
         case ClearTimer(timer):
             return ("clear", timer.key)
+        case OpenApproval(approval):
+            place = approval_place(approval.since, approval.run_id, approval.step_id)
+            return ("open", approval.step_id, place, to_json(approval))
+        case CloseApproval(step_id):
+            return ("close", step_id)
         case StopStep(step_id):
             return ("stop_step", step_id)
         case StopRun():
@@ -267,6 +284,7 @@ OF_SHARD: Final = frozenset(
         *("ready", "ring", "turns", "counters", "open", "deadlines", "timers"),
         *("outbox", "rows", "active", "unfinished", "known", "finished", "keys", "aging"),
         *("configs", "configured", "rates", "letters", "dead", "dead_of", "mark"),
+        *("approvals", "asked", "asked_of"),
     )
 )
 OF_TENANT: Final = frozenset(("runs", "feed", "versions", "workflows", "names"))

@@ -167,24 +167,9 @@ class RedisLetters(Sharded):
         deadline = self._shards.client.deadline()
         after = "" if cursor is None else read_cursor("dead-letters", cursor, tuple[str])[0]
         prefix = "" if tenant is None else sized(tenant)
-        low = f"({prefix}{after}" if after else f"[{prefix}"
-        high = b"(" + prefix.encode() + b"\xff"
         index = "dead" if tenant is None else "dead_of"
         shards = ALL_SHARDS if tenant is None else [shard_of_tenant(tenant)]
-        replies = await self._shards.ask_each(
-            lambda shard: self._shards.command(
-                shard,
-                *("ZRANGEBYLEX", self._shards.keys.of_shard(shard, index), low, high),
-                *("LIMIT", 0, limit + 1),
-            ),
-            deadline,
-            shards=shards,
-        )
-        found = sorted(
-            (entry.decode().removeprefix(prefix), shard)
-            for shard, reply in zip(shards, replies, strict=True)
-            for entry in reply
-        )
+        found = await self._shards.read_places(index, prefix, after, limit + 1, shards, deadline)
         page = found[:limit]
         packed = await self._shards.ask_all(
             [

@@ -1,13 +1,15 @@
 -- part effects: applies the effects of a transition.
 --   uses time text ready jobs retired
---   keys ready ring turns counters open deadlines timers out jobs
+--   keys ready ring turns counters open deadlines timers approvals asked asked_of out jobs
 --   carry_out(run_id, tenant, effects, is_new)   in their order; a new run has no jobs yet.
 --     Each effect is one of
 --     {'dispatch', job_id, step, item|false, topic, work}
 --     {'set', timer, due, step|'', event}      {'clear', timer}
+--     {'open', step, place, approval}          {'close', step}
 --     {'stop_step', step}                      {'stop_run'}
--- The hash ``out`` of a run holds its open jobs, ``j:<job>`` with the job's step, and its timers,
--- ``t:<timer>``. A for-each dispatches thousands of jobs at once, so jobs are written in batches.
+-- The hash ``out`` of a run holds its open jobs, ``j:<job>`` with the job's step, its timers,
+-- ``t:<timer>``, and its pending approvals, ``a:<step>`` with the place in the order of all. A
+-- for-each dispatches thousands of jobs at once, so jobs are written in batches.
 
 -- Of these jobs, those to dispatch, with the last fence of each: new jobs, and dead ones that are
 -- replayed.
@@ -79,14 +81,36 @@ local function set(run_id, effects, out)
   many('ZADD', key.timers, timers)
 end
 
+local function open_approval(tenant, step, place, approval)
+  redis.call('HSET', key.out, 'a:' .. step, place)
+  redis.call('HSET', key.approvals, place, approval)
+  redis.call('ZADD', key.asked, 0, place)
+  redis.call('ZADD', key.asked_of, 0, sized(tenant) .. place)
+end
+
+local function close_approval(tenant, step)
+  local place = redis.call('HGET', key.out, 'a:' .. step)
+  if place then
+    redis.call('HDEL', key.out, 'a:' .. step)
+    redis.call('HDEL', key.approvals, place)
+    redis.call('ZREM', key.asked, place)
+    redis.call('ZREM', key.asked_of, sized(tenant) .. place)
+  end
+end
+
 -- Revoke all jobs and remove all timers of one step, or of the whole run.
 local function stop(run_id, tenant, only_step)
   local out = redis.call('HGETALL', key.out)
   local gone, timers, deadlines, ready, open, past = {}, {}, {}, {}, {}, {}
   for i = 1, #out, 2 do
-    local is_timer, name = string.sub(out[i], 1, 1) == 't', string.sub(out[i], 3)
+    local kind, name = string.sub(out[i], 1, 1), string.sub(out[i], 3)
+    local is_timer = kind == 't'
     local step = is_timer and cmsgpack.unpack(out[i + 1])[1] or out[i + 1]
-    if not only_step or step == only_step then
+    if kind == 'a' then
+      if not only_step or name == only_step then
+        close_approval(tenant, name)
+      end
+    elseif not only_step or step == only_step then
       gone[#gone + 1] = out[i]
       if is_timer then
         timers[#timers + 1] = run_id .. name
@@ -132,7 +156,11 @@ local function carry_out(run_id, tenant, effects, is_new)
     else
       -- Write the effects before this one first, so that they are removed as well.
       flush()
-      if kind == 'clear' then
+      if kind == 'open' then
+        open_approval(tenant, effect[2], effect[3], effect[4])
+      elseif kind == 'close' then
+        close_approval(tenant, effect[2])
+      elseif kind == 'clear' then
         redis.call('HDEL', key.out, 't:' .. effect[2])
         redis.call('ZREM', key.timers, run_id .. effect[2])
       else

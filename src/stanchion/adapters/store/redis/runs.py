@@ -10,7 +10,7 @@ from stanchion.adapters.cursor import read_cursor, write_cursor
 from stanchion.adapters.redis.client import RedisRequest, ask_in_time
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.store.redis import decode, encode
-from stanchion.adapters.store.redis.shards import Sharded
+from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded
 from stanchion.core.admission import (
     Admitted,
     Full,
@@ -26,6 +26,7 @@ from stanchion.core.model import (
     Instant,
     Item,
     ItemKey,
+    PendingApproval,
     RunId,
     Stamp,
     StepId,
@@ -215,6 +216,30 @@ class RedisRuns(Sharded):
             place = places[looked_at - 1].decode()
             return Page(tuple(fitting), write_cursor("runs", int(place[:16]), place[16:]))
         return Page(tuple(fitting))
+
+    async def list_approvals(
+        self, tenant: TenantId | None, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[PendingApproval]:
+        deadline = self._shards.client.deadline()
+        after = "" if cursor is None else read_cursor("approvals", cursor, tuple[str])[0]
+        prefix = "" if tenant is None else encode.sized(tenant)
+        index = "asked" if tenant is None else "asked_of"
+        shards = ALL_SHARDS if tenant is None else [shard_of_tenant(tenant)]
+        found = await self._shards.read_places(index, prefix, after, limit + 1, shards, deadline)
+        page = found[:limit]
+        bodies = await self._shards.ask_all(
+            [
+                self._shards.command(
+                    shard, "HGET", self._shards.keys.of_shard(shard, "approvals"), place
+                )
+                for place, shard in page
+            ],
+            deadline,
+        )
+        # One may have been decided since its place was read.
+        approvals = tuple(decode.read_approval(each) for each in bodies if each is not None)
+        more = len(found) > limit
+        return Page(approvals, write_cursor("approvals", page[-1][0]) if more else None)
 
     async def feed(
         self, tenant: TenantId, *, after: str | None, limit: int = 100

@@ -240,6 +240,35 @@ class Shards:
             is_due = True
         return is_due or not clock.is_known
 
+    async def read_places(
+        self,
+        index: str,
+        prefix: str,
+        after: str,
+        limit: int,
+        shards: Sequence[int],
+        deadline: float,
+    ) -> list[tuple[str, int]]:
+        """Names of a sorted set after ``after``, in order, each without its prefix, and its shard.
+
+        ``limit`` is for each shard.
+        """
+        low = f"({prefix}{after}" if after else f"[{prefix}"
+        high = b"(" + prefix.encode() + b"\xff"
+        replies = await self.ask_each(
+            lambda shard: self.command(
+                shard,
+                *("ZRANGEBYLEX", self.keys.of_shard(shard, index), low, high, "LIMIT", 0, limit),
+            ),
+            deadline,
+            shards=shards,
+        )
+        return sorted(
+            (entry.decode().removeprefix(prefix), shard)
+            for shard, reply in zip(shards, replies, strict=True)
+            for entry in reply
+        )
+
     async def owner_of(self, run_id: RunId, deadline: float | None = None) -> TenantId | None:
         """The tenant of a run; ``None`` if there is no such run."""
         known = self._owners.get(run_id)

@@ -17,6 +17,7 @@ from stanchion.core.model import (
     Failure,
     Item,
     JobId,
+    PendingApproval,
     Risk,
     Run,
     RunId,
@@ -31,6 +32,7 @@ from stanchion.ports.records import DeadLetter, Tenant
 
 __all__ = [
     "ANY_RUN",
+    "APPROVAL",
     "DEAD_LETTER",
     "EVENT",
     "FAILURE",
@@ -88,6 +90,7 @@ def encode_text(value: object) -> str:
     return encode(value).decode()
 
 
+APPROVAL: Final = msgspec.json.Decoder(PendingApproval)
 DEAD_LETTER: Final = msgspec.json.Decoder(DeadLetter)
 EVENT: Final[msgspec.json.Decoder[Event]] = msgspec.json.Decoder(Event)
 FAILURE: Final = msgspec.json.Decoder(Failure)

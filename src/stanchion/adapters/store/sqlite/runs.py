@@ -10,6 +10,7 @@ from typing import Final, assert_never
 from stanchion.adapters.cursor import read_cursor, write_cursor
 from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.store.sqlite.codec import (
+    APPROVAL,
     FAILURE,
     HISTORY,
     HISTORY_LINE,
@@ -35,6 +36,7 @@ from stanchion.core.model import (
     Item,
     ItemKey,
     Job,
+    PendingApproval,
     Run,
     RunId,
     RunStatus,
@@ -45,8 +47,10 @@ from stanchion.core.model import (
 )
 from stanchion.core.transition import (
     ClearTimer,
+    CloseApproval,
     DispatchJob,
     Effect,
+    OpenApproval,
     SetTimer,
     StopRun,
     StopStep,
@@ -71,6 +75,7 @@ __all__ = [
     "feed",
     "feed_position",
     "items_at",
+    "list_approvals",
     "list_runs",
     "load",
     "load_items",
@@ -323,6 +328,29 @@ def _summary(row: Row) -> RunSummary:
     )
 
 
+_APPROVALS: Final = "approvals"
+
+
+def list_approvals(
+    db: Database, tenant: TenantId | None, *, cursor: str | None = None, limit: int = 100
+) -> Page[PendingApproval]:
+    """See ``ports.store.Runs.list_approvals``."""
+    since, run_id, step_id = (
+        (-1, "", "") if cursor is None else read_cursor(_APPROVALS, cursor, tuple[int, str, str])
+    )
+    after = {"since": since, "run_id": run_id, "step_id": step_id, "limit": limit + 1}
+    rows = (
+        db.every(SQL["list_approvals"], **after)
+        if tenant is None
+        else db.every(SQL["list_approvals_of_tenant"], tenant=tenant, **after)
+    )
+    found = tuple(APPROVAL.decode(body) for (body,) in rows[:limit])
+    if len(rows) <= limit:
+        return Page(found)
+    last = found[-1]
+    return Page(found, write_cursor(_APPROVALS, last.since, last.run_id, last.step_id))
+
+
 def carry_out(db: Database, run: int, effects: Iterable[Effect]) -> None:
     """Apply effects in order."""
     for effect in effects:
@@ -333,10 +361,24 @@ def carry_out(db: Database, run: int, effects: Iterable[Effect]) -> None:
                 _set_timer(db, run, timer, due)
             case ClearTimer(timer):
                 _set_timer(db, run, timer, None)
+            case OpenApproval(approval):
+                db.run(
+                    SQL["open_approval"],
+                    run=run,
+                    step_id=approval.step_id,
+                    tenant=approval.tenant,
+                    since=approval.since,
+                    run_id=approval.run_id,
+                    body=encode(approval),
+                )
+            case CloseApproval(step_id):
+                db.run(SQL["close_approval"], run=run, step_id=step_id)
             case StopStep(step_id):
+                db.run(SQL["close_approval"], run=run, step_id=step_id)
                 _revoke(db, db.every(SQL["open_jobs_of_step"], run=run, step_id=step_id))
                 db.run(SQL["clear_timers_of_step"], run=run, step_id=step_id)
             case StopRun():
+                db.run(SQL["close_approvals_of_run"], run=run)
                 _revoke(db, db.every(SQL["open_jobs_of_run"], run=run))
                 db.run(SQL["clear_timers_of_run"], run=run)
             case _:

@@ -139,6 +139,7 @@ class SqliteStore:
     commit = _writes(runs.commit)
     timeline = _reads(runs.timeline)
     list_runs = _reads(runs.list_runs)
+    list_approvals = _reads(runs.list_approvals)
     feed = _reads(runs.feed)
     feed_position = _reads(runs.feed_position)
     active_runs = _reads(runs.active_runs)

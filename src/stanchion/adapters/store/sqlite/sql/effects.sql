@@ -1,4 +1,4 @@
--- The effects of a transition: jobs and timers.
+-- The effects of a transition: jobs, timers and approvals.
 
 -- name: dispatch_job
 -- Makes a job ready, see together.sql.
@@ -36,3 +36,17 @@ DELETE FROM timers WHERE run = :run AND step_id = :step_id
 -- name: clear_timers_of_run
 -- Removes all timers of a run.
 DELETE FROM timers WHERE run = :run
+
+-- name: open_approval
+-- Adds an approval that waits for a decision.
+INSERT INTO approvals (run, step_id, tenant, since, run_id, body)
+VALUES (:run, :step_id, :tenant, :since, :run_id, :body)
+ON CONFLICT (run, step_id) DO UPDATE SET since = excluded.since, body = excluded.body
+
+-- name: close_approval
+-- Removes the approval of a step.
+DELETE FROM approvals WHERE run = :run AND step_id = :step_id
+
+-- name: close_approvals_of_run
+-- Removes all approvals of a run.
+DELETE FROM approvals WHERE run = :run
