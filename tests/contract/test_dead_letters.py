@@ -26,7 +26,7 @@ from stanchion.ports.records import (
     LeasedJob,
     PostAnswer,
     RejectedCode,
-    ResultRejected,
+    ResultRefused,
 )
 from stanchion.ports.store import Store
 from tests.contract.builders import (
@@ -106,9 +106,9 @@ async def test_a_result_from_before_the_replay_is_rejected(store: Store) -> None
     died = await _die(store)
     await store.replay_dead_letter(f"job:{died.job.id}#1", actor="operator")
     await advance(store, ONE_JOB, run_id)
-    assert await accept(store, died) == ResultRejected(died.job.id, RejectedCode.STALE_FENCE)
+    assert await accept(store, died) == ResultRefused(died.job.id, RejectedCode.STALE_FENCE)
     await lease_one(store)
-    assert await accept(store, died) == ResultRejected(died.job.id, RejectedCode.STALE_FENCE)
+    assert await accept(store, died) == ResultRefused(died.job.id, RejectedCode.STALE_FENCE)
 
 
 async def test_a_replayed_job_can_be_finished(store: Store) -> None:

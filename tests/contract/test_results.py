@@ -18,7 +18,7 @@ from stanchion.ports.records import (
     JobView,
     RejectedCode,
     Result,
-    ResultRejected,
+    ResultRefused,
 )
 from stanchion.ports.store import Store
 from tests.contract.builders import (
@@ -195,7 +195,7 @@ async def test_a_result_for_an_unknown_job_is_rejected(store: Store) -> None:
     for odd in ("", "nonsense", f"{run_id}:step@2", run_id):
         result = Result(job_id=JobId(odd), fence=1, worker_id=WORKER)
         (answer,) = await store.accept([result])
-        assert answer == ResultRejected(JobId(odd), RejectedCode.UNKNOWN_JOB)
+        assert answer == ResultRefused(JobId(odd), RejectedCode.UNKNOWN_JOB)
 
 
 async def test_a_result_under_a_stale_fence_is_rejected(store: Store, harness: Harness) -> None:
@@ -204,7 +204,7 @@ async def test_a_result_under_a_stale_fence_is_rejected(store: Store, harness: H
     await harness.pass_time(harness.short_ms)
     await store.expire_jobs(limit=10, max_deliveries=5)
     second = await lease_one(store)
-    assert await accept(store, first) == ResultRejected(first.job.id, RejectedCode.STALE_FENCE)
+    assert await accept(store, first) == ResultRefused(first.job.id, RejectedCode.STALE_FENCE)
     assert (await loaded(store, run_id)).inbox == ()
     assert await accept(store, second) == Accepted(second.job.id, run_id)
 
@@ -214,14 +214,14 @@ async def test_a_result_under_a_fence_that_was_never_given_is_rejected(store: St
     leased = await lease_one(store)
     for fence in (leased.fence + 1, leased.fence - 1, 0):
         (answer,) = await store.accept([replace(result_of(leased), fence=fence)])
-        assert answer == ResultRejected(leased.job.id, RejectedCode.STALE_FENCE)
+        assert answer == ResultRefused(leased.job.id, RejectedCode.STALE_FENCE)
 
 
 async def test_a_result_for_a_job_that_nobody_leased_is_rejected(store: Store) -> None:
     run_id = await start(store)
     job_id = JobId(f"{run_id}:step@1")
     (answer,) = await store.accept([Result(job_id=job_id, fence=0, worker_id=WORKER)])
-    assert answer == ResultRejected(job_id, RejectedCode.STALE_FENCE)
+    assert answer == ResultRefused(job_id, RejectedCode.STALE_FENCE)
 
 
 async def test_a_result_is_taken_after_the_deadline_until_the_expiry_is_noticed(
@@ -240,7 +240,7 @@ async def test_a_result_after_the_expiry_was_noticed_is_rejected(
     leased = await lease_one(store, ttl_ms=harness.short_ms)
     await harness.pass_time(harness.short_ms)
     await store.expire_jobs(limit=10, max_deliveries=5)
-    assert await accept(store, leased) == ResultRejected(leased.job.id, RejectedCode.STALE_FENCE)
+    assert await accept(store, leased) == ResultRefused(leased.job.id, RejectedCode.STALE_FENCE)
 
 
 async def test_a_result_for_a_finished_job_under_another_fence_is_rejected(store: Store) -> None:
@@ -248,14 +248,14 @@ async def test_a_result_for_a_finished_job_under_another_fence_is_rejected(store
     first = await lease_one(store, ttl_ms=0)
     await store.expire_jobs(limit=10, max_deliveries=5)
     await accept(store, await lease_one(store))
-    assert await accept(store, first) == ResultRejected(first.job.id, RejectedCode.ALREADY_FINISHED)
+    assert await accept(store, first) == ResultRefused(first.job.id, RejectedCode.ALREADY_FINISHED)
 
 
 async def test_a_result_for_a_revoked_job_is_rejected(store: Store) -> None:
     run_id = await start(store)
     leased = await lease_one(store)
     await cancel(store, run_id)
-    assert await accept(store, leased) == ResultRejected(leased.job.id, RejectedCode.STALE_FENCE)
+    assert await accept(store, leased) == ResultRefused(leased.job.id, RejectedCode.STALE_FENCE)
     assert (await loaded(store, run_id)).inbox == ()
 
 
@@ -263,7 +263,7 @@ async def test_a_result_for_a_dead_job_is_rejected(store: Store) -> None:
     await start(store)
     leased = await lease_one(store, ttl_ms=0)
     await store.expire_jobs(limit=10, max_deliveries=1)
-    assert await accept(store, leased) == ResultRejected(leased.job.id, RejectedCode.STALE_FENCE)
+    assert await accept(store, leased) == ResultRefused(leased.job.id, RejectedCode.STALE_FENCE)
 
 
 async def test_results_are_answered_each_on_its_own_and_in_order(store: Store) -> None:
@@ -279,9 +279,9 @@ async def test_results_are_answered_each_on_its_own_and_in_order(store: Store) -
     sent = [result_of(b), unknown, result_of(other), stale, result_of(a), result_of(b)]
     assert await store.accept(sent) == (
         Accepted(b.job.id, first),
-        ResultRejected(JobId("nonsense"), RejectedCode.UNKNOWN_JOB),
+        ResultRefused(JobId("nonsense"), RejectedCode.UNKNOWN_JOB),
         Accepted(other.job.id, second),
-        ResultRejected(other.job.id, RejectedCode.ALREADY_FINISHED),
+        ResultRefused(other.job.id, RejectedCode.ALREADY_FINISHED),
         Accepted(a.job.id, first),
         Accepted(b.job.id, first, repeated=True),
     )
@@ -328,7 +328,7 @@ async def test_a_result_for_another_tenants_job_is_for_an_unknown_job(store: Sto
     odd = replace(ghost, job_id=JobId("nonsense"))
     sent = [odd, result_of(foreign), ghost, result_of(mine), result_of(finished)]
     answers = await store.accept(sent, tenant=ACME)
-    unknown = [ResultRejected(each.job_id, RejectedCode.UNKNOWN_JOB) for each in sent]
+    unknown = [ResultRefused(each.job_id, RejectedCode.UNKNOWN_JOB) for each in sent]
     assert answers == (*unknown[:3], Accepted(mine.job.id, mine.job.run_id), unknown[4])
     assert (await loaded(store, foreign.job.run_id)).inbox == ()
     assert await store.accept([result_of(foreign)], tenant=GLOBEX) == (

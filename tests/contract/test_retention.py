@@ -10,7 +10,7 @@ from stanchion.ports.records import (
     Page,
     PostAnswer,
     RejectedCode,
-    ResultRejected,
+    ResultRefused,
 )
 from stanchion.ports.store import Store
 from tests.contract.builders import (
@@ -53,7 +53,7 @@ async def test_a_purged_run_is_not_there_any_more(store: Store) -> None:
     assert await store.list_runs(ACME) == Page(())
     assert await store.post(run_id, CancelRequested(), entry_id="e") is PostAnswer.UNKNOWN
     assert await store.commit(commit_of(last, nothing(last))) == Gone()
-    assert await accept(store, leased) == ResultRejected(leased.job.id, RejectedCode.UNKNOWN_JOB)
+    assert await accept(store, leased) == ResultRefused(leased.job.id, RejectedCode.UNKNOWN_JOB)
     assert await _purge(store) == 0
 
 

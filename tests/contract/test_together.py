@@ -17,7 +17,7 @@ from stanchion.ports.records import (
     Admission,
     CommitConflict,
     Committed,
-    ResultRejected,
+    ResultRefused,
     Tenant,
 )
 from stanchion.ports.store import Store
@@ -128,7 +128,7 @@ async def test_the_end_of_a_run_and_a_result_for_it_leave_nothing_behind(store: 
         store.commit(commit_of(found, ends)), store.accept([result_of(first)])
     )
     assert isinstance(committed, Committed)
-    assert isinstance(answer[0], Accepted | ResultRejected)
+    assert isinstance(answer[0], Accepted | ResultRefused)
     after = await loaded(store, run_id)
     assert (after.run.status, after.inbox) == (RunStatus.CANCELLED, ())
     assert await store.outbox_size() == 0

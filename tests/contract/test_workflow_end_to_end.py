@@ -177,7 +177,7 @@ async def test_a_cancel_ends_the_run_and_its_jobs_in_one_commit(store: Store) ->
     renewals = await store.renew_jobs([], ttl_ms=1)
     assert renewals.renewed == ()
     answers = await store.accept([result_of(each) for each in leased])
-    assert all(type(answer).__name__ == "ResultRejected" for answer in answers)
+    assert all(type(answer).__name__ == "ResultRefused" for answer in answers)
 
 
 async def test_a_worker_that_died_costs_a_delivery_and_no_attempt(

@@ -28,7 +28,7 @@ from stanchion.ports.records import (
     Committed,
     LeasedJob,
     RejectedCode,
-    ResultRejected,
+    ResultRefused,
     StaleFence,
 )
 from tests.contract.builders import (
@@ -185,7 +185,7 @@ async def _check_jobs(store: RedisStore, lost: Lost) -> None:
     assert again.job.id == lost.leased.job.id
     assert again.fence > lost.leased.fence
     late, good = await store.accept([result_of(lost.leased), result_of(again)])
-    assert late == ResultRejected(again.job.id, RejectedCode.STALE_FENCE)
+    assert late == ResultRefused(again.job.id, RejectedCode.STALE_FENCE)
     assert good == Accepted(again.job.id, again.job.run_id)
 
 

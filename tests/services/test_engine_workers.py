@@ -16,7 +16,7 @@ from stanchion.ports.records import (
     LeasedJob,
     LostReason,
     RejectedCode,
-    ResultRejected,
+    ResultRefused,
 )
 from stanchion.services.engine import Terms
 from tests.services.faulty_locks import Fault
@@ -52,7 +52,7 @@ async def test_a_dead_workers_job_is_offered_again_in_time_without_spending_an_a
     assert sum(each.metric("scheduler_job_lock_abandoned_total") for each in engines) == 1
 
     answers = await world.report(one, dead)
-    assert answers == (ResultRejected(dead.job.id, RejectedCode.STALE_FENCE),)
+    assert answers == (ResultRefused(dead.job.id, RejectedCode.STALE_FENCE),)
     assert one.metric("results_rejected_total", code="stale_fence") == 1
     assert (await world.run(run_id)).status is RunStatus.RUNNING
 
@@ -60,7 +60,7 @@ async def test_a_dead_workers_job_is_offered_again_in_time_without_spending_an_a
     assert await world.ended(run_id) == "succeeded"
     assert (await world.run(run_id)).step(StepId("step")).attempt == 1
     (late,) = await world.report(one, dead)
-    assert late == ResultRejected(dead.job.id, RejectedCode.ALREADY_FINISHED)
+    assert late == ResultRefused(dead.job.id, RejectedCode.ALREADY_FINISHED)
     assert one.metric("results_rejected_total", code="already_finished") == 1
     await world.assert_nothing_left()
 

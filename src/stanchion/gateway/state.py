@@ -165,7 +165,7 @@ class MetricsPage:
         self._is_closed = False
         self._rendered = Gauge(
             "stanchion_metrics_rendered_timestamp_seconds",
-            "When this text was rendered, as Unix time. A text is answered for a second.",
+            "When this page was rendered, as Unix time. A rendering is served for a second.",
             registry=registry,
         )
 

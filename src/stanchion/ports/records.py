@@ -60,7 +60,7 @@ __all__ = [
     "RejectedCode",
     "Renewals",
     "Result",
-    "ResultRejected",
+    "ResultRefused",
     "RunFilter",
     "RunSummary",
     "StaleFence",
@@ -260,14 +260,14 @@ class RejectedCode(StrEnum):
     ALREADY_FINISHED = "already_finished"
 
 
-class ResultRejected(msgspec.Struct, frozen=True, tag="rejected"):
+class ResultRefused(msgspec.Struct, frozen=True, tag="rejected"):
     """The result was rejected."""
 
     job_id: JobId
     code: RejectedCode
 
 
-Acceptance: TypeAlias = Accepted | ResultRejected
+Acceptance: TypeAlias = Accepted | ResultRefused
 
 
 class ExpiredJob(msgspec.Struct, frozen=True):

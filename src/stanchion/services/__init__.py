@@ -1,1 +1,1 @@
-"""Services: the shell around the core. They ask the core what to do, and the ports to do it."""
+"""Services: the imperative shell. They call the core for decisions and the ports for effects."""

@@ -35,7 +35,7 @@ class LeaseErrors:
         )
         self._release = Counter(
             "stanchion_lease_release_errors",
-            "Leases that could not be given back and were left to expire.",
+            "Leases that could not be released and were left to expire.",
             ["kind", "risk"],
             registry=registry,
         )
@@ -66,7 +66,7 @@ class RunLeaseSignals:
         self._refusals = _by_risk(
             registry,
             "stanchion_run_lock_refused",
-            "Runs put off, because the lock store failed and policy fails closed.",
+            "Runs deferred because the lock store failed and policy fails closed.",
         )
         self._abandoned = _by_risk(
             registry,
@@ -76,18 +76,18 @@ class RunLeaseSignals:
         self._untrusted = _by_risk(
             registry,
             "stanchion_run_lock_untrusted",
-            "Holders of a run lease that went on without trusting it.",
+            "Holders of a run lease that went on after losing trust in it.",
         )
         self._renew_errors = self.errors.renew_of("run")
         self._release_errors = self.errors.release_of("run")
         self._contended = Counter(
             "stanchion_run_lock_contended",
-            "Holds that were skipped because another had the run.",
+            "Holds skipped because another held the run's lease.",
             registry=registry,
         )
         self._wait = Histogram(
             "stanchion_run_lock_wait_seconds",
-            "Time from asking for a run lease to its grant.",
+            "Time from the request for a run lease to its grant.",
             buckets=_WAIT_BUCKETS_S,
             registry=registry,
         )

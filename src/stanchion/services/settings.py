@@ -87,17 +87,17 @@ class SettingsService:
         self._is_away = False
         self._changes = Counter(
             "stanchion_settings_changes",
-            "Changes of the settings that came into force here.",
+            "Changes of the settings that came into force on this replica.",
             registry=registry,
         )
         self._invalid = Counter(
             "stanchion_settings_invalid",
-            "Stored settings that could not be read; the last good ones hold.",
+            "Stored settings that could not be read; the last good ones stay in force.",
             registry=registry,
         )
         self._stale = Gauge(
             "stanchion_settings_stale",
-            "1 while the store cannot be asked and the last settings hold.",
+            "1 while the store is unavailable and the last settings stay in force.",
             registry=registry,
         )
 

@@ -112,7 +112,7 @@ class AdmissionSignals:
         )
         self._wait = Histogram(
             "stanchion_admission_wait_seconds",
-            "Time that callers spent in the gate, whatever the answer.",
+            "Time that calls spent in the gate, for all answers.",
             ["tenant", "endpoint"],
             buckets=_WAIT_BUCKETS_S,
             registry=registry,
@@ -174,28 +174,37 @@ class EngineSignals:
         def count(name: str, text: str) -> Counter:
             return Counter(f"stanchion_{name}", text, registry=registry)
 
-        self._conflicts = count("commit_conflicts", "Commits that found the run changed.")
+        self._conflicts = count(
+            "commit_conflicts", "Commits refused because the run had changed since it was read."
+        )
         self._completions = count(
             "duplicate_completions", "Results for work that had been completed before."
         )
         self._publishes = count(
-            "duplicate_publishes", "Calls to advance a run that was called already."
+            "duplicate_publishes", "Calls published for a run whose call was on the bus already."
         )
-        self._busy = count("lock_busy_retries", "Calls put off because another had the run.")
-        self._put_off = count("backend_error_retries", "Calls put off because a backend was away.")
-        self._buried = count("dead_letters", "Jobs and events put aside after too many tries.")
+        self._busy = count(
+            "lock_busy_retries", "Calls deferred because another replica held the run's lease."
+        )
+        self._put_off = count(
+            "backend_error_retries", "Calls deferred because a backend was unavailable."
+        )
+        self._buried = count("dead_letters", "Jobs and events that became dead letters.")
         self._abandoned = count("scheduler_job_lock_abandoned", "Job leases that expired.")
-        self._drift = count("slot_drift", "Tenants whose slots had to be corrected.")
-        self._purged = count("runs_purged", "Finished runs removed after their time.")
+        self._drift = count("slot_drift", "Corrections of a tenant's slot counter.")
+        self._purged = count("runs_purged", "Finished runs removed after their retention.")
         rejected = Counter(
             "stanchion_results_rejected",
-            "Results not taken, by reason.",
+            "Results rejected, by reason.",
             ["code"],
             registry=registry,
         )
         self._rejected = {code: rejected.labels(code=str(code)) for code in RejectedCode}
         finished = Counter(
-            "stanchion_runs_finished", "Runs that ended, by how.", ["status"], registry=registry
+            "stanchion_runs_finished",
+            "Runs that ended, by final status.",
+            ["status"],
+            registry=registry,
         )
         self._finished = {
             status: finished.labels(status=str(status))
@@ -216,15 +225,15 @@ class EngineSignals:
         )
         self._pending = Gauge(
             "stanchion_bus_pending_messages",
-            "Calls the bus has not seen handled.",
+            "Calls on the bus that are not acknowledged yet.",
             registry=registry,
         )
         self._outbox = Gauge(
-            "stanchion_outbox_rows", "Runs with something in their inbox.", registry=registry
+            "stanchion_outbox_rows", "Runs with a non-empty inbox.", registry=registry
         )
         self._active = Gauge(
             "stanchion_runs_active",
-            "Unfinished runs that hold a slot, of the tenants seen here.",
+            "Unfinished runs that hold a slot, for the tenants seen by this process.",
             ["tenant"],
             registry=registry,
         )

@@ -168,7 +168,7 @@ def _cpu_clock(thread_id: int) -> Callable[[], float] | None:
 
 
 def _described(frame: FrameType | None) -> str:
-    """The innermost function, and those of ours that led to it."""
+    """The innermost function and the callers of it that are in this package."""
     lines: list[str] = []
     while frame is not None and len(lines) < _FRAMES_MAX:
         code = frame.f_code

@@ -26,7 +26,7 @@ from stanchion.gateway.route import (
     Takes,
 )
 from stanchion.gateway.views import leased_job
-from stanchion.ports.records import Accepted, JobLease, LostReason, Result, ResultRejected
+from stanchion.ports.records import Accepted, JobLease, LostReason, Result, ResultRefused
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import JobList
 from stanchion.wire.worker import (
@@ -121,7 +121,7 @@ async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
             match answer:
                 case Accepted():
                     accepted.append(answer.job_id)
-                case ResultRejected():
+                case ResultRefused():
                     rejected.append(RejectedResult(answer.job_id, answer.code.value))
                 case _:
                     assert_never(answer)

@@ -27,7 +27,7 @@ from stanchion.ports.records import (
     RejectedCode,
     Renewals,
     Result,
-    ResultRejected,
+    ResultRefused,
 )
 
 __all__ = ["MemoryJobs"]
@@ -152,16 +152,16 @@ class MemoryJobs(MemoryPart):
     def _accept(self, result: Result, row_due: Instant, tenant: TenantId | None) -> Acceptance:
         file = self._find(result.job_id, tenant)
         if file is None:
-            return ResultRejected(result.job_id, RejectedCode.UNKNOWN_JOB)
+            return ResultRefused(result.job_id, RejectedCode.UNKNOWN_JOB)
         job = file.job
         if file.state is JobState.FINISHED:
             if file.fence == result.fence:
                 return Accepted(job.id, job.run_id, repeated=True)
-            return ResultRejected(job.id, RejectedCode.ALREADY_FINISHED)
+            return ResultRefused(job.id, RejectedCode.ALREADY_FINISHED)
         # A result of an expired lease is accepted until the expiry is processed: no other worker
         # has the job yet, and finished work should not be repeated.
         if file.state is not JobState.LEASED or file.fence != result.fence:
-            return ResultRejected(job.id, RejectedCode.STALE_FENCE)
+            return ResultRefused(job.id, RejectedCode.STALE_FENCE)
         file.state = JobState.FINISHED
         file.worker_id = result.worker_id
         file.expires_at = file.progress = None

@@ -41,7 +41,7 @@ from stanchion.ports.records import (
     RejectedCode,
     Renewals,
     Result,
-    ResultRejected,
+    ResultRefused,
 )
 
 __all__ = ["RedisJobs"]
@@ -355,14 +355,14 @@ def _names(leases: Sequence[JobLease]) -> list[str | int]:
 def _acceptance(job_id: JobId, answers: Mapping[RunId, Reply]) -> Acceptance:
     run_id = run_of_job(job_id)
     if run_id is None:
-        return ResultRejected(job_id, RejectedCode.UNKNOWN_JOB)
+        return ResultRefused(job_id, RejectedCode.UNKNOWN_JOB)
     match next(answers[run_id]):
         case b"accepted":
             return Accepted(job_id, run_id)
         case b"repeated":
             return Accepted(job_id, run_id, repeated=True)
         case code:
-            return ResultRejected(job_id, RejectedCode(code.decode()))
+            return ResultRefused(job_id, RejectedCode(code.decode()))
 
 
 def _run_of(job_id: JobId) -> RunId:

@@ -47,7 +47,7 @@ from stanchion.ports.records import (
     RejectedCode,
     Renewals,
     Result,
-    ResultRejected,
+    ResultRefused,
 )
 
 __all__ = [
@@ -125,16 +125,16 @@ def _accept(db: Database, result: Result, due: Instant, tenant: TenantId | None)
     db.settle(pending_job(result.job_id), pending_run(_run_of(result.job_id)))
     found = db.peek(SQL["find_job"], job_id=result.job_id, tenant=tenant)
     if found is None:
-        return ResultRejected(result.job_id, RejectedCode.UNKNOWN_JOB)
+        return ResultRefused(result.job_id, RejectedCode.UNKNOWN_JOB)
     job, run, run_id, ended_at, step_id, item, state, fence = found
     if state == JobState.FINISHED:
         if fence == result.fence:
             return Accepted(result.job_id, run_id, repeated=True)
-        return ResultRejected(result.job_id, RejectedCode.ALREADY_FINISHED)
+        return ResultRefused(result.job_id, RejectedCode.ALREADY_FINISHED)
     # A result of an expired lease is accepted until the expiry is processed: no other worker has
     # the job yet, and finished work should not be repeated.
     if state != JobState.LEASED or fence != result.fence or ended_at is not None:
-        return ResultRejected(result.job_id, RejectedCode.STALE_FENCE)
+        return ResultRefused(result.job_id, RejectedCode.STALE_FENCE)
     db.later(
         SQL["accept_result"],
         job=job,
