@@ -6,11 +6,15 @@ import asyncio
 
 from msgspec.structs import replace
 
-from stanchion.core.events import JobDied, Timer, TimerFired, TimerKind
+from stanchion.core.events import AttemptFailed, JobDied, Timer, TimerFired, TimerKind
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import JobId, RunId, StepId, TenantId, Topic, shard_of_tenant
+from stanchion.core.plan import Plan
+from stanchion.core.retry import Fixed
 from stanchion.core.transition import DispatchJob, StopStep
+from stanchion.core.workflow import JobSpec, RetrySpec
 from stanchion.ports.records import (
+    Accepted,
     Committed,
     ExpiredJob,
     JobLease,
@@ -18,7 +22,9 @@ from stanchion.ports.records import (
     JobView,
     LeasedJob,
     LostReason,
+    RejectedCode,
     Renewals,
+    ResultRefused,
 )
 from stanchion.ports.store import Store
 from tests.contract.builders import (
@@ -39,7 +45,9 @@ from tests.contract.builders import (
     lease_one,
     loaded,
     nothing,
+    planned,
     start,
+    workflow,
 )
 from tests.contract.harness import LONG_MS, Harness
 
@@ -684,3 +692,137 @@ async def test_topics_are_told_apart_whatever_characters_they_have(store: Store)
     await start(store, SIDE_BY_SIDE)
     assert await store.lease_jobs(WORKER, [Topic("left*")], max_jobs=5, ttl_ms=1_000) == ()
     assert await store.lease_jobs(WORKER, [Topic("LEFT")], max_jobs=5, ttl_ms=1_000) == ()
+
+
+# ── The time of an attempt ───────────────────────────────────────────────────────────────────────
+
+
+def timed(timeout_ms: int, *, attempts: int = 1) -> Plan:
+    spec = JobSpec(
+        topic=TOPIC,
+        attempt_timeout_s=timeout_ms / 1000,
+        retry=RetrySpec(max_attempts=attempts, backoff=Fixed(0)),
+    )
+    return planned(workflow("timed", step=spec))
+
+
+async def test_an_attempt_that_takes_too_long_is_revoked_and_has_failed(
+    store: Store, harness: Harness
+) -> None:
+    plan = timed(harness.short_ms, attempts=2)
+    run_id = await start(store, plan)
+    leased = await lease_one(store)
+    assert await store.expire_jobs(limit=10, max_deliveries=5) == ()
+    await harness.pass_time(harness.short_ms)
+    # Until that is noticed the lease holds, like any other that is going to be revoked.
+    renewals = await store.renew_jobs([held(leased)], ttl_ms=LONG_MS)
+    assert renewals == Renewals((leased.job.id,), ())
+    [expired] = await store.expire_jobs(limit=10, max_deliveries=1)
+    assert expired == ExpiredJob(
+        leased.job.id, run_id, ACME, TOPIC, 1, is_dead=False, is_timed_out=True
+    )
+    assert await store.expire_jobs(limit=10, max_deliveries=1) == ()
+    assert await store.lost_leases([held(leased)]) == {leased.job.id: LostReason.TIMED_OUT}
+    renewals = await store.renew_jobs([held(leased)], ttl_ms=LONG_MS)
+    assert renewals == Renewals((), (leased.job.id,))
+    view = await store.job(leased.job.id)
+    assert view is not None
+    assert (view.state, view.worker_id, view.expires_at) == (JobState.REVOKED, None, None)
+    [row] = await store.take_outbox(limit=10, hold_ms=LONG_MS)
+    assert row.run_id == run_id
+    [entry] = (await loaded(store, run_id)).inbox
+    assert isinstance(entry.event, AttemptFailed)
+    assert (entry.event.error.code, entry.event.final) == ("attempt_timeout", False)
+    refused = await accept(store, leased)
+    assert isinstance(refused, ResultRefused)
+    assert refused.code is RejectedCode.STALE_FENCE
+
+    await advance(store, plan, run_id)
+    await harness.pass_time(1)
+    await store.fire_timers(limit=10)
+    await advance(store, plan, run_id)
+    second = await lease_one(store)
+    assert second.job.attempt == 2
+    assert second.job.attempt_timeout_ms == harness.short_ms
+
+
+async def test_the_time_of_an_attempt_begins_with_its_first_lease(
+    store: Store, harness: Harness
+) -> None:
+    await start(store, timed(harness.short_ms))
+    await harness.pass_time(4 * harness.short_ms)
+    assert await store.expire_jobs(limit=10, max_deliveries=5) == ()
+    leased = await lease_one(store)
+    assert isinstance(await accept(store, leased), Accepted)
+    await harness.pass_time(harness.short_ms)
+    assert await store.expire_jobs(limit=10, max_deliveries=5) == ()
+
+
+async def test_the_time_of_an_attempt_goes_on_through_redeliveries(
+    store: Store, harness: Harness
+) -> None:
+    run_id = await start(store, timed(4 * harness.short_ms))
+    await lease_one(store, ttl_ms=harness.short_ms)
+    await harness.pass_time(harness.short_ms)
+    [returned] = await store.expire_jobs(limit=10, max_deliveries=5)
+    assert not returned.is_timed_out
+    again = await lease_one(store)
+    assert again.deliveries == 2
+    assert (await store.renew_jobs([held(again)], ttl_ms=LONG_MS)).renewed == (again.job.id,)
+    await harness.pass_time(4 * harness.short_ms)
+    [expired] = await store.expire_jobs(limit=10, max_deliveries=5)
+    assert (expired.is_timed_out, expired.deliveries) == (True, 2)
+    assert len((await loaded(store, run_id)).inbox) == 1
+
+
+async def test_an_attempt_runs_out_of_time_while_its_job_is_ready_again(
+    store: Store, harness: Harness
+) -> None:
+    plan = timed(4 * harness.short_ms)
+    run_id = await start(store, plan)
+    leased = await lease_one(store, ttl_ms=harness.short_ms)
+    await harness.pass_time(harness.short_ms)
+    [returned] = await store.expire_jobs(limit=10, max_deliveries=5)
+    assert not returned.is_timed_out
+    assert await store.ready_topics() == {TOPIC: 1}
+    await harness.pass_time(4 * harness.short_ms)
+    [expired] = await store.expire_jobs(limit=10, max_deliveries=5)
+    assert (expired.job_id, expired.is_timed_out) == (leased.job.id, True)
+    assert await lease(store) == ()
+    assert await store.ready_topics() == {}
+    await advance(store, plan, run_id)
+    assert (await loaded(store, run_id)).run.status == "failed"
+
+
+async def test_a_job_that_is_ready_again_is_revoked_with_its_run(
+    store: Store, harness: Harness
+) -> None:
+    plan = timed(4 * harness.short_ms)
+    run_id = await start(store, plan)
+    await lease_one(store, ttl_ms=harness.short_ms)
+    await harness.pass_time(harness.short_ms)
+    await store.expire_jobs(limit=10, max_deliveries=5)
+    await cancel(store, run_id, plan)
+    await harness.pass_time(4 * harness.short_ms)
+    assert await store.expire_jobs(limit=10, max_deliveries=5) == ()
+    assert await lease(store) == ()
+
+
+async def test_a_replayed_attempt_has_all_its_time_again(store: Store, harness: Harness) -> None:
+    plan = timed(4 * harness.short_ms)
+    run_id = await start(store, plan)
+    await lease_one(store, ttl_ms=harness.short_ms)
+    await harness.pass_time(harness.short_ms)
+    [died] = await store.expire_jobs(limit=10, max_deliveries=1)
+    assert died.is_dead
+    await advance(store, plan, run_id)
+    await harness.pass_time(4 * harness.short_ms)
+    assert await store.expire_jobs(limit=10, max_deliveries=1) == ()
+    [letter] = (await store.list_dead_letters(None)).items
+    await store.replay_dead_letter(letter.id, actor="operator")
+    await advance(store, plan, run_id)
+    again = await lease_one(store)
+    assert await store.expire_jobs(limit=10, max_deliveries=1) == ()
+    await harness.pass_time(4 * harness.short_ms)
+    [expired] = await store.expire_jobs(limit=10, max_deliveries=1)
+    assert (expired.job_id, expired.is_timed_out) == (again.job.id, True)

@@ -54,6 +54,7 @@ steps:
     input: null
     retry: {max_attempts: 100, backoff: {kind: fixed, delay_ms: 0}}
     timeout_s: 60
+    attempt_timeout_s: 2.5
     needs: [ask]
     on_failure: continue
   jittered:

@@ -429,6 +429,15 @@ def test_a_result_for_a_dead_job_changes_nothing() -> None:
     assert world.feed(late).ignored == (Ignored.NOT_WAITING_FOR_IT,)
 
 
+def test_a_job_carries_the_time_of_its_attempt() -> None:
+    world = started(
+        workflow(a=job(attempt_timeout_s=1.5), b=each(attempt_timeout_s=0.25), c=job()), list=[1]
+    )
+    assert world.job("a").attempt_timeout_ms == 1_500
+    assert world.job("b", 0).attempt_timeout_ms == 250
+    assert world.job("c").attempt_timeout_ms is None
+
+
 def test_an_event_for_a_step_that_is_not_there_is_ignored() -> None:
     world = started(workflow(a=job()))
     stray = AttemptSucceeded(job_id=JobId("r1:x@1"), step_id=StepId("x"))

@@ -136,6 +136,7 @@ def test_every_member_arrives() -> None:
         input=None,
         retry=RetrySpec(max_attempts=100, backoff=Fixed(0)),
         timeout_s=60.0,
+        attempt_timeout_s=2.5,
         needs=(StepId("ask"),),
         on_failure=OnFailure.CONTINUE,
     )

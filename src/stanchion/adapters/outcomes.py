@@ -18,7 +18,7 @@ from stanchion.core.events import (
     Started,
     TimerFired,
 )
-from stanchion.core.model import Instant, Job, RunId, RunStatus, StepId, TenantId
+from stanchion.core.model import Failure, Instant, Job, RunId, RunStatus, StepId, TenantId
 from stanchion.ports.records import DeadLetter, DeadLetterKind, JobState, LostReason, Result
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "replay_entry",
     "result_event",
     "step_of",
+    "timed_out_entry",
     "why_lost",
 ]
 
@@ -67,6 +68,19 @@ def job_died_entry(job: Job, deliveries: int) -> tuple[str, JobDied]:
         deliveries=deliveries,
     )
     return f"died:{job.id}#{job.dispatch}", died
+
+
+def timed_out_entry(job: Job) -> tuple[str, AttemptFailed]:
+    """The inbox entry for the run of a job whose attempt has taken too long."""
+    assert job.attempt_timeout_ms is not None
+    message = f"not finished within {job.attempt_timeout_ms / 1000:g} s of its first lease"
+    failed = AttemptFailed(
+        job_id=job.id,
+        step_id=job.step_id,
+        item=job.item,
+        error=Failure("attempt_timeout", message),
+    )
+    return f"timed_out:{job.id}#{job.dispatch}", failed
 
 
 def why_lost(state: JobState, run: RunStatus, *, has_fence: bool) -> LostReason:

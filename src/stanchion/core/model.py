@@ -289,6 +289,8 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     dispatch: int = 1
     max_deliveries: int | None = None
     """Of its workflow; the server's setting if there is none."""
+    attempt_timeout_ms: int | None = None
+    """How long the attempt may take from its first lease on; ``None``: as long as it likes."""
 
 
 class PendingApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

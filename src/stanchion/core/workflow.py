@@ -62,6 +62,8 @@ class JobSpec(_Spec, frozen=True, kw_only=True, tag="job"):
     retry: RetrySpec = RetrySpec()
     timeout_s: float | None = None
     """The time limit from the first dispatch to the end, with all attempts and waits."""
+    attempt_timeout_s: float | None = None
+    """From the first lease of an attempt to its end, all its deliveries included."""
 
 
 class ForEachSpec(_Spec, frozen=True, kw_only=True, tag="for_each"):
@@ -72,6 +74,7 @@ class ForEachSpec(_Spec, frozen=True, kw_only=True, tag="for_each"):
     input: JsonValue = {}
     retry: RetrySpec = RetrySpec()
     timeout_s: float | None = None
+    attempt_timeout_s: float | None = None
     on_item_failure: OnFailure = OnFailure.FAIL
     """Whether the step fails, or succeeds with null for the item, when an item failed."""
     parallel: int | None = None

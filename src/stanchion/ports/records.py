@@ -279,6 +279,8 @@ class ExpiredJob(msgspec.Struct, frozen=True):
     topic: Topic
     deliveries: int
     is_dead: bool
+    is_timed_out: bool = False
+    """The time of the attempt is over: the job is revoked, and the attempt has failed."""
 
 
 class JobView(msgspec.Struct, frozen=True):

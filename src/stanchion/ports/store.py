@@ -225,6 +225,10 @@ class Jobs(Protocol):
         The job becomes ready again and its old fence stale. After ``max_deliveries`` deliveries, or
         the job's own ``max_deliveries``, it becomes a dead letter, and ``JobDied`` is posted to its
         run with an outbox row due at once.
+
+        A job with ``attempt_timeout_ms`` that was first leased so long ago is revoked instead,
+        leased or ready, and ``AttemptFailed`` (code ``attempt_timeout``) is posted in the same way.
+        Until then its lease holds and can be renewed.
         """
 
     async def ready_topics(self) -> Mapping[Topic, int]:

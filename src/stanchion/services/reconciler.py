@@ -6,6 +6,7 @@ reconcile at the same time.
 | stuck | found by | goes to |
 |---|---|---|
 | a worker died | job leases in the order of their end | workers, or dead letters |
+| an attempt took too long | the same index | revoked; its failure goes to the inbox |
 | a bell was lost | ready jobs by topic (``scheduler``) | waiting workers |
 | a timer is due | timers in the order of their time (``outbox``) | the inbox |
 | an event was not applied | outbox rows in the order of their time (``outbox``) | advance |
@@ -96,7 +97,12 @@ class Reconciler:
     async def expire_jobs(self) -> int:
         """End expired job leases; return how many."""
         expired = await self._store.expire_jobs(limit=JOBS_MAX, max_deliveries=self._max_deliveries)
+        returned = [job for job in expired if not (job.is_dead or job.is_timed_out)]
         for job in expired:
+            if job.is_timed_out:
+                self._bus.ring(Bell.REVOKED, job.run_id)
+                self._advancer.nudge(job.run_id)
+                continue
             self._signals.job_lease_expired()
             if job.is_dead:
                 self._signals.buried()
@@ -108,11 +114,10 @@ class Reconciler:
                     deliveries=job.deliveries,
                 )
                 self._advancer.nudge(job.run_id)
-        for topic in sorted({job.topic for job in expired if not job.is_dead}):
+        for topic in sorted({job.topic for job in returned}):
             self._bus.ring(Bell.READY, topic)
-        for job in expired:
-            if not job.is_dead:
-                await self._note_return(job)
+        for job in returned:
+            await self._note_return(job)
         return len(expired)
 
     async def _note_return(self, job: ExpiredJob) -> None:

@@ -122,7 +122,8 @@ class Ledger:
             case "admit", Admitted() if arguments[0].run.status.is_finished:
                 tally["runs_finished"] += 1
             case "expire_jobs", tuple():
-                tally["scheduler_job_lock_abandoned"] += len(answer)
+                abandoned = sum(not job.is_timed_out for job in answer)
+                tally["scheduler_job_lock_abandoned"] += abandoned
             case _:
                 pass
 
@@ -323,11 +324,12 @@ class Ledger:
         now = self.store.clock.now()
         for each in seen.answer:
             _, until = self.leases.pop(each.job_id, (0, None))
-            self.history.check(
-                "grants are disjoint", must.grant_is_disjoint(each.job_id, until=until, now=now)
-            )
+            if not each.is_timed_out:
+                self.history.check(
+                    "grants are disjoint", must.grant_is_disjoint(each.job_id, until=until, now=now)
+                )
             self._rows([each.run_id])
-            end = "dead" if each.is_dead else "ready again"
+            end = "dead" if each.is_dead else "timed out" if each.is_timed_out else "ready again"
             self.history.tell(f"store  {seen.who.name} {each.job_id}: {end}")
 
     def taken_up(self, seen: _Seen) -> None:

@@ -16,7 +16,17 @@ import msgspec
 __all__ = ["PROFILES", "Ask", "FaultKind", "PlannedFault", "Profile", "Scenario", "Then", "draw"]
 
 TENANTS: Final = ("acme", "globex", "quiet")
-WORKFLOWS: Final = ("three", "fan", "wide", "wide", "review", "patient", "nested", "job")
+WORKFLOWS: Final = (
+    "three",
+    "fan",
+    "wide",
+    "wide",
+    "review",
+    "patient",
+    "nested",
+    "tolerant",
+    "job",
+)
 
 
 class FaultKind(StrEnum):

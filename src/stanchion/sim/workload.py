@@ -25,6 +25,7 @@ from stanchion.core.workflow import (
     ForEachSpec,
     JobSpec,
     OnDecisionTimeout,
+    OnFailure,
     RetrySpec,
     SubworkflowSpec,
     Workflow,
@@ -117,6 +118,25 @@ WORKFLOWS: Final = (
         beside=_job("search"),
         cool=DelaySpec(delay_s=2.0, needs=(StepId("flaky"),)),
         last=_job("write", "cool", "beside"),
+    ),
+    _workflow(
+        "tolerant",
+        Risk.STANDARD,
+        each=ForEachSpec(
+            for_each='${["a", "b", "c", "d", "e", "f"]}',
+            topic=Topic("search"),
+            retry=RetrySpec(max_attempts=2, backoff=Fixed(delay_ms=300)),
+            attempt_timeout_s=8.0,
+            parallel=2,
+            on_item_failure=OnFailure.CONTINUE,
+        ),
+        risky=JobSpec(
+            topic=Topic("flaky"),
+            needs=(StepId("each"),),
+            attempt_timeout_s=3.0,
+            on_failure=OnFailure.CONTINUE,
+        ),
+        end=_job("write", "risky"),
     ),
     _workflow(
         "nested",

@@ -194,6 +194,9 @@ def _send(
         input=work,
         dispatch=number,
         max_deliveries=step.max_deliveries,
+        attempt_timeout_ms=(
+            None if spec.attempt_timeout_s is None else round(spec.attempt_timeout_s * 1000)
+        ),
     )
     draft.then(DispatchJob(job))
     draft.note("job_dispatched", step.id, item=item, attempt=attempt)

@@ -171,6 +171,10 @@ _COMMON: Final = {
 _TIMEOUT: Final = Member(
     Real(TIMEOUT_S_MIN, TIMEOUT_S_MAX), "Seconds from the step's start to its end, all included."
 )
+_ATTEMPT_TIMEOUT: Final = Member(
+    Real(TIMEOUT_S_MIN, TIMEOUT_S_MAX),
+    "Seconds from an attempt's first lease to its end; then it has failed, and is retried.",
+)
 _INPUT: Final = Member(Anything(), "What the worker gets; text in it may contain ${…}.")
 
 
@@ -241,6 +245,7 @@ _STEP: Final[ByMember[StepSpec]] = ByMember(
                 "input": _INPUT,
                 "retry": Member(_RETRY, "What to do when an attempt fails."),
                 "timeout_s": _TIMEOUT,
+                "attempt_timeout_s": _ATTEMPT_TIMEOUT,
                 **_COMMON,
             },
             _job,

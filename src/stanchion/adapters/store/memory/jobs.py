@@ -9,6 +9,7 @@ from stanchion.adapters.outcomes import (
     job_dead_letter,
     job_died_entry,
     result_event,
+    timed_out_entry,
     why_lost,
 )
 from stanchion.adapters.store.memory.state import JobFile, MemoryPart
@@ -128,12 +129,16 @@ class MemoryJobs(MemoryPart):
         file.progress = None
         file.deliveries += 1
         file.fence = next_fence(file.fence, 0, self._state.now_us())
+        timeout_ms = file.job.attempt_timeout_ms
+        if timeout_ms is not None and file.attempt_ends_at is None:
+            file.attempt_ends_at = Instant(self._state.now() + timeout_ms)
         expires_at = self._begin_term(file, ttl_ms)
         return LeasedJob(file.job, file.fence, file.deliveries, expires_at)
 
     def _begin_term(self, file: JobFile, ttl_ms: int) -> Instant:
         expires_at = file.expires_at = Instant(self._state.now() + ttl_ms)
-        self._state.leases.put(file.job.id, expires_at)
+        ends_at = expires_at if file.attempt_ends_at is None else file.attempt_ends_at
+        self._state.leases.put(file.job.id, min(expires_at, ends_at))
         return expires_at
 
     def _is_current(self, file: JobFile, fence: int) -> bool:
@@ -173,14 +178,28 @@ class MemoryJobs(MemoryPart):
     def _expire(self, file: JobFile, max_deliveries: int) -> ExpiredJob:
         job = file.job
         file.worker_id = file.expires_at = file.progress = None
-        is_dead = is_last_delivery(file.deliveries, job.max_deliveries, max_deliveries)
-        if is_dead:
+        is_over = self._attempt_is_over(file)
+        is_last = is_last_delivery(file.deliveries, job.max_deliveries, max_deliveries)
+        is_dead = is_last and not is_over
+        if is_over:
+            self._state.ready.remove(job)
+            file.state = JobState.REVOKED
+            run = self._state.runs[job.run_id]
+            self._state.deliver(run, *timed_out_entry(job), self._state.now())
+        elif is_dead:
             file.state = JobState.DEAD
             self._write_dead_letter(file)
         else:
             file.state = JobState.READY
             self._state.ready.add(job)
-        return ExpiredJob(job.id, job.run_id, job.tenant, job.topic, file.deliveries, is_dead)
+            if file.attempt_ends_at is not None:
+                self._state.leases.put(job.id, file.attempt_ends_at)
+        return ExpiredJob(
+            job.id, job.run_id, job.tenant, job.topic, file.deliveries, is_dead, is_over
+        )
+
+    def _attempt_is_over(self, file: JobFile) -> bool:
+        return file.attempt_ends_at is not None and file.attempt_ends_at <= self._state.now()
 
     def _write_dead_letter(self, file: JobFile) -> None:
         """Write the dead letter of a job and post the event to its run."""

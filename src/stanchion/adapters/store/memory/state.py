@@ -69,6 +69,8 @@ class JobFile:
     worker_id: str | None = None
     expires_at: Instant | None = None
     progress: JsonValue = None
+    attempt_ends_at: Instant | None = None
+    """The end of the attempt's time, once the job was leased."""
 
 
 @dataclass(slots=True)

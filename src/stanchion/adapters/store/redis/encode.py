@@ -11,7 +11,8 @@ per tenant and per run. Data that belongs to no tenant has a tag of its own.
     counters    hash         numbers for jobs, turns and dead letters
     open        hash         jobs that are ready or leased: ``s:<job>`` its state, deliveries, fence
                              and so on; ``w:<job>`` the job as it is sent to the worker
-    deadlines   sorted set   leased jobs, by the end of their lease
+    deadlines   sorted set   leased jobs, by the end of their lease; jobs of attempts whose time
+                             runs, by its end if that is sooner
     timers      sorted set   timers, by the time at which they are due
     outbox      sorted set   runs to be advanced, by the time at which they are due
     rows        hash         the numbers of these rows
@@ -257,7 +258,9 @@ def _items(items: Mapping[ItemKey, Item]) -> list[str]:
 def _effect(effect: Effect) -> tuple[object, ...]:
     match effect:
         case DispatchJob(job):
-            return ("dispatch", job.id, job.step_id, _or_false(job.item), job.topic, to_json(job))
+            work, timeout_ms = to_json(job), job.attempt_timeout_ms or 0
+            item = _or_false(job.item)
+            return ("dispatch", job.id, job.step_id, item, job.topic, work, timeout_ms)
         case SetTimer(timer, due):
             return ("set", timer.key, due, timer.step_id or "", to_json(TimerFired(timer=timer)))
         case ClearTimer(timer):

@@ -6,7 +6,12 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from stanchion.adapters.outcomes import is_last_delivery, job_dead_letter, job_died_entry
+from stanchion.adapters.outcomes import (
+    is_last_delivery,
+    job_dead_letter,
+    job_died_entry,
+    timed_out_entry,
+)
 from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.store.redis import decode, encode
@@ -47,6 +52,8 @@ from stanchion.ports.records import (
 __all__ = ["RedisJobs"]
 
 
+_TIMED_OUT: Final = 2
+"""The answer of ``expire.lua`` for a job whose attempt has taken too long."""
 _LOOKS_MAX: Final = 3
 """How often one call reads the shards, if other callers took the jobs first."""
 
@@ -310,10 +317,11 @@ class RedisJobs(Sharded):
                 tenant=view.job.tenant,
                 topic=view.job.topic,
                 deliveries=view.deliveries,
-                is_dead=_is_last_delivery(view, max_deliveries),
+                is_dead=_is_last_delivery(view, max_deliveries) and answer != _TIMED_OUT,
+                is_timed_out=answer == _TIMED_OUT,
             )
-            for view, is_done in zip(views, done, strict=True)
-            if is_done
+            for view, answer in zip(views, done, strict=True)
+            if answer
         ]
 
     # ── Steps ────────────────────────────────────────────────────────────────────────────────────
@@ -328,12 +336,15 @@ class RedisJobs(Sharded):
         return self._shards.step("accept", _shard_of(run_id), run_id, *terms, *words, run_id=run_id)
 
     def _expiry(self, view: JobView, max_deliveries: int) -> RedisRequest:
-        job, last_words = view.job, []
+        job, last_words = view.job, ["", ""]
+        if job.attempt_timeout_ms is not None:
+            entry_id, failed = timed_out_entry(job)
+            last_words = [entry_id, encode.to_json(failed)]
         if _is_last_delivery(view, max_deliveries):
             # The script sets the time, from the clock of the server.
             letter = job_dead_letter(job, view.deliveries, Instant(0))
             entry_id, died = job_died_entry(job, view.deliveries)
-            last_words = [letter.id, encode.to_json(letter), entry_id, encode.to_json(died)]
+            last_words += [letter.id, encode.to_json(letter), entry_id, encode.to_json(died)]
         return self._shards.step(
             "expire",
             _shard_of(job.run_id),

@@ -33,12 +33,15 @@ local function hand_out(queue, entry)
   local job_id = string.sub(entry, #queue + 17)
   local job, work = read_job(job_id)
   redis.call('ZREM', key.ready, entry)
+  if job.timeout > 0 and job.ends == 0 then
+    job.ends = now + job.timeout
+  end
   job.state, job.worker, job.expires, job.progress = 'leased', worker, expires, ''
   job.deliveries = job.deliveries + 1
   -- core.lease.next_fence(previous, 0, server time)
   job.fence = math.max(job.fence + 1, 1, now_us)
   write_job(job_id, job)
-  redis.call('ZADD', key.deadlines, whole(expires), job_id)
+  redis.call('ZADD', key.deadlines, whole(due(job)), job_id)
   answer[#answer + 1] = work
   answer[#answer + 1] = whole(job.fence)
   answer[#answer + 1] = job.deliveries

@@ -3,7 +3,7 @@
 --   keys ready ring turns counters open deadlines timers approvals asked asked_of out jobs
 --   carry_out(run_id, tenant, effects, is_new)   in their order; a new run has no jobs yet.
 --     Each effect is one of
---     {'dispatch', job_id, step, item|false, topic, work}
+--     {'dispatch', job_id, step, item|false, topic, work, time of the attempt in ms or 0}
 --     {'set', timer, due, step|'', event}      {'clear', timer}
 --     {'open', step, place, approval}          {'close', step}
 --     {'stop_step', step}                      {'stop_run'}
@@ -50,10 +50,11 @@ local function dispatch(tenant, jobs, is_new, out)
   local ready, open, topics = {}, {}, {}
   local number = numbers(#jobs)
   for i, effect in ipairs(jobs) do
-    local job_id, step, item, topic, work = unpack(effect, 2)
+    local job_id, step, item, topic, work, timeout = unpack(effect, 2)
     local job = {
       state = 'ready', deliveries = 0, fence = effect.fence or 0, number = number + i,
       expires = 0, worker = '', topic = topic, step = step, item = item, tenant = tenant,
+      timeout = timeout,
     }
     local at = 2 * i
     ready[at - 1], ready[at] = 0, queued(job_id, job.number, topic, tenant)
@@ -118,7 +119,8 @@ local function stop(run_id, tenant, only_step)
         local job, work = read_job(name)
         if job.state == 'ready' then
           ready[#ready + 1] = queued(name, job.number, job.topic, tenant)
-        else
+        end
+        if job.state == 'leased' or job.ends > 0 then
           deadlines[#deadlines + 1] = name
         end
         open[#open + 1] = 's:' .. name

@@ -6,6 +6,7 @@
 --   is_of(job_id, job, only)  whether it belongs to this tenant; '' is any
 --   pack_job(job)
 --   write_job(job_id, job)
+--   due(job)                  when a leased job is due: its lease or its attempt ends
 -- Records are MessagePack, which keeps integers exact.
 local function unpack_job(packed)
   if not packed then
@@ -16,6 +17,8 @@ local function unpack_job(packed)
     state = v[1], deliveries = v[2], fence = v[3], number = v[4], expires = v[5],
     worker = v[6], topic = v[7], step = v[8], item = v[9], progress = v[10] or '',
     tenant = v[11],
+    -- How long the attempt may take, and when that is over, once it was leased. 0 is no limit.
+    timeout = v[12] or 0, ends = v[13] or 0,
   }
 end
 
@@ -46,7 +49,12 @@ local function pack_job(job)
   return cmsgpack.pack({
     job.state, job.deliveries, job.fence, job.number, job.expires,
     job.worker, job.topic, job.step, job.item, job.progress or '', job.tenant,
+    job.timeout or 0, job.ends or 0,
   })
+end
+
+local function due(job)
+  return job.ends > 0 and math.min(job.ends, job.expires) or job.expires
 end
 
 local function write_job(job_id, job)

@@ -14,7 +14,7 @@ for i = 3, #ARGV, 3 do
       job.progress = ARGV[i + 2]
     end
     write_job(ARGV[i], job)
-    redis.call('ZADD', key.deadlines, whole(job.expires), ARGV[i])
+    redis.call('ZADD', key.deadlines, whole(due(job)), ARGV[i])
     answer[#answer + 1] = 1
   else
     answer[#answer + 1] = 0

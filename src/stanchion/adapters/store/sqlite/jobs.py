@@ -19,6 +19,7 @@ from stanchion.adapters.outcomes import (
     job_dead_letter,
     job_died_entry,
     result_event,
+    timed_out_entry,
     why_lost,
 )
 from stanchion.adapters.sqlite.database import Database, Row
@@ -160,7 +161,7 @@ def job(db: Database, job_id: JobId) -> JobView | None:
     if found is None:
         return None
     id_, run_id, tenant, step_id, topic, attempt, item, dispatch, value, state, *rest = found
-    fence, deliveries, worker_id, expires_at, max_deliveries, said = rest
+    fence, deliveries, worker_id, expires_at, max_deliveries, timeout_ms, said = rest
     job = Job(
         id=id_,
         run_id=run_id,
@@ -172,6 +173,7 @@ def job(db: Database, job_id: JobId) -> JobView | None:
         item=item,
         dispatch=dispatch,
         max_deliveries=max_deliveries,
+        attempt_timeout_ms=timeout_ms,
     )
     return JobView(
         job=job,
@@ -187,16 +189,32 @@ def job(db: Database, job_id: JobId) -> JobView | None:
 def expire_jobs(db: Database, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
     """See ``ports.store.Jobs.expire_jobs``."""
     expired: list[ExpiredJob] = []
-    for row in db.every(SQL["expired_jobs"], now=db.now(), limit=limit):
-        job, job_id, run, run_id, tenant, topic, deliveries, own = row
-        is_dead = is_last_delivery(deliveries, own, max_deliveries)
-        if is_dead:
+    now = db.now()
+    overdue = {row[1]: row for row in db.every(SQL["overdue_jobs"], now=now, limit=limit)}
+    leases = {row[1]: row for row in db.every(SQL["expired_jobs"], now=now, limit=limit)}
+    # By time, then by the number of the job, which is unique.
+    for row in sorted((leases | overdue).values(), key=lambda row: row[:2])[:limit]:
+        _, job, job_id, run, run_id, tenant, topic, deliveries, own, state = row
+        is_over = job in overdue
+        is_dead = is_last_delivery(deliveries, own, max_deliveries) and not is_over
+        if is_over:
+            _revoke_attempt(db, job, run, job_id)
+            leave_ready(db, topic, tenant, int(state == JobState.READY))
+        elif is_dead:
             _write_job_letter(db, job, run, job_id)
         else:
             db.run(SQL["offer_again"], job=job, ticket=db.ticket())
             enter_ready(db, topic, tenant)
-        expired.append(ExpiredJob(job_id, run_id, tenant, topic, deliveries, is_dead))
+        expired.append(ExpiredJob(job_id, run_id, tenant, topic, deliveries, is_dead, is_over))
     return tuple(expired)
+
+
+def _revoke_attempt(db: Database, row: int, run: int, job_id: JobId) -> None:
+    """Revoke a job whose attempt has taken too long, and tell its run."""
+    view = job(db, job_id)
+    assert view is not None
+    db.run(SQL["revoke_job"], job=row)
+    put_entry(db, run, *timed_out_entry(view.job), db.now())
 
 
 def _write_job_letter(db: Database, row: int, run: int, job_id: JobId) -> None:
@@ -370,8 +388,10 @@ class _Taking:
     def take(self, queue: _Queue, row: Row, turn: int) -> None:
         """Lease a job, and move its queue to the tail of its ring."""
         _, number, job_id, run_id, step_id, item, attempt, dispatch, own, *rest = row
-        fence, deliveries, value = rest
+        timeout_ms, ends_at, fence, deliveries, value = rest
         fence = next_fence(fence, 0, self._db.now() * _US_PER_MS)
+        if timeout_ms is not None and ends_at is None:
+            ends_at = self._db.now() + timeout_ms
         self._db.later(
             SQL["lease_job"],
             job=number,
@@ -379,6 +399,7 @@ class _Taking:
             deliveries=deliveries + 1,
             worker_id=self._worker_id,
             expires_at=self._expires_at,
+            attempt_ends_at=ends_at,
             topic=queue.topic,
             tenant=queue.tenant,
             turn=turn,
@@ -395,5 +416,6 @@ class _Taking:
             item=item,
             dispatch=dispatch,
             max_deliveries=own,
+            attempt_timeout_ms=timeout_ms,
         )
         self.leased.append(LeasedJob(job, fence, deliveries + 1, self._expires_at))

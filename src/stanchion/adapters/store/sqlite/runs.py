@@ -408,6 +408,7 @@ def _dispatch(db: Database, run: int, job: Job) -> None:
         attempt=job.attempt,
         dispatch=job.dispatch,
         max_deliveries=job.max_deliveries,
+        attempt_timeout_ms=job.attempt_timeout_ms,
         ticket=db.ticket(),
         input=encode(job.input),
     )

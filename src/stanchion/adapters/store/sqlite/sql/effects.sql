@@ -3,9 +3,11 @@
 -- name: dispatch_job
 -- Makes a job ready, see together.sql.
 INSERT INTO dispatches (
-    id, run, tenant, topic, step_id, item, attempt, dispatch, max_deliveries, ticket, input
+    id, run, tenant, topic, step_id, item, attempt, dispatch, max_deliveries, attempt_timeout_ms,
+    ticket, input
 ) VALUES (
-    :id, :run, :tenant, :topic, :step_id, :item, :attempt, :dispatch, :max_deliveries, :ticket,
+    :id, :run, :tenant, :topic, :step_id, :item, :attempt, :dispatch, :max_deliveries,
+    :attempt_timeout_ms, :ticket,
     :input
 )
 

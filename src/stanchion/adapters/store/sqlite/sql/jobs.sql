@@ -31,7 +31,7 @@ VALUES (:job, :worker_id, :run, :ticket, :entry_id, :event, :due)
 SELECT
     jobs.id, runs.id, jobs.tenant, jobs.step_id, jobs.topic, jobs.attempt, jobs.item,
     jobs.dispatch, job_inputs.input, jobs.state, jobs.fence, jobs.deliveries, jobs.worker_id,
-    jobs.expires_at, jobs.max_deliveries, jobs.progress
+    jobs.expires_at, jobs.max_deliveries, jobs.attempt_timeout_ms, jobs.progress
 FROM jobs
 JOIN runs ON runs.run = jobs.run
 JOIN job_inputs ON job_inputs.job = jobs.job
@@ -44,14 +44,23 @@ WHERE (jobs.tail, jobs.head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
     AND runs.id = :run_id AND jobs.progress IS NOT NULL
 
 -- name: expired_jobs
--- Answers (job, id, run, run_id, tenant, topic, deliveries, max_deliveries) of expired leases,
--- earliest first.
+-- Answers (expires_at, job, id, run, run_id, tenant, topic, deliveries, max_deliveries, state) of
+-- expired leases, earliest first.
 SELECT
-    jobs.job, jobs.id, runs.run, runs.id, jobs.tenant, jobs.topic, jobs.deliveries,
-    jobs.max_deliveries
+    jobs.expires_at, jobs.job, jobs.id, runs.run, runs.id, jobs.tenant, jobs.topic, jobs.deliveries,
+    jobs.max_deliveries, jobs.state
 FROM jobs JOIN runs ON runs.run = jobs.run
 WHERE jobs.state = 'leased' AND jobs.expires_at <= :now
 ORDER BY jobs.expires_at LIMIT :limit
+
+-- name: overdue_jobs
+-- As expired_jobs, of jobs whose attempt has taken too long: leased, or ready again.
+SELECT
+    jobs.attempt_ends_at, jobs.job, jobs.id, runs.run, runs.id, jobs.tenant, jobs.topic,
+    jobs.deliveries, jobs.max_deliveries, jobs.state
+FROM jobs JOIN runs ON runs.run = jobs.run
+WHERE jobs.state IN ('ready', 'leased') AND jobs.attempt_ends_at <= :now
+ORDER BY jobs.attempt_ends_at LIMIT :limit
 
 -- name: offer_again
 -- Puts a job whose lease expired at the tail of its queue.

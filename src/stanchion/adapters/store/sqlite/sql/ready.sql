@@ -29,11 +29,12 @@ UPDATE queues SET turn = :turn
 WHERE topic IN (SELECT value FROM json_each(:topics)) AND tenant = :tenant
 
 -- name: oldest_ready_jobs
--- Answers (ticket, job, id, run_id, step_id, item, attempt, dispatch, max_deliveries, fence,
--- deliveries, input).
+-- Answers (ticket, job, id, run_id, step_id, item, attempt, dispatch, max_deliveries,
+-- attempt_timeout_ms, attempt_ends_at, fence, deliveries, input).
 SELECT
     jobs.ticket, jobs.job, jobs.id, runs.id, jobs.step_id, jobs.item, jobs.attempt, jobs.dispatch,
-    jobs.max_deliveries, jobs.fence, jobs.deliveries, job_inputs.input
+    jobs.max_deliveries, jobs.attempt_timeout_ms, jobs.attempt_ends_at, jobs.fence, jobs.deliveries,
+    job_inputs.input
 FROM jobs
 JOIN runs ON runs.run = jobs.run
 JOIN job_inputs ON job_inputs.job = jobs.job
@@ -43,8 +44,11 @@ ORDER BY jobs.ticket LIMIT :limit
 
 -- name: lease_job
 -- Leases a job to a worker and moves its queue to the tail of its ring, see together.sql.
-INSERT INTO leasings (job, fence, deliveries, worker_id, expires_at, topic, tenant, turn)
-VALUES (:job, :fence, :deliveries, :worker_id, :expires_at, :topic, :tenant, :turn)
+INSERT INTO leasings (
+    job, fence, deliveries, worker_id, expires_at, attempt_ends_at, topic, tenant, turn
+) VALUES (
+    :job, :fence, :deliveries, :worker_id, :expires_at, :attempt_ends_at, :topic, :tenant, :turn
+)
 
 -- name: count_ready
 -- Answers (topic, ready).

@@ -40,18 +40,22 @@ END;
 -- exists is not changed.
 CREATE TEMP VIEW dispatches AS SELECT
     NULL AS id, NULL AS run, NULL AS tenant, NULL AS topic, NULL AS step_id, NULL AS item,
-    NULL AS attempt, NULL AS dispatch, NULL AS max_deliveries, NULL AS ticket, NULL AS input;
+    NULL AS attempt, NULL AS dispatch, NULL AS max_deliveries, NULL AS attempt_timeout_ms,
+    NULL AS ticket, NULL AS input;
 
 CREATE TEMP TRIGGER dispatch_job INSTEAD OF INSERT ON dispatches BEGIN
     INSERT INTO jobs (
-            id, run, tenant, topic, step_id, item, attempt, dispatch, max_deliveries, state, ticket
+            id, run, tenant, topic, step_id, item, attempt, dispatch, max_deliveries,
+            attempt_timeout_ms, state, ticket
         ) VALUES (
             NEW.id, NEW.run, NEW.tenant, NEW.topic, NEW.step_id, NEW.item, NEW.attempt,
-            NEW.dispatch, NEW.max_deliveries, 'ready', NEW.ticket
+            NEW.dispatch, NEW.max_deliveries, NEW.attempt_timeout_ms, 'ready', NEW.ticket
         )
         ON CONFLICT (tail, head) DO UPDATE SET
             topic = excluded.topic, attempt = excluded.attempt, dispatch = excluded.dispatch,
-            max_deliveries = excluded.max_deliveries, state = 'ready', ticket = excluded.ticket, deliveries = 0, worker_id = NULL,
+            max_deliveries = excluded.max_deliveries,
+            attempt_timeout_ms = excluded.attempt_timeout_ms, attempt_ends_at = NULL,
+            state = 'ready', ticket = excluded.ticket, deliveries = 0, worker_id = NULL,
             expires_at = NULL
         WHERE state = 'dead';
     -- Each of the next two only if the one before has changed a row. The replay of a dead job may
@@ -158,12 +162,13 @@ END;
 -- is removed.
 CREATE TEMP VIEW leasings AS SELECT
     NULL AS job, NULL AS fence, NULL AS deliveries, NULL AS worker_id, NULL AS expires_at,
-    NULL AS topic, NULL AS tenant, NULL AS turn;
+    NULL AS attempt_ends_at, NULL AS topic, NULL AS tenant, NULL AS turn;
 
 CREATE TEMP TRIGGER lease_job INSTEAD OF INSERT ON leasings BEGIN
     UPDATE jobs SET
         state = 'leased', ticket = NULL, fence = NEW.fence, deliveries = NEW.deliveries,
-        worker_id = NEW.worker_id, expires_at = NEW.expires_at
+        worker_id = NEW.worker_id, expires_at = NEW.expires_at,
+        attempt_ends_at = NEW.attempt_ends_at
         WHERE job = NEW.job;
     UPDATE queues SET turn = NEW.turn, served = NEW.turn, ready = ready - 1
         WHERE topic = NEW.topic AND tenant = NEW.tenant;
