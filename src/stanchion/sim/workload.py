@@ -76,7 +76,6 @@ WORKFLOWS: Final = (
     _workflow(
         "three",
         Risk.STANDARD,
-        max_deliveries=3,
         a=_job("plan"),
         b=_job("search", "a"),
         c=_job("write", "b"),
@@ -96,6 +95,7 @@ WORKFLOWS: Final = (
     _workflow(
         "wide",
         Risk.LOW,
+        max_deliveries=1,
         each=ForEachSpec(for_each='${["a", "b", "c", "d", "e"]}', topic=Topic("quick")),
         beside=_job("quick"),
     ),

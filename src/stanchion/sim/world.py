@@ -45,7 +45,7 @@ QUICK_TO_ESCALATE: Final[JsonObject] = {
 }
 """With longer times an outage would have to last longer than most of these days."""
 OPERATOR_EVERY_S: Final = 2.0
-_DISCARDS: Final = 4
+_DISCARDS: Final = 2
 """One in this many dead letters of jobs is discarded; the others are replayed."""
 _UNBOUNDED_WORK: Final = WorkAllowance(share=1.0, burst_s=1e6)
 """Unlimited: measured processor time would make refusals differ between runs of a seed."""
