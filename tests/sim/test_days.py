@@ -36,7 +36,8 @@ def test_on_a_calm_day_everybody_gets_a_run_and_nothing_goes_wrong() -> None:
     verdict = play(draw(3, "calm"))
     assert verdict.broken == ()
     assert verdict.runs >= len({ask.key for ask in verdict.scenario.asks}) / 2
-    assert set(verdict.faults) <= {"bell lost", "delivered twice"}
+    # A worker drops its held renewal when the jobs that it is about have ended.
+    assert set(verdict.faults) <= {"bell lost", "delivered twice", "caller left"}
 
 
 def test_a_day_is_the_same_every_time() -> None:
