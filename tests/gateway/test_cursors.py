@@ -24,6 +24,7 @@ KINDS = {
     "list_tenants": "tenants",
     "list_keys": "documents",
     "list_dead_letters": "dead-letters",
+    "list_approvals": "approvals",
 }
 HUGE = ("9" * 30, str(2**63), str(2**64), "-1", "1.5", "1e400", "NaN", "null", "true", '"x"')
 
