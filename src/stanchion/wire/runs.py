@@ -142,7 +142,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: datetime | None
     rerun_of: str | None = None
     starter: str | None = None
-    """The actor who started it."""
+    """The actor that started the run."""
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +177,7 @@ class ApprovalRow(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None
     data: JsonValue
     data_schema: JsonObject | None
-    """What the data of the decision must look like."""
+    """The JSON Schema of the decision's data."""
     since: datetime
     expires_at: datetime | None
     starter: str | None
