@@ -194,6 +194,25 @@ CASES: Final = (
         ),
     ),
     Case(
+        args=("run", "items", "07-01h", "search", "--status", "failed"),
+        asks=("GET", "/v1/runs/07-01h/steps/search/items"),
+        query={"status": "failed", **PAGE},
+        answer=runs.ItemList(
+            (
+                runs.ItemRow(
+                    index=2,
+                    status=StepStatus.FAILED,
+                    attempt=2,
+                    output=None,
+                    error=Failure("no_answer", "no answer"),
+                    job_id="07-01h:search[2]@2",
+                ),
+            ),
+        ),
+        shape=runs.ItemList,
+        says=("2     failed  2        07-01h:search[2]@2  no answer (no_answer)",),
+    ),
+    Case(
         args=("run", "show", "07-01h", "--timeline"),
         asks=("GET", "/v1/runs/07-01h/timeline"),
         query=PAGE,

@@ -20,6 +20,7 @@ LISTS = [route for route in ROUTES if "cursor" in getattr(route.query, "__struct
 KINDS = {
     "list_runs": "runs",
     "get_timeline": "timeline",
+    "list_items": "items",
     "list_workflows": "workflows",
     "list_tenants": "tenants",
     "list_keys": "documents",
@@ -38,7 +39,7 @@ def forged(kind: str) -> Iterator[str]:
 
 
 def path_of(route: Route, run_id: str) -> str:
-    return route.path.replace("{run_id}", run_id)
+    return route.path.replace("{run_id}", run_id).replace("{step_id}", "only")
 
 
 def test_every_list_is_known_here() -> None:

@@ -319,3 +319,62 @@ async def test_a_run_encoded_in_slices_is_the_run(output: JsonValue) -> None:
         is_large = len(msgspec.json.encode(output)) > 256 * 1024
         assert encoding.done() is not is_large, "a large one lets the event loop go"
         assert await encoding == msgspec.json.encode(each)
+
+
+async def _items(house: House, path: str, query: str = "") -> tuple[list[Any], str | None]:
+    answer = await house.ask("GET", f"{path}{query}")
+    assert answer.status == 200, answer.json
+    return answer.json["items"], answer.json["cursor"]
+
+
+async def test_the_items_of_a_for_each_are_listed_page_by_page_and_by_status(house: House) -> None:
+    steps = {
+        "each": {
+            "topic": "work",
+            "for_each": "${input.list}",
+            "input": "${item}",
+            "parallel": 2,
+            "on_item_failure": "continue",
+        },
+        "then": {"topic": "work", "needs": ["each"]},
+    }
+    await house.ask("PUT", "/v1/workflows/wide", {"steps": steps})
+    started = await house.ask("POST", "/v1/workflows/wide/runs", {"input": {"list": [0, 1, 2, 3]}})
+    run_id = started.json["run_id"]
+    path = f"/v1/runs/{run_id}/steps/each/items"
+    await finish(house, status="succeeded", output="zero")
+    error = {"code": "odd", "message": "is odd"}
+    await finish(house, status="failed", error=error)
+    # Each result that was applied sends the next item out.
+    assert [(await house.lease())["item"] for _ in range(2)] == [2, 3]
+    rows, cursor = await _items(house, path)
+    assert cursor is None
+    assert [row["status"] for row in rows] == ["succeeded", "failed", "running", "running"]
+    assert rows[0] == {
+        "index": 0,
+        "status": "succeeded",
+        "attempt": 1,
+        "output": "zero",
+        "error": None,
+        "job_id": f"{run_id}:each[0]@1",
+    }
+    assert rows[1]["error"]["message"] == "is odd"
+
+    page, cursor = await _items(house, path, "?limit=3")
+    assert [row["index"] for row in page] == [0, 1, 2]
+    page, cursor = await _items(house, path, f"?limit=3&cursor={cursor}")
+    assert ([row["index"] for row in page], cursor) == ([3], None)
+    page, cursor = await _items(house, path, "?status=running&limit=1")
+    assert [row["index"] for row in page] == [2]
+    page, cursor = await _items(house, path, f"?status=running&limit=1&cursor={cursor}")
+    assert ([row["index"] for row in page], cursor) == ([3], None)
+    assert await _items(house, path, "?status=pending") == ([], None)
+
+    assert await _items(house, f"/v1/runs/{run_id}/steps/then/items") == ([], None)
+    for wrong in (f"/v1/runs/{run_id}/steps/none/items", "/v1/runs/none/steps/each/items"):
+        assert (await house.ask("GET", wrong)).status == 404
+    assert (await house.ask("GET", f"{path}?status=odd")).status == 422
+
+    await house.ask("POST", f"/v1/runs/{run_id}/cancel", {})
+    rows, _ = await _items(house, path, "?status=cancelled")
+    assert [row["index"] for row in rows] == [2, 3]

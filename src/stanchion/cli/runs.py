@@ -12,6 +12,7 @@ from stanchion.cli.text import Flexible, cell, clock, clock_ms, ident, lines_of,
 __all__ = [
     "change_lines",
     "follow",
+    "item_rows",
     "job_wait",
     "run_lines",
     "run_rows",
@@ -117,6 +118,24 @@ def timeline_lines(answer: dict[str, Any]) -> Iterator[str]:
                     cell(line.get("detail")),
                 )
                 for line in answer["entries"]
+            ),
+        )
+
+
+def item_rows(page: dict[str, Any]) -> Iterator[str]:
+    """The items of a for-each step."""
+    if page["items"]:
+        yield from table(
+            ("ITEM", "STATUS", _ATTEMPT, "JOB", "ERROR"),
+            (
+                (
+                    cell(item["index"]),
+                    cell(item["status"]),
+                    cell(item["attempt"] or None),
+                    cell(item["job_id"]),
+                    _failure(item["error"]),
+                )
+                for item in page["items"]
             ),
         )
 

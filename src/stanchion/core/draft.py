@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from stanchion.core.json_value import JsonObject, JsonValue
     from stanchion.core.plan import Plan, PlannedStep
 
-__all__ = ["DecisionTooLong", "Draft"]
+__all__ = ["DecisionTooLong", "Draft", "status_inside"]
 
 
 def size_of(output: JsonValue) -> int:
@@ -343,7 +343,7 @@ class Draft:
             if not before.is_finished:
                 if before.is_active:
                     self.then(StopStep(child.id))
-                self._close(child.id, _inside(status, before))
+                self._close(child.id, status_inside(status, before))
             if child.body is not None:
                 inside.extend(child.body.steps)
 
@@ -376,7 +376,7 @@ class Draft:
         for step_id in self.plan.steps:
             before = self.step(step_id).status
             if not before.is_finished:
-                self._close(step_id, _inside(StepStatus(status), before))
+                self._close(step_id, status_inside(StepStatus(status), before))
         self.unsettled.clear()
         self.status = status
         self.output = output
@@ -409,8 +409,8 @@ def _timeout_of(step_id: StepId) -> Timer:
     return Timer(TimerKind.STEP_TIMEOUT, step_id)
 
 
-def _inside(around: StepStatus, before: StepStatus) -> StepStatus:
-    """The final status of an unfinished step when the run or step around it ends.
+def status_inside(around: StepStatus, before: StepStatus) -> StepStatus:
+    """The final status of an unfinished step or item when the run or step around it ends.
 
     If the outer step was skipped, so is the inner one. If the outer one timed out, active inner
     steps timed out. In all other cases the inner step is cancelled.

@@ -16,10 +16,12 @@ from typing import Final, assert_never
 import msgspec
 from msgspec.structs import replace
 
+from stanchion.core.draft import status_inside
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (
     Instant,
     Item,
+    ItemKey,
     JobId,
     OnChildren,
     OnDecision,
@@ -35,6 +37,7 @@ from stanchion.core.model import (
     StepId,
     StepStatus,
     Wait,
+    job_id,
 )
 from stanchion.core.plan import Plan
 from stanchion.core.transition import TimelineEntry
@@ -62,6 +65,7 @@ from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
     ApprovalRow,
     FeedLine,
+    ItemRow,
     JobAnswer,
     RunRow,
     RunView,
@@ -78,6 +82,7 @@ __all__ = [
     "definition",
     "encoded_run",
     "feed_line",
+    "item_row",
     "job_answer",
     "jobs_out",
     "key_row",
@@ -277,6 +282,23 @@ def run_row(run: RunSummary) -> RunRow:
         created_at=when(run.created_at),
         finished_at=_when_if(run.finished_at),
         error=run.error,
+    )
+
+
+def item_row(run: Run, key: ItemKey, item: Item) -> ItemRow:
+    """One item of a for-each step. Items of a step that ended early are shown as ended with it."""
+    around = run.step(key.step_id).status
+    status = item.status
+    if around.is_finished and not status.is_finished:
+        status = status_inside(around, status)
+    job = None if not item.attempt else job_id(run.id, key.step_id, key.item, item.attempt)
+    return ItemRow(
+        index=key.item,
+        status=status,
+        attempt=item.attempt,
+        output=item.output,
+        error=item.error,
+        job_id=job,
     )
 
 

@@ -19,6 +19,8 @@ __all__ = [
     "Change",
     "DecideStep",
     "FeedLine",
+    "ItemList",
+    "ItemRow",
     "JobAnswer",
     "JobList",
     "RerunRun",
@@ -208,6 +210,25 @@ class TimelineAnswer(msgspec.Struct, frozen=True):
 
     run_id: str
     entries: tuple[TimelineLine, ...]
+    cursor: str | None = None
+
+
+class ItemRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One item of a for-each step."""
+
+    index: int
+    status: StepStatus
+    attempt: int
+    output: JsonValue
+    error: Failure | None
+    job_id: str | None
+    """The job of its last attempt; null before the first."""
+
+
+class ItemList(msgspec.Struct, frozen=True):
+    """A page of a for-each step's items, in the order of the list."""
+
+    items: tuple[ItemRow, ...]
     cursor: str | None = None
 
 

@@ -10,7 +10,15 @@ import click
 
 from stanchion.cli.completion import complete_runs, complete_workflows
 from stanchion.cli.errors import CliError, Exit
-from stanchion.cli.runs import change_lines, follow, job_wait, run_lines, run_rows, timeline_lines
+from stanchion.cli.runs import (
+    change_lines,
+    follow,
+    item_rows,
+    job_wait,
+    run_lines,
+    run_rows,
+    timeline_lines,
+)
 from stanchion.cli.session import (
     ApiAnswer,
     Session,
@@ -119,6 +127,21 @@ def show_run(
         run = session.get(path_to("runs", run_id))
         waits = {} if session.is_json else _waits(session, run)
         session.show(run, lambda shown: run_lines(shown, waits))
+
+
+@run.command("items")
+@click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
+@click.argument("step_id", metavar="STEP")
+@click.option("--status", type=click.Choice(_STATUSES), help="Only items in this state.")
+@limit_and_cursor
+@talks
+def list_items(
+    session: Session, run_id: str, step_id: str, status: str | None, limit: int, cursor: str | None
+) -> None:
+    """List the items of a for-each step, in the order of its list."""
+    path = path_to("runs", run_id, "steps", step_id, "items")
+    page = session.get(path, status=status, limit=limit, cursor=cursor)
+    list_of(session, page, item_rows, f"items of step {step_id}")
 
 
 @run.command("watch")

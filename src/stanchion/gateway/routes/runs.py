@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from stanchion.core.faults import WorkflowFaults
 from stanchion.core.limits import INPUT_BYTES_MAX
-from stanchion.core.model import Run, RunId, RunStatus, StepId, WorkflowId
+from stanchion.core.model import ItemKey, Run, RunId, RunStatus, StepId, StepStatus, WorkflowId
 from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunRefused
 from stanchion.gateway.body import check_value
@@ -29,6 +29,7 @@ from stanchion.gateway.route import (
 from stanchion.gateway.views import (
     approval_row,
     encoded_run,
+    item_row,
     jobs_out,
     refusal_of,
     run_row,
@@ -36,7 +37,7 @@ from stanchion.gateway.views import (
     started,
     timeline_line,
 )
-from stanchion.ports.records import Loaded, RunFilter
+from stanchion.ports.records import BadCursor, Loaded, RunFilter
 from stanchion.services.gate_answers import (
     GateFailed,
     GateFull,
@@ -62,6 +63,8 @@ from stanchion.wire.runs import (
     CancelRun,
     Change,
     DecideStep,
+    ItemList,
+    ItemRow,
     RerunRun,
     RunList,
     RunView,
@@ -95,6 +98,14 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Limit = 100
     status: RunStatus | None = None
     workflow_id: Annotated[str, Meta(pattern=r"^[!-~]{1,200}\Z")] | None = None
+
+
+class ListedItems(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which items, page by page."""
+
+    cursor: Cursor | None = None
+    limit: Limit = 100
+    status: StepStatus | None = None
 
 
 class PagedRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -176,7 +187,7 @@ async def _rendered(call: Call[NoBody, Waiting], loaded: Loaded) -> bytes:
     return await encoded_run(run_view(run, plan, progress))
 
 
-async def _plan(call: Call[NoBody, Waiting], run: Run) -> Plan | None:
+async def _plan(call: Call[Any, Any], run: Run) -> Plan | None:
     try:
         return await call.services.plans.of_run(run)
     except DefinitionMissing:
@@ -204,6 +215,48 @@ async def get_timeline(call: Call[NoBody, PagedRuns]) -> Reply:
     )
     entries = tuple(map(timeline_line, page.items))
     return Reply(TimelineAnswer(loaded.run.id, entries, page.cursor))
+
+
+async def list_items(call: Call[NoBody, ListedItems]) -> Reply:
+    """The items of a for-each step, in the order of the list; a filtered page may be short."""
+    run, step_id = (await own_run(call)).run, StepId(call.params["step_id"])
+    plan = await _plan(call, run)
+    if step_id not in run.steps and (plan is None or step_id not in plan.steps):
+        raise RequestRefused(not_found("step"))
+    counts, query = run.step(step_id).items, call.query
+    total = 0 if counts is None else counts.total
+    first = _index(query.cursor)
+    looked_at_max = query.limit if query.status is None else max(query.limit, _ITEMS_LOOKED_AT_MAX)
+    indexes = range(first, min(total, first + looked_at_max))
+    # The store is asked for a few hundred at a time, so that a large page does not hold it up.
+    rows: list[ItemRow] = []
+    following = first
+    while following < indexes.stop and len(rows) < query.limit:
+        some = range(following, min(indexes.stop, following + _ITEMS_AT_ONCE))
+        found = await call.services.store.load_items(run.id, {step_id: some})
+        for following in some:
+            key = ItemKey(step_id, following)
+            row = item_row(run, key, found[key]) if key in found else None
+            if row is not None and query.status in {None, row.status}:
+                rows.append(row)
+                if len(rows) == query.limit:
+                    break
+        following += 1
+    return Reply(ItemList(tuple(rows), str(following) if following < total else None))
+
+
+def _index(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not cursor.isdecimal():
+        raise BadCursor(cursor)
+    return int(cursor)
+
+
+_ITEMS_AT_ONCE: Final = 200
+"""Items that are read from the store with one call."""
+_ITEMS_LOOKED_AT_MAX: Final = 1_000
+"""Items that one page with a filter looks at."""
 
 
 async def list_approvals(call: Call[NoBody, PagedRuns]) -> Reply:
@@ -357,6 +410,17 @@ ROUTES: Final = (
         scope=RouteScope.TENANT,
         query=PagedRuns,
         answer=TimelineAnswer,
+        codes=(Code.NOT_FOUND,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}/steps/{step_id}/items",
+        handler=list_items,
+        summary="The items of a for-each step, in the order of the list.",
+        roles=APPROVERS,
+        scope=RouteScope.TENANT,
+        query=ListedItems,
+        answer=ItemList,
         codes=(Code.NOT_FOUND,),
     ),
     Route(
