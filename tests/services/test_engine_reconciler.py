@@ -6,7 +6,10 @@ import asyncio
 
 import pytest
 
-from stanchion.core.model import Risk
+from stanchion.core.model import Risk, Topic
+from stanchion.core.retry import Fixed
+from stanchion.core.workflow import JobSpec, RetrySpec
+from stanchion.ports.records import JobLease, LostReason
 from stanchion.services.engine import Terms
 from tests.contract.tampering import tamper_memory
 from tests.services.faulty_locks import Fault
@@ -98,6 +101,34 @@ async def test_a_bug_in_one_round_does_not_stop_the_next(world: World) -> None:
     assert await world.lease(one, "work")
     one.store.script("expire_jobs", Fault.BUG, Fault.BUG)
     assert await world.lease(one, "work", wait_s=10)
+
+
+@virtual
+async def test_an_attempt_that_hangs_is_revoked_its_worker_told_and_the_next_one_sent_out(
+    world: World,
+) -> None:
+    one = world.add()
+    spec = JobSpec(
+        topic=Topic("work"),
+        attempt_timeout_s=5.0,
+        retry=RetrySpec(max_attempts=2, backoff=Fixed(delay_ms=100)),
+    )
+    await world.define(workflow("hangs", step=spec))
+    run_id = await world.start(one, "hangs")
+    [hung] = await world.lease(one, "work")
+    held = JobLease(hung.job.id, hung.fence)
+    began = asyncio.get_running_loop().time()
+    lost = await one.services.scheduler.revoked([held], within_s=30)
+    assert lost == {hung.job.id: LostReason.TIMED_OUT}
+    # Five seconds, and at most one more until it is noticed.
+    assert 5 <= asyncio.get_running_loop().time() - began < 6.5
+    [again] = await world.lease(one, "work", wait_s=5)
+    assert again.job.attempt == 2
+    await world.report(one, again)
+    assert await world.ended(run_id) == "succeeded"
+    told = [line.detail for line in (await world.store.timeline(run_id)).items]
+    assert "not finished within 5 s of its first lease" in told
+    assert one.metric("scheduler_job_lock_abandoned_total") == 0
 
 
 @virtual

@@ -221,7 +221,7 @@ class LostReason(StrEnum):
     CANCELLED = "cancelled"
     """The job was revoked, because its run was cancelled."""
     TIMED_OUT = "timed_out"
-    """The job was revoked, because its run or step took too long."""
+    """The job was revoked, because its run, step or attempt took too long."""
     STALE_FENCE = "stale_fence"
     """The job was leased again since."""
     EXPIRED = "expired"
