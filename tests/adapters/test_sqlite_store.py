@@ -11,6 +11,7 @@ import apsw
 import msgspec
 import pytest
 
+from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.store.sqlite import SqliteStore
 from stanchion.adapters.store.sqlite.codec import decode_steps
 from stanchion.adapters.system import ManualClock
@@ -235,3 +236,26 @@ def test_many_large_steps_are_decoded_like_few_small_ones() -> None:
     for size in (10, 100_000):
         steps = {StepId(name): Step(output=[0] * size, attempt=2) for name in ("a", "b", "c")}
         assert decode_steps(msgspec.json.encode(steps)) == steps
+
+
+async def test_a_quiet_store_returns_its_page_cache_to_the_system(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = await SqliteStore.open(tmp_path / "store.db", clock=clock)
+    try:
+        for number in range(60):
+            await store.put_document("large", str(number), "x" * 200_000, read=None)
+        filled = await store.writer.call(_cache_bytes, wait_s=10.0)
+        clock.advance(10_000)
+        await store.put_document("small", "after the end of the period", 1, read=None)
+        clock.advance(10_000)
+        await store.put_document("small", "after a quiet period", 1, read=None)
+        left = await store.writer.call(_cache_bytes, wait_s=10.0)
+    finally:
+        await store.close()
+    assert filled > 8 * 1024 * 1024
+    assert left < 4 * 1024 * 1024
+
+
+def _cache_bytes(db: Database) -> int:
+    used, _ = db.connection.status(apsw.SQLITE_DBSTATUS_CACHE_USED)
+    return used

@@ -10,6 +10,7 @@ from stanchion.adapters.system import ManualClock
 from stanchion.services.watchdog import (
     CHECK_S,
     GROWTH_BYTES,
+    LOOKS_UNTIL_SECOND,
     MemoryTrimmer,
     resident_bytes,
     return_freed_memory,
@@ -52,6 +53,14 @@ async def test_memory_is_returned_after_growth_and_only_then() -> None:
     assert await process.look(START + GROWTH_BYTES - 1) == 0
     assert await process.look(START + GROWTH_BYTES) == 1
     assert await process.look(START + GROWTH_BYTES - 1) == 1
+
+
+async def test_memory_is_returned_once_more_a_while_after_growth() -> None:
+    process = Process()
+    await process.look(START)
+    assert await process.look(START + GROWTH_BYTES) == 1
+    returned = [await process.look(START) for _ in range(2 * LOOKS_UNTIL_SECOND)]
+    assert returned == [1] * (LOOKS_UNTIL_SECOND - 1) + [2] * (LOOKS_UNTIL_SECOND + 1)
 
 
 async def test_growth_counts_from_the_lowest_size() -> None:

@@ -31,6 +31,7 @@ from stanchion.services.log import log_event
 __all__ = [
     "CHECK_S",
     "GROWTH_BYTES",
+    "LOOKS_UNTIL_SECOND",
     "LOOK_AGAIN_S",
     "LOOK_EVERY_S",
     "STALL_S",
@@ -192,6 +193,9 @@ GROWTH_BYTES: Final = 16 * 1024 * 1024
 _STATM: Final = Path("/proc/self/statm")
 
 
+LOOKS_UNTIL_SECOND: Final = 8
+
+
 class MemoryTrimmer:
     """Trims the process's memory after it has grown."""
 
@@ -207,6 +211,8 @@ class MemoryTrimmer:
         self._resident = resident or resident_bytes
         self._give_back = give_back or return_freed_memory
         self._level_bytes: int | None = None
+        self._looks_until_second = 0
+        """When positive: how many looks remain until memory is trimmed a second time."""
 
     async def run(self) -> None:
         """Check every two seconds, until cancelled."""
@@ -216,14 +222,24 @@ class MemoryTrimmer:
             await self.look()
 
     async def look(self) -> None:
-        """Trim if the process has grown since it was last trimmed."""
+        """Trim if the process has grown since it was last trimmed, and once more a while after.
+
+        When growth is noticed, its cause is mostly still at work. The second time finds what was
+        freed since: the memory of the last requests, and caches that stores have given up.
+        """
         now_bytes = self._resident()
         if now_bytes is None:
             return
         level_bytes = now_bytes if self._level_bytes is None else self._level_bytes
         self._level_bytes = min(level_bytes, now_bytes)
-        if now_bytes - self._level_bytes < GROWTH_BYTES:
+        if now_bytes - self._level_bytes >= GROWTH_BYTES:
+            self._looks_until_second = LOOKS_UNTIL_SECOND
+        elif self._looks_until_second == 0:
             return
+        else:
+            self._looks_until_second -= 1
+            if self._looks_until_second:
+                return
         gc.collect()
         await asyncio.to_thread(self._give_back)
         # What is still in use is the level from which further growth counts.

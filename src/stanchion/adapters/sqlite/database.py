@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import apsw
 
+from stanchion.core.lease import Moment
 from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendCorrupt
@@ -47,6 +48,12 @@ def _file_at(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+_PERIOD_MS: Final = 5_000
+_QUIET_CALLS: Final = 1_000
+"""In a period. The loops of an idle replica alone make about 200 calls."""
+_QUIET_CACHE_BYTES: Final = 4 * 1024 * 1024
+
+
 class Database:
     """Runs statements. Parameters are given by name.
 
@@ -62,6 +69,26 @@ class Database:
         self._clock = clock
         self._file = _file_at(path)
         self._tickets = count(1)
+        self._period_ends = Moment(clock.moment() + _PERIOD_MS)
+        self._calls = 0
+        """How many calls were served in the present period."""
+
+    def served(self, calls: int) -> None:
+        """Note a batch of calls. After a quiet period, return the page cache to the system.
+
+        A burst of load fills the cache. A server that has become quiet again does not need it, and
+        should not keep its memory; what it reads next comes from the operating system's cache.
+        """
+        self._calls += calls
+        now = self._clock.moment()
+        if now < self._period_ends:
+            return
+        if self._calls <= _QUIET_CALLS:
+            used, _ = self.connection.status(apsw.SQLITE_DBSTATUS_CACHE_USED)
+            if used > _QUIET_CACHE_BYTES:
+                self.connection.release_memory()
+        self._calls = 0
+        self._period_ends = Moment(now + _PERIOD_MS)
 
     def check_in_place(self) -> None:
         """Raise ``BackendCorrupt`` if the path no longer refers to the open file.

@@ -255,6 +255,7 @@ def write_together(database: Database, calls: Sequence[ThreadCall[Database]]) ->
                 call.forget()
         database.check_in_place()
         connection.execute("COMMIT")
+        database.served(len(calls))
     except Exception as error:  # noqa: BLE001 - it belongs to every caller of the batch
         # The whole batch is rolled back; its answers were not delivered yet.
         _end(database, "ROLLBACK")
@@ -320,6 +321,7 @@ def read_together(database: Database, calls: Sequence[ThreadCall[Database]]) -> 
             call.fail(translated(error, database.path))
     finally:
         _end(database, "COMMIT")
+    database.served(len(calls))
 
 
 def _end(database: Database, statement: str) -> None:
