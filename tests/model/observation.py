@@ -31,6 +31,7 @@ async def observe(
         "outbox": await store.outbox_size(),
         "tenants": await _all(lambda at: store.list_tenants(cursor=at, limit=1)),
         "documents": await _all(lambda at: store.list_documents("kind", cursor=at, limit=1)),
+        "approvals": await _all(lambda at: store.list_approvals(None, cursor=at, limit=1)),
         "letters": letters(side, await store.list_dead_letters(None)),
     }
     parts = await asyncio.gather(
@@ -71,6 +72,9 @@ async def _tenant(side: Side, tenant: TenantId) -> dict[str, object]:
         f"{tenant}: slots": await store.active_runs(tenant),
         f"{tenant}: configuration": await store.tenant(tenant),
         f"{tenant}: runs": await _all(lambda at: store.list_runs(tenant, cursor=at, limit=3)),
+        f"{tenant}: approvals": await _all(
+            lambda at: store.list_approvals(tenant, cursor=at, limit=2)
+        ),
         f"{tenant}: workflows": list(map(side.workflow, workflows)),
         # Whether lines of runs that were purged are still in it is left open.
         f"{tenant}: feed": [(each.run_id, each.entries) for each in feed if each.run_id in kept],
