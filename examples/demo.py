@@ -28,7 +28,7 @@ CALLERS = 10
 CAP = 2
 PATIENCE_S = 30.0
 QUESTION = "What holds a rope?"
-BAR = 46
+BAR = 40
 
 
 def main() -> int:

@@ -190,3 +190,22 @@ def test_faults_are_told_with_the_file_they_are_in(
     assert outcome.code == Exit.FAILED
     assert outcome.err.startswith(f"error: {file}: this is invalid_workflow")
     assert "\n  steps: is missing\n" in outcome.err
+
+
+def test_a_run_is_found_by_the_end_of_its_id_as_a_narrow_terminal_shows_it(
+    cli: Cli, server: Script
+) -> None:
+    run_id = "391m7j29yam9bpdg3cgekdk"
+    server.says(
+        Said({"runs": [{"run_id": run_id}, {"run_id": "391m7j29yavn28cj15tj13y"}]}),
+        Said({"run_id": run_id, "status": "cancelled", "applied": True}),
+    )
+    assert cli("run", "cancel", f"…{run_id[-8:]}").code == 0
+    assert server.requests[-1].path == f"/v1/runs/{run_id}/cancel"
+
+
+def test_an_end_that_several_ids_have_is_refused(cli: Cli, server: Script) -> None:
+    server.says(Said({"runs": [{"run_id": "391m7j2-3cgekdk0"}, {"run_id": "491m7j2-3cgekdk0"}]}))
+    outcome = cli("run", "cancel", "3cgekdk0")
+    assert outcome.code == Exit.USAGE
+    assert "2 runs have an id that ends with 3cgekdk0" in outcome.err

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 import click
 
 from stanchion.cli.errors import CallContext, CliError, Exit, error_from
-from stanchion.cli.text import yaml_lines
+from stanchion.cli.text import IDENT_CHARS, yaml_lines
 from stanchion.transport.blocking import BlockingFailover, BlockingTransport, blocking_transport
 from stanchion.transport.failover import parse_addresses
 from stanchion.transport.messages import HttpReply, NoReply, Request, Silence
@@ -60,6 +60,10 @@ class Content(NamedTuple):
 
     data: bytes
     kind: str
+
+
+_RUNS_SEARCHED: Final = 1000
+"""The newest runs, among which a shortened id is looked up."""
 
 
 def path_to(*parts: str) -> str:
@@ -223,6 +227,18 @@ class Session:
         """GET a document."""
         return self.server.ask("GET", path, query=query, wait_s=wait_s).document
 
+    def whole_run_id(self, given: str) -> str:
+        """The run id, also if only its end is given: that is what a narrow terminal shows."""
+        end = given.removeprefix("…")
+        if len(end) != IDENT_CHARS:
+            return given
+        page = self.get("/v1/runs", limit=_RUNS_SEARCHED)
+        found = [row["run_id"] for row in page["runs"] if row["run_id"].endswith(end)]
+        if len(found) > 1:
+            detail = f"{len(found)} runs have an id that ends with {end}"
+            raise CliError(detail, Exit.USAGE, fix="give the whole id: stanchion run list -o json")
+        return found[0] if found else given
+
     def send(
         self, method: str, path: str, body: object = None, *, key: str | None = None
     ) -> ApiAnswer:
@@ -310,6 +326,8 @@ def _talks(function: Callable[Concatenate[Session, _P], _R], *formats: str) -> C
         chosen = given.pop("output")
         session = Session(server, is_json=chosen == "json", is_yaml=chosen == "yaml")
         try:
+            if "run_id" in given:
+                given["run_id"] = session.whole_run_id(given["run_id"])
             return function(session, *args, **kwargs)
         except CliError as error:
             error.is_json = session.is_json

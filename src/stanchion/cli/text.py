@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 import click
 
 __all__ = [
+    "IDENT_CHARS",
     "Flexible",
     "cell",
     "clock",
@@ -27,7 +28,7 @@ __all__ = [
     "yaml_lines",
 ]
 
-_IDENT_CHARS: Final = 8
+IDENT_CHARS: Final = 8
 """Characters of an id that are shown on a narrow terminal."""
 _LAST_CHARS: Final = 20
 """Characters that the last column gets before others are cut."""
@@ -81,8 +82,8 @@ class Flexible(str):
 def ident(value: str | None) -> str:
     """An id. A narrow terminal shows its end, because ids differ there."""
     whole = cell(value)
-    is_long = len(whole) > _IDENT_CHARS + 1
-    return Flexible(whole, f"…{whole[-_IDENT_CHARS:]}") if is_long else whole
+    is_long = len(whole) > IDENT_CHARS + 1
+    return Flexible(whole, f"…{whole[-IDENT_CHARS:]}") if is_long else whole
 
 
 def clock(value: str | None) -> str:

@@ -116,8 +116,10 @@ class DrillTenant:
             await asyncio.sleep(0.25)
             sample = await self.call(method, path, body)
         if not _OK <= sample.status < 300:  # noqa: PLR2004 - HTTP's success
-            said = sample.document if sample.document is not None else "no answer"
-            raise CouldNotRun(f"{method} {path} was answered {sample.status}: {said}")
+            if not sample.status:
+                where = ", ".join(self.urls)
+                raise CouldNotRun(f"no server answers at {where}: check the URL and the server")
+            raise CouldNotRun(f"{method} {path} was answered {sample.status}: {sample.document}")
         return sample.document
 
     # ── What drills ask for ─────────────────────────────────────────────────────────────────────

@@ -228,6 +228,7 @@ def _new_key_lines(key: dict[str, Any]) -> Iterator[str]:
     )
     yield ""
     yield "Store the key now: it is not shown again. Use it as STANCHION_API_KEY."
+    yield "From the first key on, every command, worker and client needs one."
 
 
 def _key_rows(page: dict[str, Any]) -> Iterator[str]:
