@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from msgspec.structs import replace
 
 from stanchion.drills.charts import (
     BarChart,
@@ -184,6 +185,14 @@ def test_verdict_lines_fit_eighty_columns_and_name_what_is_broken() -> None:
     assert lines[2].startswith("  BROKEN  breaks: <once>")
     assert any("promised: never & never" in line for line in lines)
     assert max(map(len, lines)) <= 80
+
+
+def test_a_broken_promise_on_a_busy_machine_is_noted() -> None:
+    failed, passed = report(GOOD, BAD), report(GOOD)
+    for made, load, noted in ((failed, 6.5, True), (failed, 0.5, False), (passed, 6.5, False)):
+        environment = {**made.environment, "load_1m": load, "cores": 2}
+        lines = verdict_lines(replace(made, environment=environment), columns=80)
+        assert any("busy (load 6.5 on 2 cores)" in line for line in lines) is noted
 
 
 def test_progress_is_plain_lines_elsewhere_and_one_line_on_a_terminal() -> None:

@@ -137,6 +137,9 @@ def verdict_lines(report: Report, *, columns: int | None = None) -> list[str]:
                 initial_indent=" " * 10 + "promised: ",
                 subsequent_indent=" " * 10,
             )
+    if report.broken and report.was_busy:
+        load, cores = report.environment["load_1m"], report.environment["cores"]
+        lines.append(f"  note    the machine was busy (load {load} on {cores} cores): repeat it")
     return lines
 
 

@@ -66,6 +66,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def broken(self) -> tuple[Promise, ...]:
         return tuple(promise for promise in self.promises if not promise.holds)
 
+    @property
+    def was_busy(self) -> bool:
+        """Whether other programs used the machine: promises about time may be broken by them."""
+        load, cores = self.environment.get("load_1m"), self.environment.get("cores")
+        return isinstance(load, int | float) and isinstance(cores, int) and load > cores
+
 
 def report_of(
     drill: str,
