@@ -374,6 +374,7 @@ async def test_a_key_is_made_with_name_and_expiry_and_shows_them() -> None:
         ("expires_at", "2001-01-01T00:00:00Z"),
         ("expires_at", "2999-01-01T00:00:00"),
         ("expires_at", "soon"),
+        ("expires_at", "9999-12-31T23:59:59-00:01"),
         ("tenant", "*"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 from typing import Final
 
 from stanchion.core.json_value import JsonObject
@@ -151,6 +152,10 @@ _RESERVED_NAMES: Final = frozenset({"admin", "anonymous", "system", "worker"})
 """Names of Stanchion's own actors: no key may have one of them."""
 
 
+_LAST: Final = to_instant(datetime.max.replace(tzinfo=UTC))
+"""The last time that an answer can show: with an offset, a time of the year 9999 may be later."""
+
+
 async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
     """Create a key. Its secret is shown only in this answer."""
     wanted = call.body
@@ -167,6 +172,8 @@ async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
     expires_at = None if wanted.expires_at is None else to_instant(wanted.expires_at)
     if expires_at is not None and expires_at <= call.services.clock.now():
         return invalid_member("expires_at", "must be in the future")
+    if expires_at is not None and expires_at > _LAST:
+        return invalid_member("expires_at", "must be before the year 10000 in UTC")
     keys = call.state.keys
     if await keys.would_lock_out(
         role=wanted.role, tenant=wanted.tenant, expires=expires_at is not None
