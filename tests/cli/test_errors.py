@@ -64,6 +64,7 @@ REFUSALS = [
     (Said([], 400), Exit.FAILED, ["the server refused"]),
     (Said(text=b"<html>", status=502), Exit.UNAVAILABLE, ["answered 502", "is it a Stanchion"]),
     (Said(text=b"<html>", status=200), Exit.UNAVAILABLE, ["something that is not JSON"]),
+    (Said([], 200), Exit.UNAVAILABLE, ["is it a Stanchion server?"]),
     (Said(hangs_up=True), Exit.UNAVAILABLE, ["cannot be reached", "check --url"]),
     (
         problem(

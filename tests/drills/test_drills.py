@@ -64,6 +64,14 @@ def test_a_quick_drill_holds_and_writes_its_report(name: str, tmp_path: Path) ->
     assert f"{name}/index.html" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
+def test_a_place_that_cannot_be_written_is_found_before_the_drill_begins(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = drill("admission", "--quick", "--out", str(tmp_path / "file" / "reports"))
+    assert done.returncode == 2
+    assert "admission 1/3" not in done.stdout
+    assert f"--out: {tmp_path}/file/reports cannot be written: " in done.stderr
+
+
 def test_the_command_names_every_drill() -> None:
     assert tuple(DRILLS) == NAMES
     assert set(AGAINST) <= set(DRILLS)

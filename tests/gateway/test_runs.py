@@ -145,6 +145,10 @@ async def test_an_approval_is_decided_by_another_with_the_data_it_wants() -> Non
         ended = (await house.ask("GET", path, key=lee)).json
         said = {"approved": True, "by": "lee", "comment": "ok", "data": data}
         assert ended["steps"]["ask"]["output"] == said
+        assert (await house.ask("POST", approve, {"data": data}, key=lee)).status == 200
+        other = await house.ask("POST", approve, {"data": {"up_to": 8}}, key=lee)
+        assert (other.status, other.code) == (409, "conflict")
+        assert other.json["detail"] == "step 'ask' was approved before, with other data"
         assert (await house.ask("GET", "/v1/approvals", key=lee)).json["approvals"] == []
 
 

@@ -165,14 +165,20 @@ def _content(body: object) -> Content:
 
 def _document(reply: HttpReply, url: str) -> Any:  # noqa: ANN401 - any JSON value
     try:
-        return json.loads(reply.body) if reply.body else None
+        document = json.loads(reply.body) if reply.body else None
     except ValueError as error:
-        raise CliError(
-            f"{url} answered {reply.status} with something that is not JSON:"
-            " is it a Stanchion server?",
-            Exit.UNAVAILABLE,
-            fix="check --url or STANCHION_URL, and any proxy in between",
-        ) from error
+        raise _foreign(reply, url, "not JSON") from error
+    if reply.status <= _OK_MAX and not isinstance(document, dict):
+        raise _foreign(reply, url, "not a JSON object")
+    return document
+
+
+def _foreign(reply: HttpReply, url: str, what: str) -> CliError:
+    return CliError(
+        f"{url} answered {reply.status} with something that is {what}: is it a Stanchion server?",
+        Exit.UNAVAILABLE,
+        fix="check --url or STANCHION_URL, and any proxy in between",
+    )
 
 
 def _unreachable(outcome: NoReply, url: str, timeout_s: float) -> CliError:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from tempfile import TemporaryFile
 from typing import Final, TextIO, TypeAlias
 
 import msgspec
@@ -50,6 +51,12 @@ def run_drills(names: Sequence[str], options: DrillOptions, *, is_json: bool) ->
         _check_servers()
     else:
         _check_addresses(options.against)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=options.out).close()
+    except OSError as error:
+        why = error.strerror or error
+        raise CouldNotRun(f"--out: {options.out} cannot be written: {why}") from error
     # A program that reads the report wants nothing else on standard output.
     shown = sys.stderr if is_json else sys.stdout
     try:

@@ -148,7 +148,10 @@ class Inbox:
         actor: str,
         data: JsonValue = None,
     ) -> RunChange | UnknownTarget | Conflicting | DecisionForbidden | InvalidData:
-        """Approve or reject a step. The first decision counts; the same again is no conflict."""
+        """Approve or reject a step. The first decision counts; the same again is no conflict.
+
+        With other data it is not the same.
+        """
         loaded = await self._store.load(run_id)
         if loaded is None:
             return UnknownTarget(f"run '{run_id}'")
@@ -160,7 +163,7 @@ class Inbox:
             return Conflicting(f"step '{step_id}' is not an approval")
         state = loaded.run.step(step_id)
         if state.status.is_finished:
-            return _decided(loaded, step_id, state, approve=approve)
+            return _decided(loaded, step_id, state, approve=approve, data=data)
         if not isinstance(state.wait, OnDecision):
             return Conflicting(f"step '{step_id}' does not wait for a decision yet")
         rule = approval.rule_against(planned, loaded.run, actor)
@@ -193,10 +196,12 @@ class Inbox:
                 return UnknownTarget(f"run '{run_id}'")
             state = found.run.step(step_id)
             if state.status.is_finished:
-                return _decided(found, step_id, state, approve=approve)
+                return _decided(found, step_id, state, approve=approve, data=event.data)
             lies = _entry(found, entry_id)
             if lies is not None and isinstance(lies, Approved) is not approve:
                 return Conflicting(_otherwise(step_id, approved=not approve))
+            if isinstance(lies, Approved | Rejected) and lies.data != event.data:
+                return Conflicting(_other_data(step_id, approved=approve))
         elif posted is PostAnswer.UNKNOWN:
             return UnknownTarget(f"run '{run_id}'")
         changed = await self._apply(run_id)
@@ -206,7 +211,8 @@ class Inbox:
         after = await self._store.load(run_id)
         if after is None:
             return UnknownTarget(f"run '{run_id}'")
-        return _decided(after, step_id, after.run.step(step_id), approve=approve)
+        state = after.run.step(step_id)
+        return _decided(after, step_id, state, approve=approve, data=event.data)
 
     async def replay(self, letter_id: str, *, actor: str) -> DeadLetter | None:
         """Replay a dead letter, once; ``None`` if there is no such letter."""
@@ -243,7 +249,7 @@ def _ended(run_id: RunId, status: RunStatus) -> RunChange | Conflicting:
 
 
 def _decided(
-    loaded: Loaded, step_id: StepId, state: Step, *, approve: bool
+    loaded: Loaded, step_id: StepId, state: Step, *, approve: bool, data: JsonValue
 ) -> RunChange | Conflicting:
     """What a decision means for a step that may have ended already."""
     run = loaded.run
@@ -252,6 +258,9 @@ def _decided(
     was_approved = state.status is StepStatus.SUCCEEDED
     was_rejected = state.error is not None and state.error.code == "rejected"
     if was_approved if approve else was_rejected:
+        output = state.output
+        if data != (output.get("data") if isinstance(output, dict) else None):
+            return Conflicting(_other_data(step_id, approved=approve))
         return RunChange(run.id, run.status, applied=True)
     if was_approved or was_rejected:
         return Conflicting(_otherwise(step_id, approved=was_approved))
@@ -260,6 +269,10 @@ def _decided(
 
 def _otherwise(step_id: StepId, *, approved: bool) -> str:
     return f"step '{step_id}' was {'approved' if approved else 'rejected'} before"
+
+
+def _other_data(step_id: StepId, *, approved: bool) -> str:
+    return f"{_otherwise(step_id, approved=approved)}, with other data"
 
 
 def _entry(loaded: Loaded, entry_id: str) -> Event | None:
