@@ -210,7 +210,7 @@ async def test_a_line_on_which_somebody_waited_serves_the_next_request(
             for _ in range(3):
                 writer.write(ask)
                 assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
-                await reader.readuntil(b'"rerun_of":null}')
+                await reader.readuntil(b'"starter":"anonymous"}')
         await server.house.has_under_way("waits", count=0)
     assert not [record for record in caplog.records if record.exc_info]
 

@@ -166,7 +166,7 @@ async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
         )
         return Refusal(code=Code.FORBIDDEN, detail=detail)
     if wanted.role in _OF_ONE_TENANT and wanted.tenant == ALL_TENANTS:
-        return invalid_member("tenant", f"the key of a {wanted.role} is for one tenant")
+        return invalid_member("tenant", f"a key with the role {wanted.role} is for one tenant")
     if wanted.name is not None and wanted.name.lower() in _RESERVED_NAMES:
         return invalid_member("name", f"'{wanted.name}' is reserved: name a person or a service")
     expires_at = None if wanted.expires_at is None else to_instant(wanted.expires_at)
