@@ -45,7 +45,7 @@ serve: $(READY) ## run a server on http://127.0.0.1:8420 until Ctrl-C; its data 
 	@$(BIN)/stanchion serve --data-dir .stanchion
 
 .PHONY: test
-test: check test-core test-rest ## all checks and all tests, under ten minutes on two cores
+test: check test-core test-rest ## all checks and all tests, about twelve minutes on two cores
 	@printf '\nall checks passed\n'
 
 .PHONY: quick
