@@ -593,10 +593,13 @@ async def _not_found(loud: Loud) -> Awaitable[None]:
     )
 
 
-@_neighbour("bodies that are announced as 2 MB, and sent")
+@_neighbour("bodies that are announced as 2 MB, and sent, 100 a second")
 async def _too_large_bodies(loud: Loud) -> Awaitable[None]:
     path = f"/v1/workflows/{await loud.hold()}/runs"
-    return loud.flood([loud.request("POST", path, b" " * 2_000_000)], connections=8)
+    # The rest of a refused body is read and dropped, so that its sender sees the 413. A thousand a
+    # second would be two gigabytes, and measure the machine's bandwidth.
+    large = loud.request("POST", path, b" " * 2_000_000)
+    return loud.flood([large], connections=8, rate_per_s=100)
 
 
 @_neighbour("300 bodies that come by one byte in 100 ms")
