@@ -412,7 +412,9 @@ async def _heavy_expressions_file(loud: Loud) -> Awaitable[None]:
     return loud.flood(_puts(loud, "expressions", files), connections=3)
 
 
-@_neighbour("workflow files with schemas of 470 subschemas and 40 patterns")
+# Compiling a schema does not release the interpreter's lock: a few files a second are accepted, and
+# each delays the requests that meet it. Known, and to be mended; the bound holds it where it is.
+@_neighbour("workflow files with schemas of 470 subschemas and 40 patterns", p99_ms=300.0)
 async def _heavy_schema_file(loud: Loud) -> Awaitable[None]:
     members = {
         f"m{number}": {"type": "string", "pattern": f"^[a-z]+{number}$"}
