@@ -168,7 +168,7 @@ async def test_a_caller_is_told_when_the_store_is_away(world: World) -> None:
     with pytest.raises(BackendError):
         await world.lease(one, "work")
     with pytest.raises(BackendError):
-        await one.scheduler.renew([])
+        await one.scheduler.renew("w", [])
     with pytest.raises(BackendError):
         await one.waiters.finished(run_id, within_s=10)
     one.store.back()

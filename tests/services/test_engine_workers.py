@@ -73,7 +73,7 @@ async def test_a_worker_that_renews_keeps_its_job(world: World) -> None:
     (leased,) = await world.lease(one, "work")
     for _ in range(9):
         await asyncio.sleep(TTL_MS / 3000)
-        renewals = await one.scheduler.renew([JobLease(leased.job.id, leased.fence)])
+        renewals = await one.scheduler.renew("w", [JobLease(leased.job.id, leased.fence)])
         assert renewals.renewed == (leased.job.id,)
     await world.report(one, leased)
     assert await world.ended(run_id) == "succeeded"
@@ -145,7 +145,7 @@ async def test_a_cancelled_runs_worker_is_told_when_it_renews(world: World) -> N
     (leased,) = await world.lease(one, "work")
     await one.inbox.cancel(run_id, reason=None, actor="caller")
     lease = JobLease(leased.job.id, leased.fence)
-    assert (await one.scheduler.renew([lease])).lost == (leased.job.id,)
+    assert (await one.scheduler.renew("w", [lease])).lost == (leased.job.id,)
     assert await one.scheduler.lost([lease]) == {leased.job.id: LostReason.CANCELLED}
     view = await world.store.job(leased.job.id)
     assert view is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from contextlib import suppress
+from importlib.metadata import version
 
 import pytest
 from hypothesis import given
@@ -70,9 +71,11 @@ POST = Request(name="t", method="POST", path="/v1/x", timeout_s=1, is_repeatable
 def test_a_request_is_written_down() -> None:
     to = Address("::1", 8420, is_tls=False, prefix="/api")
     request = replace(POST, headers=(("X-Y", "z"),), body=b"{}")
+    agent = f"User-Agent: stanchion/{version('stanchion')}\r\n".encode()
     assert encode_request(request, to) == (
-        b"POST /api/v1/x HTTP/1.1\r\nHost: [::1]:8420\r\nUser-Agent: stanchion\r\nX-Y: z\r\n"
-        b"Content-Length: 2\r\n\r\n{}"
+        b"POST /api/v1/x HTTP/1.1\r\nHost: [::1]:8420\r\n"
+        + agent
+        + b"X-Y: z\r\nContent-Length: 2\r\n\r\n{}"
     )
 
 

@@ -1,6 +1,8 @@
-"""Outcomes: the events and dead letters that every store writes when a job or an event ends.
+"""Outcomes: what several stores have in common.
 
-The stores encode them differently; their content is defined here.
+Every store writes the same events and dead letters when a job or an event ends. The stores encode
+them differently; their content is defined here. ``SummaryBoard`` keeps the summaries of replicas
+for the stores that live in the process of their only server.
 """
 
 from __future__ import annotations
@@ -18,10 +20,20 @@ from stanchion.core.events import (
     Started,
     TimerFired,
 )
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Failure, Instant, Job, RunId, RunStatus, StepId, TenantId
-from stanchion.ports.records import DeadLetter, DeadLetterKind, JobState, LostReason, Result
+from stanchion.ports.records import (
+    DeadLetter,
+    DeadLetterKind,
+    JobState,
+    LostReason,
+    Result,
+    StoredSummaries,
+    StoredSummary,
+)
 
 __all__ = [
+    "SummaryBoard",
     "discard_entry",
     "event_dead_letter",
     "event_letter_id",
@@ -189,3 +201,27 @@ def step_of(event: Event) -> StepId | None:
             return timer.step_id
         case _:
             return event.step_id
+
+
+class SummaryBoard:
+    """The summaries of replicas in the memory of a process. See ``ports.store.Replicas``."""
+
+    def __init__(self) -> None:
+        self._summaries: dict[str, StoredSummary] = {}
+
+    def report(self, replica: str, summary: JsonValue, *, keep_ms: int, now: Instant) -> Instant:
+        """Replace a summary, and remove those that are too old."""
+        self._summaries = {
+            name: known for name, known in self._summaries.items() if known.seen_at > now - keep_ms
+        }
+        self._summaries[replica] = StoredSummary(replica, now, summary)
+        return now
+
+    def read(self, now: Instant) -> StoredSummaries:
+        """All summaries, sorted by replica."""
+        found = (self._summaries[name] for name in sorted(self._summaries))
+        return StoredSummaries(now, tuple(found))
+
+    def remove(self, replica: str) -> bool:
+        """Remove a summary; ``False`` if there was none."""
+        return self._summaries.pop(replica, None) is not None

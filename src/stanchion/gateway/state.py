@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -25,10 +25,10 @@ from stanchion.gateway.load import HeavyRequests, LargeAnswers, Load
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, RequestRefused, unavailable_after_ms
 from stanchion.ports.clock import Clock
-from stanchion.ports.errors import BackendError
 from stanchion.services.engine import Services
 from stanchion.services.keys import Keys
 from stanchion.services.limiter import Deadlines
+from stanchion.services.replicas import Ping, check_backends
 from stanchion.wire.admin import Health
 from stanchion.wire.problems import Code
 
@@ -80,7 +80,6 @@ class GatewayState:
         self.metrics.close()
 
 
-CHECK_S: Final = 1.0
 KEPT_MS: Final = 500
 _VITAL: Final = "store"
 """Without the store nothing works. Without locks or bus much does, and all replicas lose those at
@@ -92,7 +91,7 @@ class Readiness:
 
     def __init__(self, services: Services) -> None:
         self._clock = services.clock
-        self._pings: Mapping[str, Callable[[], Awaitable[None]]] = {
+        self._pings: Mapping[str, Ping] = {
             "store": services.store.ping,
             # Without a lock backend there is only the local mutex, which cannot fail.
             "locks": _nothing if services.locks is None else services.locks.ping,
@@ -117,24 +116,11 @@ class Readiness:
 
     async def _ask(self) -> dict[str, str]:
         try:
-            words = await asyncio.gather(*(_check(ping) for ping in self._pings.values()))
-            self._kept = dict(zip(self._pings, words, strict=True))
+            self._kept = await check_backends(self._pings)
             self._kept_at = self._clock.moment()
             return self._kept
         finally:
             self._asking = None
-
-
-async def _check(ping: Callable[[], Awaitable[None]]) -> str:
-    try:
-        async with asyncio.timeout(CHECK_S):
-            await ping()
-    except TimeoutError:
-        return f"no answer within {CHECK_S:g} s"
-    except BackendError:
-        # The error's text may contain addresses; it is in the log.
-        return "unavailable"
-    return "ok"
 
 
 async def _nothing() -> None:

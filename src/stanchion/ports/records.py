@@ -64,6 +64,8 @@ __all__ = [
     "RunFilter",
     "RunSummary",
     "StaleFence",
+    "StoredSummaries",
+    "StoredSummary",
     "StoredWorkflow",
     "Tenant",
 ]
@@ -370,6 +372,22 @@ class Document(msgspec.Struct, frozen=True):
 
     value: JsonValue
     revision: int
+
+
+class StoredSummary(msgspec.Struct, frozen=True):
+    """The last summary that a replica reported."""
+
+    replica: str
+    seen_at: Instant
+    """When it was reported, by the clock of the store."""
+    summary: JsonValue
+
+
+class StoredSummaries(msgspec.Struct, frozen=True):
+    """The summaries of all replicas, as of one instant."""
+
+    at: Instant
+    summaries: tuple[StoredSummary, ...]
 
 
 class Drift(msgspec.Struct, frozen=True):

@@ -62,6 +62,7 @@ from stanchion.ports.records import (
     Result,
     RunFilter,
     RunSummary,
+    StoredSummaries,
     StoredWorkflow,
     Tenant,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "Housekeeping",
     "Jobs",
     "Outbox",
+    "Replicas",
     "Runs",
     "Store",
     "Tenants",
@@ -322,6 +324,25 @@ class Documents(Protocol):
         """Remove a document; ``False`` if there was none."""
 
 
+class Replicas(Protocol):
+    """The summaries that replicas report, each under its own name.
+
+    A summary need not outlive the server of a store that one process serves.
+    """
+
+    async def report_replica(self, replica: str, summary: JsonValue, *, keep_ms: int) -> Instant:
+        """Replace the summary of a replica, and remove those not replaced for ``keep_ms``.
+
+        Returns the time of the store, which is the new ``seen_at``.
+        """
+
+    async def replica_summaries(self) -> StoredSummaries:
+        """All summaries, sorted by replica, and the time of the store, in one read."""
+
+    async def remove_replica(self, replica: str) -> bool:
+        """Remove the summary of a replica that stops; ``False`` if there was none."""
+
+
 class Housekeeping(Protocol):
     """Dead letters, audit, retention, health."""
 
@@ -380,5 +401,5 @@ class Housekeeping(Protocol):
         """Close all connections and files. Acknowledged data is kept. Safe to call twice."""
 
 
-class Store(Runs, Jobs, Outbox, Definitions, Tenants, Documents, Housekeeping, Protocol):
+class Store(Runs, Jobs, Outbox, Definitions, Tenants, Documents, Replicas, Housekeeping, Protocol):
     """The whole port. Services declare the smallest part that they need."""

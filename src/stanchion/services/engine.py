@@ -33,6 +33,7 @@ from stanchion.services.log import log_event
 from stanchion.services.outbox import AT_ONCE_MAX, Calls, Relay
 from stanchion.services.plans import Linker, Plans, link_here
 from stanchion.services.reconciler import Reconciler
+from stanchion.services.replicas import ReplicaReporter
 from stanchion.services.scheduler import Scheduler
 from stanchion.services.settings import SettingsService
 from stanchion.services.signals import AdmissionSignals, EngineSignals, TenantLabels
@@ -153,6 +154,7 @@ class Engine:
             max_deliveries=terms.max_deliveries,
             retention_ms=terms.retention_ms,
         )
+        scheduler = Scheduler(context, ttl_ms=terms.job_lease_ttl_ms)
         self._clock = clock
         self._stop_hearing = bus.listen(Bell.ESCALATION, self._hear)
         self.services = Services(
@@ -174,13 +176,20 @@ class Engine:
                 on_admitted=self._advancer.remember,
             ),
             inbox=Inbox(context, plans=plans, advancer=self._advancer, rules=rules, work=work),
-            scheduler=Scheduler(context, ttl_ms=terms.job_lease_ttl_ms),
+            scheduler=scheduler,
             waiters=waiters,
             settings=settings,
             escalating=self._escalating,
             registry=registry,
             work=work,
             executor=self._executor,
+            replicas=ReplicaReporter(
+                replica,
+                backends,
+                runs_held=lambda: len(self._leasing.held),
+                settings_revision=lambda: settings.revision,
+                workers=scheduler.workers,
+            ),
         )
 
     async def run(self) -> None:
@@ -206,6 +215,7 @@ class Engine:
         self.services.scheduler.close()
         self.services.waiters.close()
         await self._leasing.close()
+        await self.services.replicas.withdraw()
         self._executor.close()
 
     def _loops(self) -> dict[str, Loop]:
@@ -217,6 +227,7 @@ class Engine:
             "calls": lambda: self._bus.consume(self._calls.handle, at_once_max=AT_ONCE_MAX),
             "ready": services.scheduler.run,
             "reconcile": self._reconciler.run,
+            "replicas": services.replicas.run,
         }
 
     async def _endless(self, name: str, loop: Loop) -> None:
@@ -265,3 +276,4 @@ class Services(Backends):
     registry: CollectorRegistry
     work: TenantWorkBudget
     executor: TenantExecutor
+    replicas: ReplicaReporter

@@ -14,26 +14,31 @@ A poll of the ready topics, once a second for all waiting workers together, repl
 ``revoked`` waits until a worker loses one of its job leases, because the run was cancelled or took
 too long: a bell names the run, and the store confirms the loss. Once a second all watched leases
 are polled, for lost bells.
+
+``SeenWorkers`` remembers which workers called this replica, and for which topics.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 
+from stanchion.core.lease import Moment
 from stanchion.core.model import JobId, RunId, TenantId, Topic
 from stanchion.ports.bus import Bell
+from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import JobLease, LeasedJob, LostReason, Renewals
 from stanchion.ports.store import Jobs
 from stanchion.services.context import ReplicaContext
 from stanchion.services.log import OutageLogger
 
-__all__ = ["JobBatch", "Scheduler"]
+__all__ = ["JobBatch", "Scheduler", "SeenWorkers", "WorkerSighting"]
 
 POLL_S: Final = 1.0
 _POLLED_AT_ONCE: Final = 200
@@ -91,6 +96,7 @@ class Scheduler:
         self._rung = 0
         self._is_draining = False
         self._watches: dict[RunId, dict[_Watch, None]] = {}
+        self._seen = SeenWorkers(context.clock, ttl_ms=ttl_ms)
         self._stops = (
             context.bus.listen(Bell.READY, self._hear),
             context.bus.listen(Bell.REVOKED, lambda note: self._suspect(RunId(note))),
@@ -104,9 +110,14 @@ class Scheduler:
         max_jobs: int,
         wait_s: float,
         tenant: TenantId | None = None,
+        version: str | None = None,
     ) -> JobBatch:
-        """Lease jobs; if none is ready, wait up to ``wait_s`` for the first."""
+        """Lease jobs; if none is ready, wait up to ``wait_s`` for the first.
+
+        ``version`` is that of the worker's SDK, if it sent one.
+        """
         began = self._clock.moment()
+        self._seen.asked(worker_id, tenant, topics, version)
         waiter = _Waiter(worker_id, topics, tenant, max_jobs, self._rung, asyncio.Event())
         self._waiting[waiter] = None
         try:
@@ -115,17 +126,34 @@ class Scheduler:
                 jobs = await self._look(waiter)
                 left_s = wait_s - (self._clock.moment() - began) / 1000
                 if jobs or left_s <= 0 or self._is_draining:
+                    self._seen.has(worker_id, tenant, [each.job.id for each in jobs])
                     return JobBatch(jobs, asked_at - began)
                 await _rung(waiter, left_s)
         finally:
             del self._waiting[waiter]
+            self._seen.asked(worker_id, tenant, topics, version)
             self._wake(waiter.heard)  # a bell that this worker does not use any more
 
     async def renew(
-        self, leases: Sequence[JobLease], *, tenant: TenantId | None = None
+        self, worker_id: str, leases: Sequence[JobLease], *, tenant: TenantId | None = None
     ) -> Renewals:
         """Extend the leases that have not expired; with ``tenant``, only those of its jobs."""
-        return await self._jobs.renew_jobs(leases, ttl_ms=self.ttl_ms, tenant=tenant)
+        renewals = await self._jobs.renew_jobs(leases, ttl_ms=self.ttl_ms, tenant=tenant)
+        self._seen.has(worker_id, tenant, renewals.renewed)
+        self._seen.let_go(worker_id, tenant, renewals.lost)
+        return renewals
+
+    def finished(
+        self, worker_id: str, jobs: Iterable[JobId], *, tenant: TenantId | None = None
+    ) -> None:
+        """Note that a worker has sent the results of these jobs."""
+        self._seen.let_go(worker_id, tenant, jobs)
+
+    def workers(self) -> tuple[WorkerSighting, ...]:
+        """The workers that called this replica lately, those that wait for jobs included."""
+        for waiter in self._waiting:
+            self._seen.asked(waiter.worker_id, waiter.tenant, waiter.topics)
+        return self._seen.all()
 
     async def lost(
         self, leases: Sequence[JobLease], *, tenant: TenantId | None = None
@@ -279,3 +307,111 @@ async def _rung(waiter: _Waiter, within_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             await waiter.bell.wait()
+
+
+WORKER_KEPT_MS: Final = 10 * 60 * 1000
+"""How long a worker that does not call any more is remembered."""
+_WORKERS_MAX: Final = 500
+"""Workers of one tenant, so that a tenant cannot displace the workers of another."""
+_TENANTS_MAX: Final = 1_000
+
+
+class WorkerSighting(msgspec.Struct, frozen=True):
+    """A worker that called this replica."""
+
+    worker_id: str
+    tenant: TenantId | None
+    """The one tenant whose jobs it asks for; ``None`` for all."""
+    topics: dict[Topic, Moment]
+    """When it last asked for each topic."""
+    jobs: int
+    """The leases that it holds, as far as this replica knows."""
+    seen_at: Moment
+    version: str | None
+
+
+class _Sighting(msgspec.Struct):
+    seen_at: Moment
+    topics: dict[Topic, Moment]
+    jobs: set[JobId]
+    version: str | None = None
+
+
+class SeenWorkers:
+    """The workers that called this replica, with their topics and leases. Bounded per tenant."""
+
+    def __init__(self, clock: Clock, *, ttl_ms: int) -> None:
+        self._clock = clock
+        self._ttl_ms = ttl_ms
+        self._tenants: OrderedDict[TenantId | None, OrderedDict[str, _Sighting]] = OrderedDict()
+
+    def asked(
+        self,
+        worker_id: str,
+        tenant: TenantId | None,
+        topics: Iterable[Topic],
+        version: str | None = None,
+    ) -> None:
+        """A worker asks for jobs of these topics."""
+        sighting = self._touch(worker_id, tenant)
+        sighting.topics.update(dict.fromkeys(topics, sighting.seen_at))
+        sighting.version = version or sighting.version
+
+    def has(self, worker_id: str, tenant: TenantId | None, jobs: Iterable[JobId]) -> None:
+        """A worker holds the leases of these jobs."""
+        self._touch(worker_id, tenant).jobs.update(jobs)
+
+    def let_go(self, worker_id: str, tenant: TenantId | None, jobs: Iterable[JobId]) -> None:
+        """A worker does not hold the leases of these jobs any more."""
+        self._touch(worker_id, tenant).jobs.difference_update(jobs)
+
+    def all(self) -> tuple[WorkerSighting, ...]:
+        """The workers that called lately, of each tenant the last one first."""
+        now = self._clock.moment()
+        found: list[WorkerSighting] = []
+        for tenant, workers in list(self._tenants.items()):
+            for worker_id, known in list(workers.items()):
+                if now - known.seen_at > WORKER_KEPT_MS:
+                    del workers[worker_id]
+                    continue
+                if now - known.seen_at > self._ttl_ms:
+                    known.jobs.clear()  # its leases have expired
+                _forget_topics(known, now)
+                found.append(
+                    WorkerSighting(
+                        worker_id,
+                        tenant,
+                        dict(known.topics),
+                        len(known.jobs),
+                        known.seen_at,
+                        known.version,
+                    )
+                )
+            if not workers:
+                del self._tenants[tenant]
+        return tuple(reversed(found))
+
+    def _touch(self, worker_id: str, tenant: TenantId | None) -> _Sighting:
+        """The entry of a worker, which is now the last of its tenant."""
+        workers = self._tenants.get(tenant)
+        if workers is None:
+            workers = self._tenants[tenant] = OrderedDict()
+            if len(self._tenants) > _TENANTS_MAX:
+                self._tenants.popitem(last=False)
+        self._tenants.move_to_end(tenant)
+        now = self._clock.moment()
+        known = workers.get(worker_id)
+        if known is None:
+            known = workers[worker_id] = _Sighting(now, {}, set())
+            if len(workers) > _WORKERS_MAX:
+                workers.popitem(last=False)
+        workers.move_to_end(worker_id)
+        known.seen_at = now
+        return known
+
+
+def _forget_topics(known: _Sighting, now: Moment) -> None:
+    """Forget topics that the worker has not asked for lately."""
+    for topic, asked_at in list(known.topics.items()):
+        if now - asked_at > WORKER_KEPT_MS:
+            del known.topics[topic]

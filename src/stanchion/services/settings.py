@@ -106,6 +106,11 @@ class SettingsService:
         """The settings in force here."""
         return self._current
 
+    @property
+    def revision(self) -> int:
+        """The revision of the settings in force here; 0 for the defaults."""
+        return 0 if self._taken is None else self._taken.revision
+
     def get(self) -> Settings:
         """The settings in force here, as a callable for services that read them at each use."""
         return self._current

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache
+from importlib.metadata import version
 from typing import Final, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
@@ -101,12 +103,17 @@ def parse_address(url: str) -> Address:
     )
 
 
+@cache
+def _version() -> str:
+    return version("stanchion")
+
+
 def encode_request(request: Request, to: Address) -> bytes:
     """The request as it is sent. Raises ``ValueError`` if a value would break the head."""
     lines = [
         f"{request.method} {to.prefix}{request.path} HTTP/1.1",
         f"Host: {to.named}",
-        "User-Agent: stanchion",
+        f"User-Agent: stanchion/{_version()}",
         *(f"{name}: {value}" for name, value in request.headers),
     ]
     if request.body or request.method not in _WITHOUT_BODY:

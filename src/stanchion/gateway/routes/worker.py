@@ -7,6 +7,7 @@ are answered as if there were no such job.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, Literal, TypeAlias, TypeVar, assert_never
 
@@ -57,9 +58,19 @@ async def lease_jobs(call: Call[LeaseRequest, NoQuery]) -> Reply:
         max_jobs=asked.max_jobs,
         wait_s=asked.wait_s,
         tenant=call.only,
+        version=_sdk_version(call.headers),
     )
     jobs = tuple(leased_job(each, scheduler.ttl_ms) for each in handed.jobs)
     return Reply(LeaseAnswer(jobs, handed.waited_ms))
+
+
+def _sdk_version(headers: Mapping[bytes, bytes]) -> str | None:
+    """The version of the worker's SDK, from a header like ``User-Agent: stanchion/1.2``."""
+    found = _AGENT.fullmatch(headers.get(b"user-agent", b""))
+    return None if found is None else found[1].decode("ascii")
+
+
+_AGENT: Final = re.compile(rb"stanchion/([0-9A-Za-z.+!-]{1,40})")
 
 
 async def ready_topics(call: Call[NoBody, NoQuery]) -> Reply:
@@ -81,7 +92,7 @@ async def renew_leases(call: Call[RenewRequest, NoQuery]) -> Reply:
     reasons: dict[JobId, LostReason] = {}
     lost: list[JobId] = []
     async for some in _in_parts(leases):
-        renewals = await scheduler.renew(some, tenant=call.only)
+        renewals = await scheduler.renew(call.body.worker_id, some, tenant=call.only)
         renewed += renewals.renewed
         if renewals.lost:
             lost += renewals.lost
@@ -125,6 +136,8 @@ async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
                     rejected.append(RejectedResult(answer.job_id, answer.code.value))
                 case _:
                     assert_never(answer)
+    sent = [each.job_id for each in results]
+    call.services.scheduler.finished(call.body.worker_id, sent, tenant=call.only)
     return Reply(ResultsAnswer(tuple(accepted), tuple(rejected)))
 
 

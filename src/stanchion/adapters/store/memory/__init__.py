@@ -11,6 +11,7 @@ from typing import Final
 from stanchion.adapters.store.memory.definitions import (
     MemoryDefinitions,
     MemoryDocuments,
+    MemoryReplicas,
     MemoryTenants,
 )
 from stanchion.adapters.store.memory.housekeeping import MemoryHousekeeping, MemoryOutbox
@@ -31,6 +32,7 @@ class MemoryStore(
     MemoryDefinitions,
     MemoryTenants,
     MemoryDocuments,
+    MemoryReplicas,
     MemoryHousekeeping,
 ):
     """See ``ports.store.Store``. ``key_ttl_ms``: how long a key is kept after its run ended."""

@@ -1,4 +1,4 @@
-"""Definitions in memory: workflows by version, tenants, and documents."""
+"""Definitions in memory: workflows by version, tenants, documents, and replicas' summaries."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import msgspec
 from stanchion.adapters.cursor import read_cursor, write_cursor
 from stanchion.adapters.store.memory.state import MemoryPart
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import TenantId, WorkflowId
+from stanchion.core.model import Instant, TenantId, WorkflowId
 from stanchion.core.workflow import Workflow
-from stanchion.ports.records import Document, Page, StoredWorkflow, Tenant
+from stanchion.ports.records import Document, Page, StoredSummaries, StoredWorkflow, Tenant
 
-__all__ = ["MemoryDefinitions", "MemoryDocuments", "MemoryTenants"]
+__all__ = ["MemoryDefinitions", "MemoryDocuments", "MemoryReplicas", "MemoryTenants"]
 
 _Name = TypeVar("_Name", bound=str)
 _Value = TypeVar("_Value")
@@ -101,6 +101,20 @@ class MemoryDocuments(MemoryPart):
 
     async def delete_document(self, kind: str, name: str) -> bool:
         return self._state.documents.get(kind, {}).pop(name, None) is not None
+
+
+class MemoryReplicas(MemoryPart):
+    """See ``ports.store.Replicas``."""
+
+    async def report_replica(self, replica: str, summary: JsonValue, *, keep_ms: int) -> Instant:
+        now = self._state.now()
+        return self._state.summaries.report(replica, summary, keep_ms=keep_ms, now=now)
+
+    async def replica_summaries(self) -> StoredSummaries:
+        return self._state.summaries.read(self._state.now())
+
+    async def remove_replica(self, replica: str) -> bool:
+        return self._state.summaries.remove(replica)
 
 
 def _by_name(

@@ -16,6 +16,7 @@ from itertools import count
 from typing import Final, Generic, TypeVar
 
 from stanchion.adapters.cursor import write_cursor
+from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.core.admission import KeyRecord
 from stanchion.core.events import Event, Timer
 from stanchion.core.json_value import JsonValue
@@ -141,6 +142,7 @@ class MemoryState:
         """By id, each with its place in the order of dead letters."""
         self.letter_order = count()
         self.documents: dict[str, dict[str, Document]] = {}
+        self.summaries = SummaryBoard()
         self.audited: TenantId | None = None
         """Where the last audit stopped."""
 

@@ -1,20 +1,36 @@
-"""Definitions in Redis: workflows by version, tenants, and documents."""
+"""Definitions in Redis: workflows by version, tenants, documents, and replicas' summaries."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from stanchion.adapters.cursor import read_cursor, write_cursor
 from stanchion.adapters.redis.client import RedisRequest
+from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.redis.node import pack
 from stanchion.adapters.store.redis import decode, encode
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import TenantId, WorkflowId, shard_of_tenant
+from stanchion.core.model import Instant, TenantId, WorkflowId, shard_of_tenant
 from stanchion.core.workflow import Workflow
-from stanchion.ports.records import Document, Page, StoredWorkflow, Tenant
+from stanchion.ports.records import (
+    Document,
+    Page,
+    StoredSummaries,
+    StoredSummary,
+    StoredWorkflow,
+    Tenant,
+)
 
-__all__ = ["RedisDefinitions", "RedisDocuments", "RedisTenants", "page_of_names"]
+__all__ = [
+    "RedisDefinitions",
+    "RedisDocuments",
+    "RedisReplicas",
+    "RedisTenants",
+    "page_of_names",
+]
 
 
 class RedisDefinitions(Sharded):
@@ -171,6 +187,32 @@ class RedisDocuments(Sharded):
             deadline,
         )
         return [None if reply is None else decode.read_document(reply) for reply in replies]
+
+
+class RedisReplicas(Sharded):
+    """See ``ports.store.Replicas``."""
+
+    async def report_replica(self, replica: str, summary: JsonValue, *, keep_ms: int) -> Instant:
+        now: int = await self._ask("report_replica", replica, encode.to_json(summary), keep_ms)
+        return Instant(now)
+
+    async def replica_summaries(self) -> StoredSummaries:
+        now, *rest = await self._ask("replica_summaries")
+        found = [
+            StoredSummary(name.decode(), Instant(int(seen_at)), msgspec.json.decode(summary))
+            for name, seen_at, summary in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
+        ]
+        return StoredSummaries(Instant(now), tuple(sorted(found, key=lambda each: each.replica)))
+
+    async def remove_replica(self, replica: str) -> bool:
+        return bool(await self._ask("remove_replica", replica, is_repeatable=False))
+
+    async def _ask(self, name: str, *words: str | bytes | int, is_repeatable: bool = True) -> Reply:
+        keys = self._shards.keys
+        step = self._shards.step_at(
+            name, keys.common_slot, keys.replicas(), *words, is_repeatable=is_repeatable
+        )
+        return await self._shards.ask(step)
 
 
 async def page_of_names(

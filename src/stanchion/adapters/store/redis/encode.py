@@ -332,6 +332,10 @@ class StoreKeys:
         """The keys of the documents of a kind, and of their sorted names."""
         return f"{self._common}documents:{kind}", f"{self._common}document_names:{kind}"
 
+    def replicas(self) -> tuple[str, str]:
+        """The keys of the replicas' summaries, and of the times of their reports."""
+        return f"{self._common}replicas", f"{self._common}replica_times"
+
     def all_of(
         self, names: tuple[str, ...], shard: int, *, run_id: str = "", tenant: str = ""
     ) -> list[str]:

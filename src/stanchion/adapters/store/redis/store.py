@@ -15,6 +15,7 @@ from stanchion.adapters.redis.startup import claim_format, examine
 from stanchion.adapters.store.redis.definitions import (
     RedisDefinitions,
     RedisDocuments,
+    RedisReplicas,
     RedisTenants,
 )
 from stanchion.adapters.store.redis.encode import COMMON_TAG, StoreKeys
@@ -41,6 +42,7 @@ class RedisStore(
     RedisDefinitions,
     RedisTenants,
     RedisDocuments,
+    RedisReplicas,
     RedisLetters,
     RedisHousekeeping,
 ):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
+from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.opening import MEMORY, resolved
 from stanchion.adapters.sqlite.thread import WorkerThread, read_together, write_together
@@ -21,9 +22,10 @@ from stanchion.adapters.store.sqlite import definitions, housekeeping, jobs, out
 from stanchion.adapters.store.sqlite.codec import SQL
 from stanchion.adapters.store.sqlite.file import open_reader, open_writer, shut
 from stanchion.core.admission import Verdict
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
-from stanchion.ports.records import Admission, Drift
+from stanchion.ports.records import Admission, Drift, StoredSummaries
 
 __all__ = ["SqliteStore"]
 
@@ -76,6 +78,7 @@ class SqliteStore:
         self.timeout_s = timeout_s
         self._clock = clock
         self._key_ttl_ms = key_ttl_ms
+        self._summaries = SummaryBoard()  # not in the file: one process serves it
         self._audited = ""
         """The tenant at which the last audit stopped."""
 
@@ -178,6 +181,16 @@ class SqliteStore:
     replay_dead_letter = _writes(housekeeping.replay_dead_letter)
     discard_dead_letter = _writes(housekeeping.discard_dead_letter)
     purge = _writes(housekeeping.purge)
+
+    async def report_replica(self, replica: str, summary: JsonValue, *, keep_ms: int) -> Instant:
+        now = self._clock.now()
+        return self._summaries.report(replica, summary, keep_ms=keep_ms, now=now)
+
+    async def replica_summaries(self) -> StoredSummaries:
+        return self._summaries.read(self._clock.now())
+
+    async def remove_replica(self, replica: str) -> bool:
+        return self._summaries.remove(replica)
 
     async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:
         audit = partial(housekeeping.audit_slots, after=self._audited, limit=limit)
