@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
+from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.adapters.store.memory.runs import carry_out
 from stanchion.core import lease
 from stanchion.core.admission import Admitted, Verdict
+from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import (
     AcquireDecision,
     AcquireOutcome,
@@ -234,6 +236,14 @@ class _Forgetful(SimStore):
         return rows
 
 
+class _OneSummary(SimStore):
+    """The summary of the last replica takes the place of all others."""
+
+    async def report_replica(self, replica: str, summary: JsonValue, *, keep_ms: int) -> Instant:
+        self._state.summaries = SummaryBoard()
+        return await super().report_replica(replica, summary, keep_ms=keep_ms)
+
+
 class _OnceOnly(SimStore):
     """A row that was taken is never due again: whoever took it will see to it."""
 
@@ -403,6 +413,11 @@ ALL: Final = (
         name="relay-never-again",
         says="a row that is due again is not published again",
         store=_OnceOnly,
+    ),
+    Mutant(
+        name="one-summary-for-all",
+        says="a replica's summary replaces those of the others",
+        store=_OneSummary,
     ),
     Mutant(
         name="result-from-anybody",

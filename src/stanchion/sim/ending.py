@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from stanchion.core.model import Run, RunId, StepId, TenantId
+from stanchion.core.model import Instant, Run, RunId, StepId, TenantId
+from stanchion.services.replicas import MISSING_MS
 from stanchion.sim import invariants as must
 from stanchion.sim.workload import CAPS
 
@@ -56,9 +57,25 @@ def check_end(world: World) -> None:
             "slots equal unfinished runs",
             must.slots_are_unfinished_runs(tenant, state.peek(TenantId(tenant)).active, 0),
         )
+    _check_summaries(world)
     if not world.scenario.profile.store_loses:
         _check_told(world)
     _check_metrics(world)
+
+
+def _check_summaries(world: World) -> None:
+    """Check that every replica is known by its summary, and that none is missing."""
+    stored = world.store.real.state.summaries.read(world.store.clock.now())
+    seen_at = {each.replica: each.seen_at for each in stored.summaries}
+    names = [replica.process.name for replica in world.replicas if replica.is_up]
+    world.history.check(
+        "every replica reports",
+        [
+            f"{name} reported last at {seen_at.get(name)}, and it is {stored.at}"
+            for name in names
+            if stored.at - seen_at.get(name, Instant(0)) > MISSING_MS
+        ],
+    )
 
 
 def _check_told(world: World) -> None:
