@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from msgspec.structs import replace
 
-from stanchion.drills.charts import (
+from stanchion.charts import (
     BarChart,
     Bars,
     Chart,

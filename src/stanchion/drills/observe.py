@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
+from stanchion.charts import Series
 from stanchion.drills.callers import DrillTenant
-from stanchion.drills.charts import Series
 
 __all__ = [
     "METRICS_OLD_S",

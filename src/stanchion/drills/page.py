@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
+from stanchion.charts import Chart, svg_of
 from stanchion.core.json_value import JsonValue
-from stanchion.drills.charts import Chart, svg_of
 from stanchion.drills.verdict import Report
 
 __all__ = ["write_index", "write_report"]

@@ -13,8 +13,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from stanchion.charts import Chart
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.drills.charts import Chart
 
 __all__ = [
     "DrillResult",

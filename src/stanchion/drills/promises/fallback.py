@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
+from stanchion.charts import Chart, LineChart, Series, Window
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Risk
-from stanchion.drills.charts import Chart, LineChart, Series, Window
 from stanchion.drills.observe import (
     METRICS_OLD_S,
     Sampler,

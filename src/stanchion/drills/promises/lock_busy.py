@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
+from stanchion.charts import BarChart, Bars, Chart, LineChart
 from stanchion.core.json_value import JsonValue
-from stanchion.drills.charts import BarChart, Bars, Chart, LineChart
 from stanchion.drills.observe import (
     counts_per,
     rate_series,

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from stanchion.charts import BarChart, Bars, Chart, Limit, LineChart, Series, Window
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.drills.charts import BarChart, Bars, Chart, Limit, LineChart, Series, Window
 from stanchion.drills.programs import TICK_S, HolderLine
 from stanchion.drills.verdict import Promise, seconds
 

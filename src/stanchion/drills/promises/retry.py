@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
+from stanchion.charts import Chart, LineChart, Window
 from stanchion.core.json_value import JsonValue
 from stanchion.core.retry import BUDGETS, Budget, RetryClass
-from stanchion.drills.charts import Chart, LineChart, Window
 from stanchion.drills.observe import cumulative, rate_series
 from stanchion.drills.verdict import Promise, percentile, ratio, seconds
 

@@ -1,9 +1,10 @@
-"""Charts: time series and bars as SVG, drawn by a template of our own.
+"""Charts: time series, bars and histograms as SVG, for drill reports and the console.
 
-Each picture carries its style, so that it works inside a page and as a file. Colours follow the
-reader's light or dark scheme and come from a palette that colour-blind readers can tell apart
-(Okabe and Ito); every series also has its own dash pattern and marker, so that a picture printed in
-grey stays readable. docs/adr has the reasons for not using a plotting library.
+A picture carries its style, so that it works inside a page and as a file; the console, whose policy
+forbids style elements, has the same rules in its stylesheet. Colours follow the reader's light or
+dark scheme and come from a palette that colour-blind readers can tell apart (Okabe and Ito); every
+series also has its own dash pattern and marker, so that a picture printed in grey stays readable.
+docs/adr/0013 has the reasons for not using a plotting library.
 """
 
 from __future__ import annotations
@@ -11,11 +12,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
-__all__ = ["BarChart", "Bars", "Chart", "Limit", "LineChart", "Series", "Window", "svg_of"]
+__all__ = [
+    "BarChart",
+    "Bars",
+    "Chart",
+    "Histogram",
+    "Limit",
+    "LineChart",
+    "Series",
+    "Window",
+    "sparkline",
+    "svg_of",
+]
 
 WIDTH: Final = 760
 _LEFT, _RIGHT, _BOTTOM = 62, 18, 46
@@ -26,6 +38,7 @@ _POINTS_MAX: Final = 600
 _MARKERS_MAX: Final = 12
 """Markers tell series apart; more of them would hide the line."""
 _CHAR_WIDTH: Final = 6.9
+_SPARK_WIDTH, _SPARK_HEIGHT = 120, 28
 
 _LIGHT: Final = ("#0072b2", "#c55a00", "#00785a", "#a8457f", "#5b5b5b", "#8a6d00")
 _DARK: Final = ("#56b4e9", "#ffa94d", "#3ecf9e", "#ee9ccb", "#c9c9c9", "#f0e442")
@@ -83,17 +96,39 @@ class BarChart(msgspec.Struct, frozen=True, kw_only=True, tag="bars"):
     limits: tuple[Limit, ...] = ()
 
 
-Chart: TypeAlias = LineChart | BarChart
+class Histogram(msgspec.Struct, frozen=True, kw_only=True, tag="histogram"):
+    """Counts in buckets of equal width. The first series is bars, the others are stepped lines."""
+
+    title: str
+    unit: str
+    bucket_s: float
+    series: tuple[Bars, ...]
+    x_unit: str = "seconds"
+    limits: tuple[Limit, ...] = ()
 
 
-def svg_of(chart: Chart) -> str:
-    """The chart as one SVG element, which is a file of its own as well."""
+Chart: TypeAlias = LineChart | BarChart | Histogram
+
+
+def svg_of(chart: Chart, *, has_style: bool = True) -> str:
+    """The chart as one SVG element, which is a file of its own as well.
+
+    Without its style, the stylesheet of the page around it must have the rules.
+    """
     labels = [series.label for series in chart.series]
     rows = _legend_rows(labels)
     top = 34 + _LEGEND_ROW * len(rows) + 16
     height = top + _PLOT_HEIGHT + _BOTTOM
     frame = _Frame(top=top, x_max=_x_max(chart), y_max=_y_max(chart))
-    body = _lines(chart, frame) if isinstance(chart, LineChart) else _bars(chart, frame)
+    match chart:
+        case LineChart():
+            body = _lines(chart, frame)
+        case BarChart():
+            body = _bars(chart, frame)
+        case Histogram():
+            body = _histogram(chart, frame)
+        case _:
+            assert_never(chart)
     return "\n".join(
         [
             (
@@ -101,12 +136,38 @@ def svg_of(chart: Chart) -> str:
                 f' height="{height}" viewBox="0 0 {WIDTH} {height}" role="img"'
                 f' aria-label="{escape(_summary(chart))}">'
             ),
-            f"<style>{_STYLE}</style>",
+            *([f"<style>{_STYLE}</style>"] if has_style else []),
             _text(_LEFT, 22, chart.title, "title"),
-            *_legend(rows, is_line=isinstance(chart, LineChart)),
+            *_legend(rows, chart),
             *body,
             "</svg>",
         ]
+    )
+
+
+def sparkline(values: Sequence[float], label: str) -> str:
+    """A small line without axes, stretched to the width of its place. ``label`` says what it is."""
+    shown = [y for _, y in _thinned([(0.0, value) for value in values])]
+    highest = max([*shown, 0.001])
+    step = _SPARK_WIDTH / max(1, len(shown) - 1)
+    places = [
+        (place * step, _SPARK_HEIGHT - 2 - (_SPARK_HEIGHT - 4) * max(0.0, value) / highest)
+        for place, value in enumerate(shown)
+    ]
+    if len(places) == 1:
+        places.append((float(_SPARK_WIDTH), places[0][1]))
+    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    area = f"M0 {_SPARK_HEIGHT}L{path}L{_SPARK_WIDTH} {_SPARK_HEIGHT}z"
+    drawn = (
+        f'<path class="spark-area" d="{area}"/><path class="spark-line" d="M{path}"/>'
+        if places
+        else ""
+    )
+    latest = f", now {_number(shown[-1])}, up to {_number(max(shown))}" if shown else ", no data"
+    return (
+        f'<svg class="spark" viewBox="0 0 {_SPARK_WIDTH} {_SPARK_HEIGHT}"'
+        f' preserveAspectRatio="none" role="img" aria-label="{escape(label + latest)}">'
+        f"{drawn}</svg>"
     )
 
 
@@ -131,11 +192,7 @@ class _Frame(msgspec.Struct, frozen=True):
 def _lines(chart: LineChart, frame: _Frame) -> list[str]:
     drawn = [_window(window, frame) for window in chart.windows]
     drawn += _grid(chart.unit, frame)
-    for value in _ticks(frame.x_max):
-        x = frame.x(value)
-        drawn.append(f'<path class="axis" d="M{x:.1f} {frame.bottom:.1f}v5"/>')
-        drawn.append(_text(x, frame.bottom + 18, _number(value), "tick mid"))
-    drawn.append(_text(WIDTH - _RIGHT, frame.bottom + 36, chart.x_unit, "tick end"))
+    drawn += _time_axis(chart.x_unit, frame)
     drawn += [_limit(limit, frame) for limit in chart.limits]
     for number, series in enumerate(chart.series):
         drawn += _line(_thinned(series.points), number, frame)
@@ -178,6 +235,31 @@ def _bars(chart: BarChart, frame: _Frame) -> list[str]:
     return drawn
 
 
+def _histogram(chart: Histogram, frame: _Frame) -> list[str]:
+    drawn = _grid(chart.unit, frame)
+    drawn += _time_axis(chart.x_unit, frame)
+    width = frame.x(chart.bucket_s) - frame.x(0)
+    gap = min(1.0, width / 4)
+    for number, bars in enumerate(chart.series):
+        style = number % len(_LIGHT)
+        tops = [frame.y(value) for value in bars.values]
+        if number == 0:
+            drawn += [
+                f'<rect class="bar f{style}" x="{frame.x(place * chart.bucket_s) + gap / 2:.1f}"'
+                f' y="{y:.1f}" width="{width - gap:.1f}" height="{frame.bottom - y:.1f}"/>'
+                for place, y in enumerate(tops)
+                if y < frame.bottom
+            ]
+        elif tops:
+            path = "".join(f"V{y:.1f}h{width:.1f}" for y in tops)
+            drawn.append(
+                f'<path class="line s{style}" stroke-dasharray="{_DASHES[style]}"'
+                f' d="M{frame.x(0):.1f} {frame.bottom:.1f}{path}"/>'
+            )
+    drawn += [_limit(limit, frame) for limit in chart.limits]
+    return drawn
+
+
 # ── Parts ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -189,6 +271,16 @@ def _grid(unit: str, frame: _Frame) -> list[str]:
         drawn.append(_text(_LEFT - 8, y + 4, _number(value), "tick end"))
     drawn.append(f'<path class="axis" d="M{_LEFT} {frame.bottom:.1f}H{WIDTH - _RIGHT}"/>')
     drawn.append(_text(6, frame.top - 8, unit, "tick"))
+    return drawn
+
+
+def _time_axis(unit: str, frame: _Frame) -> list[str]:
+    drawn = []
+    for value in _ticks(frame.x_max):
+        x = frame.x(value)
+        drawn.append(f'<path class="axis" d="M{x:.1f} {frame.bottom:.1f}v5"/>')
+        drawn.append(_text(x, frame.bottom + 18, _number(value), "tick mid"))
+    drawn.append(_text(WIDTH - _RIGHT, frame.bottom + 36, unit, "tick end"))
     return drawn
 
 
@@ -220,13 +312,19 @@ def _legend_rows(labels: Sequence[str]) -> list[list[tuple[int, str, float]]]:
     return rows
 
 
-def _legend(rows: Sequence[Sequence[tuple[int, str, float]]], *, is_line: bool) -> list[str]:
+def _legend(rows: Sequence[Sequence[tuple[int, str, float]]], chart: Chart) -> list[str]:
     drawn = []
     for number, row in enumerate(rows):
         y = 42 + _LEGEND_ROW * number
         for place, label, x in row:
             style = place % len(_LIGHT)
-            if is_line:
+            if isinstance(chart, Histogram) and place > 0:
+                dash = _DASHES[style]
+                drawn.append(
+                    f'<path class="line s{style}" stroke-dasharray="{dash}"'
+                    f' d="M{x:.1f} {y - 4}h26"/>'
+                )
+            elif isinstance(chart, LineChart):
                 dash = _DASHES[style]
                 drawn.append(
                     f'<path class="line s{style}" stroke-dasharray="{dash}"'
@@ -274,13 +372,15 @@ def _ticks(highest: float) -> list[float]:
 def _x_max(chart: Chart) -> float:
     if isinstance(chart, BarChart):
         return 1.0
+    if isinstance(chart, Histogram):
+        return max(0.001, chart.bucket_s * max(len(bars.values) for bars in chart.series))
     ends = [x for series in chart.series for x, _ in series.points]
     return max([*ends, *(window.until_s for window in chart.windows), 0.001])
 
 
 def _y_max(chart: Chart) -> float:
     limits = [limit.value for limit in chart.limits]
-    if isinstance(chart, BarChart):
+    if not isinstance(chart, LineChart):
         found = [value for bars in chart.series for value in bars.values]
     else:
         found = [y for series in chart.series for _, y in series.points]

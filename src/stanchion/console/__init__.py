@@ -1,0 +1,1 @@
+"""The console: pages for people, on the same services as the HTTP API."""

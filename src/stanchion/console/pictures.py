@@ -1,0 +1,166 @@
+"""Small pictures of the console: a tenant's slots, and the fences of a lock over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final, Literal
+
+import msgspec
+from markupsafe import Markup, escape
+
+from stanchion.charts import Chart, sparkline, svg_of
+from stanchion.console.text import duration, visible
+
+__all__ = ["FenceMark", "TakenSlot", "chart", "fence_strip", "slot_board", "spark"]
+
+CELLS_MAX: Final = 60
+"""Cells of one board. A larger cap is drawn as a bar with its share."""
+
+
+def chart(drawn: Chart) -> Markup:
+    """A chart without a style of its own: the console's stylesheet has the rules."""
+    svg = svg_of(drawn, has_style=False)
+    return Markup(visible(svg, has_lines=True))  # noqa: S704 - svg_of escapes its labels
+
+
+def spark(values: Sequence[float], label: str) -> Markup:
+    """A small line without axes."""
+    return Markup(sparkline(values, visible(label)))  # noqa: S704 - sparkline escapes its label
+
+
+# ── Slots ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TakenSlot(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that holds a slot."""
+
+    run_id: str
+    status: str
+    href: str
+    title: str = ""
+
+
+def slot_board(
+    taken: Sequence[TakenSlot], *, active: int, limit: int | None, href: str | None = None
+) -> Markup:
+    """The slots of a tenant as cells: full ones link to their runs, free ones are outlined.
+
+    ``taken`` may be fewer runs than are active: the other full cells lead to ``href``, the list of
+    the tenant's runs.
+    """
+    label = f"{active:,} of {'unlimited' if limit is None else f'{limit:,}'} slots in use"
+    size = max(active, limit or 0)
+    if size > CELLS_MAX:
+        return _share(active, limit, label)
+    cells = [_cell(slot) for slot in taken[:active]]
+    plain = Markup('<a class="cell" href="{}" aria-label="a run"></a>')
+    for _ in range(active - len(cells)):
+        inner = Markup('<span class="cell"></span>') if href is None else plain.format(href)
+        cells.append(Markup('<li class="slot st-running">{}</li>').format(inner))
+    over = limit is not None and active > limit
+    free = 0 if limit is None else max(0, limit - active)
+    cells += [Markup('<li class="slot free"><span class="cell"></span></li>')] * free
+    is_full = limit is not None and active >= limit
+    state = " over" if over else " full" if is_full else ""
+    return Markup('<ol class="slots{}" aria-label="{}">{}</ol>').format(
+        state, label, Markup().join(cells)
+    )
+
+
+def _cell(slot: TakenSlot) -> Markup:
+    status = slot.status if slot.status.isidentifier() else "none"
+    words = slot.title or f"{slot.run_id}: {slot.status.replace('_', ' ')}"
+    return Markup(
+        '<li class="slot st-{}"><a class="cell" href="{}" title="{}" aria-label="{}"></a></li>'
+    ).format(status, slot.href, visible(words), visible(words))
+
+
+def _share(active: int, limit: int | None, label: str) -> Markup:
+    percent = 100.0 if not limit else min(100.0, 100 * active / limit)
+    state = " full" if limit is not None and active >= limit else ""
+    return Markup(
+        '<svg class="share{}" viewBox="0 0 100 10" preserveAspectRatio="none" role="img"'
+        ' aria-label="{}"><rect class="track" width="100" height="10"/>'
+        '<rect class="part" width="{}" height="10"/></svg>'
+    ).format(state, label, f"{percent:.1f}")
+
+
+# ── Fences ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class FenceMark(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment in the life of a lock."""
+
+    at: datetime
+    what: Literal["acquired", "renewed", "released", "forced", "refused"]
+    """``refused``: a write with an older fence."""
+    fence: int
+    holder: str = ""
+
+
+_STRIP_WIDTH, _STRIP_TOP, _STRIP_HEIGHT = 760, 18, 26
+_MARKS_MAX: Final = 200
+
+
+def fence_strip(marks: Sequence[FenceMark], *, begin: datetime, end: datetime) -> Markup:
+    """The holders of one lock over time: a block for each fence, a cross for each refused write.
+
+    Blocks take turns between two shades, so that a change of fence is seen where one holder follows
+    the other at once.
+    """
+    shown = sorted(marks, key=lambda mark: mark.at)[-_MARKS_MAX:]
+    length_s = max(0.001, (end - begin).total_seconds())
+
+    def x(time: datetime) -> float:
+        return _STRIP_WIDTH * max(0.0, min(1.0, (time - begin).total_seconds() / length_s))
+
+    drawn: list[str] = []
+    number = 0
+    for place, mark in enumerate(shown):
+        if mark.what == "acquired":
+            until = _held_until(shown[place + 1 :], end)
+            left, right = x(mark.at), x(until)
+            words = f"fence {mark.fence}, {visible(mark.holder)}, {_span(mark.at, until)}"
+            drawn.append(
+                f'<g class="term t{number % 2}"><title>{escape(words)}</title>'
+                f'<rect x="{left:.1f}" y="{_STRIP_TOP}" width="{max(2.0, right - left):.1f}"'
+                f' height="{_STRIP_HEIGHT}"/></g>'
+            )
+            if right - left > 60:  # noqa: PLR2004 - a fence's last digits fit in
+                drawn.append(
+                    f'<text x="{left + 5:.1f}" y="{_STRIP_TOP + 17}">…{mark.fence % 10**6:06d}'
+                    "</text>"
+                )
+            number += 1
+        elif mark.what in ("forced", "refused"):
+            words = (
+                f"released by force: fence {mark.fence}"
+                if mark.what == "forced"
+                else f"refused: a write with the older fence {mark.fence}"
+            )
+            at = x(mark.at)
+            drawn.append(
+                f'<g class="{mark.what}"><title>{escape(words)}</title>'
+                f'<path d="M{at - 5:.1f} 4l10 10m0 -10l-10 10M{at:.1f} 14V'
+                f'{_STRIP_TOP + _STRIP_HEIGHT}"/></g>'
+            )
+    height = _STRIP_TOP + _STRIP_HEIGHT + 20
+    refused = sum(mark.what == "refused" for mark in shown)
+    label = f"{number} terms in {_span(begin, end)}, {refused} refused writes"
+    drawn.append(f'<text class="end" x="{_STRIP_WIDTH}" y="{height - 5}">now</text>')
+    drawn.append(f'<text x="0" y="{height - 5}">{escape(_span(begin, end))} ago</text>')
+    return Markup(  # noqa: S704 - made of numbers, class names and escaped text
+        f'<svg class="fences" viewBox="0 0 {_STRIP_WIDTH} {height}" role="img"'
+        f' aria-label="{escape(label)}"><rect class="track" y="{_STRIP_TOP}"'
+        f' width="{_STRIP_WIDTH}" height="{_STRIP_HEIGHT}"/>{"".join(drawn)}</svg>'
+    )
+
+
+def _held_until(later: Sequence[FenceMark], end: datetime) -> datetime:
+    ends = ("acquired", "released", "forced")
+    return next((mark.at for mark in later if mark.what in ends), end)
+
+
+def _span(begin: datetime, end: datetime) -> str:
+    return duration((end - begin).total_seconds() * 1_000)
