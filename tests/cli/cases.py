@@ -147,9 +147,12 @@ CASES: Final = (
         says=("version   2", '"topic": "agent.plan"'),
     ),
     Case(
-        args=("run", "start", "research", "--input", '{"question": "why?"}'),
+        args=(
+            *("run", "start", "research", "--input", '{"question": "why?"}'),
+            *("--label", "team=red", "--label", "url=http://a"),
+        ),
         asks=("POST", "/v1/workflows/research/runs"),
-        body={"input": {"question": "why?"}},
+        body={"input": {"question": "why?"}, "labels": {"team": "red", "url": "http://a"}},
         answer=runs.StartAnswer("07-01h", RunStatus.RUNNING),
         shape=runs.StartAnswer,
         says=("07-01h  running",),

@@ -52,6 +52,45 @@ async def test_a_run_goes_from_start_to_result_over_http(house: House) -> None:
     assert run.json["finished_at"].endswith("Z")
 
 
+async def test_labels_are_shown_kept_by_a_rerun_and_part_of_the_request(house: House) -> None:
+    await house.ask("PUT", "/v1/workflows/approval", APPROVAL)
+    labels = {"team": "red", "of:what": "a:b", "Größe": "✓"}
+    path, key = "/v1/workflows/approval/runs", [("Idempotency-Key", "k")]
+    began = await house.ask("POST", path, {"labels": labels}, headers=key)
+    assert began.status == 200, began.body
+    run_id = began.json["run_id"]
+    assert (await house.ask("GET", f"/v1/runs/{run_id}")).json["labels"] == labels
+    assert (await house.ask("GET", "/v1/approvals")).json["approvals"][0]["labels"] == labels
+    for body, status in (({"labels": labels}, 200), ({}, 422), ({"labels": {"team": "red"}}, 422)):
+        assert (await house.ask("POST", path, body, headers=key)).status == status, body
+    await house.ask("POST", f"/v1/runs/{run_id}/cancel")
+    again = (await house.ask("POST", f"/v1/runs/{run_id}/rerun")).json["run_id"]
+    assert (await house.ask("GET", f"/v1/runs/{again}")).json["labels"] == labels
+    plain = (await house.ask("POST", path, {}, headers=[("Idempotency-Key", "n")])).json["run_id"]
+    same = await house.ask("POST", path, {"labels": {}}, headers=[("Idempotency-Key", "n")])
+    assert same.json["run_id"] == plain
+
+
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [
+        ({"team": "two words"}, "labels.team"),
+        ({"ok": "1", "team": ""}, "labels.team"),
+        ({"team": "x" * 65}, "labels.team"),
+        ({"team": 5}, "labels.team"),
+        ({"": "red"}, "labels."),
+        ({"a\tb": "red"}, "labels.a\tb"),
+        ({str(number): "x" for number in range(17)}, "labels"),
+        (["team"], "labels"),
+    ],
+)
+async def test_a_faulty_label_is_named(house: House, labels: object, named: str) -> None:
+    await house.start()
+    refused = await house.ask("POST", START, {"labels": labels})
+    assert (refused.status, refused.code) == (422, "invalid_request")
+    assert [each["path"] for each in refused.json["errors"]] == [named], refused.json
+
+
 async def test_a_wait_is_answered_when_the_run_ends_or_the_time_is_over(house: House) -> None:
     run_id = await house.start()
     began = time.perf_counter()

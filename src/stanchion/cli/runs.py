@@ -14,6 +14,7 @@ __all__ = [
     "follow",
     "item_rows",
     "job_wait",
+    "label_text",
     "run_lines",
     "run_rows",
     "step_cells",
@@ -42,6 +43,11 @@ def run_rows(page: dict[str, Any]) -> Iterator[str]:
         )
 
 
+def label_text(labels: Mapping[str, str] | None) -> str:
+    """The labels of a run, on one line."""
+    return ", ".join(cell(f"{name}={value}") for name, value in (labels or {}).items()) or "-"
+
+
 def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> Iterator[str]:
     """One run with its steps and its output. ``waits``: what steps wait for, where it is known."""
     yield from pairs(
@@ -54,6 +60,7 @@ def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> It
             ("created", clock(run["created_at"])),
             ("finished", clock(run["finished_at"])),
             ("rerun of", cell(run.get("rerun_of"))),
+            ("labels", label_text(run.get("labels"))),
             ("error", _failure(run["error"])),
         ]
     )

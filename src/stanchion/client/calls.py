@@ -96,15 +96,20 @@ def start(
     workflow_id: str,
     input: Mapping[str, Any] | None = None,  # noqa: A002 - what it is called on the wire
     *,
+    labels: Mapping[str, str] | None = None,
     idempotency_key: str | None = None,
 ) -> Op[StartedRun]:
     """Start a run of the newest version of a workflow, with any mapping that is a JSON object.
 
-    Pass a key of your own (an order's number) if another process may send the same start, or
-    after this process has died. Without one, the call makes its own.
+    ``labels`` mark the run, so that ``list`` finds it by them. Pass a key of your own (an order's
+    number) if another process may send the same start, or after this process has died. Without
+    one, the call makes its own.
     """
     path = f"/v1/workflows/{quoted_part(workflow_id, 'workflow_id')}/runs"
-    sent = posting(engine, "start", path, {"input": {} if input is None else dict(input)})
+    body: JsonObject = {"input": {} if input is None else dict(input)}
+    if labels:
+        body["labels"] = dict(labels)
+    sent = posting(engine, "start", path, body)
     return (yield from engine.ask(ApiCall(keyed(sent, key_or_own(idempotency_key)), _started)))
 
 

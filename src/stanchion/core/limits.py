@@ -30,6 +30,8 @@ __all__ = [
     "INPUT_BYTES_MAX",
     "ITEM_FAILURES_MAX",
     "JSON_DEPTH_MAX",
+    "LABELS_MAX",
+    "LABEL_CHARS_MAX",
     "NEEDS_MAX",
     "PLAN_STEPS_MAX",
     "PLAN_TOKENS_MAX",
@@ -60,6 +62,10 @@ PLAN_TOKENS_MAX: Final = 20_000
 """Tokens of all expressions of a run, with all sub-workflows expanded."""
 JSON_DEPTH_MAX: Final = 64
 ID_CHARS_MAX: Final = 64
+LABELS_MAX: Final = 16
+"""Labels of a run."""
+LABEL_CHARS_MAX: Final = 64
+"""Characters of the name or the value of a label."""
 TOPIC_CHARS_MAX: Final = 128
 APPROVAL_MESSAGE_CHARS_MAX: Final = 2_000
 ERROR_MESSAGE_CHARS_MAX: Final = 2_000

@@ -340,6 +340,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     rerun_of: RunId | None = None
     starter: str | None = None
     """The actor who started it; ``None`` for a run that an older version started."""
+    labels: dict[str, str] = {}
+    """What the caller marked it with, to find it by."""
     status: RunStatus = RunStatus.PENDING
     output: JsonValue = None
     error: Failure | None = None

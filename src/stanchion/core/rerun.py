@@ -58,6 +58,7 @@ def rerun(
         risk=old.risk,
         holds_slot=old.holds_slot,
         rerun_of=old.id,
+        labels=old.labels,
         steps=kept,
     )
 

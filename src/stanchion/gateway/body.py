@@ -18,11 +18,12 @@ import msgspec
 
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonValue
-from stanchion.core.limits import JSON_DEPTH_MAX
+from stanchion.core.limits import JSON_DEPTH_MAX, LABEL_CHARS_MAX, LABELS_MAX
 from stanchion.gateway.exchange import ClientGone, Message, Receive
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid, invalid_member
 from stanchion.gateway.route import Call
+from stanchion.wire.identifiers import LABEL_PATTERN
 from stanchion.wire.problems import Code
 
 __all__ = [
@@ -297,6 +298,24 @@ def check_value(call: Call[Any, Any], path: str, value: JsonValue, *, bytes_max:
             raise RequestRefused(invalid((fault,), str(fault)))
 
 
+def checked_labels(labels: dict[str, Any], path: str = "labels") -> dict[str, str]:
+    """The labels of a request. Raises ``RequestRefused`` that names the faulty one."""
+    if len(labels) > LABELS_MAX:
+        wrong = f"{len(labels)} labels; at most {LABELS_MAX} are allowed"
+        raise RequestRefused(invalid_member(path, wrong))
+    for name, value in labels.items():
+        if _LABEL.match(name) is None:
+            raise RequestRefused(invalid_member(f"{path}.{name[:_NAMED_CHARS]}", _NOT_A_NAME))
+        if not isinstance(value, str) or _LABEL.match(value) is None:
+            raise RequestRefused(invalid_member(f"{path}.{name}", _NOT_A_VALUE))
+    return labels
+
+
+_LABEL = re.compile(LABEL_PATTERN)
+_NAMED_CHARS: Final = 100
+"""Characters of a name that is too long, in the message about it."""
+_NOT_A_NAME: Final = f"the name of a label has 1 to {LABEL_CHARS_MAX} visible characters"
+_NOT_A_VALUE: Final = f"the value must be text of 1 to {LABEL_CHARS_MAX} visible characters"
 _PARAMETERS_MAX: Final = 50
 
 

@@ -144,6 +144,7 @@ def run_view(
         finished_at=_when_if(run.finished_at),
         rerun_of=run.rerun_of,
         starter=run.starter,
+        labels=run.labels,
     )
 
 

@@ -10,8 +10,9 @@ a workflow generated for it. From there on all three use ``services.admit``. The
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -59,6 +60,7 @@ __all__ = ["Gate"]
 
 _NO_VERSION: Final = -1
 """No workflow has this version: an admission with it can only be replayed, never admitted."""
+_NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _UNKNOWN: Final = WorkflowId("")
 """A rerun's workflow, until its run was read."""
 
@@ -94,13 +96,16 @@ class Gate:
         *,
         key: str | None,
         actor: str,
+        labels: Mapping[str, str] = _NO_LABELS,
     ) -> StartAnswer:
         """Start a run of the newest version of a workflow. Raises ``TenantOverloaded``."""
         self._work.check(tenant)
         call = GateCall(
             tenant=tenant, workflow_id=workflow_id, endpoint=AdmissionEndpoint.START, key=key
         )
-        return await self._admitter.in_time(call, self._start(call, input, actor))
+        return await self._admitter.in_time(
+            call, self._start(call, _Given(input, dict(labels), actor))
+        )
 
     async def rerun(
         self,
@@ -153,19 +158,18 @@ class Gate:
 
     # ── Starts ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _start(self, call: GateCall, given: JsonObject, actor: str) -> StartAnswer:
-        drafted = await self._drafted(call, given, actor, refresh=False)
+    async def _start(self, call: GateCall, given: _Given) -> StartAnswer:
+        drafted = await self._drafted(call, given, refresh=False)
         if not isinstance(drafted, PreparedStart):
             return drafted
         return await self._admitter.admit(
-            call, drafted, lambda: self._drafted(call, given, actor, refresh=True)
+            call, drafted, lambda: self._drafted(call, given, refresh=True)
         )
 
     async def _drafted(
         self,
         call: GateCall,
-        given: JsonObject,
-        actor: str,
+        given: _Given,
         *,
         refresh: bool,
         refused_by: tuple[InputSchema, tuple[Fault, ...]] | None = None,
@@ -175,7 +179,7 @@ class Gate:
             return linked
         call.exists = True
         asked = await self._work.done(
-            call.tenant, lambda: _asked(call, call.workflow_id, {"input": given})
+            call.tenant, lambda: _asked(call, call.workflow_id, given.body)
         )
         if isinstance(linked, WorkflowFaults):
             return await self._known(call, given, asked) or linked
@@ -184,21 +188,21 @@ class Gate:
         if refused_by is not None and refused_by[0] is schema:
             faults = refused_by[1]
         elif schema is not None:
-            faults = await self._work.done(call.tenant, lambda: schema.faults(given))
+            faults = await self._work.done(call.tenant, lambda: schema.faults(given.input))
         if schema is not None and faults and not refresh:
             # The cached plan may be old: only the newest version may refuse an input.
             refused_by = (schema, faults)
-            return await self._drafted(call, given, actor, refresh=True, refused_by=refused_by)
+            return await self._drafted(call, given, refresh=True, refused_by=refused_by)
         if faults:
             return await self._known(call, given, asked) or InvalidInput(faults)
         if not refresh and (full := await self._admitter.full_already(call)) is not None:
             return full
-        pending = self._pending(call.tenant, linked, given)
-        ready = await self._ready(call, linked.plan, pending, asked=asked, actor=actor)
+        pending = self._pending(call.tenant, linked, given.input, labels=given.labels)
+        ready = await self._ready(call, linked.plan, pending, asked=asked, actor=given.actor)
         return PreparedStart(replace(ready.admission, definitions=linked.definitions), ready.plan)
 
     async def _known(
-        self, call: GateCall, given: JsonObject, asked: str
+        self, call: GateCall, given: _Given, asked: str
     ) -> RunStarted | KeyMismatch | None:
         """The answer that the idempotency key got before; ``None`` if the key is new.
 
@@ -212,7 +216,7 @@ class Gate:
                 tenant=call.tenant,
                 workflow_id=call.workflow_id,
                 workflow_version=_NO_VERSION,
-                input=given,
+                input=given.input,
                 created_at=self._context.clock.now(),
             ),
             transition=Transition(status=RunStatus.PENDING),
@@ -256,7 +260,13 @@ class Gate:
     # ── Runs that are ready to begin ────────────────────────────────────────────────────────────
 
     def _pending(
-        self, tenant: TenantId, linked: Linked, given: JsonObject, *, holds_slot: bool = True
+        self,
+        tenant: TenantId,
+        linked: Linked,
+        given: JsonObject,
+        *,
+        holds_slot: bool = True,
+        labels: dict[str, str] | None = None,
     ) -> Run:
         own = linked.plan.workflow_id
         return Run(
@@ -269,6 +279,7 @@ class Gate:
             created_at=self._context.clock.now(),
             risk=linked.plan.risk,
             holds_slot=holds_slot,
+            labels=labels or {},
         )
 
     async def _ready(
@@ -293,6 +304,20 @@ class Gate:
         token = self._context.entropy.token().encode()
         chance = int.from_bytes(hashlib.blake2b(token, digest_size=8).digest(), "big")
         return make_run_id(tenant, self._context.clock.now(), chance)
+
+
+class _Given(NamedTuple):
+    """What the caller of a start gave."""
+
+    input: JsonObject
+    labels: dict[str, str]
+    actor: str
+
+    @property
+    def body(self) -> JsonObject:
+        """What the fingerprint covers. Without labels it is what older versions covered."""
+        body: JsonObject = {"input": self.input}
+        return {**body, "labels": {**self.labels}} if self.labels else body
 
 
 def _asked(call: GateCall, subject: WorkflowId, body: JsonObject) -> str:

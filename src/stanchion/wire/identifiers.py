@@ -6,14 +6,21 @@ document shows it. Patterns end in ``\Z``, because ``$`` also matches before a l
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta
 
-from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, ID_CHARS_MAX, TOPIC_CHARS_MAX
+from stanchion.core.limits import (
+    ERROR_MESSAGE_CHARS_MAX,
+    ID_CHARS_MAX,
+    LABEL_CHARS_MAX,
+    LABELS_MAX,
+    TOPIC_CHARS_MAX,
+)
 
 __all__ = [
     "ALL_TENANTS",
+    "LABEL_PATTERN",
     "Comment",
     "Cursor",
     "ErrorCode",
@@ -21,6 +28,7 @@ __all__ = [
     "JobName",
     "KeyLabel",
     "KeyName",
+    "Labels",
     "LetterName",
     "Limit",
     "LockName",
@@ -120,6 +128,25 @@ Comment: TypeAlias = Annotated[
         description="Text without control characters.",
     ),
 ]
+LABEL_PATTERN: Final = (
+    r"^[^\x00-\x20\x7f-\xa0\xad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ud800-\udfff\ufeff"
+    rf"\ufff0-\uffff]{{1,{LABEL_CHARS_MAX}}}\Z"
+)
+"""The name or the value of a label: characters that can be seen."""
+_LABEL: Final[dict[str, Any]] = {"type": "string", "pattern": LABEL_PATTERN}
+Labels: TypeAlias = Annotated[
+    dict[str, Any],
+    Meta(
+        description="Names and values of 1 to 64 visible characters, 16 at most.",
+        examples=[{"team": "red"}],
+        extra_json_schema={
+            "maxProperties": LABELS_MAX,
+            "propertyNames": _LABEL,
+            "additionalProperties": _LABEL,
+        },
+    ),
+]
+"""Labels of a run. Their members are checked by ``gateway.body.checked_labels``."""
 Cursor: TypeAlias = Annotated[
     str, Meta(pattern=r"^[!-~]{1,1024}\Z", description="The `cursor` of the page before.")
 ]

@@ -9,7 +9,7 @@ import msgspec
 
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Failure, ItemFailure, Risk, RunStatus, StepStatus
-from stanchion.wire.identifiers import Comment, StepName, TopicName
+from stanchion.wire.identifiers import Comment, Labels, StepName, TopicName
 
 __all__ = [
     "ApplyAnswer",
@@ -49,6 +49,8 @@ class StartRun(_Request, frozen=True, kw_only=True):
     """Start a run."""
 
     input: JsonObject = {}
+    labels: Labels = {}
+    """To find the run by; a rerun keeps them."""
 
 
 class RerunRun(_Request, frozen=True, kw_only=True):
@@ -145,6 +147,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     rerun_of: str | None = None
     starter: str | None = None
     """The actor that started the run."""
+    labels: dict[str, str] = {}
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,14 +60,29 @@ def run() -> None:
     show_default=True,
     help="What the run is given; @- reads standard input.",
 )
+@click.option(
+    "--label",
+    "labels",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Mark the run, to find it with run list --label; may be repeated.",
+)
 @_key_option
 @_watch_option
 @talks
 def start_run(
-    session: Session, workflow_id: str, given: str, key: str | None, *, watch: bool
+    session: Session,
+    workflow_id: str,
+    given: str,
+    labels: tuple[str, ...],
+    key: str | None,
+    *,
+    watch: bool,
 ) -> int:
     """Start a run."""
     body = {"input": json_of(given, "--input")}
+    if labels:
+        body["labels"] = dict(map(_label, labels))
     answer = session.create(path_to("workflows", workflow_id, "runs"), body, key)
     return _started(session, answer, watch=watch)
 
@@ -243,6 +258,16 @@ def _approval_rows(page: dict[str, Any]) -> Iterator[str]:
 
 approval.add_command(approve_step)
 approval.add_command(reject_step)
+
+
+def _label(text: str) -> tuple[str, str]:
+    """The name and value of NAME=VALUE, or of NAME:VALUE as lists write it."""
+    name, sign, value = text.partition("=")
+    if not sign:
+        name, sign, value = text.partition(":")
+    if not (name and value):
+        raise CliError(f"--label {text}: not NAME=VALUE", Exit.USAGE, fix="write --label team=red")
+    return name, value
 
 
 def _waits(session: Session, run: dict[str, Any]) -> dict[str, str]:

@@ -56,6 +56,7 @@ def start(draft: Draft, step: PlannedStep) -> None:
         message=message,
         data_schema=spec.data_schema,
         starter=run.starter,
+        labels=run.labels or None,
     )
     draft.then(OpenApproval(pending))
     draft.note("approval_requested", step.id, detail=message)

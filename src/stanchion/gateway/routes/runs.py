@@ -13,7 +13,7 @@ from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import ItemKey, Run, RunId, RunStatus, StepId, StepStatus, WorkflowId
 from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunRefused
-from stanchion.gateway.body import check_value
+from stanchion.gateway.body import check_value, checked_labels
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid, invalid_member, not_found
 from stanchion.gateway.route import (
     APPROVERS,
@@ -122,6 +122,7 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
         call.tenant,
         WorkflowId(call.params["workflow_id"]),
         call.body.input,
+        labels=checked_labels(call.body.labels),
         key=call.idempotency_key,
         actor=call.actor,
     )

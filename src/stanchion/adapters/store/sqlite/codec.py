@@ -69,10 +69,11 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     risk: Risk = Risk.STANDARD
     rerun_of: RunId | None = None
     starter: str | None = None
+    labels: dict[str, str] = {}
 
     @classmethod
     def of(cls, run: Run) -> Origin:
-        return cls(run.input, run.uses, run.risk, run.rerun_of, run.starter)
+        return cls(run.input, run.uses, run.risk, run.rerun_of, run.starter, run.labels)
 
 
 SQL: Final = read_statements(__package__, "sql")

@@ -106,6 +106,7 @@ def load(db: Database, run_id: RunId) -> Loaded | None:
         holds_slot=bool(holds_slot),
         rerun_of=origin.rerun_of,
         starter=origin.starter,
+        labels=origin.labels,
         status=RunStatus(status),
         output=None if output is None else VALUE.decode(output),
         error=None if error is None else FAILURE.decode(error),
