@@ -16,7 +16,7 @@ from tests.packaging.environment import ROOT, Environment, build_wheel, make_env
 from tests.servers import running_server
 
 SOURCE = ROOT / "src"
-CODE = {".py", ".typed", ".sql", ".lua", ".json"}
+CODE = {".css", ".html", ".js", ".json", ".lua", ".md", ".py", ".sql", ".svg", ".txt", ".typed"}
 SERVER_PACKAGES = {"apsw", "redis", "nats", "starlette", "uvicorn", "prometheus_client", "yaml"}
 ON_A_SERVER = {"sim"}
 """Commands that need a server's packages even to explain themselves."""
