@@ -197,6 +197,24 @@ async def test_a_large_body_behind_pipelined_requests_arrives_whole() -> None:
         assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 200")
 
 
+async def test_a_refused_body_is_dropped_in_large_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    on_body = GuardedProtocol.on_body
+
+    def counted(connection: GuardedProtocol, body: bytes) -> None:
+        sizes.append(len(body))
+        on_body(connection, body)
+
+    monkeypatch.setattr(GuardedProtocol, "on_body", counted)
+    async with served() as server, server.line() as (reader, writer):
+        writer.write(LARGE + b"y" * 2_000_000 + GET * 600)
+        assert b" 413 " in await reader.readuntil(b"}")
+        for _ in range(600):
+            assert b" 200 " in await reader.readuntil(b"}}")
+    assert sum(sizes) == 2_000_000
+    assert len(sizes) < 120  # 245 in slices of 8 KB
+
+
 async def test_a_key_in_a_trailer_is_no_key() -> None:
     async with served(GatewayOptions(admin_key=ADMIN)) as server:
         await server.house.start(key=ADMIN)

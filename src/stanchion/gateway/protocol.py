@@ -19,7 +19,8 @@ restart a server because it is busy. They share the listener with all others bec
 be recognised before its head is read; a separate listener would need a second port.
 
 A connection's bytes are parsed in slices, and not while more than a few of its requests wait, so
-that thousands of pipelined requests do not block other connections.
+that thousands of pipelined requests do not block other connections. The rest of a body of known
+length is one slice.
 
 After an answer ``overloaded`` the connection is not read for a second, the minimum of its
 ``Retry-After``: otherwise thousands of clients that retry at once would keep the server busy.
@@ -101,6 +102,8 @@ class GuardedProtocol(HttpToolsProtocol):
     """Bytes that were read but not parsed, because too many requests are queued before them."""
     _silent_bytes = 0
     """Bytes of a head, or bytes since the last piece of body."""
+    _body_bytes = 0
+    """Bytes of the present request's body that have arrived."""
     _is_for_probes = False
     _is_replaying = False
     """Whether the parser is fed a head that was handled before."""
@@ -154,12 +157,22 @@ class GuardedProtocol(HttpToolsProtocol):
             self._parse_slices(data)
 
     def _parse_slices(self, data: bytes) -> None:
-        for begin in range(0, len(data), _SLICE_BYTES):
+        begin = 0
+        while begin < len(data):
             if len(self.pipeline) > _QUEUED_MAX:
                 self._held = data[begin:]
                 self.flow.pause_reading()
                 return
-            self._parse(data[begin : begin + _SLICE_BYTES])
+            end = begin + max(_SLICE_BYTES, self._body_bytes_due())
+            self._parse(data[begin:end])
+            begin = end
+
+    def _body_bytes_due(self) -> int:
+        """How many of the next bytes are certainly body, and contain no other request."""
+        if not self._is_in_request or self._is_in_head:
+            return 0
+        declared = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        return int(declared) - self._body_bytes
 
     def _parse(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -174,7 +187,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 # Only blank lines: they are no request, and must not clear the deadline.
                 self._set_timer(self.head_s, self._close)
             return
-        self._silent_bytes += len(data)
+        self._silent_bytes += min(len(data), _SLICE_BYTES)  # a longer slice is all body
         if self._silent_bytes > HEAD_BYTES_MAX:
             part = "head has" if self._is_in_head else "trailers or chunk extensions have"
             detail = f"the {part} more than {HEAD_BYTES_MAX} bytes"
@@ -219,7 +232,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         super().on_message_begin()
         self._is_in_head = self._is_in_request = True
-        self._silent_bytes = 0
+        self._silent_bytes = self._body_bytes = 0
         self._offers: dict[str, Any] = {
             GONE: self._when_gone,
             REST: self._rest,
@@ -253,6 +266,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._silent_bytes = 0
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as ASGI has it
