@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 SOAK = os.environ.get("STANCHION_TEST_SCALE") == "soak"
@@ -21,3 +22,12 @@ settings.load_profile("soak" if SOAK else "test")
 # starts inherits that: the tests that press it would wait for nothing.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests that load the machine and judge times first.
+
+    pytest-xdist gives the first eighth of the tests to the first of two workers, so these run one
+    after the other.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("alone") is None)

@@ -24,6 +24,7 @@ from tests.acceptance.quiet import Bound, Street, hostile_stack, street
 from tests.acceptance.stack import Kind, Stack
 from tests.conftest import SOAK
 
+pytestmark = pytest.mark.alone
 WINDOWS_S = (3.0, 6.0, 12.0) if SOAK else (0.5, 1.2, 2.5)
 """For how long each pass measures a neighbour."""
 ALONE_S = 6.0 if SOAK else 2.0

@@ -17,6 +17,7 @@ import pytest
 from stanchion.cli.commands.drill import NAMES
 from stanchion.drills.command import AGAINST, DRILLS
 
+pytestmark = pytest.mark.alone
 QUICK_S_MAX = 60.0
 MEMBERS = {
     "drill",

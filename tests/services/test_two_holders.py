@@ -8,7 +8,7 @@ from stanchion.core.lease import LeaseTerms, terms_for
 from tests.conftest import SOAK
 from tests.services.two_holders import search
 
-SCHEDULES = 10_000 if SOAK else 1_000
+SCHEDULES = 10_000 if SOAK else 500
 PARTS = 10
 TERMS = terms_for(30_000)
 

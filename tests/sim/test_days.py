@@ -12,7 +12,7 @@ from stanchion.sim.command import main, replay, run
 from stanchion.sim.scenario import draw
 from stanchion.sim.world import play
 
-DAYS = 180
+DAYS = 120
 A_PART = 20
 
 
