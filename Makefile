@@ -45,8 +45,16 @@ serve: $(READY) ## run a server on http://127.0.0.1:8420 until Ctrl-C; its data 
 	@$(BIN)/stanchion serve --data-dir .stanchion
 
 .PHONY: test
-test: check test-core test-rest ## all checks and all tests, about twelve minutes on two cores
+test: check browser test-core test-rest ## all checks and all tests, about twelve minutes on two cores
+	@$(BIN)/python -m tests.console.browser --report
 	@printf '\nall checks passed\n'
+
+# Finds a browser for the tests of the console, or gets one. Without one those tests are skipped, and
+# the last lines of `make test` say so.
+.PHONY: browser
+browser: $(READY)
+	$(call heading,a browser for the tests of the console)
+	@$(BIN)/python -m tests.console.browser
 
 .PHONY: quick
 quick: check ## lint, types, the core and one store, in under 90 seconds
@@ -111,6 +119,7 @@ soak: $(READY) ## all tests at full scale, then a mutation run over the core; ta
 	@rm -rf mutants
 	@STANCHION_TEST_SCALE=mutation $(BIN)/mutmut run --max-children $(WORKERS)
 	@$(BIN)/mutmut results
+
 
 .PHONY: generate
 generate: $(READY) ## regenerate schemas and reference pages
