@@ -120,7 +120,6 @@ soak: $(READY) ## all tests at full scale, then a mutation run over the core; ta
 	@STANCHION_TEST_SCALE=mutation $(BIN)/mutmut run --max-children $(WORKERS)
 	@$(BIN)/mutmut results
 
-
 .PHONY: generate
 generate: $(READY) ## regenerate schemas and reference pages
 	@$(BIN)/python scripts/generate_schema.py

@@ -391,7 +391,7 @@ def _group(
 ) -> Markup:
     inner = [_input(each, posted, faults, scope, is_fresh=is_fresh) for each in field.fields]
     hint = Markup('<p class="hint">{}</p>').format(visible(field.description))
-    return Markup('<fieldset class="group"><legend>{}{}</legend>{}{}{}</fieldset>').format(
+    return Markup('<fieldset class="sgroup"><legend>{}{}</legend>{}{}{}</fieldset>').format(
         visible(field.label),
         "" if field.is_required else Markup(' <span class="optional">optional</span>'),
         hint if field.description else "",
@@ -428,7 +428,7 @@ def _input(
         visible(field.label),
         "" if field.is_required else Markup(' <span class="optional">optional</span>'),
     )
-    return Markup('<div class="field f-{}">{}{}{}{}</div>').format(
+    return Markup('<div class="sfield f-{}">{}{}{}{}</div>').format(
         field.kind.replace("_", "-"),
         label,
         _control(field, text, attributes),
