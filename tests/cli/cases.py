@@ -81,6 +81,18 @@ KEY: Final = admin.KeyRow(
     last_used_at=LATER,
     revoked_at=None,
 )
+REPLICA: Final = admin.ReplicaRow(
+    replica="a1b2",
+    version="0.2.0",
+    started_at=AT,
+    seen_at=LATER,
+    clock_offset_ms=-3,
+    settings_revision=7,
+    store="ok",
+    locks="ok",
+    bus="ok",
+    runs_held=2,
+)
 ESCALATION: Final = admin.EscalationView(
     level="escalated",
     forced=None,
@@ -417,6 +429,35 @@ CASES: Final = (
         ),
         shape=admin.TenantList,
         says=("acme    2         no limit  -",),
+    ),
+    Case(
+        args=("replica", "list"),
+        asks=("GET", "/v1/admin/replicas"),
+        query=PAGE,
+        answer=admin.ReplicaList(
+            (REPLICA, msgspec.structs.replace(REPLICA, replica="b", locks="unavailable"))
+        ),
+        shape=admin.ReplicaList,
+        says=("-3        7         ok ", "locks: unavailable  2"),
+    ),
+    Case(
+        args=("worker", "list", "--limit", "3"),
+        asks=("GET", "/v1/admin/workers"),
+        query={"limit": "3"},
+        answer=admin.WorkerList(
+            (
+                admin.WorkerRow(
+                    worker_id="w-1",
+                    tenant="*",
+                    topics=("agent.plan", "mail.send"),
+                    jobs=2,
+                    last_seen_at=AT,
+                    version=None,
+                ),
+            )
+        ),
+        shape=admin.WorkerList,
+        says=("w-1     *       2     2026-11-15 19:00:00Z  -        agent.plan, mail.send",),
     ),
     Case(
         args=("settings", "show"),

@@ -18,7 +18,7 @@ IDS = [" ".join(case.args) for case in CASES]
 each_case = pytest.mark.parametrize("case", CASES, ids=IDS)
 
 # Those that ask no server, or are tested in a file of their own.
-NO_SERVER = {"serve", "worker", "drill", "sim", "completion", "workflow check"}
+NO_SERVER = {"serve", "worker run", "drill", "sim", "completion", "workflow check"}
 ELSEWHERE = NO_SERVER | {"workflow apply", "run watch"}
 
 

@@ -22,6 +22,8 @@ PICTURED = {
     "key create",
     "dead-letter list",
     "escalation show",
+    "replica list",
+    "worker list",
 }
 
 

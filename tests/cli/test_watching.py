@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 
 import msgspec
 import pytest
 
 from stanchion.cli.errors import Exit
 from stanchion.core.model import RunStatus, StepStatus
-from stanchion.wire import runs
+from stanchion.wire import admin, runs
 from tests.cli.cases import RUN
 from tests.cli.conftest import Cli
 from tests.cli.scripted import Said, Script, problem
@@ -86,3 +87,22 @@ def test_a_run_that_is_not_there_does_not_go_on(cli: Cli, server: Script) -> Non
     outcome = cli("run", "watch", "07-01h")
     assert outcome.code == Exit.NOT_FOUND
     assert "goes on" not in outcome.err
+
+
+def test_a_list_is_shown_again_until_the_interrupt(
+    cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) > 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", pause)
+    empty = Said(admin.WorkerList(()))
+    server.says(empty, empty)
+    outcome = cli("worker", "list", "--watch")
+    assert outcome.code == Exit.INTERRUPTED
+    assert outcome.err.count("no workers") == 2
+    assert pauses == [2.0, 2.0]

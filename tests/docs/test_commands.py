@@ -53,6 +53,8 @@ def check(line: str) -> None:
             words[1:]
         )  # It reads its own arguments, and ends if they are wrong.
         return
+    if words[:1] == ["worker"] and words[1:2] not in ([], ["list"], ["run"]):
+        words.insert(1, "run")  # the short form
     while isinstance(command, click.Group) and words:
         found = command.get_command(click.Context(command), words[0])
         assert found is not None, f"{line}: there is no {words[0]!r}"

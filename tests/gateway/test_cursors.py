@@ -26,6 +26,8 @@ KINDS = {
     "list_keys": "documents",
     "list_dead_letters": "dead-letters",
     "list_approvals": "approvals",
+    "list_replicas": "replicas",
+    "list_workers": "workers",
 }
 HUGE = ("9" * 30, str(2**63), str(2**64), "-1", "1.5", "1e400", "NaN", "null", "true", '"x"')
 

@@ -206,6 +206,10 @@ def own_only(answer: Answer, _world: World) -> bool:
     return bool(keys) and all(key["tenant"] == "second" for key in keys)
 
 
+def own_workers(answer: Answer, _world: World) -> bool:
+    return {each["tenant"] for each in answer.json["workers"]} <= {"second"}
+
+
 def its_own(answer: Answer, _world: World) -> bool:
     """It made something for the second tenant: nothing of the first one's was touched."""
     return answer.status == 200
@@ -254,6 +258,8 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "create_key": forbidden,
     "list_keys": own_only,
     "revoke_key": not_there,
+    "list_replicas": forbidden,
+    "list_workers": own_workers,
     "get_escalation": forbidden,
     "set_escalation": forbidden,
 }

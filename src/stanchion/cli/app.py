@@ -62,7 +62,7 @@ app = LazyGroup(
     help="A control plane for AI-agent workflow runs that acts by written policy.",
     lazy={
         "serve": (_HERE + "serve:serve", "Run a server."),
-        "worker": (_HERE + "local:worker", "Run a worker: the Worker called APP in MODULE."),
+        "worker": (_HERE + "local:worker", "Run a worker, or list those that call the servers."),
         "workflow": (
             _HERE + "workflow:workflow",
             "Check, apply, list and show workflows.",
@@ -81,6 +81,10 @@ app = LazyGroup(
         "escalation": (
             _HERE + "operations:escalation",
             "See and override whether failing open is allowed.",
+        ),
+        "replica": (
+            _HERE + "operations:replica",
+            "See the server processes of the deployment.",
         ),
         "drill": (_HERE + "drill:command", "Prove the policies on real processes."),
         "sim": (_HERE + "local:sim", "Run the services under seeded faults."),

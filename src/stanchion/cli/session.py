@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
@@ -38,14 +39,17 @@ __all__ = [
     "list_of",
     "output_option",
     "path_to",
+    "shown_again",
     "talks",
     "talks_yaml",
+    "watch_option",
     "where",
 ]
 
 _PATIENCE_S: Final = 35.0
 """The server answers within 30 s, or longer if it was asked to wait."""
 _OK_MAX: Final = 299
+_WATCH_S: Final = 2.0
 
 
 class ApiAnswer(NamedTuple):
@@ -423,6 +427,22 @@ def limit_and_cursor(function: _F) -> _F:
     ):
         function = decorate(function)
     return function
+
+
+def watch_option(function: _F) -> _F:
+    """Add the option to show a list again and again."""
+    decorate = click.option("--watch", is_flag=True, help="Show it again every two seconds.")
+    return decorate(function)
+
+
+def shown_again(show: Callable[[], None], *, watch: bool) -> None:
+    """Show something once, or every two seconds until interrupted."""
+    show()
+    while watch:
+        time.sleep(_WATCH_S)
+        if sys.stdout.isatty():
+            click.clear()
+        show()
 
 
 def list_of(

@@ -27,11 +27,15 @@ __all__ = [
     "LeaseRow",
     "ReplayAnswer",
     "ReplayLetter",
+    "ReplicaList",
+    "ReplicaRow",
     "Role",
     "SetEscalation",
     "TenantConfig",
     "TenantList",
     "TenantRow",
+    "WorkerList",
+    "WorkerRow",
 ]
 
 
@@ -207,6 +211,55 @@ class EscalationView(msgspec.Struct, frozen=True, kw_only=True):
     closes: tuple[Risk, ...]
     closed_now: tuple[Risk, ...]
     trips_today: int
+
+
+class ReplicaRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One server process, as it last reported itself."""
+
+    replica: str
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    """When it last reported, by the store's clock. Replicas report every three seconds."""
+    clock_offset_ms: int
+    """How far its clock is ahead of the store's."""
+    settings_revision: int
+    """The settings in force there; the same on all replicas within two seconds of a change."""
+    store: str
+    """``ok``, or the error. ``unknown`` if it has not reported for 15 s."""
+    locks: str
+    bus: str
+    runs_held: int
+    """Runs that it is advancing now."""
+
+
+class ReplicaList(msgspec.Struct, frozen=True):
+    """A page of replicas, by name."""
+
+    replicas: tuple[ReplicaRow, ...]
+    cursor: str | None = None
+
+
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker that called a server in the last ten minutes."""
+
+    worker_id: str
+    tenant: str
+    """The tenant whose jobs it takes; ``*`` for all."""
+    topics: tuple[str, ...]
+    """What it asks for; at most 20 topics for each replica that it called."""
+    jobs: int
+    """The leases that it holds, as far as the replica knows that it called last."""
+    last_seen_at: datetime
+    version: str | None
+    """The version of its SDK, if it sends one."""
+
+
+class WorkerList(msgspec.Struct, frozen=True):
+    """A page of workers, by tenant and name."""
+
+    workers: tuple[WorkerRow, ...]
+    cursor: str | None = None
 
 
 class Health(msgspec.Struct, frozen=True):

@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import sys
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import click
 
 from stanchion.cli.errors import needs_server_packages
 from stanchion.cli.logging import log_to, raise_open_files_limit
-from stanchion.cli.session import where
+from stanchion.cli.session import (
+    Session,
+    limit_and_cursor,
+    list_of,
+    path_to,
+    shown_again,
+    talks,
+    watch_option,
+    where,
+)
+from stanchion.cli.text import cell, clock, table
 
 __all__ = ["completion", "sim", "worker"]
 
 
-@click.command("worker")
+class _WorkerGroup(click.Group):
+    """``stanchion worker MODULE:APP`` means ``stanchion worker run MODULE:APP``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        is_run = bool(args) and args[0] not in {*self.commands, *ctx.help_option_names}
+        return super().parse_args(ctx, ["run", *args] if is_run else args)
+
+
+@click.group("worker", cls=_WorkerGroup)
+def worker() -> None:
+    """Run a worker, or list those that call the servers.
+
+    'stanchion worker MODULE:APP' is short for 'stanchion worker run MODULE:APP'.
+    """
+
+
+@worker.command("run")
 @click.argument("target", metavar="MODULE:APP")
 @where
 @click.option(
@@ -42,7 +69,7 @@ __all__ = ["completion", "sim", "worker"]
     show_default=True,
     help="The least level that is logged.",
 )
-def worker(  # noqa: PLR0913 - one a flag
+def run_worker_app(  # noqa: PLR0913 - one a flag
     target: str,
     *,
     url: str,
@@ -71,6 +98,38 @@ def worker(  # noqa: PLR0913 - one a flag
         reload=reload,
         log_level=log_level,
     )
+
+
+@worker.command("list")
+@watch_option
+@limit_and_cursor
+@talks
+def list_workers(session: Session, limit: int, cursor: str | None, *, watch: bool) -> None:
+    """List the workers that called a server in the last ten minutes."""
+
+    def show() -> None:
+        page = session.get(path_to("admin", "workers"), limit=limit, cursor=cursor)
+        list_of(session, page, _worker_rows, "workers")
+
+    shown_again(show, watch=watch)
+
+
+def _worker_rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["workers"]:
+        yield from table(
+            ("WORKER", "TENANT", "JOBS", "SEEN", "VERSION", "TOPICS"),
+            (
+                (
+                    cell(row["worker_id"]),
+                    cell(row["tenant"]),
+                    cell(row["jobs"]),
+                    clock(row["last_seen_at"]),
+                    cell(row["version"]),
+                    ", ".join(map(cell, row["topics"])) or "-",
+                )
+                for row in page["workers"]
+            ),
+        )
 
 
 @click.command(

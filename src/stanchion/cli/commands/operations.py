@@ -1,4 +1,4 @@
-"""``stanchion lease``, ``stanchion dead-letter`` and ``stanchion escalation``: for incidents."""
+"""``stanchion lease``, ``dead-letter``, ``escalation`` and ``replica``: for incidents."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from typing import Any
 import click
 
 from stanchion.cli.completion import complete_letters
-from stanchion.cli.session import Session, limit_and_cursor, list_of, path_to, talks
-from stanchion.cli.text import cell, clock, ident, pairs, table
+from stanchion.cli.session import (
+    Session,
+    limit_and_cursor,
+    list_of,
+    path_to,
+    shown_again,
+    talks,
+    watch_option,
+)
+from stanchion.cli.text import Flexible, cell, clock, ident, pairs, table
 
-__all__ = ["dead_letter", "escalation", "lease"]
+__all__ = ["dead_letter", "escalation", "lease", "replica"]
 
 
 def _lease_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
@@ -179,3 +187,53 @@ def _escalation_lines(view: dict[str, Any]) -> list[str]:
             ("trips today", cell(view["trips_today"])),
         ]
     )
+
+
+@click.group("replica")
+def replica() -> None:
+    """See the server processes of the deployment."""
+
+
+@replica.command("list")
+@watch_option
+@limit_and_cursor
+@talks
+def list_replicas(session: Session, limit: int, cursor: str | None, *, watch: bool) -> None:
+    """List the replicas. One that has not reported for 15 s is 'unknown'."""
+
+    def show() -> None:
+        page = session.get(path_to("admin", "replicas"), limit=limit, cursor=cursor)
+        list_of(session, page, _replica_rows, "replicas")
+
+    shown_again(show, watch=watch)
+
+
+def _replica_rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["replicas"]:
+        yield from table(
+            (
+                *("REPLICA", "VERSION", "STARTED", "SEEN", Flexible("CLOCK MS", "MS")),
+                *(Flexible("SETTINGS", "SET"), Flexible("HEALTH", "HEALTH"), "RUNS"),
+            ),
+            (
+                (
+                    ident(row["replica"]),
+                    cell(row["version"]),
+                    clock(row["started_at"]),
+                    clock(row["seen_at"]),
+                    cell(row["clock_offset_ms"]),
+                    cell(row["settings_revision"]),
+                    _health(row),
+                    cell(row["runs_held"]),
+                )
+                for row in page["replicas"]
+            ),
+        )
+
+
+def _health(row: dict[str, Any]) -> str:
+    """``ok``, or what is wrong with which backend."""
+    wrong = {name: row[name] for name in ("store", "locks", "bus") if row[name] != "ok"}
+    if set(wrong.values()) == {"unknown"}:
+        return "unknown"
+    return ", ".join(f"{name}: {cell(said)}" for name, said in wrong.items()) or "ok"

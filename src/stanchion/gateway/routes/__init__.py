@@ -8,6 +8,7 @@ from stanchion.gateway.route import Route
 from stanchion.gateway.routes import (
     admin,
     dead_letters,
+    deployment,
     events,
     health,
     jobs,
@@ -32,5 +33,6 @@ ROUTES: Final[tuple[Route, ...]] = (
     *dead_letters.ROUTES,
     *admin.KEYS_ROUTES,
     *leases.ESCALATION_ROUTES,
+    *deployment.ROUTES,
     *health.ROUTES,
 )

@@ -1,0 +1,126 @@
+"""Deployment routes: the replicas, and the workers that call them.
+
+Both lists come from the summaries that the replicas report, so they are the same on every replica
+and at most a few seconds old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from stanchion.core.model import TenantId, Topic
+from stanchion.gateway.route import OPERATORS, Call, NoBody, Reply, Route, RouteScope
+from stanchion.gateway.views import when
+from stanchion.services.replicas import ReplicaView, SeenReplica, SeenWorker
+from stanchion.wire.admin import ReplicaList, ReplicaRow, WorkerList, WorkerRow
+from stanchion.wire.identifiers import ALL_TENANTS, Cursor, Limit
+
+__all__ = ["ROUTES"]
+
+_UNKNOWN: Final = "unknown"
+_Row = TypeVar("_Row")
+
+
+class PagedDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A list, page by page."""
+
+    cursor: Cursor | None = None
+    limit: Limit = 100
+
+
+async def list_replicas(call: Call[NoBody, PagedDeployment]) -> Reply:
+    """The replicas, by name; those that stopped reporting are listed for ten minutes."""
+    view = await call.services.replicas.read()
+    named = [(each.replica, _replica_row(each)) for each in view.replicas]
+    return Reply(ReplicaList(*_page(named, call.query)))
+
+
+async def list_workers(call: Call[NoBody, PagedDeployment]) -> Reply:
+    """The workers that called a replica in the last ten minutes, by tenant and name."""
+    seen = _merged(await call.services.replicas.read())
+    named = [
+        (f"{worker.tenant or ALL_TENANTS} {worker.worker_id}", _worker_row(worker))
+        for worker in seen
+        if call.only in {None, worker.tenant}
+    ]
+    return Reply(WorkerList(*_page(sorted(named, key=lambda each: each[0]), call.query)))
+
+
+def _page(
+    named: Sequence[tuple[str, _Row]], query: PagedDeployment
+) -> tuple[tuple[_Row, ...], str | None]:
+    """The rows after the cursor, which is the name of the last row before them."""
+    rest = [each for each in named if query.cursor is None or each[0] > query.cursor]
+    page = rest[: query.limit]
+    return tuple(row for _, row in page), page[-1][0] if len(rest) > len(page) else None
+
+
+def _merged(view: ReplicaView) -> Iterable[SeenWorker]:
+    """Each worker once, as the replica knows it that it called last, with all its topics."""
+    newest: dict[tuple[TenantId | None, str], SeenWorker] = {}
+    topics: dict[tuple[TenantId | None, str], set[Topic]] = {}
+    for replica in view.replicas:
+        for worker in replica.summary.workers:
+            place = (worker.tenant, worker.worker_id)
+            known = newest.get(place)
+            if known is None or known.last_seen_at < worker.last_seen_at:
+                newest[place] = worker
+            topics.setdefault(place, set()).update(worker.topics)
+    return [
+        msgspec.structs.replace(worker, topics=tuple(sorted(topics[place])))
+        for place, worker in newest.items()
+    ]
+
+
+def _replica_row(seen: SeenReplica) -> ReplicaRow:
+    summary = seen.summary
+    return ReplicaRow(
+        replica=seen.replica,
+        version=summary.version or _UNKNOWN,
+        started_at=when(summary.started_at),
+        seen_at=when(seen.seen_at),
+        clock_offset_ms=summary.clock_offset_ms,
+        settings_revision=summary.settings_revision,
+        store=_UNKNOWN if seen.is_missing else summary.store,
+        locks=_UNKNOWN if seen.is_missing else summary.locks,
+        bus=_UNKNOWN if seen.is_missing else summary.bus,
+        runs_held=summary.runs_held,
+    )
+
+
+def _worker_row(worker: SeenWorker) -> WorkerRow:
+    return WorkerRow(
+        worker_id=worker.worker_id,
+        tenant=worker.tenant or ALL_TENANTS,
+        topics=worker.topics,
+        jobs=worker.jobs,
+        last_seen_at=when(worker.last_seen_at),
+        version=worker.version,
+    )
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/v1/admin/replicas",
+        handler=list_replicas,
+        summary="List the replicas, with version, health and clock, by name.",
+        roles=OPERATORS,
+        scope=RouteScope.DEPLOYMENT,
+        query=PagedDeployment,
+        answer=ReplicaList,
+    ),
+    Route(
+        method="GET",
+        path="/v1/admin/workers",
+        handler=list_workers,
+        summary="List the workers that called in the last ten minutes, by tenant and name.",
+        roles=OPERATORS,
+        scope=RouteScope.ONE_OR_ALL,
+        query=PagedDeployment,
+        answer=WorkerList,
+    ),
+)

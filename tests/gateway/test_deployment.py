@@ -1,0 +1,75 @@
+"""Replicas and workers over HTTP."""
+
+from __future__ import annotations
+
+from stanchion.core.json_value import JsonObject
+from stanchion.services.replicas import own_version
+from tests.gateway.house import ADMIN, House
+
+
+async def test_a_replica_is_listed_with_all_members(house: House) -> None:
+    answer = await house.ask("GET", "/v1/admin/replicas")
+    (row,) = answer.json["replicas"]
+    assert row.pop("started_at") <= row.pop("seen_at")
+    assert abs(row.pop("clock_offset_ms")) < 1_000
+    assert row == {
+        "replica": "house",
+        "version": own_version(),
+        "settings_revision": 0,
+        "store": "ok",
+        "locks": "ok",
+        "bus": "ok",
+        "runs_held": 0,
+    }
+    assert answer.json["cursor"] is None
+
+
+async def test_a_replica_that_does_not_report_is_unknown(house: House) -> None:
+    store = house.services.store
+    long_ago: JsonObject = {"version": "0.1", "started_at": 0, "store": "ok"}
+    await store.report_replica("gone", long_ago, keep_ms=10**9)
+    board = vars(vars(house.store)["real"])["_state"].summaries
+    board.report("gone", long_ago, keep_ms=10**9, now=await store.now() - 16_000)
+    page = await house.ask("GET", "/v1/admin/replicas?limit=1")
+    (gone,) = page.json["replicas"]
+    assert (gone["replica"], gone["store"], gone["locks"]) == ("gone", "unknown", "unknown")
+    cursor = page.json["cursor"]
+    (here,) = (await house.ask("GET", f"/v1/admin/replicas?cursor={cursor}")).json["replicas"]
+    assert (here["replica"], here["store"]) == ("house", "ok")
+
+
+async def test_workers_are_listed_for_those_who_may_see_them(guarded_house: House) -> None:
+    house = guarded_house
+    keys = {tenant: await house.make_key("worker", tenant) for tenant in ("a", "b", "*")}
+    for tenant, key in keys.items():
+        asked = {"worker_id": f"w-{tenant}", "topics": ["y", "x"], "wait_s": 0}
+        headers = [("User-Agent", "stanchion/0.2.0")]
+        await house.ask("POST", "/v1/worker/lease", asked, key=key, headers=headers)
+    everyone = (await house.ask("GET", "/v1/admin/workers", key=ADMIN)).json["workers"]
+    assert [each["worker_id"] for each in everyone] == ["w-*", "w-a", "w-b"]
+    assert everyone[1].pop("last_seen_at")
+    assert everyone[1] == {
+        "worker_id": "w-a",
+        "tenant": "a",
+        "topics": ["x", "y"],
+        "jobs": 0,
+        "version": "0.2.0",
+    }
+    operator = await house.make_key("operator", "b")
+    own = (await house.ask("GET", "/v1/admin/workers", key=operator)).json["workers"]
+    assert [each["worker_id"] for each in own] == ["w-b"]
+    page = await house.ask("GET", "/v1/admin/workers?limit=2", key=ADMIN, tenant="*")
+    rest = await house.ask("GET", f"/v1/admin/workers?cursor={page.json['cursor']}", key=ADMIN)
+    assert [each["worker_id"] for each in rest.json["workers"]] == ["w-b"]
+
+
+async def test_the_jobs_of_a_worker_are_counted(house: House) -> None:
+    await house.start()
+    job = await house.lease()
+    (row,) = (await house.ask("GET", "/v1/admin/workers")).json["workers"]
+    assert (row["worker_id"], row["tenant"], row["jobs"]) == ("worker-1", "*", 1)
+    result = {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded"}
+    body = {"worker_id": "worker-1", "results": [result]}
+    await house.ask("POST", "/v1/worker/results", body)
+    (row,) = (await house.ask("GET", "/v1/admin/workers")).json["workers"]
+    assert row["jobs"] == 0
