@@ -28,6 +28,7 @@ from stanchion.adapters.store.redis import RedisStore
 from stanchion.adapters.store.sqlite import SqliteStore
 from stanchion.adapters.system import SystemClock, SystemEntropy
 from stanchion.config import Config, is_loopback
+from stanchion.console import mount
 from stanchion.gateway import Gateway, GatewayOptions, make_app
 from stanchion.gateway.server import serve, serving_metrics
 from stanchion.ports.bus import Bus
@@ -83,6 +84,7 @@ async def _serve(config: Config, backends: Backends, on_ready: OnReady) -> None:
         engine.services,
         GatewayOptions(admin_key=config.admin_key, metrics_open=config.metrics_open),
     )
+    mount(app)
     _tune_runtime()
     async with _running(engine), _metrics(config, app) as metrics_url:
         await serve(

@@ -93,7 +93,7 @@ async def test_a_head_of_one_byte_at_a_time_is_cut_off_at_its_time() -> None:
 
 async def test_a_closing_connection_is_not_kept_for_a_reader_who_takes_nothing() -> None:
     async with served(GatewayOptions(write_timeout_s=0.3)) as server:
-        server.house.app._state.openapi = b"x" * (24 * 1024 * 1024)  # noqa: SLF001 - no real answer is so large
+        server.house.app.state.openapi = b"x" * (24 * 1024 * 1024)
         async with server.line() as (_, writer):
             await turn(server)
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport that reads, too

@@ -471,7 +471,7 @@ async def test_a_schema_of_many_alternatives_does_not_hold_up_the_server() -> No
 
 
 async def test_large_bodies_take_turns_behind_small_requests(house: House) -> None:
-    load = house.app._state.load  # noqa: SLF001 - what is under way has no other owner
+    load = house.app.state.load
     turns = HeavyRequests(load)
     done: list[str] = []
 

@@ -243,7 +243,7 @@ async def test_large_answers_that_nobody_takes_are_bounded_together() -> None:
         readers, statuses = [], []
         for _ in range(3):
             # Another one each time: an answer that several read is held once.
-            server.house.app._state.openapi = b"x" * size  # noqa: SLF001 - no real answer is so large
+            server.house.app.state.openapi = b"x" * size
             reader, writer = await lines.enter_async_context(server.line())
             writer.write(GET.replace(b"/livez", b"/openapi.json"))
             readers.append(reader)

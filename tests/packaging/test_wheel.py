@@ -17,7 +17,16 @@ from tests.servers import running_server
 
 SOURCE = ROOT / "src"
 CODE = {".css", ".html", ".js", ".json", ".lua", ".md", ".py", ".sql", ".svg", ".txt", ".typed"}
-SERVER_PACKAGES = {"apsw", "redis", "nats", "starlette", "uvicorn", "prometheus_client", "yaml"}
+SERVER_PACKAGES = {
+    "apsw",
+    "redis",
+    "nats",
+    "starlette",
+    "uvicorn",
+    "prometheus_client",
+    "yaml",
+    "jinja2",
+}
 ON_A_SERVER = {"sim"}
 """Commands that need a server's packages even to explain themselves."""
 

@@ -8,7 +8,7 @@ Starlette's router is left with the few templates whose parameters may contain a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -47,28 +47,31 @@ class Gateway:
     """The ASGI app of the whole interface."""
 
     def __init__(self, services: Services, options: GatewayOptions) -> None:
-        self._services = services
+        self.services = services
         self.options = options
-        self._state = GatewayState(services, options)
-        self._state.openapi = _openapi()
+        self.state = GatewayState(services, options)
+        self.state.openapi = _openapi()
         self.watchdog = LoopWatchdog(services.registry)
         self._signals = signals = RequestSignals(services.registry)
         self._unrouted = signals.unrouted
-        endpoints = _endpoints(services, self._state, signals, ROUTES, options)
+        endpoints = _endpoints(services, self.state, signals, ROUTES, options)
         self._paths = Paths(endpoints)
         # Starlette's router tries one pattern after the other, which is slow: it gets only the
         # templates that need a pattern.
         matched: list[BaseRoute] = [
             PathRoute(_template(path), endpoints[path]) for path in self._paths.left_out
         ]
-        self._router = Router(matched, redirect_slashes=False, default=self._nowhere)
+        self._router = Router(matched, redirect_slashes=False, default=self.nowhere)
+        self._mounted: dict[str, ASGIApp] = {}
+        self._closes: list[Callable[[], None]] = [self.state.close]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
         """Answer one request."""
         if scope["type"] == "http":
             found = self._paths.find(scope["path"])
             if found is None:
-                await self._router(scope, receive, send)
+                mounted = self._mounted.get(scope["path"][1:].partition("/")[0])
+                await (mounted or self._router)(scope, receive, send)
             else:
                 endpoint, scope["path_params"] = found
                 await endpoint(scope, receive, send)
@@ -78,6 +81,18 @@ class Gateway:
         else:
             await _lifespan(receive, send)
 
+    def mount(self, segment: str, app: ASGIApp, *, close: Callable[[], None]) -> None:
+        """Let another app answer all paths that begin with this segment.
+
+        ``close`` is called when the gateway is closed.
+        """
+        self._mounted[segment] = app
+        self._closes.append(close)
+
+    def observer(self, method: str, path: str) -> Observe:
+        """Measures requests to a path that is not in the table of routes."""
+        return self._signals.path_observer(method, path)
+
     async def prepare(self) -> None:
         """Check whether there are keys before the first request.
 
@@ -85,7 +100,7 @@ class Gateway:
         """
         with suppress(BackendError, TimeoutError):
             async with asyncio.timeout(_PREPARE_S):
-                await self._state.keys.configured()
+                await self.state.keys.configured()
 
     def scraping(self, *, is_private: bool) -> MetricsApp:
         """The app of a listener that serves only metrics and liveness.
@@ -95,28 +110,30 @@ class Gateway:
         table = [each for each in ROUTES if each.path in {METRICS, LIVEZ}]
         open_too = msgspec.structs.replace(self.options, metrics_open=True)
         options = open_too if is_private else self.options
-        endpoints = _endpoints(self._services, self._state, self._signals, table, options)
-        return MetricsApp(Paths(endpoints), self._nowhere, self._state, is_private=is_private)
+        endpoints = _endpoints(self.services, self.state, self._signals, table, options)
+        return MetricsApp(Paths(endpoints), self.nowhere, self.state, is_private=is_private)
 
     @property
     def is_draining(self) -> bool:
         """Whether ``drain`` was called."""
-        return self._state.draining.is_set()
+        return self.state.draining.is_set()
 
     def drain(self) -> None:
         """Refuse new work and end all waits and streams. Requests under way are finished."""
-        self._state.draining.set()
-        self._services.scheduler.drain()
-        self._services.waiters.drain()
+        self.state.draining.set()
+        self.services.scheduler.drain()
+        self.services.waiters.drain()
 
     def close(self) -> None:
-        """Stop the app's thread and timer."""
-        self._state.close()
+        """Stop the app's thread and timer, and what is mounted."""
+        for close in self._closes:
+            close()
 
-    async def _nowhere(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
+    async def nowhere(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        """Answer a request for a path that does not exist."""
         exchange = Exchange(self.options, scope, receive, send, self._unrouted)
         nothing = Refusal(code=Code.NOT_FOUND, detail="there is nothing at this path")
-        foreign = self._state.auth.foreign(exchange.headers)
+        foreign = self.state.auth.foreign(exchange.headers)
         await exchange.refuse(exchange.flaw() or foreign or nothing)
 
 

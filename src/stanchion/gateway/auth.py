@@ -32,7 +32,15 @@ from stanchion.wire.admin import Role
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
-__all__ = ["ANONYMOUS", "DEFAULT_TENANT", "TENANT_HEADER", "Auth", "Caller"]
+__all__ = [
+    "ANONYMOUS",
+    "DEFAULT_TENANT",
+    "TENANT_HEADER",
+    "Auth",
+    "Caller",
+    "authorised",
+    "is_loopback_host",
+]
 
 DEFAULT_TENANT: Final = TenantId("default")
 TENANT_HEADER: Final = b"x-stanchion-tenant"
@@ -75,17 +83,7 @@ class Auth:
         """
         # A start must be answered within the gate's budget, so it must not wait for the store here.
         holder = await self._holder(headers, is_patient=not route.takes_key)
-        if route.roles and holder.role not in route.roles and holder is not ANONYMOUS:
-            needed = f"this needs the role {_roles(route)}; this key has the role {holder.role}"
-            raise RequestRefused(_forbidden(needed))
-        if route.scope is RouteScope.DEPLOYMENT and holder.tenant != ALL_TENANTS:
-            needed = f"this needs a key for all tenants ('*') with the role {_roles(route)}"
-            raise RequestRefused(_forbidden(f"{needed}; this key is for one tenant"))
-        named = headers.get(TENANT_HEADER)
-        only = _only(holder, named)
-        if named == _EVERY_TENANT and route.scope in _NOT_ALL:
-            raise RequestRefused(invalid_member("X-Stanchion-Tenant", _NOT_ALL[route.scope]))
-        return Caller(only or DEFAULT_TENANT, only, holder.actor)
+        return authorised(holder, headers.get(TENANT_HEADER), route)
 
     def foreign(self, headers: Mapping[bytes, bytes], *, is_probe: bool = False) -> Refusal | None:
         """On a server without keys, the refusal of a request that another site sent."""
@@ -123,7 +121,7 @@ class Auth:
         """The refusal of a request for another host than loopback, or that another site sent."""
         host = headers.get(b"host", b"")
         if host not in self._local_hosts:
-            if _is_loopback(host):
+            if is_loopback_host(host):
                 if len(self._local_hosts) < _HOSTS_KNOWN_MAX:
                     self._local_hosts.add(host)
             elif not is_probe or (host and _address(host) is None):
@@ -134,6 +132,23 @@ class Auth:
         if headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
             return _forbidden("without keys, requests that another site makes are refused")
         return None
+
+
+def authorised(holder: KeyHolder, named: bytes | None, route: Route) -> Caller:
+    """The caller that a key's holder is on this route, for the tenant that it names.
+
+    Raises ``RequestRefused``: 403 if the key does not suffice, 422 for an impossible tenant.
+    """
+    if route.roles and holder.role not in route.roles and holder is not ANONYMOUS:
+        needed = f"this needs the role {_roles(route)}; this key has the role {holder.role}"
+        raise RequestRefused(_forbidden(needed))
+    if route.scope is RouteScope.DEPLOYMENT and holder.tenant != ALL_TENANTS:
+        needed = f"this needs a key for all tenants ('*') with the role {_roles(route)}"
+        raise RequestRefused(_forbidden(f"{needed}; this key is for one tenant"))
+    only = _only(holder, named)
+    if named == _EVERY_TENANT and route.scope in _NOT_ALL:
+        raise RequestRefused(invalid_member("X-Stanchion-Tenant", _NOT_ALL[route.scope]))
+    return Caller(only or DEFAULT_TENANT, only, holder.actor)
 
 
 _OWN_SITE: Final = frozenset({b"same-origin", b"none"})
@@ -168,7 +183,8 @@ def _only(holder: KeyHolder, named: bytes | None) -> TenantId | None:
     return TenantId(tenant)
 
 
-def _is_loopback(host: bytes) -> bool:
+def is_loopback_host(host: bytes) -> bool:
+    """Whether a ``Host`` header names this machine itself."""
     name = _host_name(host)
     address = _address(host)
     if address is not None:

@@ -59,7 +59,7 @@ from stanchion.services.work import TenantOverloaded
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
-__all__ = ["Endpoint"]
+__all__ = ["Endpoint", "listed", "parameter_pattern"]
 
 _NOBODY: Final = Caller(DEFAULT_TENANT, None, "anonymous")
 _NO_BODY: Final = NoBody()
@@ -123,7 +123,7 @@ class _RouteRunner:
         self._query = route.query or NoQuery
         self._is_list = "cursor" in self._query.__struct_fields__
         names = re.findall(r"\{(\w+)\}", route.path)
-        self._params = tuple((name, _pattern(PARAMETERS[name])) for name in names)
+        self._params = tuple((name, parameter_pattern(PARAMETERS[name])) for name in names)
         self._decoder = msgspec.json.Decoder(route.body) if route.body is not None else None
         takes_body = route.takes is not Takes.NOTHING
         options = state.options
@@ -237,19 +237,8 @@ class _RouteRunner:
         )
 
     async def _handle(self, call: Call[Any, Any]) -> HandlerAnswer:
-        """Call the route's handler. Cursors of lists are sealed and opened here."""
-        if not self._is_list:
-            return await self._route.handler(call)
-        cursors, context = self._state.cursors, _list_of(call)
-        if call.query.cursor is not None:
-            cursor = await cursors.open(call.query.cursor, *context)
-            call.query = msgspec.structs.replace(call.query, cursor=cursor)
-        answer = await self._route.handler(call)
-        page: Any = answer.value if isinstance(answer, Reply) else None
-        if page is None or page.cursor is None:
-            return answer
-        sealed = (await cursors.of(*context)).seal(page.cursor)
-        return Reply(msgspec.structs.replace(page, cursor=sealed))
+        """Call the route's handler."""
+        return await (listed(call) if self._is_list else self._route.handler(call))
 
     async def _check_key(self, exchange: Exchange) -> None:
         """Check the key again during a wait or stream. Raises ``RequestRefused``."""
@@ -343,6 +332,20 @@ class _RouteRunner:
         return Refusal(code=Code.INTERNAL, detail="internal error; the log has the details")
 
 
+async def listed(call: Call[Any, Any]) -> HandlerAnswer:
+    """Call the handler of a list. Its cursors are opened and sealed here."""
+    cursors, context = call.state.cursors, _list_of(call)
+    if call.query.cursor is not None:
+        cursor = await cursors.open(call.query.cursor, *context)
+        call.query = msgspec.structs.replace(call.query, cursor=cursor)
+    answer = await call.route.handler(call)
+    page: Any = answer.value if isinstance(answer, Reply) else None
+    if page is None or page.cursor is None:
+        return answer
+    sealed = (await cursors.of(*context)).seal(page.cursor)
+    return Reply(msgspec.structs.replace(page, cursor=sealed))
+
+
 def _list_of(call: Call[Any, Any]) -> tuple[str, ...]:
     """What a cursor is bound to: the route, its path parameters, and the tenant."""
     route = call.route
@@ -351,6 +354,7 @@ def _list_of(call: Call[Any, Any]) -> tuple[str, ...]:
     return (route.id, *call.params.values(), ALL_TENANTS if is_common else tenant)
 
 
-def _pattern(annotated: Any) -> re.Pattern[str]:  # noqa: ANN401 - an annotated type, which has no type
+def parameter_pattern(annotated: Any) -> re.Pattern[str]:  # noqa: ANN401 - an annotated type, which has no type
+    """The pattern of a path parameter, from its type in ``PARAMETERS``."""
     (meta,) = annotated.__metadata__
     return re.compile(meta.pattern)

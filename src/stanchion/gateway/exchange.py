@@ -159,9 +159,9 @@ class Exchange:
                 return Refusal(code=Code.MALFORMED_REQUEST, detail=detail)
         return None
 
-    async def answer(self, ready: EncodedAnswer) -> None:
-        """Send an encoded answer."""
-        await self._finish(ready.status, ready.body, ready.headers)
+    async def answer(self, ready: EncodedAnswer, *, is_private: bool = True) -> None:
+        """Send an encoded answer. One that is not private brings its own ``Cache-Control``."""
+        await self._finish(ready.status, ready.body, ready.headers, is_private=is_private)
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send a problem document."""
@@ -172,10 +172,17 @@ class Exchange:
             if rest is not None:
                 rest()
 
-    async def _finish(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    async def _finish(
+        self,
+        status: int,
+        body: bytes,
+        headers: list[tuple[bytes, bytes]],
+        *,
+        is_private: bool = True,
+    ) -> None:
         headers.append((b"content-length", b"%d" % len(body)))
         headers.append((b"x-request-id", self.request_id.encode()))
-        headers.extend(_HARDENING)
+        headers.extend(_HARDENING if is_private else _HARDENING[:1])
         if self.scope["method"] == "HEAD":
             body = b""
         take = self.scope.get("extensions", _NO_EXTENSIONS).get(ANSWER)

@@ -383,13 +383,14 @@ class RequestSignals:
             buckets=_BUCKETS_S,
             registry=registry,
         )
-        self.unrouted = self._observer("any", _UNROUTED)
+        self.unrouted = self.path_observer("any", _UNROUTED)
 
     def observer(self, route: Route) -> Observe:
         """The function to call after every request to the route."""
-        return self._observer(route.method, route.path)
+        return self.path_observer(route.method, route.path)
 
-    def _observer(self, method: str, path: str) -> Observe:
+    def path_observer(self, method: str, path: str) -> Observe:
+        """The function to call after every request with this method to this path."""
         bound: dict[int, Callable[[float], None]] = {}
 
         def observe(seconds: float, status: int) -> None:

@@ -41,7 +41,7 @@ from stanchion.services.log import log_event
 from stanchion.wire.admin import Role
 from stanchion.wire.identifiers import ALL_TENANTS
 
-__all__ = ["ApiKeyRecord", "KeyHolder", "Keys", "NewKey"]
+__all__ = ["ADMIN_HOLDER", "ApiKeyRecord", "KeyHolder", "Keys", "NewKey"]
 
 _Answer = TypeVar("_Answer")
 
@@ -170,7 +170,7 @@ class Keys:
         Raises ``BackendError``.
         """
         if self._admin_hash is not None and hmac.compare_digest(_hash(key), self._admin_hash):
-            return _ADMIN
+            return ADMIN_HOLDER
         prefix, _, rest = key.partition("_")
         key_id, _, secret = rest.partition("_")
         if prefix != _PREFIX or not _is_id(key_id) or not 0 < len(secret) <= _KEY_CHARS_MAX:
@@ -178,7 +178,23 @@ class Keys:
         record = await self._record(key_id, is_patient=is_patient)
         # Compared also if there is no such key, so that both answers take the same time.
         is_right = hmac.compare_digest(_hash(secret), _NO_HASH if record is None else record.hash)
-        if record is None or not is_right or record.revoked_at is not None:
+        return self._holder(key_id, record) if is_right else None
+
+    async def holder_by_id(self, key_id: str) -> KeyHolder | None:
+        """The role and tenant of a key whose secret was checked before, when its session began.
+
+        Raises ``BackendError``.
+        """
+        return self._holder(key_id, await self._record(key_id, is_patient=True))
+
+    def admin_proof(self, secret: str) -> str | None:
+        """A proof, made with ``secret``, of which admin key this process was given."""
+        if self._admin_hash is None:
+            return None
+        return hmac.new(secret.encode(), self._admin_hash.encode(), "sha256").hexdigest()
+
+    def _holder(self, key_id: str, record: ApiKeyRecord | None) -> KeyHolder | None:
+        if record is None or record.revoked_at is not None:
             return None
         now = self._clock.now()
         if record.expires_at is not None and record.expires_at <= now:
@@ -416,4 +432,4 @@ def _is_id(text: str) -> bool:
 
 
 _NO_HASH: Final = "0" * 64
-_ADMIN: Final = KeyHolder(Role.ADMIN, ALL_TENANTS, "admin")
+ADMIN_HOLDER: Final = KeyHolder(Role.ADMIN, ALL_TENANTS, "admin")

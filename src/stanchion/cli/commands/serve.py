@@ -109,6 +109,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def _facts(config: Config, file: Path | None, url: str, metrics_url: str | None) -> dict[str, str]:
     return {
         "url": url,
+        "console": f"{url}/console",
         **({} if metrics_url is None else {"metrics": metrics_url}),
         "store": shown_url(config.store_url),
         "locks": shown_url(config.locks_url),

@@ -1,0 +1,143 @@
+"""Access: cookies, and whether a request comes from the console itself.
+
+A request with a session's cookie must come from the console's own pages: ``Sec-Fetch-Site``, where
+the browser sends it, must be ``same-origin`` (or ``none`` for an address that was typed), and every
+change must come with an ``Origin`` that is this host and with the session's form token.
+
+The cookie is ``HttpOnly`` and ``SameSite=Strict``. Where the login form was sent over TLS, which
+its ``Origin`` says, it is ``Secure`` and has the prefix ``__Host-``. Browsers send
+``Sec-Fetch-Site`` in secure contexts only, so a request with that header for another host than
+loopback must show the prefixed cookie: another site of the same domain cannot set that one.
+"""
+
+from __future__ import annotations
+
+import hmac
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import parse_qsl
+
+from stanchion.console.page import Form, Visitor
+from stanchion.core.model import TenantId
+from stanchion.gateway.auth import is_loopback_host
+from stanchion.gateway.exchange import Exchange
+from stanchion.gateway.problems import Headers, Refusal, RequestRefused, invalid_member
+from stanchion.services.sessions import SESSION_MS
+from stanchion.wire.problems import Code
+
+__all__ = [
+    "THEMES",
+    "TOKEN_FIELD",
+    "cookies",
+    "ended_session",
+    "fields",
+    "refuse_other_site",
+    "refuse_without_token",
+    "session_cookie",
+    "session_token",
+    "theme_cookie",
+    "theme_of",
+    "wanted_tenant",
+]
+
+TOKEN_FIELD: Final = "form_token"  # noqa: S105 - a field's name
+THEMES: Final = ("auto", "light", "dark")
+_SECURE_COOKIE: Final = "__Host-stanchion"
+_COOKIE: Final = "stanchion-session"
+_THEME_COOKIE: Final = "stanchion-theme"
+_THEME_S: Final = 365 * 24 * 60 * 60
+_FIELDS_MAX: Final = 2_000
+
+
+def cookies(exchange: Exchange) -> dict[str, str]:
+    """The cookies of a request; none if they are malformed."""
+    try:
+        found = SimpleCookie(exchange.headers.get(b"cookie", b"").decode("latin-1"))
+    except CookieError:
+        return {}
+    return {name: morsel.value for name, morsel in found.items()}
+
+
+def session_token(exchange: Exchange) -> str | None:
+    """The session's token, if the request shows one and may use it."""
+    site = exchange.headers.get(b"sec-fetch-site")
+    if site is not None and site not in {b"same-origin", b"none"}:
+        return None
+    found = cookies(exchange)
+    is_certainly_secure = site is not None and not is_loopback_host(_host(exchange))
+    plain = None if is_certainly_secure else found.get(_COOKIE)
+    return found.get(_SECURE_COOKIE, plain)
+
+
+def session_cookie(exchange: Exchange, token: str) -> Headers:
+    """The header that gives the browser its session, after a login form was sent."""
+    age_s = SESSION_MS // 1000
+    common = f"Path=/; Max-Age={age_s}; HttpOnly; SameSite=Strict"
+    if exchange.headers.get(b"origin", b"").startswith(b"https://"):
+        return ((b"set-cookie", f"{_SECURE_COOKIE}={token}; {common}; Secure".encode()),)
+    return ((b"set-cookie", f"{_COOKIE}={token}; {common}".encode()),)
+
+
+def ended_session() -> Headers:
+    """The headers that remove the session's cookie."""
+    gone = "=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict"
+    return (
+        (b"set-cookie", f"{_SECURE_COOKIE}{gone}; Secure".encode()),
+        (b"set-cookie", f"{_COOKIE}{gone}".encode()),
+    )
+
+
+def theme_of(exchange: Exchange) -> str:
+    """The theme that the browser has chosen."""
+    theme = cookies(exchange).get(_THEME_COOKIE, THEMES[0])
+    return theme if theme in THEMES else THEMES[0]
+
+
+def theme_cookie(theme: str) -> Headers:
+    """The header that keeps the chosen theme for a year."""
+    value = theme if theme in THEMES else THEMES[0]
+    text = f"{_THEME_COOKIE}={value}; Path=/console; Max-Age={_THEME_S}; SameSite=Strict"
+    return ((b"set-cookie", text.encode()),)
+
+
+def refuse_other_site(exchange: Exchange) -> None:
+    """Raise ``RequestRefused`` unless a form was sent from a page of this host."""
+    site = exchange.headers.get(b"sec-fetch-site", b"same-origin")
+    origin = exchange.headers.get(b"origin")
+    is_own = origin is not None and origin.partition(b"://")[2] == _host(exchange)
+    if site != b"same-origin" or not is_own:
+        raise RequestRefused(
+            Refusal(code=Code.FORBIDDEN, detail="a change must be sent by a page of this console")
+        )
+
+
+def refuse_without_token(form: Form, visitor: Visitor) -> None:
+    """Raise ``RequestRefused`` unless the form carries the session's token."""
+    if visitor.form_token is None:
+        return
+    if not hmac.compare_digest(form.get(TOKEN_FIELD).encode(), visitor.form_token.encode()):
+        detail = "the form is not from this session: load the page again, then send it again"
+        raise RequestRefused(Refusal(code=Code.FORBIDDEN, detail=detail))
+
+
+def fields(text: str) -> Form:
+    """The fields of a form or of a query. Raises ``RequestRefused``."""
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_FIELDS_MAX, errors="strict")
+    except ValueError:  # also not UTF-8
+        refusal = invalid_member("", f"must be UTF-8 with {_FIELDS_MAX} fields at most")
+        raise RequestRefused(refusal) from None
+    return Form(pairs)
+
+
+def wanted_tenant(visitor: Visitor, named: str) -> str | None:
+    """The tenant that is looked at: the visitor's own, or the one that it names."""
+    if visitor.sees_all:
+        return TenantId(named) if named not in {"", "*"} else None
+    if named not in {"", visitor.holder.tenant}:
+        raise RequestRefused(Refusal(code=Code.FORBIDDEN, detail="this key is for another tenant"))
+    return visitor.holder.tenant
+
+
+def _host(exchange: Exchange) -> bytes:
+    return exchange.headers.get(b"host", b"")

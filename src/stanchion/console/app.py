@@ -1,0 +1,491 @@
+"""The console's app: from a request under ``/console`` to a page.
+
+The order is always the same: head and origin, load, form, session, role, page. A refusal becomes a
+page that says why. Cookies and the checks of where a request comes from are in ``access``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from stanchion.console import access
+from stanchion.console.api import Api, route_named
+from stanchion.console.live import Pulse, Shared
+from stanchion.console.page import DONE, Action, Form, Page, Redirect, View, Visitor
+from stanchion.console.render import Assets, environment, time_tag
+from stanchion.core.model import TenantId
+from stanchion.gateway.app import Gateway, Paths
+from stanchion.gateway.auth import ANONYMOUS, DEFAULT_TENANT
+from stanchion.gateway.exchange import ClientGone, EncodedAnswer, Exchange
+from stanchion.gateway.load import RequestPlace, stream_counted
+from stanchion.gateway.problems import (
+    Headers,
+    Refusal,
+    RequestRefused,
+    invalid_member,
+    overdrawn,
+    retry_after_s,
+)
+from stanchion.gateway.route import RouteScope, Stream
+from stanchion.gateway.routes.events import EVENT_STREAM
+from stanchion.ports.errors import BackendError
+from stanchion.ports.records import BadCursor
+from stanchion.services.log import LOGGER
+from stanchion.services.sessions import Sessions
+from stanchion.services.work import TenantOverloaded
+from stanchion.wire.identifiers import ALL_TENANTS
+from stanchion.wire.problems import Code
+
+__all__ = ["Console"]
+
+_PREFIX: Final = "/console"
+_HTML: Final = b"text/html; charset=utf-8"
+_POLICY: Final = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self';"
+    b" form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = (
+    (b"content-security-policy", _POLICY),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
+)
+_FOREVER: Final = b"public, max-age=31536000, immutable"
+_LOGIN: Final = f"{_PREFIX}/login"
+_TENANT_FIELD: Final = "tenant"
+
+
+class Console:
+    """The ASGI app of the console, beside the API in the same server."""
+
+    def __init__(self, gateway: Gateway, pages: Sequence[Page], actions: Sequence[Action]) -> None:
+        self._services = services = gateway.services
+        self._state = state = gateway.state
+        self._gateway = gateway
+        self.sessions = Sessions(
+            state.keys,
+            documents=services.store,
+            clock=services.clock,
+            entropy=services.entropy,
+        )
+        self.pulse = Pulse(services, state)
+        self._shared = Shared(services.clock.moment)
+        self._assets = Assets()
+        self._templates = environment(self._assets)
+        self._pages = tuple(page for page in pages if _exists(page.needs))
+        by_path: dict[str, dict[str, Page | Action]] = {}
+        for page in self._pages:
+            by_path.setdefault(page.path, {})["GET"] = page
+        for action in actions:
+            if _exists(action.needs):
+                by_path.setdefault(action.path, {})["POST"] = action
+        self._paths = Paths(by_path)
+        self._placeholder = f"form-token-{secrets.token_hex(16)}"
+        """Stands for the form token in pages that viewers share."""
+        self._observe = {
+            method: gateway.observer(method, _PREFIX) for method in ("GET", "POST", "OTHER")
+        }
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        """Answer one request."""
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        observe = self._observe.get(method, self._observe["OTHER"])
+        exchange = Exchange(self._state.options, scope, receive, send, observe)
+        path = scope["path"].rstrip("/")
+        found = exchange.flaw() or self._state.auth.foreign(exchange.headers)
+        if found is not None:
+            await exchange.refuse(found)
+        elif path.startswith(f"{_PREFIX}/static/"):
+            await self._send_asset(exchange, path, method)
+        elif path == f"{_PREFIX}/live" and method == "GET":
+            await self._stream(exchange)
+        else:
+            await self._answer(exchange, path, method)
+
+    def close(self) -> None:
+        """Stop listening to bells."""
+        self.pulse.close()
+
+    # ── Static files and the event stream ─────────────────────────────────────────────────────────
+
+    async def _send_asset(self, exchange: Exchange, path: str, method: str) -> None:
+        digest, _, name = path.removeprefix(f"{_PREFIX}/static/").partition("/")
+        asset = self._assets.find(digest, name)
+        if asset is None or method != "GET":
+            refusal = Refusal(code=Code.NOT_FOUND, detail="there is nothing at this path")
+            await exchange.refuse(refusal)
+            return
+        headers = [
+            (b"content-type", asset.content_type),
+            (b"cache-control", _FOREVER),
+            (b"vary", b"accept-encoding"),
+            *_HEADERS,
+        ]
+        body = asset.body
+        if b"gzip" in exchange.headers.get(b"accept-encoding", b""):
+            body = asset.packed
+            headers.append((b"content-encoding", b"gzip"))
+        await exchange.answer(EncodedAnswer(200, body, headers), is_private=False)
+
+    async def _stream(self, exchange: Exchange) -> None:
+        try:
+            visitor = await self._visitor(exchange)
+            if visitor is None:
+                await exchange.refuse(Refusal(code=Code.UNAUTHENTICATED, detail="log in first"))
+                return
+            tenant = access.wanted_tenant(visitor, _query(exchange).get(_TENANT_FIELD))
+            counted = TenantId(tenant or ALL_TENANTS)
+            await self.pulse.alarms()
+            with stream_counted(self._state.load, counted):
+                stream = Stream(self.pulse.events(tenant), EVENT_STREAM, counted)
+                await exchange.stream(stream, lambda: self._check(exchange))
+        except ClientGone:
+            return
+        except RequestRefused as refused:
+            if not exchange.is_begun:
+                await exchange.refuse(refused.refusal)
+        except BackendError:
+            if not exchange.is_begun:
+                detail = "the store does not answer"
+                await exchange.refuse(self._state.unavailable(Code.STORE_UNAVAILABLE, detail))
+
+    async def _check(self, exchange: Exchange) -> None:
+        """End a stream whose session has ended. A store that fails does not end it."""
+        try:
+            visitor = await self._visitor(exchange)
+        except BackendError:
+            return
+        if visitor is None:
+            raise RequestRefused(Refusal(code=Code.UNAUTHENTICATED, detail="the session has ended"))
+
+    # ── Pages and actions ─────────────────────────────────────────────────────────────────────────
+
+    async def _answer(self, exchange: Exchange, path: str, method: str) -> None:
+        answer: EncodedAnswer
+        try:
+            with RequestPlace(self._state) as place:
+                deadline = self._state.deadlines.begin(self._state.options.request_deadline_s)
+                try:
+                    answer = await self._handle(exchange, path, method, place)
+                except asyncio.CancelledError:
+                    if not deadline.is_why():
+                        raise
+                    raise RequestRefused(self._state.overloaded("this took too long")) from None
+                finally:
+                    deadline.end()
+        except ClientGone:
+            return
+        except RequestRefused as refused:
+            answer = await self._problem(exchange, refused.refusal)
+        except BackendError:
+            detail = "the store does not answer"
+            refusal = self._state.unavailable(Code.STORE_UNAVAILABLE, detail)
+            answer = await self._problem(exchange, refusal)
+        except Exception as error:  # noqa: BLE001 - answered with 500, and logged in full
+            LOGGER.log(
+                logging.ERROR,
+                "request_failed",
+                exc_info=error,
+                extra={"fields": {"request_id": exchange.request_id, "route": path}},
+            )
+            refusal = Refusal(code=Code.INTERNAL, detail="internal error; the log has the details")
+            answer = await self._problem(exchange, refusal)
+        await exchange.answer(answer)
+
+    async def _handle(
+        self, exchange: Exchange, path: str, method: str, place: RequestPlace
+    ) -> EncodedAnswer:
+        if method not in {"GET", "POST"}:
+            raise RequestRefused(
+                Refusal(code=Code.METHOD_NOT_ALLOWED, detail="this path allows GET and POST")
+            )
+        form = Form()
+        if method == "POST":
+            access.refuse_other_site(exchange)
+            form = await self._form(exchange, place)
+        if path == f"{_PREFIX}/theme" and method == "POST":
+            return self._set_theme(form)
+        visitor = await self._visitor(exchange)
+        if path == _LOGIN:
+            return await self._login(exchange, form, visitor, is_sent=method == "POST")
+        if visitor is None:
+            return self._to_login(exchange, path)
+        if method == "POST":
+            access.refuse_without_token(form, visitor)
+            if path == f"{_PREFIX}/logout":
+                return await self._logout(exchange)
+        found = self._paths.find(path)
+        target = None if found is None else found[0].get(method)
+        if found is None or target is None:
+            raise RequestRefused(
+                Refusal(code=Code.NOT_FOUND, detail="there is no such page in this console")
+            )
+        view = self._view(exchange, visitor, path, found[1], form, target)
+        if view.tenant is not None and not visitor.sees_all:
+            place.take_for(TenantId(view.tenant))
+        if isinstance(target, Action):
+            return await self._act(exchange, target, view)
+        return await self._show(exchange, target, view)
+
+    def _view(
+        self,
+        exchange: Exchange,
+        visitor: Visitor,
+        path: str,
+        params: Mapping[str, str],
+        form: Form,
+        target: Page | Action,
+    ) -> View:
+        query = _query(exchange)
+        tenant = access.wanted_tenant(visitor, form.get(_TENANT_FIELD) or query.get(_TENANT_FIELD))
+        page = target.page if isinstance(target, Action) else target
+        if tenant is None and page.is_of_tenant and isinstance(target, Page):
+            tenant = DEFAULT_TENANT
+        api = Api(
+            self._services,
+            self._state,
+            visitor.holder,
+            tenant=tenant,
+            request_id=exchange.request_id,
+        )
+        if target.needs is not None and not api.allows(target.needs):
+            raise RequestRefused(_forbidden(target.needs, visitor))
+        return View(
+            api=api,
+            visitor=visitor,
+            now=self._services.clock.now(),
+            path=path,
+            params=params,
+            query=query,
+            form=form,
+            tenant=tenant,
+        )
+
+    async def _act(self, exchange: Exchange, action: Action, view: View) -> EncodedAnswer:
+        try:
+            done = await action.act(view)
+        except RequestRefused as refused:
+            view.problem = refused.refusal
+        except TenantOverloaded as over:
+            view.problem = overdrawn(over)
+        except BackendError:
+            detail = "the store does not answer, so it is not known whether this was done"
+            view.problem = self._state.unavailable(Code.STORE_UNAVAILABLE, detail)
+        else:
+            return _redirect(done)
+        view.status = view.problem.status
+        if view.problem.status == 404 or (  # noqa: PLR2004 - not found
+            action.page.needs is not None and not view.api.allows(action.page.needs)
+        ):
+            raise RequestRefused(view.problem)
+        return await self._show(exchange, action.page, view)
+
+    async def _show(self, exchange: Exchange, page: Page, view: View) -> EncodedAnswer:
+        is_refresh = exchange.headers.get(b"hx-request") == b"true" and view.problem is None
+        if is_refresh:
+            holder = view.visitor.holder
+            key = (
+                page.path,
+                tuple(view.params.items()),
+                exchange.scope["query_string"],
+                view.tenant,
+                holder.role,
+                holder.tenant,
+                holder is ANONYMOUS,
+            )
+            status, text = await self._shared.page(
+                key, lambda: self._rendered(exchange, page, view, layout="fragment.html")
+            )
+        else:
+            status, text = await self._rendered(exchange, page, view, layout="layout.html")
+        text = text.replace(self._placeholder, view.visitor.form_token or "")
+        return _html(status, text)
+
+    async def _rendered(
+        self, exchange: Exchange, page: Page, view: View, *, layout: str
+    ) -> tuple[int, str]:
+        try:
+            data = await page.load(view)
+        except BadCursor:
+            refusal = invalid_member("cursor", "not a cursor of this list: go to the first page")
+            raise RequestRefused(refusal) from None
+        except TenantOverloaded as over:
+            raise RequestRefused(overdrawn(over)) from None
+        common = await self._common(exchange, view.visitor, view, layout)
+        template = self._templates.get_template(page.template)
+        title = data.get("title", page.title)
+        return view.status, template.render({**common, "page": page, **data, "title": title})
+
+    async def _common(
+        self, exchange: Exchange, visitor: Visitor | None, view: View | None, layout: str
+    ) -> dict[str, Any]:
+        now = self._services.clock.now()
+        nav: dict[str, list[Page]] = {}
+        if view is not None:
+            for page in self._pages:
+                if page.nav is not None and (page.needs is None or view.api.allows(page.needs)):
+                    nav.setdefault(page.nav.group, []).append(page)
+        tenant = None if view is None else view.tenant
+        return {
+            "layout": layout,
+            "view": view,
+            "visitor": visitor,
+            "tenant": tenant,
+            "nav": nav,
+            "alarms": await self.pulse.alarms(),
+            "theme": access.theme_of(exchange),
+            "form_token": self._placeholder,
+            "did": None if view is None else DONE.get(view.query.get("did")),
+            "now": now,
+            "time": lambda at, none="–": time_tag(at, now, none),
+            "is_keyless": visitor is not None and visitor.holder is ANONYMOUS,
+        }
+
+    async def _problem(self, exchange: Exchange, refusal: Refusal) -> EncodedAnswer:
+        """A page that says why there is no other page."""
+        try:
+            visitor = await self._visitor(exchange)
+        except BackendError:
+            visitor = None
+        view = None if visitor is None else self._bare_view(exchange, visitor)
+        layout = (
+            "fragment.html" if exchange.headers.get(b"hx-request") == b"true" else "layout.html"
+        )
+        common = await self._common(exchange, visitor, view, layout)
+        template = self._templates.get_template("problem.html")
+        title = _TITLES.get(refusal.status, "Not possible")
+        text = template.render({**common, "page": None, "title": title, "refusal": refusal})
+        token = None if visitor is None else visitor.form_token
+        answer = _html(refusal.status, text.replace(self._placeholder, token or ""))
+        if refusal.retry_after_ms is not None:
+            seconds = retry_after_s(refusal.retry_after_ms)
+            answer.headers.append((b"retry-after", str(seconds).encode()))
+        return answer
+
+    def _bare_view(self, exchange: Exchange, visitor: Visitor) -> View:
+        query = _query(exchange)
+        try:
+            tenant = access.wanted_tenant(visitor, query.get(_TENANT_FIELD))
+        except RequestRefused:
+            tenant = None if visitor.sees_all else visitor.holder.tenant
+        services, state = self._services, self._state
+        api = Api(services, state, visitor.holder, tenant=tenant, request_id=exchange.request_id)
+        path = exchange.scope["path"]
+        return View(api, visitor, services.clock.now(), path, {}, query, Form(), tenant)
+
+    # ── Sessions ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _visitor(self, exchange: Exchange) -> Visitor | None:
+        """Who sends the request; ``None`` without a session. Raises ``BackendError``."""
+        if not await self._state.keys.configured():
+            return Visitor(ANONYMOUS, None)
+        token = access.session_token(exchange)
+        session = None if token is None else await self.sessions.find(token)
+        return None if session is None else Visitor(session.holder, session.form_token)
+
+    async def _form(self, exchange: Exchange, place: RequestPlace) -> Form:
+        kind = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != b"application/x-www-form-urlencoded":
+            detail = "a form must be sent as application/x-www-form-urlencoded"
+            raise RequestRefused(Refusal(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail))
+        length = exchange.headers.get(b"content-length")
+        raw = await self._state.bodies.read(exchange.receive, length)
+        place.hold(raw)
+        return access.fields(raw.decode("latin-1"))
+
+    async def _login(
+        self, exchange: Exchange, form: Form, visitor: Visitor | None, *, is_sent: bool
+    ) -> EncodedAnswer:
+        """The login form, or the start of a session with the key that was typed."""
+        following = _own_path((form if is_sent else _query(exchange)).get("next"))
+        if visitor is not None and not is_sent:
+            return _redirect(Redirect(following))
+        wrong: str | None = None
+        if is_sent and visitor is None:
+            token = await self.sessions.open(form.get("key").strip())
+            if token is not None:
+                return _redirect(Redirect(following), access.session_cookie(exchange, token))
+            wrong = "This key is not known, or it has been revoked or has expired."
+        common = await self._common(exchange, None, None, "layout.html")
+        template = self._templates.get_template("login.html")
+        data = {**common, "page": None, "title": "Log in", "next": following, "wrong": wrong}
+        return _html(200 if wrong is None else 403, template.render(data))
+
+    def _to_login(self, exchange: Exchange, path: str) -> EncodedAnswer:
+        query = exchange.scope["query_string"].decode("latin-1")
+        here = f"{path}?{query}" if query else path
+        if exchange.headers.get(b"hx-request") == b"true":
+            # A page that is fetched again after its session has ended: the script loads it anew.
+            return _html(401, "")
+        if exchange.headers.get(b"sec-fetch-site") == b"cross-site":
+            # The browser keeps the cookie back when a link on another site was followed. Loading
+            # the page once more, from here, shows it.
+            template = self._templates.get_template("again.html")
+            return _html(200, template.render({"here": here, "title": "Stanchion"}))
+        return _redirect(Redirect(f"{_LOGIN}?next={quote(here, safe='')}"))
+
+    async def _logout(self, exchange: Exchange) -> EncodedAnswer:
+        token = access.session_token(exchange)
+        if token is not None:
+            await self.sessions.close(token)
+        return _redirect(Redirect(_LOGIN), access.ended_session())
+
+    @staticmethod
+    def _set_theme(form: Form) -> EncodedAnswer:
+        following = Redirect(_own_path(form.get("next")))
+        return _redirect(following, access.theme_cookie(form.get("theme")))
+
+
+_TITLES: Final = {
+    401: "Log in",
+    403: "Not allowed",
+    404: "Not found",
+    429: "Too many requests",
+    503: "Not available now",
+}
+
+
+def _exists(name: str | None) -> bool:
+    return name is None or route_named(name) is not None
+
+
+def _query(exchange: Exchange) -> Form:
+    return access.fields(exchange.scope["query_string"].decode("latin-1"))
+
+
+def _own_path(wanted: str) -> str:
+    """A path of the console to go to next; its beginning if the wanted one is none."""
+    is_own = wanted == _PREFIX or wanted.startswith((f"{_PREFIX}/", f"{_PREFIX}?"))
+    is_plain = wanted.isprintable() and wanted.isascii() and "\\" not in wanted
+    return wanted if is_own and is_plain and not wanted.startswith(_LOGIN) else _PREFIX
+
+
+def _redirect(to: Redirect, headers: Headers = ()) -> EncodedAnswer:
+    url = to.url
+    if to.did is not None:
+        assert to.did in DONE, f"{to.did} has no sentence"
+        url += f"{'&' if '?' in url else '?'}did={to.did}"
+    return EncodedAnswer(303, b"", [(b"location", url.encode()), *_HEADERS, *headers])
+
+
+def _html(status: int, text: str) -> EncodedAnswer:
+    body = text.encode("utf-8", "replace")
+    return EncodedAnswer(status, body, [(b"content-type", _HTML), *_HEADERS])
+
+
+def _forbidden(needs: str, visitor: Visitor) -> Refusal:
+    route = route_named(needs)
+    assert route is not None
+    roles = " or ".join(sorted(route.roles))
+    whom = " for all tenants ('*')" if route.scope is RouteScope.DEPLOYMENT else ""
+    holder = visitor.holder
+    of = "all tenants" if holder.tenant == ALL_TENANTS else f"the tenant {holder.tenant}"
+    detail = f"this page needs a key{whom} with the role {roles}; yours is {holder.role} for {of}"
+    return Refusal(code=Code.FORBIDDEN, detail=detail)

@@ -1,0 +1,240 @@
+"""Live updates: what is wrong with the deployment now, and when pages are out of date.
+
+``Pulse`` looks at the backends once a second while anybody watches, for all viewers together. Every
+browser has one event stream, whose events carry the alarms and a number that changes when something
+has changed for the viewer; the pages then fetch what they show again. ``Shared`` keeps the rendered
+answer of such a fetch for a second, so that ten viewers of one page cost one rendering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from stanchion.core.escalation import Level, Order
+from stanchion.core.lease import Moment, OnLockError
+from stanchion.core.model import Instant, Risk, TenantId
+from stanchion.gateway.state import GatewayState
+from stanchion.ports.bus import Bell
+from stanchion.services.engine import Services
+from stanchion.services.log import log_event
+
+__all__ = ["Alarm", "Pulse", "Shared"]
+
+_LOOK_S: Final = 1.0
+_TICK_S: Final = 5.0
+"""Pages are fetched again this often even without a change: leases run out, times pass."""
+_TENANTS_MAX: Final = 10_000
+
+
+AlarmLevel: TypeAlias = Literal["bad", "warn"]
+
+
+class Alarm(msgspec.Struct, frozen=True):
+    """Something that an operator must know on every page."""
+
+    level: AlarmLevel
+    text: str
+    since: Instant | None
+    """When this replica first saw it."""
+    href: str | None = None
+    """Where to look further."""
+
+
+class Pulse:
+    """Alarms and change numbers of one replica, for all its viewers."""
+
+    def __init__(self, services: Services, state: GatewayState) -> None:
+        self._services = services
+        self._state = state
+        self._since: dict[str, Instant] = {}
+        self._alarms: tuple[Alarm, ...] = ()
+        self._changes: OrderedDict[TenantId, int] = OrderedDict()
+        self._common = 0
+        """Changes that concern every viewer: settings and escalation."""
+        self._all = 0
+        self._viewers = 0
+        self._looking: asyncio.Task[None] | None = None
+        self._beat = asyncio.Event()
+        self._stops: tuple[Callable[[], None], ...] = ()
+
+    def close(self) -> None:
+        """Stop listening and looking."""
+        self._listen(is_on=False)
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def alarms(self) -> tuple[Alarm, ...]:
+        """What is wrong now. The backends are asked at most twice a second."""
+        health = await self._state.readiness.health(is_draining=self._state.draining.is_set())
+        found = list(self._found(health.checks, is_draining=health.status == "draining"))
+        now = self._services.clock.now()
+        self._since = {key: self._since.get(key, now) for key, _ in found}
+        self._alarms = tuple(
+            msgspec.structs.replace(alarm, since=self._since[key]) for key, alarm in found
+        )
+        return self._alarms
+
+    def version(self, tenant: str | None) -> int:
+        """A number that rises with each change of the tenant's runs; of all runs for ``None``."""
+        own = self._all if tenant is None else self._changes.get(TenantId(tenant), 0)
+        return own + self._common
+
+    async def events(self, tenant: str | None) -> AsyncGenerator[bytes, None]:
+        """The events of one viewer's stream, until the server drains."""
+        self._viewers += 1
+        self._listen(is_on=True)
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(), name="console pulse")
+        try:
+            last, said_at = b"", self._services.clock.moment()
+            ticks = 0
+            while not self._state.draining.is_set():
+                now = self._services.clock.moment()
+                if now - said_at >= _TICK_S * 1000:
+                    ticks += 1
+                beat = _encode({"alarms": self._alarms, "change": [self.version(tenant), ticks]})
+                if beat != last:
+                    last, said_at = beat, now
+                    yield b"event: pulse\ndata: %b\n\n" % beat
+                await self._beat.wait()
+            await self.alarms()
+            yield b"event: pulse\ndata: %b\n\n" % _encode({"alarms": self._alarms, "change": []})
+        finally:
+            self._viewers -= 1
+            self._listen(is_on=self._viewers > 0)
+
+    async def _look(self) -> None:
+        """Look every second as long as anybody watches."""
+        try:
+            while self._viewers:
+                try:
+                    await self.alarms()
+                except Exception as error:  # noqa: BLE001 - a failed look must not end the streams
+                    log_event(logging.ERROR, "loop_failed", loop="console", error=repr(error))
+                self._beat.set()
+                self._beat.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._state.draining.wait()
+                if self._state.draining.is_set():
+                    self._beat.set()
+                    return
+        finally:
+            self._looking = None
+
+    def _listen(self, *, is_on: bool) -> None:
+        """Hear bells only while anybody watches: a start rings one."""
+        if is_on and not self._stops:
+            bus = self._services.bus
+            self._stops = (
+                bus.listen(Bell.CHANGED, lambda tenant: self._changed(TenantId(tenant))),
+                bus.listen(Bell.SETTINGS, lambda _note: self._changed(None)),
+            )
+        elif not is_on:
+            for stop in self._stops:
+                stop()
+            self._stops = ()
+
+    def _changed(self, tenant: TenantId | None) -> None:
+        self._all += 1
+        if tenant is None:
+            self._common += 1
+            return
+        self._changes[tenant] = self._changes.get(tenant, 0) + 1
+        self._changes.move_to_end(tenant)
+        if len(self._changes) > _TENANTS_MAX:
+            self._changes.popitem(last=False)
+
+    def _found(self, checks: dict[str, str], *, is_draining: bool) -> list[tuple[str, Alarm]]:
+        found: list[tuple[str, Alarm]] = []
+
+        def add(key: str, level: AlarmLevel, text: str, href: str | None = None) -> None:
+            found.append((key, Alarm(level, text, None, href)))
+
+        if checks["store"] != "ok":
+            add("store", "bad", "The store does not answer: starts and results wait.")
+        if checks["locks"] != "ok":
+            add("locks", "bad", self._without_locks(), "/console/leases")
+        if checks["bus"] != "ok":
+            add("bus", "warn", "The bus does not answer: work goes on by polling, a little later.")
+        escalating = self._services.escalating
+        closed = _listed([risk for risk in Risk if escalating.closes(risk)])
+        href = "/console/escalation"
+        if escalating.forced is Order.FORCE_OPEN:
+            add("open", "bad", "An operator forces locks to fail open: escalation is off.", href)
+        elif escalating.forced is Order.FORCE_CLOSED:
+            add("closed", "bad", f"An operator forces {closed} to fail closed.", href)
+        elif escalating.level is not Level.NORMAL:
+            word = "Latched" if escalating.level is Level.LATCHED else "Escalated"
+            text = f"{word}: too much ran without a lock, so {closed} fails closed."
+            add("escalated", "bad", text, href)
+        if is_draining:
+            add("draining", "warn", "This server is shutting down: it takes no new work.")
+        return found
+
+    def _without_locks(self) -> str:
+        policies, escalating = self._services.settings.current.policies, self._services.escalating
+        open_ = [
+            risk
+            for risk in Risk
+            if policies[risk].on_lock_error is OnLockError.FAIL_OPEN and not escalating.closes(risk)
+        ]
+        closed = [risk for risk in Risk if risk not in open_]
+        parts = [
+            *([f"{_listed(open_)} runs go on without one (fail open)"] if open_ else []),
+            *([f"{_listed(closed)} runs wait (fail closed)"] if closed else []),
+        ]
+        return f"The lock store does not answer: {', '.join(parts)}."
+
+
+def _listed(words: list[Risk]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else [*words])
+
+
+_encode: Final = msgspec.json.Encoder().encode
+
+_KEPT_MS: Final = 1_000
+_PAGES_MAX: Final = 256
+
+
+_Rendering: TypeAlias = asyncio.Task[tuple[int, str]]
+"""Status and text of a page."""
+
+
+class Shared:
+    """Renders a page once for all viewers that fetch it within a second."""
+
+    def __init__(self, moment: Callable[[], Moment]) -> None:
+        self._moment = moment
+        self._kept: OrderedDict[object, tuple[Moment, _Rendering]] = OrderedDict()
+
+    async def page(
+        self, key: object, render: Callable[[], Awaitable[tuple[int, str]]]
+    ) -> tuple[int, str]:
+        """Status and text of the page; at most a second old."""
+        now = self._moment()
+        at, rendering = self._kept.get(key, (None, None))
+        if rendering is None or at is None or now - at >= _KEPT_MS:
+            rendering = asyncio.ensure_future(_awaited(render))
+            rendering.add_done_callback(_retrieved)
+            self._kept[key] = (now, rendering)
+            self._kept.move_to_end(key)
+            if len(self._kept) > _PAGES_MAX:
+                self._kept.popitem(last=False)
+        return await asyncio.shield(rendering)
+
+
+async def _awaited(render: Callable[[], Awaitable[tuple[int, str]]]) -> tuple[int, str]:
+    return await render()
+
+
+def _retrieved(done: _Rendering) -> None:
+    if not done.cancelled():
+        done.exception()

@@ -1,0 +1,153 @@
+"""Pages and actions: how the console's pages are declared.
+
+A ``Page`` has a path, a template and a function that gets the data for it from the API. An
+``Action`` is a form's target: it changes something through the API and sends the browser to a page;
+if the API refuses, the form's page is shown again with the reason and what was typed. Both name the
+API route that they need, and the route's roles decide who may use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+from urllib.parse import quote, urlencode
+
+from stanchion.console.api import Api
+from stanchion.core.model import Instant
+from stanchion.gateway.problems import Refusal
+from stanchion.services.keys import KeyHolder
+from stanchion.wire.identifiers import ALL_TENANTS
+
+__all__ = ["DONE", "Action", "Data", "Form", "Nav", "Page", "Redirect", "View", "Visitor"]
+
+Data: TypeAlias = dict[str, Any]
+"""What a page's template gets, beside what every page has (``view``, ``layout``, …)."""
+
+
+class Form:
+    """The fields of a form or of a query, in their order. A field may be repeated."""
+
+    def __init__(self, pairs: Sequence[tuple[str, str]] = ()) -> None:
+        self.pairs = tuple(pairs)
+
+    def get(self, name: str, default: str = "") -> str:
+        """The first value of a field."""
+        return next((value for key, value in self.pairs if key == name), default)
+
+    def all(self, name: str) -> list[str]:
+        """All values of a field, without empty ones."""
+        return [value for key, value in self.pairs if key == name and value]
+
+    def with_(self, **changes: object) -> str:
+        """The same query with these members changed (``None`` removes one), as ``?…`` or ````."""
+        kept = [(key, value) for key, value in self.pairs if key not in changes and value]
+        new = [(key, str(value)) for key, value in changes.items() if value is not None]
+        return f"?{urlencode(kept + new)}" if kept or new else ""
+
+    def __contains__(self, name: object) -> bool:
+        return any(key == name for key, _ in self.pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who looks at the console."""
+
+    holder: KeyHolder
+    form_token: str | None
+    """Every form must carry it; ``None`` on a server without keys, where there is no session."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the visitor may look at every tenant."""
+        return self.holder.tenant == ALL_TENANTS
+
+
+@dataclass(slots=True)
+class View:
+    """One request for a page or an action."""
+
+    api: Api
+    visitor: Visitor
+    now: Instant
+    path: str
+    params: Mapping[str, str]
+    query: Form
+    form: Form
+    """The fields of the form that was sent; of a page that is only looked at, empty."""
+    tenant: str | None
+    """The tenant that is looked at; ``None``: all of them."""
+    problem: Refusal | None = None
+    """Why the API refused what the form asked for."""
+    status: int = 200
+
+    def url(self, path: str, /, **query: object) -> str:
+        """A link in the console that keeps the chosen tenant, without members that are ``None``.
+
+        Slashes and other special characters in ``path`` must be quoted: see ``at``.
+        """
+        if self.visitor.sees_all and self.tenant is not None:
+            query.setdefault("tenant", self.tenant)
+        given = [(key, value) for key, value in query.items() if value not in {None, ""}]
+        return f"{path}?{urlencode(given)}" if given else path
+
+    def at(self, *segments: str, **query: object) -> str:
+        """A link below ``/console``; each segment is quoted."""
+        path = "/".join(["/console", *(quote(each, safe="") for each in segments)])
+        return self.url(path, **query)
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """The answer of an action: go to this page, which then shows what was done."""
+
+    url: str
+    did: str | None = None
+    """A key of ``DONE``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nav:
+    """A page's entry in the navigation."""
+
+    group: str
+    label: str
+    letter: str
+    """``g`` and this letter go to the page."""
+
+
+Load: TypeAlias = Callable[[View], Awaitable[Data]]
+Act: TypeAlias = Callable[[View], Awaitable[Redirect]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page: ``load`` gets the data, ``template`` shows it."""
+
+    path: str
+    title: str
+    template: str
+    load: Load
+    needs: str | None = None
+    """The API route that a viewer must be allowed to use, such as ``GET /v1/runs``."""
+    nav: Nav | None = None
+    is_of_tenant: bool = False
+    """Whether it is about one tenant: a key for all of them looks at ``default`` at first."""
+    is_live: bool = True
+    """Whether the page is fetched again when something has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """A form's target. It changes something and redirects."""
+
+    path: str
+    act: Act
+    needs: str
+    page: Page
+    """Shown again with the problem, if the API refuses."""
+    method: str = field(default="POST", init=False)
+
+
+DONE: Final[dict[str, str]] = {}
+"""What an action did, by its code: shown once on the page after it. Pages add their sentences."""

@@ -1,0 +1,17 @@
+"""The table of all pages and actions, in the order of the navigation."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stanchion.console.page import Action, Page
+from stanchion.console.pages import overview, runs
+
+__all__ = ["ACTIONS", "PAGES"]
+
+_MODULES: Final = (overview, runs)
+
+PAGES: Final[tuple[Page, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
+ACTIONS: Final[tuple[Action, ...]] = tuple(
+    action for module in _MODULES for action in module.ACTIONS
+)

@@ -1,0 +1,139 @@
+"""Rendering: templates, and how values from outside are shown.
+
+Autoescaping is always on. Text from workflows, workers and callers goes through ``shown``: it is
+put into a ``<bdi>``, so that it cannot reorder the text around it, and its control characters are
+made visible. Markup is made here and in templates only, never from data.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from stanchion.console.text import duration, visible
+
+__all__ = ["Asset", "Assets", "environment", "json_text", "shown", "span", "time_tag"]
+
+_JSON_CHARS_MAX: Final = 64 * 1024
+_TEXT_CHARS_MAX: Final = 16 * 1024
+
+
+def shown(value: object, chars_max: int = _TEXT_CHARS_MAX) -> Markup:
+    """Text from outside, as one isolated piece with its control characters made visible."""
+    return Markup("<bdi>{}</bdi>").format(_cut(str(value), chars_max))
+
+
+def json_text(value: object) -> Markup:
+    """A value as indented JSON, with control characters made visible, cut at 64 Ki characters."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    return _cut(text, _JSON_CHARS_MAX)
+
+
+def _cut(text: str, chars_max: int) -> Markup:
+    begun = escape(visible(text[:chars_max], has_lines=True))
+    more = len(text) - chars_max
+    if more <= 0:
+        return begun
+    return begun + Markup('<i class="cut"> … {} more characters</i>').format(f"{more:,}")
+
+
+def time_tag(at: datetime | int | None, now_ms: int, none: str = "–") -> Markup:
+    """A time relative to now, the exact one on hover: in the browser's own zone."""
+    if at is None:
+        return Markup('<span class="none">{}</span>').format(none)
+    moment = at if isinstance(at, datetime) else datetime.fromtimestamp(at / 1000, UTC)
+    exact = moment.astimezone(UTC)
+    past_ms = now_ms - exact.timestamp() * 1000
+    text = f"{_largest(past_ms)} ago" if past_ms >= 0 else f"in {_largest(-past_ms)}"
+    iso = exact.strftime("%Y-%m-%dT%H:%M:%S.") + f"{exact.microsecond // 1000:03d}Z"
+    title = exact.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, title, text)
+
+
+_UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+
+
+def _largest(duration_ms: float) -> str:
+    """A duration in its largest unit, as in "5 min ago"."""
+    for unit_ms, name in _UNITS:
+        if duration_ms >= unit_ms:
+            return f"{int(duration_ms / unit_ms)} {name}"
+    return "0 s"
+
+
+def span(duration_ms: float | None) -> str:
+    """A duration, or a dash if there is none."""
+    return "–" if duration_ms is None else duration(duration_ms)
+
+
+def _count(value: float) -> str:
+    return f"{value:,}".replace(",", "\u202f")
+
+
+class Asset(NamedTuple):
+    """A static file, as it is served."""
+
+    body: bytes
+    packed: bytes
+    """The same, compressed with gzip."""
+    content_type: bytes
+
+
+_TYPES: Final[Mapping[str, bytes]] = {
+    "css": b"text/css; charset=utf-8",
+    "js": b"text/javascript; charset=utf-8",
+    "svg": b"image/svg+xml",
+}
+
+
+class Assets:
+    """The static files, each under a path that contains its hash."""
+
+    def __init__(self) -> None:
+        self._by_path: dict[str, Asset] = {}
+        self._paths: dict[str, str] = {}
+        for file in files("stanchion.console").joinpath("static").iterdir():
+            kind = _TYPES.get(file.name.rpartition(".")[2])
+            if kind is not None:
+                body = file.read_bytes()
+                path = f"{hashlib.sha256(body).hexdigest()[:16]}/{file.name}"
+                self._by_path[path] = Asset(body, gzip.compress(body, mtime=0), kind)
+                self._paths[file.name] = f"/console/static/{path}"
+
+    def path(self, name: str) -> str:
+        """The path of a file, for a template."""
+        return self._paths[name]
+
+    def find(self, digest: str, name: str) -> Asset | None:
+        """The file of this name with this hash."""
+        return self._by_path.get(f"{digest}/{name}")
+
+
+def environment(assets: Assets) -> Environment:
+    """The templates with their filters."""
+    made = Environment(
+        loader=PackageLoader("stanchion.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+        cache_size=-1,
+    )
+    filters: dict[str, Any] = {
+        "shown": shown,
+        "json": json_text,
+        "span": span,
+        "count": _count,
+    }
+    made.filters.update(filters)
+    made.globals["asset"] = assets.path
+    return made

@@ -1,0 +1,231 @@
+"""Who gets into the console: sessions, origins, form tokens, roles and tenants."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from urllib.parse import urlencode
+
+import pytest
+import pytest_asyncio
+
+from stanchion.console.pages import ACTIONS, PAGES
+from stanchion.wire.admin import Role
+from tests.console.visits import HOST, SAME_SITE, Browser, ConsoleHouse, opened_console
+from tests.gateway.asgi import opened
+from tests.gateway.house import ADMIN
+
+SETTLED = ("Sec-Fetch-Site", "same-origin")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world() -> AsyncIterator[ConsoleHouse]:
+    async with opened_console() as console:
+        yield console
+
+
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@in_one_loop
+async def test_every_page_leads_to_the_login_form_without_a_session(world: ConsoleHouse) -> None:
+    browser = await world.browser()
+    for page in PAGES:
+        path = page.path.replace("{", "").replace("}", "")
+        answer = await browser.get(path)
+        assert answer.status == 303, path
+        assert answer.headers["location"].startswith("/console/login?next=%2Fconsole"), path
+    for action in ACTIONS:
+        path = action.path.replace("{", "").replace("}", "")
+        assert (await browser.post(path)).status == 303, path
+    assert (await browser.get("/console/live")).status == 401
+    assert (await browser.get("/console/login")).status == 200
+
+
+@in_one_loop
+async def test_the_login_form_opens_a_session_that_logging_out_ends(world: ConsoleHouse) -> None:
+    browser = await world.browser()
+    refused = await browser.post("/console/login", key="sk_not_known")
+    assert refused.status == 403
+    assert b"sk_not_known" not in refused.body
+    answer = await browser.post("/console/login", key=ADMIN, next="/console/runs?status=running")
+    assert (answer.status, answer.headers["location"]) == (303, "/console/runs?status=running")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert "Max-Age=43200" in cookie
+    assert ADMIN not in cookie
+    assert (await browser.get("/console")).status == 200
+    assert (await browser.post("/console/logout")).status == 303
+    stolen = await world.browser()
+    stolen.cookies = {"stanchion-session": cookie.partition("=")[2].partition(";")[0]}
+    assert (await stolen.get("/console")).status == 303
+
+
+@in_one_loop
+async def test_over_tls_the_cookie_is_secure_and_bound_to_the_host(world: ConsoleHouse) -> None:
+    headers = [("Origin", f"https://{HOST}"), *SAME_SITE[1:]]
+    body = urlencode({"key": ADMIN}).encode()
+    answer = await world.house.ask("POST", "/console/login", body, headers=headers)
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("__Host-stanchion=")
+    assert "; Secure" in cookie
+    assert "Path=/;" in cookie
+
+
+@in_one_loop
+async def test_a_cookie_without_the_prefix_does_not_count_over_tls(world: ConsoleHouse) -> None:
+    browser = await world.browser(ADMIN)
+    plain = ("Cookie", f"stanchion-session={browser.cookies['stanchion-session']}")
+    for host, status in ((HOST, 200), ("console.example", 303)):
+        headers = [("Host", host), SETTLED, plain]
+        answer = await world.house.ask("GET", "/console", headers=headers)
+        assert answer.status == status, host
+
+
+@in_one_loop
+async def test_login_goes_on_to_pages_of_the_console_only(world: ConsoleHouse) -> None:
+    for wanted in ("//evil.example", "https://evil.example", "/v1/runs", "/console\\@evil", ""):
+        browser = await world.browser()
+        answer = await browser.post("/console/login", key=ADMIN, next=wanted)
+        assert answer.headers["location"] == "/console", wanted
+
+
+@in_one_loop
+async def test_a_revoked_key_ends_its_sessions_and_streams(world: ConsoleHouse) -> None:
+    key = await world.house.make_key("runner", "first")
+    browser = await world.browser(key)
+    assert (await browser.get("/console/runs")).status == 200
+    cookie = ("Cookie", f"stanchion-session={browser.cookies['stanchion-session']}")
+    async with opened(world.house.app, "GET", "/console/live", b"", [cookie]) as feed:
+        await feed.until(b"event: pulse")
+        path = f"/v1/admin/keys/{key.split('_')[1]}"
+        assert (await world.house.ask("DELETE", path, key=ADMIN)).status == 200
+        while await feed.next():
+            pass
+    assert (await browser.get("/console/runs")).status == 303
+
+
+BAD_ORIGINS: list[tuple[str, list[tuple[str, str]]]] = [
+    ("no origin", [SETTLED]),
+    ("another origin", [("Origin", "http://evil.example"), SETTLED]),
+    ("null origin", [("Origin", "null"), SETTLED]),
+    ("another port", [("Origin", "http://127.0.0.1:1"), SETTLED]),
+    ("another site", [("Origin", f"http://{HOST}"), ("Sec-Fetch-Site", "cross-site")]),
+    ("the same site", [("Origin", f"http://{HOST}"), ("Sec-Fetch-Site", "same-site")]),
+]
+
+
+@in_one_loop
+async def test_a_change_from_elsewhere_is_refused(world: ConsoleHouse) -> None:
+    browser = await world.browser(ADMIN)
+    await browser.get("/console")
+    run_id = await world.house.start(key=ADMIN, tenant="first")
+    path = f"/console/runs/{run_id}/cancel"
+    cookie = ("Cookie", f"stanchion-session={browser.cookies['stanchion-session']}")
+    right = urlencode({"form_token": browser.token, "tenant": "first"}).encode()
+    for name, headers in BAD_ORIGINS:
+        sent = [*headers, SAME_SITE[2], cookie]
+        answer = await world.house.ask("POST", path, right, headers=sent)
+        assert answer.status == 403, name
+    for token in ("", "0" * 64):
+        wrong = urlencode({"form_token": token, "tenant": "first"}).encode()
+        answer = await world.house.ask("POST", path, wrong, headers=[*SAME_SITE, cookie])
+        assert answer.status == 403
+    plain = [SAME_SITE[0], SAME_SITE[1], ("Content-Type", "text/plain"), cookie]
+    assert (await world.house.ask("POST", path, right, headers=plain)).status == 415
+    answer = await world.house.ask("POST", path, right, headers=[*SAME_SITE, cookie])
+    assert answer.headers["location"].endswith("did=run_cancelled")
+
+
+@in_one_loop
+async def test_the_cookie_does_not_count_outside_the_console(world: ConsoleHouse) -> None:
+    browser = await world.browser(ADMIN)
+    cookie = ("Cookie", f"stanchion-session={browser.cookies['stanchion-session']}")
+    assert (await world.house.ask("GET", "/v1/runs", headers=[cookie])).status == 401
+
+
+@in_one_loop
+async def test_every_page_has_a_strict_policy(world: ConsoleHouse) -> None:
+    browser = await world.browser(ADMIN)
+    for path in ("/console", "/console/nothing", "/console/login", "/console/runs/unknown"):
+        headers = (await browser.get(path)).headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self';")
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["cross-origin-opener-policy"] == "same-origin"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-store"
+
+
+async def test_a_server_without_keys_needs_no_session_but_still_the_origin() -> None:
+    async with opened_console(has_keys=False) as console:
+        browser = await console.browser()
+        assert (await browser.get("/console")).status == 200
+        assert (await browser.get("/console/login")).status == 303
+        run_id = await console.house.start()
+        path = f"/console/runs/{run_id}/cancel"
+        no_origin = [SAME_SITE[2]]
+        assert (await console.house.ask("POST", path, b"", headers=no_origin)).status == 403
+        assert (await browser.post(path, tenant="default")).status == 303
+        elsewhere = [("Host", "evil.example")]
+        assert (await console.house.ask("GET", "/console", headers=elsewhere)).status == 403
+
+
+# ── The isolation matrix ──────────────────────────────────────────────────────────────────────────
+
+EVERY = frozenset(Role)
+READERS = EVERY - {Role.WORKER}
+RUNNERS = READERS - {Role.APPROVER}
+OPERATORS = frozenset({Role.OPERATOR, Role.ADMIN})
+ADMINS = frozenset({Role.ADMIN})
+OF_ONE_TENANT: dict[str, frozenset[Role]] = {
+    "/console": EVERY,
+    "/console/runs": READERS,
+    "/console/runs/{run_id}": READERS,
+}
+"""Which roles of a key for one tenant may open a page. Pages that are not listed: none."""
+OF_ALL: dict[str, frozenset[Role]] = {
+    "/console": OPERATORS | {Role.WORKER},
+    "/console/runs": OPERATORS,
+    "/console/runs/{run_id}": OPERATORS,
+}
+"""The same for a key for all tenants (approvers and runners are of one tenant)."""
+
+
+@in_one_loop
+async def test_each_role_opens_its_pages_and_no_others(world: ConsoleHouse) -> None:
+    run_id = await world.house.start(key=ADMIN, tenant="first")
+    for tenant, allowed in (("first", OF_ONE_TENANT), ("*", OF_ALL)):
+        assert set(allowed) <= {page.path for page in PAGES}
+        for role in Role if tenant != "*" else (Role.WORKER, *OPERATORS):
+            browser = await world.browser(await world.house.make_key(role, tenant))
+            for page in PAGES:
+                path = page.path.replace("{run_id}", run_id)
+                answer = await browser.get(f"{path}?tenant=first")
+                expected = 200 if role in allowed.get(page.path, frozenset()) else 403
+                assert answer.status == expected, (page.path, role, tenant)
+
+
+@in_one_loop
+async def test_a_tenants_key_sees_and_changes_its_tenant_only(world: ConsoleHouse) -> None:
+    run_id = await world.house.start(key=ADMIN, tenant="first")
+    browser: Browser = await world.browser(await world.house.make_key("admin", "second"))
+    assert run_id.encode() not in (await browser.get("/console/runs")).body
+    assert (await browser.get(f"/console/runs/{run_id}")).status == 404
+    assert (await browser.get("/console/runs?tenant=first")).status == 403
+    assert (await browser.post(f"/console/runs/{run_id}/cancel")).status == 404
+    assert (await browser.post(f"/console/runs/{run_id}/cancel", tenant="first")).status == 403
+
+
+@in_one_loop
+async def test_a_key_for_all_tenants_names_one_before_it_changes_anything(
+    world: ConsoleHouse,
+) -> None:
+    run_id = await world.house.start(key=ADMIN)
+    browser = await world.browser(ADMIN)
+    await browser.get("/console")
+    assert (await browser.post(f"/console/runs/{run_id}/cancel")).status == 422
+    answer = await browser.post(f"/console/runs/{run_id}/cancel", tenant="default")
+    assert answer.status == 303
