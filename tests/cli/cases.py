@@ -501,6 +501,23 @@ CASES: Final = (
         says=("admission/acme is held with fence 1786000; it ends in 4.2 s",),
     ),
     Case(
+        args=("lease", "history", "run/r-1"),
+        asks=("GET", "/v1/admin/lock-history"),
+        query={"name": "run/r-1"},
+        answer=admin.LockHistory(
+            replica="a1b2",
+            since=AT,
+            unlocked_count=1,
+            unlocked=(admin.UnlockedRow(at=AT, name="run/r-2", risk=Risk.LOW, error="no answer"),),
+            until=AT,
+            bucket_ms=500,
+            busy=(0, 3),
+            marks=(admin.LeaseMarkRow(at=AT, what="acquired", fence=7),),
+        ),
+        shape=admin.LockHistory,
+        says=("without a lock: 1", "run/r-2  low    no answer", "last minute: 3", "acquired  7"),
+    ),
+    Case(
         args=("lease", "release", "admission/acme"),
         asks=("DELETE", "/v1/admin/leases/admission/acme"),
         answer=LEASE,

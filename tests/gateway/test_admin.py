@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from stanchion.core.model import Topic
+from stanchion.core.model import Instant, Risk, Topic
+from stanchion.services.lease_events import Fallback
 from tests.gateway.house import House
 
 
@@ -85,6 +86,21 @@ async def test_an_operator_holds_a_lock_lists_it_and_takes_it_away(house: House)
     assert (released.status, released.json["name"]) == (200, "admission/acme")
     gone = await house.ask("DELETE", "/v1/admin/leases/admission/acme")
     assert (gone.status, gone.code) == (404, "not_found")
+
+
+async def test_the_history_of_locks_says_what_ran_without_one(house: House) -> None:
+    history, clock = house.services.lease_history, house.services.clock
+    history.mark("run/x", "acquired", 7)
+    history.was_busy()
+    history.busy.appendleft(Instant(clock.now() - 60_001))
+    error = Fallback(name="run/y", risk=Risk.LOW, error="cut")
+    history.fell_back(error)
+    seen = (await house.ask("GET", "/v1/admin/lock-history?name=run%2Fx")).json
+    assert (seen["marks"][0]["what"], seen["marks"][0]["fence"]) == ("acquired", 7)
+    assert (len(seen["busy"]), sum(seen["busy"]), seen["bucket_ms"]) == (120, 1, 500)
+    assert (seen["unlocked_count"], seen["unlocked"][0]["name"]) == (1, "run/y")
+    assert (await house.ask("GET", "/v1/admin/lock-history")).json["marks"] == []
+    assert (await house.ask("GET", "/v1/admin/lock-history?nam=x")).status == 422
 
 
 async def test_what_an_operator_does_to_locks_is_in_the_log(

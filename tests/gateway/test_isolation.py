@@ -252,6 +252,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "list_leases": forbidden,
     "hold_lease": forbidden,
     "release_lease": forbidden,
+    "get_lock_history": forbidden,
     "list_dead_letters": empty("dead_letters"),
     "replay_dead_letter": not_there,
     "discard_dead_letter": not_there,

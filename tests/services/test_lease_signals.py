@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import TypedDict
 
@@ -9,10 +10,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from stanchion.core.lease import FenceCause
-from stanchion.core.model import Risk
+from stanchion.core.model import Instant, Risk
 from stanchion.services import lease_events as told
 from stanchion.services.lease_events import LeaseEvent
-from stanchion.services.lease_signals import RunLeaseSignals
+from stanchion.services.lease_signals import UNLOCKED_MAX, RunLeaseSignals, Unlocked
 
 
 class About(TypedDict):
@@ -20,6 +21,7 @@ class About(TypedDict):
     risk: Risk
 
 
+NOW = Instant(1_000)
 H: About = {"name": "run/1", "risk": Risk.HIGH}
 
 
@@ -43,6 +45,12 @@ H: About = {"name": "run/1", "risk": Risk.HIGH}
             "stanchion_run_lock_refused_total",
             {"risk": "high"},
             ("ERROR", "run_lock_refused", {"error": "cut", "escalated": "no"}),
+        ),
+        (
+            told.StaleWrite(**H, fence=1, highest=2),
+            "stanchion_run_stale_writes_total",
+            {},
+            None,
         ),
         (
             told.Abandoned(**H, cause=FenceCause.DEADLINE),
@@ -102,7 +110,7 @@ def test_an_event_moves_its_metric_and_writes_its_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     registry = CollectorRegistry()
-    signals = RunLeaseSignals(registry)
+    signals = RunLeaseSignals(registry, now=lambda: NOW)
     before = _values(registry)
     with caplog.at_level(logging.DEBUG, logger="stanchion"):
         signals(event)
@@ -125,7 +133,7 @@ def _values(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
 
 def test_times_are_in_seconds() -> None:
     registry = CollectorRegistry()
-    signals = RunLeaseSignals(registry)
+    signals = RunLeaseSignals(registry, now=lambda: NOW)
     signals(told.Acquired(**H, fence=1, waited_ms=1_500))
     signals(told.Released(**H, held_ms=250))
     assert registry.get_sample_value("stanchion_run_lock_wait_seconds_sum") == 1.5
@@ -134,8 +142,36 @@ def test_times_are_in_seconds() -> None:
 
 def test_every_class_is_there_from_the_start() -> None:
     registry = CollectorRegistry()
-    RunLeaseSignals(registry)
+    RunLeaseSignals(registry, now=lambda: NOW)
     for risk in Risk:
         assert (
             registry.get_sample_value("stanchion_workflow_lock_fallback_total", {"risk": risk}) == 0
         )
+
+
+def test_the_history_keeps_what_people_ask_for_and_forgets_the_rest() -> None:
+    times = itertools.count(1_000)
+    signals = RunLeaseSignals(CollectorRegistry(), now=lambda: Instant(next(times)))
+    history = signals.history
+    signals(told.Acquired(**H, fence=7, waited_ms=0))
+    signals(told.StaleWrite(**H, fence=6, highest=7))
+    signals(told.Abandoned(**H, cause=FenceCause.DEADLINE))
+    signals(told.Released(**H, held_ms=1))
+    assert [(mark.what, mark.fence) for mark in history.of_lock("run/1")] == [
+        ("acquired", 7),
+        ("stale_write", 6),
+        ("abandoned", None),
+        ("released", None),
+    ]
+    signals(told.Contended(**H, expires_in_ms=None))
+    assert list(history.busy) == [1_005]
+    for _ in range(UNLOCKED_MAX + 1):
+        signals(told.Fallback(**H, error="cut"))
+    assert (len(history.unlocked), history.unlocked_count) == (UNLOCKED_MAX, UNLOCKED_MAX + 1)
+    assert history.unlocked[-1] == Unlocked(
+        Instant(1_005 + UNLOCKED_MAX + 1), "run/1", Risk.HIGH, "cut"
+    )
+    for number in range(1_000):
+        signals(told.Acquired(name=f"run/{number + 2}", risk=Risk.LOW, fence=1, waited_ms=0))
+    assert history.of_lock("run/1") == ()
+    assert len(history.of_lock("run/1001")) == 1

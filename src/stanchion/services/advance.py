@@ -42,6 +42,7 @@ from stanchion.ports.records import (
     StaleFence,
 )
 from stanchion.services.context import ReplicaContext, Rules
+from stanchion.services.lease_events import StaleWrite
 from stanchion.services.leasing import LeaseContended, LeaseRefused, Leasing
 from stanchion.services.log import log_event
 from stanchion.services.plans import Plans
@@ -232,7 +233,16 @@ class Advancer:
         ) as held:
             match held:
                 case Lease():
-                    return await self._empty_inbox(run_id, turn, held, seen)
+                    outcome = await self._empty_inbox(run_id, turn, held, seen)
+                    if isinstance(outcome, StaleFence):
+                        told = StaleWrite(
+                            name=held.name,
+                            risk=known.risk,
+                            fence=held.fence or 0,
+                            highest=outcome.highest,
+                        )
+                        self._leasing.tell(told)
+                    return outcome
                 case LeaseContended():
                     return RunBusy()
                 case LeaseRefused(error):

@@ -27,7 +27,7 @@ from stanchion.services.escalation import EscalationService, RulesInForce
 from stanchion.services.gate import Gate
 from stanchion.services.gate_answers import Pacing
 from stanchion.services.inbox import Inbox
-from stanchion.services.lease_signals import RunLeaseSignals
+from stanchion.services.lease_signals import LeaseHistory, RunLeaseSignals
 from stanchion.services.leasing import Leasing
 from stanchion.services.log import log_event
 from stanchion.services.outbox import AT_ONCE_MAX, Calls, Relay
@@ -108,7 +108,7 @@ class Engine:
         )
         self._pacing = Pacing(clock=clock, entropy=backends.entropy)
         self._bus = bus
-        self._lease_signals = RunLeaseSignals(registry, on_fallback=self._fallback)
+        self._lease_signals = RunLeaseSignals(registry, now=clock.now, on_fallback=self._fallback)
         self._leasing = Leasing(
             backends.locks,
             clock=clock,
@@ -180,6 +180,7 @@ class Engine:
             waiters=waiters,
             settings=settings,
             escalating=self._escalating,
+            lease_history=self._lease_signals.history,
             registry=registry,
             work=work,
             executor=self._executor,
@@ -273,6 +274,7 @@ class Services(Backends):
     waiters: RunWaiters
     settings: SettingsService
     escalating: EscalationService
+    lease_history: LeaseHistory
     registry: CollectorRegistry
     work: TenantWorkBudget
     executor: TenantExecutor

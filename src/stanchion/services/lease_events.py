@@ -25,6 +25,7 @@ __all__ = [
     "ReleaseFailed",
     "Released",
     "RenewFailed",
+    "StaleWrite",
     "TrustLost",
 ]
 
@@ -93,6 +94,13 @@ class ReleaseFailed(_Named, frozen=True, kw_only=True):
     error: str
 
 
+class StaleWrite(_Named, frozen=True, kw_only=True):
+    """The store refused a write, because a later holder has written with a higher fence."""
+
+    fence: int
+    highest: int
+
+
 LeaseEvent: TypeAlias = (
     Acquired
     | Contended
@@ -103,5 +111,6 @@ LeaseEvent: TypeAlias = (
     | Abandoned
     | Released
     | ReleaseFailed
+    | StaleWrite
 )
 LeaseHook: TypeAlias = Callable[[LeaseEvent], None]

@@ -1,22 +1,26 @@
-"""Lease signals: metrics and log lines made from lease events.
+"""Lease signals: metrics, log lines and a short history made from lease events.
 
 Every log event has a metric, and ``docs/how-to/lock-incidents.md`` has a row for each pair.
+``LeaseHistory`` keeps what people ask for during an incident: what ran without a lock, when locks
+were found busy, and which fences a lock has had. It is this replica's own, bounded, in memory.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from typing import Final, assert_never
+from typing import Final, Literal, TypeAlias, assert_never
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from stanchion.core.model import Risk
+from stanchion.core.model import Instant, Risk
 from stanchion.services import lease_events as events
 from stanchion.services.lease_events import LeaseEvent
 from stanchion.services.log import log_event
 
-__all__ = ["LeaseErrors", "RunLeaseSignals"]
+__all__ = ["LeaseErrors", "LeaseHistory", "LeaseMark", "MarkKind", "RunLeaseSignals", "Unlocked"]
 
 # A wait is a round trip to the lock store, a hold is a few of them and one commit.
 _WAIT_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
@@ -49,13 +53,83 @@ class LeaseErrors:
         return {risk: self._release.labels(kind=kind, risk=str(risk)) for risk in Risk}
 
 
+MarkKind: TypeAlias = Literal["acquired", "released", "abandoned", "stale_write"]
+
+
+class LeaseMark(msgspec.Struct, frozen=True):
+    """A moment in the life of a lock."""
+
+    at: Instant
+    what: MarkKind
+    fence: int | None
+
+
+class Unlocked(msgspec.Struct, frozen=True):
+    """Work that was done without a lock, because the lock store failed."""
+
+    at: Instant
+    name: str
+    risk: Risk
+    error: str
+
+
+UNLOCKED_MAX: Final = 1_000
+BUSY_MAX: Final = 10_000
+_NAMES_MAX: Final = 500
+_MARKS_MAX: Final = 50
+
+
+class LeaseHistory:
+    """What this replica has lately done with run leases."""
+
+    def __init__(self, now: Callable[[], Instant]) -> None:
+        self._now = now
+        self.since = now()
+        self.unlocked: deque[Unlocked] = deque(maxlen=UNLOCKED_MAX)
+        """Work without a lock, oldest first."""
+        self.unlocked_count = 0
+        """How often in all; the first ones may have been forgotten."""
+        self.busy: deque[Instant] = deque(maxlen=BUSY_MAX)
+        """When a run's lock was found busy, oldest first."""
+        self._marks: OrderedDict[str, deque[LeaseMark]] = OrderedDict()
+
+    def of_lock(self, name: str) -> tuple[LeaseMark, ...]:
+        """The last moments of one lock, oldest first."""
+        return tuple(self._marks.get(name, ()))
+
+    def fell_back(self, event: events.Fallback) -> None:
+        """Note work without a lock."""
+        self.unlocked_count += 1
+        self.unlocked.append(Unlocked(self._now(), event.name, event.risk, event.error))
+
+    def was_busy(self) -> None:
+        """Note that a run's lock was busy."""
+        self.busy.append(self._now())
+
+    def mark(self, name: str, what: MarkKind, fence: int | None = None) -> None:
+        """Note a moment of one lock. Of many locks the ones that moved last are kept."""
+        marks = self._marks.get(name)
+        if marks is None:
+            marks = self._marks[name] = deque(maxlen=_MARKS_MAX)
+            if len(self._marks) > _NAMES_MAX:
+                self._marks.popitem(last=False)
+        else:
+            self._marks.move_to_end(name)
+        marks.append(LeaseMark(self._now(), what, fence))
+
+
 class RunLeaseSignals:
     """The hook for run leases. Label children are bound once: a look-up costs more than a count."""
 
     def __init__(
-        self, registry: CollectorRegistry, *, on_fallback: Callable[[], None] = lambda: None
+        self,
+        registry: CollectorRegistry,
+        *,
+        now: Callable[[], Instant],
+        on_fallback: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_fallback = on_fallback
+        self.history = LeaseHistory(now)
         self.errors = LeaseErrors(registry)
         """Shared with other kinds of leases in the same registry."""
         self._fallbacks = _by_risk(
@@ -85,6 +159,11 @@ class RunLeaseSignals:
             "Holds skipped because another held the run's lease.",
             registry=registry,
         )
+        self._stale = Counter(
+            "stanchion_run_stale_writes",
+            "Commits that the store refused, because a later holder had written.",
+            registry=registry,
+        )
         self._wait = Histogram(
             "stanchion_run_lock_wait_seconds",
             "Time from the request for a run lease to its grant.",
@@ -103,12 +182,19 @@ class RunLeaseSignals:
         match event:
             case events.Acquired():
                 self._wait.observe(event.waited_ms / 1000)
+                self.history.mark(event.name, "acquired", event.fence)
             case events.Contended():
                 self._contended.inc()
+                self.history.was_busy()
             case events.Released():
                 self._held.observe(event.held_ms / 1000)
+                self.history.mark(event.name, "released")
+            case events.StaleWrite():
+                self._stale.inc()
+                self.history.mark(event.name, "stale_write", event.fence)
             case events.Fallback():
                 self._fallbacks[event.risk].inc()
+                self.history.fell_back(event)
                 self._on_fallback()
                 _log(logging.ERROR, "run_lock_fallback", event, error=event.error, race="possible")
             case events.Refused():
@@ -136,6 +222,7 @@ class RunLeaseSignals:
                 _log(logging.WARNING, "run_lock_untrusted", event, cause=event.cause)
             case events.Abandoned():
                 self._abandoned[event.risk].inc()
+                self.history.mark(event.name, "abandoned")
                 _log(logging.ERROR, "run_lock_abandoned", event, cause=event.cause)
             case events.ReleaseFailed():
                 self._release_errors[event.risk].inc()

@@ -24,7 +24,9 @@ __all__ = [
     "KeyList",
     "KeyRow",
     "LeaseList",
+    "LeaseMarkRow",
     "LeaseRow",
+    "LockHistory",
     "ReplayAnswer",
     "ReplayLetter",
     "ReplicaList",
@@ -34,6 +36,7 @@ __all__ = [
     "TenantConfig",
     "TenantList",
     "TenantRow",
+    "UnlockedRow",
     "WorkerList",
     "WorkerRow",
 ]
@@ -102,6 +105,42 @@ class LeaseList(msgspec.Struct, frozen=True):
     """Locks that are held, by name."""
 
     leases: tuple[LeaseRow, ...]
+
+
+class UnlockedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Work that was done without a lock, because the lock store failed."""
+
+    at: datetime
+    name: str
+    risk: Risk
+    error: str
+
+
+class LeaseMarkRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment in the life of a lock, as one replica has seen it."""
+
+    at: datetime
+    what: Literal["acquired", "released", "abandoned", "stale_write"]
+    """``stale_write``: the store refused a write with an older fence."""
+    fence: int | None
+
+
+class LockHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """What the replica that answers has lately done with run leases. It is kept in memory."""
+
+    replica: str
+    since: datetime
+    """When this memory begins: the start of the process."""
+    unlocked_count: int
+    """How often work was done without a lock since then."""
+    unlocked: tuple[UnlockedRow, ...]
+    """The newest thousand, newest first."""
+    until: datetime
+    bucket_ms: int
+    busy: tuple[int, ...]
+    """How often a run's lock was busy, in each bucket of the last minute before ``until``."""
+    marks: tuple[LeaseMarkRow, ...]
+    """The last moments of the lock that was asked for, oldest first."""
 
 
 class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):

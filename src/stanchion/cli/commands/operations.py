@@ -70,6 +70,40 @@ def release_lease(session: Session, name: str) -> None:
     session.show(document, lambda _: [f"{cell(name)} is released"])
 
 
+@lease.command("history")
+@click.argument("name", metavar="[NAME]", required=False)
+@talks
+def lease_history(session: Session, name: str | None) -> None:
+    """Show what this replica did without a lock, and the fences of the lock NAME.
+
+    It is the memory of the replica that answers, since its start.
+    """
+    document = session.get(path_to("admin", "lock-history"), name=name)
+    session.show(document, _history_lines)
+
+
+def _history_lines(seen: dict[str, Any]) -> Iterator[str]:
+    yield f"replica {cell(seen['replica'])} since {clock(seen['since'])}"
+    yield f"without a lock: {seen['unlocked_count']}"
+    if seen["unlocked"]:
+        yield from table(
+            ("AT", "LOCK", "CLASS", "ERROR"),
+            (
+                (clock(row["at"]), cell(row["name"]), cell(row["risk"]), cell(row["error"]))
+                for row in seen["unlocked"]
+            ),
+        )
+    yield f"locks found busy in the last minute: {sum(seen['busy'])}"
+    if seen["marks"]:
+        yield from table(
+            ("AT", "WHAT", "FENCE"),
+            (
+                (clock(row["at"]), cell(row["what"]), cell(row["fence"] or "-"))
+                for row in seen["marks"]
+            ),
+        )
+
+
 def _lease_rows(page: dict[str, Any]) -> Iterator[str]:
     if page["leases"]:
         yield from table(

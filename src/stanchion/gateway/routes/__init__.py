@@ -30,6 +30,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *admin.TENANTS_ROUTES,
     *admin.SETTINGS_ROUTES,
     *leases.ROUTES,
+    *leases.HISTORY_ROUTES,
     *dead_letters.ROUTES,
     *admin.KEYS_ROUTES,
     *leases.ESCALATION_ROUTES,

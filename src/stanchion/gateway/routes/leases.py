@@ -6,11 +6,13 @@ Holding and releasing are logged with the actor. The escalation routes are here 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, Never, assert_never
 
+import msgspec
+
 from stanchion.core.escalation import Level, Order
-from stanchion.core.model import Risk
+from stanchion.core.model import Instant, Risk
 from stanchion.gateway.problems import Refusal, RequestRefused, not_found
 from stanchion.gateway.route import (
     OPERATORS,
@@ -22,13 +24,24 @@ from stanchion.gateway.route import (
     RouteScope,
     Takes,
 )
+from stanchion.gateway.views import when
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks, LockView
 from stanchion.services.log import log_event
-from stanchion.wire.admin import EscalationView, HoldLease, LeaseList, LeaseRow, SetEscalation
+from stanchion.wire.admin import (
+    EscalationView,
+    HoldLease,
+    LeaseList,
+    LeaseMarkRow,
+    LeaseRow,
+    LockHistory,
+    SetEscalation,
+    UnlockedRow,
+)
+from stanchion.wire.identifiers import LockName
 from stanchion.wire.problems import Code
 
-__all__ = ["ESCALATION_ROUTES", "ROUTES"]
+__all__ = ["ESCALATION_ROUTES", "HISTORY_ROUTES", "ROUTES"]
 
 _WITHIN_MS: Final = 2_000
 
@@ -86,6 +99,50 @@ async def release_lease(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
     return Reply(_row(view))
 
 
+class OneLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The lock whose moments are returned."""
+
+    name: LockName | None = None
+
+
+async def get_lock_history(call: Call[NoBody, OneLock]) -> Reply:
+    """What this replica has lately done with run leases."""
+    services, history = call.services, call.services.lease_history
+    now = services.clock.now()
+    marks = () if call.query.name is None else history.of_lock(call.query.name)
+    return Reply(
+        LockHistory(
+            replica=services.replicas.replica,
+            since=when(history.since),
+            unlocked_count=history.unlocked_count,
+            unlocked=tuple(
+                UnlockedRow(at=when(each.at), name=each.name, risk=each.risk, error=each.error)
+                for each in reversed(history.unlocked)
+            ),
+            until=when(now),
+            bucket_ms=_BUCKET_MS,
+            busy=_buckets(history.busy, now),
+            marks=tuple(
+                LeaseMarkRow(at=when(each.at), what=each.what, fence=each.fence) for each in marks
+            ),
+        )
+    )
+
+
+_BUCKET_MS: Final = 500
+_BUCKETS: Final = 120
+
+
+def _buckets(times: Iterable[Instant], until: Instant) -> tuple[int, ...]:
+    """How many of the times are in each of the last buckets, oldest first."""
+    counts = [0] * _BUCKETS
+    for time in times:
+        place = _BUCKETS - 1 - (until - time) // _BUCKET_MS
+        if 0 <= place < _BUCKETS:
+            counts[place] += 1
+    return tuple(counts)
+
+
 def _locks(call: Call[HoldLease, NoQuery] | Call[NoBody, NoQuery]) -> Locks:
     if call.services.locks is None:
         refusal = call.state.unavailable(Code.LOCKS_UNAVAILABLE, "there is no lock backend")
@@ -135,6 +192,19 @@ ROUTES: Final = (
         scope=RouteScope.DEPLOYMENT,
         answer=LeaseRow,
         codes=(Code.NOT_FOUND, Code.LOCKS_UNAVAILABLE),
+    ),
+)
+
+HISTORY_ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/v1/admin/lock-history",
+        handler=get_lock_history,
+        summary="What this replica did without a lock, when locks were busy, and a lock's fences.",
+        roles=OPERATORS,
+        scope=RouteScope.DEPLOYMENT,
+        query=OneLock,
+        answer=LockHistory,
     ),
 )
 
