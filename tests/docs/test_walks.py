@@ -30,7 +30,7 @@ def test_a_walk_names_its_files_in_the_order_they_are_entered(kind: str) -> None
     assert len(named) >= 12
     assert [file for file in named if file not in walks[kind]] == []
     assert named == sorted(named, key=walks[kind].index)
-    assert len(walks[kind]) <= FILES_MAX[kind, "SQLite"]
+    assert len(walks[kind]) <= FILES_MAX
 
 
 def test_the_count_is_a_command_of_its_own() -> None:

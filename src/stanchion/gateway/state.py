@@ -27,8 +27,8 @@ from stanchion.gateway.problems import Refusal, RequestRefused, unavailable_afte
 from stanchion.ports.clock import Clock
 from stanchion.services.engine import Services
 from stanchion.services.keys import Keys
-from stanchion.services.limiter import Deadlines
 from stanchion.services.replicas import Ping, check_backends
+from stanchion.services.work import Deadlines
 from stanchion.wire.admin import Health
 from stanchion.wire.problems import Code
 

@@ -39,10 +39,11 @@ from stanchion.services.gate_answers import (
     Passed,
     RunStarted,
 )
-from stanchion.services.limiter import Deadlines, RefusalQuery, SharedRefusals, TenantLimiter
+from stanchion.services.limiter import RefusalQuery, SharedRefusals, TenantLimiter
 from stanchion.services.log import OutageLogger
 from stanchion.services.settings import TenantConfigs
 from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
+from stanchion.services.work import Deadlines
 
 __all__ = ["Admitter", "GateCall", "PreparedStart"]
 

@@ -23,7 +23,7 @@ from stanchion.core.retry import WorkAllowance
 from stanchion.ports.bus import Bell
 from stanchion.services.advance import Advancer
 from stanchion.services.context import Backends, ReplicaContext
-from stanchion.services.escalation import EscalationService, RulesInForce
+from stanchion.services.escalation import EscalationService
 from stanchion.services.gate import Gate
 from stanchion.services.gate_answers import Pacing
 from stanchion.services.inbox import Inbox
@@ -35,7 +35,7 @@ from stanchion.services.plans import Linker, Plans, link_here
 from stanchion.services.reconciler import Reconciler
 from stanchion.services.replicas import ReplicaReporter
 from stanchion.services.scheduler import Scheduler
-from stanchion.services.settings import SettingsService
+from stanchion.services.settings import RulesInForce, SettingsService
 from stanchion.services.signals import AdmissionSignals, EngineSignals, TenantLabels
 from stanchion.services.waiters import RunWaiters
 from stanchion.services.work import DEFAULT_ALLOWANCE, Decider, TenantExecutor, TenantWorkBudget
@@ -89,6 +89,7 @@ class Engine:
             registry=registry,
             run_lease_ttl_ms=terms.run_lease_ttl_ms,
         )
+        rules = RulesInForce(settings)
         self._escalating = EscalationService(
             replica,
             settings=lambda: settings.current.escalation,
@@ -96,6 +97,7 @@ class Engine:
             clock=clock,
             announce=self._announce,
             registry=registry,
+            on_level=rules.on_level,
         )
         labels = TenantLabels()
         work = TenantWorkBudget(
@@ -130,7 +132,6 @@ class Engine:
                 on_finished=self._finished,
             ),
         )
-        rules = RulesInForce(settings, self._escalating)
         self._executor = TenantExecutor(work)
         executor = self._executor if works_off_loop else None
         decider = Decider(work, executor)

@@ -21,16 +21,13 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from stanchion.core import escalation as rules
 from stanchion.core.escalation import Announcement, Escalation, Level, Observation, Order
-from stanchion.core.lease import LeaseOverride, LeasePolicy, policy_for
 from stanchion.core.model import Instant, Risk
-from stanchion.core.retry import Backoff, BoundedJitter, Fixed
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.store import Documents
 from stanchion.services.log import log_event
-from stanchion.services.settings import SettingsService
 
-__all__ = ["EscalationService", "RulesInForce", "StoredOrder"]
+__all__ = ["EscalationService", "StoredOrder"]
 
 LOOK_EVERY_S: Final = 2.0
 _KIND: Final = "escalation"
@@ -73,8 +70,10 @@ class EscalationService:
         clock: Clock,
         announce: Callable[[Announcement], Awaitable[None]],
         registry: CollectorRegistry,
+        on_level: Callable[[Level], None] = lambda _: None,
     ) -> None:
         self._settings = settings
+        self._on_level = on_level
         self._documents = documents
         self._clock = clock
         self._announce = announce
@@ -217,29 +216,5 @@ class EscalationService:
                 closes=[str(risk) for risk in self._settings().closes],
             )
         self._level = level
+        self._on_level(level)
         self._gauge.set(level)
-
-
-class RulesInForce:
-    """The rules of ``context.Rules``, from the settings and the escalation in force now."""
-
-    def __init__(self, settings: SettingsService, escalating: EscalationService) -> None:
-        self._settings = settings
-        self._escalating = escalating
-
-    def lease_policy(self, risk: Risk, override: LeaseOverride | None) -> LeasePolicy:
-        return policy_for(risk, self._settings.current.policies, override)
-
-    def closes(self, risk: Risk) -> bool:
-        return self._escalating.closes(risk)
-
-    def lock_busy(self) -> Backoff:
-        return self._settings.current.lock_busy.retry
-
-    def backend_error(self) -> Backoff:
-        """The delay for an unavailable backend, with the jitter of the lock-busy retry."""
-        busy = self._settings.current.lock_busy
-        delay_ms = busy.backend_error_delay_ms
-        if isinstance(busy.retry, Fixed):
-            return Fixed(delay_ms=delay_ms)
-        return BoundedJitter(delay_ms=delay_ms, jitter_ms=min(busy.retry.jitter_ms, delay_ms))

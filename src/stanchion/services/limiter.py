@@ -1,12 +1,11 @@
-"""Limits before the store: a limiter per tenant, shared reads, and cheap deadlines.
+"""Limits before the store: a limiter per tenant, and shared reads.
 
 ``TenantLimiter`` lets at most N calls of a tenant reach the store at the same time; the others wait
 in the order of their arrival. ``SharedRefusals`` coalesces the checks of a full tenant: one caller
 queries the store, and the callers that waited before the query began get its refusal.
 
 ``CoalescedRead`` lets callers join a read that is under way. ``SingleFlight`` is stricter: a caller
-gets what a read finds that began after it asked. ``Deadlines`` cancels tasks that are over their
-time, by one timer for all of them instead of one for each.
+gets what a read finds that began after it asked.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from stanchion.ports.errors import BackendError
 __all__ = [
     "AT_ONCE",
     "CoalescedRead",
-    "Deadline",
-    "Deadlines",
     "RefusalQuery",
     "SharedRefusals",
     "SingleFlight",
@@ -291,73 +288,3 @@ def retrieve(flight: asyncio.Future[Any]) -> None:
     """Retrieve the exception of a shared task, so that asyncio does not log it as never awaited."""
     if not flight.cancelled():
         flight.exception()
-
-
-class Deadline:
-    """A time limit of one task. The task is cancelled when the time is over."""
-
-    __slots__ = ("_all", "_cancelling", "_task", "due_s", "is_abandoned", "is_over")
-
-    def __init__(self, everyone: dict[Deadline, None], due_s: float) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._cancelling = task.cancelling()
-        self._all = everyone
-        self.due_s = due_s
-        self.is_over = False
-        self.is_abandoned = False
-        everyone[self] = None
-
-    def end(self) -> None:
-        """Remove the deadline: the work has ended."""
-        self._all.pop(self, None)
-
-    def expire(self) -> None:
-        """Cancel the task."""
-        if self in self._all:
-            self.is_over = True
-            self._all.pop(self, None)
-            self._task.cancel()
-
-    def abandon(self) -> None:
-        """Cancel the task because its caller has disconnected."""
-        self.is_abandoned = True
-        self.expire()
-
-    def is_why(self) -> bool:
-        """Whether this deadline, and nothing else, cancelled the task."""
-        return self.is_over and self._task.uncancel() <= self._cancelling
-
-
-class Deadlines:
-    """A group of deadlines, checked every ``sweep_s`` seconds."""
-
-    def __init__(self, *, sweep_s: float) -> None:
-        self._sweep_s = sweep_s
-        self._all: dict[Deadline, None] = {}
-        """In the order of their creation, so that a seed replays."""
-        self._sweep: asyncio.TimerHandle | None = None
-
-    def begin(self, within_s: float) -> Deadline:
-        """Create a deadline for the current task."""
-        loop = asyncio.get_running_loop()
-        if self._sweep is None:
-            self._sweep = loop.call_later(self._sweep_s, self._look)
-        return Deadline(self._all, loop.time() + within_s)
-
-    def extend(self, deadline: Deadline, within_s: float) -> None:
-        """Let the deadline end this long from now."""
-        deadline.due_s = asyncio.get_running_loop().time() + within_s
-
-    def close(self) -> None:
-        """Stop checking deadlines."""
-        if self._sweep is not None:
-            self._sweep.cancel()
-
-    def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
-        for deadline in [each for each in self._all if each.due_s <= now_s]:
-            deadline.expire()
-        self._sweep = loop.call_later(self._sweep_s, self._look) if self._all else None

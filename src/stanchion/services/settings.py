@@ -21,11 +21,13 @@ from typing import Final, Protocol, TypeVar, cast
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from stanchion.core.escalation import Level
 from stanchion.core.faults import Fault, shown
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.lease import Moment
+from stanchion.core.lease import LeaseOverride, LeasePolicy, Moment, policy_for
 from stanchion.core.merge_patch import changed_paths
-from stanchion.core.model import Instant, TenantId
+from stanchion.core.model import Instant, Risk, TenantId
+from stanchion.core.retry import Backoff, BoundedJitter, Fixed
 from stanchion.core.settings import DEFAULTS, Settings, patched, read_settings, settings_document
 from stanchion.ports.bus import Bell
 from stanchion.ports.clock import Clock
@@ -36,7 +38,7 @@ from stanchion.ports.store import Tenants as StoredTenants
 from stanchion.services.limiter import CoalescedRead
 from stanchion.services.log import log_event
 
-__all__ = ["Bells", "SettingsService", "TenantConfigs"]
+__all__ = ["Bells", "RulesInForce", "SettingsService", "TenantConfigs"]
 
 POLL_S: Final = 1.0
 LOOK_MAX_S: Final = 0.9
@@ -247,6 +249,35 @@ _Value = TypeVar("_Value")
 
 class Stored(StoredTenants, Documents, Protocol):
     """The parts of the store port that ``TenantConfigs`` needs."""
+
+
+class RulesInForce:
+    """The rules of ``context.Rules``, from the settings and the escalation level in force now."""
+
+    def __init__(self, settings: SettingsService) -> None:
+        self._settings = settings
+        self._is_escalated = False
+
+    def on_level(self, level: Level) -> None:
+        """Take note of the escalation level."""
+        self._is_escalated = level is not Level.NORMAL
+
+    def lease_policy(self, risk: Risk, override: LeaseOverride | None) -> LeasePolicy:
+        return policy_for(risk, self._settings.current.policies, override)
+
+    def closes(self, risk: Risk) -> bool:
+        return self._is_escalated and risk in self._settings.current.escalation.closes
+
+    def lock_busy(self) -> Backoff:
+        return self._settings.current.lock_busy.retry
+
+    def backend_error(self) -> Backoff:
+        """The delay for an unavailable backend, with the jitter of the lock-busy retry."""
+        busy = self._settings.current.lock_busy
+        delay_ms = busy.backend_error_delay_ms
+        if isinstance(busy.retry, Fixed):
+            return Fixed(delay_ms=delay_ms)
+        return BoundedJitter(delay_ms=delay_ms, jitter_ms=min(busy.retry.jitter_ms, delay_ms))
 
 
 class TenantConfigs:

@@ -3,6 +3,9 @@
 Whatever a tenant can make the server compute (check an input, evaluate expressions, parse a file,
 render a page) is measured and charged to the tenant's ``WorkAllowance``. A tenant that is over its
 allowance is refused with ``TenantOverloaded`` until it has recovered; other tenants do not notice.
+
+``Deadlines`` cancels tasks that are over their time, by one timer for all of them instead of one
+for each.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ __all__ = [
     "DEFAULT_ALLOWANCE",
     "LOOP_WORK_MAX",
     "TENANTS_MAX",
+    "Deadline",
+    "Deadlines",
     "Decider",
     "TenantExecutor",
     "TenantOverloaded",
@@ -307,3 +312,73 @@ class Decider:
         return await self._executor.run(
             run.tenant, lambda: decide_all(plan, run, events, now), may_refuse=False
         )
+
+
+class Deadline:
+    """A time limit of one task. The task is cancelled when the time is over."""
+
+    __slots__ = ("_all", "_cancelling", "_task", "due_s", "is_abandoned", "is_over")
+
+    def __init__(self, everyone: dict[Deadline, None], due_s: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._all = everyone
+        self.due_s = due_s
+        self.is_over = False
+        self.is_abandoned = False
+        everyone[self] = None
+
+    def end(self) -> None:
+        """Remove the deadline: the work has ended."""
+        self._all.pop(self, None)
+
+    def expire(self) -> None:
+        """Cancel the task."""
+        if self in self._all:
+            self.is_over = True
+            self._all.pop(self, None)
+            self._task.cancel()
+
+    def abandon(self) -> None:
+        """Cancel the task because its caller has disconnected."""
+        self.is_abandoned = True
+        self.expire()
+
+    def is_why(self) -> bool:
+        """Whether this deadline, and nothing else, cancelled the task."""
+        return self.is_over and self._task.uncancel() <= self._cancelling
+
+
+class Deadlines:
+    """A group of deadlines, checked every ``sweep_s`` seconds."""
+
+    def __init__(self, *, sweep_s: float) -> None:
+        self._sweep_s = sweep_s
+        self._all: dict[Deadline, None] = {}
+        """In the order of their creation, so that a seed replays."""
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def begin(self, within_s: float) -> Deadline:
+        """Create a deadline for the current task."""
+        loop = asyncio.get_running_loop()
+        if self._sweep is None:
+            self._sweep = loop.call_later(self._sweep_s, self._look)
+        return Deadline(self._all, loop.time() + within_s)
+
+    def extend(self, deadline: Deadline, within_s: float) -> None:
+        """Let the deadline end this long from now."""
+        deadline.due_s = asyncio.get_running_loop().time() + within_s
+
+    def close(self) -> None:
+        """Stop checking deadlines."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        for deadline in [each for each in self._all if each.due_s <= now_s]:
+            deadline.expire()
+        self._sweep = loop.call_later(self._sweep_s, self._look) if self._all else None

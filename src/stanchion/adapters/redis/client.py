@@ -33,9 +33,16 @@ import hiredis
 import msgspec
 
 from stanchion.adapters.redis.address import RedisTarget
-from stanchion.adapters.redis.connection import ConnectionLost, ErrorCode, Reply, code_of, translate
+from stanchion.adapters.redis.connection import (
+    ConnectionLost,
+    ErrorCode,
+    Reply,
+    code_of,
+    forget,
+    translate,
+)
 from stanchion.adapters.redis.node import Node, pack
-from stanchion.adapters.redis.topology import Topology, forget
+from stanchion.adapters.redis.topology import Topology
 from stanchion.core.model import Instant
 from stanchion.core.retry import BoundedJitter, backoff_ms
 from stanchion.ports.entropy import Entropy

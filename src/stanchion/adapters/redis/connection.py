@@ -38,6 +38,7 @@ __all__ = [
     "Reply",
     "Sent",
     "code_of",
+    "forget",
     "translate",
 ]
 
@@ -241,3 +242,9 @@ def translate(error: Exception, who: str) -> BackendError:
     if code == "WRONGTYPE":
         return BackendCorrupt(f"{who} has something else under one of our keys ({error})")
     return BackendError(f"{who} answered: {error}")
+
+
+def forget(future: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of a dropped future, so that the event loop does not report it."""
+    if not future.cancel() and not future.cancelled():
+        future.exception()

@@ -21,6 +21,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisClusterException, RedisError
 
 from stanchion.adapters.redis.address import RedisTarget, ServerAddress, ServerLayout
+from stanchion.adapters.redis.connection import forget
 from stanchion.adapters.redis.node import Login, Node
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import (
@@ -30,7 +31,7 @@ from stanchion.ports.errors import (
     BackendUnavailable,
 )
 
-__all__ = ["Topology", "forget", "slot_of"]
+__all__ = ["Topology", "slot_of"]
 
 _NOT_LET_IN: Final = ("AuthenticationError", "NOAUTH", "WRONGPASS", "NOPERM", "NoPermission")
 _FOUND_S: Final = 0.05
@@ -224,9 +225,3 @@ class Topology:
         if address is None:
             raise BackendUnavailable(f"no server has slot {slot}")
         return address
-
-
-def forget(future: asyncio.Future[Any]) -> None:
-    """Retrieve the exception of a dropped future, so that the event loop does not report it."""
-    if not future.cancel() and not future.cancelled():
-        future.exception()

@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from stanchion.adapters.bus.local import BellListeners
-from stanchion.adapters.bus.nats.connection import NatsConnection, translated
+from stanchion.adapters.bus.nats.connection import NatsConnection
 from stanchion.adapters.bus.nats.consumer import PullConsumer
 from stanchion.adapters.bus.nats.stream import (
     Names,
@@ -218,12 +218,13 @@ class BusBells:
             self._sending = None
 
     async def _send(self, rung: Iterable[tuple[Bell, str]]) -> None:
+        client = self._connection.client
+        if client is None:
+            return
         try:
-            client = self._connection.now()
-            with translated(self._connection.who):
-                for message in _messages(rung):
-                    await client.publish(self._subject, message)
-        except BackendError as error:
+            for message in _messages(rung):
+                await client.publish(self._subject, message)
+        except Exception as error:  # noqa: BLE001 - a poll backs each bell, whatever was wrong
             _log.debug("bells_dropped", extra={"fields": {"error": sentence(error)}})
 
     async def _heard(self, message: Msg) -> None:
