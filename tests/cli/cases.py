@@ -180,6 +180,23 @@ CASES: Final = (
         has_key=True,
     ),
     Case(
+        args=(
+            "run",
+            "rerun",
+            "07-01h",
+            "--version",
+            "newest",
+            "--input",
+            '{"n": 1}',
+        ),
+        asks=("POST", "/v1/runs/07-01h/rerun"),
+        body={"from_step": None, "version": "newest", "input": {"n": 1}},
+        answer=runs.StartAnswer("07-02h", RunStatus.PENDING),
+        shape=runs.StartAnswer,
+        says=("07-02h  pending",),
+        has_key=True,
+    ),
+    Case(
         args=("run", "list", "--status", "running", "--workflow", "research", "--limit", "7"),
         asks=("GET", "/v1/runs"),
         query={"status": "running", "workflow_id": "research", "limit": "7"},

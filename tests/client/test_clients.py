@@ -101,6 +101,24 @@ CASES = {
         {"from_step": "plan"},
         {"run_id": "r2", "status": "running"},
     ),
+    "rerun of failed items": Case(
+        lambda c: c.rerun("r1", only="failed_items"),
+        "POST /v1/runs/r1/rerun",
+        {"from_step": None, "only": "failed_items"},
+        {"run_id": "r2", "status": "running"},
+    ),
+    "plan_rerun": Case(
+        lambda c: c.plan_rerun("r1", version="newest", input=MappingProxyType({"q": 1})),
+        "POST /v1/runs/r1/rerun",
+        {"from_step": None, "version": "newest", "input": {"q": 1}, "dry_run": True},
+        {
+            "rerun_of": "r1",
+            "workflow_id": "w",
+            "workflow_version": 3,
+            "version": "newest",
+            "steps": {"plan": {"action": "runs_again"}},
+        },
+    ),
     "approve": Case(
         lambda c: c.approve("r1", "publish.review", comment="fine", data={"n": 1}),
         "POST /v1/runs/r1/steps/publish.review/approve",
@@ -228,7 +246,13 @@ def test_a_handle_does_not_ask_for_the_run_it_knows(kind: type) -> None:
 
 def test_every_call_of_the_api_was_tried_above() -> None:
     tried = {name.partition(" ")[0] for name in CASES}
-    assert set(public(stanchion.Client)) - tried == {"close", "events", "runs"}
+    assert set(public(stanchion.Client)) - tried == {
+        "approvals",
+        "close",
+        "events",
+        "items",
+        "runs",
+    }
 
 
 def test_a_handle_knows_its_run() -> None:
@@ -280,6 +304,40 @@ def test_all_runs_are_read_page_by_page_as_they_are_needed() -> None:
         assert len(server.heard) == 1
         assert [each.run_id for each in following] == ["b", "c"]
     assert [heard.path.partition("cursor=")[2] for heard in server.heard] == ["", "1", "2"]
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_items_and_approvals_are_read_page_by_page(kind: str) -> None:
+    item = {"status": "failed", "attempt": 1, "output": None, "error": None, "job_id": None}
+    ask = {"run_id": "r1", "tenant": "acme", "workflow_id": "w", "since": "2026-01-01T00:00:00Z"}
+    ask |= dict.fromkeys(("item", "ask", "message", "data", "data_schema", "expires_at"))
+    ask |= dict.fromkeys(("starter", "labels"))
+    pages = [
+        {"items": [{"index": 3, **item}], "cursor": "4"},
+        {"items": [{"index": 7, **item}], "cursor": None},
+        {"approvals": [{"step_id": "a", **ask}], "cursor": "1"},
+        {"approvals": [{"step_id": "b", **ask}], "cursor": None},
+    ]
+
+    async def both(url: str) -> tuple[list[int], list[str]]:
+        async with stanchion.AsyncClient(url) as client:
+            items = [row.index async for row in client.items("r1", "each", status="failed")]
+            return items, [row.step_id async for row in client.approvals()]
+
+    with tiny_server(lambda heard: answer(msgspec.json.encode(pages[heard.number - 1]))) as server:
+        if kind == "async":
+            seen = asyncio.run(both(server.url))
+        else:
+            with stanchion.Client(server.url) as client:
+                items = [row.index for row in client.items("r1", "each", status="failed")]
+                seen = items, [row.step_id for row in client.approvals()]
+    assert seen == ([3, 7], ["a", "b"])
+    assert [heard.path for heard in server.heard] == [
+        "/v1/runs/r1/steps/each/items?status=failed&limit=1000",
+        "/v1/runs/r1/steps/each/items?status=failed&limit=1000&cursor=4",
+        "/v1/approvals?limit=100",
+        "/v1/approvals?limit=100&cursor=1",
+    ]
 
 
 @pytest.mark.parametrize(

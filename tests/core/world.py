@@ -104,7 +104,8 @@ class World:
         wanted = items_to_read(self.run, events)
         view = msgspec.structs.replace(
             self.run,
-            items={
+            items=self.run.items  # of a rerun that has not started: those that it keeps
+            | {
                 key: self.items[key]
                 for step_id, indexes in wanted.items()
                 for key in (ItemKey(step_id, index) for index in indexes)

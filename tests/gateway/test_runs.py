@@ -235,6 +235,120 @@ async def test_a_rerun_is_a_run_of_its_own(house: House) -> None:
     assert (await house.ask("POST", "/v1/runs/zz/rerun")).status == 404
 
 
+LIST = {
+    "input_schema": {"type": "object", "required": ["items"]},
+    "steps": {
+        "each": {"topic": "work", "for_each": "${input.items}", "parallel": 2},
+        "last": {"topic": "work", "needs": ["each"]},
+    },
+}
+
+
+async def test_a_rerun_of_failed_items_says_before_and_after_what_it_keeps(house: House) -> None:
+    assert (await house.ask("PUT", "/v1/workflows/list", LIST)).status == 200
+    given = {"items": [0, 1, 2]}
+    run_id = (await house.ask("POST", "/v1/workflows/list/runs", {"input": given})).json["run_id"]
+    for _ in range(3):
+        job = await house.lease()
+        how = {"status": "failed", "error": "no"} if job["item"] == 1 else {"status": "succeeded"}
+        sent = {"job_id": job["job_id"], "fence": job["fence"], "output": job["item"], **how}
+        body = {"worker_id": "worker-1", "results": [sent]}
+        assert (await house.ask("POST", "/v1/worker/results", body)).json["accepted"]
+    assert (await house.ask("GET", f"/v1/runs/{run_id}?wait=5")).json["status"] == "failed"
+    path = f"/v1/runs/{run_id}/rerun"
+    only = {"only": "failed_items"}
+    plan = await house.ask("POST", path, {**only, "dry_run": True})
+    assert plan.json == {
+        "rerun_of": run_id,
+        "workflow_id": "list",
+        "workflow_version": 1,
+        "version": "same",
+        "steps": {
+            "each": {"action": "runs_again", "items_reused": 2, "items_run_again": 1},
+            "last": {"action": "runs_again", "items_reused": None, "items_run_again": None},
+        },
+    }
+    assert (await house.ask("GET", "/v1/runs")).json["runs"][0]["run_id"] == run_id
+    again = await house.ask("POST", path, only)
+    new_id = again.json["run_id"]
+    items = (await house.ask("GET", f"/v1/runs/{new_id}/steps/each/items")).json["items"]
+    assert [(row["status"], row["output"], row["job_id"]) for row in items] == [
+        ("succeeded", 0, None),
+        ("running", None, f"{new_id}:each[1]@1"),
+        ("succeeded", 2, None),
+    ]
+    lines = (await house.ask("GET", f"/v1/runs/{new_id}/timeline")).json["entries"]
+    assert [line["detail"] for line in lines[:2]] == [
+        f"rerun of {run_id}: 0 steps reused, 2 to run",
+        "3 items: 2 reused, 1 to run",
+    ]
+    await finish(house, status="succeeded", output="again")
+    await finish(house, status="succeeded")
+    each = (await house.ask("GET", f"/v1/runs/{new_id}?wait=5")).json["steps"]["each"]
+    assert each["output"] == [0, "again", 2]
+
+
+async def test_a_rerun_takes_another_version_or_input(house: House) -> None:
+    assert (await house.ask("PUT", "/v1/workflows/list", LIST)).status == 200
+    given = {"items": [0]}
+    run_id = (await house.ask("POST", "/v1/workflows/list/runs", {"input": given})).json["run_id"]
+    path = f"/v1/runs/{run_id}/rerun"
+    for dry_run in (False, True):
+        early = await house.ask("POST", path, {"version": "newest", "dry_run": dry_run})
+        assert (early.status, early.code) == (409, "conflict")
+    assert (await house.ask("POST", f"/v1/runs/{run_id}/cancel")).status == 200
+    newer = {
+        "input_schema": {"type": "object", "required": ["more"]},
+        "steps": {"other": {"topic": "work"}},
+    }
+    assert (await house.ask("PUT", "/v1/workflows/list", newer)).json["version"] == 2
+    refusals: list[tuple[dict[str, Any], int, str]] = [
+        ({"only": "failed_items", "version": "newest"}, 422, "version"),
+        ({"only": "failed_items", "input": given}, 422, "input"),
+        ({"from_step": "last", "only": "failed_items"}, 422, "from_step"),
+        ({"from_step": "last", "version": "newest"}, 422, "version"),
+        ({"from_step": "last", "input": given}, 422, "input"),
+        ({"only": "some"}, 422, "only"),
+        ({"version": 2}, 422, "version"),
+        ({"input": {}}, 422, "items"),
+        ({"version": "newest"}, 422, "more"),
+        ({"version": "newest", "dry_run": True}, 422, "more"),
+        ({"other": 1}, 422, "other"),
+    ]
+    for asked, status, fault in refusals:
+        refused = await house.ask("POST", path, asked)
+        assert (refused.status, fault in refused.json["errors"][0]["path"]) == (status, True), asked
+    plan = await house.ask(
+        "POST", path, {"version": "newest", "input": {"more": 1}, "dry_run": True}
+    )
+    assert (plan.json["workflow_version"], plan.json["version"]) == (2, "newest")
+    assert plan.json["steps"]["other"]["action"] == "runs_again"
+    headers = [("idempotency-key", "again")]
+    body = {"version": "newest", "input": {"more": 1}}
+    first = await house.ask("POST", path, body, headers=headers)
+    run = (await house.ask("GET", f"/v1/runs/{first.json['run_id']}")).json
+    assert (run["workflow_version"], run["input"], run["rerun_of"]) == (2, {"more": 1}, run_id)
+    repeat = await house.ask("POST", path, body, headers=headers)
+    assert (repeat.json, repeat.headers["idempotency-replayed"]) == (first.json, "true")
+    others: list[dict[str, Any]] = [{}, {"version": "newest"}, {"input": {"items": []}}]
+    for other in others:
+        mismatch = await house.ask("POST", path, other, headers=headers)
+        assert (mismatch.status, mismatch.code) == (422, "idempotency_mismatch"), other
+    same = await house.ask("POST", path, {"version": "same", "input": {"items": [1, 2]}})
+    run = (await house.ask("GET", f"/v1/runs/{same.json['run_id']}")).json
+    assert (run["workflow_version"], run["steps"]["each"]["items_total"]) == (1, 2)
+
+
+async def test_a_single_job_is_done_again_with_another_input(house: House) -> None:
+    job = (await house.ask("POST", "/v1/jobs", {"topic": "work", "input": 1})).json
+    await finish(house, status="succeeded")
+    path = f"/v1/runs/{job['run_id']}/rerun"
+    assert (await house.ask("GET", f"/v1/runs/{job['run_id']}?wait=5")).json["finished_at"]
+    again = await house.ask("POST", path, {"version": "newest", "input": {"n": 2}})
+    assert again.status == 200
+    assert (await house.lease())["input"] == {"n": 2}
+
+
 @pytest.mark.parametrize("word", ["start", "rerun"])
 async def test_the_same_key_gives_the_same_run_and_says_so(house: House, word: str) -> None:
     run_id = await house.start()

@@ -23,7 +23,7 @@ from stanchion.core.model import (
     shard_of_run,
     shard_of_tenant,
 )
-from stanchion.core.rerun import RerunRefused
+from stanchion.core.rerun import RerunOptions, RerunRefused
 from stanchion.core.schema import InputSchema
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import Admission, Tenant
@@ -370,17 +370,17 @@ async def test_a_rerun_passes_the_same_gate(gates: Gatehouse) -> None:
     house = gates.add()
     old = await house.started(key="once")
     await gates.cancel(house, old)
-    again = await house.gate.rerun(ACME, old, from_step=None, key="again", actor="reviewer")
+    again = await house.gate.rerun(ACME, old, RerunOptions(), key="again", actor="reviewer")
     assert isinstance(again, RunStarted)
     run = await gates.run(again.run_id)
     assert (run.rerun_of, run.holds_slot, run.status) == (old, True, RunStatus.RUNNING)
-    full = await house.gate.rerun(ACME, old, from_step=None, key=None, actor="reviewer")
+    full = await house.gate.rerun(ACME, old, RerunOptions(), key=None, actor="reviewer")
     assert isinstance(full, GateFull)
-    replay = await house.gate.rerun(ACME, old, from_step=None, key="again", actor="reviewer")
+    replay = await house.gate.rerun(ACME, old, RerunOptions(), key="again", actor="reviewer")
     assert replay == RunStarted(again.run_id, RunStatus.RUNNING, replayed=True)
     for key in ("once", "again"):
         other = await house.gate.rerun(
-            ACME, old, from_step=StepId("work"), key=key, actor="reviewer"
+            ACME, old, RerunOptions(from_step=StepId("work")), key=key, actor="reviewer"
         )
         assert other == KeyMismatch()
 
@@ -392,7 +392,7 @@ async def test_a_rerun_keeps_the_versions_it_began_with(gates: Gatehouse) -> Non
     old = await house.started()
     await gates.cancel(house, old)
     await gates.store.put_workflow(ACME, workflow("plain", work=job("other")))
-    again = await gates.add().gate.rerun(ACME, old, from_step=None, key=None, actor="reviewer")
+    again = await gates.add().gate.rerun(ACME, old, RerunOptions(), key=None, actor="reviewer")
     assert isinstance(again, RunStarted)
     assert (await gates.run(again.run_id)).workflow_version == 1
 
@@ -405,7 +405,7 @@ async def test_only_a_finished_run_of_ones_own_is_done_again(gates: Gatehouse) -
     gone = RunId("00")
 
     async def rerun(run_id: RunId, tenant: TenantId = ACME) -> object:
-        return await house.gate.rerun(tenant, run_id, from_step=None, key=None, actor="reviewer")
+        return await house.gate.rerun(tenant, run_id, RerunOptions(), key=None, actor="reviewer")
 
     refused = await rerun(running)
     assert isinstance(refused, RerunRefused)
@@ -436,7 +436,7 @@ async def test_a_single_job_takes_no_slot_and_is_limited_by_rate(gates: Gatehous
     leased = await gates.store.lease_jobs("w", [Topic("mail")], max_jobs=5, ttl_ms=1000)
     assert [each.job.input for each in leased] == [[1], [1]]
     await gates.cancel(house, first.run_id)
-    again = await house.gate.rerun(ACME, first.run_id, from_step=None, key=None, actor="caller")
+    again = await house.gate.rerun(ACME, first.run_id, RerunOptions(), key=None, actor="caller")
     assert again == JobThrottled(30_000)
 
 
@@ -517,7 +517,7 @@ async def test_a_rerun_and_a_single_job_meet_the_same_silence(gates: Gatehouse) 
     await gates.define()
     house = gates.add()
     house.store.away()
-    rerun = await house.gate.rerun(ACME, RunId("00"), from_step=None, key=None, actor="caller")
+    rerun = await house.gate.rerun(ACME, RunId("00"), RerunOptions(), key=None, actor="caller")
     submit = await house.gate.submit(ACME, Topic("mail"), {}, key=None, actor="caller")
     for answer in (rerun, submit):
         assert isinstance(answer, GateFailed)
@@ -563,7 +563,7 @@ async def test_every_answer_is_counted_by_tenant_workflow_and_outcome(gates: Gat
     await house.start(WorkflowId("unknown"))
     house.store.script("workflow", Fault.ERROR)
     await house.start(WorkflowId("made-up"))
-    await house.gate.rerun(ACME, old, from_step=None, key=None, actor="caller")
+    await house.gate.rerun(ACME, old, RerunOptions(), key=None, actor="caller")
 
     def decisions(workflow_id: str, outcome: str) -> float | None:
         return house.metric(

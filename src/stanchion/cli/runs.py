@@ -15,6 +15,7 @@ __all__ = [
     "item_rows",
     "job_wait",
     "label_text",
+    "rerun_lines",
     "run_lines",
     "run_rows",
     "step_cells",
@@ -145,6 +146,37 @@ def item_rows(page: dict[str, Any]) -> Iterator[str]:
                 for item in page["items"]
             ),
         )
+
+
+_ACTIONS: Final = {"reused": "reused", "runs_again": "runs again", "skipped": "skipped"}
+
+
+def rerun_lines(plan: dict[str, Any]) -> Iterator[str]:
+    """What a rerun would do with each step."""
+    yield from pairs(
+        [
+            ("rerun of", cell(plan["rerun_of"])),
+            ("workflow", f"{cell(plan['workflow_id'])}@{plan['workflow_version']}"),
+            ("version", cell(plan["version"])),
+        ]
+    )
+    yield ""
+    yield from table(
+        ("STEP", "WOULD BE", "ITEMS"),
+        (
+            (
+                cell(name),
+                _ACTIONS.get(step["action"], cell(step["action"])),
+                _planned_items(step),
+            )
+            for name, step in plan["steps"].items()
+        ),
+    )
+
+
+def _planned_items(step: dict[str, Any]) -> str:
+    reused, again = step.get("items_reused"), step.get("items_run_again")
+    return "-" if reused is None else f"{reused} reused, {again or 0} run again"
 
 
 def change_lines(change: dict[str, Any]) -> Iterator[str]:

@@ -32,13 +32,19 @@ from stanchion.client.requests import (
     run_path,
 )
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.model import Instant, RunStatus
+from stanchion.core.model import Instant, RunStatus, StepStatus
+from stanchion.core.rerun import RerunOnly, RerunVersion
 from stanchion.core.retry import BoundedJitter, backoff_ms
 from stanchion.transport.messages import HttpReply
 from stanchion.wire.runs import (
     ApplyAnswer,
+    ApprovalList,
+    ApprovalRow,
     Change,
+    ItemList,
+    ItemRow,
     JobAnswer,
+    RerunPlan,
     RunList,
     RunRow,
     RunView,
@@ -52,13 +58,16 @@ from stanchion.wire.runs import (
 __all__ = [
     "StartedRun",
     "apply_workflow",
+    "approvals",
     "approve",
     "cancel",
     "get",
     "get_job",
     "get_workflow",
+    "items",
     "list_runs",
     "list_workflows",
+    "plan_rerun",
     "reject",
     "request",
     "rerun",
@@ -190,11 +199,82 @@ def rerun(
     run_id: str,
     *,
     from_step: str | None = None,
+    version: RerunVersion | str | None = None,
+    input: Mapping[str, Any] | None = None,  # noqa: A002 - as the API calls it
+    only: RerunOnly | str | None = None,
     idempotency_key: str | None = None,
 ) -> Op[StartedRun]:
-    """Start a new run from a finished one: all of it, or from a step on."""
-    sent = posting(engine, "rerun", f"{run_path(run_id)}/rerun", {"from_step": from_step})
+    """Start a new run from a finished one: all of it, from a step on, or only failed items.
+
+    ``version="newest"`` takes the newest versions, ``input`` replaces the input; neither goes with
+    ``from_step`` or ``only="failed_items"``, which keep results.
+    """
+    body = _rerun_body(from_step, version, input, only)
+    sent = posting(engine, "rerun", f"{run_path(run_id)}/rerun", body)
     return (yield from engine.ask(ApiCall(keyed(sent, key_or_own(idempotency_key)), _started)))
+
+
+def plan_rerun(
+    engine: CallEngine,
+    run_id: str,
+    *,
+    from_step: str | None = None,
+    version: RerunVersion | str | None = None,
+    input: Mapping[str, Any] | None = None,  # noqa: A002 - as the API calls it
+    only: RerunOnly | str | None = None,
+) -> Op[RerunPlan]:
+    """What the same ``rerun`` would reuse and what it would run again. Nothing is started."""
+    body = {**_rerun_body(from_step, version, input, only), "dry_run": True}
+    sent = posting(engine, "plan_rerun", f"{run_path(run_id)}/rerun", body)
+    return (yield from engine.ask(ApiCall(replace(sent, is_repeatable=True), reader(RerunPlan))))
+
+
+def _rerun_body(
+    from_step: str | None,
+    version: RerunVersion | str | None,
+    given: Mapping[str, Any] | None,
+    only: RerunOnly | str | None,
+) -> JsonObject:
+    """Only members that are given, so that a server without the others accepts the rest."""
+    body: JsonObject = {"from_step": from_step}
+    if version is not None:
+        body["version"] = str(version)
+    if given is not None:
+        body["input"] = dict(given)
+    if only is not None:
+        body["only"] = str(only)
+    return body
+
+
+def items(
+    engine: CallEngine, run_id: str, step_id: str, *, status: StepStatus | str | None = None
+) -> Feed[ItemRow]:
+    """The items of a for-each step in the order of its list, page after page as they are needed."""
+    path = f"{run_path(run_id)}/steps/{quoted_part(step_id, 'step_id')}/items"
+    cursor = None
+    while True:
+        query = query_of({"status": status, "limit": 1000, "cursor": cursor})
+        page = yield from engine.ask(getting(engine, "items", path + query, ItemList))
+        for row in page.items:
+            yield Emit(row)
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def approvals(engine: CallEngine) -> Feed[ApprovalRow]:
+    """The approvals that wait for a decision, oldest first, page after page."""
+    cursor = None
+    while True:
+        query = query_of({"limit": 100, "cursor": cursor})
+        page = yield from engine.ask(
+            getting(engine, "approvals", "/v1/approvals" + query, ApprovalList)
+        )
+        for row in page.approvals:
+            yield Emit(row)
+        cursor = page.cursor
+        if cursor is None:
+            return
 
 
 def approve(

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from stanchion.core.json_value import JsonObject, JsonValue
     from stanchion.core.plan import Plan, PlannedStep
 
-__all__ = ["DecisionTooLong", "Draft", "status_inside"]
+__all__ = ["DecisionTooLong", "Draft", "size_of", "status_inside"]
 
 
 def size_of(output: JsonValue) -> int:

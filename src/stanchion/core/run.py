@@ -107,8 +107,8 @@ def items_to_read(run: Run, events: Iterable[Event]) -> Mapping[StepId, Sequence
                 wanted[step_id] = range(counts.total)
             else:
                 # Each event can end an item, and each end dispatches the next pending one.
-                first = counts.total - counts.pending
-                following = range(first, first + min(counts.pending, len(indexes)))
+                first = len(counts.to_run) - counts.pending
+                following = counts.to_run[first : first + min(counts.pending, len(indexes))]
                 wanted[step_id] = sorted(indexes.union(following))
     return wanted
 
@@ -152,10 +152,26 @@ def _start(draft: Draft) -> Ignored | None:
     if draft.status is not RunStatus.PENDING:
         return Ignored.ALREADY_STARTED
     draft.status = RunStatus.RUNNING
-    draft.note("run_started")
+    _note_start(draft)
     draft.then(SetTimer(Timer(TimerKind.RUN_TIMEOUT), draft.after(draft.plan.timeout_s)))
     draft.unsettled.extend(draft.plan.body.steps)
     return None
+
+
+def _note_start(draft: Draft) -> None:
+    """Write to the timeline that the run started and, of a rerun, what it keeps."""
+    run = draft.run
+    if run.rerun_of is None:
+        draft.note("run_started")
+        return
+    again = len(draft.plan.steps) - len(run.steps)
+    detail = f"rerun of {run.rerun_of}: {len(run.steps)} steps reused, {again} to run"
+    draft.note("run_started", detail=detail)
+    for step_id, step in run.steps.items():
+        items = "" if step.items is None else f" with {step.items.total} items"
+        draft.note("step_reused", step_id, detail=f"{step.status} in {run.rerun_of}{items}")
+    for key, item in run.items.items():
+        draft.put_item(key, item)
 
 
 def _handle(draft: Draft, step_id: StepId | None, event: Event) -> Ignored | None:

@@ -101,7 +101,7 @@ def _types(routes: Iterable[Route]) -> list[Any]:
     # By identity: annotated types do not hash equal, and each is declared once.
     found = {id(each): each for each in (Problem, FeedLine, TenantOrAll, TenantName)}
     for route in routes:
-        for each in (route.body, route.answer, *_parameter_types(route)):
+        for each in (route.body, route.answer, route.dry_answer, *_parameter_types(route)):
             if each is not None:
                 found[id(each)] = each
     return list(found.values())
@@ -241,7 +241,12 @@ def _refusal_name(status: int, codes: Sequence[Code]) -> str:
 
 def _content(route: Route, schema_of: dict[int, dict[str, Any]]) -> JsonObject:
     if route.answer is not None:
-        return {"application/json": {"schema": schema_of[id(route.answer)]}}
+        answers = [each for each in (route.answer, route.dry_answer) if each is not None]
+        schemas: list[JsonValue] = [schema_of[id(each)] for each in answers]
+        schema: JsonValue = schemas[0]
+        if len(schemas) > 1:
+            schema = {"anyOf": schemas}
+        return {"application/json": {"schema": schema}}
     kind = "text/event-stream" if route.path == "/v1/events" else "text/plain"
     return {kind: {"schema": {"type": "string"}}}
 

@@ -178,6 +178,8 @@ class Route:
     scope: RouteScope
     answer: Any
     """The type of a successful answer; ``None`` if it is not JSON."""
+    dry_answer: Any = None
+    """The type of the answer to a dry run, if it is another one."""
     query: Any = None
     takes: Takes = Takes.NOTHING
     body: Any = None

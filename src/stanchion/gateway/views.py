@@ -40,6 +40,7 @@ from stanchion.core.model import (
     job_id,
 )
 from stanchion.core.plan import Plan
+from stanchion.core.rerun import RerunVersion
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.workflow import ApprovalSpec, StepSpec, Workflow
 from stanchion.gateway.problems import (
@@ -51,6 +52,7 @@ from stanchion.gateway.problems import (
 )
 from stanchion.gateway.route import Reply
 from stanchion.ports.records import DeadLetter, JobState, JobView, LeasedJob, RunSummary
+from stanchion.services.gate import RerunPreview
 from stanchion.services.gate_answers import (
     GateCode,
     GateFailed,
@@ -67,6 +69,8 @@ from stanchion.wire.runs import (
     FeedLine,
     ItemRow,
     JobAnswer,
+    RerunPlan,
+    RerunStepPlan,
     RunRow,
     RunView,
     StepView,
@@ -88,6 +92,7 @@ __all__ = [
     "key_row",
     "leased_job",
     "refusal_of",
+    "rerun_plan",
     "run_row",
     "run_view",
     "started",
@@ -273,6 +278,20 @@ def approval_row(approval: PendingApproval) -> ApprovalRow:
     )
 
 
+def rerun_plan(answer: RerunPreview, version: RerunVersion) -> RerunPlan:
+    """What a rerun would do."""
+    return RerunPlan(
+        rerun_of=answer.old.id,
+        workflow_id=answer.old.workflow_id,
+        workflow_version=answer.workflow_version,
+        version=version,
+        steps={
+            step_id: RerunStepPlan(each.action, each.items_reused, each.items_run_again)
+            for step_id, each in answer.steps.items()
+        },
+    )
+
+
 def run_row(run: RunSummary) -> RunRow:
     """A run in a list."""
     return RunRow(
@@ -292,7 +311,8 @@ def item_row(run: Run, key: ItemKey, item: Item) -> ItemRow:
     status = item.status
     if around.is_finished and not status.is_finished:
         status = status_inside(around, status)
-    job = None if not item.attempt else job_id(run.id, key.step_id, key.item, item.attempt)
+    # An item that a rerun keeps has no job in this run.
+    job = None if not item.dispatch else job_id(run.id, key.step_id, key.item, item.attempt)
     return ItemRow(
         index=key.item,
         status=status,

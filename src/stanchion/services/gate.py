@@ -10,10 +10,11 @@ a workflow generated for it. From there on all three use ``services.admit``. The
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from stanchion.core import admission as judged
@@ -22,6 +23,8 @@ from stanchion.core.events import Started as StartRequested
 from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (
+    Item,
+    ItemKey,
     Run,
     RunId,
     RunStatus,
@@ -33,7 +36,16 @@ from stanchion.core.model import (
     make_run_id,
 )
 from stanchion.core.plan import Plan
-from stanchion.core.rerun import RerunRefused, rerun
+from stanchion.core.rerun import (
+    RerunOptions,
+    RerunRefused,
+    RerunStep,
+    RerunVersion,
+    items_to_keep,
+    preview,
+    rerun,
+    unfinished,
+)
 from stanchion.core.run import evolve
 from stanchion.core.schema import InputSchema
 from stanchion.core.settings import Settings
@@ -52,17 +64,26 @@ from stanchion.services.gate_answers import (
     SubmitAnswer,
     UnknownRun,
 )
-from stanchion.services.plans import Linked, Plans, UnknownWorkflow
+from stanchion.services.plans import Linked, Plans, UnknownWorkflow, is_single_job
 from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 from stanchion.services.work import Decider
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "RerunPreview"]
 
 _NO_VERSION: Final = -1
 """No workflow has this version: an admission with it can only be replayed, never admitted."""
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
+_ITEMS_AT_ONCE: Final = 1_000
 _UNKNOWN: Final = WorkflowId("")
 """A rerun's workflow, until its run was read."""
+
+
+class RerunPreview(msgspec.Struct, frozen=True):
+    """What a rerun would do with each step."""
+
+    old: Run
+    workflow_version: int
+    steps: dict[StepId, RerunStep]
 
 
 class Gate:
@@ -111,20 +132,30 @@ class Gate:
         self,
         tenant: TenantId,
         run_id: RunId,
+        options: RerunOptions,
         *,
-        from_step: StepId | None,
         key: str | None,
         actor: str,
     ) -> RerunAnswer:
-        """Do a finished run again, from the beginning or from a step.
+        """Do a finished run again, all of it or a part. Raises ``TenantOverloaded``.
 
-        Raises ``TenantOverloaded``.
+        ``options`` have no ``fault``.
         """
         self._work.check(tenant)
         call = GateCall(
             tenant=tenant, workflow_id=_UNKNOWN, endpoint=AdmissionEndpoint.RERUN, key=key
         )
-        return await self._admitter.in_time(call, self._rerun(call, run_id, from_step, actor))
+        return await self._admitter.in_time(call, self._rerun(call, run_id, options, actor))
+
+    async def preview_rerun(
+        self, tenant: TenantId, run_id: RunId, options: RerunOptions
+    ) -> RerunPreview | RerunAnswer:
+        """What the rerun would keep and repeat, or why there can be none. Changes nothing."""
+        self._work.check(tenant)
+        call = GateCall(
+            tenant=tenant, workflow_id=_UNKNOWN, endpoint=AdmissionEndpoint.RERUN, key=None
+        )
+        return await self._admitter.in_time(call, self._preview_rerun(call, run_id, options))
 
     async def submit(
         self,
@@ -179,7 +210,7 @@ class Gate:
             return linked
         call.exists = True
         asked = await self._work.done(
-            call.tenant, lambda: _asked(call, call.workflow_id, given.body)
+            call.tenant, lambda: _asked(call, given.subject or call.workflow_id, given.body)
         )
         if isinstance(linked, WorkflowFaults):
             return await self._known(call, given, asked) or linked
@@ -198,6 +229,7 @@ class Gate:
         if not refresh and (full := await self._admitter.full_already(call)) is not None:
             return full
         pending = self._pending(call.tenant, linked, given.input, labels=given.labels)
+        pending = replace(pending, rerun_of=given.rerun_of)
         ready = await self._ready(call, linked.plan, pending, asked=asked, actor=given.actor)
         return PreparedStart(replace(ready.admission, definitions=linked.definitions), ready.plan)
 
@@ -236,26 +268,101 @@ class Gate:
     # ── Reruns ──────────────────────────────────────────────────────────────────────────────────
 
     async def _rerun(
-        self, call: GateCall, run_id: RunId, from_step: StepId | None, actor: str
+        self, call: GateCall, run_id: RunId, options: RerunOptions, actor: str
     ) -> RerunAnswer:
-        found = await self._context.store.load(run_id)
-        if found is None or found.run.tenant != call.tenant:
+        old = await self._old_run(call, run_id)
+        if old is None:
             return UnknownRun(run_id)
-        old = found.run
-        call.workflow_id, call.exists = old.workflow_id, True
+        subject = WorkflowId(f"rerun/{run_id}")
+        if options.version is RerunVersion.NEWEST and not is_single_job(old):
+            if not old.status.is_finished:
+                return unfinished(old)
+            given = old.input if options.input is None else options.input
+            labels = {**old.labels}
+            return await self._start(call, _Given(given, labels, actor, old.id, options))
+        repeated = await self._repeated(call, old, options)
+        if not isinstance(repeated, tuple):
+            return repeated
+        plan, pending = repeated
+        asked = await self._work.done(
+            call.tenant, lambda: _asked(call, subject, options.fingerprinted())
+        )
+        ready = await self._ready(call, plan, pending, asked=asked, actor=actor)
+        return await self._admitter.admit(call, ready)
+
+    async def _repeated(
+        self, call: GateCall, old: Run, options: RerunOptions
+    ) -> tuple[Plan, Run] | RerunRefused | InvalidInput:
+        """The new run of the same versions, with what it keeps of the old one."""
         plan = await self._plans.of_run(old)
+        if options.input is not None and is_single_job(old):
+            options = replace(options, input={"input": options.input})
+        faults = await self._faults(call.tenant, plan, options.input)
+        if faults:
+            return InvalidInput(faults)
+        wanted = items_to_keep(plan, old, options)
+        if isinstance(wanted, RerunRefused):
+            return wanted
+        items = await self._items(old.id, wanted)
         pending = rerun(
             plan,
             old,
+            options,
             run_id=self._new_id(call.tenant),
             now=self._context.clock.now(),
-            from_step=from_step,
+            items=items,
         )
-        if isinstance(pending, RerunRefused):
-            return pending
-        asked = _asked(call, WorkflowId(f"rerun/{run_id}"), {"from_step": from_step})
-        ready = await self._ready(call, plan, pending, asked=asked, actor=actor)
-        return await self._admitter.admit(call, ready)
+        return pending if isinstance(pending, RerunRefused) else (plan, pending)
+
+    async def _preview_rerun(
+        self, call: GateCall, run_id: RunId, options: RerunOptions
+    ) -> RerunPreview | RerunAnswer:
+        old = await self._old_run(call, run_id)
+        if old is None:
+            return UnknownRun(run_id)
+        if options.version is RerunVersion.SAME or is_single_job(old):
+            repeated = await self._repeated(call, old, options)
+            if not isinstance(repeated, tuple):
+                return repeated
+            plan, pending = repeated
+        else:
+            linked = await self._plans.newest(call.tenant, old.workflow_id, refresh=True)
+            if not isinstance(linked, Linked):
+                return linked
+            if not old.status.is_finished:
+                return unfinished(old)
+            given = old.input if options.input is None else options.input
+            faults = await self._faults(call.tenant, linked.plan, given)
+            if faults:
+                return InvalidInput(faults)
+            plan, pending = linked.plan, self._pending(call.tenant, linked, given)
+        return RerunPreview(old, pending.workflow_version, preview(plan, old, pending))
+
+    async def _items(
+        self, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]
+    ) -> dict[ItemKey, Item]:
+        """Items of a finished run, which do not change. They are read in portions."""
+        items: dict[ItemKey, Item] = {}
+        for step_id, indexes in wanted.items():
+            for first in range(0, len(indexes), _ITEMS_AT_ONCE):
+                some = {step_id: indexes[first : first + _ITEMS_AT_ONCE]}
+                items |= await self._context.store.load_items(run_id, some)
+        return items
+
+    async def _old_run(self, call: GateCall, run_id: RunId) -> Run | None:
+        found = await self._context.store.load(run_id)
+        if found is None or found.run.tenant != call.tenant:
+            return None
+        call.workflow_id, call.exists = found.run.workflow_id, True
+        return found.run
+
+    async def _faults(
+        self, tenant: TenantId, plan: Plan, given: JsonObject | None
+    ) -> tuple[Fault, ...]:
+        schema = plan.body.schema
+        if schema is None or given is None:
+            return ()
+        return await self._work.done(tenant, lambda: schema.faults(given))
 
     # ── Runs that are ready to begin ────────────────────────────────────────────────────────────
 
@@ -312,10 +419,20 @@ class _Given(NamedTuple):
     input: JsonObject
     labels: dict[str, str]
     actor: str
+    rerun_of: RunId | None = None
+    options: RerunOptions = RerunOptions()
+    """Of a rerun."""
+
+    @property
+    def subject(self) -> WorkflowId | None:
+        """What the request is about in its fingerprint; ``None``: the workflow."""
+        return None if self.rerun_of is None else WorkflowId(f"rerun/{self.rerun_of}")
 
     @property
     def body(self) -> JsonObject:
         """What the fingerprint covers. Without labels it is what older versions covered."""
+        if self.rerun_of is not None:
+            return self.options.fingerprinted()
         body: JsonObject = {"input": self.input}
         return {**body, "labels": {**self.labels}} if self.labels else body
 

@@ -231,5 +231,5 @@ class GateFailed(msgspec.Struct, frozen=True):
 Passed: TypeAlias = RunStarted | KeyMismatch | GateFull | JobThrottled | GateFailed
 """The possible answers to a prepared start."""
 StartAnswer: TypeAlias = Passed | UnknownWorkflow | WorkflowFaults | InvalidInput
-RerunAnswer: TypeAlias = Passed | UnknownRun | RerunRefused
+RerunAnswer: TypeAlias = StartAnswer | UnknownRun | RerunRefused
 SubmitAnswer: TypeAlias = RunStarted | KeyMismatch | JobThrottled | GateFailed

@@ -29,6 +29,7 @@ __all__ = [
     "Linker",
     "Plans",
     "UnknownWorkflow",
+    "is_single_job",
     "link_here",
 ]
 
@@ -67,6 +68,11 @@ _Newest: TypeAlias = "Linked | UnknownWorkflow | WorkflowFaults"
 
 class DefinitionMissing(RuntimeError):
     """A workflow version that a run needs is not in the store any more."""
+
+
+def is_single_job(run: Run) -> bool:
+    """Whether the run is a job that was submitted alone."""
+    return run.workflow_id.startswith(_JOB_PREFIX)
 
 
 async def link_here(
@@ -140,7 +146,7 @@ class Plans:
 
     async def of_run(self, run: Run) -> Plan:
         """The plan that the run began with. Raises ``DefinitionMissing`` and ``BackendError``."""
-        if run.workflow_id.startswith(_JOB_PREFIX):
+        if is_single_job(run):
             return self.of_job(Topic(run.workflow_id.removeprefix(_JOB_PREFIX))).plan
         versions = {**run.uses, run.workflow_id: run.workflow_version}
         known = self._by_version.get(_version_key(run.tenant, run.workflow_id, versions))

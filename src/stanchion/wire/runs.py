@@ -9,6 +9,7 @@ import msgspec
 
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Failure, ItemFailure, Risk, RunStatus, StepStatus
+from stanchion.core.rerun import RerunAction, RerunOnly, RerunVersion
 from stanchion.wire.identifiers import Comment, Labels, StepName, TopicName
 
 __all__ = [
@@ -23,7 +24,9 @@ __all__ = [
     "ItemRow",
     "JobAnswer",
     "JobList",
+    "RerunPlan",
     "RerunRun",
+    "RerunStepPlan",
     "RunList",
     "RunRow",
     "RunView",
@@ -54,9 +57,37 @@ class StartRun(_Request, frozen=True, kw_only=True):
 
 
 class RerunRun(_Request, frozen=True, kw_only=True):
-    """Start a new run from a finished one, from its beginning or from a step."""
+    """Start a new run from a finished one: all of it, or a part."""
 
     from_step: StepName | None = None
+    """Repeat this step and what builds on it. Not with another member than ``dry_run``."""
+    version: RerunVersion = RerunVersion.SAME
+    """``newest``: of the newest versions, from the beginning."""
+    input: JsonObject | None = None
+    """Replaces the input of the old run."""
+    only: RerunOnly | None = None
+    """``failed_items``: other items and steps that succeeded keep their results."""
+    dry_run: bool = False
+    """Answer what would be reused and what would run again, and change nothing."""
+
+
+class RerunStepPlan(msgspec.Struct, frozen=True):
+    """What a rerun would do with one step, and with the items of a for-each."""
+
+    action: RerunAction
+    items_reused: int | None = None
+    items_run_again: int | None = None
+    """``null`` also for a for-each that runs wholly again: its list is known when it begins."""
+
+
+class RerunPlan(msgspec.Struct, frozen=True):
+    """What a rerun would do: the answer to a dry run."""
+
+    rerun_of: str
+    workflow_id: str
+    workflow_version: int
+    version: RerunVersion
+    steps: dict[str, RerunStepPlan]
 
 
 class CancelRun(_Request, frozen=True, kw_only=True):

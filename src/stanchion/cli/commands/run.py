@@ -15,6 +15,7 @@ from stanchion.cli.runs import (
     follow,
     item_rows,
     job_wait,
+    rerun_lines,
     run_lines,
     run_rows,
     timeline_lines,
@@ -90,15 +91,54 @@ def start_run(
 @run.command("rerun")
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.option("--from-step", metavar="STEP", help="Keep the results of the steps before this one.")
+@click.option(
+    "--only",
+    type=click.Choice(("failed-items",)),
+    help="Repeat only items that did not succeed, and what builds on them.",
+)
+@click.option(
+    "--version",
+    type=click.Choice(("same", "newest")),
+    help="The workflow version to run; same, unless given.",
+)
+@click.option(
+    "--input",
+    "given",
+    metavar="JSON|@FILE",
+    help="Instead of the old run's input; @- reads standard input.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be reused and what would run.")
 @_key_option
 @_watch_option
 @talks
 def rerun_run(
-    session: Session, run_id: str, from_step: str | None, key: str | None, *, watch: bool
+    session: Session,
+    /,
+    run_id: str,
+    key: str | None,
+    *,
+    dry_run: bool,
+    watch: bool,
+    **chosen: str | None,
 ) -> int:
-    """Start a new run from a finished one."""
-    answer = session.create(path_to("runs", run_id, "rerun"), {"from_step": from_step}, key)
-    return _started(session, answer, watch=watch)
+    """Start a new run from a finished one.
+
+    --from-step and --only keep results of the old run, so they cannot be used together, nor with
+    --version newest or --input.
+    """
+    # Only what is given, so that a server without the newer members accepts the rest.
+    body: dict[str, Any] = {"from_step": chosen["from_step"]}
+    if chosen["only"] is not None:
+        body["only"] = chosen["only"].replace("-", "_")
+    if chosen["version"] is not None:
+        body["version"] = chosen["version"]
+    if chosen["given"] is not None:
+        body["input"] = json_of(chosen["given"], "--input")
+    path = path_to("runs", run_id, "rerun")
+    if dry_run:
+        session.show(session.send("POST", path, {**body, "dry_run": True}).document, rerun_lines)
+        return Exit.OK
+    return _started(session, session.create(path, body, key), watch=watch)
 
 
 @run.command("list")

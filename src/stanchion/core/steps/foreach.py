@@ -5,7 +5,8 @@ the same for ten items as for ten thousand; only the last result reads all items
 outputs in the order of the list. Items of a step that ended early are not changed.
 
 With ``parallel``, only so many items are dispatched at first. The others are pending, and each item
-that ends dispatches the next one of the list. The inputs of all items are rendered when the step
+that ends dispatches the next one of the list. A rerun of failed items keeps the others: they have
+ended before the step starts. The inputs of all items are rendered when the step
 starts. They are stored with the items until those end, because rendering the input of one item can
 need the whole list: evaluating it again for each item would cost the square of their number.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stanchion.core import limits
+from stanchion.core.draft import size_of
 from stanchion.core.events import (
     AttemptFailed,
     AttemptSucceeded,
@@ -38,6 +40,7 @@ from stanchion.core.model import (
     OnItems,
     Step,
     StepStatus,
+    bits_of,
 )
 from stanchion.core.steps.job import advance, dispatch
 from stanchion.core.transition import Ignored
@@ -58,31 +61,51 @@ def start(draft: Draft, step: PlannedStep) -> None:
     try:
         values = _values(draft, step)
         budget = _budget(len(values))
-        works = [_work(draft, step, values, index, budget) for index in range(len(values))]
+        kept = _kept(draft, step, len(values))
+        works = {
+            index: _work(draft, step, values, index, budget)
+            for index in range(len(values))
+            if index not in kept
+        }
     except ExpressionError as error:
         failure = Failure("expression_error", str(error), step.id)
         draft.end(step, StepStatus.FAILED, error=failure)
         return
-    total = len(values)
-    at_once = total if spec.parallel is None else min(spec.parallel, total)
+    at_once = len(works) if spec.parallel is None else min(spec.parallel, len(works))
+    counts = ItemCounts(
+        total=len(values),
+        succeeded=len(kept),
+        output_bytes=sum(size_of(item.output) for item in kept.values()),
+        pending=len(works) - at_once,
+        reused=bits_of(kept),
+    )
     draft.begin(
         step,
         Step(
             status=StepStatus.RUNNING,
             attempt=1,
             wait=OnItems(),
-            items=ItemCounts(total=total, pending=total - at_once),
+            items=counts,
         ),
     )
     draft.count_work(len(values) * _ITEM_WORK)
-    draft.note("items_started", step.id, detail=f"{len(values)} items")
-    for index, work in enumerate(works):
-        item = Item() if at_once == total else Item(input=work)
-        if index < at_once:
+    again = f": {len(kept)} reused, {len(works)} to run" if kept else ""
+    draft.note("items_started", step.id, detail=f"{len(values)} items{again}")
+    for order, (index, work) in enumerate(works.items()):
+        item = Item() if not counts.pending else Item(input=work)
+        if order < at_once:
             item = dispatch(draft, step, index, item, work)
         draft.put_item(ItemKey(step.id, index), item)
-    if not values:
-        draft.end(step, StepStatus.SUCCEEDED, output=[])
+    if not works:
+        _gather(draft, step, counts)
+
+
+def _kept(draft: Draft, step: PlannedStep, total: int) -> dict[int, Item]:
+    """The items that a rerun keeps, by index. Only a run that has not started has any."""
+    if not draft.run.items:
+        return {}
+    keys = (ItemKey(step.id, index) for index in range(total))
+    return {key.item: draft.run.items[key] for key in keys if key in draft.run.items}
 
 
 _ITEM_WORK: Final = 30
@@ -130,9 +153,9 @@ def _count(draft: Draft, step: PlannedStep, before: Item, after: Item) -> None:
         waiting=state.items.waiting
         + (after.status is StepStatus.WAITING)
         - (before.status is StepStatus.WAITING),
-        output_bytes=state.items.output_bytes
-        + (len(msgspec.json.encode(after.output)) if succeeded else 0),
+        output_bytes=state.items.output_bytes + (size_of(after.output) if succeeded else 0),
         pending=state.items.pending - starts_next,
+        reused=state.items.reused,
     )
     status = StepStatus.RUNNING if counts.running else StepStatus.WAITING
     draft.put(step.id, msgspec.structs.replace(state, status=status, items=counts))
@@ -147,7 +170,7 @@ def _count(draft: Draft, step: PlannedStep, before: Item, after: Item) -> None:
     elif counts.unfinished == 0:
         _gather(draft, step, counts)
     elif starts_next:
-        index = counts.total - state.items.pending
+        index = counts.to_run[len(counts.to_run) - state.items.pending]
         item = draft.item(ItemKey(step.id, index))
         work = _input_of(draft, step, index, item)
         draft.put_item(ItemKey(step.id, index), dispatch(draft, step, index, item, work))

@@ -12,7 +12,7 @@ from stanchion.core.faults import WorkflowFaults
 from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import ItemKey, Run, RunId, RunStatus, StepId, StepStatus, WorkflowId
 from stanchion.core.plan import Plan
-from stanchion.core.rerun import RerunRefused
+from stanchion.core.rerun import RerunOptions, RerunRefused
 from stanchion.gateway.body import check_value, checked_labels
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid, invalid_member, not_found
 from stanchion.gateway.route import (
@@ -32,12 +32,14 @@ from stanchion.gateway.views import (
     item_row,
     jobs_out,
     refusal_of,
+    rerun_plan,
     run_row,
     run_view,
     started,
     timeline_line,
 )
 from stanchion.ports.records import BadCursor, Loaded, RunFilter
+from stanchion.services.gate import RerunPreview
 from stanchion.services.gate_answers import (
     GateFailed,
     GateFull,
@@ -65,6 +67,7 @@ from stanchion.wire.runs import (
     DecideStep,
     ItemList,
     ItemRow,
+    RerunPlan,
     RerunRun,
     RunList,
     RunView,
@@ -134,8 +137,7 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
         case InvalidInput():
             return _invalid_input(answer)
         case WorkflowFaults():
-            detail = f"the workflow cannot run as it is: {answer.faults[0]}"
-            return invalid(answer.faults, detail, code=Code.INVALID_WORKFLOW)
+            return _invalid_workflow(answer)
         case GateFull() | KeyMismatch() | JobThrottled() | GateFailed():
             return refusal_of(answer)
         case _:
@@ -143,20 +145,39 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
 
 
 async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
-    """Start a new run from a finished one."""
-    from_step = call.body.from_step
-    answer = await call.services.gate.rerun(
-        call.tenant,
-        RunId(call.params["run_id"]),
-        from_step=None if from_step is None else StepId(from_step),
-        key=call.idempotency_key,
-        actor=call.actor,
+    """Start a new run from a finished one, or say what it would repeat."""
+    body, run_id = call.body, RunId(call.params["run_id"])
+    check_value(call, "input", body.input, bytes_max=INPUT_BYTES_MAX)
+    options = RerunOptions(
+        from_step=None if body.from_step is None else StepId(body.from_step),
+        version=body.version,
+        input=body.input,
+        only=body.only,
+    )
+    fault = options.fault()
+    if fault is not None:
+        return invalid_member(fault.path, fault.message)
+    gate = call.services.gate
+    answer = (
+        await gate.preview_rerun(call.tenant, run_id, options)
+        if body.dry_run
+        else await gate.rerun(
+            call.tenant, run_id, options, key=call.idempotency_key, actor=call.actor
+        )
     )
     match answer:
         case RunStarted():
             return started(answer, StartAnswer(answer.run_id, answer.status))
+        case RerunPreview():
+            return Reply(rerun_plan(answer, options.version))
         case UnknownRun():
             return not_found("run")
+        case UnknownWorkflow():
+            return not_found("workflow")
+        case InvalidInput():
+            return _invalid_input(answer)
+        case WorkflowFaults():
+            return _invalid_workflow(answer)
         case RerunRefused(code="unknown_step"):
             return invalid_member("from_step", answer.message)
         case RerunRefused():
@@ -347,6 +368,11 @@ def _invalid_input(answer: InvalidInput) -> Refusal:
     return invalid(answer.faults, detail, code=Code.INVALID_INPUT)
 
 
+def _invalid_workflow(answer: WorkflowFaults) -> Refusal:
+    detail = f"the workflow cannot run as it is: {answer.faults[0]}"
+    return invalid(answer.faults, detail, code=Code.INVALID_WORKFLOW)
+
+
 _CHANGES: Final[dict[str, Any]] = {
     "scope": RouteScope.TENANT,
     "takes": Takes.JSON_OR_NOTHING,
@@ -428,13 +454,21 @@ ROUTES: Final = (
         method="POST",
         path="/v1/runs/{run_id}/rerun",
         handler=rerun_run,
-        summary="Start a new run from a finished one, from its beginning or from a step.",
+        summary="Start a new run from a finished one, or with `dry_run` say what it would repeat.",
         roles=RUNNERS,
         scope=RouteScope.TENANT,
         takes=Takes.JSON_OR_NOTHING,
         body=RerunRun,
         answer=StartAnswer,
-        codes=(Code.NOT_FOUND, Code.CONFLICT, *GATE_CODES, Code.JOB_THROTTLED),
+        dry_answer=RerunPlan,
+        codes=(
+            Code.NOT_FOUND,
+            Code.CONFLICT,
+            Code.INVALID_INPUT,
+            Code.INVALID_WORKFLOW,
+            *GATE_CODES,
+            Code.JOB_THROTTLED,
+        ),
         takes_key=True,
         admits=True,
     ),
