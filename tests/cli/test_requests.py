@@ -11,6 +11,7 @@ import pytest
 
 from stanchion.cli.errors import Exit
 from stanchion.core.model import RunStatus
+from stanchion.core.rerun import RerunAction, RerunVersion
 from stanchion.wire import runs
 from tests.cli.conftest import Cli
 from tests.cli.scripted import Said, Script, problem
@@ -107,6 +108,33 @@ def test_a_replay_is_told_to_a_person_and_not_to_a_program(cli: Cli, server: Scr
     server.says(replay)
     assert "this is the same run" in cli("run", "start", "x", "--idempotency-key", "k").err
     assert cli("run", "start", "x", "--idempotency-key", "k", "-o", "json").err == ""
+
+
+def test_a_dry_run_of_a_rerun_says_what_would_happen_in_80_columns(
+    cli: Cli, server: Script
+) -> None:
+    steps = {
+        "plan": runs.RerunStepPlan(RerunAction.REUSED),
+        "search": runs.RerunStepPlan(RerunAction.RUNS_AGAIN, 9_998, 2),
+        "review": runs.RerunStepPlan(RerunAction.SKIPPED),
+        "write": runs.RerunStepPlan(RerunAction.RUNS_AGAIN),
+    }
+    server.says(Said(runs.RerunPlan("07-01h", "research", 3, RerunVersion.SAME, steps)))
+    seen = cli("run", "rerun", "07-01h", "--only", "failed-items", "--dry-run")
+    assert seen.out.splitlines() == [
+        "rerun of  07-01h",
+        "workflow  research@3",
+        "version   same",
+        "",
+        "STEP    WOULD BE    ITEMS",
+        "plan    reused      -",
+        "search  runs again  9998 reused, 2 run again",
+        "review  skipped     -",
+        "write   runs again  -",
+    ]
+    [request] = server.requests
+    assert request.document == {"from_step": None, "only": "failed_items", "dry_run": True}
+    assert "Idempotency-Key" not in request.headers
 
 
 # ── Applying files ───────────────────────────────────────────────────────────────────────────────

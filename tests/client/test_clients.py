@@ -309,7 +309,8 @@ def test_all_runs_are_read_page_by_page_as_they_are_needed() -> None:
 @pytest.mark.parametrize("kind", ["blocking", "async"])
 def test_items_and_approvals_are_read_page_by_page(kind: str) -> None:
     item = {"status": "failed", "attempt": 1, "output": None, "error": None, "job_id": None}
-    ask = {"run_id": "r1", "tenant": "acme", "workflow_id": "w", "since": "2026-01-01T00:00:00Z"}
+    ask: dict[str, Any] = {"run_id": "r1", "tenant": "acme", "workflow_id": "w"}
+    ask["since"] = "2026-01-01T00:00:00Z"
     ask |= dict.fromkeys(("item", "ask", "message", "data", "data_schema", "expires_at"))
     ask |= dict.fromkeys(("starter", "labels"))
     pages = [

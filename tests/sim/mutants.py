@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.adapters.store.memory.runs import carry_out
-from stanchion.core import lease
+from stanchion.core import lease, rerun
 from stanchion.core.admission import Admitted, Verdict
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import (
@@ -27,7 +27,7 @@ from stanchion.core.lease import (
     LeaseTerms,
     ProceedLocal,
 )
-from stanchion.core.model import Instant, JobId, RunId, TenantId
+from stanchion.core.model import Instant, Item, JobId, RunId, TenantId
 from stanchion.core.retry import RetryClass
 from stanchion.core.transition import DispatchJob
 from stanchion.ports.bus import Disposition, Handler, Retry
@@ -332,6 +332,13 @@ def _boundless(callers: Callers) -> None:
     vars(callers.budgets)["take"] = take
 
 
+def _without_output(item: Item) -> Item:
+    return replace(_reused(item), output=None)
+
+
+_reused: Final = rerun._reused  # noqa: SLF001 - the rule that the defect replaces
+
+
 def _patched(
     where: ModuleType | type, name: str, by: object
 ) -> Callable[[], AbstractContextManager[None]]:
@@ -433,6 +440,11 @@ ALL: Final = (
         name="jitter-out-of-bounds",
         says="retry delays are outside their window",
         bus_port=_WildRetries,
+    ),
+    Mutant(
+        name="rerun-loses-output",
+        says="an item that a rerun keeps has no output",
+        applied=_patched(rerun, "_reused", _without_output),
     ),
     Mutant(
         name="retry-without-budget",

@@ -34,6 +34,7 @@ FOUND_ON = {
     "result-from-anybody": (1, "each effect is accepted once"),
     "reconciler-without-recheck": (1, "grants are disjoint"),
     "jitter-out-of-bounds": (0, "delays within policy"),
+    "rerun-loses-output": (3, "what is reused is what it was"),
     "retry-without-budget": (0, "retries within budget"),
 }
 """A day on which each was found out, and by which statement. Days change when services do."""

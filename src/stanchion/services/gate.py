@@ -57,6 +57,7 @@ from stanchion.services.gate_answers import (
     GateFull,
     InvalidInput,
     KeyMismatch,
+    NoRerun,
     Pacing,
     RerunAnswer,
     RunStarted,
@@ -149,13 +150,33 @@ class Gate:
 
     async def preview_rerun(
         self, tenant: TenantId, run_id: RunId, options: RerunOptions
-    ) -> RerunPreview | RerunAnswer:
-        """What the rerun would keep and repeat, or why there can be none. Changes nothing."""
+    ) -> RerunPreview | NoRerun:
+        """What the rerun would keep and repeat, or why there can be none. Changes nothing.
+
+        It is not an admission: it is not counted as one, and raises ``BackendError`` and
+        ``TenantOverloaded``.
+        """
         self._work.check(tenant)
-        call = GateCall(
-            tenant=tenant, workflow_id=_UNKNOWN, endpoint=AdmissionEndpoint.RERUN, key=None
-        )
-        return await self._admitter.in_time(call, self._preview_rerun(call, run_id, options))
+        old = await self._old_run(tenant, run_id)
+        if old is None:
+            return UnknownRun(run_id)
+        if options.version is RerunVersion.SAME or is_single_job(old):
+            repeated = await self._repeated(old, options)
+            if not isinstance(repeated, tuple):
+                return repeated
+            plan, pending = repeated
+        else:
+            if not old.status.is_finished:
+                return unfinished(old)
+            linked = await self._plans.newest(tenant, old.workflow_id, refresh=True)
+            if not isinstance(linked, Linked):
+                return linked
+            given = old.input if options.input is None else options.input
+            faults = await self._faults(tenant, linked.plan, given)
+            if faults:
+                return InvalidInput(faults)
+            plan, pending = linked.plan, self._pending(tenant, linked, given)
+        return RerunPreview(old, pending.workflow_version, preview(plan, old, pending))
 
     async def submit(
         self,
@@ -270,9 +291,10 @@ class Gate:
     async def _rerun(
         self, call: GateCall, run_id: RunId, options: RerunOptions, actor: str
     ) -> RerunAnswer:
-        old = await self._old_run(call, run_id)
+        old = await self._old_run(call.tenant, run_id)
         if old is None:
             return UnknownRun(run_id)
+        call.workflow_id, call.exists = old.workflow_id, True
         subject = WorkflowId(f"rerun/{run_id}")
         if options.version is RerunVersion.NEWEST and not is_single_job(old):
             if not old.status.is_finished:
@@ -280,7 +302,7 @@ class Gate:
             given = old.input if options.input is None else options.input
             labels = {**old.labels}
             return await self._start(call, _Given(given, labels, actor, old.id, options))
-        repeated = await self._repeated(call, old, options)
+        repeated = await self._repeated(old, options)
         if not isinstance(repeated, tuple):
             return repeated
         plan, pending = repeated
@@ -291,13 +313,13 @@ class Gate:
         return await self._admitter.admit(call, ready)
 
     async def _repeated(
-        self, call: GateCall, old: Run, options: RerunOptions
+        self, old: Run, options: RerunOptions
     ) -> tuple[Plan, Run] | RerunRefused | InvalidInput:
         """The new run of the same versions, with what it keeps of the old one."""
         plan = await self._plans.of_run(old)
         if options.input is not None and is_single_job(old):
             options = replace(options, input={"input": options.input})
-        faults = await self._faults(call.tenant, plan, options.input)
+        faults = await self._faults(old.tenant, plan, options.input)
         if faults:
             return InvalidInput(faults)
         wanted = items_to_keep(plan, old, options)
@@ -308,35 +330,11 @@ class Gate:
             plan,
             old,
             options,
-            run_id=self._new_id(call.tenant),
+            run_id=self._new_id(old.tenant),
             now=self._context.clock.now(),
             items=items,
         )
         return pending if isinstance(pending, RerunRefused) else (plan, pending)
-
-    async def _preview_rerun(
-        self, call: GateCall, run_id: RunId, options: RerunOptions
-    ) -> RerunPreview | RerunAnswer:
-        old = await self._old_run(call, run_id)
-        if old is None:
-            return UnknownRun(run_id)
-        if options.version is RerunVersion.SAME or is_single_job(old):
-            repeated = await self._repeated(call, old, options)
-            if not isinstance(repeated, tuple):
-                return repeated
-            plan, pending = repeated
-        else:
-            linked = await self._plans.newest(call.tenant, old.workflow_id, refresh=True)
-            if not isinstance(linked, Linked):
-                return linked
-            if not old.status.is_finished:
-                return unfinished(old)
-            given = old.input if options.input is None else options.input
-            faults = await self._faults(call.tenant, linked.plan, given)
-            if faults:
-                return InvalidInput(faults)
-            plan, pending = linked.plan, self._pending(call.tenant, linked, given)
-        return RerunPreview(old, pending.workflow_version, preview(plan, old, pending))
 
     async def _items(
         self, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]
@@ -349,12 +347,9 @@ class Gate:
                 items |= await self._context.store.load_items(run_id, some)
         return items
 
-    async def _old_run(self, call: GateCall, run_id: RunId) -> Run | None:
+    async def _old_run(self, tenant: TenantId, run_id: RunId) -> Run | None:
         found = await self._context.store.load(run_id)
-        if found is None or found.run.tenant != call.tenant:
-            return None
-        call.workflow_id, call.exists = found.run.workflow_id, True
-        return found.run
+        return None if found is None or found.run.tenant != tenant else found.run
 
     async def _faults(
         self, tenant: TenantId, plan: Plan, given: JsonObject | None

@@ -35,6 +35,7 @@ __all__ = [
     "InvalidInput",
     "JobThrottled",
     "KeyMismatch",
+    "NoRerun",
     "Pacing",
     "Passed",
     "RerunAnswer",
@@ -231,5 +232,7 @@ class GateFailed(msgspec.Struct, frozen=True):
 Passed: TypeAlias = RunStarted | KeyMismatch | GateFull | JobThrottled | GateFailed
 """The possible answers to a prepared start."""
 StartAnswer: TypeAlias = Passed | UnknownWorkflow | WorkflowFaults | InvalidInput
-RerunAnswer: TypeAlias = StartAnswer | UnknownRun | RerunRefused
+NoRerun: TypeAlias = UnknownWorkflow | WorkflowFaults | InvalidInput | UnknownRun | RerunRefused
+"""Why there can be no such rerun."""
+RerunAnswer: TypeAlias = Passed | NoRerun
 SubmitAnswer: TypeAlias = RunStarted | KeyMismatch | JobThrottled | GateFailed

@@ -20,6 +20,7 @@ from stanchion.core.model import (
     RunStatus,
     Stamp,
     Step,
+    StepId,
     StepStatus,
 )
 from stanchion.core.plan import Plan
@@ -57,6 +58,7 @@ __all__ = [
     "owned_queued_or_finished",
     "retries_in_budget",
     "retry_after_in_bounds",
+    "reused_is_what_it_was",
     "slots_are_unfinished_runs",
     "timers_in_bounds",
     "told_stays_true",
@@ -98,6 +100,23 @@ def gate_answers_in_time(took_s: float, settings: Iterable[Settings]) -> Iterato
     most_s = max(each.admission.lock_wait_s for each in settings) + 0.5
     if took_s > most_s:
         yield f"a caller waited {took_s:.3f} s for the gate, of {most_s:.1f}"
+
+
+def reused_is_what_it_was(new: RunFile, old: RunFile, steps: Collection[StepId]) -> Iterator[str]:
+    """The steps and items that a rerun keeps are those of the run that it repeats."""
+    for step_id in steps:
+        if new.run.step(step_id) != old.run.step(step_id):
+            yield f"run {new.run.id}: '{step_id}' is kept, and not what it was"
+    for key, item in new.items.items():
+        was = old.items.get(key)
+        if item.status.is_finished and not item.dispatch:
+            kept = (item.status, item.attempt, item.output, item.error)
+            if was is None or kept != (was.status, was.attempt, was.output, was.error):
+                yield f"run {new.run.id}: item {key} is kept, and not what it was"
+        elif was is not None and was.status is StepStatus.SUCCEEDED:
+            counts = new.run.step(key.step_id).items
+            if counts is not None and counts.reused:
+                yield f"run {new.run.id}: item {key} had succeeded, and runs again"
 
 
 # ── Commits ──────────────────────────────────────────────────────────────────────────────────────

@@ -223,6 +223,20 @@ class Ledger:
             active = self.unfinished[run.tenant]
             check("never above the cap", must.cap_holds(run.tenant, active, limit))
         self._slots(run.tenant)
+        self._reused(admission)
+
+    def _reused(self, admission: Admission) -> None:
+        state, run = self.store.real.state, admission.run
+        old = None if run.rerun_of is None else state.runs.get(run.rerun_of)
+        now_s = asyncio.get_running_loop().time()
+        if old is None or now_s <= self.failed_over_at_s + _ON_ITS_WAY_S:
+            return  # A failover may have lost what the rerun was made from.
+        lines = admission.transition.timeline
+        steps = [line.step for line in lines if line.what == "step_reused" and line.step]
+        self.history.check(
+            "what is reused is what it was",
+            must.reused_is_what_it_was(state.runs[run.id], old, steps),
+        )
 
     def committed(self, seen: _Seen) -> None:
         """Check a commit."""

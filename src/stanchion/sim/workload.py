@@ -14,10 +14,11 @@ import msgspec
 
 from stanchion.client.async_client import AsyncClient
 from stanchion.client.engine import Pace, RetryBudgets
-from stanchion.client.errors import CallFailed, retry_after_ms
+from stanchion.client.errors import CallFailed, Conflict, retry_after_ms
 from stanchion.client.signals import CallSignal, Retrying
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, JobId, Risk, RunStatus, StepId, Topic, WorkflowId
+from stanchion.core.rerun import RerunOnly, RerunVersion
 from stanchion.core.retry import RETRIES, Budget, Exponential, Fixed, RetryClass
 from stanchion.core.workflow import (
     ApprovalSpec,
@@ -322,13 +323,27 @@ class Callers:
                     self.history.tell(f"caller {ask.key}: cancel {run_id}, {change.status}")
                 case Then.RERUN:
                     await client.wait(run_id, timeout_s=30)
-                    key = f"{ask.key}-again"
-                    again = await client.rerun(run_id, idempotency_key=key)
-                    self.started.setdefault(key, {})[again.run_id] = None
+                    await self._rerun(client, run_id, f"{ask.key}-again")
                 case Then.LEAVE:
                     pass
         except CallFailed as error:
             self.history.tell(f"caller {ask.key}: {error}")
+
+    async def _rerun(self, client: AsyncClient, run_id: str, key: str) -> None:
+        """Repeat the failed items if there are any, or else all of it, of either version."""
+        fate = share("rerun", self.seed, key)
+        if fate < 0.7:  # noqa: PLR2004 - most
+            with suppress(Conflict):
+                plan = await client.plan_rerun(run_id, only=RerunOnly.FAILED_ITEMS)
+                self.history.tell(f"caller {key}: {len(plan.steps)} steps planned")
+                again = await client.rerun(
+                    run_id, only=RerunOnly.FAILED_ITEMS, idempotency_key=f"{key}-items"
+                )
+                self.started.setdefault(f"{key}-items", {})[again.run_id] = None
+                return
+        version = RerunVersion.NEWEST if fate < 0.9 else None  # noqa: PLR2004 - and of the rest
+        again = await client.rerun(run_id, version=version, idempotency_key=key)
+        self.started.setdefault(key, {})[again.run_id] = None
 
     def _told(self, signal: CallSignal, now: Instant) -> None:
         if not isinstance(signal, Retrying):
