@@ -98,7 +98,8 @@ def bent(steps: dict[StepId, Step] | None = None, **changes: object) -> Run:
             bent({B: Step(items=ItemCounts(total=1, succeeded=2))}),
             (
                 "step 'b': has impossible item counts "
-                "ItemCounts(total=1, succeeded=2, failed=0, waiting=0, output_bytes=0, pending=0, reused='')"
+                "ItemCounts(total=1, succeeded=2, failed=0, waiting=0, output_bytes=0,"
+                " pending=0, reused='')"
             ),
         ),
         (
