@@ -25,7 +25,7 @@ _LOCKS = "stanchion.adapters.locks.redis"
 _COMMON = "stanchion.adapters.redis"
 
 
-_GIVEN = {"at", "names"}
+_GIVEN = {"at", "names", "newest", "records"}
 """The only variables that stand for a key: arguments of ``many`` and ``first``, and loops."""
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from stanchion.core.events import AttemptFailed
 from stanchion.core.faults import WorkflowFaults
-from stanchion.core.model import Failure, RunId, StepId, WorkflowId
+from stanchion.core.model import Failure, RunId, StepId, WorkflowId, WorkflowSource
 from stanchion.core.plan import Plan
 from stanchion.core.workflow import Workflow
 from stanchion.ports.bus import Ack, Dead, Retry
@@ -32,11 +32,11 @@ class Linking:
         self.is_broken = True
 
     async def __call__(
-        self, given: Workflow, others: Mapping[WorkflowId, Workflow]
+        self, given: Workflow, others: Mapping[WorkflowId, Workflow], source: WorkflowSource
     ) -> Plan | WorkflowFaults:
         if given.id == BAD.id and self.is_broken:
             raise KeyError("no such colour")
-        return await link_here(given, others)
+        return await link_here(given, others, source)
 
 
 async def _poisoned(world: World, linking: Linking, terms: Terms) -> tuple[Replica, RunId]:

@@ -6,7 +6,7 @@ import asyncio
 
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.system import ManualClock
-from stanchion.core.model import StepId, TenantId, Topic, WorkflowId
+from stanchion.core.model import StepId, TenantId, Topic, WorkflowId, WorkflowSource
 from stanchion.core.workflow import JobSpec, SubworkflowSpec, Workflow
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.records import StoredWorkflow
@@ -64,10 +64,15 @@ class SlowReads(MemoryStore):
         self.gate = asyncio.Event()
 
     async def workflow(
-        self, tenant: TenantId, workflow_id: WorkflowId, *, version: int | None = None
+        self,
+        tenant: TenantId,
+        workflow_id: WorkflowId,
+        *,
+        version: int | None = None,
+        source: WorkflowSource | None = None,
     ) -> StoredWorkflow | None:
         self.reads += 1
-        found = await super().workflow(tenant, workflow_id, version=version)
+        found = await super().workflow(tenant, workflow_id, version=version, source=source)
         await self.gate.wait()
         await asyncio.sleep(0)
         return found

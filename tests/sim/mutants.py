@@ -8,6 +8,7 @@ server or a port, or by replacing one rule for the length of a day.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.adapters.store.memory.runs import carry_out
+from stanchion.adapters.store.memory.state import Account, MemoryState
 from stanchion.core import lease, rerun
 from stanchion.core.admission import Admitted, Verdict
 from stanchion.core.json_value import JsonValue
@@ -27,7 +29,15 @@ from stanchion.core.lease import (
     LeaseTerms,
     ProceedLocal,
 )
-from stanchion.core.model import Instant, Item, JobId, RunId, TenantId
+from stanchion.core.model import (
+    Instant,
+    Item,
+    JobId,
+    RunId,
+    TenantId,
+    WorkflowId,
+    WorkflowSource,
+)
 from stanchion.core.retry import RetryClass
 from stanchion.core.transition import DispatchJob
 from stanchion.ports.bus import Disposition, Handler, Retry
@@ -145,6 +155,20 @@ class _NoFenceCheck(SimStore):
         if isinstance(answer, Committed) and file is not None:
             file.run = replace(file.run, fence=commit.fence or 0)
         return answer
+
+
+class _SourceForgotten(SimStore):
+    async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+        run = replace(admission.run, workflow_source=WorkflowSource.OWN)
+        return await super().admit(replace(admission, run=run), within_ms=within_ms)
+
+
+def _unpinned(state: MemoryState, account: Account, name: WorkflowId) -> int:
+    config = account.config and replace(account.config, workflows={})
+    return _version_in_force(state, dataclasses.replace(account, config=config), name)
+
+
+_version_in_force: Final = MemoryState.version_in_force
 
 
 class _SlotLater(SimStore):
@@ -399,6 +423,16 @@ ALL: Final = (
         store=_LateAdmits,
     ),
     Mutant(name="slot-freed-later", says="the slot is freed in a second step", store=_SlotLater),
+    Mutant(
+        name="source-not-recorded",
+        says="a run of a shared workflow is stored as one of its tenant's own",
+        store=_SourceForgotten,
+    ),
+    Mutant(
+        name="pin-ignored",
+        says="a tenant runs the newest shared version in place of the one it pins",
+        applied=_patched(MemoryState, "version_in_force", _unpinned),
+    ),
     Mutant(
         name="key-reserved-apart",
         says="key and run are written in two steps",

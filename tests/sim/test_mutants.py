@@ -24,6 +24,8 @@ FOUND_ON = {
     "late-grant": (0, "nothing after its deadline"),
     "late-admit": (0, "nothing after its deadline"),
     "slot-freed-later": (0, "slots equal unfinished runs"),
+    "source-not-recorded": (0, "versions in force"),
+    "pin-ignored": (0, "versions in force"),
     "key-reserved-apart": (0, "one run per key"),
     "cap-read-before": (12, "never above the cap"),
     "ack-before-commit": (0, "no accepted result is lost"),

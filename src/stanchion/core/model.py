@@ -49,12 +49,15 @@ __all__ = [
     "Topic",
     "Wait",
     "WorkflowId",
+    "WorkflowSource",
     "bits_of",
     "job_id",
     "make_run_id",
     "place_of",
     "shard_of_run",
     "shard_of_tenant",
+    "shared_name",
+    "split_name",
 ]
 
 # msgspec resolves annotations at run time, so these stay outside TYPE_CHECKING.
@@ -149,6 +152,31 @@ _STEP_ACTIVE = frozenset({StepStatus.RUNNING, StepStatus.WAITING})
 _STEP_SATISFIES = frozenset({StepStatus.SUCCEEDED, StepStatus.SKIPPED})
 _STEP_FAILURES = frozenset({StepStatus.FAILED, StepStatus.TIMED_OUT})
 _STEP_FINISHED = _STEP_SATISFIES | _STEP_FAILURES | {StepStatus.CANCELLED}
+
+
+class WorkflowSource(StrEnum):
+    """Whose workflow it is."""
+
+    OWN = "own"
+    """One that its tenant stored."""
+    SHARED = "shared"
+    """One for every tenant without an own workflow of that id."""
+
+
+_SHARED: Final = "shared/"
+"""No id of a workflow contains a slash."""
+
+
+def shared_name(workflow_id: WorkflowId) -> WorkflowId:
+    """The name of a shared workflow where both sources are named: ``shared/<id>``."""
+    return WorkflowId(_SHARED + workflow_id)
+
+
+def split_name(name: WorkflowId) -> tuple[WorkflowSource, WorkflowId]:
+    """Source and id of a workflow, from its id or from its ``shared_name``."""
+    if name.startswith(_SHARED):
+        return WorkflowSource.SHARED, WorkflowId(name.removeprefix(_SHARED))
+    return WorkflowSource.OWN, name
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -356,8 +384,10 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     workflow_version: int
     input: JsonObject
     created_at: Instant
+    workflow_source: WorkflowSource = WorkflowSource.OWN
     uses: dict[WorkflowId, int] = {}
-    """The versions of its sub-workflows, fixed when the run starts."""
+    """The versions of its sub-workflows, fixed when the run starts; of shared ones by
+    ``shared_name``."""
     risk: Risk = Risk.STANDARD
     holds_slot: bool = True
     """Whether the run counts against its tenant's cap while it is unfinished."""
@@ -375,6 +405,17 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     stamp: Stamp = Stamp(0, "")
     fence: int = 0
     """The highest fence that has written to this run."""
+
+    @property
+    def workflow_name(self) -> WorkflowId:
+        """The id of its workflow, or the ``shared_name`` of a shared one."""
+        is_shared = self.workflow_source is WorkflowSource.SHARED
+        return shared_name(self.workflow_id) if is_shared else self.workflow_id
+
+    @property
+    def definitions(self) -> dict[WorkflowId, int]:
+        """The versions of its workflow and of its sub-workflows, by name."""
+        return {**self.uses, self.workflow_name: self.workflow_version}
 
     def step(self, step_id: StepId) -> Step:
         """The state of the step; the initial one if it has never changed."""

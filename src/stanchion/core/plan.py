@@ -3,11 +3,14 @@
 ``link`` expands every sub-workflow into namespaced steps (``publish.render``), builds the
 dependency graph in both directions, and compiles every expression once. A run is planned with the
 newest version of each workflow when it starts, and keeps these versions.
+
+Where a tenant's own workflow names another one, that is its own or, if it has none, the shared one.
+The sub-workflows of a shared workflow are shared ones, so one plan of it serves all tenants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -24,7 +27,15 @@ from stanchion.core.expression import (
 )
 from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.lease import LeaseOverride
-from stanchion.core.model import Risk, StepId, StepStatus, WorkflowId
+from stanchion.core.model import (
+    Risk,
+    StepId,
+    StepStatus,
+    WorkflowId,
+    WorkflowSource,
+    shared_name,
+    split_name,
+)
 from stanchion.core.schema import InputSchema, compile_schema
 from stanchion.core.workflow import (
     RUN_TIMEOUT_S_DEFAULT,
@@ -38,7 +49,7 @@ from stanchion.core.workflow import (
     Workflow,
 )
 
-__all__ = ["Body", "Plan", "PlannedStep", "link", "link_known", "subworkflows"]
+__all__ = ["Body", "Plan", "PlannedStep", "child_name", "link", "link_known", "subworkflows"]
 
 _SCOPE = frozenset({"input", "steps"})
 _ITEM_SCOPE = _SCOPE | {"item", "index"}
@@ -102,14 +113,21 @@ class Plan:
     timeout_s: float
 
 
-def link(workflow: Workflow, others: Mapping[WorkflowId, Workflow]) -> Plan | WorkflowFaults:
+def link(
+    workflow: Workflow,
+    others: Mapping[WorkflowId, Workflow],
+    *,
+    source: WorkflowSource = WorkflowSource.OWN,
+) -> Plan | WorkflowFaults:
     """Make a plan, or return all faults that prevent it.
 
     ``workflow`` and ``others`` are parsed, so each is valid by itself. The faults are in their
-    combination: an unknown name, a cycle, too many levels, too many steps.
+    combination: an unknown name, a cycle, too many levels, too many steps. In ``others``, shared
+    workflows have their ``shared_name``.
     """
-    linking = _Linking(others)
-    body = linking.unfold(workflow, parent=None, trail=(workflow.id,))
+    name = workflow.id if source is WorkflowSource.OWN else shared_name(workflow.id)
+    linking = _Linking({**others, name: workflow})
+    body = linking.unfold(workflow, parent=None, trail=(name,))
     if len(linking.steps) > limits.PLAN_STEPS_MAX:
         linking.fault(
             "steps",
@@ -156,6 +174,19 @@ def link_known(
         name: Workflow(id=name, steps={StepId("unknown"): DelaySpec(delay_s=0)}) for name in unknown
     }
     return link(workflow, {**others, **stand_ins}), frozenset(unknown)
+
+
+def child_name(
+    workflow_id: WorkflowId, *, within: WorkflowId, known: Container[WorkflowId]
+) -> WorkflowId:
+    """The name of the workflow that the workflow ``within`` means by an id.
+
+    ``known`` are the names that there are: an own workflow comes before the shared one.
+    """
+    shared = shared_name(workflow_id)
+    if split_name(within)[0] is WorkflowSource.SHARED:
+        return shared
+    return shared if workflow_id not in known and shared in known else workflow_id
 
 
 def subworkflows(workflow: Workflow) -> frozenset[WorkflowId]:
@@ -223,12 +254,14 @@ class _Linking:
         self, planned: PlannedStep, spec: SubworkflowSpec, trail: tuple[WorkflowId, ...]
     ) -> None:
         path = f"steps.{planned.id}.workflow"
-        child = self.others.get(spec.workflow)
-        if spec.workflow in trail:
-            circle = " → ".join((*trail[trail.index(spec.workflow) :], spec.workflow))
+        name = child_name(spec.workflow, within=trail[-1], known=self.others)
+        child = self.others.get(name)
+        if name in trail:
+            circle = " → ".join(split_name(each)[1] for each in (*trail[trail.index(name) :], name))
             self.fault(path, f"workflows contain each other in a circle: {circle}")
         elif child is None:
-            self.fault(path, f"there is no workflow '{spec.workflow}'")
+            kind = "shared workflow" if name != spec.workflow else "workflow"
+            self.fault(path, f"there is no {kind} '{spec.workflow}'")
         elif len(trail) > limits.SUBWORKFLOW_DEPTH_MAX:
             self.fault(
                 path,
@@ -239,7 +272,7 @@ class _Linking:
             body = self.unfold(
                 child,
                 parent=planned.id,
-                trail=(*trail, child.id),
+                trail=(*trail, name),
                 max_deliveries=planned.max_deliveries,
             )
             timeout_s = spec.timeout_s or child.timeout_s

@@ -150,6 +150,7 @@ def rerun(
         tenant=old.tenant,
         workflow_id=old.workflow_id,
         workflow_version=old.workflow_version,
+        workflow_source=old.workflow_source,
         uses=old.uses,
         input=old.input if options.input is None else options.input,
         created_at=now,

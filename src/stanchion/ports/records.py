@@ -23,6 +23,7 @@ from stanchion.core.model import (
     TenantId,
     Topic,
     WorkflowId,
+    WorkflowSource,
 )
 from stanchion.core.transition import TimelineEntry, Transition
 from stanchion.core.workflow import Workflow
@@ -68,6 +69,7 @@ __all__ = [
     "StoredSummary",
     "StoredWorkflow",
     "Tenant",
+    "WorkflowUse",
 ]
 
 _Each = TypeVar("_Each")
@@ -103,9 +105,11 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     fingerprint: str = ""
     definitions: dict[WorkflowId, int] = {}
-    """The newest versions of the workflow and its sub-workflows, as the caller read them.
+    """The workflow and its sub-workflows with the versions in force, as the caller read them.
 
-    Empty for a rerun or a single job, which need not use the newest versions.
+    An id stands for the tenant's own workflow, with version 0 if the tenant must have none; a
+    ``shared_name`` stands for the shared one, pinned or newest. Empty for a rerun or a single job,
+    which need not use the newest versions.
     """
     is_rate_limited: bool = False
     """Whether it counts against the job rate of the tenant."""
@@ -337,11 +341,26 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredWorkflow(msgspec.Struct, frozen=True):
-    """One version of a tenant's workflow."""
+    """One version of a workflow."""
 
     workflow: Workflow
     version: int
     created_at: Instant
+    source: WorkflowSource = WorkflowSource.OWN
+    is_pinned: bool = False
+    """Whether the tenant's configuration pins this shared workflow."""
+
+
+class WorkflowUse(msgspec.Struct, frozen=True):
+    """What a tenant runs under the id of a shared workflow."""
+
+    tenant: TenantId
+    source: WorkflowSource
+    version: int
+    """The version in force."""
+    pin: int | None
+    active: int
+    """The unfinished runs of the shared workflow, in any version."""
 
 
 CAP_MAX: Final = 2**31 - 1
@@ -357,6 +376,8 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
     job_rate_per_s: float | None = None
     """``None``: no limit."""
     admission: JsonObject | None = None
+    workflows: dict[WorkflowId, int] = {}
+    """Versions of shared workflows that the tenant runs in place of the newest."""
 
     def __post_init__(self) -> None:
         """Check the ranges that every store supports. Raises ``ValueError``."""

@@ -36,6 +36,7 @@ from stanchion.core.model import (
     TenantId,
     Topic,
     WorkflowId,
+    WorkflowSource,
 )
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.workflow import Workflow
@@ -65,6 +66,7 @@ from stanchion.ports.records import (
     StoredSummaries,
     StoredWorkflow,
     Tenant,
+    WorkflowUse,
 )
 
 __all__ = [
@@ -263,7 +265,11 @@ class Outbox(Protocol):
 
 
 class Definitions(Protocol):
-    """Workflows, by version."""
+    """Workflows, by version: those of each tenant, and shared ones.
+
+    A shared workflow is in force for every tenant without an own workflow of its id, in the version
+    that the tenant's configuration pins, or else in the newest.
+    """
 
     async def put_workflow(self, tenant: TenantId, workflow: Workflow) -> int:
         """Store a workflow; returns its version. An unchanged workflow keeps its version.
@@ -271,15 +277,50 @@ class Definitions(Protocol):
         The order of its steps counts: it decides which failure becomes the error of a run.
         """
 
+    async def put_shared_workflow(self, workflow: Workflow) -> int:
+        """Store a shared workflow; returns its version. An unchanged workflow keeps its version.
+
+        Every admission after the return compares with this version or a later one. If the call
+        fails, some tenants may have the version and some not, until it is repeated.
+        """
+
     async def workflow(
-        self, tenant: TenantId, workflow_id: WorkflowId, *, version: int | None = None
+        self,
+        tenant: TenantId,
+        workflow_id: WorkflowId,
+        *,
+        version: int | None = None,
+        source: WorkflowSource | None = None,
     ) -> StoredWorkflow | None:
-        """One version of a workflow, by default the newest; ``None`` if there is none."""
+        """A workflow as the tenant runs it; ``None`` if there is none.
+
+        The tenant's own one, or else the shared one; ``source`` restricts it to one of them. The
+        version in force, or the given one.
+        """
+
+    async def shared_workflow(
+        self, workflow_id: WorkflowId, *, version: int | None = None
+    ) -> StoredWorkflow | None:
+        """One version of a shared workflow, by default the newest; ``None`` if there is none."""
 
     async def list_workflows(
         self, tenant: TenantId, *, cursor: str | None = None, limit: int = 100
     ) -> Page[StoredWorkflow]:
-        """The newest version of each workflow, sorted by id."""
+        """The workflows of a tenant, own and shared, in the versions in force, sorted by id."""
+
+    async def list_shared_workflows(
+        self, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[StoredWorkflow]:
+        """The newest version of each shared workflow, sorted by id."""
+
+    async def list_workflow_uses(
+        self, workflow_id: WorkflowId, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[WorkflowUse]:
+        """What each tenant runs under the id of a shared workflow, sorted by tenant.
+
+        Listed are tenants with a configuration, a workflow, or a run that took a slot, now or
+        earlier.
+        """
 
 
 class Tenants(Protocol):

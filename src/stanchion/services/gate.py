@@ -370,13 +370,13 @@ class Gate:
         holds_slot: bool = True,
         labels: dict[str, str] | None = None,
     ) -> Run:
-        own = linked.plan.workflow_id
         return Run(
             id=self._new_id(tenant),
             tenant=tenant,
-            workflow_id=own,
+            workflow_id=linked.plan.workflow_id,
             workflow_version=linked.version,
-            uses={each: version for each, version in linked.definitions.items() if each != own},
+            workflow_source=linked.source,
+            uses=linked.uses,
             input=given,
             created_at=self._context.clock.now(),
             risk=linked.plan.risk,

@@ -1,8 +1,8 @@
 """Plans: links workflows into plans, and caches the plans.
 
 A version of a workflow never changes, so a plan is cached by versions and shared by all runs that
-began with them. The newest version does change: the cached one may be old, and then the store
-refuses the start (``StaleDefinition``).
+began with them; a plan of shared workflows by all tenants. The version in force does change: the
+cached one may be old, and then the store refuses the start (``StaleDefinition``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from typing import Final, TypeAlias, TypeVar
 import msgspec
 
 from stanchion.core.faults import WorkflowFaults
-from stanchion.core.model import Run, StepId, TenantId, Topic, WorkflowId
+from stanchion.core.model import (
+    Run,
+    StepId,
+    TenantId,
+    Topic,
+    WorkflowId,
+    WorkflowSource,
+    shared_name,
+    split_name,
+)
 from stanchion.core.plan import Plan, link, subworkflows
 from stanchion.core.workflow import JobSpec, Workflow
 from stanchion.ports.store import Definitions
@@ -44,7 +53,7 @@ _JOB_PREFIX: Final = "job/"
 """No workflow of a tenant can have such an id: a slash is not allowed in workflow ids."""
 
 Linker: TypeAlias = Callable[
-    [Workflow, Mapping[WorkflowId, Workflow]], Awaitable[Plan | WorkflowFaults]
+    [Workflow, Mapping[WorkflowId, Workflow], WorkflowSource], Awaitable[Plan | WorkflowFaults]
 ]
 
 
@@ -54,7 +63,10 @@ class Linked(msgspec.Struct, frozen=True):
     plan: Plan
     version: int
     definitions: dict[WorkflowId, int]
-    """Versions of the workflow and of all workflows it contains."""
+    """Versions of the workflow and of all workflows it contains, as in ``Admission``."""
+    source: WorkflowSource = WorkflowSource.OWN
+    uses: dict[WorkflowId, int] = {}
+    """Versions of the workflows it contains, as in ``Run``."""
 
 
 class UnknownWorkflow(msgspec.Struct, frozen=True):
@@ -76,10 +88,10 @@ def is_single_job(run: Run) -> bool:
 
 
 async def link_here(
-    workflow: Workflow, others: Mapping[WorkflowId, Workflow]
+    workflow: Workflow, others: Mapping[WorkflowId, Workflow], source: WorkflowSource
 ) -> Plan | WorkflowFaults:
     """Link in the current thread."""
-    return link(workflow, others)
+    return link(workflow, others, source=source)
 
 
 class Plans:
@@ -126,15 +138,17 @@ class Plans:
 
     async def _read_newest(self, tenant: TenantId, workflow_id: WorkflowId) -> _Newest:
         key = (tenant, workflow_id)
-        found = await self._gather(tenant, workflow_id, {})
-        if workflow_id not in found:
+        found, definitions = await self._gather(tenant, workflow_id)
+        name = workflow_id if workflow_id in found else shared_name(workflow_id)
+        if name not in found:
             self._newest.pop(key, None)
             return UnknownWorkflow(workflow_id)
-        definitions = {each: version for each, (_, version) in found.items()}
-        plan = await self._plan(tenant, workflow_id, definitions, found)
+        versions = {each: definitions[each] for each in found}
+        plan = await self._plan(tenant, name, versions, found)
         if isinstance(plan, WorkflowFaults):
             return plan
-        linked = Linked(plan, definitions[workflow_id], definitions)
+        uses = {each: version for each, version in versions.items() if each != name}
+        linked = Linked(plan, versions[name], definitions, split_name(name)[0], uses)
         _keep(self._newest, key, linked)
         return linked
 
@@ -148,12 +162,19 @@ class Plans:
         """The plan that the run began with. Raises ``DefinitionMissing`` and ``BackendError``."""
         if is_single_job(run):
             return self.of_job(Topic(run.workflow_id.removeprefix(_JOB_PREFIX))).plan
-        versions = {**run.uses, run.workflow_id: run.workflow_version}
-        known = self._by_version.get(_version_key(run.tenant, run.workflow_id, versions))
+        name, versions = run.workflow_name, run.definitions
+        known = self._by_version.get(_version_key(run.tenant, name, versions))
         if known is not None:
             return known
-        found = await self._gather(run.tenant, run.workflow_id, versions)
-        plan = await self._plan(run.tenant, run.workflow_id, versions, found)
+        found: dict[WorkflowId, Workflow] = {}
+        for each, version in versions.items():
+            source, workflow_id = split_name(each)
+            stored = await self._definitions.workflow(
+                run.tenant, workflow_id, version=version, source=source
+            )
+            if stored is not None:
+                found[each] = stored.workflow
+        plan = await self._plan(run.tenant, name, versions, found)
         if isinstance(plan, WorkflowFaults):
             raise DefinitionMissing(f"run '{run.id}' cannot be linked any more: {plan.faults[0]}")
         return plan
@@ -173,27 +194,28 @@ class Plans:
     async def _plan(
         self,
         tenant: TenantId,
-        workflow_id: WorkflowId,
+        name: WorkflowId,
         versions: Mapping[WorkflowId, int],
-        found: Mapping[WorkflowId, tuple[Workflow, int]],
+        found: Mapping[WorkflowId, Workflow],
     ) -> Plan | WorkflowFaults:
-        key = _version_key(tenant, workflow_id, versions)
+        key = _version_key(tenant, name, versions)
         known = self._by_version.get(key)
         if known is not None:
             return known
-        if workflow_id not in found:
+        source, workflow_id = split_name(name)
+        if name not in found:
             raise DefinitionMissing(f"workflow '{workflow_id}' is not in the store any more")
-        workflows = {each: found[each][0] for each in sorted(found)}
+        workflows = {each: found[each] for each in sorted(found)}
         # Tenants with equal workflows share one plan: a plan does not name its tenant.
-        content = _content(workflow_id, workflows)
+        content = _content(name, workflows)
         plan = self._by_content.get(content)
         if plan is None:
-            workflow = workflows[workflow_id]
+            workflow = workflows[name]
             if self._executor is None:
-                linked = await self._link(workflow, workflows)
+                linked = await self._link(workflow, workflows, source)
             else:
                 linked = await self._executor.run(
-                    tenant, lambda: link(workflow, workflows), may_refuse=False
+                    tenant, lambda: link(workflow, workflows, source=source), may_refuse=False
                 )
             if isinstance(linked, WorkflowFaults):
                 return linked
@@ -203,32 +225,41 @@ class Plans:
         return plan
 
     async def _gather(
-        self, tenant: TenantId, workflow_id: WorkflowId, versions: Mapping[WorkflowId, int]
-    ) -> dict[WorkflowId, tuple[Workflow, int]]:
-        """Read the workflow and all it contains: the given versions, or else the newest."""
-        found: dict[WorkflowId, tuple[Workflow, int]] = {}
+        self, tenant: TenantId, workflow_id: WorkflowId
+    ) -> tuple[dict[WorkflowId, Workflow], dict[WorkflowId, int]]:
+        """Read the workflow in force and all it contains, and what an admission must compare."""
+        found: dict[WorkflowId, Workflow] = {}
+        definitions: dict[WorkflowId, int] = {}
         asked: set[WorkflowId] = set()
         wanted = {workflow_id}
         while wanted and len(found) < DEFINITIONS_MAX:
             named: set[WorkflowId] = set()
             asked |= wanted
             for each in sorted(wanted):
-                stored = await self._definitions.workflow(tenant, each, version=versions.get(each))
-                if stored is not None:
-                    found[each] = (stored.workflow, stored.version)
-                    named |= subworkflows(stored.workflow)
+                # Below a shared workflow all are shared; elsewhere an own one comes first.
+                source, own_id = split_name(each)
+                only = source if source is WorkflowSource.SHARED else None
+                stored = await self._definitions.workflow(tenant, own_id, source=only)
+                if stored is None:
+                    continue
+                is_shared = stored.source is WorkflowSource.SHARED
+                if is_shared and only is None:
+                    definitions[own_id] = 0
+                name = shared_name(own_id) if is_shared else own_id
+                found[name], definitions[name] = stored.workflow, stored.version
+                inner = subworkflows(stored.workflow)
+                named |= {shared_name(sub) for sub in inner} if is_shared else inner
             wanted = named - asked
-        return found
+        return found, definitions
 
 
-def _version_key(
-    tenant: TenantId, workflow_id: WorkflowId, versions: Mapping[WorkflowId, int]
-) -> object:
-    return tenant, workflow_id, frozenset(versions.items())
+def _version_key(tenant: TenantId, name: WorkflowId, versions: Mapping[WorkflowId, int]) -> object:
+    owner = None if split_name(name)[0] is WorkflowSource.SHARED else tenant
+    return owner, name, frozenset(versions.items())
 
 
-def _content(workflow_id: WorkflowId, workflows: Mapping[WorkflowId, Workflow]) -> bytes:
-    text = msgspec.json.encode((workflow_id, list(workflows.values())))
+def _content(name: WorkflowId, workflows: Mapping[WorkflowId, Workflow]) -> bytes:
+    text = msgspec.json.encode((name, workflows))
     return hashlib.sha256(text).digest()
 
 

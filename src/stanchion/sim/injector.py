@@ -356,8 +356,13 @@ class FaultInjector:
 
         async def put() -> None:
             with suppress(BackendError):
-                store = replica.services.store
-                await store.put_workflow(TenantId("acme"), changed(workflow, 1 + fault.target))
+                store, version = replica.services.store, changed(workflow, 1 + fault.target)
+                if fault.target % 3 == 0:
+                    await store.put_shared_workflow(version)
+                else:
+                    # From now on, what globex started from the shared workflow has an own twin.
+                    tenant = "acme" if fault.target % 3 == 1 else "globex"
+                    await store.put_workflow(TenantId(tenant), version)
 
         replica.process.begin(put())
         return _nothing

@@ -22,6 +22,8 @@ from stanchion.core.model import (
     Step,
     StepId,
     StepStatus,
+    WorkflowSource,
+    split_name,
 )
 from stanchion.core.plan import Plan
 from stanchion.core.retry import (
@@ -63,6 +65,7 @@ __all__ = [
     "timers_in_bounds",
     "told_stays_true",
     "unleased_only_by_policy",
+    "versions_in_force",
 ]
 
 _MS: int = 1_000
@@ -117,6 +120,23 @@ def reused_is_what_it_was(new: RunFile, old: RunFile, steps: Collection[StepId])
             counts = new.run.step(key.step_id).items
             if counts is not None and counts.reused:
                 yield f"run {new.run.id}: item {key} had succeeded, and runs again"
+
+
+def versions_in_force(state: MemoryState, run: Run) -> Iterator[str]:
+    """A start takes the tenant's own workflow, or else the shared one: the pinned or newest."""
+    account = state.peek(run.tenant)
+    pins = {} if account.config is None else account.config.workflows
+    has_own = bool(account.workflows.get(run.workflow_id))
+    if has_own != (run.workflow_source is WorkflowSource.OWN):
+        yield f"run {run.id} began with the {run.workflow_source} '{run.workflow_id}'"
+    for name, version in run.definitions.items():
+        source, workflow_id = split_name(name)
+        if source is WorkflowSource.OWN:
+            wanted = len(account.workflows.get(workflow_id, ()))
+        else:
+            wanted = pins.get(workflow_id, len(state.shared.get(workflow_id, ())))
+        if version != wanted:
+            yield f"run {run.id} began with version {version} of {name}, in force was {wanted}"
 
 
 # ── Commits ──────────────────────────────────────────────────────────────────────────────────────

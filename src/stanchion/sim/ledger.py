@@ -211,6 +211,8 @@ class Ledger:
         )
         state = self.store.real.state
         self.runs[run.id] = state.runs[run.id].run
+        if admission.definitions:
+            check("versions in force", must.versions_in_force(state, self.runs[run.id]))
         if run.holds_slot and not run.status.is_finished:
             self.unfinished[run.tenant] += 1
         if admission.key is not None:

@@ -16,7 +16,7 @@ import msgspec
 from stanchion.adapters.bus.local import LocalBus
 from stanchion.adapters.store.memory.state import MemoryState
 from stanchion.core.faults import WorkflowFaults
-from stanchion.core.model import Run, WorkflowId
+from stanchion.core.model import Run, WorkflowId, WorkflowSource, split_name
 from stanchion.core.plan import Plan, link
 from stanchion.core.workflow import Workflow
 from stanchion.gateway import make_app
@@ -250,28 +250,34 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 
 async def linked_once(
-    workflow: Workflow, others: Mapping[WorkflowId, Workflow]
+    workflow: Workflow, others: Mapping[WorkflowId, Workflow], source: WorkflowSource
 ) -> Plan | WorkflowFaults:
     """The plan of a workflow and its sub-workflows, cached."""
-    return _linked(workflow, others)
+    return _linked(workflow, others, source)
 
 
 def plan_of(state: MemoryState, run: Run) -> Plan | None:
     """The plan of a run; ``None`` if the store does not have its workflows."""
     if run.workflow_id.startswith("job/"):
         return None
-    versions = {**run.uses, run.workflow_id: run.workflow_version}
-    workflows = state.peek(run.tenant).workflows
+    own = state.peek(run.tenant).workflows
+    found: dict[WorkflowId, Workflow] = {}
     try:
-        found = {each: workflows[each][number - 1].workflow for each, number in versions.items()}
+        for name, number in run.definitions.items():
+            source, workflow_id = split_name(name)
+            versions = own if source is WorkflowSource.OWN else state.shared
+            found[name] = versions[workflow_id][number - 1].workflow
     except (KeyError, IndexError):
         return None  # Lost in a failover.
-    plan = _linked(found[run.workflow_id], found)
+    plan = _linked(found[run.workflow_name], found, run.workflow_source)
     return plan if isinstance(plan, Plan) else None
 
 
-def _linked(workflow: Workflow, others: Mapping[WorkflowId, Workflow]) -> Plan | WorkflowFaults:
-    key = (_ENCODE(workflow), *(_ENCODE(others[each]) for each in sorted(others)))
+def _linked(
+    workflow: Workflow, others: Mapping[WorkflowId, Workflow], source: WorkflowSource
+) -> Plan | WorkflowFaults:
+    # The names belong to the key: the same workflow may be one's own and shared.
+    key = (_ENCODE(workflow), source.encode(), *map(_ENCODE, sorted(others.items())))
     if key not in _LINKED:
-        _LINKED[key] = link(workflow, others)
+        _LINKED[key] = link(workflow, others, source=source)
     return _LINKED[key]

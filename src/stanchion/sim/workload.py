@@ -42,9 +42,11 @@ from stanchion.transport.messages import HttpReply, NoReply, Request
 from stanchion.wire.worker import ResultsAnswer, ResultsRequest
 from stanchion.worker import FinalError, Job, JobFailed, Worker
 
-__all__ = ["CAPS", "WORKFLOWS", "Callers", "Hands", "changed"]
+__all__ = ["CAPS", "PINS", "WORKFLOWS", "Callers", "Hands", "changed"]
 
 CAPS: Final = {"acme": 3, "globex": 2, "quiet": 50}
+PINS: Final = {"globex": {WorkflowId("three"): 1, WorkflowId("nested"): 1}}
+"""The shared workflows that tenants pin. At first, only acme has workflows of its own."""
 BUDGETS: Final = {
     RetryClass.QUOTA: Budget(tokens_max=4, refill_per_s=0.3),
     RetryClass.UNAVAILABLE: Budget(tokens_max=6, refill_per_s=0.5),
@@ -150,7 +152,7 @@ WORKFLOWS: Final = (
 
 def changed(workflow: Workflow, number: int) -> Workflow:
     """Another version of the workflow."""
-    return msgspec.structs.replace(workflow, timeout_s=900.0 + number)
+    return msgspec.structs.replace(workflow, timeout_s=901.0 + number)
 
 
 # ── Workers ──────────────────────────────────────────────────────────────────────────────────────

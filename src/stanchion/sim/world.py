@@ -34,7 +34,7 @@ from stanchion.sim.network import BAD_WEATHER, CLEAR, HttpServer, Network
 from stanchion.sim.replica import NO_MUTANT, Mutant, Replica, SimContext, linked_once, plan_of
 from stanchion.sim.scenario import Ask, Scenario, Then
 from stanchion.sim.servers import LockServer, StoreServer, at_once
-from stanchion.sim.workload import CAPS, WORKFLOWS, Callers, Hands
+from stanchion.sim.workload import CAPS, PINS, WORKFLOWS, Callers, Hands, changed
 
 __all__ = ["Verdict", "World", "play"]
 
@@ -209,10 +209,16 @@ class World:
 
     def _found(self) -> None:
         for tenant, cap in CAPS.items():
-            config = Tenant(max_concurrent_runs=cap * self.scenario.profile.cap_factor)
+            config = Tenant(
+                max_concurrent_runs=cap * self.scenario.profile.cap_factor,
+                workflows=PINS.get(tenant, {}),
+            )
             at_once(self.store.real.put_tenant(TenantId(tenant), config))
-            for workflow in WORKFLOWS:
-                at_once(self.store.real.put_workflow(TenantId(tenant), workflow))
+        for workflow in WORKFLOWS:
+            # Of two shared versions, tenants may pin the older one.
+            for version in (workflow, changed(workflow, 0)):
+                at_once(self.store.real.put_shared_workflow(version))
+            at_once(self.store.real.put_workflow(TenantId("acme"), workflow))
         for number in range(self.scenario.replicas):
             self.add_replica(number)
         for number in range(self.scenario.workers):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
-from stanchion.adapters.store.memory.state import MemoryPart
+from stanchion.adapters.store.memory.state import Account, MemoryPart
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Instant, TenantId, WorkflowId
+from stanchion.core.model import Instant, TenantId, WorkflowId, WorkflowSource, shared_name
 from stanchion.core.workflow import Workflow
-from stanchion.ports.records import Document, Page, StoredSummaries, StoredWorkflow, Tenant
+from stanchion.ports.records import (
+    Document,
+    Page,
+    StoredSummaries,
+    StoredWorkflow,
+    Tenant,
+    WorkflowUse,
+)
 
 __all__ = ["MemoryDefinitions", "MemoryDocuments", "MemoryReplicas", "MemoryTenants"]
 
@@ -25,30 +33,98 @@ class MemoryDefinitions(MemoryPart):
     """See ``ports.store.Definitions``."""
 
     async def put_workflow(self, tenant: TenantId, workflow: Workflow) -> int:
-        versions = self._state.account(tenant).workflows.setdefault(workflow.id, [])
-        # Compared as JSON: the order of steps decides which failure becomes the error of a run.
-        text = msgspec.json.encode(workflow)
-        if not versions or msgspec.json.encode(versions[-1].workflow) != text:
-            stored = StoredWorkflow(workflow, len(versions) + 1, self._state.now())
-            versions.append(stored)
-        return len(versions)
+        return self._add(self._state.account(tenant).workflows, workflow, WorkflowSource.OWN)
+
+    async def put_shared_workflow(self, workflow: Workflow) -> int:
+        return self._add(self._state.shared, workflow, WorkflowSource.SHARED)
 
     async def workflow(
-        self, tenant: TenantId, workflow_id: WorkflowId, *, version: int | None = None
+        self,
+        tenant: TenantId,
+        workflow_id: WorkflowId,
+        *,
+        version: int | None = None,
+        source: WorkflowSource | None = None,
     ) -> StoredWorkflow | None:
-        versions = self._state.peek(tenant).workflows.get(workflow_id, [])
-        wanted = len(versions) if version is None else version
-        return versions[wanted - 1] if 1 <= wanted <= len(versions) else None
+        account = self._state.peek(tenant)
+        own = account.workflows.get(workflow_id, [])
+        if source is WorkflowSource.OWN or (own and source is None):
+            return _version(own, version)
+        wanted = version
+        if wanted is None:
+            wanted = self._state.version_in_force(account, shared_name(workflow_id))
+        found = _version(self._state.shared.get(workflow_id, []), wanted)
+        is_pinned = account.config is not None and workflow_id in account.config.workflows
+        return None if found is None else replace(found, is_pinned=is_pinned)
+
+    async def shared_workflow(
+        self, workflow_id: WorkflowId, *, version: int | None = None
+    ) -> StoredWorkflow | None:
+        return _version(self._state.shared.get(workflow_id, []), version)
 
     async def list_workflows(
         self, tenant: TenantId, *, cursor: str | None = None, limit: int = 100
     ) -> Page[StoredWorkflow]:
-        newest = {
-            workflow_id: versions[-1]
-            for workflow_id, versions in self._state.peek(tenant).workflows.items()
-        }
-        page = _by_name("workflows", newest.items(), cursor, limit)
+        names = {*self._state.peek(tenant).workflows, *self._state.shared}
+        in_force = [(name, await self.workflow(tenant, name)) for name in names]
+        page = _by_name("workflows", in_force, cursor, limit)
+        return Page(tuple(each for _, each in page.items if each is not None), page.cursor)
+
+    async def list_shared_workflows(
+        self, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[StoredWorkflow]:
+        newest = {name: versions[-1] for name, versions in self._state.shared.items()}
+        page = _by_name("shared_workflows", newest.items(), cursor, limit)
         return Page(tuple(stored for _, stored in page.items), page.cursor)
+
+    async def list_workflow_uses(
+        self, workflow_id: WorkflowId, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[WorkflowUse]:
+        known = (
+            (tenant, account)
+            for tenant, account in self._state.accounts.items()
+            if account.config is not None or account.had_slot or account.workflows
+        )
+        page = _by_name("workflow_uses", known, cursor, limit)
+        return Page(
+            tuple(self._use(tenant, account, workflow_id) for tenant, account in page.items),
+            page.cursor,
+        )
+
+    def _use(self, tenant: TenantId, account: Account, workflow_id: WorkflowId) -> WorkflowUse:
+        own = self._state.version_in_force(account, workflow_id)
+        files = (self._state.runs[run_id] for _, run_id in account.runs)
+        return WorkflowUse(
+            tenant=tenant,
+            source=WorkflowSource.OWN if own else WorkflowSource.SHARED,
+            version=own or self._state.version_in_force(account, shared_name(workflow_id)),
+            pin=None if account.config is None else account.config.workflows.get(workflow_id),
+            active=sum(
+                file.run.workflow_id == workflow_id
+                and file.run.workflow_source is WorkflowSource.SHARED
+                and not file.run.status.is_finished
+                for file in files
+            ),
+        )
+
+    def _add(
+        self,
+        workflows: dict[WorkflowId, list[StoredWorkflow]],
+        workflow: Workflow,
+        source: WorkflowSource,
+    ) -> int:
+        versions = workflows.setdefault(workflow.id, [])
+        # Compared as JSON: the order of steps decides which failure becomes the error of a run.
+        text = msgspec.json.encode(workflow)
+        if not versions or msgspec.json.encode(versions[-1].workflow) != text:
+            number = len(versions) + 1
+            versions.append(StoredWorkflow(workflow, number, self._state.now(), source))
+        return len(versions)
+
+
+def _version(versions: Sequence[StoredWorkflow], version: int | None) -> StoredWorkflow | None:
+    wanted = len(versions) if version is None else version
+    return versions[wanted - 1] if 1 <= wanted <= len(versions) else None
 
 
 class MemoryTenants(MemoryPart):

@@ -219,8 +219,8 @@ class MemoryRuns(MemoryPart):
             key=_key_record(account, admission.key, now),
             fingerprint=admission.fingerprint,
             definition_is_current=all(
-                len(account.workflows.get(workflow_id, ())) == version
-                for workflow_id, version in admission.definitions.items()
+                self._state.version_in_force(account, name) == version
+                for name, version in admission.definitions.items()
             ),
             takes_slot=run.holds_slot,
             limit=config.max_concurrent_runs,
@@ -236,6 +236,7 @@ class MemoryRuns(MemoryPart):
         if run.holds_slot:
             account.holders.add(run.id)
             account.active += 1
+            account.had_slot = True
         if admission.key is not None:
             account.keys[admission.key] = Key(KeyRecord(admission.fingerprint, run.id))
         if facts.rate is not None:

@@ -33,6 +33,8 @@ from stanchion.core.model import (
     TenantId,
     Topic,
     WorkflowId,
+    WorkflowSource,
+    split_name,
 )
 from stanchion.core.transition import TimelineEntry
 from stanchion.ports.clock import Clock
@@ -106,6 +108,8 @@ class Account:
     """The data of a tenant."""
 
     config: Tenant | None = None
+    had_slot: bool = False
+    """Whether a run of the tenant ever took a slot."""
     active: int = 0
     """The count of slots, which admission compares with the limit."""
     holders: set[RunId] = field(default_factory=set)
@@ -143,6 +147,8 @@ class MemoryState:
         self.letter_order = count()
         self.documents: dict[str, dict[str, Document]] = {}
         self.summaries = SummaryBoard()
+        self.shared: dict[WorkflowId, list[StoredWorkflow]] = {}
+        """The versions of shared workflows."""
         self.audited: TenantId | None = None
         """Where the last audit stopped."""
 
@@ -159,6 +165,14 @@ class MemoryState:
     def peek(self, tenant: TenantId) -> Account:
         """The account of the tenant, for reading: an empty one if there is none."""
         return self.accounts.get(tenant) or Account()
+
+    def version_in_force(self, account: Account, name: WorkflowId) -> int:
+        """The version that the tenant runs, of its own workflow or of a shared one; 0 for none."""
+        source, workflow_id = split_name(name)
+        if source is WorkflowSource.OWN:
+            return len(account.workflows.get(workflow_id, ()))
+        pins = {} if account.config is None else account.config.workflows
+        return pins.get(workflow_id) or len(self.shared.get(workflow_id, ()))
 
     def deliver(self, file: RunFile, entry_id: str, event: Event, due: Instant) -> bool:
         """Post an event to an inbox and update the outbox row; ``False`` if it is there already."""

@@ -3,11 +3,13 @@
 -- KEYS   ready ring turns counters open deadlines timers outbox rows
 -- KEYS   approvals asked asked_of
 -- KEYS   active unfinished known finished keys aging configs rates
--- KEYS   runs feed versions
+-- KEYS   runs feed versions shared_versions shared_runs
 -- ARGV   1  the admission, a MessagePack map: see part run, and
 --             not_after                 in this server's milliseconds
 --             key, fingerprint          the idempotency key with its tenant, or false
---             definitions               workflow id, version, …
+--             definitions               own workflow id, version or 0 for none, …
+--             shared                    the same of shared workflows, or false
+--             shared_run                its member of shared_runs, or false
 --             takes_slot, is_limited    whether it counts against the cap, against the job rate
 --             limit, rate               defaults for a tenant without configuration, or false
 --             created                   the run's position in its tenant's list
@@ -44,11 +46,20 @@ for i = 1, #ask.definitions, 2 do
     return {'stale_definition'}
   end
 end
-local limit, rate = ask.limit, ask.rate
+local limit, rate, pins = ask.limit, ask.rate, nil
 local config = redis.call('HGET', key.configs, ask.tenant)
 if config then
   config = cmsgpack.unpack(config)
-  limit, rate = config[1], config[2]
+  limit, rate, pins = config[1], config[2], config[4]
+end
+if ask.shared then
+  for i = 1, #ask.shared, 2 do
+    local id = ask.shared[i]
+    local version = pins and pins[id] or redis.call('HGET', key.shared_versions, id) or '0'
+    if tonumber(version) ~= ask.shared[i + 1] then
+      return {'stale_definition'}
+    end
+  end
 end
 if ask.takes_slot and limit then
   local active = tonumber(redis.call('HGET', key.active, ask.tenant) or '0')
@@ -82,6 +93,9 @@ if ask.key then
   redis.call('ZREM', key.aging, ask.key)
 end
 redis.call('ZADD', key.runs, 0, ask.created)
+if ask.shared_run then
+  redis.call('ZADD', key.shared_runs, 0, ask.shared_run)
+end
 become(ask, stamped(ask.version, ask.fence, ask.nonce), true)
 
 if ask.key then

@@ -2,7 +2,7 @@
 -- KEYS   run items out jobs inbox timeline
 -- KEYS   ready ring turns counters open deadlines timers outbox rows
 -- KEYS   approvals asked asked_of
--- KEYS   active unfinished finished keys aging
+-- KEYS   active unfinished finished keys aging shared_runs
 -- KEYS   feed
 -- ARGV   1  the commit, a MessagePack map: see part run, and
 --             read_version, read_nonce  the stamp that the writer read

@@ -30,6 +30,7 @@ from stanchion.core.model import (
     Step,
     StepId,
     WorkflowId,
+    WorkflowSource,
 )
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.workflow import Workflow
@@ -343,11 +344,12 @@ class _Version(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredTenant(msgspec.Struct, frozen=True, array_like=True):
-    """The configuration of a tenant, preceded by the two numbers that ``admit.lua`` compares."""
+    """The configuration of a tenant, with the members that scripts read apart from it."""
 
     limit: int | bool
     rate: float | bool
     tenant: str
+    pins: dict[WorkflowId, int] = {}
 
 
 _version_decoder = msgspec.msgpack.Decoder(_Version)
@@ -357,10 +359,13 @@ _tenant_decoder = msgspec.json.Decoder(Tenant)
 
 
 @checked
-def read_workflow(packed: bytes, version: int) -> StoredWorkflow:
+def read_workflow(
+    packed: bytes, version: int, source: WorkflowSource, *, is_pinned: bool = False
+) -> StoredWorkflow:
     """Decode one version of a workflow."""
     frame = _version_decoder.decode(packed)
-    return StoredWorkflow(_workflow_decoder.decode(frame.workflow), version, frame.created_at)
+    workflow = _workflow_decoder.decode(frame.workflow)
+    return StoredWorkflow(workflow, version, frame.created_at, source, is_pinned)
 
 
 class _Document(msgspec.Struct, frozen=True, array_like=True):

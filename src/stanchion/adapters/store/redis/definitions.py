@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -13,8 +14,15 @@ from stanchion.adapters.redis.node import pack
 from stanchion.adapters.store.redis import decode, encode
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Instant, TenantId, WorkflowId, shard_of_tenant
+from stanchion.core.model import (
+    Instant,
+    TenantId,
+    WorkflowId,
+    WorkflowSource,
+    shard_of_tenant,
+)
 from stanchion.core.workflow import Workflow
+from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.records import (
     Document,
     Page,
@@ -22,6 +30,7 @@ from stanchion.ports.records import (
     StoredSummary,
     StoredWorkflow,
     Tenant,
+    WorkflowUse,
 )
 
 __all__ = [
@@ -32,41 +41,133 @@ __all__ = [
     "page_of_names",
 ]
 
+_SHARED: Final = ("shared_versions", "shared_workflows", "shared_names")
+_SHARE_TRIES_MAX: Final = 3
+"""More than one try is needed only after a failover that lost writes."""
+
 
 class RedisDefinitions(Sharded):
     """See ``ports.store.Definitions``."""
 
     async def put_workflow(self, tenant: TenantId, workflow: Workflow) -> int:
-        words = (workflow.id, encode.to_json(workflow))
+        words = (workflow.id, encode.to_json(workflow), tenant)
         shard = shard_of_tenant(tenant)
         step = self._shards.step("put_workflow", shard, *words, tenant=tenant)
         version: int = await self._shards.ask(step)
         return version
 
+    async def put_shared_workflow(self, workflow: Workflow) -> int:
+        shards, deadline = self._shards, self._shards.client.deadline()
+        newest = await shards.read_all("HGET", "shared_versions", workflow.id, deadline=deadline)
+        highest = max(int(each or 0) for each in newest)
+        keys, text = shards.keys, encode.to_json(workflow)
+        for _ in range(_SHARE_TRIES_MAX):
+            words = (workflow.id, text, highest)
+            step = shards.step_at("put_shared", keys.common_slot, keys.shared_workflows(), *words)
+            version, packed = await shards.ask(step, deadline)
+            # Raises if one shard does not answer: then the caller repeats the call.
+            added = await shards.ask_all(
+                shards.steps_on_all("share", _SHARED, workflow.id, version, packed), deadline
+            )
+            if all(each for answer in added for each in answer):
+                return int(version)
+            highest = version + 1
+        raise BackendCorrupt(f"shared workflow '{workflow.id}': no version is free in all shards")
+
     async def workflow(
-        self, tenant: TenantId, workflow_id: WorkflowId, *, version: int | None = None
+        self,
+        tenant: TenantId,
+        workflow_id: WorkflowId,
+        *,
+        version: int | None = None,
+        source: WorkflowSource | None = None,
     ) -> StoredWorkflow | None:
         found = await self._versions(
-            tenant, [(workflow_id, version)], self._shards.client.deadline()
+            tenant, [(workflow_id, version, source)], self._shards.client.deadline()
         )
         return found[0]
+
+    async def shared_workflow(
+        self, workflow_id: WorkflowId, *, version: int | None = None
+    ) -> StoredWorkflow | None:
+        deadline = self._shards.client.deadline()
+        wanted = [(workflow_id, version)]
+        if version is None:
+            newest = await self._newest_shared([workflow_id], deadline)
+            wanted = [(workflow_id, newest[0])]
+        return (await self._shared_versions(wanted, deadline))[0]
 
     async def list_workflows(
         self, tenant: TenantId, *, cursor: str | None = None, limit: int = 100
     ) -> Page[StoredWorkflow]:
         deadline = self._shards.client.deadline()
-        slot = self._shards.keys.slots[shard_of_tenant(tenant)]
-        index = (slot, self._shards.keys.of_tenant(tenant, "names"))
+        keys, shard = self._shards.keys, shard_of_tenant(tenant)
+        indexes = [
+            (keys.slots[shard], keys.of_tenant(tenant, "names")),
+            (keys.slots[shard], keys.of_shard(shard, "shared_names")),
+        ]
         names, onward = await page_of_names(
-            self._shards, "workflows", [index], cursor, limit, deadline
+            self._shards, "workflows", indexes, cursor, limit, deadline
         )
-        found = await self._versions(tenant, [(WorkflowId(name), None) for name in names], deadline)
+        wanted = [(WorkflowId(name), None, None) for name in names]
+        found = await self._versions(tenant, wanted, deadline)
         return Page(tuple(each for each in found if each is not None), onward)
+
+    async def list_shared_workflows(
+        self, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[StoredWorkflow]:
+        deadline = self._shards.client.deadline()
+        keys = self._shards.keys
+        names, onward = await page_of_names(
+            self._shards,
+            "shared_workflows",
+            [(keys.common_slot, keys.shared_workflows()[2])],
+            cursor,
+            limit,
+            deadline,
+        )
+        ids = [WorkflowId(name) for name in names]
+        newest = await self._newest_shared(ids, deadline)
+        found = await self._shared_versions(list(zip(ids, newest, strict=True)), deadline)
+        return Page(tuple(each for each in found if each is not None), onward)
+
+    async def list_workflow_uses(
+        self, workflow_id: WorkflowId, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[WorkflowUse]:
+        deadline = self._shards.client.deadline()
+        keys = self._shards.keys
+        indexes = [(keys.slots[shard], keys.of_shard(shard, "known")) for shard in ALL_SHARDS]
+        names, onward = await page_of_names(
+            self._shards, "workflow_uses", indexes, cursor, limit, deadline
+        )
+        tenants = [TenantId(name) for name in names]
+        replies = await self._shards.ask_all(
+            [
+                self._shards.step(
+                    "uses", shard_of_tenant(tenant), workflow_id, tenant, tenant=tenant
+                )
+                for tenant in tenants
+            ],
+            deadline,
+        )
+        return Page(
+            tuple(
+                WorkflowUse(
+                    tenant=tenant,
+                    source=WorkflowSource.OWN if own else WorkflowSource.SHARED,
+                    version=own or pin or newest,
+                    pin=pin or None,
+                    active=active,
+                )
+                for tenant, (own, pin, newest, active) in zip(tenants, replies, strict=True)
+            ),
+            onward,
+        )
 
     async def _versions(
         self,
         tenant: TenantId,
-        wanted: list[tuple[WorkflowId, int | None]],
+        wanted: Sequence[tuple[WorkflowId, int | None, WorkflowSource | None]],
         deadline: float,
     ) -> list[StoredWorkflow | None]:
         replies = await self._shards.ask_all(
@@ -76,16 +177,50 @@ class RedisDefinitions(Sharded):
                     shard_of_tenant(tenant),
                     workflow_id,
                     "" if version is None else version,
+                    source or "",
+                    tenant,
                     tenant=tenant,
                 )
+                for workflow_id, version, source in wanted
+            ],
+            deadline,
+        )
+        return [None if reply is None else _read(*reply) for reply in replies]
+
+    async def _newest_shared(self, ids: Sequence[WorkflowId], deadline: float) -> list[int]:
+        """The newest versions of shared workflows; 0 for one that does not exist."""
+        keys = self._shards.keys
+        if not ids:
+            return []
+        words = pack("HMGET", keys.shared_workflows()[0], *ids)
+        found = await self._shards.ask(RedisRequest(keys.common_slot, words), deadline)
+        return [int(each or 0) for each in found]
+
+    async def _shared_versions(
+        self, wanted: Sequence[tuple[WorkflowId, int | None]], deadline: float
+    ) -> list[StoredWorkflow | None]:
+        keys = self._shards.keys
+        records = keys.shared_workflows()[1]
+        replies = await self._shards.ask_all(
+            [
+                RedisRequest(keys.common_slot, pack("HGET", records, f"{version}:{workflow_id}"))
                 for workflow_id, version in wanted
             ],
             deadline,
         )
         return [
-            None if reply is None else decode.read_workflow(reply[1], int(reply[0]))
-            for reply in replies
+            None
+            if packed is None
+            else decode.read_workflow(packed, version or 0, WorkflowSource.SHARED)
+            for (_, version), packed in zip(wanted, replies, strict=True)
         ]
+
+
+def _read(version: bytes, packed: bytes, source: bytes, pinned: int) -> StoredWorkflow:
+    """Decode the reply of ``workflow.lua``."""
+    return decode.read_workflow(
+        packed, int(version), WorkflowSource(source.decode()), is_pinned=bool(pinned)
+    )
 
 
 class RedisTenants(Sharded):
@@ -223,7 +358,10 @@ async def page_of_names(
     limit: int,
     deadline: float,
 ) -> tuple[list[str], str | None]:
-    """The next names of several indexes (slot and key), merged, and the cursor of the next page."""
+    """The next names of several indexes (slot and key), merged, and the cursor of the next page.
+
+    A name in two indexes is returned once.
+    """
     after = "-" if cursor is None else "(" + read_cursor(kind, cursor, tuple[str])[0]
     replies = await shards.ask_all(
         [
@@ -233,6 +371,6 @@ async def page_of_names(
         ],
         deadline,
     )
-    names = sorted(name for reply in replies for name in reply)
+    names = sorted({name for reply in replies for name in reply})
     page = [name.decode() for name in names[:limit]]
     return page, write_cursor(kind, page[-1]) if len(names) > limit else None

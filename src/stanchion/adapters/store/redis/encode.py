@@ -2,7 +2,8 @@
 
 Data that changes in one transaction is in one shard, and the shard is the hash tag of the key, so
 that a cluster keeps it on one server: ``stanchion:{3f}:run:<run id>``. There are keys per shard,
-per tenant and per run. Data that belongs to no tenant has a tag of its own.
+per tenant and per run. Data that belongs to no tenant has a tag of its own. Shared workflows are in
+every shard, and once more under that tag, which gives out their versions.
 
     per shard
     ready       sorted set   ready jobs: topic, tenant, number, job id
@@ -24,6 +25,10 @@ per tenant and per run. Data that belongs to no tenant has a tag of its own.
     aging       sorted set   the keys of finished runs, by the time at which they expire
     configs     hash         the configuration of each tenant
     configured  sorted set   the tenants in ``configs``, by name
+    shared_versions   hash        the newest version of each shared workflow
+    shared_workflows  hash        every version of every shared workflow
+    shared_names      sorted set  their ids
+    shared_runs       sorted set  workflow id, tenant and run id of each unfinished run of them
     rates       hash         up to when a tenant has used its job rate
     letters     hash         dead letters
     dead        sorted set   their ids, oldest first
@@ -80,9 +85,12 @@ from stanchion.core.model import (
     Step,
     StepId,
     TenantId,
+    WorkflowId,
+    WorkflowSource,
     make_run_id,
     shard_of_run,
     shard_of_tenant,
+    split_name,
 )
 from stanchion.core.transition import (
     ClearTimer,
@@ -131,12 +139,16 @@ def encode_admission(admission: Admission, *, not_after: Instant, key_ttl_ms: in
     run = admission.run
     place = created_place(run.created_at, run.id)
     key = None if admission.key is None else sized(run.tenant) + admission.key
+    shared_run = None
+    if run.workflow_source is WorkflowSource.SHARED:
+        shared_run = sized(run.workflow_id) + sized(run.tenant) + run.id
     # The run of the admission is stored: its first transition holds only the changes.
     ask = _ask(run.id, run.tenant, admission.transition, key_ttl_ms)
     ask["fields"] = [
         *("base", _base(run), "whose", place + run.tenant),
         *("about", to_json(RunHeader(run.workflow_id, run.workflow_version, run.created_at))),
         *(() if key is None else ("key", key)),
+        *(() if shared_run is None else ("shared", shared_run)),
         *_changing(run),
         *_steps(run.steps),
     ]
@@ -147,7 +159,8 @@ def encode_admission(admission: Admission, *, not_after: Instant, key_ttl_ms: in
     ask["not_after"] = not_after
     ask["key"] = _or_false(key)
     ask["fingerprint"] = admission.fingerprint
-    ask["definitions"] = [word for pair in admission.definitions.items() for word in pair]
+    ask["definitions"], ask["shared"] = _definitions(admission.definitions)
+    ask["shared_run"] = _or_false(shared_run)
     ask["takes_slot"] = run.holds_slot
     ask["is_limited"] = admission.is_rate_limited
     ask["limit"] = _or_false(_DEFAULTS.max_concurrent_runs)
@@ -181,7 +194,7 @@ def event_of(result: Result) -> AttemptSucceeded | AttemptFailed:
 def pack_tenant(config: Tenant) -> bytes:
     """The configuration of a tenant, for ``put_tenant.lua``."""
     limit, rate = _or_false(config.max_concurrent_runs), _or_false(config.job_rate_per_s)
-    return _pack(StoredTenant(limit, rate, to_json(config)))
+    return _pack(StoredTenant(limit, rate, to_json(config), config.workflows))
 
 
 def to_json(value: object) -> str:
@@ -219,6 +232,18 @@ def _base(run: Run) -> str:
             fence=0,
         )
     )
+
+
+def _definitions(
+    definitions: Mapping[WorkflowId, int],
+) -> tuple[list[str | int], list[str | int] | bool]:
+    """Own workflows and versions, and the same of shared ones; ``False`` without any."""
+    own: list[str | int] = []
+    shared: list[str | int] = []
+    for name, version in definitions.items():
+        source, workflow_id = split_name(name)
+        (own if source is WorkflowSource.OWN else shared).extend((workflow_id, version))
+    return own, shared or False
 
 
 def _ask(run_id: RunId, tenant: TenantId, transition: Transition, key_ttl_ms: int) -> _Ask:
@@ -288,6 +313,7 @@ OF_SHARD: Final = frozenset(
         *("outbox", "rows", "active", "unfinished", "known", "finished", "keys", "aging"),
         *("configs", "configured", "rates", "letters", "dead", "dead_of", "mark"),
         *("approvals", "asked", "asked_of"),
+        *("shared_versions", "shared_workflows", "shared_names", "shared_runs"),
     )
 )
 OF_TENANT: Final = frozenset(("runs", "feed", "versions", "workflows", "names"))
@@ -335,6 +361,11 @@ class StoreKeys:
     def replicas(self) -> tuple[str, str]:
         """The keys of the replicas' summaries, and of the times of their reports."""
         return f"{self._common}replicas", f"{self._common}replica_times"
+
+    def shared_workflows(self) -> tuple[str, str, str]:
+        """The keys of the shared workflows' versions, records and ids outside all shards."""
+        root = self._common
+        return f"{root}shared_versions", f"{root}shared_workflows", f"{root}shared_names"
 
     def all_of(
         self, names: tuple[str, ...], shard: int, *, run_id: str = "", tenant: str = ""

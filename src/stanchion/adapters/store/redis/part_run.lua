@@ -2,7 +2,7 @@
 --   stamped(version, fence, nonce)       the stamp and fence as text
 --   unstamped(text)                      version, fence, nonce
 --   uses time text effects; keys run items timeline feed inbox outbox rows active unfinished
---        finished keys aging, and those of effects
+--        finished keys aging shared_runs, and those of effects
 --   become(ask, stamp, is_new)   writes the run after the transition. ``ask`` has
 --     run, tenant            the ids
 --     fields, dropped        of the run's hash: name, value, …; names
@@ -36,7 +36,11 @@ local function close(ask)
   if redis.call('ZREM', key.unfinished, sized(ask.tenant) .. ask.run) == 1 then
     redis.call('HINCRBY', key.active, ask.tenant, -1)
   end
-  local name = redis.call('HGET', key.run, 'key')
+  local found = redis.call('HMGET', key.run, 'key', 'shared')
+  local name, shared = found[1], found[2]
+  if shared then
+    redis.call('ZREM', key.shared_runs, shared)
+  end
   local packed = name and redis.call('HGET', key.keys, name)
   if packed then
     local forgotten_at = whole(now + ask.key_ttl)

@@ -176,16 +176,22 @@ class Shards:
         if known is None:
             if len(self._kept) >= _KEPT_MAX:
                 self._kept.clear()
-            known = self._kept[name, keys, arguments] = [
-                self.step_at(
-                    name,
-                    self.keys.slots[shards[0]],
-                    [self.keys.of_shard(shard, key) for shard in shards for key in keys],
-                    *arguments,
-                )
-                for shards in self._shards_by_request()
-            ]
+            known = self._kept[name, keys, arguments] = self.steps_on_all(name, keys, *arguments)
         return known
+
+    def steps_on_all(
+        self, name: str, keys: Sequence[str], *arguments: str | bytes | int
+    ) -> list[RedisRequest]:
+        """Requests that run a script on these keys of every shard."""
+        return [
+            self.step_at(
+                name,
+                self.keys.slots[shards[0]],
+                [self.keys.of_shard(shard, key) for shard in shards for key in keys],
+                *arguments,
+            )
+            for shards in self._shards_by_request()
+        ]
 
     def _shards_by_request(self) -> Sequence[Sequence[int]]:
         """The groups of shards that one script may read together."""

@@ -22,7 +22,7 @@ from stanchion.adapters.store.sqlite.codec import (
 )
 from stanchion.adapters.store.sqlite.runs import carry_out, put_items, timeline_lines
 from stanchion.core.admission import Admitted, Facts, KeyRecord, Rate, Verdict, judge
-from stanchion.core.model import Instant, TenantId
+from stanchion.core.model import Instant, TenantId, WorkflowSource
 from stanchion.ports.records import Admission, Tenant
 
 __all__ = ["admit"]
@@ -37,7 +37,7 @@ class _Standing(NamedTuple):
     active: int
     rate_used_until_ms: float
     is_current: bool
-    """Whether the definitions that were decided on are the newest."""
+    """Whether the definitions that were decided on are in force."""
     next_run: int
     """The number of the next run."""
 
@@ -148,6 +148,10 @@ def _begin(db: Database, admission: Admission, facts: Facts, number: int) -> Non
         db.pending.touch(pending_key(run.tenant, admission.key))
     if run.holds_slot and not run.status.is_finished:
         db.pending.touch(slot_taken(run.tenant))
+    if run.workflow_source is WorkflowSource.SHARED and not run.status.is_finished:
+        db.later(
+            SQL["begin_shared_run"], run=number, workflow_id=run.workflow_id, tenant=run.tenant
+        )
     put_items(db, number, run.items)
     carry_out(db, number, transition.effects)
     if facts.rate is not None:

@@ -25,6 +25,7 @@ from stanchion.core.model import (
     StepId,
     TenantId,
     WorkflowId,
+    WorkflowSource,
 )
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.workflow import Workflow
@@ -70,10 +71,19 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     rerun_of: RunId | None = None
     starter: str | None = None
     labels: dict[str, str] = {}
+    workflow_source: WorkflowSource = WorkflowSource.OWN
 
     @classmethod
     def of(cls, run: Run) -> Origin:
-        return cls(run.input, run.uses, run.risk, run.rerun_of, run.starter, run.labels)
+        return cls(
+            input=run.input,
+            uses=run.uses,
+            risk=run.risk,
+            rerun_of=run.rerun_of,
+            starter=run.starter,
+            labels=run.labels,
+            workflow_source=run.workflow_source,
+        )
 
 
 SQL: Final = read_statements(__package__, "sql")

@@ -8,31 +8,40 @@ from stanchion.adapters.cursor import read_cursor, write_cursor
 from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.store.sqlite.codec import SQL, TENANT, VALUE, WORKFLOW, encode
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import TenantId, WorkflowId
+from stanchion.core.model import TenantId, WorkflowId, WorkflowSource
 from stanchion.core.workflow import Workflow
-from stanchion.ports.records import Document, Page, StoredWorkflow, Tenant
+from stanchion.ports.records import Document, Page, StoredWorkflow, Tenant, WorkflowUse
 
 __all__ = [
     "delete_document",
     "document",
     "list_documents",
+    "list_shared_workflows",
     "list_tenants",
+    "list_workflow_uses",
     "list_workflows",
     "put_document",
+    "put_shared_workflow",
     "put_tenant",
     "put_workflow",
+    "shared_workflow",
     "tenant_of",
     "workflow_of",
 ]
 
+_SHARED: Final = TenantId("*")
+"""Stands for the tenant in the rows of shared workflows. No tenant has this name."""
 _WORKFLOWS: Final = "workflows"
+_SHARED_WORKFLOWS: Final = "shared_workflows"
+_USES: Final = "workflow_uses"
 _TENANTS: Final = "tenants"
 _DOCUMENTS: Final = "documents"
 
 
 def put_workflow(db: Database, tenant: TenantId, workflow: Workflow) -> int:
     """See ``ports.store.Definitions.put_workflow``."""
-    newest = workflow_of(db, tenant, workflow.id)
+    row = db.first(SQL["newest_workflow"], tenant=tenant, workflow_id=workflow.id)
+    newest = None if row is None else _stored(row, tenant)
     if newest is not None and _is_same(newest.workflow, workflow):
         return newest.version
     version = 1 if newest is None else newest.version + 1
@@ -42,17 +51,41 @@ def put_workflow(db: Database, tenant: TenantId, workflow: Workflow) -> int:
     return version
 
 
+def put_shared_workflow(db: Database, workflow: Workflow) -> int:
+    """See ``ports.store.Definitions.put_shared_workflow``."""
+    return put_workflow(db, _SHARED, workflow)
+
+
 def workflow_of(
-    db: Database, tenant: TenantId, workflow_id: WorkflowId, *, version: int | None = None
+    db: Database,
+    tenant: TenantId,
+    workflow_id: WorkflowId,
+    *,
+    version: int | None = None,
+    source: WorkflowSource | None = None,
 ) -> StoredWorkflow | None:
     """See ``ports.store.Definitions.workflow``."""
+    names = {"tenant": tenant, "workflow_id": workflow_id}
+    found = db.first(SQL["workflow_in_force"], **names, source=source or "")
+    if found is None:
+        return None
+    owner, in_force, is_pinned = found
+    names = {"tenant": owner, "workflow_id": workflow_id}
+    wanted = in_force if version is None else version
+    row = db.first(SQL["workflow_version"], **names, version=wanted)
+    return None if row is None else _stored(row, owner, is_pinned=bool(is_pinned))
+
+
+def shared_workflow(
+    db: Database, workflow_id: WorkflowId, *, version: int | None = None
+) -> StoredWorkflow | None:
+    """See ``ports.store.Definitions.shared_workflow``."""
+    names = {"tenant": _SHARED, "workflow_id": workflow_id}
     if version is None:
-        row = db.first(SQL["newest_workflow"], tenant=tenant, workflow_id=workflow_id)
+        row = db.first(SQL["newest_workflow"], **names)
     else:
-        row = db.first(
-            SQL["workflow_version"], tenant=tenant, workflow_id=workflow_id, version=version
-        )
-    return None if row is None else _stored(row)
+        row = db.first(SQL["workflow_version"], **names, version=version)
+    return None if row is None else _stored(row, _SHARED)
 
 
 def list_workflows(
@@ -60,18 +93,56 @@ def list_workflows(
 ) -> Page[StoredWorkflow]:
     """See ``ports.store.Definitions.list_workflows``."""
     after = _after(_WORKFLOWS, cursor)
-    rows = db.every(SQL["list_workflows"], tenant=tenant, after=after, limit=limit + 1)
-    found = tuple(_stored(row[1:]) for row in rows[:limit])
+    rows = db.every(SQL["list_workflows_in_force"], tenant=tenant, after=after, limit=limit + 1)
+    found = tuple(
+        _stored((*stored,), owner, is_pinned=bool(is_pinned))
+        for _, *stored, owner, is_pinned in rows[:limit]
+    )
     return Page(found, _next(_WORKFLOWS, rows, limit))
+
+
+def list_shared_workflows(
+    db: Database, *, cursor: str | None = None, limit: int = 100
+) -> Page[StoredWorkflow]:
+    """See ``ports.store.Definitions.list_shared_workflows``."""
+    after = _after(_SHARED_WORKFLOWS, cursor)
+    rows = db.every(SQL["list_workflows"], tenant=_SHARED, after=after, limit=limit + 1)
+    found = tuple(_stored(row[1:], _SHARED) for row in rows[:limit])
+    return Page(found, _next(_SHARED_WORKFLOWS, rows, limit))
+
+
+def list_workflow_uses(
+    db: Database, workflow_id: WorkflowId, *, cursor: str | None = None, limit: int = 100
+) -> Page[WorkflowUse]:
+    """See ``ports.store.Definitions.list_workflow_uses``."""
+    after = _after(_USES, cursor)
+    rows = db.every(
+        SQL["list_workflow_uses"], workflow_id=workflow_id, after=after, limit=limit + 1
+    )
+    found = tuple(
+        WorkflowUse(
+            tenant=tenant,
+            source=WorkflowSource.OWN if own else WorkflowSource.SHARED,
+            version=own or pin or newest or 0,
+            pin=pin,
+            active=active,
+        )
+        for tenant, own, pin, newest, active in rows[:limit]
+    )
+    return Page(found, _next(_USES, rows, limit))
 
 
 def put_tenant(db: Database, tenant: TenantId, config: Tenant) -> None:
     """See ``ports.store.Tenants.put_tenant``."""
     db.run(SQL["put_tenant"], tenant=tenant, config=encode(config))
+    db.run(SQL["delete_pins"], tenant=tenant)
+    for workflow_id, version in config.workflows.items():
+        db.run(SQL["put_pin"], tenant=tenant, workflow_id=workflow_id, version=version)
 
 
 def delete_tenant(db: Database, tenant: TenantId) -> bool:
     """See ``ports.store.Tenants.delete_tenant``."""
+    db.run(SQL["delete_pins"], tenant=tenant)
     return db.first(SQL["delete_tenant"], tenant=tenant) is not None
 
 
@@ -131,9 +202,10 @@ def _is_same(one: Workflow, other: Workflow) -> bool:
     return one == other and list(one.steps) == list(other.steps)
 
 
-def _stored(row: Row) -> StoredWorkflow:
+def _stored(row: Row, owner: TenantId, *, is_pinned: bool = False) -> StoredWorkflow:
     workflow, version, created_at = row
-    return StoredWorkflow(WORKFLOW.decode(workflow), version, created_at)
+    source = WorkflowSource.SHARED if owner == _SHARED else WorkflowSource.OWN
+    return StoredWorkflow(WORKFLOW.decode(workflow), version, created_at, source, is_pinned)
 
 
 def _after(kind: str, cursor: str | None) -> str:

@@ -99,6 +99,7 @@ def load(db: Database, run_id: RunId) -> Loaded | None:
         tenant=tenant,
         workflow_id=workflow_id,
         workflow_version=workflow_version,
+        workflow_source=origin.workflow_source,
         input=origin.input,
         created_at=created_at,
         uses=origin.uses,

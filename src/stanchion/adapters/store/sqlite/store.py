@@ -165,8 +165,12 @@ class SqliteStore:
     outbox_size = _reads(outbox.outbox_size)
 
     put_workflow = _writes(definitions.put_workflow)
+    put_shared_workflow = _writes(definitions.put_shared_workflow)
     workflow = _reads(definitions.workflow_of)
+    shared_workflow = _reads(definitions.shared_workflow)
     list_workflows = _reads(definitions.list_workflows)
+    list_shared_workflows = _reads(definitions.list_shared_workflows)
+    list_workflow_uses = _reads(definitions.list_workflow_uses)
     put_tenant = _writes(definitions.put_tenant)
     delete_tenant = _writes(definitions.delete_tenant)
     tenant = _reads(definitions.tenant_of)

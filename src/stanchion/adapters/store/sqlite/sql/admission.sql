@@ -3,7 +3,7 @@
 -- name: read_facts
 -- Answers (exists, config, active, rate_used_until_ms, current, next): whether the run exists, so
 -- that the same request was executed before; the stored data of its tenant, or NULL; how many of
--- :definitions, a JSON object of workflow ids and versions, are the newest; and the number of a new
+-- :definitions, a JSON object of workflow names and versions, are in force; and the number of a new
 -- run.
 SELECT
     EXISTS (
@@ -13,10 +13,24 @@ SELECT
     (SELECT active FROM accounts WHERE tenant = :tenant),
     (SELECT rate_used_until_ms FROM accounts WHERE tenant = :tenant),
     (
-        -- CROSS JOIN: looks up each wanted workflow instead of scanning all of the tenant.
-        SELECT count(*) FROM json_each(:definitions) CROSS JOIN newest_workflows AS newest
-        WHERE newest.tenant = :tenant AND newest.workflow_id = json_each.key
-            AND newest.version = json_each.value
+        SELECT count(*) FROM json_each(:definitions)
+        WHERE json_each.value = coalesce(
+            CASE WHEN substr(json_each.key, 1, 7) = 'shared/' THEN coalesce(
+                (
+                    SELECT version FROM pins
+                    WHERE tenant = :tenant AND workflow_id = substr(json_each.key, 8)
+                ),
+                (
+                    SELECT version FROM newest_workflows
+                    WHERE tenant = '*' AND workflow_id = substr(json_each.key, 8)
+                )
+            )
+            ELSE (
+                SELECT version FROM newest_workflows
+                WHERE tenant = :tenant AND workflow_id = json_each.key
+            ) END,
+            0
+        )
     ),
     1 + coalesce((SELECT max(run) FROM runs), 0)
 
@@ -36,6 +50,10 @@ INSERT INTO beginnings (
     :fingerprint, :status, :finished_at, :ended_at, :version, :nonce, :fence, :error, :output,
     :origin, :steps, :entries
 )
+
+-- name: begin_shared_run
+-- Counts an unfinished run of a shared workflow.
+INSERT INTO shared_runs (run, workflow_id, tenant) VALUES (:run, :workflow_id, :tenant)
 
 -- name: use_rate
 -- Stores up to when the tenant has used its job rate.

@@ -1,10 +1,23 @@
--- Workflows by version, tenants, documents.
+-- Workflows by version, tenants, documents. Shared workflows have the tenant `*`.
 
 -- name: newest_workflow
 -- Answers (workflow, version, created_at).
 SELECT workflows.workflow, workflows.version, workflows.created_at
 FROM newest_workflows JOIN workflows USING (tenant, workflow_id, version)
 WHERE newest_workflows.tenant = :tenant AND newest_workflows.workflow_id = :workflow_id
+
+-- name: workflow_in_force
+-- Answers (tenant, version, is_pinned), the tenant `*` for the shared workflow: the newest own one,
+-- or else the shared one. :source is 'own' or 'shared' to consider only one of them, or ''.
+SELECT tenant, version, 0 FROM newest_workflows
+WHERE :source <> 'shared' AND tenant = :tenant AND workflow_id = :workflow_id
+UNION ALL
+SELECT newest.tenant, coalesce(pins.version, newest.version), pins.version IS NOT NULL
+FROM newest_workflows AS newest
+LEFT JOIN pins ON pins.tenant = :tenant AND pins.workflow_id = :workflow_id
+WHERE :source <> 'own' AND newest.tenant = '*' AND newest.workflow_id = :workflow_id
+-- The names of all tenants sort after `*`.
+ORDER BY tenant DESC LIMIT 1
 
 -- name: workflow_version
 -- Answers (workflow, version, created_at).
@@ -29,10 +42,67 @@ FROM newest_workflows JOIN workflows USING (tenant, workflow_id, version)
 WHERE newest_workflows.tenant = :tenant AND newest_workflows.workflow_id > :after
 ORDER BY newest_workflows.workflow_id LIMIT :limit
 
+-- name: list_workflows_in_force
+-- Answers (workflow_id, workflow, version, created_at, tenant, is_pinned), by id, after :after: see
+-- workflow_in_force.
+WITH in_force AS (
+    SELECT workflow_id, tenant, version, 0 AS is_pinned FROM newest_workflows
+    WHERE tenant = :tenant AND workflow_id > :after
+    UNION ALL
+    SELECT shared.workflow_id, shared.tenant, coalesce(pins.version, shared.version),
+        pins.version IS NOT NULL
+    FROM newest_workflows AS shared
+    LEFT JOIN pins ON pins.tenant = :tenant AND pins.workflow_id = shared.workflow_id
+    WHERE shared.tenant = '*' AND shared.workflow_id > :after AND NOT EXISTS (
+        SELECT 1 FROM newest_workflows AS own
+        WHERE own.tenant = :tenant AND own.workflow_id = shared.workflow_id
+    )
+    ORDER BY workflow_id LIMIT :limit
+)
+SELECT in_force.workflow_id, workflows.workflow, workflows.version, workflows.created_at,
+    in_force.tenant, in_force.is_pinned
+FROM in_force JOIN workflows USING (tenant, workflow_id, version)
+ORDER BY in_force.workflow_id
+
+-- name: list_workflow_uses
+-- Answers (tenant, own, pin, newest, active) of the tenants that are known, by name, after :after.
+WITH known AS (
+    SELECT tenant FROM tenants WHERE tenant > :after
+    UNION
+    SELECT tenant FROM accounts WHERE tenant > :after
+    UNION
+    SELECT tenant FROM newest_workflows WHERE tenant > :after AND tenant <> '*'
+    ORDER BY tenant LIMIT :limit
+)
+SELECT
+    known.tenant,
+    (
+        SELECT version FROM newest_workflows AS own
+        WHERE own.tenant = known.tenant AND own.workflow_id = :workflow_id
+    ),
+    (
+        SELECT version FROM pins
+        WHERE pins.tenant = known.tenant AND pins.workflow_id = :workflow_id
+    ),
+    (SELECT version FROM newest_workflows WHERE tenant = '*' AND workflow_id = :workflow_id),
+    (
+        SELECT count(*) FROM shared_runs
+        WHERE shared_runs.workflow_id = :workflow_id AND shared_runs.tenant = known.tenant
+    )
+FROM known ORDER BY known.tenant
+
 -- name: put_tenant
 -- Replaces a tenant's configuration.
 INSERT INTO tenants (tenant, config) VALUES (:tenant, :config)
 ON CONFLICT (tenant) DO UPDATE SET config = excluded.config
+
+-- name: delete_pins
+-- Removes a tenant's pins.
+DELETE FROM pins WHERE tenant = :tenant
+
+-- name: put_pin
+-- Pins a version of a shared workflow.
+INSERT INTO pins (tenant, workflow_id, version) VALUES (:tenant, :workflow_id, :version)
 
 -- name: delete_tenant
 -- Removes a tenant's configuration. Answers (tenant) if there was one.

@@ -119,6 +119,7 @@ CREATE TEMP TRIGGER commit_run INSTEAD OF INSERT ON commits BEGIN
     -- the row is due at no time if the inbox is empty.
     DELETE FROM inbox WHERE NEW.ends AND run = NEW.run;
     DELETE FROM outbox WHERE NEW.ends AND run = NEW.run;
+    DELETE FROM shared_runs WHERE NEW.ends AND run = NEW.run;
     UPDATE accounts SET active = max(0, active - 1)
         WHERE NEW.ends AND NEW.holds_slot AND tenant = NEW.tenant;
     DELETE FROM inbox WHERE NOT NEW.ends AND run = NEW.run

@@ -1,0 +1,20 @@
+-- put_shared: choose the version of a shared workflow; the newest one, if it is unchanged.
+-- KEYS   shared_versions shared_workflows shared_names
+-- ARGV   1 workflow id  2 workflow as JSON  3 the highest version in any shard
+-- ANSWER version, record. The keys are those outside all shards.
+-- USES   time
+local id, version = ARGV[1], tonumber(redis.call('HGET', key.shared_versions, ARGV[1]) or '0')
+local highest = tonumber(ARGV[3])
+-- After a failover a shard may have versions that are lost here.
+if version > 0 and version >= highest then
+  local packed = redis.call('HGET', key.shared_workflows, whole(version) .. ':' .. id)
+  if cmsgpack.unpack(packed)[2] == ARGV[2] then
+    return {version, packed}
+  end
+end
+version = math.max(version, highest) + 1
+local packed = cmsgpack.pack({now, ARGV[2]})
+redis.call('HSET', key.shared_workflows, whole(version) .. ':' .. id, packed)
+redis.call('HSET', key.shared_versions, id, version)
+redis.call('ZADD', key.shared_names, 0, id)
+return {version, packed}
