@@ -108,8 +108,8 @@ async def test_a_file_written_by_a_newer_version_is_refused(tmp_path: Path) -> N
     path = tmp_path / "store.db"
     await (await _open(path)).close()
     with closing(apsw.Connection(str(path))) as connection:
-        connection.execute("PRAGMA user_version = 7").fetchall()
-    with pytest.raises(BackendRefused, match=r"newer Stanchion \(schema 7, .* Upgrade Stanchion"):
+        connection.execute("PRAGMA user_version = 999").fetchall()
+    with pytest.raises(BackendRefused, match=r"newer Stanchion \(schema 999, .* Upgrade Stanchion"):
         await _open(path)
     assert _names(tmp_path) == ["store.db"]
 

@@ -8,7 +8,7 @@ from stanchion.core.expression import Template, compile_template, template_token
 from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import LeaseOverride, OnRenewalLost
-from stanchion.core.model import Risk, StepId, Topic, WorkflowId
+from stanchion.core.model import Risk, StepId, Topic, WorkflowId, WorkflowSource, shared_name
 from stanchion.core.plan import Plan, link, subworkflows
 from stanchion.core.workflow import DelaySpec, JobSpec, StepSpec, SubworkflowSpec, Workflow
 from tests.core.world import planned
@@ -184,3 +184,41 @@ def test_the_expressions_of_all_sub_workflows_together_are_counted_before_they_a
     wrong = "the expressions of all sub-workflows have more than 20000 words and signs together"
     assert linked(flow("outer", **many), inner) == (Fault("steps", wrong),)
     assert compiled <= 20_000
+
+
+def test_a_shared_workflow_contains_shared_ones_and_an_own_one_its_own_first() -> None:
+    shared_x, own_x = flow("x", shared=job()), flow("x", own=job())
+    others = {
+        shared_name(WorkflowId("s")): flow("s", in_s=sub("x")),
+        shared_name(own_x.id): shared_x,
+    }
+    root = flow("root", a=sub("x"), b=sub("s"))
+
+    def steps(others: dict[WorkflowId, Workflow]) -> list[str]:
+        plan = link(root, others)
+        assert isinstance(plan, Plan), plan
+        return [
+            step for step in plan.steps if not isinstance(plan.steps[step].spec, SubworkflowSpec)
+        ]
+
+    assert steps({**others, own_x.id: own_x}) == ["a.own", "b.in_s.shared"]
+    assert steps(others) == ["a.shared", "b.in_s.shared"]
+
+
+def test_a_shared_workflow_does_not_see_the_own_workflows_of_a_tenant() -> None:
+    inner = flow("inner", x=job())
+    found = link(flow("outer", a=sub("inner")), {inner.id: inner}, source=WorkflowSource.SHARED)
+    assert isinstance(found, WorkflowFaults)
+    assert found.faults == (Fault("steps.a.workflow", "there is no shared workflow 'inner'"),)
+
+
+def test_an_own_workflow_may_contain_the_shared_one_of_an_other_but_not_of_its_own_id() -> None:
+    shared_w = {shared_name(WorkflowId("w")): flow("w", x=job())}
+    found = link(flow("w", a=sub("w")), shared_w)
+    assert isinstance(found, WorkflowFaults)
+    assert found.faults[0].message == "workflows contain each other in a circle: w → w"
+    # Not a circle: the shared workflow contains the shared one of that id.
+    through = {**shared_w, shared_name(WorkflowId("s")): flow("s", y=sub("w"))}
+    plan = link(flow("w", a=sub("s")), through)
+    assert isinstance(plan, Plan)
+    assert list(plan.steps) == ["a", "a.y", "a.y.x"]

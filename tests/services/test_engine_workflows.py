@@ -8,7 +8,15 @@ from collections import Counter
 import pytest
 
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Failure, RunStatus, StepId, StepStatus, Topic, WorkflowId
+from stanchion.core.model import (
+    Failure,
+    RunStatus,
+    StepId,
+    StepStatus,
+    Topic,
+    WorkflowId,
+    WorkflowSource,
+)
 from stanchion.core.retry import Fixed
 from stanchion.core.workflow import (
     ApprovalSpec,
@@ -264,3 +272,31 @@ async def test_two_replicas_with_results_of_one_run_apply_each_of_them_once(worl
     assert [told[f"item_succeeded each[{item}] work-worker"] for item in range(40)] == [1] * 40
     assert len(world.completions) == len({each.job_id for each in world.completions}) == 40
     await world.assert_nothing_left(ACME)
+
+
+@virtual
+async def test_a_run_keeps_its_shared_version_whatever_is_applied_later(world: World) -> None:
+    one, other = world.add(), world.add()
+
+    async def share(suffix: str) -> None:
+        inner = workflow("inner", draw=job(f"draw{suffix}"))
+        sub = SubworkflowSpec(workflow=inner.id, needs=(StepId("plan"),))
+        await world.store.put_shared_workflow(inner)
+        await world.store.put_shared_workflow(workflow("outer", plan=job(f"plan{suffix}"), sub=sub))
+
+    await share("")
+    run_id = await world.start(one, "outer", {})
+    await world.define(workflow("inner", own=job("own")))
+    await share("-newer")
+    await world.define(workflow("outer", own=job("own")))
+    one.kill()
+    for topic in ("plan", "draw"):
+        world.work(other, topic, lambda leased: leased.job.topic)
+    assert await world.ended(run_id) == "succeeded"
+    assert (await world.run(run_id)).output == {"sub": {"draw": "draw"}}
+    again = await other.services.gate.rerun(ACME, run_id, from_step=None, key=None, actor="caller")
+    assert isinstance(again, RunStarted)
+    assert await world.ended(again.run_id) == "succeeded"
+    # The next start takes what is in force now: on both replicas the tenant's own workflow.
+    newest = await world.run(await world.start(other, "outer", {}))
+    assert (newest.workflow_source, newest.workflow_version) == (WorkflowSource.OWN, 1)

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.system import ManualClock
-from stanchion.core.model import StepId, TenantId, Topic, WorkflowId, WorkflowSource
+from stanchion.core.faults import WorkflowFaults
+from stanchion.core.model import (
+    Instant,
+    Run,
+    StepId,
+    TenantId,
+    Topic,
+    WorkflowId,
+    WorkflowSource,
+    make_run_id,
+    shared_name,
+)
+from stanchion.core.plan import Plan
 from stanchion.core.workflow import JobSpec, SubworkflowSpec, Workflow
 from stanchion.ports.errors import BackendUnavailable
-from stanchion.ports.records import StoredWorkflow
-from stanchion.services.plans import Linked, Plans, UnknownWorkflow
+from stanchion.ports.records import StoredWorkflow, Tenant
+from stanchion.services.plans import Linked, Plans, UnknownWorkflow, link_here
 
 ACME, OTHER = TenantId("acme"), TenantId("other")
 INNER, OUTER = WorkflowId("inner"), WorkflowId("outer")
@@ -157,3 +170,52 @@ async def test_a_question_that_fails_fails_for_all_who_asked_it_and_the_next_ask
     assert all(isinstance(each, BackendUnavailable) for each in found)
     store.workflow = really  # type: ignore[method-assign]
     assert isinstance(await plans.newest(ACME, INNER), Linked)
+
+
+async def test_all_tenants_share_the_plan_of_a_shared_workflow_and_it_is_linked_once() -> None:
+    store, count = MemoryStore(ManualClock()), 0
+
+    async def link_and_count(
+        workflow: Workflow, others: Mapping[WorkflowId, Workflow], source: WorkflowSource
+    ) -> Plan | WorkflowFaults:
+        nonlocal count
+        count += 1
+        return await link_here(workflow, others, source)
+
+    plans = Plans(store, linker=link_and_count)
+    outer = Workflow(id=OUTER, steps={StepId("sub"): SubworkflowSpec(workflow=INNER)})
+    for version in (inner("first"), inner("second")):
+        await store.put_shared_workflow(version)
+    await store.put_shared_workflow(outer)
+    await store.put_workflow(OTHER, inner("own"))  # no sub-workflow of a shared one
+    found = [await linked(plans, OUTER, tenant) for tenant in (ACME, OTHER)]
+    shared_inner, shared_outer = shared_name(INNER), shared_name(OUTER)
+    for each in found:
+        assert each.plan is found[0].plan
+        assert each.definitions == {OUTER: 0, shared_outer: 1, shared_inner: 2}
+        assert (each.source, each.uses) == (WorkflowSource.SHARED, {shared_inner: 2})
+    assert count == 1
+    await store.put_tenant(ACME, Tenant(workflows={INNER: 1}))
+    pinned = await plans.newest(ACME, OUTER, refresh=True)
+    assert isinstance(pinned, Linked)
+    assert pinned.uses == {shared_inner: 1}
+
+
+async def test_a_run_is_planned_by_its_source_and_versions_for_ever() -> None:
+    store, now = MemoryStore(ManualClock()), Instant(0)
+    await store.put_shared_workflow(inner("shared"))
+    found = await linked(Plans(store), INNER)
+    run = Run(
+        id=make_run_id(ACME, now, 1),
+        tenant=ACME,
+        workflow_id=INNER,
+        workflow_version=found.version,
+        workflow_source=found.source,
+        input={},
+        created_at=now,
+    )
+    await store.put_shared_workflow(inner("newer"))
+    await store.put_workflow(ACME, inner("own"))
+    spec = (await Plans(store).of_run(run)).steps[StepId("work")].spec
+    assert isinstance(spec, JobSpec)
+    assert spec.topic == "shared"
