@@ -17,6 +17,7 @@ from stanchion.core.model import (
     WorkflowId,
     WorkflowSource,
 )
+from stanchion.core.rerun import RerunOptions
 from stanchion.core.retry import Fixed
 from stanchion.core.workflow import (
     ApprovalSpec,
@@ -294,7 +295,7 @@ async def test_a_run_keeps_its_shared_version_whatever_is_applied_later(world: W
         world.work(other, topic, lambda leased: leased.job.topic)
     assert await world.ended(run_id) == "succeeded"
     assert (await world.run(run_id)).output == {"sub": {"draw": "draw"}}
-    again = await other.services.gate.rerun(ACME, run_id, from_step=None, key=None, actor="caller")
+    again = await other.services.gate.rerun(ACME, run_id, RerunOptions(), key=None, actor="me")
     assert isinstance(again, RunStarted)
     assert await world.ended(again.run_id) == "succeeded"
     # The next start takes what is in force now: on both replicas the tenant's own workflow.
