@@ -140,7 +140,7 @@ async def _rows(pace: Pace) -> list[Row]:
                     await plain.put_tenant(tenant, Tenant(max_concurrent_runs=None))
                 await builders.start(plain, tenant=TENANTS[0])  # Now the server knows the script.
             make_requests = Shards if name == "ours" else _Words
-            stores[name] = RedisStore(make_requests(client, keys, Rounds(0), 1), ())
+            stores[name] = RedisStore(make_requests(client, keys, Rounds(0), 1, 1), ())
         found = []
         for callers in CALLERS:
             found += await _compared(stores, callers, starts, rounds)

@@ -164,17 +164,23 @@ async def _backends(config: Config, opened: AsyncExitStack) -> Backends:
 
 
 async def _store(config: Config, clock: Clock) -> Store:
-    url, key_ttl_ms = config.store_url, round(config.idempotency_ttl_s * 1000)
+    url = config.store_url
+    key_ttl_ms = round(config.idempotency_ttl_s * 1000)
+    audit_ttl_ms = round(config.audit_retention_s * 1000)
     if url == "memory:":
         log_event(logging.WARNING, "store_in_memory", note="everything is lost when it stops")
-        return MemoryStore(clock, key_ttl_ms)
+        return MemoryStore(clock, key_ttl_ms, audit_ttl_ms=audit_ttl_ms)
     if url.startswith("sqlite:"):
         path = Path(url.removeprefix("sqlite:"))
         # For the files that this process creates: the database, its log and its lock.
         os.umask(0o077)
         _make_private(path, Path(config.data_dir))
-        return await SqliteStore.open(path, clock=clock, key_ttl_ms=key_ttl_ms)
-    return await RedisStore.open(url, namespace=config.namespace, key_ttl_ms=key_ttl_ms)
+        return await SqliteStore.open(
+            path, clock=clock, key_ttl_ms=key_ttl_ms, audit_ttl_ms=audit_ttl_ms
+        )
+    return await RedisStore.open(
+        url, namespace=config.namespace, key_ttl_ms=key_ttl_ms, audit_ttl_ms=audit_ttl_ms
+    )
 
 
 def _make_private(database: Path, data_dir: Path) -> None:

@@ -51,10 +51,11 @@ _MAY_SCAN = {
 
 _CHEAP = {
     "read_facts": "SEARCH runs",
+    "add_audit": "SEARCH audit_log USING COVERING INDEX audit_by_time",
     "list_workflows_in_force": "SCAN in_force",
     "list_workflow_uses": "SCAN known",
 }
-"""The last row of a table, where SQLite goes at once; the rows of one page."""
+"""The last row of a table or index, where SQLite goes at once; the rows of one page."""
 
 
 def _statements() -> Iterator[tuple[str, str, str]]:
@@ -209,7 +210,7 @@ _VERBS: dict[str, _Verb] = {
     "expire": lambda world: jobs.expire_jobs(world.later().db, limit=5, max_deliveries=5),
     "fire timers": lambda world: outbox.fire_timers(world.later().db, limit=5),
     "take outbox": lambda world: outbox.take_outbox(world.db, limit=5, hold_ms=50),
-    "audit": lambda world: housekeeping.audit_slots(world.db, "", 1),
+    "audit": lambda world: housekeeping.audit_slots(world.db, "", 1, None),
     "purge": lambda world: housekeeping.purge(world.db, finished_before=_AHEAD, limit=2),
 }
 

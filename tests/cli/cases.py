@@ -136,6 +136,16 @@ class Case:
 
 
 PAGE: Final = {"limit": "50"}
+AUDIT: Final = admin.AuditRow(
+    at=AT,
+    actor="kim",
+    action="tenant.put",
+    subject="tenant/acme",
+    tenant="acme",
+    before=None,
+    after={"max_concurrent_runs": 2},
+    request_id="r1",
+)
 
 CASES: Final = (
     Case(
@@ -617,6 +627,23 @@ CASES: Final = (
         answer=admin.DiscardAnswer("07-01h:search[2]@1#1", "07-01h", discarded=True),
         shape=admin.DiscardAnswer,
         says=("07-01h:search[2]@1#1 is discarded (run 07-01h)",),
+    ),
+    Case(
+        args=(
+            *("audit", "list", "--actor", "kim", "--action", "tenant.put"),
+            *("--since", "2026-11-15T20:00:00+01:00", "--until", "2026-11-15T20:00:00Z"),
+        ),
+        asks=("GET", "/v1/admin/audit"),
+        query={
+            **PAGE,
+            "actor": "kim",
+            "action": "tenant.put",
+            "since": "2026-11-15T19:00:00Z",
+            "until": "2026-11-15T20:00:00Z",
+        },
+        answer=admin.AuditList((AUDIT,), "c2"),
+        shape=admin.AuditList,
+        says=("kim", "tenant.put", "tenant/acme", '{"max_concurrent_runs": 2}'),
     ),
     Case(
         args=("escalation", "show"),

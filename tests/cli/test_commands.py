@@ -19,7 +19,7 @@ each_case = pytest.mark.parametrize("case", CASES, ids=IDS)
 
 # Those that ask no server, or are tested in a file of their own.
 NO_SERVER = {"serve", "worker run", "drill", "sim", "completion", "workflow check"}
-ELSEWHERE = NO_SERVER | {"workflow apply", "run watch"}
+ELSEWHERE = NO_SERVER | {"workflow apply", "run watch", "audit export"}
 
 
 def answers(case: Case) -> list[Said]:

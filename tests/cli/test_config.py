@@ -102,6 +102,7 @@ EXAMPLES: dict[str, object] = {
     "metrics_host": "::1",
     "idempotency_ttl_s": 1,
     "retention_s": 86_400,
+    "audit_retention_s": 86_400,
     "max_deliveries": 1000,
     "poison_failures_max": 1,
     "tenant_work_percent": 100,

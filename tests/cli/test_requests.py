@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import socket
 import sys
 from pathlib import Path
@@ -237,3 +238,22 @@ def test_an_end_that_several_ids_have_is_refused(cli: Cli, server: Script) -> No
     outcome = cli("run", "cancel", "3cgekdk0")
     assert outcome.code == Exit.USAGE
     assert "2 runs have an id that ends with 3cgekdk0" in outcome.err
+
+
+def test_an_export_writes_a_line_for_each_entry_of_all_pages(
+    cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    rows = [{"actor": "kim", "at": str(number), "after": {"é": "a\nb"}} for number in range(3)]
+    for args in ((), ("--file", str(tmp_path / "log"))):
+        server.says(
+            Said({"entries": rows[:2], "cursor": "next"}),
+            Said({"entries": [], "cursor": "more"}),
+            Said({"entries": rows[2:], "cursor": None}),
+        )
+        outcome = cli("audit", "export", "--actor", "kim", *args)
+        assert outcome.code == 0, outcome.err
+        written = (tmp_path / "log").read_text("utf-8") if args else outcome.out
+        assert [json.loads(line) for line in written.splitlines()] == rows
+        asked = [request.query for request in server.requests[-3:]]
+        assert [each.get("cursor") for each in asked] == [None, "next", "more"]
+        assert {each["actor"] for each in asked} == {"kim"}

@@ -85,8 +85,8 @@ class Harness(ABC):
     def locks(self) -> Locks:
         return self._locks[-1]
 
-    async def open_store(self, *, key_ttl_ms: int = _DAY_MS) -> Store:
-        self._stores.append(await self._open_store(key_ttl_ms))
+    async def open_store(self, *, key_ttl_ms: int = _DAY_MS, audit_ttl_ms: int = _DAY_MS) -> Store:
+        self._stores.append(await self._open_store(key_ttl_ms, audit_ttl_ms))
         return self.store
 
     async def open_locks(self) -> Locks:
@@ -117,7 +117,7 @@ class Harness(ABC):
         """Make the tenant's count of slots wrong."""
 
     @abstractmethod
-    async def _open_store(self, key_ttl_ms: int) -> Store: ...
+    async def _open_store(self, key_ttl_ms: int, audit_ttl_ms: int) -> Store: ...
 
     @abstractmethod
     async def _open_locks(self) -> Locks: ...
@@ -138,8 +138,8 @@ class MemoryHarness(Harness):
         assert isinstance(self.store, MemoryStore)
         tampering.tamper_memory(self.store, tenant, delta)
 
-    async def _open_store(self, key_ttl_ms: int) -> Store:
-        return MemoryStore(self.clock, key_ttl_ms=key_ttl_ms)
+    async def _open_store(self, key_ttl_ms: int, audit_ttl_ms: int) -> Store:
+        return MemoryStore(self.clock, key_ttl_ms=key_ttl_ms, audit_ttl_ms=audit_ttl_ms)
 
     async def _open_locks(self) -> Locks:
         return MemoryLocks(self.clock)
@@ -165,11 +165,15 @@ class SqliteHarness(Harness):
     async def tamper_slots(self, tenant: TenantId, delta: int) -> None:
         tampering.tamper_sqlite(self._file, tenant, delta)
 
-    async def _open_store(self, key_ttl_ms: int) -> Store:
+    async def _open_store(self, key_ttl_ms: int, audit_ttl_ms: int) -> Store:
         from stanchion.adapters.store.sqlite import SqliteStore  # noqa: PLC0415 - see above
 
         return await SqliteStore.open(
-            self._file, clock=self.clock, key_ttl_ms=key_ttl_ms, timeout_s=_TIMEOUT_S
+            self._file,
+            clock=self.clock,
+            key_ttl_ms=key_ttl_ms,
+            audit_ttl_ms=audit_ttl_ms,
+            timeout_s=_TIMEOUT_S,
         )
 
     async def _open_locks(self) -> Locks:
@@ -208,11 +212,15 @@ class ServerHarness(Harness):
         seconds, micros = await self._client.time()
         return int(seconds) * 1_000_000 + int(micros)
 
-    async def _open_store(self, key_ttl_ms: int) -> Store:
+    async def _open_store(self, key_ttl_ms: int, audit_ttl_ms: int) -> Store:
         from stanchion.adapters.store.redis import RedisStore  # noqa: PLC0415 - see above
 
         return await RedisStore.open(
-            self._url, namespace=self._namespace, key_ttl_ms=key_ttl_ms, timeout_s=_TIMEOUT_S
+            self._url,
+            namespace=self._namespace,
+            key_ttl_ms=key_ttl_ms,
+            audit_ttl_ms=audit_ttl_ms,
+            timeout_s=_TIMEOUT_S,
         )
 
     async def _open_locks(self) -> Locks:

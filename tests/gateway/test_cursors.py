@@ -28,6 +28,7 @@ KINDS = {
     "list_approvals": "approvals",
     "list_replicas": "replicas",
     "list_workers": "workers",
+    "list_audit": "audit",
 }
 HUGE = ("9" * 30, str(2**63), str(2**64), "-1", "1.5", "1e400", "NaN", "null", "true", '"x"')
 

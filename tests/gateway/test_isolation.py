@@ -210,6 +210,12 @@ def own_workers(answer: Answer, _world: World) -> bool:
     return {each["tenant"] for each in answer.json["workers"]} <= {"second"}
 
 
+def own_entries(answer: Answer, _world: World) -> bool:
+    return answer.status == 200 and all(
+        entry["tenant"] == "second" for entry in answer.json["entries"]
+    )
+
+
 def its_own(answer: Answer, _world: World) -> bool:
     """It made something for the second tenant: nothing of the first one's was touched."""
     return answer.status == 200
@@ -263,6 +269,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "list_workers": own_workers,
     "get_escalation": forbidden,
     "set_escalation": forbidden,
+    "list_audit": own_entries,
 }
 MAKERS = ("put_workflow", "submit_job")
 """They leave something with the second tenant, which the lists of others would then show."""

@@ -148,8 +148,8 @@ class WrongHarness(MemoryHarness):
         super().__init__()
         self._class = store
 
-    async def _open_store(self, key_ttl_ms: int) -> Store:
-        return self._class(self.clock, key_ttl_ms=key_ttl_ms)
+    async def _open_store(self, key_ttl_ms: int, audit_ttl_ms: int) -> Store:
+        return self._class(self.clock, key_ttl_ms=key_ttl_ms, audit_ttl_ms=audit_ttl_ms)
 
 
 # Those of this page: others that somebody derives from the memory store keep its promises.

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from stanchion.adapters.store.memory import MemoryStore
+from stanchion.core.audit import AuditEntry
 from stanchion.core.escalation import Announcement, Escalation, Level, Order
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Risk
@@ -150,14 +151,22 @@ async def test_a_clear_holds_whatever_fails_after_it_was_written(fleet: Fleet) -
             return await fleet.store.document(kind, name)
 
         async def put_document(
-            self, kind: str, name: str, value: JsonValue, *, read: int | None
+            self,
+            kind: str,
+            name: str,
+            value: JsonValue,
+            *,
+            read: int | None,
+            audit: AuditEntry | None = None,
         ) -> Document | None:
             if name != "order":
                 raise BackendUnavailable("not now")
-            return await fleet.store.put_document(kind, name, value, read=read)
+            return await fleet.store.put_document(kind, name, value, read=read, audit=audit)
 
-        async def delete_document(self, kind: str, name: str) -> bool:
-            raise BackendUnavailable(f"not now: {kind} {name}")
+        async def delete_document(
+            self, kind: str, name: str, *, audit: AuditEntry | None = None
+        ) -> bool:
+            raise BackendUnavailable(f"not now: {kind} {name} {audit}")
 
     replica = fleet.add()
     await _latch(fleet)
@@ -223,9 +232,15 @@ async def test_orders_at_the_same_time_get_numbers_of_their_own(fleet: Fleet) ->
             return found
 
         async def put_document(
-            self, kind: str, name: str, value: JsonValue, *, read: int | None
+            self,
+            kind: str,
+            name: str,
+            value: JsonValue,
+            *,
+            read: int | None,
+            audit: AuditEntry | None = None,
         ) -> Document | None:
-            written = await fleet.store.put_document(kind, name, value, read=read)
+            written = await fleet.store.put_document(kind, name, value, read=read, audit=audit)
             if written is not None and name == "order":
                 numbers.append(value)
             return written

@@ -42,7 +42,7 @@ def good(sentences: Iterable[str]) -> bool:
 
 
 def shelf_with(run: Run | None = None) -> tuple[MemoryState, RunFile]:
-    state = MemoryState(ManualClock(NOW), 1_000)
+    state = MemoryState(ManualClock(NOW), 1_000, 1_000)
     file = RunFile(run or a_run(), None)
     state.runs[RUN] = file
     return state, file

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from msgspec.structs import asdict, replace
+
+from stanchion.core.audit import AuditEntry
 from stanchion.core.events import (
     AttemptFailed,
     AttemptSucceeded,
@@ -25,15 +28,20 @@ from stanchion.core.model import Failure, Instant, Job, RunId, RunStatus, StepId
 from stanchion.ports.records import (
     DeadLetter,
     DeadLetterKind,
+    Drift,
     JobState,
     LostReason,
     Result,
     StoredSummaries,
     StoredSummary,
+    Tenant,
 )
 
 __all__ = [
     "SummaryBoard",
+    "audit_of_config",
+    "audit_of_drift",
+    "audit_of_version",
     "discard_entry",
     "event_dead_letter",
     "event_letter_id",
@@ -225,3 +233,29 @@ class SummaryBoard:
     def remove(self, replica: str) -> bool:
         """Remove a summary; ``False`` if there was none."""
         return self._summaries.pop(replica, None) is not None
+
+
+def audit_of_version(entry: AuditEntry, version: int) -> AuditEntry:
+    """The audit entry for a new version of a workflow."""
+    before = {"version": version - 1} if version > 1 else None
+    return replace(entry, before=before, after={"version": version})
+
+
+def audit_of_config(entry: AuditEntry, before: Tenant | None, after: Tenant | None) -> AuditEntry:
+    """The audit entry for a tenant's configuration, with the members at their defaults."""
+    return replace(
+        entry,
+        before=None if before is None else asdict(before),
+        after=None if after is None else asdict(after),
+    )
+
+
+def audit_of_drift(entry: AuditEntry, drift: Drift) -> AuditEntry:
+    """The audit entry for a corrected count of slots."""
+    return replace(
+        entry,
+        subject=f"tenant/{drift.tenant}",
+        tenant=drift.tenant,
+        before={"active": drift.counted},
+        after={"active": drift.actual},
+    )

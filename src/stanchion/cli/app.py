@@ -86,6 +86,7 @@ app = LazyGroup(
             _HERE + "operations:replica",
             "See the server processes of the deployment.",
         ),
+        "audit": (_HERE + "audit:audit", "See who changed what."),
         "drill": (_HERE + "drill:command", "Prove the policies on real processes."),
         "sim": (_HERE + "local:sim", "Run the services under seeded faults."),
         "completion": (_HERE + "local:completion", "Print the completion script of a shell."),

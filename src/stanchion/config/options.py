@@ -35,6 +35,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     admin_key: str | None = None
     idempotency_ttl_s: float = _DAY_S
     retention_s: float = 30 * _DAY_S
+    audit_retention_s: float = 90 * _DAY_S
     max_deliveries: int = 5
     poison_failures_max: int = 5
     tenant_work_percent: int = 25
@@ -199,6 +200,14 @@ OPTIONS: Final = (
         kind="seconds",
         metavar="SECONDS",
         help="How long a finished run is kept. Not shorter than idempotency_ttl_s.",
+        least=1,
+        most=3650 * _DAY_S,
+    ),
+    Option(
+        name="audit_retention_s",
+        kind="seconds",
+        metavar="SECONDS",
+        help="How long an entry of the audit log is kept.",
         least=1,
         most=3650 * _DAY_S,
     ),

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from stanchion.core.audit import AuditEntry
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import TenantId
 from stanchion.gateway.problems import Headers, Refusal
 from stanchion.wire.admin import Role
@@ -91,6 +93,26 @@ class Call(Generic[_Body, _Query]):
     """Whether a value in the body could be too deep, or contain an integer over 64 bits."""
     idempotency_key: str | None
     request_id: str
+
+    def audit(
+        self,
+        subject: str,
+        *,
+        tenant: TenantId | None,
+        before: JsonValue = None,
+        after: JsonValue = None,
+    ) -> AuditEntry:
+        """The audit entry of this request, for the store method that makes the change."""
+        assert self.route.audits is not None, f"{self.route.id} declares no action"
+        return AuditEntry(
+            action=self.route.audits,
+            actor=self.actor,
+            subject=subject,
+            tenant=tenant,
+            before=before,
+            after=after,
+            request_id=self.request_id,
+        )
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -192,6 +214,9 @@ class Route:
     """Returns how many seconds a call may wait. Such a call is counted as a wait."""
     admits: bool = False
     """Whether it begins new work: refused while draining."""
+    audits: str | None = None
+    """The action of its audit entries, as ``noun.verb``; ``None`` for a route that reads, for
+    starts and for the worker protocol."""
     is_vital: bool = False
     """Whether it is answered under any load: liveness, readiness and metrics."""
 

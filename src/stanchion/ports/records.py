@@ -7,6 +7,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from stanchion.core.audit import AuditEntry
 from stanchion.core.commit import CommitAnswer, CommitConflict, Committed, Gone, StaleFence
 from stanchion.core.events import Event
 from stanchion.core.json_value import JsonObject, JsonValue
@@ -113,6 +114,8 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     """
     is_rate_limited: bool = False
     """Whether it counts against the job rate of the tenant."""
+    audit: AuditEntry | None = None
+    """Written with the run. Starts have none, reruns do."""
 
 
 class InboxEntry(msgspec.Struct, frozen=True):

@@ -10,6 +10,8 @@ suite (``tests/contract``) tests every guarantee with every adapter. In short:
 * ``commit`` writes a transition only if the run is unchanged since the writer read it, and the
   writer's fence is not below the highest that has written. Repeating it is safe.
 * A slot is held exactly while its run is unfinished: both change in the same transaction.
+* A method with an ``audit`` argument writes that entry to the audit log in the same transaction, if
+  and only if it changes something.
 
 Every call returns within the time limit of the adapter or raises a ``BackendError``. All times are
 those of the store's clock. What is due at an instant is due from that instant on, and a lease that
@@ -22,6 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from stanchion.core.admission import Verdict
+from stanchion.core.audit import EVERY_ENTRY, AuditEntry, AuditFilter
 from stanchion.core.events import Event
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
@@ -70,6 +73,7 @@ from stanchion.ports.records import (
 )
 
 __all__ = [
+    "AuditLog",
     "Definitions",
     "Documents",
     "Housekeeping",
@@ -118,7 +122,9 @@ class Runs(Protocol):
         the fence is stale, whether the stamp matches.
         """
 
-    async def post(self, run_id: RunId, event: Event, *, entry_id: str) -> PostAnswer:
+    async def post(
+        self, run_id: RunId, event: Event, *, entry_id: str, audit: AuditEntry | None = None
+    ) -> PostAnswer:
         """Post an event to the inbox of a run, once per ``entry_id``, and make it due at once."""
 
     async def timeline(
@@ -271,13 +277,18 @@ class Definitions(Protocol):
     that the tenant's configuration pins, or else in the newest.
     """
 
-    async def put_workflow(self, tenant: TenantId, workflow: Workflow) -> int:
+    async def put_workflow(
+        self, tenant: TenantId, workflow: Workflow, *, audit: AuditEntry | None = None
+    ) -> int:
         """Store a workflow; returns its version. An unchanged workflow keeps its version.
 
-        The order of its steps counts: it decides which failure becomes the error of a run.
+        The order of its steps counts: it decides which failure becomes the error of a run. The
+        store sets ``before`` and ``after`` of the entry: ``{"version": n}``.
         """
 
-    async def put_shared_workflow(self, workflow: Workflow) -> int:
+    async def put_shared_workflow(
+        self, workflow: Workflow, *, audit: AuditEntry | None = None
+    ) -> int:
         """Store a shared workflow; returns its version. An unchanged workflow keeps its version.
 
         Every admission after the return compares with this version or a later one. If the call
@@ -326,11 +337,19 @@ class Definitions(Protocol):
 class Tenants(Protocol):
     """The configuration of tenants."""
 
-    async def put_tenant(self, tenant: TenantId, config: Tenant) -> None:
-        """Replace the configuration of a tenant. Applies to every admission after the return."""
+    async def put_tenant(
+        self, tenant: TenantId, config: Tenant, *, audit: AuditEntry | None = None
+    ) -> None:
+        """Replace the configuration of a tenant. Applies to every admission after the return.
 
-    async def delete_tenant(self, tenant: TenantId) -> bool:
-        """Remove the configuration of a tenant: the defaults apply. Returns if there was one."""
+        The store sets ``before`` and ``after`` of the entry to the configurations.
+        """
+
+    async def delete_tenant(self, tenant: TenantId, *, audit: AuditEntry | None = None) -> bool:
+        """Remove the configuration of a tenant: the defaults apply. Returns if there was one.
+
+        The store sets ``before`` of the entry to the configuration.
+        """
 
     async def tenant(self, tenant: TenantId) -> Tenant:
         """The configuration of a tenant; the defaults if none is stored."""
@@ -348,7 +367,13 @@ class Documents(Protocol):
         """One document."""
 
     async def put_document(
-        self, kind: str, name: str, value: JsonValue, *, read: int | None
+        self,
+        kind: str,
+        name: str,
+        value: JsonValue,
+        *,
+        read: int | None,
+        audit: AuditEntry | None = None,
     ) -> Document | None:
         """Write a document if its revision is still ``read`` (0: none; ``None``: any).
 
@@ -361,7 +386,9 @@ class Documents(Protocol):
     ) -> Page[tuple[str, Document]]:
         """All documents of a kind, sorted by name."""
 
-    async def delete_document(self, kind: str, name: str) -> bool:
+    async def delete_document(
+        self, kind: str, name: str, *, audit: AuditEntry | None = None
+    ) -> bool:
         """Remove a document; ``False`` if there was none."""
 
 
@@ -407,7 +434,9 @@ class Housekeeping(Protocol):
     ) -> Page[DeadLetter]:
         """Dead letters, oldest first."""
 
-    async def replay_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
+    async def replay_dead_letter(
+        self, letter_id: str, *, actor: str, audit: AuditEntry | None = None
+    ) -> DeadLetter | None:
         """Remove a dead letter and post it to the inbox of its run, once.
 
         The letter of a job posts ``JobReplayed`` as entry ``replayed:<job id>#<dispatch>``; the
@@ -415,7 +444,9 @@ class Housekeeping(Protocol):
         finished run is only removed. Returns the letter; ``None`` if there is none.
         """
 
-    async def discard_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
+    async def discard_dead_letter(
+        self, letter_id: str, *, actor: str, audit: AuditEntry | None = None
+    ) -> DeadLetter | None:
         """Discard a dead letter, once.
 
         The letter of a job posts ``JobDiscarded`` as entry ``discarded:<job id>#<dispatch>``,
@@ -423,10 +454,13 @@ class Housekeeping(Protocol):
         ``None`` if there is none.
         """
 
-    async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:
+    async def audit_slots(
+        self, *, limit: int, audit: AuditEntry | None = None
+    ) -> tuple[Drift, ...]:
         """Compare the slots of the next ``limit`` tenants with their unfinished runs, and correct.
 
-        Repeated calls go through all tenants in turn.
+        Repeated calls go through all tenants in turn. An entry is written for each correction: the
+        store sets its subject, tenant, ``before`` and ``after``.
         """
 
     async def purge(self, *, finished_before: Instant, limit: int) -> int:
@@ -442,5 +476,26 @@ class Housekeeping(Protocol):
         """Close all connections and files. Acknowledged data is kept. Safe to call twice."""
 
 
-class Store(Runs, Jobs, Outbox, Definitions, Tenants, Documents, Replicas, Housekeeping, Protocol):
+class AuditLog(Protocol):
+    """The entries that other methods wrote with their changes. They are kept for a limited time."""
+
+    async def add_audit(self, entry: AuditEntry, *, once: str | None = None) -> bool:
+        """Write an entry whose change is not in this store, such as that of a lock.
+
+        Of several with the same ``once`` the first is written; returns whether this one was.
+        """
+
+    async def list_audit(
+        self, only: AuditFilter = EVERY_ENTRY, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[AuditEntry]:
+        """The entries that fit, newest first.
+
+        A page looks at ten times ``limit`` entries at most, so it may be short and not be the last.
+        Entries that are written between two pages do not change later pages.
+        """
+
+
+class Store(
+    Runs, Jobs, Outbox, Definitions, Tenants, Documents, Replicas, Housekeeping, AuditLog, Protocol
+):
     """The whole port. Services declare the smallest part that they need."""

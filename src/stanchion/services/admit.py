@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar, assert_never
 
 from stanchion.core import admission as judged
 from stanchion.core.admission import Verdict
+from stanchion.core.audit import AuditEntry
 from stanchion.core.lease import Moment
 from stanchion.core.model import Risk, Run, RunId, RunStatus, TenantId, WorkflowId
 from stanchion.core.plan import Plan
@@ -69,6 +70,8 @@ class GateCall:
     workflow_id: WorkflowId
     endpoint: AdmissionEndpoint
     key: str | None
+    audit: AuditEntry | None = None
+    """Written with the run, if this is a rerun."""
     exists: bool = False
     """Whether the workflow is known to exist: only then it may have a metric label of its own."""
     is_locked: bool = False

@@ -20,6 +20,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Gauge
 
 from stanchion.core import escalation as rules
+from stanchion.core.audit import AuditEntry
 from stanchion.core.escalation import Announcement, Escalation, Level, Observation, Order
 from stanchion.core.model import Instant, Risk
 from stanchion.ports.clock import Clock
@@ -128,7 +129,7 @@ class EscalationService:
         self._state = rules.hear(self._state, said, self._clock.now())
         self._show()
 
-    async def order(self, order: Order, *, actor: str) -> None:
+    async def order(self, order: Order, *, actor: str, audit: AuditEntry | None = None) -> None:
         """Write an operator's order: in force here at once, on other replicas within two seconds.
 
         Raises ``BackendError``.
@@ -141,7 +142,13 @@ class EscalationService:
             cleared = number if order is Order.CLEAR else last.cleared
             given = StoredOrder(order, actor, now, number, cleared)
             value = msgspec.to_builtins(given)
-            if await self._documents.put_document(_KIND, _ORDER, value, read=revision) is not None:
+            entry = audit and msgspec.structs.replace(
+                audit, before={"order": last.order} if revision else None, after={"order": order}
+            )
+            written = await self._documents.put_document(
+                _KIND, _ORDER, value, read=revision, audit=entry
+            )
+            if written is not None:
                 break
         else:
             raise BackendUnavailable("too many orders at the same time")

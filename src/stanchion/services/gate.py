@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from stanchion.core import admission as judged
 from stanchion.core.admission import fingerprint
+from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Started as StartRequested
 from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.json_value import JsonObject, JsonValue
@@ -137,14 +138,19 @@ class Gate:
         *,
         key: str | None,
         actor: str,
+        audit: AuditEntry | None = None,
     ) -> RerunAnswer:
         """Do a finished run again, all of it or a part. Raises ``TenantOverloaded``.
 
-        ``options`` have no ``fault``.
+        ``options`` have no ``fault``. The new run's id is added to the audit entry.
         """
         self._work.check(tenant)
         call = GateCall(
-            tenant=tenant, workflow_id=_UNKNOWN, endpoint=AdmissionEndpoint.RERUN, key=key
+            tenant=tenant,
+            workflow_id=_UNKNOWN,
+            endpoint=AdmissionEndpoint.RERUN,
+            key=key,
+            audit=audit,
         )
         return await self._admitter.in_time(call, self._rerun(call, run_id, options, actor))
 
@@ -398,6 +404,7 @@ class Gate:
             fingerprint=asked,
             # A run without a slot is limited by rate, also when it is a rerun.
             is_rate_limited=not pending.holds_slot,
+            audit=call.audit and _with_run(call.audit, pending.id),
         )
         return PreparedStart(admission, plan)
 
@@ -430,6 +437,12 @@ class _Given(NamedTuple):
             return self.options.fingerprinted()
         body: JsonObject = {"input": self.input}
         return {**body, "labels": {**self.labels}} if self.labels else body
+
+
+def _with_run(entry: AuditEntry, run_id: RunId) -> AuditEntry:
+    """The audit entry of a rerun, with the id of the new run."""
+    options = entry.after if isinstance(entry.after, dict) else {}
+    return replace(entry, after={"run_id": run_id, **options})
 
 
 def _asked(call: GateCall, subject: WorkflowId, body: JsonObject) -> str:

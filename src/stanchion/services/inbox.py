@@ -11,6 +11,7 @@ from typing import Final, assert_never
 
 import msgspec
 
+from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Approved, CancelRequested, Event, Rejected
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonValue
@@ -119,11 +120,16 @@ class Inbox:
         return answers
 
     async def cancel(
-        self, run_id: RunId, *, reason: str | None, actor: str
+        self,
+        run_id: RunId,
+        *,
+        reason: str | None,
+        actor: str,
+        audit: AuditEntry | None = None,
     ) -> RunChange | UnknownTarget | Conflicting:
         """End a run now. A run that was cancelled stays so; one that ended otherwise conflicts."""
         event = CancelRequested(actor=actor, reason=reason)
-        posted = await self._store.post(run_id, event, entry_id="cancel")
+        posted = await self._store.post(run_id, event, entry_id="cancel", audit=audit)
         match posted:
             case PostAnswer.UNKNOWN:
                 return UnknownTarget(f"run '{run_id}'")
@@ -147,6 +153,7 @@ class Inbox:
         comment: str | None,
         actor: str,
         data: JsonValue = None,
+        audit: AuditEntry | None = None,
     ) -> RunChange | UnknownTarget | Conflicting | DecisionForbidden | InvalidData:
         """Approve or reject a step. The first decision counts; the same again is no conflict.
 
@@ -179,15 +186,15 @@ class Inbox:
             if approve
             else Rejected(step_id=step_id, comment=comment, data=data, actor=actor)
         )
-        return await self._post_decision(loaded, decision)
+        return await self._post_decision(loaded, decision, audit)
 
     async def _post_decision(
-        self, loaded: Loaded, event: Approved | Rejected
+        self, loaded: Loaded, event: Approved | Rejected, audit: AuditEntry | None
     ) -> RunChange | UnknownTarget | Conflicting:
         run_id, step_id = loaded.run.id, event.step_id
         entry_id = f"decision:{step_id}"
         approve = isinstance(event, Approved)
-        posted = await self._store.post(run_id, event, entry_id=entry_id)
+        posted = await self._store.post(run_id, event, entry_id=entry_id, audit=audit)
         if posted is PostAnswer.REPEATED:
             # An earlier decision is in the inbox, not applied yet. If the step has ended meanwhile,
             # that decision was too late as well and does not count.
@@ -214,16 +221,20 @@ class Inbox:
         state = after.run.step(step_id)
         return _decided(after, step_id, state, approve=approve, data=event.data)
 
-    async def replay(self, letter_id: str, *, actor: str) -> DeadLetter | None:
+    async def replay(
+        self, letter_id: str, *, actor: str, audit: AuditEntry | None = None
+    ) -> DeadLetter | None:
         """Replay a dead letter, once; ``None`` if there is no such letter."""
-        letter = await self._store.replay_dead_letter(letter_id, actor=actor)
+        letter = await self._store.replay_dead_letter(letter_id, actor=actor, audit=audit)
         if letter is not None:
             await self._advancer.advance(letter.run_id)
         return letter
 
-    async def discard(self, letter_id: str, *, actor: str) -> DeadLetter | None:
+    async def discard(
+        self, letter_id: str, *, actor: str, audit: AuditEntry | None = None
+    ) -> DeadLetter | None:
         """Give a dead letter up, once: the step of its job fails, its event is dropped."""
-        letter = await self._store.discard_dead_letter(letter_id, actor=actor)
+        letter = await self._store.discard_dead_letter(letter_id, actor=actor, audit=audit)
         if letter is not None:
             await self._advancer.advance(letter.run_id)
         return letter

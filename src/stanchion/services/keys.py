@@ -30,8 +30,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from stanchion.core.audit import AuditEntry, redacted
+from stanchion.core.json_value import JsonObject
 from stanchion.core.lease import Moment
-from stanchion.core.model import Instant
+from stanchion.core.model import Instant, TenantId
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError, BackendUnavailable
@@ -59,6 +61,8 @@ _GRACE_S: Final = 0.02
 _USE_WRITTEN_MS: Final = 60_000
 """The time of a key's last use is written at most this often."""
 _KNOWN_MAX: Final = 4_096
+_TRIES_MAX: Final = 10
+"""Lost compare-and-set races in a row before ``revoke`` fails."""
 _KIND: Final = "key"
 _ANY: Final = ""
 """The name of the read that checks whether any key exists. No key has this id."""
@@ -220,8 +224,9 @@ class Keys:
         actor: str,
         name: str | None = None,
         expires_at: Instant | None = None,
+        audit: AuditEntry | None = None,
     ) -> NewKey:
-        """Create a key."""
+        """Create a key. Its audit entry has everything but the secret."""
         key_id = self._entropy.token()[:_ID_CHARS]
         secret = self._entropy.token() + self._entropy.token()
         record = ApiKeyRecord(
@@ -234,22 +239,28 @@ class Keys:
             created_at=self._clock.now(),
             created_by=actor,
         )
-        await self._write(key_id, record)
+        await self._write(key_id, record, read=0, audit=_audited(audit, key_id, None, record))
         self._any = True
         log_event(
             logging.INFO, "key_created", key=key_id, role=str(role), tenant=tenant, actor=actor
         )
         return NewKey(key_id, f"{_PREFIX}_{key_id}_{secret}", record)
 
-    async def revoke(self, key_id: str, *, actor: str) -> ApiKeyRecord | None:
+    async def revoke(
+        self, key_id: str, *, actor: str, audit: AuditEntry | None = None
+    ) -> ApiKeyRecord | None:
         """Revoke a key; ``None`` if there is no such key. Revoking it again changes nothing."""
-        record = await self.record(key_id)
-        if record is None or record.revoked_at is not None:
-            return record
-        revoked = msgspec.structs.replace(record, revoked_at=self._clock.now(), revoked_by=actor)
-        await self._write(key_id, revoked)
-        log_event(logging.WARNING, "key_revoked", key=key_id, actor=actor)
-        return revoked
+        for _ in range(_TRIES_MAX):
+            record, revision = await self._read_now(key_id)
+            if record is None or record.revoked_at is not None:
+                return record
+            now = self._clock.now()
+            revoked = msgspec.structs.replace(record, revoked_at=now, revoked_by=actor)
+            entry = _audited(audit, key_id, record, revoked)
+            if await self._write(key_id, revoked, read=revision, audit=entry):
+                log_event(logging.WARNING, "key_revoked", key=key_id, actor=actor)
+                return revoked
+        raise BackendUnavailable(f"others changed the key {_TRIES_MAX} times in a row")
 
     async def record(self, key_id: str) -> ApiKeyRecord | None:
         """A key as it is stored now."""
@@ -383,12 +394,17 @@ class Keys:
         value = msgspec.to_builtins(used)
         await self._documents.put_document(_KIND, key_id, value, read=revision)
 
-    async def _write(self, key_id: str, record: ApiKeyRecord) -> None:
+    async def _write(
+        self, key_id: str, record: ApiKeyRecord, *, read: int, audit: AuditEntry | None
+    ) -> bool:
+        """Write a key; ``False`` if it has changed since it was read."""
         value = msgspec.to_builtins(record)
-        written = await self._documents.put_document(_KIND, key_id, value, read=None)
+        written = await self._documents.put_document(_KIND, key_id, value, read=read, audit=audit)
+        if written is None:
+            return False
         self._known.pop(key_id, None)
-        revision = 0 if written is None else written.revision
-        self._remember(key_id, record, self._clock.moment(), revision)
+        self._remember(key_id, record, self._clock.moment(), written.revision)
+        return True
 
     def _remember(
         self, key_id: str, record: ApiKeyRecord | None, now: Moment, revision: int
@@ -415,6 +431,35 @@ class Keys:
         if age_ms >= limit_ms:
             raise BackendUnavailable("whether there are keys cannot be checked")
         return False
+
+
+def _audited(
+    entry: AuditEntry | None, key_id: str, before: ApiKeyRecord | None, after: ApiKeyRecord
+) -> AuditEntry | None:
+    """The audit entry for a change of a key: what is shown of it, never its secret."""
+    if entry is None:
+        return None
+    tenant = None if after.tenant == ALL_TENANTS else TenantId(after.tenant)
+    return msgspec.structs.replace(
+        entry,
+        subject=f"key/{key_id}",
+        tenant=tenant,
+        before=None if before is None else _shown(before),
+        after=_shown(after),
+    )
+
+
+def _shown(record: ApiKeyRecord) -> JsonObject:
+    members: JsonObject = {
+        "name": record.name,
+        "role": record.role,
+        "tenant": record.tenant,
+        "note": record.note,
+        "expires_at": record.expires_at,
+        "revoked": record.revoked_at is not None,
+        "key": record.hash,
+    }
+    return redacted(members, "key")
 
 
 def _patience_s(age_ms: int | None, *, is_patient: bool) -> float | None:

@@ -20,6 +20,7 @@ import logging
 from contextlib import suppress
 from typing import Final
 
+from stanchion.core.audit import SYSTEM, AuditEntry
 from stanchion.core.escalation import Level
 from stanchion.core.events import JobReturned
 from stanchion.core.model import Instant, place_of
@@ -41,6 +42,10 @@ PURGE_MAX: Final = 200
 _AUDIT_EVERY: Final = 5
 _PURGE_EVERY: Final = 10
 _PURGES_MAX: Final = 100
+
+
+_REPAIR: Final = AuditEntry(action="drift.repair", actor=SYSTEM, subject="")
+"""The audit entry of a corrected count. The store sets its subject."""
 
 
 class Reconciler:
@@ -136,7 +141,7 @@ class Reconciler:
 
     async def audit(self) -> None:
         """Compare slots with unfinished runs, for the next tenants in turn."""
-        for drift in await self._store.audit_slots(limit=AUDIT_MAX):
+        for drift in await self._store.audit_slots(limit=AUDIT_MAX, audit=_REPAIR):
             self._signals.drifted(1)
             log_event(
                 logging.ERROR,

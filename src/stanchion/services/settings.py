@@ -19,8 +19,10 @@ from contextlib import suppress
 from typing import Final, Protocol, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from stanchion.core.audit import AuditEntry, changed_members
 from stanchion.core.escalation import Level
 from stanchion.core.faults import Fault, shown
 from stanchion.core.json_value import JsonObject, JsonValue
@@ -121,7 +123,9 @@ class SettingsService:
         """All settings in force, as a JSON document."""
         return settings_document(self._current)
 
-    async def patch(self, merge_patch: JsonValue, *, actor: str) -> Settings | tuple[Fault, ...]:
+    async def patch(
+        self, merge_patch: JsonValue, *, actor: str, audit: AuditEntry | None = None
+    ) -> Settings | tuple[Fault, ...]:
         """Change the settings by a JSON merge patch; return them, or the patch's faults.
 
         Raises ``BackendError``. After a time-out the change may have been made; repeating the
@@ -141,7 +145,9 @@ class SettingsService:
             if stored is not None and wanted == base:
                 self._take(stored)
                 return wanted
-            written = await self._write(wanted, actor, 0 if stored is None else stored.revision)
+            before = base if isinstance(base, Settings) else self._current
+            revision = 0 if stored is None else stored.revision
+            written = await self._write(wanted, actor, revision, _audited(audit, before, wanted))
             if written is not None:
                 self._take(written)
                 self._bells.ring(Bell.SETTINGS)
@@ -182,10 +188,12 @@ class SettingsService:
         except TimeoutError:
             raise BackendTimeout(f"no answer within {LOOK_MAX_S} s") from None
 
-    async def _write(self, settings: Settings, actor: str, read: int) -> Document | None:
+    async def _write(
+        self, settings: Settings, actor: str, read: int, audit: AuditEntry | None
+    ) -> Document | None:
         written = _Written(settings_document(settings), actor, self._clock.now())
         value = msgspec.to_builtins(written)
-        return await self._documents.put_document(_KIND, _NAME, value, read=read)
+        return await self._documents.put_document(_KIND, _NAME, value, read=read, audit=audit)
 
     def _read(self, stored: Document | None) -> Settings | tuple[Fault, ...]:
         if stored is None:
@@ -236,6 +244,14 @@ class SettingsService:
             log_event(logging.INFO, "settings_readable")
         else:
             log_event(logging.WARNING, "settings_unreadable", error=error)
+
+
+def _audited(entry: AuditEntry | None, before: Settings, after: Settings) -> AuditEntry | None:
+    """The audit entry for a change of the settings: the members that differ."""
+    if entry is None:
+        return None
+    old, new = changed_members(settings_document(before), settings_document(after))
+    return replace(entry, before=old, after=new)
 
 
 BELIEVED_MS: Final = 250
@@ -329,22 +345,24 @@ class TenantConfigs:
                 self._known.popitem(last=False)
         return found
 
-    async def put(self, tenant: TenantId, config: Tenant) -> None:
+    async def put(
+        self, tenant: TenantId, config: Tenant, *, audit: AuditEntry | None = None
+    ) -> None:
         """Replace a tenant's configuration: in force on every replica when this returns."""
         before = await self._stored.tenant(tenant)
         if config.admission is not None:
             # Listed before the write and never removed: a listed tenant is always read.
             await self._stored.put_document(_GATES_KIND, tenant, {}, read=None)
-        await self._stored.put_tenant(tenant, config)
+        await self._stored.put_tenant(tenant, config, audit=audit)
         await self._wait_in_force(tenant, before, config)
 
-    async def delete(self, tenant: TenantId) -> Tenant | None:
+    async def delete(self, tenant: TenantId, *, audit: AuditEntry | None = None) -> Tenant | None:
         """Delete a tenant's configuration and return it; ``None`` if there was none.
 
         The defaults are in force on every replica when this returns.
         """
         before = await self._stored.tenant(tenant)
-        if not await self._stored.delete_tenant(tenant):
+        if not await self._stored.delete_tenant(tenant, audit=audit):
             return None
         await self._wait_in_force(tenant, before, Tenant())
         return before

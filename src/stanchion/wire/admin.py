@@ -236,6 +236,30 @@ class KeyList(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
+class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A change: who made it, and what was before and after it."""
+
+    at: datetime
+    actor: str
+    action: str
+    """What was done, as `noun.verb`: `run.cancel`."""
+    subject: str
+    """What was changed, as `noun/name`: `run/<run_id>`."""
+    tenant: str | None
+    """`null`: the change concerns the whole deployment."""
+    before: JsonValue
+    after: JsonValue
+    """Members that may be secret are left out; `redacted` names them."""
+    request_id: str | None
+
+
+class AuditList(msgspec.Struct, frozen=True):
+    """A page of the audit log. A filtered page may be short and not be the last."""
+
+    entries: tuple[AuditRow, ...]
+    cursor: str | None = None
+
+
 class SetEscalation(_Request, frozen=True, kw_only=True):
     """An operator's order: force open or closed, or clear the latch and every order."""
 

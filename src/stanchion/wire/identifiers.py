@@ -6,6 +6,7 @@ document shows it. Patterns end in ``\Z``, because ``$`` also matches before a l
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta
@@ -37,6 +38,7 @@ __all__ = [
     "StepName",
     "TenantName",
     "TenantOrAll",
+    "Time",
     "TopicName",
     "WaitS",
     "WorkerName",
@@ -152,4 +154,7 @@ Cursor: TypeAlias = Annotated[
 ]
 Limit: TypeAlias = Annotated[int, Meta(ge=1, le=1000)]
 WaitS: TypeAlias = Annotated[float, Meta(ge=0, le=60)]
+Time: TypeAlias = Annotated[
+    datetime, Meta(tz=True, description="ISO 8601 with an offset, such as `2026-08-01T14:02:00Z`.")
+]
 Fence: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]

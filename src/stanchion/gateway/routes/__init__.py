@@ -7,6 +7,7 @@ from typing import Final
 from stanchion.gateway.route import Route
 from stanchion.gateway.routes import (
     admin,
+    audit,
     dead_letters,
     deployment,
     events,
@@ -35,5 +36,6 @@ ROUTES: Final[tuple[Route, ...]] = (
     *admin.KEYS_ROUTES,
     *leases.ESCALATION_ROUTES,
     *deployment.ROUTES,
+    *audit.ROUTES,
     *health.ROUTES,
 )

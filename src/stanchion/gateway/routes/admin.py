@@ -56,6 +56,7 @@ async def put_tenant(call: Call[TenantConfig, NoQuery]) -> Reply | Refusal:
     await call.services.gate.tenants.put(
         tenant,
         Tenant(config.max_concurrent_runs, config.job_rate_per_s, config.admission),
+        audit=call.audit(f"tenant/{tenant}", tenant=tenant),
     )
     log_event(logging.INFO, "tenant_changed", tenant=tenant, actor=call.actor)
     return Reply(config)
@@ -64,7 +65,8 @@ async def put_tenant(call: Call[TenantConfig, NoQuery]) -> Reply | Refusal:
 async def delete_tenant(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
     """Delete a tenant's configuration and return it. The defaults are in force when answered."""
     tenant = TenantId(call.params["tenant"])
-    removed = await call.services.gate.tenants.delete(tenant)
+    entry = call.audit(f"tenant/{tenant}", tenant=tenant)
+    removed = await call.services.gate.tenants.delete(tenant, audit=entry)
     if removed is None:
         return not_found("tenant")
     log_event(logging.INFO, "tenant_deleted", tenant=tenant, actor=call.actor)
@@ -104,6 +106,7 @@ TENANTS_ROUTES: Final = (
         method="PUT",
         path="/v1/admin/tenants/{tenant}",
         handler=put_tenant,
+        audits="tenant.put",
         summary="Replace a tenant's configuration. In force when answered.",
         roles=ADMINS,
         scope=RouteScope.DEPLOYMENT,
@@ -115,6 +118,7 @@ TENANTS_ROUTES: Final = (
         method="DELETE",
         path="/v1/admin/tenants/{tenant}",
         handler=delete_tenant,
+        audits="tenant.delete",
         summary="Delete a tenant's configuration: the defaults apply again. Its runs stay.",
         roles=ADMINS,
         scope=RouteScope.DEPLOYMENT,
@@ -186,6 +190,7 @@ async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
         note=wanted.note,
         expires_at=expires_at,
         actor=call.actor,
+        audit=call.audit("key", tenant=None),
     )
     return Reply(
         KeyCreated(
@@ -215,7 +220,8 @@ async def revoke_key(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
     found = await keys.record(key_id)
     if found is None or (call.only is not None and found.tenant != call.only):
         return not_found("key")
-    revoked = await keys.revoke(key_id, actor=call.actor)
+    entry = call.audit(f"key/{key_id}", tenant=None)
+    revoked = await keys.revoke(key_id, actor=call.actor, audit=entry)
     return not_found("key") if revoked is None else Reply(key_row(key_id, revoked))
 
 
@@ -224,6 +230,7 @@ KEYS_ROUTES: Final = (
         method="POST",
         path="/v1/admin/keys",
         handler=create_key,
+        audits="key.create",
         summary="Create a key. Its secret is shown only in this answer.",
         roles=ADMINS,
         scope=RouteScope.ONE_OR_ALL,
@@ -246,6 +253,7 @@ KEYS_ROUTES: Final = (
         method="DELETE",
         path="/v1/admin/keys/{key_id}",
         handler=revoke_key,
+        audits="key.revoke",
         summary="Revoke a key: on this replica at once, on others within 2 s.",
         roles=ADMINS,
         scope=RouteScope.ONE_OR_ALL,
@@ -266,7 +274,8 @@ async def get_settings(call: Call[NoBody, NoQuery]) -> Reply:
 async def patch_settings(call: Call[JsonObject, NoQuery]) -> Reply | Refusal:
     """Apply a JSON merge patch; return all settings."""
     check_value(call, "", call.body, bytes_max=_PATCH_BYTES_MAX)
-    outcome = await call.services.settings.patch(call.body, actor=call.actor)
+    entry = call.audit("settings", tenant=None)
+    outcome = await call.services.settings.patch(call.body, actor=call.actor, audit=entry)
     if isinstance(outcome, tuple):
         return invalid(outcome, str(outcome[0]))
     return Reply(call.services.settings.document())
@@ -286,6 +295,7 @@ SETTINGS_ROUTES: Final = (
         method="PATCH",
         path="/v1/admin/settings",
         handler=patch_settings,
+        audits="settings.patch",
         summary="Change settings with a JSON merge patch. In force everywhere within 2 s.",
         roles=ADMINS,
         scope=RouteScope.DEPLOYMENT,

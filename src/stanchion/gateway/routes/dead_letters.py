@@ -47,7 +47,8 @@ async def replay_dead_letter(call: Call[ReplayLetter, NoQuery]) -> Reply | Refus
     name = call.params["letter_id"]
     if call.only is not None and not await _is_own(call.services.store, call.only, name):
         return not_found("dead letter")
-    letter = await call.services.inbox.replay(name, actor=call.actor)
+    entry = call.audit(f"dead_letter/{name}", tenant=call.only)
+    letter = await call.services.inbox.replay(name, actor=call.actor, audit=entry)
     if letter is None:
         return not_found("dead letter")
     log_event(logging.INFO, "dead_letter_replayed", letter=name, actor=call.actor)
@@ -59,7 +60,8 @@ async def discard_dead_letter(call: Call[DiscardLetter, NoQuery]) -> Reply | Ref
     name = call.params["letter_id"]
     if call.only is not None and not await _is_own(call.services.store, call.only, name):
         return not_found("dead letter")
-    letter = await call.services.inbox.discard(name, actor=call.actor)
+    entry = call.audit(f"dead_letter/{name}", tenant=call.only)
+    letter = await call.services.inbox.discard(name, actor=call.actor, audit=entry)
     if letter is None:
         return not_found("dead letter")
     log_event(logging.INFO, "dead_letter_discarded", letter=name, actor=call.actor)
@@ -93,6 +95,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/admin/dead-letters/{letter_id}/replay",
         handler=replay_dead_letter,
+        audits="dead_letter.replay",
         summary="Replay a dead letter, once.",
         roles=OPERATORS,
         scope=RouteScope.ONE_OR_ALL,
@@ -105,6 +108,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/admin/dead-letters/{letter_id}/discard",
         handler=discard_dead_letter,
+        audits="dead_letter.discard",
         summary="Discard a dead letter: the step of its job fails, its event is dropped.",
         roles=OPERATORS,
         scope=RouteScope.ONE_OR_ALL,

@@ -12,7 +12,8 @@ from typing import Any, Final, Literal, Never, assert_never
 import msgspec
 
 from stanchion.core.escalation import Level, Order
-from stanchion.core.model import Instant, Risk
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import Instant, Risk, RunId, TenantId
 from stanchion.gateway.problems import Refusal, RequestRefused, not_found
 from stanchion.gateway.route import (
     OPERATORS,
@@ -72,6 +73,9 @@ async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
             log_event(
                 logging.WARNING, "lease_held_by_hand", lease=name, ttl_ms=ttl_ms, actor=call.actor
             )
+            held: JsonObject = {"fence": answer.fence, "ttl_ms": ttl_ms}
+            entry = call.audit(f"lease/{name}", tenant=await _tenant_of(call, name), after=held)
+            await call.services.store.add_audit(entry)
             return Reply(LeaseRow(name=name, fence=answer.fence, expires_in_ms=ttl_ms))
         case Held():
             detail = f"another holds it, for at most {answer.expires_in_ms / 1000:.1f} s"
@@ -96,6 +100,9 @@ async def release_lease(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
     log_event(
         logging.WARNING, "lease_released_by_hand", lease=name, fence=view.fence, actor=call.actor
     )
+    was: JsonObject = {"fence": view.fence, "expires_in_ms": view.expires_in_ms}
+    entry = call.audit(f"lease/{name}", tenant=await _tenant_of(call, name), before=was)
+    await call.services.store.add_audit(entry)
     return Reply(_row(view))
 
 
@@ -143,6 +150,15 @@ def _buckets(times: Iterable[Instant], until: Instant) -> tuple[int, ...]:
     return tuple(counts)
 
 
+async def _tenant_of(call: Call[Any, Any], name: str) -> TenantId | None:
+    """The tenant that a lock belongs to."""
+    kind, _, rest = name.partition("/")
+    if kind == "admission":
+        return TenantId(rest)
+    loaded = await call.services.store.load(RunId(rest))
+    return None if loaded is None else loaded.run.tenant
+
+
 def _locks(call: Call[HoldLease, NoQuery] | Call[NoBody, NoQuery]) -> Locks:
     if call.services.locks is None:
         refusal = call.state.unavailable(Code.LOCKS_UNAVAILABLE, "there is no lock backend")
@@ -175,6 +191,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/admin/leases",
         handler=hold_lease,
+        audits="lease.hold",
         summary="Hold a lock as an operator, for a limited time.",
         roles=OPERATORS,
         scope=RouteScope.DEPLOYMENT,
@@ -187,6 +204,7 @@ ROUTES: Final = (
         method="DELETE",
         path="/v1/admin/leases/{name}",
         handler=release_lease,
+        audits="lease.release",
         summary="Release a lock by force, whichever process holds it.",
         roles=OPERATORS,
         scope=RouteScope.DEPLOYMENT,
@@ -227,7 +245,9 @@ async def get_escalation(call: Call[NoBody, NoQuery]) -> Reply:
 
 async def set_escalation(call: Call[SetEscalation, NoQuery]) -> Reply:
     """Force open or closed, or clear: on this replica at once, on others within 2 s."""
-    await call.services.escalating.order(Order(call.body.order), actor=call.actor)
+    await call.services.escalating.order(
+        Order(call.body.order), actor=call.actor, audit=call.audit("escalation", tenant=None)
+    )
     return Reply(_view(call))
 
 
@@ -256,6 +276,7 @@ ESCALATION_ROUTES: Final = (
         method="POST",
         path="/v1/admin/escalation",
         handler=set_escalation,
+        audits="escalation.set",
         summary="Give an operator's order: `force_open`, `force_closed`, or `clear`.",
         roles=OPERATORS,
         scope=RouteScope.DEPLOYMENT,

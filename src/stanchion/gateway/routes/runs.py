@@ -6,8 +6,9 @@ from functools import partial
 from typing import Annotated, Any, Final, assert_never
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, to_builtins
 
+from stanchion.core.audit import redacted
 from stanchion.core.faults import WorkflowFaults
 from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import ItemKey, Run, RunId, RunStatus, StepId, StepStatus, WorkflowId
@@ -162,7 +163,14 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
         await gate.preview_rerun(call.tenant, run_id, options)
         if body.dry_run
         else await gate.rerun(
-            call.tenant, run_id, options, key=call.idempotency_key, actor=call.actor
+            call.tenant,
+            run_id,
+            options,
+            key=call.idempotency_key,
+            actor=call.actor,
+            audit=call.audit(
+                f"run/{run_id}", tenant=call.tenant, after=redacted(to_builtins(options), "input")
+            ),
         )
     )
     match answer:
@@ -306,7 +314,15 @@ async def cancel_run(call: Call[CancelRun, NoQuery]) -> Reply | Refusal:
     """Cancel a run now."""
     loaded = await own_run(call)
     changed = await call.services.inbox.cancel(
-        loaded.run.id, reason=call.body.reason, actor=call.actor
+        loaded.run.id,
+        reason=call.body.reason,
+        actor=call.actor,
+        audit=call.audit(
+            f"run/{loaded.run.id}",
+            tenant=call.tenant,
+            before={"status": loaded.run.status},
+            after={"status": RunStatus.CANCELLED, "reason": call.body.reason},
+        ),
     )
     return _change(changed)
 
@@ -331,6 +347,13 @@ async def _decide(call: Call[DecideStep, NoQuery], *, approve: bool) -> Reply | 
         comment=call.body.comment,
         data=call.body.data,
         actor=call.actor,
+        audit=call.audit(
+            f"run/{loaded.run.id}/step/{call.params['step_id']}",
+            tenant=call.tenant,
+            after=redacted(
+                {"approved": approve, "comment": call.body.comment, "data": call.body.data}, "data"
+            ),
+        ),
     )
     match changed:
         case DecisionForbidden():
@@ -454,6 +477,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/runs/{run_id}/rerun",
         handler=rerun_run,
+        audits="run.rerun",
         summary="Start a new run from a finished one, or with `dry_run` say what it would repeat.",
         roles=RUNNERS,
         scope=RouteScope.TENANT,
@@ -476,6 +500,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/runs/{run_id}/cancel",
         handler=cancel_run,
+        audits="run.cancel",
         summary="Cancel a run now.",
         roles=RUNNERS,
         body=CancelRun,
@@ -485,6 +510,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/runs/{run_id}/steps/{step_id}/approve",
         handler=approve_step,
+        audits="step.approve",
         summary="Approve an approval step.",
         roles=APPROVERS,
         body=DecideStep,
@@ -494,6 +520,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/runs/{run_id}/steps/{step_id}/reject",
         handler=reject_step,
+        audits="step.reject",
         summary="Reject an approval step.",
         roles=APPROVERS,
         body=DecideStep,

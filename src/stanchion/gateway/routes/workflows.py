@@ -55,7 +55,8 @@ async def put_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
     plan = await executor.run(call.tenant, lambda: link(workflow, others), may_refuse=False)
     if isinstance(plan, WorkflowFaults):
         return _faulty(plan)
-    version = await store.put_workflow(call.tenant, workflow)
+    entry = call.audit(f"workflow/{workflow.id}", tenant=call.tenant)
+    version = await store.put_workflow(call.tenant, workflow, audit=entry)
     call.services.plans.forget(call.tenant, workflow.id)
     return Reply(ApplyAnswer(workflow.id, version))
 
@@ -128,6 +129,7 @@ ROUTES: Final = (
         method="PUT",
         path="/v1/workflows/{workflow_id}",
         handler=put_workflow,
+        audits="workflow.put",
         summary="Store a workflow file, JSON or YAML by its content type.",
         roles=RUNNERS,
         scope=RouteScope.TENANT,

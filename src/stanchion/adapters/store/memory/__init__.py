@@ -14,7 +14,11 @@ from stanchion.adapters.store.memory.definitions import (
     MemoryReplicas,
     MemoryTenants,
 )
-from stanchion.adapters.store.memory.housekeeping import MemoryHousekeeping, MemoryOutbox
+from stanchion.adapters.store.memory.housekeeping import (
+    MemoryAuditLog,
+    MemoryHousekeeping,
+    MemoryOutbox,
+)
 from stanchion.adapters.store.memory.jobs import MemoryJobs
 from stanchion.adapters.store.memory.runs import MemoryRuns
 from stanchion.adapters.store.memory.state import MemoryState
@@ -23,6 +27,7 @@ from stanchion.ports.clock import Clock
 __all__ = ["MemoryStore"]
 
 _DAY_MS: Final = 86_400_000
+_AUDIT_TTL_MS: Final = 90 * _DAY_MS
 
 
 class MemoryStore(
@@ -34,8 +39,14 @@ class MemoryStore(
     MemoryDocuments,
     MemoryReplicas,
     MemoryHousekeeping,
+    MemoryAuditLog,
 ):
-    """See ``ports.store.Store``. ``key_ttl_ms``: how long a key is kept after its run ended."""
+    """See ``ports.store.Store``. ``key_ttl_ms``: how long a key is kept after its run ended.
 
-    def __init__(self, clock: Clock, key_ttl_ms: int = _DAY_MS) -> None:
-        super().__init__(MemoryState(clock, key_ttl_ms))
+    ``audit_ttl_ms``: how long an audit entry is kept.
+    """
+
+    def __init__(
+        self, clock: Clock, key_ttl_ms: int = _DAY_MS, *, audit_ttl_ms: int = _AUDIT_TTL_MS
+    ) -> None:
+        super().__init__(MemoryState(clock, key_ttl_ms, audit_ttl_ms))

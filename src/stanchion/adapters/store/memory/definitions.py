@@ -10,7 +10,9 @@ import msgspec
 from msgspec.structs import replace
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.outcomes import audit_of_config, audit_of_version
 from stanchion.adapters.store.memory.state import Account, MemoryPart
+from stanchion.core.audit import AuditEntry
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, TenantId, WorkflowId, WorkflowSource, shared_name
 from stanchion.core.workflow import Workflow
@@ -32,11 +34,16 @@ _Value = TypeVar("_Value")
 class MemoryDefinitions(MemoryPart):
     """See ``ports.store.Definitions``."""
 
-    async def put_workflow(self, tenant: TenantId, workflow: Workflow) -> int:
-        return self._add(self._state.account(tenant).workflows, workflow, WorkflowSource.OWN)
+    async def put_workflow(
+        self, tenant: TenantId, workflow: Workflow, *, audit: AuditEntry | None = None
+    ) -> int:
+        workflows = self._state.account(tenant).workflows
+        return self._add(workflows, workflow, WorkflowSource.OWN, audit)
 
-    async def put_shared_workflow(self, workflow: Workflow) -> int:
-        return self._add(self._state.shared, workflow, WorkflowSource.SHARED)
+    async def put_shared_workflow(
+        self, workflow: Workflow, *, audit: AuditEntry | None = None
+    ) -> int:
+        return self._add(self._state.shared, workflow, WorkflowSource.SHARED, audit)
 
     async def workflow(
         self,
@@ -112,6 +119,7 @@ class MemoryDefinitions(MemoryPart):
         workflows: dict[WorkflowId, list[StoredWorkflow]],
         workflow: Workflow,
         source: WorkflowSource,
+        audit: AuditEntry | None,
     ) -> int:
         versions = workflows.setdefault(workflow.id, [])
         # Compared as JSON: the order of steps decides which failure becomes the error of a run.
@@ -119,6 +127,8 @@ class MemoryDefinitions(MemoryPart):
         if not versions or msgspec.json.encode(versions[-1].workflow) != text:
             number = len(versions) + 1
             versions.append(StoredWorkflow(workflow, number, self._state.now(), source))
+            if audit is not None:
+                self._state.audit(audit_of_version(audit, number))
         return len(versions)
 
 
@@ -130,13 +140,20 @@ def _version(versions: Sequence[StoredWorkflow], version: int | None) -> StoredW
 class MemoryTenants(MemoryPart):
     """See ``ports.store.Tenants``."""
 
-    async def put_tenant(self, tenant: TenantId, config: Tenant) -> None:
-        self._state.account(tenant).config = config
-
-    async def delete_tenant(self, tenant: TenantId) -> bool:
+    async def put_tenant(
+        self, tenant: TenantId, config: Tenant, *, audit: AuditEntry | None = None
+    ) -> None:
         account = self._state.account(tenant)
-        was_configured, account.config = account.config is not None, None
-        return was_configured
+        before, account.config = account.config, config
+        if audit is not None and before != config:
+            self._state.audit(audit_of_config(audit, before, config))
+
+    async def delete_tenant(self, tenant: TenantId, *, audit: AuditEntry | None = None) -> bool:
+        account = self._state.account(tenant)
+        before, account.config = account.config, None
+        if audit is not None and before is not None:
+            self._state.audit(audit_of_config(audit, before, None))
+        return before is not None
 
     async def tenant(self, tenant: TenantId) -> Tenant:
         return self._state.peek(tenant).config or Tenant()
@@ -159,7 +176,13 @@ class MemoryDocuments(MemoryPart):
         return self._state.documents.get(kind, {}).get(name)
 
     async def put_document(
-        self, kind: str, name: str, value: JsonValue, *, read: int | None
+        self,
+        kind: str,
+        name: str,
+        value: JsonValue,
+        *,
+        read: int | None,
+        audit: AuditEntry | None = None,
     ) -> Document | None:
         known = await self.document(kind, name)
         revision = 0 if known is None else known.revision
@@ -167,6 +190,7 @@ class MemoryDocuments(MemoryPart):
             return None
         document = Document(value, revision + 1)
         self._state.documents.setdefault(kind, {})[name] = document
+        self._state.audit(audit)
         return document
 
     async def list_documents(
@@ -175,8 +199,13 @@ class MemoryDocuments(MemoryPart):
         of_kind = self._state.documents.get(kind, {})
         return _by_name("documents", of_kind.items(), cursor, limit)
 
-    async def delete_document(self, kind: str, name: str) -> bool:
-        return self._state.documents.get(kind, {}).pop(name, None) is not None
+    async def delete_document(
+        self, kind: str, name: str, *, audit: AuditEntry | None = None
+    ) -> bool:
+        removed = self._state.documents.get(kind, {}).pop(name, None)
+        if removed is not None:
+            self._state.audit(audit)
+        return removed is not None
 
 
 class MemoryReplicas(MemoryPart):

@@ -5,14 +5,22 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from stanchion.adapters.cursor import read_cursor, write_cursor
-from stanchion.adapters.outcomes import discard_entry, event_dead_letter, replay_entry
+from stanchion.adapters.outcomes import (
+    audit_of_drift,
+    discard_entry,
+    event_dead_letter,
+    replay_entry,
+)
 from stanchion.adapters.store.memory.state import MemoryPart, RunFile
+from stanchion.core.audit import EVERY_ENTRY, LOOKED_AT_FACTOR, AuditEntry, AuditFilter
 from stanchion.core.events import Event, TimerFired
 from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.ports.records import DeadLetter, Drift, OutboxRow, Page
 
-__all__ = ["MemoryHousekeeping", "MemoryOutbox"]
+__all__ = ["MemoryAuditLog", "MemoryHousekeeping", "MemoryOutbox"]
 
 
 class MemoryHousekeeping(MemoryPart):
@@ -55,14 +63,21 @@ class MemoryHousekeeping(MemoryPart):
             write_cursor("dead-letters", page[-1][0]) if more else None,
         )
 
-    async def replay_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
-        return self._take_letter(letter_id, lambda letter: replay_entry(letter, actor))
+    async def replay_dead_letter(
+        self, letter_id: str, *, actor: str, audit: AuditEntry | None = None
+    ) -> DeadLetter | None:
+        return self._take_letter(letter_id, lambda letter: replay_entry(letter, actor), audit)
 
-    async def discard_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
-        return self._take_letter(letter_id, lambda letter: discard_entry(letter, actor))
+    async def discard_dead_letter(
+        self, letter_id: str, *, actor: str, audit: AuditEntry | None = None
+    ) -> DeadLetter | None:
+        return self._take_letter(letter_id, lambda letter: discard_entry(letter, actor), audit)
 
     def _take_letter(
-        self, letter_id: str, entry_of: Callable[[DeadLetter], tuple[str, Event] | None]
+        self,
+        letter_id: str,
+        entry_of: Callable[[DeadLetter], tuple[str, Event] | None],
+        audit: AuditEntry | None,
     ) -> DeadLetter | None:
         """Remove a letter and post an event to its run, unless the run has finished."""
         _, letter = self._state.letters.get(letter_id, (None, None))
@@ -73,9 +88,13 @@ class MemoryHousekeeping(MemoryPart):
         entry = entry_of(letter)
         if entry is not None and not file.run.status.is_finished:
             self._state.deliver(file, *entry, self._state.now())
+        if audit is not None:
+            self._state.audit(replace(audit, tenant=letter.tenant))
         return letter
 
-    async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:
+    async def audit_slots(
+        self, *, limit: int, audit: AuditEntry | None = None
+    ) -> tuple[Drift, ...]:
         tenants = sorted(self._state.accounts)
         audited = self._state.audited
         start = 0 if audited is None else bisect_left(tenants, audited + "\0")
@@ -85,8 +104,11 @@ class MemoryHousekeeping(MemoryPart):
             self._state.audited = tenant
             account = self._state.accounts[tenant]
             if account.active != len(account.holders):
-                drifts.append(Drift(tenant, account.active, len(account.holders)))
-                account.active = len(account.holders)
+                drift = Drift(tenant, account.active, len(account.holders))
+                drifts.append(drift)
+                account.active = drift.actual
+                if audit is not None:
+                    self._state.audit(audit_of_drift(audit, drift))
         return tuple(drifts)
 
     async def purge(self, *, finished_before: Instant, limit: int) -> int:
@@ -94,6 +116,7 @@ class MemoryHousekeeping(MemoryPart):
         for _, run_id in self._state.finished[:end]:
             self._remove(self._state.runs.pop(run_id))
         del self._state.finished[:end]
+        self._forget_audit()
         return end
 
     async def now(self) -> Instant:
@@ -104,6 +127,12 @@ class MemoryHousekeeping(MemoryPart):
 
     async def close(self) -> None:
         """Do nothing: there is no connection."""
+
+    def _forget_audit(self) -> None:
+        log = self._state.audit_log
+        old = bisect_left(log, self._state.now() - self._state.audit_ttl_ms, key=_written_at)
+        self._state.audit_removed += old
+        del log[:old]
 
     def _remove(self, file: RunFile) -> None:
         run = file.run
@@ -117,6 +146,41 @@ class MemoryHousekeeping(MemoryPart):
         key = None if file.key is None else account.keys.get(file.key)
         if file.key is not None and key is not None and key.record.run_id == run.id:
             del account.keys[file.key]
+
+
+class MemoryAuditLog(MemoryPart):
+    """See ``ports.store.AuditLog``."""
+
+    async def add_audit(self, entry: AuditEntry, *, once: str | None = None) -> bool:
+        if once is not None and once in self._state.audited_once:
+            return False
+        if once is not None:
+            self._state.audited_once.add(once)
+        self._state.audit(entry)
+        return True
+
+    async def list_audit(
+        self, only: AuditFilter = EVERY_ENTRY, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[AuditEntry]:
+        log, removed = self._state.audit_log, self._state.audit_removed
+        end = len(log)
+        if cursor is not None:
+            # A position counts all entries ever written: removed ones do not shift it.
+            end = max(0, min(end, read_cursor("audit", cursor, tuple[int])[0] - removed))
+        oldest_at = self._state.now() - self._state.audit_ttl_ms
+        found: list[AuditEntry] = []
+        place = end
+        while place > 0 and len(found) < limit and end - place < LOOKED_AT_FACTOR * limit:
+            place -= 1
+            if log[place].at < oldest_at:
+                place = 0
+            elif only.fits(log[place]):
+                found.append(log[place])
+        return Page(tuple(found), write_cursor("audit", place + removed) if place else None)
+
+
+def _written_at(entry: AuditEntry) -> int:
+    return entry.at
 
 
 class MemoryOutbox(MemoryPart):

@@ -20,6 +20,7 @@ from stanchion.adapters.store.memory.state import (
     RunFile,
 )
 from stanchion.core.admission import Admitted, Facts, KeyRecord, Rate, Verdict, judge
+from stanchion.core.audit import AuditEntry
 from stanchion.core.commit import Apply, CommitAnswer, Committed, Gone, judge_commit
 from stanchion.core.events import Event, Timer
 from stanchion.core.model import (
@@ -120,7 +121,9 @@ class MemoryRuns(MemoryPart):
         self._become(file, after, commit.transition)
         return Committed(verdict.stamp)
 
-    async def post(self, run_id: RunId, event: Event, *, entry_id: str) -> PostAnswer:
+    async def post(
+        self, run_id: RunId, event: Event, *, entry_id: str, audit: AuditEntry | None = None
+    ) -> PostAnswer:
         file = self._state.runs.get(run_id)
         if file is None:
             return PostAnswer.UNKNOWN
@@ -128,6 +131,7 @@ class MemoryRuns(MemoryPart):
             return PostAnswer.FINISHED
         if not self._state.deliver(file, entry_id, event, self._state.now()):
             return PostAnswer.REPEATED
+        self._state.audit(audit)
         return PostAnswer.POSTED
 
     async def timeline(
@@ -242,6 +246,7 @@ class MemoryRuns(MemoryPart):
         if facts.rate is not None:
             account.rate_used_until_ms = facts.rate.after_one(facts.now)
         self._become(file, run, admission.transition)
+        self._state.audit(admission.audit)
 
     def _become(self, file: RunFile, after: Run, transition: Transition) -> None:
         file.items.update(transition.items)

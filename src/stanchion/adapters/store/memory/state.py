@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Generic, TypeVar
 
+from msgspec.structs import replace
+
 from stanchion.adapters.cursor import write_cursor
 from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.core.admission import KeyRecord
+from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Event, Timer
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
@@ -129,9 +132,10 @@ class Account:
 class MemoryState:
     """The state of a memory store."""
 
-    def __init__(self, clock: Clock, key_ttl_ms: int) -> None:
+    def __init__(self, clock: Clock, key_ttl_ms: int, audit_ttl_ms: int) -> None:
         self._clock = clock
         self.key_ttl_ms = key_ttl_ms
+        self.audit_ttl_ms = audit_ttl_ms
         self.runs: dict[RunId, RunFile] = {}
         self.jobs: dict[JobId, JobFile] = {}
         self.accounts: dict[TenantId, Account] = {}
@@ -151,6 +155,11 @@ class MemoryState:
         """The versions of shared workflows."""
         self.audited: TenantId | None = None
         """Where the last audit stopped."""
+        self.audit_log: list[AuditEntry] = []
+        """Oldest first."""
+        self.audit_removed = 0
+        """Entries that were removed from the log, because they were too old."""
+        self.audited_once: set[str] = set()
 
     def now(self) -> Instant:
         return self._clock.now()
@@ -200,6 +209,15 @@ class MemoryState:
         account.feed_length += 1
         position = write_cursor("feed", account.feed_length)
         account.feed.append(FeedEntry(position, file.run.id, entries))
+
+    def audit(self, entry: AuditEntry | None) -> None:
+        """Write an entry, if there is one."""
+        if entry is None:
+            return
+        # The time of an entry never falls, so that the order of the log is that of its times.
+        last_at = self.audit_log[-1].at if self.audit_log else 0
+        at = max(self.now(), last_at)
+        self.audit_log.append(replace(entry, at=Instant(at)))
 
     def add_letter(self, file: RunFile, letter: DeadLetter) -> None:
         """Store a dead letter, as the newest."""

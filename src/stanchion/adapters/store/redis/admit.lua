@@ -4,6 +4,7 @@
 -- KEYS   approvals asked asked_of
 -- KEYS   active unfinished known finished keys aging configs rates
 -- KEYS   runs feed versions shared_versions shared_runs
+-- KEYS   audit_log audit_log_of
 -- ARGV   1  the admission, a MessagePack map: see part run, and
 --             not_after                 in this server's milliseconds
 --             key, fingerprint          the idempotency key with its tenant, or false
@@ -14,9 +15,10 @@
 --             limit, rate               defaults for a tenant without configuration, or false
 --             created                   the run's position in its tenant's list
 --             version, fence, nonce     its stamp
+--             audit                     an audit entry (see part audit), or false
 -- ANSWER {'admitted'} {'too_late'} {'mismatch'} {'replayed', run} {'stale_definition'}
 --        {'full', limit, active} {'throttled'}
--- USES   time text ready jobs retired effects run
+-- USES   time text ready jobs retired effects run audit
 local ask = cmsgpack.unpack(ARGV[1])
 
 -- The checks and their order are those of core.admission.judge. Keep them identical.
@@ -97,6 +99,9 @@ if ask.shared_run then
   redis.call('ZADD', key.shared_runs, 0, ask.shared_run)
 end
 become(ask, stamped(ask.version, ask.fence, ask.nonce), true)
+if ask.audit then
+  write_audit(ask.audit)
+end
 
 if ask.key then
   -- Each admission removes a few expired keys, so that their number stays bounded.

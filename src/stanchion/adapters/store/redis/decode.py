@@ -14,7 +14,13 @@ from typing import Any, Final, ParamSpec, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from stanchion.adapters.outcomes import why_lost
+from stanchion.adapters.outcomes import (
+    audit_of_config,
+    audit_of_drift,
+    audit_of_version,
+    why_lost,
+)
+from stanchion.core.audit import AuditEntry
 from stanchion.core.events import AttemptFailed, AttemptSucceeded, Event
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
@@ -38,6 +44,7 @@ from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.records import (
     DeadLetter,
     Document,
+    Drift,
     InboxEntry,
     JobState,
     JobView,
@@ -55,6 +62,7 @@ __all__ = [
     "StoredTenant",
     "checked",
     "read_approval",
+    "read_audit",
     "read_document",
     "read_item",
     "read_job",
@@ -355,6 +363,7 @@ class StoredTenant(msgspec.Struct, frozen=True, array_like=True):
 _version_decoder = msgspec.msgpack.Decoder(_Version)
 _config_decoder = msgspec.msgpack.Decoder(StoredTenant)
 _workflow_decoder = msgspec.json.Decoder(Workflow)
+_audit_decoder = msgspec.json.Decoder(AuditEntry)
 _tenant_decoder = msgspec.json.Decoder(Tenant)
 
 
@@ -381,6 +390,24 @@ def read_document(packed: bytes) -> Document:
     """Decode a document with its revision."""
     frame = _document_decoder.decode(packed)
     return Document(_json_decoder.decode(frame.value), frame.revision)
+
+
+@checked
+def read_audit(written_at: int, fields: Sequence[bytes]) -> AuditEntry:
+    """Decode an audit entry, with what a script added to it."""
+    entry = replace(_audit_decoder.decode(fields[1]), at=Instant(written_at))
+    if len(fields) == 2:  # noqa: PLR2004 - a name and the entry
+        return entry
+    name, value = fields[2:]
+    match name:
+        case b"version":
+            return audit_of_version(entry, int(value))
+        case b"slots":
+            assert entry.tenant is not None
+            return audit_of_drift(entry, Drift(entry.tenant, *map(int, value.split())))
+        case _:
+            before = audit_of_config(entry, read_tenant(value) if value else None, None).before
+            return replace(entry, before=before)
 
 
 @checked

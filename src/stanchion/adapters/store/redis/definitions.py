@@ -8,11 +8,13 @@ from typing import Final
 import msgspec
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.outcomes import audit_of_config
 from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.redis.node import pack
 from stanchion.adapters.store.redis import decode, encode
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
+from stanchion.core.audit import AuditEntry
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
     Instant,
@@ -49,21 +51,27 @@ _SHARE_TRIES_MAX: Final = 3
 class RedisDefinitions(Sharded):
     """See ``ports.store.Definitions``."""
 
-    async def put_workflow(self, tenant: TenantId, workflow: Workflow) -> int:
-        words = (workflow.id, encode.to_json(workflow), tenant)
+    async def put_workflow(
+        self, tenant: TenantId, workflow: Workflow, *, audit: AuditEntry | None = None
+    ) -> int:
+        packed = encode.pack_audit(audit, self._shards.audit_ttl_ms)
+        words = (workflow.id, encode.to_json(workflow), tenant, packed)
         shard = shard_of_tenant(tenant)
         step = self._shards.step("put_workflow", shard, *words, tenant=tenant)
         version: int = await self._shards.ask(step)
         return version
 
-    async def put_shared_workflow(self, workflow: Workflow) -> int:
+    async def put_shared_workflow(
+        self, workflow: Workflow, *, audit: AuditEntry | None = None
+    ) -> int:
         shards, deadline = self._shards, self._shards.client.deadline()
         newest = await shards.read_all("HGET", "shared_versions", workflow.id, deadline=deadline)
         highest = max(int(each or 0) for each in newest)
         keys, text = shards.keys, encode.to_json(workflow)
         for _ in range(_SHARE_TRIES_MAX):
-            words = (workflow.id, text, highest)
-            step = shards.step_at("put_shared", keys.common_slot, keys.shared_workflows(), *words)
+            words = (workflow.id, text, highest, encode.pack_audit(audit, shards.audit_ttl_ms))
+            places = (*keys.shared_workflows(), *keys.common_audit(None))
+            step = shards.step_at("put_shared", keys.common_slot, places, *words)
             version, packed = await shards.ask(step, deadline)
             # Raises if one shard does not answer: then the caller repeats the call.
             added = await shards.ask_all(
@@ -226,13 +234,20 @@ def _read(version: bytes, packed: bytes, source: bytes, pinned: int) -> StoredWo
 class RedisTenants(Sharded):
     """See ``ports.store.Tenants``."""
 
-    async def put_tenant(self, tenant: TenantId, config: Tenant) -> None:
+    async def put_tenant(
+        self, tenant: TenantId, config: Tenant, *, audit: AuditEntry | None = None
+    ) -> None:
+        # The script adds the configuration before.
+        entry = None if audit is None else audit_of_config(audit, None, config)
+        packed = encode.pack_audit(entry, self._shards.audit_ttl_ms)
+        words = (tenant, encode.pack_tenant(config), packed)
         shard = shard_of_tenant(tenant)
-        step = self._shards.step("put_tenant", shard, tenant, encode.pack_tenant(config))
-        await self._shards.ask(step)
+        await self._shards.ask(self._shards.step("put_tenant", shard, *words, tenant=tenant))
 
-    async def delete_tenant(self, tenant: TenantId) -> bool:
-        step = self._shards.step("delete_tenant", shard_of_tenant(tenant), tenant)
+    async def delete_tenant(self, tenant: TenantId, *, audit: AuditEntry | None = None) -> bool:
+        packed = encode.pack_audit(audit, self._shards.audit_ttl_ms)
+        shard = shard_of_tenant(tenant)
+        step = self._shards.step("delete_tenant", shard, tenant, packed, tenant=tenant)
         return bool(await self._shards.ask(step))
 
     async def tenant(self, tenant: TenantId) -> Tenant:
@@ -271,15 +286,22 @@ class RedisDocuments(Sharded):
         return (await self._documents(kind, [name], self._shards.client.deadline()))[0]
 
     async def put_document(
-        self, kind: str, name: str, value: JsonValue, *, read: int | None
+        self,
+        kind: str,
+        name: str,
+        value: JsonValue,
+        *,
+        read: int | None,
+        audit: AuditEntry | None = None,
     ) -> Document | None:
         keys = self._shards.keys
         # Not repeatable: after a lost reply, the repeat would find the revision of the first try.
         step = self._shards.step_at(
             "put_document",
             keys.common_slot,
-            keys.documents(kind),
+            self._keys(kind, audit),
             *(name, encode.to_json(value), "" if read is None else read),
+            encode.pack_audit(audit, self._shards.audit_ttl_ms),
             is_repeatable=False,
         )
         revision = await self._shards.ask(step)
@@ -305,12 +327,23 @@ class RedisDocuments(Sharded):
             onward,
         )
 
-    async def delete_document(self, kind: str, name: str) -> bool:
-        keys = self._shards.keys
+    async def delete_document(
+        self, kind: str, name: str, *, audit: AuditEntry | None = None
+    ) -> bool:
         step = self._shards.step_at(
-            "delete_document", keys.common_slot, keys.documents(kind), name, is_repeatable=False
+            "delete_document",
+            self._shards.keys.common_slot,
+            self._keys(kind, audit),
+            name,
+            encode.pack_audit(audit, self._shards.audit_ttl_ms),
+            is_repeatable=False,
         )
         return bool(await self._shards.ask(step))
+
+    def _keys(self, kind: str, audit: AuditEntry | None) -> tuple[str, ...]:
+        keys = self._shards.keys
+        tenant = None if audit is None else audit.tenant
+        return (*keys.documents(kind), *keys.common_audit(tenant))
 
     async def _documents(
         self, kind: str, names: list[str], deadline: float

@@ -37,7 +37,10 @@ every shard, and once more under that tag, which gives out their versions.
     asked       sorted set   these places, oldest first
     asked_of    sorted set   the same by tenant
 
+    audit_log   stream       audit entries of all its tenants
+
     per tenant
+    audit_log_of  stream     its audit entries
     runs        sorted set   time of creation and run id
     feed        stream       the newest timeline entries of all its runs
     versions    hash         the newest version of each workflow
@@ -71,6 +74,7 @@ from stanchion.adapters.outcomes import result_event
 from stanchion.adapters.redis.address import checked_namespace
 from stanchion.adapters.redis.topology import slot_of
 from stanchion.adapters.store.redis.decode import RunEnd, RunHeader, StoredTenant
+from stanchion.core.audit import AuditEntry
 from stanchion.core.events import AttemptFailed, AttemptSucceeded, TimerFired
 from stanchion.core.model import (
     SHARDS,
@@ -114,11 +118,13 @@ __all__ = [
     "RUN_ID_CHARS",
     "StoreKeys",
     "approval_place",
+    "audit_words",
     "created_place",
     "encode_admission",
     "encode_commit",
     "event_of",
     "item_field",
+    "pack_audit",
     "pack_tenant",
     "run_of_job",
     "sized",
@@ -134,7 +140,9 @@ _UNSTAMPED: Final = Stamp(0, "")
 _DEFAULTS: Final = Tenant()
 
 
-def encode_admission(admission: Admission, *, not_after: Instant, key_ttl_ms: int) -> bytes:
+def encode_admission(
+    admission: Admission, *, not_after: Instant, key_ttl_ms: int, audit_ttl_ms: int
+) -> bytes:
     """The argument of ``admit.lua``."""
     run = admission.run
     place = created_place(run.created_at, run.id)
@@ -166,6 +174,7 @@ def encode_admission(admission: Admission, *, not_after: Instant, key_ttl_ms: in
     ask["limit"] = _or_false(_DEFAULTS.max_concurrent_runs)
     ask["rate"] = _or_false(_DEFAULTS.job_rate_per_s)
     ask["created"] = place
+    ask["audit"] = admission.audit is not None and audit_words(admission.audit, audit_ttl_ms)
     return _pack(ask)
 
 
@@ -312,11 +321,11 @@ OF_SHARD: Final = frozenset(
         *("ready", "ring", "turns", "counters", "open", "deadlines", "timers"),
         *("outbox", "rows", "active", "unfinished", "known", "finished", "keys", "aging"),
         *("configs", "configured", "rates", "letters", "dead", "dead_of", "mark"),
-        *("approvals", "asked", "asked_of"),
+        *("approvals", "asked", "asked_of", "audit_log"),
         *("shared_versions", "shared_workflows", "shared_names", "shared_runs"),
     )
 )
-OF_TENANT: Final = frozenset(("runs", "feed", "versions", "workflows", "names"))
+OF_TENANT: Final = frozenset(("runs", "feed", "versions", "workflows", "names", "audit_log_of"))
 OF_RUN: Final = frozenset(("run", "items", "out", "jobs", "inbox", "timeline", "buried"))
 
 RUN_ID_CHARS: Final = len(make_run_id(TenantId(""), Instant(0), 0))
@@ -354,6 +363,15 @@ class StoreKeys:
         assert name in OF_RUN, name
         return f"{self._roots[_shard(run_id)]}{name}:{run_id}"
 
+    def common_audit(self, tenant: TenantId | None) -> tuple[str, str]:
+        """The audit log of data that belongs to no tenant: all entries, and a tenant's."""
+        return f"{self._common}audit_log", f"{self._common}audit_log_of:{tenant or ''}"
+
+    @property
+    def audit_once(self) -> str:
+        """The key of the audit entries that must be written once."""
+        return f"{self._common}audit_once"
+
     def documents(self, kind: str) -> tuple[str, str]:
         """The keys of the documents of a kind, and of their sorted names."""
         return f"{self._common}documents:{kind}", f"{self._common}document_names:{kind}"
@@ -389,6 +407,16 @@ class StoreKeys:
             ]
             assert set(names) <= OF_SHARD | OF_RUN | OF_TENANT, names
         return known
+
+
+def pack_audit(entry: AuditEntry | None, ttl_ms: int) -> bytes:
+    """The argument of a script that may write an audit entry; empty for none."""
+    return b"" if entry is None else _pack(audit_words(entry, ttl_ms))
+
+
+def audit_words(entry: AuditEntry, ttl_ms: int) -> tuple[int, bool, str]:
+    """An audit entry, as ``part_audit.lua`` takes it."""
+    return ttl_ms, entry.tenant is not None, to_json(entry)
 
 
 def run_of_job(job_id: JobId) -> RunId | None:

@@ -8,11 +8,18 @@ from typing import Final
 from msgspec.structs import replace
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
-from stanchion.adapters.outcomes import discard_entry, event_letter_id, replay_entry, step_of
+from stanchion.adapters.outcomes import (
+    audit_of_drift,
+    discard_entry,
+    event_letter_id,
+    replay_entry,
+    step_of,
+)
 from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.store.redis import decode, encode
 from stanchion.adapters.store.redis.encode import RUN_ID_CHARS, sized
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
+from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Event
 from stanchion.core.model import SHARDS, Instant, RunId, TenantId, shard_of_run, shard_of_tenant
 from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page
@@ -31,11 +38,13 @@ class RedisHousekeeping(Sharded):
         self._audited: tuple[int, TenantId | None] = (0, None)
         """The shard and tenant at which the last audit stopped."""
 
-    async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:
+    async def audit_slots(
+        self, *, limit: int, audit: AuditEntry | None = None
+    ) -> tuple[Drift, ...]:
         deadline = self._shards.client.deadline()
         chosen = (await self._tenants_in_turn(limit, deadline))[:limit]
         replies = await self._shards.ask_all(
-            [self._shards.step("audit", shard, tenant) for shard, tenant in chosen], deadline
+            [self._audit(shard, tenant, audit) for shard, tenant in chosen], deadline
         )
         if chosen:
             self._audited = chosen[-1]
@@ -76,6 +85,12 @@ class RedisHousekeeping(Sharded):
 
     async def close(self) -> None:
         await self._shards.client.close()
+
+    def _audit(self, shard: int, tenant: TenantId, audit: AuditEntry | None) -> RedisRequest:
+        # The script adds the two counts.
+        entry = None if audit is None else audit_of_drift(audit, Drift(tenant, 0, 0))
+        packed = encode.pack_audit(entry, self._shards.audit_ttl_ms)
+        return self._shards.step("audit", shard, tenant, packed, tenant=tenant)
 
     def _purge(self, shard: int, name: str) -> RedisRequest:
         run_id, tenant = RunId(name[:RUN_ID_CHARS]), name[RUN_ID_CHARS:]
@@ -186,14 +201,23 @@ class RedisLetters(Sharded):
         more = len(found) > limit
         return Page(letters, write_cursor("dead-letters", page[-1][0]) if more else None)
 
-    async def replay_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
-        return await self._take_letter(letter_id, lambda letter: replay_entry(letter, actor))
+    async def replay_dead_letter(
+        self, letter_id: str, *, actor: str, audit: AuditEntry | None = None
+    ) -> DeadLetter | None:
+        return await self._take_letter(letter_id, lambda letter: replay_entry(letter, actor), audit)
 
-    async def discard_dead_letter(self, letter_id: str, *, actor: str) -> DeadLetter | None:
-        return await self._take_letter(letter_id, lambda letter: discard_entry(letter, actor))
+    async def discard_dead_letter(
+        self, letter_id: str, *, actor: str, audit: AuditEntry | None = None
+    ) -> DeadLetter | None:
+        return await self._take_letter(
+            letter_id, lambda letter: discard_entry(letter, actor), audit
+        )
 
     async def _take_letter(
-        self, letter_id: str, entry_of: Callable[[DeadLetter], tuple[str, Event] | None]
+        self,
+        letter_id: str,
+        entry_of: Callable[[DeadLetter], tuple[str, Event] | None],
+        audit: AuditEntry | None,
     ) -> DeadLetter | None:
         """Remove a letter and post an event to its run."""
         deadline = self._shards.client.deadline()
@@ -211,6 +235,10 @@ class RedisLetters(Sharded):
         letter = decode.read_letter(packed)
         entry = entry_of(letter)
         posted = ("", "") if entry is None else (entry[0], encode.to_json(entry[1]))
-        words = (run_id, letter.tenant, letter_id, *posted)
-        step = self._shards.step("replay", shard, *words, run_id=run_id, is_repeatable=False)
+        logged = None if audit is None else replace(audit, tenant=letter.tenant)
+        packed = encode.pack_audit(logged, self._shards.audit_ttl_ms)
+        words = (run_id, letter.tenant, letter_id, *posted, packed)
+        step = self._shards.step(
+            "replay", shard, *words, run_id=run_id, tenant=letter.tenant, is_repeatable=False
+        )
         return letter if await self._shards.ask(step, deadline) else None

@@ -21,6 +21,7 @@ from stanchion.core.admission import (
     TooLate,
     Verdict,
 )
+from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Event
 from stanchion.core.model import (
     Instant,
@@ -72,7 +73,10 @@ class RedisRuns(Sharded):
 
         def make(not_after: Instant) -> RedisRequest:
             asked = encode.encode_admission(
-                admission, not_after=not_after, key_ttl_ms=self._shards.key_ttl_ms
+                admission,
+                not_after=not_after,
+                key_ttl_ms=self._shards.key_ttl_ms,
+                audit_ttl_ms=self._shards.audit_ttl_ms,
             )
             return self._shards.step("admit", shard, asked, run_id=run.id, tenant=run.tenant)
 
@@ -161,13 +165,16 @@ class RedisRuns(Sharded):
             case other:
                 raise BackendCorrupt(f"commit answered {other!r}")
 
-    async def post(self, run_id: RunId, event: Event, *, entry_id: str) -> PostAnswer:
+    async def post(
+        self, run_id: RunId, event: Event, *, entry_id: str, audit: AuditEntry | None = None
+    ) -> PostAnswer:
         shard = shard_of_run(run_id)
         if shard is None:
             return PostAnswer.UNKNOWN
-        step = self._shards.step(
-            "post", shard, run_id, entry_id, encode.to_json(event), run_id=run_id
-        )
+        tenant = None if audit is None else audit.tenant
+        packed = encode.pack_audit(audit, self._shards.audit_ttl_ms)
+        words = (run_id, entry_id, encode.to_json(event), packed)
+        step = self._shards.step("post", shard, *words, run_id=run_id, tenant=tenant or "")
         return PostAnswer((await self._shards.ask(step)).decode())
 
     async def timeline(

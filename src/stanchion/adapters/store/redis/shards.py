@@ -67,12 +67,18 @@ class Shards:
     """Sends requests to shards, and remembers what it learned from them."""
 
     def __init__(
-        self, client: RedisClient, keys: StoreKeys, rounds: Rounds, key_ttl_ms: int
+        self,
+        client: RedisClient,
+        keys: StoreKeys,
+        rounds: Rounds,
+        key_ttl_ms: int,
+        audit_ttl_ms: int,
     ) -> None:
         self.client = client
         self.keys = keys
         self.rounds = rounds
         self.key_ttl_ms = key_ttl_ms
+        self.audit_ttl_ms = audit_ttl_ms
         self._owners: dict[RunId, TenantId] = {}
         self._kept: dict[Hashable, list[RedisRequest]] = {}
         self._idle: dict[str, tuple[int, float]] = {}

@@ -12,6 +12,7 @@ from typing import Final
 from stanchion.adapters.redis.address import read_url
 from stanchion.adapters.redis.client import RedisClient
 from stanchion.adapters.redis.startup import claim_format, examine
+from stanchion.adapters.store.redis.audit import RedisAuditLog
 from stanchion.adapters.store.redis.definitions import (
     RedisDefinitions,
     RedisDocuments,
@@ -31,6 +32,7 @@ from stanchion.ports.entropy import Entropy
 __all__ = ["RedisStore"]
 
 _DAY_MS: Final = 86_400_000
+_AUDIT_TTL_MS: Final = 90 * _DAY_MS
 _FORMAT: Final = f"1 with {SHARDS} shards"
 _log = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class RedisStore(
     RedisReplicas,
     RedisLetters,
     RedisHousekeeping,
+    RedisAuditLog,
 ):
     """See ``ports.store.Store``. Open it with ``RedisStore.open``."""
 
@@ -60,13 +63,14 @@ class RedisStore(
         *,
         namespace: str = "stanchion",
         key_ttl_ms: int = _DAY_MS,
+        audit_ttl_ms: int = _AUDIT_TTL_MS,
         timeout_s: float = 2.0,
         entropy: Entropy | None = None,
     ) -> RedisStore:
         """Connect and check the servers. Raises ``BackendError``.
 
-        ``key_ttl_ms``: how long a key is kept after its run ended. ``timeout_s``: how long a call
-        may take.
+        ``key_ttl_ms``: how long a key is kept after its run ended. ``audit_ttl_ms``: how long an
+        audit entry is kept. ``timeout_s``: how long a call may take.
         """
         chance = entropy or SystemEntropy()
         keys = StoreKeys(namespace)
@@ -80,4 +84,4 @@ class RedisStore(
         for warning in warnings:
             _log.warning("store_settings", extra={"fields": {"warning": warning}})
         rounds = Rounds(first_shard=int(chance.unit() * SHARDS))
-        return cls(Shards(client, keys, rounds, key_ttl_ms), warnings)
+        return cls(Shards(client, keys, rounds, key_ttl_ms, audit_ttl_ms), warnings)

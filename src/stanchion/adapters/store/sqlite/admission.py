@@ -7,6 +7,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.store.sqlite.audit import add_audit
 from stanchion.adapters.store.sqlite.codec import (
     ANY_RUN,
     SQL,
@@ -157,3 +158,5 @@ def _begin(db: Database, admission: Admission, facts: Facts, number: int) -> Non
     if facts.rate is not None:
         used_until_ms = facts.rate.after_one(facts.now)
         db.run(SQL["use_rate"], tenant=run.tenant, used_until_ms=used_until_ms)
+    if admission.audit is not None:
+        add_audit(db, admission.audit)

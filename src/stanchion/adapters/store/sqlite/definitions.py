@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.outcomes import audit_of_config, audit_of_version
 from stanchion.adapters.sqlite.database import Database, Row
+from stanchion.adapters.store.sqlite.audit import add_audit
 from stanchion.adapters.store.sqlite.codec import SQL, TENANT, VALUE, WORKFLOW, encode
+from stanchion.core.audit import AuditEntry
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import TenantId, WorkflowId, WorkflowSource
 from stanchion.core.workflow import Workflow
@@ -38,7 +41,9 @@ _TENANTS: Final = "tenants"
 _DOCUMENTS: Final = "documents"
 
 
-def put_workflow(db: Database, tenant: TenantId, workflow: Workflow) -> int:
+def put_workflow(
+    db: Database, tenant: TenantId, workflow: Workflow, *, audit: AuditEntry | None = None
+) -> int:
     """See ``ports.store.Definitions.put_workflow``."""
     row = db.first(SQL["newest_workflow"], tenant=tenant, workflow_id=workflow.id)
     newest = None if row is None else _stored(row, tenant)
@@ -48,12 +53,16 @@ def put_workflow(db: Database, tenant: TenantId, workflow: Workflow) -> int:
     names = {"tenant": tenant, "workflow_id": workflow.id, "version": version}
     db.run(SQL["add_workflow"], **names, created_at=db.now(), workflow=encode(workflow))
     db.run(SQL["point_at_newest"], **names)
+    if audit is not None:
+        add_audit(db, audit_of_version(audit, version))
     return version
 
 
-def put_shared_workflow(db: Database, workflow: Workflow) -> int:
+def put_shared_workflow(
+    db: Database, workflow: Workflow, *, audit: AuditEntry | None = None
+) -> int:
     """See ``ports.store.Definitions.put_shared_workflow``."""
-    return put_workflow(db, _SHARED, workflow)
+    return put_workflow(db, _SHARED, workflow, audit=audit)
 
 
 def workflow_of(
@@ -132,18 +141,28 @@ def list_workflow_uses(
     return Page(found, _next(_USES, rows, limit))
 
 
-def put_tenant(db: Database, tenant: TenantId, config: Tenant) -> None:
+def put_tenant(
+    db: Database, tenant: TenantId, config: Tenant, *, audit: AuditEntry | None = None
+) -> None:
     """See ``ports.store.Tenants.put_tenant``."""
+    row = None if audit is None else db.first(SQL["read_tenant"], tenant=tenant)
+    before = None if row is None else TENANT.decode(row[0])
+    if audit is not None and before != config:
+        add_audit(db, audit_of_config(audit, before, config))
     db.run(SQL["put_tenant"], tenant=tenant, config=encode(config))
     db.run(SQL["delete_pins"], tenant=tenant)
     for workflow_id, version in config.workflows.items():
         db.run(SQL["put_pin"], tenant=tenant, workflow_id=workflow_id, version=version)
 
 
-def delete_tenant(db: Database, tenant: TenantId) -> bool:
+def delete_tenant(db: Database, tenant: TenantId, *, audit: AuditEntry | None = None) -> bool:
     """See ``ports.store.Tenants.delete_tenant``."""
+    before = tenant_of(db, tenant)
     db.run(SQL["delete_pins"], tenant=tenant)
-    return db.first(SQL["delete_tenant"], tenant=tenant) is not None
+    is_removed = db.first(SQL["delete_tenant"], tenant=tenant) is not None
+    if audit is not None and is_removed:
+        add_audit(db, audit_of_config(audit, before, None))
+    return is_removed
 
 
 def tenant_of(db: Database, tenant: TenantId) -> Tenant:
@@ -168,7 +187,13 @@ def document(db: Database, kind: str, name: str) -> Document | None:
 
 
 def put_document(
-    db: Database, kind: str, name: str, value: JsonValue, *, read: int | None
+    db: Database,
+    kind: str,
+    name: str,
+    value: JsonValue,
+    *,
+    read: int | None,
+    audit: AuditEntry | None = None,
 ) -> Document | None:
     """See ``ports.store.Documents.put_document``."""
     row = db.first(SQL["read_document"], kind=kind, name=name)
@@ -177,6 +202,8 @@ def put_document(
         return None
     revision = present + 1
     db.run(SQL["put_document"], kind=kind, name=name, revision=revision, value=encode(value))
+    if audit is not None:
+        add_audit(db, audit)
     return Document(value, revision)
 
 
@@ -192,9 +219,12 @@ def list_documents(
     return Page(found, _next(_DOCUMENTS, rows, limit))
 
 
-def delete_document(db: Database, kind: str, name: str) -> bool:
+def delete_document(db: Database, kind: str, name: str, *, audit: AuditEntry | None = None) -> bool:
     """See ``ports.store.Documents.delete_document``."""
-    return bool(db.changed(SQL["delete_document"], kind=kind, name=name))
+    is_removed = bool(db.changed(SQL["delete_document"], kind=kind, name=name))
+    if audit is not None and is_removed:
+        add_audit(db, audit)
+    return is_removed
 
 
 def _is_same(one: Workflow, other: Workflow) -> bool:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from msgspec.structs import replace
+
 from stanchion.adapters.cursor import read_cursor, write_cursor
-from stanchion.adapters.outcomes import discard_entry, event_dead_letter, replay_entry
+from stanchion.adapters.outcomes import (
+    audit_of_drift,
+    discard_entry,
+    event_dead_letter,
+    replay_entry,
+)
 from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.store.sqlite.audit import add_audit
 from stanchion.adapters.store.sqlite.codec import DEAD_LETTER, EVENT, SQL, encode
 from stanchion.adapters.store.sqlite.outbox import drop_entry, put_entry
+from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Event
 from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.ports.records import DeadLetter, Drift, Page
@@ -62,18 +71,25 @@ def list_dead_letters(
     return Page(letters, write_cursor(_LIST, rows[limit - 1][0]) if len(rows) > limit else None)
 
 
-def replay_dead_letter(db: Database, letter_id: str, *, actor: str) -> DeadLetter | None:
+def replay_dead_letter(
+    db: Database, letter_id: str, *, actor: str, audit: AuditEntry | None = None
+) -> DeadLetter | None:
     """See ``ports.store.Housekeeping.replay_dead_letter``."""
-    return _take_letter(db, letter_id, lambda letter: replay_entry(letter, actor))
+    return _take_letter(db, letter_id, lambda letter: replay_entry(letter, actor), audit)
 
 
-def discard_dead_letter(db: Database, letter_id: str, *, actor: str) -> DeadLetter | None:
+def discard_dead_letter(
+    db: Database, letter_id: str, *, actor: str, audit: AuditEntry | None = None
+) -> DeadLetter | None:
     """See ``ports.store.Housekeeping.discard_dead_letter``."""
-    return _take_letter(db, letter_id, lambda letter: discard_entry(letter, actor))
+    return _take_letter(db, letter_id, lambda letter: discard_entry(letter, actor), audit)
 
 
 def _take_letter(
-    db: Database, letter_id: str, entry_of: Callable[[DeadLetter], tuple[str, Event] | None]
+    db: Database,
+    letter_id: str,
+    entry_of: Callable[[DeadLetter], tuple[str, Event] | None],
+    audit: AuditEntry | None,
 ) -> DeadLetter | None:
     """Remove a letter and post an event to its run."""
     found = db.first(SQL["take_letter"], id=letter_id)
@@ -85,6 +101,8 @@ def _take_letter(
     # Nothing is posted to a run that has ended; its letter is removed all the same.
     if entry is not None and ended is not None and ended[0] is None:
         put_entry(db, run, *entry, db.now())
+    if audit is not None:
+        add_audit(db, replace(audit, tenant=letter.tenant))
     return letter
 
 
@@ -103,7 +121,9 @@ _BELONGINGS: Final = (
 )
 
 
-def audit_slots(db: Database, after: str, limit: int) -> tuple[tuple[Drift, ...], str]:
+def audit_slots(
+    db: Database, after: str, limit: int, audit: AuditEntry | None
+) -> tuple[tuple[Drift, ...], str]:
     """Audit the tenants after ``after``, in a cycle; returns drifts and the last tenant.
 
     See ``ports.store.Housekeeping.audit_slots``.
@@ -119,6 +139,8 @@ def audit_slots(db: Database, after: str, limit: int) -> tuple[tuple[Drift, ...]
         drift = _compare(db, tenant)
         if drift is not None:
             drifts.append(drift)
+            if audit is not None:
+                add_audit(db, audit_of_drift(audit, drift))
     return tuple(drifts), after
 
 

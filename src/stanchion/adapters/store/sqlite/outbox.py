@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.store.sqlite.audit import add_audit
 from stanchion.adapters.store.sqlite.codec import SQL, TIMER, encode
+from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Event, TimerFired
 from stanchion.core.model import Instant, RunId
 from stanchion.ports.records import OutboxRow, PostAnswer
@@ -71,7 +73,14 @@ def outbox_size(db: Database) -> int:
     return int(found[0])
 
 
-def post(db: Database, run_id: RunId, event: Event, *, entry_id: str) -> PostAnswer:
+def post(
+    db: Database,
+    run_id: RunId,
+    event: Event,
+    *,
+    entry_id: str,
+    audit: AuditEntry | None = None,
+) -> PostAnswer:
     """See ``ports.store.Runs.post``."""
     found = db.first(SQL["find_run"], run_id=run_id)
     if found is None:
@@ -79,8 +88,11 @@ def post(db: Database, run_id: RunId, event: Event, *, entry_id: str) -> PostAns
     run, ended_at = found
     if ended_at is not None:
         return PostAnswer.FINISHED
-    is_new = put_entry(db, run, entry_id, event, db.now())
-    return PostAnswer.POSTED if is_new else PostAnswer.REPEATED
+    if not put_entry(db, run, entry_id, event, db.now()):
+        return PostAnswer.REPEATED
+    if audit is not None:
+        add_audit(db, audit)
+    return PostAnswer.POSTED
 
 
 def put_entry(db: Database, run: int, entry_id: str, event: Event, due: Instant) -> bool:

@@ -18,19 +18,22 @@ from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.opening import MEMORY, resolved
 from stanchion.adapters.sqlite.thread import WorkerThread, read_together, write_together
 from stanchion.adapters.store.sqlite import admission as gate
+from stanchion.adapters.store.sqlite import audit as log
 from stanchion.adapters.store.sqlite import definitions, housekeeping, jobs, outbox, runs
 from stanchion.adapters.store.sqlite.codec import SQL
 from stanchion.adapters.store.sqlite.file import open_reader, open_writer, shut
 from stanchion.core.admission import Verdict
+from stanchion.core.audit import EVERY_ENTRY, AuditEntry, AuditFilter
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
-from stanchion.ports.records import Admission, Drift, StoredSummaries
+from stanchion.ports.records import Admission, Drift, Page, StoredSummaries
 
 __all__ = ["SqliteStore"]
 
 _MS_PER_S: Final = 1_000
 _DAY_MS: Final = 86_400_000
+_AUDIT_TTL_MS: Final = 90 * _DAY_MS
 _TIMEOUT_S: Final = 2.0
 _QUEUE_MAX: Final = 10_000
 
@@ -70,6 +73,7 @@ class SqliteStore:
         reader: WorkerThread[Database],
         clock: Clock,
         key_ttl_ms: int,
+        audit_ttl_ms: int,
         timeout_s: float,
     ) -> None:
         self.path = path
@@ -79,6 +83,7 @@ class SqliteStore:
         self._clock = clock
         self._key_ttl_ms = key_ttl_ms
         self._summaries = SummaryBoard()  # not in the file: one process serves it
+        self._audit_ttl_ms = audit_ttl_ms
         self._audited = ""
         """The tenant at which the last audit stopped."""
 
@@ -89,13 +94,15 @@ class SqliteStore:
         *,
         clock: Clock,
         key_ttl_ms: int = _DAY_MS,
+        audit_ttl_ms: int = _AUDIT_TTL_MS,
         timeout_s: float = _TIMEOUT_S,
         queue_max: int = _QUEUE_MAX,
     ) -> SqliteStore:
         """Open the file, or create it. Raises ``BackendRefused`` if that is not safe.
 
-        ``key_ttl_ms``: how long an idempotency key is kept after its run ended. ``timeout_s``: how
-        long a caller waits. ``queue_max``: how many callers may wait.
+        ``key_ttl_ms``: how long an idempotency key is kept after its run ended. ``audit_ttl_ms``:
+        how long an audit entry is kept. ``timeout_s``: how long a caller waits. ``queue_max``: how
+        many callers may wait.
         """
         where = resolved(path)
         writer = await WorkerThread.open(
@@ -124,6 +131,7 @@ class SqliteStore:
             reader=reader,
             clock=clock,
             key_ttl_ms=key_ttl_ms,
+            audit_ttl_ms=audit_ttl_ms,
             timeout_s=timeout_s,
         )
 
@@ -184,7 +192,7 @@ class SqliteStore:
     list_dead_letters = _reads(housekeeping.list_dead_letters)
     replay_dead_letter = _writes(housekeeping.replay_dead_letter)
     discard_dead_letter = _writes(housekeeping.discard_dead_letter)
-    purge = _writes(housekeeping.purge)
+    add_audit = _writes(log.add_audit)
 
     async def report_replica(self, replica: str, summary: JsonValue, *, keep_ms: int) -> Instant:
         now = self._clock.now()
@@ -196,9 +204,26 @@ class SqliteStore:
     async def remove_replica(self, replica: str) -> bool:
         return self._summaries.remove(replica)
 
-    async def audit_slots(self, *, limit: int) -> tuple[Drift, ...]:
-        audit = partial(housekeeping.audit_slots, after=self._audited, limit=limit)
-        drifts, self._audited = await self.writer.call(audit, wait_s=self.timeout_s)
+    async def list_audit(
+        self, only: AuditFilter = EVERY_ENTRY, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[AuditEntry]:
+        read = partial(
+            log.list_audit, only=only, ttl_ms=self._audit_ttl_ms, cursor=cursor, limit=limit
+        )
+        return await self.reader.call(read, wait_s=self.timeout_s)
+
+    async def purge(self, *, finished_before: Instant, limit: int) -> int:
+        def remove(db: Database) -> int:
+            log.forget_audit(db, ttl_ms=self._audit_ttl_ms, limit=limit)
+            return housekeeping.purge(db, finished_before=finished_before, limit=limit)
+
+        return await self.writer.call(remove, wait_s=self.timeout_s)
+
+    async def audit_slots(
+        self, *, limit: int, audit: AuditEntry | None = None
+    ) -> tuple[Drift, ...]:
+        compare = partial(housekeeping.audit_slots, after=self._audited, limit=limit, audit=audit)
+        drifts, self._audited = await self.writer.call(compare, wait_s=self.timeout_s)
         return drifts
 
     async def now(self) -> Instant:

@@ -1,0 +1,150 @@
+"""The audit log in Redis: entries, written by the script that makes the change.
+
+An entry is in the shard of its change: in the log of the shard and, if it has a tenant, in that of
+the tenant. Changes of documents are in a place of their own. A list merges these logs by time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, NamedTuple
+
+from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.redis.client import RedisRequest
+from stanchion.adapters.redis.node import pack
+from stanchion.adapters.store.redis import decode, encode
+from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
+from stanchion.core.audit import EVERY_ENTRY, LOOKED_AT_FACTOR, AuditEntry, AuditFilter
+from stanchion.core.model import TenantId, shard_of_tenant
+from stanchion.ports.records import Page
+
+__all__ = ["RedisAuditLog"]
+
+_LIST: Final = "audit"
+_FIRST_READ: Final = 8
+_READ: Final = 100
+"""Entries of one log that are read at a time."""
+
+
+class RedisAuditLog(Sharded):
+    """See ``ports.store.AuditLog``."""
+
+    async def add_audit(self, entry: AuditEntry, *, once: str | None = None) -> bool:
+        keys = self._shards.keys
+        step = self._shards.step_at(
+            "add_audit",
+            keys.common_slot,
+            (*keys.common_audit(entry.tenant), keys.audit_once),
+            encode.pack_audit(entry, self._shards.audit_ttl_ms),
+            once or "",
+            is_repeatable=False,
+        )
+        return bool(await self._shards.ask(step))
+
+    async def list_audit(
+        self, only: AuditFilter = EVERY_ENTRY, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[AuditEntry]:
+        deadline = self._shards.client.deadline()
+        now = await self._shards.client.read_clock(self._shards.keys.common_slot, deadline=deadline)
+        since = max(only.since or 0, now - self._shards.audit_ttl_ms)
+        before = (
+            None if cursor is None else _Place(*read_cursor(_LIST, cursor, tuple[int, int, int]))
+        )
+        if only.until is not None:
+            until = _Place(only.until, 0, 0)
+            before = until if before is None else min(before, until)
+        logs = [
+            _Log(self._shards, *where, index, since, before)
+            for index, where in enumerate(self._places(only.tenant))
+        ]
+        found: list[AuditEntry] = []
+        last: _Place | None = None
+        looked_at = 0
+        async for place, entry in _merged(self._shards, logs, deadline):
+            if len(found) == limit or looked_at == limit * LOOKED_AT_FACTOR:
+                assert last is not None
+                return Page(tuple(found), write_cursor(_LIST, *last))
+            looked_at += 1
+            last = place
+            if only.fits(entry):
+                found.append(entry)
+        return Page(tuple(found))
+
+    def _places(self, tenant: TenantId | None) -> list[tuple[int, str]]:
+        """The slots and keys of the logs to read."""
+        keys = self._shards.keys
+        every, own = keys.common_audit(tenant)
+        if tenant is not None:
+            shard = shard_of_tenant(tenant)
+            return [
+                (keys.slots[shard], keys.of_tenant(tenant, "audit_log_of")),
+                (keys.common_slot, own),
+            ]
+        of_shards = [(keys.slots[shard], keys.of_shard(shard, "audit_log")) for shard in ALL_SHARDS]
+        return [*of_shards, (keys.common_slot, every)]
+
+
+class _Place(NamedTuple):
+    """The place of an entry in the merged list: its stream id, and the index of its log."""
+
+    at: int
+    number: int
+    log: int
+
+
+class _Log:
+    """One log, read backwards."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        slot: int,
+        key: str,
+        index: int,
+        since: int,
+        before: _Place | None,
+    ) -> None:
+        self._shards = shards
+        self._slot = slot
+        self._key = key
+        self._index = index
+        self._oldest = f"{since}-0"
+        self._newest = "+"
+        if before is not None:
+            # At the same id, logs with a lower index come later.
+            bound = "" if index < before.log else "("
+            self._newest = f"{bound}{before.at}-{before.number}"
+        self._count = _FIRST_READ
+        self.entries: list[tuple[_Place, AuditEntry]] = []
+        """Those that were read, the newest last."""
+        self.is_done = False
+
+    def request(self) -> RedisRequest:
+        """The request for the next entries."""
+        words = (self._newest, self._oldest, "COUNT", self._count)
+        return RedisRequest(self._slot, pack("XREVRANGE", self._key, *words))
+
+    def take(self, reply: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
+        """Take over the reply to the request."""
+        self.is_done = len(reply) < self._count
+        for stream_id, fields in reply:
+            at, number = map(int, stream_id.split(b"-"))
+            self._newest = f"({at}-{number}"
+            self.entries.append((_Place(at, number, self._index), decode.read_audit(at, fields)))
+        self.entries.reverse()
+        self._count = _READ
+
+
+async def _merged(
+    shards: Shards, logs: Sequence[_Log], deadline: float
+) -> AsyncIterator[tuple[_Place, AuditEntry]]:
+    """The entries of all logs, newest first."""
+    while True:
+        empty = [log for log in logs if not log.entries and not log.is_done]
+        replies = await shards.ask_all([log.request() for log in empty], deadline) if empty else []
+        for log, reply in zip(empty, replies, strict=True):
+            log.take(reply)
+        some = [log for log in logs if log.entries]
+        if not some:
+            return
+        yield max(some, key=lambda log: log.entries[-1][0]).entries.pop()

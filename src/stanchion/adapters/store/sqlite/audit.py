@@ -1,0 +1,84 @@
+"""The audit log: entries, written in the transaction of their change."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.store.sqlite.codec import SQL, encode
+from stanchion.core.audit import EVERY_ENTRY, LOOKED_AT_FACTOR, AuditEntry, AuditFilter
+from stanchion.core.model import Instant
+from stanchion.ports.records import Page
+
+__all__ = ["add_audit", "forget_audit", "list_audit"]
+
+_LIST: Final = "audit"
+_ENTRY: Final = msgspec.json.Decoder(AuditEntry)
+_END: Final = 2**62
+"""After every time and every entry."""
+
+
+def add_audit(db: Database, entry: AuditEntry, *, once: str | None = None) -> bool:
+    """See ``ports.store.AuditLog.add_audit``."""
+    return bool(
+        db.changed(
+            SQL["add_audit"],
+            now=db.now(),
+            tenant=entry.tenant,
+            actor=entry.actor,
+            action=entry.action,
+            once=once,
+            body=encode(entry),
+        )
+    )
+
+
+def list_audit(
+    db: Database,
+    only: AuditFilter = EVERY_ENTRY,
+    *,
+    ttl_ms: int,
+    cursor: str | None = None,
+    limit: int = 100,
+) -> Page[AuditEntry]:
+    """See ``ports.store.AuditLog.list_audit``.
+
+    One index selects the entries; the other conditions are checked for each of them.
+    """
+    at, entry = (_END, _END) if cursor is None else read_cursor(_LIST, cursor, tuple[int, int])
+    if only.until is not None:
+        at, entry = min((at, entry), (only.until, 0))
+    since = max(only.since or 0, db.now() - ttl_ms)
+    statement, name = _index(only)
+    looked_at = limit * LOOKED_AT_FACTOR
+    rows = db.every(SQL[statement], name=name, since=since, at=at, entry=entry, limit=looked_at + 1)
+    found: list[AuditEntry] = []
+    for place, (number, written_at, body) in enumerate(rows[:looked_at]):
+        each = replace(_ENTRY.decode(body), at=Instant(written_at))
+        if only.fits(each):
+            found.append(each)
+        is_last = place + 1 == min(len(rows), looked_at)
+        if len(found) == limit or is_last:
+            more = place + 1 < len(rows)
+            return Page(tuple(found), write_cursor(_LIST, written_at, number) if more else None)
+    return Page(())
+
+
+def forget_audit(db: Database, *, ttl_ms: int, limit: int) -> None:
+    """Remove entries that are older than ``ttl_ms``."""
+    db.run(SQL["forget_audit"], before=db.now() - ttl_ms, limit=limit)
+
+
+def _index(only: AuditFilter) -> tuple[str, str]:
+    """The statement for the index that selects best, and the value to look for in it."""
+    if only.tenant is not None:
+        return "list_audit_of_tenant", only.tenant
+    if only.actor is not None:
+        return "list_audit_of_actor", only.actor
+    if only.action is not None:
+        return "list_audit_of_action", only.action
+    return "list_audit", ""

@@ -1,0 +1,259 @@
+"""The audit log over HTTP: every route that changes something writes an entry with the change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from stanchion.core.audit import AuditFilter
+from stanchion.gateway import GatewayOptions
+from stanchion.gateway.routes import ROUTES
+from tests.gateway.asgi import Answer
+from tests.gateway.house import ADMIN, ONE_STEP, House, opened_house
+
+STARTS: Final = frozenset({"start_run", "submit_job"})
+WORKER_PROTOCOL: Final = frozenset({"lease_jobs", "renew_leases", "take_results"})
+CHANGING: Final = {
+    route.id: route
+    for route in ROUTES
+    if route.method != "GET" and route.id not in STARTS | WORKER_PROTOCOL
+}
+ASKED: Final[dict[str, Any]] = {"steps": {"ask": {"approval": {}}}}
+
+
+class Expected(NamedTuple):
+    """What a request answered, and what its entry must say."""
+
+    answer: Answer
+    subject: str
+    tenant: str | None
+    before: Any
+    after: Any
+
+
+async def _waiting(house: House) -> str:
+    """A run of tenant ``acme`` that waits for an approval."""
+    await house.ask("PUT", "/v1/workflows/asked", ASKED, key=ADMIN, tenant="acme")
+    answer = await house.ask("POST", "/v1/workflows/asked/runs", {}, key=ADMIN, tenant="acme")
+    return str(answer.json["run_id"])
+
+
+async def _letter(house: House) -> str:
+    body = {"steps": {"a": {"topic": "doom"}}}
+    await house.ask("PUT", "/v1/workflows/doomed", body, key=ADMIN, tenant="acme")
+    await house.ask("POST", "/v1/workflows/doomed/runs", {}, key=ADMIN, tenant="acme")
+    store = house.services.store
+    await store.lease_jobs("w", ["doom"], max_jobs=1, ttl_ms=1)  # type: ignore[list-item] # a topic
+    async with asyncio.timeout(5):
+        while not await store.expire_jobs(limit=10, max_deliveries=1):
+            pass
+    return (await store.list_dead_letters(None)).items[-1].id
+
+
+async def _put_workflow(house: House) -> Expected:
+    answer = await house.ask("PUT", "/v1/workflows/w", ONE_STEP, key=ADMIN, tenant="acme")
+    return Expected(answer, "workflow/w", "acme", None, {"version": 1})
+
+
+async def _cancel(house: House) -> Expected:
+    run_id = await house.start(key=ADMIN, tenant="acme")
+    path, body = f"/v1/runs/{run_id}/cancel", {"reason": "late"}
+    answer = await house.ask("POST", path, body, key=ADMIN, tenant="acme")
+    after = {"status": "cancelled", "reason": "late"}
+    return Expected(answer, f"run/{run_id}", "acme", {"status": "running"}, after)
+
+
+async def _rerun(house: House) -> Expected:
+    run_id = await house.start(key=ADMIN, tenant="acme")
+    await house.ask("POST", f"/v1/runs/{run_id}/cancel", {}, key=ADMIN, tenant="acme")
+    answer = await house.ask("POST", f"/v1/runs/{run_id}/rerun", {}, key=ADMIN, tenant="acme")
+    options = {"from_step": None, "version": "same", "only": None}
+    after = {"run_id": answer.json["run_id"], **options}
+    return Expected(answer, f"run/{run_id}", "acme", None, after)
+
+
+def _decide(verb: str, data: object) -> Callable[[House], Awaitable[Expected]]:
+    async def change(house: House) -> Expected:
+        run_id = await _waiting(house)
+        path, body = f"/v1/runs/{run_id}/steps/ask/{verb}", {"comment": "ok", "data": data}
+        answer = await house.ask("POST", path, body, key=ADMIN, tenant="acme")
+        after: dict[str, Any] = {"approved": verb == "approve", "comment": "ok"}
+        if data is not None:
+            after["redacted"] = ["data"]
+        return Expected(answer, f"run/{run_id}/step/ask", "acme", None, after)
+
+    return change
+
+
+def _of_letter(verb: str) -> Callable[[House], Awaitable[Expected]]:
+    async def change(house: House) -> Expected:
+        letter = await _letter(house)
+        path = f"/v1/admin/dead-letters/{quote(letter, safe='')}/{verb}"
+        answer = await house.ask("POST", path, {}, key=ADMIN)
+        return Expected(answer, f"dead_letter/{letter}", "acme", None, None)
+
+    return change
+
+
+async def _put_tenant(house: House) -> Expected:
+    body = {"max_concurrent_runs": 7}
+    answer = await house.ask("PUT", "/v1/admin/tenants/acme", body, key=ADMIN)
+    return Expected(answer, "tenant/acme", "acme", None, answer.json)
+
+
+async def _delete_tenant(house: House) -> Expected:
+    await house.ask("PUT", "/v1/admin/tenants/gone", {"max_concurrent_runs": 7}, key=ADMIN)
+    answer = await house.ask("DELETE", "/v1/admin/tenants/gone", key=ADMIN)
+    return Expected(answer, "tenant/gone", "gone", answer.json, None)
+
+
+async def _patch_settings(house: House) -> Expected:
+    body = {"admission": {"lock_wait_s": 1.5}}
+    answer = await house.ask("PATCH", "/v1/admin/settings", body, key=ADMIN)
+    return Expected(answer, "settings", None, {"admission": {"lock_wait_s": 2}}, body)
+
+
+async def _hold(house: House) -> Expected:
+    body = {"name": "admission/acme", "ttl_s": 60}
+    answer = await house.ask("POST", "/v1/admin/leases", body, key=ADMIN)
+    after = {"fence": answer.json["fence"], "ttl_ms": 60_000}
+    return Expected(answer, "lease/admission/acme", "acme", None, after)
+
+
+async def _release(house: House) -> Expected:
+    run_id = await house.start(key=ADMIN, tenant="acme")
+    body = {"name": f"run/{run_id}", "ttl_s": 60}
+    await house.ask("POST", "/v1/admin/leases", body, key=ADMIN)
+    answer = await house.ask("DELETE", f"/v1/admin/leases/run/{run_id}", key=ADMIN)
+    return Expected(answer, f"lease/run/{run_id}", "acme", {"fence": answer.json["fence"]}, None)
+
+
+_KEY: Final = {"name": "kim", "role": "runner", "tenant": "acme", "note": "n", "expires_at": None}
+
+
+async def _create_key(house: House) -> Expected:
+    body = {name: value for name, value in _KEY.items() if value is not None}
+    answer = await house.ask("POST", "/v1/admin/keys", body, key=ADMIN)
+    after = {**_KEY, "revoked": False, "redacted": ["key"]}
+    return Expected(answer, f"key/{answer.json['id']}", "acme", None, after)
+
+
+async def _revoke_key(house: House) -> Expected:
+    made = (await _create_key(house)).answer
+    answer = await house.ask("DELETE", f"/v1/admin/keys/{made.json['id']}", key=ADMIN)
+    before = {**_KEY, "revoked": False, "redacted": ["key"]}
+    after = {**before, "revoked": True}
+    return Expected(answer, f"key/{made.json['id']}", "acme", before, after)
+
+
+async def _set_escalation(house: House) -> Expected:
+    body = {"order": "force_closed"}
+    answer = await house.ask("POST", "/v1/admin/escalation", body, key=ADMIN)
+    return Expected(answer, "escalation", None, None, body)
+
+
+CHANGES: Final[dict[str, Callable[[House], Awaitable[Expected]]]] = {
+    "put_workflow": _put_workflow,
+    "cancel_run": _cancel,
+    "rerun_run": _rerun,
+    "approve_step": _decide("approve", {"password": "hunter2"}),
+    "reject_step": _decide("reject", None),
+    "replay_dead_letter": _of_letter("replay"),
+    "discard_dead_letter": _of_letter("discard"),
+    "put_tenant": _put_tenant,
+    "delete_tenant": _delete_tenant,
+    "patch_settings": _patch_settings,
+    "hold_lease": _hold,
+    "release_lease": _release,
+    "create_key": _create_key,
+    "revoke_key": _revoke_key,
+    "set_escalation": _set_escalation,
+}
+
+
+async def test_every_change_has_one_entry_with_before_and_after_and_no_secret() -> None:
+    assert set(CHANGES) == set(CHANGING), "a route that changes something needs a case here"
+    assert {name for name, route in CHANGING.items() if route.audits is None} == set()
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        for name, change in CHANGES.items():
+            expected = await change(house)
+            assert expected.answer.status in {200, 202}, (name, expected.answer.body)
+            request_id = expected.answer.headers["x-request-id"]
+            log = await house.ask("GET", "/v1/admin/audit?limit=1000", key=ADMIN)
+            (entry,) = [row for row in log.json["entries"] if row["request_id"] == request_id]
+            assert (entry["action"], entry["actor"]) == (CHANGING[name].audits, "admin")
+            assert (entry["subject"], entry["tenant"]) == (expected.subject, expected.tenant), name
+            if name == "release_lease":
+                del entry["before"]["expires_in_ms"]
+            assert (entry["before"], entry["after"]) == (expected.before, expected.after), name
+        log = await house.ask("GET", "/v1/admin/audit?limit=1000", key=ADMIN)
+        text = log.body.decode()
+        assert "hunter2" not in text
+        assert "sk_" not in text
+        assert len({row["action"] for row in log.json["entries"]}) == len(CHANGES)
+
+
+async def test_what_changes_nothing_has_no_entry(house: House) -> None:
+    run_id = await house.start()
+    await house.ask("POST", "/v1/jobs", {"topic": "other"})
+    job = await house.lease()
+    result = {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded"}
+    await house.ask("POST", "/v1/worker/results", {"worker_id": "worker-1", "results": [result]})
+    await house.ask("GET", f"/v1/runs/{run_id}?wait=5")
+    before = (await house.services.store.list_audit(limit=1_000)).items
+    assert {entry.action for entry in before} == {"workflow.put"}, "starts and results have none"
+    refused = [
+        ("POST", f"/v1/runs/{run_id}/cancel", {}, 409),
+        ("POST", "/v1/runs/nobody/cancel", {}, 404),
+        ("POST", f"/v1/runs/{run_id}/rerun", {"from_step": "no"}, 422),
+        ("PUT", "/v1/workflows/one-step", ONE_STEP, 200),
+        ("PATCH", "/v1/admin/settings", {"admission": {"strategy": "odd"}}, 422),
+        ("DELETE", "/v1/admin/tenants/nobody", b"", 404),
+        ("DELETE", "/v1/admin/leases/run/x", b"", 404),
+        ("POST", "/v1/admin/dead-letters/x/replay", {}, 404),
+        ("DELETE", "/v1/admin/keys/nobody", b"", 404),
+    ]
+    for method, path, body, status in refused:
+        assert (await house.ask(method, path, body)).status == status, path
+    assert (await house.services.store.list_audit(limit=1_000)).items == before
+
+
+async def test_a_tenants_admin_reads_its_own_entries_and_filters_hold(
+    guarded_house: House,
+) -> None:
+    house = guarded_house
+    keys = {
+        (role, tenant): await house.make_key(role, tenant)
+        for role in ("admin", "operator")
+        for tenant in ("acme", "globex")
+    }
+    for tenant in ("acme", "globex"):
+        await house.start(key=keys["admin", tenant])
+        await house.ask("PUT", f"/v1/admin/tenants/{tenant}", {}, key=ADMIN)
+
+    async def listed(query: str, key: str) -> list[dict[str, Any]]:
+        answer = await house.ask("GET", f"/v1/admin/audit{query}", key=key)
+        assert answer.status == 200, answer.body
+        return [*answer.json["entries"]]
+
+    for role in ("admin", "operator"):
+        own = await listed("", keys[role, "acme"])
+        assert {row["tenant"] for row in own} == {"acme"}
+        assert {row["action"] for row in own} == {"key.create", "workflow.put", "tenant.put"}
+        assert await listed("?tenant=globex", keys[role, "acme"]) == []
+        assert await listed("?tenant=acme", keys[role, "acme"]) == own
+    assert {row["tenant"] for row in await listed("", ADMIN)} == {"acme", "globex"}
+    assert {row["tenant"] for row in await listed("?tenant=globex", ADMIN)} == {"globex"}
+    (key_id,) = {row["actor"] for row in await listed("?action=workflow.put&tenant=acme", ADMIN)}
+    assert key_id == f"key:{keys['admin', 'acme'].split('_')[1]}"
+    assert len(await listed(f"?actor={quote(key_id)}", ADMIN)) == 1
+    at = (await listed("?action=tenant.put&limit=1", ADMIN))[0]["at"]
+    assert await listed(f"?until={at}&action=tenant.put&tenant=globex", ADMIN) == []
+    assert len(await listed(f"?since={at}&action=tenant.put&tenant=globex", ADMIN)) == 1
+    for query in ("?since=yesterday", "?since=2026-08-01T14:02:00", "?actor=", "?colour=red"):
+        answer = await house.ask("GET", f"/v1/admin/audit{query}", key=ADMIN)
+        assert (answer.status, answer.code) == (422, "invalid_request"), query
+    everything = await house.services.store.list_audit(AuditFilter(actor="admin"), limit=1_000)
+    assert all(entry.request_id for entry in everything.items)
