@@ -45,8 +45,10 @@ serve: $(READY) ## run a server on http://127.0.0.1:8420 until Ctrl-C; its data 
 	@$(BIN)/stanchion serve --data-dir .stanchion
 
 .PHONY: test
-test: check browser test-core test-rest ## all checks and all tests, about twelve minutes on two cores
+test: check browser promtool test-core test-rest ## all checks and all tests, about twelve minutes on two cores
 	@$(BIN)/python -m tests.console.browser --report
+	@command -v promtool $(BIN)/promtool >/dev/null || \
+	    printf '\n!! no promtool: the unit tests of the alert rules were SKIPPED\n'
 	@printf '\nall checks passed\n'
 
 # Finds a browser for the tests of the console, or gets one. Without one those tests are skipped, and
@@ -73,6 +75,11 @@ check: $(READY) ## lint, format, types and import contracts, without the tests
 	@$(BIN)/lint-imports --no-logo
 	$(call heading,files that a request goes through)
 	@PYTHONPATH=. $(BIN)/python scripts/request_paths.py
+
+# The unit tests of the alert rules need it; they are skipped without, and this says so.
+.PHONY: promtool
+promtool: $(READY)
+	@scripts/get-promtool $(BIN)
 
 # Only tests/core counts towards the core's coverage, and the other tests run without the overhead of
 # measuring it.
