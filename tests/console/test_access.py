@@ -182,16 +182,32 @@ OPERATORS = frozenset({Role.OPERATOR, Role.ADMIN})
 ADMINS = frozenset({Role.ADMIN})
 OF_ONE_TENANT: dict[str, frozenset[Role]] = {
     "/console": EVERY,
+    "/console/approvals": READERS,
+    "/console/keys": ADMINS,
     "/console/runs": READERS,
     "/console/runs/{run_id}": READERS,
+    "/console/workflows": RUNNERS,
+    "/console/workflows/{workflow_id}": RUNNERS,
 }
 """Which roles of a key for one tenant may open a page. Pages that are not listed: none."""
 OF_ALL: dict[str, frozenset[Role]] = {
     "/console": OPERATORS | {Role.WORKER},
-    "/console/runs": OPERATORS,
-    "/console/runs/{run_id}": OPERATORS,
+    "/console/keys": ADMINS,
+    **{
+        f"/console/{page}": OPERATORS
+        for page in (
+            "admission",
+            "approvals",
+            "escalation",
+            "runs",
+            "runs/{run_id}",
+            "settings",
+            "workflows",
+            "workflows/{workflow_id}",
+        )
+    },
 }
-"""The same for a key for all tenants (approvers and runners are of one tenant)."""
+"""The same for a key for all tenants; approvers and runners are of one tenant."""
 
 
 @in_one_loop
@@ -199,10 +215,11 @@ async def test_each_role_opens_its_pages_and_no_others(world: ConsoleHouse) -> N
     run_id = await world.house.start(key=ADMIN, tenant="first")
     for tenant, allowed in (("first", OF_ONE_TENANT), ("*", OF_ALL)):
         assert set(allowed) <= {page.path for page in PAGES}
+        assert {page.path for page in PAGES} <= set(OF_ALL), "a page is not in the matrix"
         for role in Role if tenant != "*" else (Role.WORKER, *OPERATORS):
             browser = await world.browser(await world.house.make_key(role, tenant))
             for page in PAGES:
-                path = page.path.replace("{run_id}", run_id)
+                path = page.path.format(run_id=run_id, workflow_id="one-step")
                 answer = await browser.get(f"{path}?tenant=first")
                 expected = 200 if role in allowed.get(page.path, frozenset()) else 403
                 assert answer.status == expected, (page.path, role, tenant)

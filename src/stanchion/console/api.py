@@ -57,6 +57,16 @@ class Api:
         self._tenant = tenant
         self._request_id = request_id
 
+    def of(self, tenant: str) -> Api:
+        """The same for one tenant, where the viewer may look at all of them."""
+        return Api(
+            self._services,
+            self._state,
+            self._holder,
+            tenant=tenant if self._holder.tenant == ALL_TENANTS else self._tenant,
+            request_id=self._request_id,
+        )
+
     def allows(self, name: str) -> bool:
         """Whether the viewer may use this route, such as ``GET /v1/runs``, if there is one."""
         route = _BY_NAME.get(name)

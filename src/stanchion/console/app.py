@@ -16,7 +16,7 @@ from urllib.parse import quote
 from stanchion.console import access
 from stanchion.console.api import Api, route_named
 from stanchion.console.live import Pulse, Shared
-from stanchion.console.page import DONE, Action, Form, Page, Redirect, View, Visitor
+from stanchion.console.page import DONE, Action, Data, Form, Page, Redirect, View, Visitor
 from stanchion.console.render import Assets, environment, time_tag
 from stanchion.core.model import TenantId
 from stanchion.gateway.app import Gateway, Paths
@@ -279,7 +279,9 @@ class Console:
             detail = "the store does not answer, so it is not known whether this was done"
             view.problem = self._state.unavailable(Code.STORE_UNAVAILABLE, detail)
         else:
-            return _redirect(done)
+            if isinstance(done, Redirect):
+                return _redirect(done)
+            return await self._show(exchange, action.page, view, done.data)
         view.status = view.problem.status
         if view.problem.status == 404 or (  # noqa: PLR2004 - not found
             action.page.needs is not None and not view.api.allows(action.page.needs)
@@ -287,8 +289,10 @@ class Console:
             raise RequestRefused(view.problem)
         return await self._show(exchange, action.page, view)
 
-    async def _show(self, exchange: Exchange, page: Page, view: View) -> EncodedAnswer:
-        is_refresh = exchange.headers.get(b"hx-request") == b"true" and view.problem is None
+    async def _show(
+        self, exchange: Exchange, page: Page, view: View, more: Data | None = None
+    ) -> EncodedAnswer:
+        is_refresh = exchange.headers.get(b"hx-request") == b"true" and not view.form.pairs
         if is_refresh:
             holder = view.visitor.holder
             key = (
@@ -304,15 +308,23 @@ class Console:
                 key, lambda: self._rendered(exchange, page, view, layout="fragment.html")
             )
         else:
-            status, text = await self._rendered(exchange, page, view, layout="layout.html")
+            status, text = await self._rendered(
+                exchange, page, view, layout="layout.html", more=more
+            )
         text = text.replace(self._placeholder, view.visitor.form_token or "")
         return _html(status, text)
 
     async def _rendered(
-        self, exchange: Exchange, page: Page, view: View, *, layout: str
+        self,
+        exchange: Exchange,
+        page: Page,
+        view: View,
+        *,
+        layout: str,
+        more: Data | None = None,
     ) -> tuple[int, str]:
         try:
-            data = await page.load(view)
+            data = await page.load(view) | (more or {})
         except BadCursor:
             refusal = invalid_member("cursor", "not a cursor of this list: go to the first page")
             raise RequestRefused(refusal) from None
@@ -327,18 +339,18 @@ class Console:
         self, exchange: Exchange, visitor: Visitor | None, view: View | None, layout: str
     ) -> dict[str, Any]:
         now = self._services.clock.now()
-        nav: dict[str, list[Page]] = {}
+        nav: dict[str, list[Page]] = {"Now": [], "Work": [], "Locks": [], "System": []}
         if view is not None:
             for page in self._pages:
                 if page.nav is not None and (page.needs is None or view.api.allows(page.needs)):
-                    nav.setdefault(page.nav.group, []).append(page)
+                    nav[page.nav.group].append(page)
         tenant = None if view is None else view.tenant
         return {
             "layout": layout,
             "view": view,
             "visitor": visitor,
             "tenant": tenant,
-            "nav": nav,
+            "nav": {group: found for group, found in nav.items() if found},
             "alarms": await self.pulse.alarms(),
             "theme": access.theme_of(exchange),
             "form_token": self._placeholder,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
 from stanchion.console.api import Api
@@ -19,7 +19,7 @@ from stanchion.gateway.problems import Refusal
 from stanchion.services.keys import KeyHolder
 from stanchion.wire.identifiers import ALL_TENANTS
 
-__all__ = ["DONE", "Action", "Data", "Form", "Nav", "Page", "Redirect", "View", "Visitor"]
+__all__ = ["DONE", "Action", "Data", "Form", "Nav", "Page", "Redirect", "Shown", "View", "Visitor"]
 
 Data: TypeAlias = dict[str, Any]
 """What a page's template gets, beside what every page has (``view``, ``layout``, …)."""
@@ -38,6 +38,13 @@ class Form:
     def all(self, name: str) -> list[str]:
         """All values of a field, without empty ones."""
         return [value for key, value in self.pairs if key == name and value]
+
+    def mapping(self) -> dict[str, list[str]]:
+        """All values by field."""
+        found: dict[str, list[str]] = {}
+        for key, value in self.pairs:
+            found.setdefault(key, []).append(value)
+        return found
 
     def with_(self, **changes: object) -> str:
         """The same query with these members changed (``None`` removes one), as ``?…`` or ````."""
@@ -106,18 +113,25 @@ class Redirect:
     """A key of ``DONE``."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The answer of an action that is shown once and not kept: the form's page with more data."""
+
+    data: Data
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nav:
     """A page's entry in the navigation."""
 
-    group: str
+    group: Literal["Now", "Work", "Locks", "System"]
     label: str
     letter: str
     """``g`` and this letter go to the page."""
 
 
 Load: TypeAlias = Callable[[View], Awaitable[Data]]
-Act: TypeAlias = Callable[[View], Awaitable[Redirect]]
+Act: TypeAlias = Callable[[View], Awaitable[Redirect | Shown]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from stanchion.console.page import Action, Page
-from stanchion.console.pages import overview, runs
+from stanchion.console.pages import (
+    admission,
+    approvals,
+    keys,
+    overview,
+    runs,
+    settings,
+    workflows,
+)
 
 __all__ = ["ACTIONS", "PAGES"]
 
-_MODULES: Final = (overview, runs)
+_MODULES: Final = (overview, admission, runs, approvals, workflows, settings, keys)
 
 PAGES: Final[tuple[Page, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
 ACTIONS: Final[tuple[Action, ...]] = tuple(

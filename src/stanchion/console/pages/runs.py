@@ -1,34 +1,202 @@
-"""Runs: the list, and one run."""
+"""Runs: the list with its filters, and one run with its graph, timeline and actions."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
 
+from stanchion.console.gantt import gantt, spans_of
 from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, View
+from stanchion.console.pages.approvals import DecisionForm, decide
+from stanchion.console.step_graph import GraphStep, StepKind, zoomable_graph
 from stanchion.core.model import RunStatus
+from stanchion.gateway.problems import RequestRefused
+from stanchion.wire.runs import ApprovalRow, RunView, StepView, TimelineLine
 
-__all__ = ["ACTIONS", "PAGES"]
+__all__ = ["ACTIONS", "PAGES", "graph_steps"]
 
 _LIMIT: Final = 50
+_TIMELINE_MAX: Final = 1_000
+_APPROVALS_MAX: Final = 200
+_SUBWORKFLOWS_MAX: Final = 10
+_GRAPH_STEPS_MAX: Final = 300
+AGES: Final = {"15 min": 15 * 60, "hour": 3_600, "day": 86_400, "week": 7 * 86_400}
+"""Choices of the filter by age, in seconds."""
 
 
 async def list_runs(view: View) -> Data:
     """The runs that fit the filters."""
-    query = view.query
-    page = await view.api.get(
-        "/v1/runs",
-        status=query.get("status"),
-        workflow_id=query.get("workflow_id"),
-        cursor=query.get("cursor"),
-        limit=_LIMIT,
-    )
-    return {"runs": page.runs, "cursor": page.cursor, "statuses": list(RunStatus)}
+    api, query = view.api, view.query
+    wanted: dict[str, Any] = {
+        "status": query.all("status"),
+        "workflow_id": query.get("workflow_id"),
+        "cursor": query.get("cursor"),
+    }
+    if api.takes("GET /v1/runs", "label"):
+        wanted["label"] = [each.replace("=", ":", 1) for each in query.get("label").split()]
+        wanted["rerun_of"] = query.get("rerun_of")
+        age_s = AGES.get(query.get("age"))
+        if age_s is not None:
+            since = datetime.fromtimestamp(view.now / 1000 - age_s, UTC)
+            wanted["since"] = since.isoformat(timespec="seconds").replace("+00:00", "Z")
+    page = await api.get("/v1/runs", limit=_LIMIT, **wanted)
+    is_filtered = any(wanted.values())
+    return {
+        "runs": page.runs,
+        "cursor": page.cursor,
+        "statuses": list(RunStatus),
+        "ages": AGES,
+        "has_labels": api.takes("GET /v1/runs", "label"),
+        "has_bulk": api.allows("POST /v1/bulk"),
+        "is_filtered": is_filtered,
+    }
 
 
 async def show_run(view: View) -> Data:
     """One run."""
-    run = await view.api.get("/v1/runs/{run_id}", view.params)
-    return {"run": run, "title": f"Run {run.run_id}"}
+    api = view.api
+    run: RunView = await api.get("/v1/runs/{run_id}", view.params)
+    timeline = await api.get("/v1/runs/{run_id}/timeline", view.params, limit=_TIMELINE_MAX)
+    entries: tuple[TimelineLine, ...] = timeline.entries
+    now = datetime.fromtimestamp(view.now / 1000, UTC)
+    needs, kinds = await _structure(view, run)
+    hrefs = {step_id: f"#step-{step_id}" for step_id in run.steps}
+    chart = gantt(
+        spans_of(entries),
+        list(run.steps),
+        begin=run.created_at,
+        end=run.finished_at or now,
+        hrefs=hrefs,
+    )
+    return {
+        "title": f"Run {run.run_id}",
+        "run": run,
+        "now_at": now,
+        "entries": entries,
+        "has_more_entries": timeline.cursor is not None,
+        "gantt": chart,
+        "graph": _graph(run, needs, kinds, hrefs),
+        "why": await _why(view, run),
+        "decisions": await _decisions(view, run),
+        "may_cancel": api.allows("POST /v1/runs/{run_id}/cancel") and run.finished_at is None,
+        "may_rerun": api.allows("POST /v1/runs/{run_id}/rerun") and run.finished_at is not None,
+        "may_see_workflow": api.allows("GET /v1/workflows/{workflow_id}"),
+        "is_waiting": {name: step.waiting_for for name, step in run.steps.items()},
+    }
+
+
+async def _why(view: View, run: RunView) -> Any:  # noqa: ANN401 - the route's own type
+    """Why the run is not further, if this version can say it and there is something to say."""
+    path = "/v1/runs/{run_id}/why"
+    if run.finished_at is not None or not view.api.allows(f"GET {path}"):
+        return None
+    return await view.api.get(path, view.params)
+
+
+async def _decisions(view: View, run: RunView) -> list[DecisionForm]:
+    """The decisions that the run waits for, with a form for each."""
+    if not any(step.waiting_for == "decision" for step in run.steps.values()):
+        return []
+    found = await view.api.get("/v1/approvals", limit=_APPROVALS_MAX)
+    rows: list[ApprovalRow] = [each for each in found.approvals if each.run_id == run.run_id]
+    return [DecisionForm.of(view, row) for row in rows]
+
+
+async def _structure(
+    view: View, run: RunView
+) -> tuple[dict[str, tuple[str, ...]], dict[str, StepKind]]:
+    """What each step needs and of which kind it is, from the workflow and its sub-workflows."""
+    needs: dict[str, tuple[str, ...]] = {}
+    kinds: dict[str, StepKind] = {}
+    if not view.api.allows("GET /v1/workflows/{workflow_id}"):
+        return needs, kinds
+    wanted: list[tuple[str, str, int | None]] = [("", run.workflow_id, run.workflow_version)]
+    for _ in range(_SUBWORKFLOWS_MAX):
+        if not wanted:
+            break
+        prefix, workflow_id, version = wanted.pop()
+        try:
+            found = await view.api.get(
+                "/v1/workflows/{workflow_id}", {"workflow_id": workflow_id}, version=version
+            )
+        except RequestRefused:
+            continue  # a shared one, or one that is no longer there
+        for name, step in found.definition["steps"].items():
+            step_id = f"{prefix}{name}"
+            needs[step_id] = tuple(f"{prefix}{each}" for each in step.get("needs", ()))
+            kinds[step_id] = step_kind(step)
+            if "workflow" in step and "for_each" not in step:
+                wanted.append((f"{step_id}.", step["workflow"], None))
+    return needs, kinds
+
+
+def step_kind(step: Mapping[str, Any]) -> StepKind:
+    """The kind of a step in a workflow file."""
+    if "for_each" in step:
+        return "for_each"
+    if "approval" in step:
+        return "approval"
+    if "delay_s" in step:
+        return "delay"
+    return "subworkflow" if "workflow" in step else "job"
+
+
+def graph_steps(definition: Mapping[str, Any]) -> list[GraphStep]:
+    """The steps of a workflow file, to be drawn."""
+    return [
+        GraphStep(
+            id=name,
+            kind=step_kind(step),
+            needs=tuple(step.get("needs", ())),
+            note=str(step.get("topic") or step.get("workflow") or ""),
+        )
+        for name, step in definition["steps"].items()
+    ]
+
+
+def _graph(
+    run: RunView,
+    needs: Mapping[str, tuple[str, ...]],
+    kinds: Mapping[str, StepKind],
+    hrefs: Mapping[str, str],
+) -> str:
+    steps = [
+        GraphStep(
+            id=step_id,
+            kind=kinds.get(step_id, "job" if step.items_total is None else "for_each"),
+            needs=tuple(each for each in needs.get(step_id, ()) if each in run.steps),
+            parent=_parent(step_id, run.steps),
+            status=step.status,
+            note="" if step.waiting_for is None else f"waits for {_WAITS[step.waiting_for]}",
+            items=_items(step),
+            href=hrefs[step_id],
+        )
+        for step_id, step in list(run.steps.items())[:_GRAPH_STEPS_MAX]
+    ]
+    return zoomable_graph(steps, f"The {len(steps)} steps of the run and their states")
+
+
+_WAITS: Final = {
+    "job": "its job",
+    "retry": "the retry",
+    "replay": "an operator",
+    "decision": "a decision",
+    "delay": "its delay",
+    "items": "its items",
+    "children": "its steps",
+}
+
+
+def _parent(step_id: str, steps: Mapping[str, StepView]) -> str | None:
+    parent = step_id.rpartition(".")[0]
+    return parent if parent in steps else None
+
+
+def _items(step: StepView) -> tuple[int, int, int] | None:
+    if step.items_total is None:
+        return None
+    return step.items_total, step.items_succeeded or 0, step.items_failed or 0
 
 
 async def cancel(view: View) -> Redirect:
@@ -36,6 +204,25 @@ async def cancel(view: View) -> Redirect:
     body = {"reason": view.form.get("reason") or None}
     await view.api.send("POST /v1/runs/{run_id}/cancel", view.params, body)
     return Redirect(view.at("runs", view.params["run_id"]), "run_cancelled")
+
+
+async def rerun(view: View) -> Redirect:
+    """Start a new run from a finished one, and go to it."""
+    body = {"from_step": view.form.get("from_step") or None}
+    answer = await view.api.send("POST /v1/runs/{run_id}/rerun", view.params, body)
+    return Redirect(view.at("runs", answer.run_id), "run_rerun")
+
+
+async def approve(view: View) -> Redirect:
+    """Approve a step of the run."""
+    await decide(view, view.params["run_id"], view.params["step_id"], approve=True)
+    return Redirect(view.at("runs", view.params["run_id"]), "approved")
+
+
+async def reject(view: View) -> Redirect:
+    """Reject a step of the run."""
+    await decide(view, view.params["run_id"], view.params["step_id"], approve=False)
+    return Redirect(view.at("runs", view.params["run_id"]), "rejected")
 
 
 RUNS: Final = Page(
@@ -55,12 +242,18 @@ RUN: Final = Page(
     is_of_tenant=True,
 )
 PAGES: Final = (RUNS, RUN)
-ACTIONS: Final = (
-    Action(
-        path="/console/runs/{run_id}/cancel",
-        act=cancel,
-        needs="POST /v1/runs/{run_id}/cancel",
-        page=RUN,
-    ),
+ACTIONS: Final = tuple(
+    Action(path=f"/console/runs/{{run_id}}/{path}", act=act, needs=f"POST /v1/{needs}", page=RUN)
+    for path, act, needs in (
+        ("cancel", cancel, "runs/{run_id}/cancel"),
+        ("rerun", rerun, "runs/{run_id}/rerun"),
+        ("steps/{step_id}/approve", approve, "runs/{run_id}/steps/{step_id}/approve"),
+        ("steps/{step_id}/reject", reject, "runs/{run_id}/steps/{step_id}/reject"),
+    )
 )
-DONE["run_cancelled"] = "The run was cancelled."
+DONE.update(
+    {
+        "run_cancelled": "The run was cancelled.",
+        "run_rerun": "This is the new run.",
+    }
+)

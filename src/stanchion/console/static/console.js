@@ -49,7 +49,7 @@
     if (each.since) {
       const small = document.createElement("small"), time = document.createElement("time");
       time.dateTime = new Date(each.since).toISOString();
-      small.append("since ", time);
+      small.append("first seen ", time);
       line.append(" ", small);
     }
     if (each.href) {

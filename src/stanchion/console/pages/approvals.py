@@ -1,0 +1,121 @@
+"""Approvals: the inbox of decisions that runs wait for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from markupsafe import Markup
+
+from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, View
+from stanchion.console.schema_form import faults_by_field, form_fields, form_html, parse_form
+from stanchion.core.faults import Fault
+from stanchion.gateway.problems import RequestRefused, invalid
+from stanchion.wire.problems import Code
+from stanchion.wire.runs import ApprovalRow
+
+__all__ = ["ACTIONS", "PAGES", "DecisionForm", "decide"]
+
+_LIMIT: Final = 25
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionForm:
+    """An approval that waits, and the fields for its decision's data."""
+
+    row: ApprovalRow
+    place: str
+    """Unique on its page, and safe in an id."""
+    fields: Markup | None
+    """``None`` if the approval takes no particular data."""
+    comment: str
+    is_refused: bool
+    """Whether this is the form that the API has just refused."""
+
+    @staticmethod
+    def of(view: View, row: ApprovalRow) -> DecisionForm:
+        """The form, with what was typed into it if it was refused."""
+        is_refused = view.problem is not None and (
+            view.form.get("run_id") == row.run_id and view.form.get("step_id") == row.step_id
+        )
+        fields = None
+        if row.data_schema is not None:
+            made = form_fields(row.data_schema, "data")
+            faults: dict[str, str] = {}
+            if is_refused and view.problem is not None:
+                given = [Fault(each.path, each.message) for each in view.problem.errors]
+                faults = faults_by_field(made, given, "data")[0]
+            place = _place(row)
+            posted = view.form.mapping() if is_refused else None
+            fields = form_html(made, posted, faults, scope=place)
+        comment = view.form.get("comment") if is_refused else ""
+        return DecisionForm(row, _place(row), fields, comment, is_refused)
+
+
+def _place(row: ApprovalRow) -> str:
+    return f"decide-{row.run_id}-{row.step_id}".replace(".", "-")
+
+
+async def decide(view: View, run_id: str, step_id: str, *, approve: bool) -> None:
+    """Approve or reject a step with what the form has. Raises ``RequestRefused``."""
+    form, params = view.form, {"run_id": run_id, "step_id": step_id}
+    body: dict[str, object] = {"comment": form.get("comment") or None}
+    row = await _row(view, run_id, step_id) if approve else None
+    if row is not None and row.data_schema is not None:
+        fields = form_fields(row.data_schema, "data")
+        value, faults = parse_form(fields, form.mapping())
+        if faults:
+            found = [Fault(f"data.{name.partition('.')[2]}", text) for name, text in faults.items()]
+            refusal = invalid(found, "the data cannot be read", code=Code.INVALID_INPUT)
+            raise RequestRefused(refusal)
+        body["data"] = value
+    verb = "approve" if approve else "reject"
+    await view.api.send(f"POST /v1/runs/{{run_id}}/steps/{{step_id}}/{verb}", params, body)
+
+
+async def _row(view: View, run_id: str, step_id: str) -> ApprovalRow | None:
+    cursor: str | None = None
+    for _ in range(10):
+        page = await view.api.get("/v1/approvals", limit=200, cursor=cursor)
+        for row in page.approvals:
+            if row.run_id == run_id and row.step_id == step_id:
+                found: ApprovalRow = row
+                return found
+        cursor = page.cursor
+        if cursor is None:
+            break
+    return None
+
+
+async def inbox(view: View) -> Data:
+    """The decisions that wait, oldest first."""
+    page = await view.api.get("/v1/approvals", limit=_LIMIT, cursor=view.query.get("cursor"))
+    forms = [DecisionForm.of(view, row) for row in page.approvals]
+    return {"decisions": forms, "cursor": page.cursor}
+
+
+async def act(view: View) -> Redirect:
+    """Decide one approval of the inbox."""
+    is_approved = view.form.get("verdict") == "approve"
+    await decide(view, view.form.get("run_id"), view.form.get("step_id"), approve=is_approved)
+    return Redirect(view.at("approvals"), "approved" if is_approved else "rejected")
+
+
+APPROVALS: Final = Page(
+    path="/console/approvals",
+    title="Approvals",
+    template="approvals.html",
+    load=inbox,
+    needs="GET /v1/approvals",
+    nav=Nav(group="Work", label="Approvals", letter="p"),
+)
+PAGES: Final = (APPROVALS,)
+ACTIONS: Final = (
+    Action(
+        path="/console/approvals/decide",
+        act=act,
+        needs="POST /v1/runs/{run_id}/steps/{step_id}/approve",
+        page=APPROVALS,
+    ),
+)
+DONE.update({"approved": "Approved: the run goes on.", "rejected": "Rejected."})

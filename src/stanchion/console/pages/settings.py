@@ -1,0 +1,205 @@
+"""Settings and escalation: what is in force, and the operators' hand on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, Shown, View
+from stanchion.core.model import Risk
+from stanchion.gateway.problems import RequestRefused, invalid_member
+
+__all__ = ["ACTIONS", "PAGES"]
+
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "admission.strategy": ("atomic", "lock"),
+    "admission.lock_retry.kind": ("jitter", "fixed"),
+    "lock_busy.kind": ("jitter", "fixed"),
+    "escalation.closes": tuple(Risk),
+}
+_HINTS: Final[Mapping[str, str]] = {
+    "admission.strategy": "atomic: one step in the store. lock: a lock per tenant around it.",
+    "admission.lock_ttl_s": "How long the lock of a tenant's gate lasts.",
+    "admission.lock_wait_s": "How long a start waits for that lock.",
+    "lock_busy.delay_ms": "Before a run whose lock is busy is tried again.",
+    "lock_busy.jitter_ms": "Spread around the delay, so that retries do not come in waves.",
+    "lock_busy.backend_error_delay_ms": "Before a run is tried again when the lock store fails.",
+    "escalation.fallbacks_per_s": "More runs without a lock than this trip the escalation.",
+    "escalation.window_s": "Counted over this window.",
+    "escalation.closes": "Classes that fail closed while it is tripped.",
+    "escalation.dwell_s": "It stays tripped at least so long.",
+    "escalation.quiet_divisor": "It ends when the rate is below the threshold divided by this.",
+    "escalation.probes_min": "It ends only after so many good answers of the lock store.",
+    "escalation.trips_per_day_max": "More trips than this in a day latch it until it is cleared.",
+}
+_SECTIONS: Final = {
+    "admission": "Admission",
+    "lock_busy": "When a run’s lock is busy",
+    "escalation": "Escalation",
+}
+
+
+async def show_settings(view: View) -> Data:
+    """All settings in force, as a form."""
+    document = await view.api.get("/v1/admin/settings")
+    sections = [
+        (title, [_field(view, name, value) for name, value in _flat(document[key], key)])
+        for key, title in _SECTIONS.items()
+        if key in document
+    ]
+    return {
+        "sections": sections,
+        "document": document,
+        "may_change": view.api.allows("PATCH /v1/admin/settings"),
+        "changes": None,
+        "history": await _history(view),
+        "has_policies": True,
+    }
+
+
+async def _history(view: View) -> Any:  # noqa: ANN401 - the route's own type
+    """Who changed settings last, if this version keeps an audit log."""
+    if not view.api.allows("GET /v1/admin/audit"):
+        return ()
+    found = await view.api.get("/v1/admin/audit", action="settings.patch", limit=10)
+    return found.entries
+
+
+def _flat(value: Any, path: str) -> list[tuple[str, Any]]:  # noqa: ANN401 - JSON
+    if isinstance(value, dict):
+        return [found for key, each in value.items() for found in _flat(each, f"{path}.{key}")]
+    return [(path, value)]
+
+
+def _field(view: View, name: str, value: Any) -> Data:  # noqa: ANN401 - JSON
+    is_list = isinstance(value, list)
+    typed = view.form.all(name) if name in view.form else None
+    shown = value if is_list else _text(value)
+    if typed is not None and view.problem is not None:
+        shown = typed if is_list else view.form.get(name)
+    errors = () if view.problem is None else view.problem.errors
+    faults = {each.path: each.message for each in errors}
+    return {
+        "name": name,
+        "label": name.partition(".")[2].replace("_", " ").replace(".", " · "),
+        "value": shown,
+        "choices": _CHOICES.get(name),
+        "is_list": is_list,
+        "hint": _HINTS.get(name, ""),
+        "fault": faults.get(name),
+    }
+
+
+def _text(value: object) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _patch(view: View, document: Mapping[str, Any]) -> tuple[Data, list[tuple[str, Any, Any]]]:
+    """The merge patch of what was changed in the form, and each change with before and after.
+
+    Raises ``RequestRefused`` for a number that cannot be read.
+    """
+    patch: Data = {}
+    changes: list[tuple[str, Any, Any]] = []
+    for key in _SECTIONS:
+        for name, before in _flat(document.get(key, {}), key):
+            if name not in view.form and not isinstance(before, list):
+                continue
+            after = _read(view, name, before)
+            if after == before:
+                continue
+            changes.append((name, before, after))
+            *parents, last = name.split(".")
+            place = patch
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[last] = after
+    return patch, changes
+
+
+def _read(view: View, name: str, before: Any) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(before, list):
+        chosen = view.form.all(name)
+        return before if set(chosen) == set(before) else chosen
+    typed = view.form.get(name).strip()
+    if isinstance(before, str):
+        return typed
+    try:
+        number = float(typed)
+    except ValueError:
+        raise RequestRefused(invalid_member(name, "must be a number")) from None
+    return int(number) if number.is_integer() else number
+
+
+async def preview(view: View) -> Shown | Redirect:
+    """Show what would change; change it when that was confirmed."""
+    document = await view.api.get("/v1/admin/settings")
+    patch, changes = _patch(view, document)
+    if not changes:
+        return Redirect(view.at("settings"), "settings_same")
+    if view.form.get("sure") != "yes":
+        return Shown({"changes": changes})
+    await view.api.send("PATCH /v1/admin/settings", {}, patch)
+    return Redirect(view.at("settings"), "settings_changed")
+
+
+SETTINGS: Final = Page(
+    path="/console/settings",
+    title="Settings",
+    template="settings.html",
+    load=show_settings,
+    needs="GET /v1/admin/settings",
+    nav=Nav(group="System", label="Settings", letter="s"),
+    is_live=False,
+)
+
+
+async def show_escalation(view: View) -> Data:
+    """The level in force, what trips it, and what it closes."""
+    shown = await view.api.get("/v1/admin/escalation")
+    settings = await view.api.get("/v1/admin/settings")
+    return {
+        "escalation": shown,
+        "rules": settings["escalation"],
+        "policies": settings["policies"],
+        "risks": list(Risk),
+        "may_order": view.api.allows("POST /v1/admin/escalation"),
+    }
+
+
+async def order(view: View) -> Redirect:
+    """Give an order, or clear it."""
+    await view.api.send("POST /v1/admin/escalation", {}, {"order": view.form.get("order")})
+    return Redirect(view.at("escalation"), "escalation_ordered")
+
+
+ESCALATION: Final = Page(
+    path="/console/escalation",
+    title="Escalation",
+    template="escalation.html",
+    load=show_escalation,
+    needs="GET /v1/admin/escalation",
+    nav=Nav(group="Locks", label="Escalation", letter="e"),
+)
+PAGES: Final = (ESCALATION, SETTINGS)
+ACTIONS: Final = (
+    Action(
+        path="/console/settings/change",
+        act=preview,
+        needs="PATCH /v1/admin/settings",
+        page=SETTINGS,
+    ),
+    Action(
+        path="/console/escalation/order",
+        act=order,
+        needs="POST /v1/admin/escalation",
+        page=ESCALATION,
+    ),
+)
+DONE.update(
+    {
+        "settings_changed": "The settings were changed: in force everywhere within 2 seconds.",
+        "settings_same": "Nothing was different, so nothing was changed.",
+        "escalation_ordered": "Done: in force here now, on other replicas within 2 seconds.",
+    }
+)

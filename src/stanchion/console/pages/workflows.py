@@ -1,0 +1,115 @@
+"""Workflows: the list, and one workflow with its graph, versions and a form to start a run."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, View
+from stanchion.console.pages.runs import graph_steps
+from stanchion.console.schema_form import faults_by_field, form_fields, form_html, parse_form
+from stanchion.console.step_graph import zoomable_graph
+from stanchion.core.faults import Fault
+from stanchion.gateway.problems import RequestRefused, invalid
+from stanchion.wire.problems import Code
+from stanchion.wire.runs import WorkflowView
+
+__all__ = ["ACTIONS", "PAGES"]
+
+_LIMIT: Final = 100
+_RUNS: Final = 10
+_VERSIONS_SHOWN: Final = 20
+_PREFIX: Final = "input"
+
+
+async def list_workflows(view: View) -> Data:
+    """The tenant's workflows, by id."""
+    page = await view.api.get("/v1/workflows", limit=_LIMIT, cursor=view.query.get("cursor"))
+    return {"workflows": page.workflows, "cursor": page.cursor}
+
+
+async def show_workflow(view: View) -> Data:
+    """One version of a workflow."""
+    api = view.api
+    path, name = "/v1/workflows/{workflow_id}", view.params["workflow_id"]
+    newest: WorkflowView = await api.get(path, view.params)
+    version = view.query.get("version")
+    shown: WorkflowView = newest
+    if version and version != str(newest.version):
+        shown = await api.get(path, view.params, version=version)
+    steps = graph_steps(shown.definition)
+    runs = await api.get("/v1/runs", workflow_id=name, limit=_RUNS)
+    return {
+        "title": f"Workflow {name}",
+        "workflow": shown,
+        "newest": newest.version,
+        "versions": range(newest.version, max(0, newest.version - _VERSIONS_SHOWN), -1),
+        "graph": zoomable_graph(steps, f"The {len(steps)} steps of the workflow"),
+        "form": _form(view, newest.definition),
+        "key": view.form.get("key") or secrets.token_hex(16),
+        "runs": runs.runs,
+        "may_start": api.allows("POST /v1/workflows/{workflow_id}/runs"),
+        "has_labels": True,
+    }
+
+
+def _form(view: View, definition: dict[str, Any]) -> str:
+    """The fields of the input, with what was typed and what was wrong with it."""
+    fields = form_fields(definition.get("input_schema"), _PREFIX)
+    if view.problem is None:
+        return form_html(fields, scope="start")
+    faults = [Fault(each.path, each.message) for each in view.problem.errors]
+    placed, _ = faults_by_field(fields, faults, _PREFIX)
+    return form_html(fields, view.form.mapping(), placed, scope="start")
+
+
+async def start(view: View) -> Redirect:
+    """Start a run with the form's input. Sending the form again starts no second one."""
+    params = {"workflow_id": view.params["workflow_id"]}
+    workflow = await view.api.get("/v1/workflows/{workflow_id}", params)
+    fields = form_fields(workflow.definition.get("input_schema"), _PREFIX)
+    value, faults = parse_form(fields, view.form.mapping())
+    if faults:
+        found = [Fault(name, text) for name, text in faults.items()]
+        raise RequestRefused(invalid(found, "the input cannot be read", code=Code.INVALID_INPUT))
+    body: dict[str, Any] = {"input": value}
+    labels = dict(
+        each.replace("=", ":", 1).partition(":")[::2] for each in view.form.get("labels").split()
+    )
+    if labels:
+        body["labels"] = labels
+    answer = await view.api.send(
+        "POST /v1/workflows/{workflow_id}/runs", params, body, key=view.form.get("key") or None
+    )
+    return Redirect(view.at("runs", answer.run_id), "run_started")
+
+
+WORKFLOW: Final = Page(
+    path="/console/workflows/{workflow_id}",
+    title="Workflow",
+    template="workflow.html",
+    load=show_workflow,
+    needs="GET /v1/workflows/{workflow_id}",
+    is_of_tenant=True,
+)
+PAGES: Final = (
+    Page(
+        path="/console/workflows",
+        title="Workflows",
+        template="workflows.html",
+        load=list_workflows,
+        needs="GET /v1/workflows",
+        nav=Nav(group="Work", label="Workflows", letter="w"),
+        is_of_tenant=True,
+    ),
+    WORKFLOW,
+)
+ACTIONS: Final = (
+    Action(
+        path="/console/workflows/{workflow_id}/start",
+        act=start,
+        needs="POST /v1/workflows/{workflow_id}/runs",
+        page=WORKFLOW,
+    ),
+)
+DONE["run_started"] = "The run was started."
