@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -147,6 +148,8 @@ AUDIT: Final = admin.AuditRow(
     request_id="r1",
 )
 
+BATCH: Final = str(Path(__file__).parent / "batch.ndjson")
+
 CASES: Final = (
     Case(
         args=("workflow", "list"),
@@ -178,6 +181,25 @@ CASES: Final = (
         answer=runs.StartAnswer("07-01h", RunStatus.RUNNING),
         shape=runs.StartAnswer,
         says=("07-01h  running",),
+        has_key=True,
+    ),
+    Case(
+        args=("run", "batch", "research", BATCH, "--idempotency-key", "k"),
+        asks=("POST", "/v1/workflows/research/runs/batch"),
+        body={
+            "runs": [
+                {"input": {"n": 1}, "key": "k/0"},
+                {"key": "own", "labels": {"team": "red"}},
+            ]
+        },
+        answer=runs.BatchAnswer(
+            (
+                runs.BatchResult(status=200, run_id="07-01h"),
+                runs.BatchResult(status=200, run_id="07-02h"),
+            )
+        ),
+        shape=runs.BatchAnswer,
+        says=("0  200     07-01h", "1  200     07-02h"),
         has_key=True,
     ),
     Case(

@@ -52,6 +52,62 @@ async def test_a_run_goes_from_start_to_result_over_http(house: House) -> None:
     assert run.json["finished_at"].endswith("Z")
 
 
+async def test_a_batch_is_judged_row_by_row_in_order_and_can_be_repeated(house: House) -> None:
+    await house.start()
+    await house.ask("PUT", "/v1/admin/tenants/default", {"max_concurrent_runs": 71})
+    schema = {"required": ["n"], "properties": {"n": {"type": "integer"}}}
+    await house.ask(
+        "PUT", "/v1/workflows/many", {"input_schema": schema, "steps": {"a": {"topic": "t"}}}
+    )
+    rows: list[dict[str, Any]] = [{"input": {"n": number}} for number in range(75)]
+    rows[1] = {"input": {"n": "one"}}
+    rows[2] = {"input": {"n": 2}, "labels": {"": "x"}}
+    rows[3] = {"input": {"n": 3}, "labels": {"team": "red"}, "key": "own"}
+    path, key = "/v1/workflows/many/runs/batch", [("Idempotency-Key", "k")]
+    answer = await house.ask("POST", path, {"runs": rows}, headers=key)
+    assert answer.status == 200, answer.body
+    results = answer.json["results"]
+    # One of the 71 slots was taken before, and two rows are wrong.
+    expected = [200, 422, 422, *[200] * 69, *[429] * 3]
+    assert [each["status"] for each in results] == expected
+    assert results[1]["problem"]["code"] == "invalid_input"
+    assert results[2]["problem"]["errors"][0]["path"] == "labels."
+    assert results[72]["problem"]["limit"] == 71
+    assert len({each["run_id"] for each in results if "run_id" in each}) == 70
+    run = (await house.ask("GET", f"/v1/runs/{results[3]['run_id']}")).json
+    assert (run["input"], run["labels"]) == ({"n": 3}, {"team": "red"})
+    again = (await house.ask("POST", path, {"runs": rows}, headers=key)).json["results"]
+    assert [each.get("run_id") for each in again] == [each.get("run_id") for each in results]
+    rows[0], rows[3] = {"input": {"n": 9}}, {"input": {"n": 9}, "key": "own"}
+    changed = (await house.ask("POST", path, {"runs": rows[:4]}, headers=key)).json["results"]
+    codes = [each["problem"]["code"] for each in changed]
+    assert codes[0] == codes[3] == "idempotency_mismatch"
+
+
+async def test_a_batch_without_keys_or_rows_starts_nothing(house: House) -> None:
+    await house.start()
+    path = "/v1/workflows/one-step/runs/batch"
+    keyless = await house.ask("POST", path, {"runs": [{"key": "a"}, {}]})
+    assert (keyless.status, keyless.json["errors"][0]["path"]) == (422, "runs[1].key")
+    for runs in ([], [{}] * 1_001, [{"unknown": 1}]):
+        headers = [("Idempotency-Key", "k")]
+        assert (await house.ask("POST", path, {"runs": runs}, headers=headers)).status == 422
+    long = await house.ask("POST", path, {"runs": [{}]}, headers=[("Idempotency-Key", "k" * 254)])
+    assert (long.status, long.json["errors"][0]["path"]) == (422, "Idempotency-Key")
+    none = await house.ask("POST", "/v1/workflows/none/runs/batch", {"runs": [{"key": "z"}]})
+    assert [each["status"] for each in none.json["results"]] == [404]
+    assert len((await house.ask("GET", "/v1/runs")).json["runs"]) == 1
+
+
+async def test_a_batch_under_a_lock_is_judged_in_order(house: House) -> None:
+    await house.start()
+    await house.ask("PATCH", "/v1/admin/settings", {"admission": {"strategy": "lock"}})
+    await house.ask("PUT", "/v1/admin/tenants/default", {"max_concurrent_runs": 4})
+    rows = [{"key": str(number)} for number in range(6)]
+    answer = await house.ask("POST", "/v1/workflows/one-step/runs/batch", {"runs": rows})
+    assert [each["status"] for each in answer.json["results"]] == [200] * 3 + [429] * 3
+
+
 async def test_labels_are_shown_kept_by_a_rerun_and_part_of_the_request(house: House) -> None:
     await house.ask("PUT", "/v1/workflows/approval", APPROVAL)
     labels = {"team": "red", "of:what": "a:b", "Größe": "✓"}

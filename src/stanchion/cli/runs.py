@@ -10,6 +10,7 @@ from stanchion.cli.session import Session, path_to
 from stanchion.cli.text import Flexible, cell, clock, clock_ms, ident, lines_of, pairs, table
 
 __all__ = [
+    "batch_lines",
     "change_lines",
     "follow",
     "item_rows",
@@ -42,6 +43,22 @@ def run_rows(page: dict[str, Any]) -> Iterator[str]:
                 for row in page["runs"]
             ),
         )
+
+
+def batch_lines(answer: dict[str, Any]) -> Iterator[str]:
+    """What became of each run of a batch."""
+    yield from table(
+        ("#", "STATUS", "RUN", "PROBLEM"),
+        (
+            (
+                str(number),
+                str(row["status"]),
+                cell(row.get("run_id") or "-"),
+                cell((row.get("problem") or {}).get("detail", "")),
+            )
+            for number, row in enumerate(answer["results"])
+        ),
+    )
 
 
 def label_text(labels: Mapping[str, str] | None) -> str:

@@ -82,6 +82,7 @@ class AsyncClient(BaseClient[AsyncTransport]):
     """A client of one deployment, for one tenant."""
 
     start = _starting(calls.start)
+    start_many = _method(calls.start_many)
     rerun = _starting(calls.rerun)
     plan_rerun = _method(calls.plan_rerun)
     get = _method(calls.get)

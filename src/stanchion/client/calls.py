@@ -8,7 +8,7 @@ starts no second run.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -40,6 +40,8 @@ from stanchion.wire.runs import (
     ApplyAnswer,
     ApprovalList,
     ApprovalRow,
+    BatchAnswer,
+    BatchResult,
     Change,
     ItemList,
     ItemRow,
@@ -73,6 +75,7 @@ __all__ = [
     "rerun",
     "runs",
     "start",
+    "start_many",
     "submit_job",
     "timeline",
     "wait",
@@ -120,6 +123,46 @@ def start(
         body["labels"] = dict(labels)
     sent = posting(engine, "start", path, body)
     return (yield from engine.ask(ApiCall(keyed(sent, key_or_own(idempotency_key)), _started)))
+
+
+def start_many(
+    engine: CallEngine,
+    workflow_id: str,
+    runs: Iterable[Mapping[str, Any]],
+    *,
+    idempotency_key: str | None = None,
+) -> Op[list[BatchResult]]:
+    """Start many runs of a workflow. Each is a mapping with ``input``, ``labels`` and ``key``.
+
+    Every run is judged by itself, in the order given, and has a result at the same place: a
+    ``run_id``, or a ``problem`` that says why it was not started. A run without a key gets
+    ``idempotency_key``, a slash and its place as its key, so that the whole call can be repeated.
+    """
+    path = f"/v1/workflows/{quoted_part(workflow_id, 'workflow_id')}/runs/batch"
+    shared = key_or_own(idempotency_key)
+    rows = [{**row, "key": row.get("key") or f"{shared}/{place}"} for place, row in enumerate(runs)]
+    results: list[BatchResult] = []
+    while len(results) < len(rows):
+        some = _portion(rows[len(results) : len(results) + _BATCH_MAX])
+        sent = keyed(posting(engine, "start_many", path, {"runs": some}), shared)
+        answer = yield from engine.ask(ApiCall(sent, reader(BatchAnswer)))
+        results += answer.results
+    return results
+
+
+def _portion(rows: list[JsonObject]) -> list[JsonValue]:
+    """The first rows, as many as one request may carry."""
+    size, some = 0, list[JsonValue]()
+    for row in rows:
+        size += len(encoded(row)) + 1
+        if some and size > _BATCH_BYTES_MAX:
+            break
+        some.append(row)
+    return some
+
+
+_BATCH_MAX: Final = 1_000
+_BATCH_BYTES_MAX: Final = 1_000_000
 
 
 def get(engine: CallEngine, run_id: str) -> Op[RunView]:

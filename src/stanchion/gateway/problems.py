@@ -32,6 +32,7 @@ __all__ = [
     "invalid_member",
     "not_found",
     "overdrawn",
+    "problem_of",
     "retry_after_s",
     "unavailable_after_ms",
 ]
@@ -138,11 +139,11 @@ def retry_after_s(retry_after_ms: int) -> int:
     return -(-retry_after_ms // 1000)
 
 
-def answer_parts(refusal: Refusal, request_id: str) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
-    """Status, body and headers of the answer."""
+def problem_of(refusal: Refusal, request_id: str) -> Problem:
+    """The problem that tells a caller of the refusal."""
     status = refusal.status
     unset = msgspec.UNSET
-    problem = Problem(
+    return Problem(
         status=status,
         code=refusal.code,
         title=_TITLE[status],
@@ -154,10 +155,14 @@ def answer_parts(refusal: Refusal, request_id: str) -> tuple[int, bytes, list[tu
         limit=unset if refusal.limit is None else refusal.limit,
         active=unset if refusal.active is None else refusal.active,
     )
+
+
+def answer_parts(refusal: Refusal, request_id: str) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+    """Status, body and headers of the answer."""
     headers = [(b"content-type", _CONTENT_TYPE), *refusal.headers]
     if refusal.retry_after_ms is not None:
         headers.append((b"retry-after", str(retry_after_s(refusal.retry_after_ms)).encode()))
-    return status, _encode(problem), headers
+    return refusal.status, _encode(problem_of(refusal, request_id)), headers
 
 
 _CONTENT_TYPE: Final = PROBLEM_TYPE.encode()

@@ -168,6 +168,14 @@ class Admitter:
             self._signals.decided(call.tenant, call.workflow_id, outcome, exists=call.exists)
         return answer
 
+    async def is_atomic(self, tenant: TenantId) -> bool:
+        """Whether the tenant's starts need no lock. Also if its configuration cannot be read."""
+        try:
+            override = await self.tenants.admission(tenant)
+        except BackendError:
+            return True
+        return effective_admission(self._settings(), override).strategy is Strategy.ATOMIC
+
     async def full_already(self, call: GateCall) -> GateFull | None:
         """Take a place of the tenant's limiter, or return a refusal shared with other callers.
 

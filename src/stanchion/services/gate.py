@@ -9,6 +9,7 @@ a workflow generated for it. From there on all three use ``services.admit``. The
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -55,6 +56,7 @@ from stanchion.ports.records import Admission
 from stanchion.services.admit import Admitter, GateCall, PreparedStart
 from stanchion.services.context import ReplicaContext
 from stanchion.services.gate_answers import (
+    GateFailed,
     GateFull,
     InvalidInput,
     KeyMismatch,
@@ -66,11 +68,12 @@ from stanchion.services.gate_answers import (
     SubmitAnswer,
     UnknownRun,
 )
+from stanchion.services.limiter import AT_ONCE
 from stanchion.services.plans import Linked, Plans, UnknownWorkflow, is_single_job
 from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 from stanchion.services.work import Decider
 
-__all__ = ["Gate", "RerunPreview"]
+__all__ = ["Gate", "RerunPreview", "StartRow"]
 
 _NO_VERSION: Final = -1
 """No workflow has this version: an admission with it can only be replayed, never admitted."""
@@ -78,6 +81,14 @@ _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _ITEMS_AT_ONCE: Final = 1_000
 _UNKNOWN: Final = WorkflowId("")
 """A rerun's workflow, until its run was read."""
+
+
+class StartRow(NamedTuple):
+    """One start of a batch."""
+
+    input: JsonObject
+    labels: Mapping[str, str]
+    key: str
 
 
 class RerunPreview(msgspec.Struct, frozen=True):
@@ -129,6 +140,30 @@ class Gate:
         return await self._admitter.in_time(
             call, self._start(call, _Given(input, dict(labels), actor))
         )
+
+    async def start_many(
+        self,
+        tenant: TenantId,
+        workflow_id: WorkflowId,
+        rows: Sequence[StartRow],
+        *,
+        actor: str,
+    ) -> list[StartAnswer]:
+        """Start runs of a workflow, each judged by itself, in their order.
+
+        If the gate fails for one, the rows behind it get the same answer: a caller repeats them
+        with the same keys. Raises ``TenantOverloaded``.
+        """
+        self._work.check(tenant)
+        at_once = AT_ONCE if await self._admitter.is_atomic(tenant) else 1
+        answers: list[StartAnswer] = []
+        for first in range(0, len(rows), at_once):
+            some = rows[first : first + at_once]
+            answers += await self._start_in_order(tenant, workflow_id, some, actor)
+            failed = next((each for each in answers if isinstance(each, GateFailed)), None)
+            if failed is not None:
+                return answers + [failed] * (len(rows) - len(answers))
+        return answers
 
     async def rerun(
         self,
@@ -216,8 +251,40 @@ class Gate:
 
     # ── Starts ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _start(self, call: GateCall, given: _Given) -> StartAnswer:
-        drafted = await self._drafted(call, given, refresh=False)
+    async def _start_in_order(
+        self, tenant: TenantId, workflow_id: WorkflowId, rows: Sequence[StartRow], actor: str
+    ) -> list[StartAnswer]:
+        """Prepare one row after the other; the store is asked for all of them at once."""
+        starting: list[asyncio.Task[StartAnswer]] = []
+        before: asyncio.Event | None = None
+        async with asyncio.TaskGroup() as group:
+            for row in rows:
+                call = GateCall(
+                    tenant=tenant,
+                    workflow_id=workflow_id,
+                    endpoint=AdmissionEndpoint.START,
+                    key=row.key,
+                )
+                given = _Given(row.input, dict(row.labels), actor)
+                order = (before, before := asyncio.Event())
+                begun = self._admitter.in_time(call, self._start(call, given, order))
+                starting.append(group.create_task(begun))
+        return [each.result() for each in starting]
+
+    async def _start(
+        self,
+        call: GateCall,
+        given: _Given,
+        order: tuple[asyncio.Event | None, asyncio.Event] | None = None,
+    ) -> StartAnswer:
+        """``order``: prepare after the first event, and then set the second."""
+        if order is not None and order[0] is not None:
+            await order[0].wait()
+        try:
+            drafted = await self._drafted(call, given, refresh=False)
+        finally:
+            if order is not None:
+                order[1].set()
         if not isinstance(drafted, PreparedStart):
             return drafted
         return await self._admitter.admit(

@@ -36,6 +36,7 @@ __all__ = [
     "JobThrottled",
     "KeyMismatch",
     "NoRerun",
+    "NotStarted",
     "Pacing",
     "Passed",
     "RerunAnswer",
@@ -229,9 +230,12 @@ class GateFailed(msgspec.Struct, frozen=True):
     retry_after_ms: int
 
 
-Passed: TypeAlias = RunStarted | KeyMismatch | GateFull | JobThrottled | GateFailed
+_Refused: TypeAlias = KeyMismatch | GateFull | JobThrottled | GateFailed
+Passed: TypeAlias = RunStarted | _Refused
 """The possible answers to a prepared start."""
-StartAnswer: TypeAlias = Passed | UnknownWorkflow | WorkflowFaults | InvalidInput
+NotStarted: TypeAlias = _Refused | UnknownWorkflow | WorkflowFaults | InvalidInput
+"""Why a start made no run."""
+StartAnswer: TypeAlias = RunStarted | NotStarted
 NoRerun: TypeAlias = UnknownWorkflow | WorkflowFaults | InvalidInput | UnknownRun | RerunRefused
 """Why there can be no such rerun."""
 RerunAnswer: TypeAlias = Passed | NoRerun

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Failure, ItemFailure, Risk, RunStatus, StepStatus
 from stanchion.core.rerun import RerunAction, RerunOnly, RerunVersion
 from stanchion.wire.identifiers import Comment, Labels, StepName, TopicName
+from stanchion.wire.problems import Problem
 
 __all__ = [
     "ApplyAnswer",
     "ApprovalList",
     "ApprovalRow",
+    "BatchAnswer",
+    "BatchResult",
+    "BatchRow",
     "CancelRun",
     "Change",
     "DecideStep",
@@ -31,6 +36,7 @@ __all__ = [
     "RunRow",
     "RunView",
     "StartAnswer",
+    "StartBatch",
     "StartRun",
     "StepView",
     "SubmitAnswer",
@@ -54,6 +60,21 @@ class StartRun(_Request, frozen=True, kw_only=True):
     input: JsonObject = {}
     labels: Labels = {}
     """To find the run by; a rerun keeps them."""
+
+
+class BatchRow(_Request, frozen=True, kw_only=True):
+    """One run of a batch."""
+
+    input: JsonObject = {}
+    labels: Labels = {}
+    key: Annotated[str, Meta(pattern=r"^[!-~]{1,255}\Z")] | None = None
+    """The run's idempotency key. Without one it is the request's key, a slash and the index."""
+
+
+class StartBatch(_Request, frozen=True, kw_only=True):
+    """Start many runs of one workflow."""
+
+    runs: Annotated[tuple[BatchRow, ...], Meta(min_length=1, max_length=1000)]
 
 
 class RerunRun(_Request, frozen=True, kw_only=True):
@@ -116,6 +137,21 @@ class StartAnswer(msgspec.Struct, frozen=True):
 
     run_id: str
     status: RunStatus
+
+
+class BatchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer to one run of a batch: its id, or why it was not started."""
+
+    status: int
+    """The HTTP status that a start of this run alone would have."""
+    run_id: str | None = None
+    problem: Problem | None = None
+
+
+class BatchAnswer(msgspec.Struct, frozen=True):
+    """One result for each run of the batch, in the same order."""
+
+    results: tuple[BatchResult, ...]
 
 
 class SubmitAnswer(msgspec.Struct, frozen=True):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import click
 
 from stanchion.cli.completion import complete_runs, complete_workflows
 from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.runs import (
+    batch_lines,
     change_lines,
     follow,
     item_rows,
@@ -23,6 +26,7 @@ from stanchion.cli.runs import (
 from stanchion.cli.session import (
     ApiAnswer,
     Session,
+    all_of,
     json_of,
     limit_and_cursor,
     list_of,
@@ -86,6 +90,56 @@ def start_run(
         body["labels"] = dict(map(_label, labels))
     answer = session.create(path_to("workflows", workflow_id, "runs"), body, key)
     return _started(session, answer, watch=watch)
+
+
+@run.command("batch")
+@click.argument("workflow_id", metavar="WORKFLOW", shell_complete=complete_workflows)
+@click.argument("file", metavar="FILE", type=click.File("rb"))
+@_key_option
+@talks
+def start_batch(session: Session, workflow_id: str, file: BinaryIO, key: str | None) -> int:
+    """Start many runs: FILE has one JSON object a line, with input, labels and key.
+
+    Each run is judged by itself, in the order of the lines. Lines without a key get the key of the
+    command and the number of their line. FILE may be - for standard input.
+    """
+    rows = _rows(all_of(file, "FILE"))
+    shared = key or os.urandom(16).hex()
+    results: list[dict[str, Any]] = []
+    for first in range(0, len(rows), _BATCH_MAX):
+        some = [
+            {**row, "key": row.get("key") or f"{shared}/{first + place}"}
+            for place, row in enumerate(rows[first : first + _BATCH_MAX])
+        ]
+        path = path_to("workflows", workflow_id, "runs", "batch")
+        results += session.create(path, {"runs": some}, shared).document["results"]
+    session.show({"results": results}, batch_lines)
+    refused = sum(each["status"] != _OK for each in results)
+    if refused:
+        session.note(f"{refused} of {len(results)} runs were not started; to try again: add")
+        session.note(f"  --idempotency-key {shared}")
+    return Exit.FAILED if refused else Exit.OK
+
+
+def _rows(text: bytes) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise CliError(f"line {number} is not JSON: {error}", Exit.USAGE) from error
+        if not isinstance(row, dict):
+            raise CliError(f"line {number} is not a JSON object", Exit.USAGE)
+        rows.append(row)
+    if not rows:
+        raise CliError("there are no runs in the file", Exit.USAGE)
+    return rows
+
+
+_BATCH_MAX: Final = 1_000
+_OK: Final = 200
 
 
 @run.command("rerun")

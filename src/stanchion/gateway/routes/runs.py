@@ -15,7 +15,14 @@ from stanchion.core.model import ItemKey, Run, RunId, RunStatus, StepId, StepSta
 from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunOptions, RerunRefused
 from stanchion.gateway.body import check_value, checked_labels
-from stanchion.gateway.problems import Refusal, RequestRefused, invalid, invalid_member, not_found
+from stanchion.gateway.problems import (
+    Refusal,
+    RequestRefused,
+    invalid,
+    invalid_member,
+    not_found,
+    problem_of,
+)
 from stanchion.gateway.route import (
     APPROVERS,
     RUNNERS,
@@ -40,13 +47,14 @@ from stanchion.gateway.views import (
     timeline_line,
 )
 from stanchion.ports.records import BadCursor, Loaded, RunFilter
-from stanchion.services.gate import RerunPreview
+from stanchion.services.gate import RerunPreview, StartRow
 from stanchion.services.gate_answers import (
     GateFailed,
     GateFull,
     InvalidInput,
     JobThrottled,
     KeyMismatch,
+    NotStarted,
     RunStarted,
     UnknownRun,
 )
@@ -63,6 +71,9 @@ from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
     ApprovalList,
     ApprovalRow,
+    BatchAnswer,
+    BatchResult,
+    BatchRow,
     CancelRun,
     Change,
     DecideStep,
@@ -73,6 +84,7 @@ from stanchion.wire.runs import (
     RunList,
     RunView,
     StartAnswer,
+    StartBatch,
     StartRun,
     TimelineAnswer,
 )
@@ -130,9 +142,13 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
         key=call.idempotency_key,
         actor=call.actor,
     )
+    if isinstance(answer, RunStarted):
+        return started(answer, StartAnswer(answer.run_id, answer.status))
+    return _not_started(answer)
+
+
+def _not_started(answer: NotStarted) -> Refusal:
     match answer:
-        case RunStarted():
-            return started(answer, StartAnswer(answer.run_id, answer.status))
         case UnknownWorkflow():
             return not_found("workflow")
         case InvalidInput():
@@ -143,6 +159,60 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
             return refusal_of(answer)
         case _:
             assert_never(answer)
+
+
+async def start_batch(call: Call[StartBatch, NoQuery]) -> Reply:
+    """Start many runs of one workflow, each judged by itself, in their order."""
+    keys = [_batch_key(call, index, row) for index, row in enumerate(call.body.runs)]
+    refusals: dict[int, Refusal] = {}
+    rows: dict[int, StartRow] = {}
+    for index, (row, key) in enumerate(zip(call.body.runs, keys, strict=True)):
+        try:
+            check_value(call, "input", row.input, bytes_max=INPUT_BYTES_MAX)
+            rows[index] = StartRow(row.input, checked_labels(row.labels), key)
+        except RequestRefused as refused:
+            refusals[index] = refused.refusal
+    workflow_id = WorkflowId(call.params["workflow_id"])
+    answers = await call.services.gate.start_many(
+        call.tenant, workflow_id, tuple(rows.values()), actor=call.actor
+    )
+    run_ids: dict[int, RunId] = {}
+    for index, answer in zip(rows, answers, strict=True):
+        if isinstance(answer, RunStarted):
+            run_ids[index] = answer.run_id
+        else:
+            refusals[index] = _not_started(answer)
+    return Reply(
+        BatchAnswer(
+            tuple(
+                BatchResult(status=200, run_id=run_ids[index])
+                if index in run_ids
+                else _batch_problem(call, refusals[index])
+                for index in range(len(keys))
+            )
+        )
+    )
+
+
+def _batch_key(call: Call[StartBatch, NoQuery], index: int, row: BatchRow) -> str:
+    """A row's idempotency key. Raises ``RequestRefused`` if it has none."""
+    if row.key is not None:
+        return row.key
+    if call.idempotency_key is None:
+        wrong = "missing; give it, or send an Idempotency-Key for all rows without one"
+        raise RequestRefused(invalid_member(f"runs[{index}].key", wrong))
+    key = f"{call.idempotency_key}/{index}"
+    if len(key) > _KEY_CHARS_MAX:
+        wrong = f"with the row's index it has {len(key)} characters; at most {_KEY_CHARS_MAX}"
+        raise RequestRefused(invalid_member("Idempotency-Key", wrong))
+    return key
+
+
+_KEY_CHARS_MAX: Final = 255
+
+
+def _batch_problem(call: Call[StartBatch, NoQuery], refusal: Refusal) -> BatchResult:
+    return BatchResult(status=refusal.status, problem=problem_of(refusal, call.request_id))
 
 
 async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
@@ -416,6 +486,20 @@ ROUTES: Final = (
         body=StartRun,
         answer=StartAnswer,
         codes=(Code.NOT_FOUND, Code.INVALID_INPUT, Code.INVALID_WORKFLOW, *GATE_CODES),
+        takes_key=True,
+        admits=True,
+    ),
+    Route(
+        method="POST",
+        path="/v1/workflows/{workflow_id}/runs/batch",
+        handler=start_batch,
+        summary="Start up to 1,000 runs, each judged by itself, in their order.",
+        roles=RUNNERS,
+        scope=RouteScope.TENANT,
+        takes=Takes.JSON,
+        body=StartBatch,
+        answer=BatchAnswer,
+        codes=(Code.DRAINING,),
         takes_key=True,
         admits=True,
     ),
