@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from stanchion.core import __version__ as __version__
+
 if TYPE_CHECKING:
     from stanchion.client.async_client import AsyncClient, AsyncRunHandle
     from stanchion.client.client import Client, RunHandle
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
     from stanchion.worker.errors import Cancelled, FinalError, JobFailed, WorkerRefused
     from stanchion.worker.job import Job
     from stanchion.worker.worker import Worker
-
-    __version__: str
 
 __all__ = [
     "AccessDenied",
@@ -140,8 +140,6 @@ _HOMES: Final = {
 if not TYPE_CHECKING:  # To a type checker, every name above is there and no other is.
 
     def __getattr__(name: str) -> object:
-        if name == "__version__":
-            return import_module("importlib.metadata").version("stanchion")
         for home, names in _HOMES.items():
             if name in names:
                 return getattr(import_module(home), name)

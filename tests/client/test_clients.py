@@ -107,6 +107,14 @@ CASES = {
         {"from_step": None, "only": "failed_items"},
         {"run_id": "r2", "status": "running"},
     ),
+    "start_many": Case(
+        lambda c: c.start_many(
+            "research", [{"input": MappingProxyType({"q": 1})}, {"key": "own"}], idempotency_key="k"
+        ),
+        "POST /v1/workflows/research/runs/batch",
+        {"runs": [{"input": {"q": 1}, "key": "k/0"}, {"key": "own"}]},
+        {"results": [{"status": 200, "run_id": "r1"}, {"status": 200, "run_id": "r2"}]},
+    ),
     "plan_rerun": Case(
         lambda c: c.plan_rerun("r1", version="newest", input=MappingProxyType({"q": 1})),
         "POST /v1/runs/r1/rerun",

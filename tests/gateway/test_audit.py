@@ -13,7 +13,7 @@ from stanchion.gateway.routes import ROUTES
 from tests.gateway.asgi import Answer
 from tests.gateway.house import ADMIN, ONE_STEP, House, opened_house
 
-STARTS: Final = frozenset({"start_run", "submit_job"})
+STARTS: Final = frozenset({"start_run", "start_batch", "submit_job"})
 WORKER_PROTOCOL: Final = frozenset({"lease_jobs", "renew_leases", "take_results"})
 CHANGING: Final = {
     route.id: route

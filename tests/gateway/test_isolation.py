@@ -91,6 +91,7 @@ def body_of(route: Route, world: World) -> object:
     ref = {"job_id": world.job["job_id"], "fence": world.job["fence"]}
     bodies: dict[str, object] = {
         "put_workflow": ONE_STEP,
+        "start_batch": {"runs": [{"key": "k"}]},
         "submit_job": {"topic": "work"},
         "lease_jobs": {"worker_id": "w", "topics": ["work", "doom"]},
         "renew_leases": {"worker_id": "w", "leases": [ref]},
@@ -223,6 +224,7 @@ def its_own(answer: Answer, _world: World) -> bool:
 
 EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "start_run": not_there,
+    "start_batch": not_there,
     "get_run": not_there,
     "list_runs": empty("runs"),
     "get_timeline": not_there,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from stanchion import __version__
 from stanchion.core.model import TenantId, Topic
 from stanchion.ports.records import JobLease
-from stanchion.services.replicas import SeenWorker, own_version
+from stanchion.services.replicas import SeenWorker
 from tests.services.faulty_locks import Fault
 from tests.services.stage import ACME, Replica, World, job, virtual, workflow
 
@@ -30,7 +31,7 @@ async def test_each_replica_reports_itself_and_reads_all(world: World) -> None:
     view = await one.services.replicas.read()
     first, second = view.replicas
     assert (first.replica, second.replica) == ("replica-1", "replica-2")
-    assert first.summary.version == second.summary.version == own_version()
+    assert first.summary.version == second.summary.version == __version__
     assert second.summary.started_at - first.summary.started_at == 5_000
     assert 0 <= view.at - second.seen_at <= 3_100
     assert second.summary.parts == {"figures": {"n": 7}}

@@ -20,12 +20,11 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cache
-from importlib.metadata import version
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
+from stanchion.core import __version__
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, TenantId, Topic
@@ -48,7 +47,6 @@ __all__ = [
     "SeenReplica",
     "SeenWorker",
     "check_backends",
-    "own_version",
 ]
 
 REPORT_S: Final = 3.0
@@ -243,7 +241,7 @@ class ReplicaReporter:
             _TOPICS_CHARS_MAX,
         )
         return ReplicaSummary(
-            version=own_version(),
+            version=__version__,
             started_at=self._started_at or self._instant(self._began),
             clock_offset_ms=self._offset_ms,
             settings_revision=self._settings_revision(),
@@ -288,12 +286,6 @@ async def _check(ping: Ping) -> str:
 
 async def _nothing() -> None:
     pass
-
-
-@cache
-def own_version() -> str:
-    """The version of this package."""
-    return version("stanchion")
 
 
 def _fitting(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import cache
-from importlib.metadata import version
 from typing import Final, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
 
+from stanchion.core import __version__
 from stanchion.core.url import shown_url
 
 __all__ = [
@@ -103,17 +102,12 @@ def parse_address(url: str) -> Address:
     )
 
 
-@cache
-def _version() -> str:
-    return version("stanchion")
-
-
 def encode_request(request: Request, to: Address) -> bytes:
     """The request as it is sent. Raises ``ValueError`` if a value would break the head."""
     lines = [
         f"{request.method} {to.prefix}{request.path} HTTP/1.1",
         f"Host: {to.named}",
-        f"User-Agent: stanchion/{_version()}",
+        f"User-Agent: stanchion/{__version__}",
         *(f"{name}: {value}" for name, value in request.headers),
     ]
     if request.body or request.method not in _WITHOUT_BODY:

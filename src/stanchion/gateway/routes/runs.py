@@ -161,7 +161,7 @@ def _not_started(answer: NotStarted) -> Refusal:
             assert_never(answer)
 
 
-async def start_batch(call: Call[StartBatch, NoQuery]) -> Reply:
+async def start_batch(call: Call[StartBatch, NoQuery]) -> Reply | Refusal:
     """Start many runs of one workflow, each judged by itself, in their order."""
     keys = [_batch_key(call, index, row) for index, row in enumerate(call.body.runs)]
     refusals: dict[int, Refusal] = {}
@@ -176,6 +176,8 @@ async def start_batch(call: Call[StartBatch, NoQuery]) -> Reply:
     answers = await call.services.gate.start_many(
         call.tenant, workflow_id, tuple(rows.values()), actor=call.actor
     )
+    if any(isinstance(each, UnknownWorkflow) for each in answers):
+        return not_found("workflow")
     run_ids: dict[int, RunId] = {}
     for index, answer in zip(rows, answers, strict=True):
         if isinstance(answer, RunStarted):
@@ -499,7 +501,7 @@ ROUTES: Final = (
         takes=Takes.JSON,
         body=StartBatch,
         answer=BatchAnswer,
-        codes=(Code.DRAINING,),
+        codes=(Code.NOT_FOUND, Code.DRAINING),
         takes_key=True,
         admits=True,
     ),
