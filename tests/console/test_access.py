@@ -186,6 +186,7 @@ OF_ONE_TENANT: dict[str, frozenset[Role]] = {
     "/console/keys": ADMINS,
     "/console/runs": READERS,
     "/console/runs/{run_id}": READERS,
+    "/console/search": EVERY,
     "/console/workflows": RUNNERS,
     "/console/workflows/{workflow_id}": RUNNERS,
 }
@@ -193,6 +194,7 @@ OF_ONE_TENANT: dict[str, frozenset[Role]] = {
 OF_ALL: dict[str, frozenset[Role]] = {
     "/console": OPERATORS | {Role.WORKER},
     "/console/keys": ADMINS,
+    "/console/search": OPERATORS | {Role.WORKER},
     **{
         f"/console/{page}": OPERATORS
         for page in (

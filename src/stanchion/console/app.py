@@ -16,7 +16,17 @@ from urllib.parse import quote
 from stanchion.console import access
 from stanchion.console.api import Api, route_named
 from stanchion.console.live import Pulse, Shared
-from stanchion.console.page import DONE, Action, Data, Form, Page, Redirect, View, Visitor
+from stanchion.console.page import (
+    DONE,
+    Action,
+    Data,
+    Elsewhere,
+    Form,
+    Page,
+    Redirect,
+    View,
+    Visitor,
+)
 from stanchion.console.render import Assets, environment, time_tag
 from stanchion.core.model import TenantId
 from stanchion.gateway.app import Gateway, Paths
@@ -182,6 +192,8 @@ class Console:
                     deadline.end()
         except ClientGone:
             return
+        except Elsewhere as elsewhere:
+            answer = _redirect(Redirect(elsewhere.url))
         except RequestRefused as refused:
             answer = await self._problem(exchange, refused.refusal)
         except BackendError:

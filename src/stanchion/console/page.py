@@ -19,7 +19,19 @@ from stanchion.gateway.problems import Refusal
 from stanchion.services.keys import KeyHolder
 from stanchion.wire.identifiers import ALL_TENANTS
 
-__all__ = ["DONE", "Action", "Data", "Form", "Nav", "Page", "Redirect", "Shown", "View", "Visitor"]
+__all__ = [
+    "DONE",
+    "Action",
+    "Data",
+    "Elsewhere",
+    "Form",
+    "Nav",
+    "Page",
+    "Redirect",
+    "Shown",
+    "View",
+    "Visitor",
+]
 
 Data: TypeAlias = dict[str, Any]
 """What a page's template gets, beside what every page has (``view``, ``layout``, …)."""
@@ -111,6 +123,15 @@ class Redirect:
     url: str
     did: str | None = None
     """A key of ``DONE``."""
+
+
+class Elsewhere(Exception):
+    """Raised by a page's ``load``: what is looked for is on another page."""
+
+    def __init__(self, url: str) -> None:
+        """Carry the other page's address."""
+        super().__init__(url)
+        self.url = url
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ __all__ = ["Asset", "Assets", "environment", "json_text", "shown", "span", "time
 
 _JSON_CHARS_MAX: Final = 64 * 1024
 _TEXT_CHARS_MAX: Final = 16 * 1024
+_LINE_CHARS_MAX: Final = 200
 
 
 def shown(value: object, chars_max: int = _TEXT_CHARS_MAX) -> Markup:
@@ -131,6 +132,7 @@ def environment(assets: Assets) -> Environment:
     filters: dict[str, Any] = {
         "shown": shown,
         "json": json_text,
+        "json_line": lambda value: visible(msgspec.json.encode(value).decode()[:_LINE_CHARS_MAX]),
         "span": span,
         "count": _count,
     }

@@ -1,20 +1,161 @@
-"""The overview: what an operator must know first."""
+"""The overview, what an operator must know first; and the search."""
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+import re
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final
 
-from stanchion.console.page import Action, Data, Nav, Page, View
+from stanchion.console.page import Action, Data, Elsewhere, Nav, Page, View
+from stanchion.console.text import duration
+from stanchion.gateway.problems import RequestRefused
 
 __all__ = ["ACTIONS", "PAGES"]
 
+_FAILED: Final = 6
+_WAITING: Final = 6
+_COUNTED_MAX: Final = 100
+"""Lists are counted up to here: there may be more."""
+_TENANTS_MAX: Final = 1_000
+
 
 async def overview(view: View) -> Data:
-    """What is going on."""
-    runs = ()
-    if view.api.allows("GET /v1/runs"):
-        runs = (await view.api.get("/v1/runs", limit=10)).runs
-    return {"runs": runs}
+    """The state of the deployment, or of the tenant that is looked at."""
+    found = await asyncio.gather(
+        _tenants(view),
+        _listed(view, "/v1/runs", limit=_FAILED, status="failed"),
+        _listed(view, "/v1/runs", limit=_FAILED),
+        _listed(view, "/v1/approvals", limit=_COUNTED_MAX),
+        _listed(view, "/v1/admin/dead-letters", limit=_COUNTED_MAX),
+        _listed(view, "/v1/admin/replicas", limit=_COUNTED_MAX),
+        _unserved(view),
+        _own(view),
+    )
+    tenants, failed, newest, approvals, letters, replicas, unserved, own = found
+    data: Data = {
+        "tenants": tenants,
+        "failed": () if failed is None else failed.runs,
+        "newest": () if newest is None else newest.runs,
+        "approvals": None if approvals is None else approvals.approvals,
+        "more_approvals": approvals is not None and approvals.cursor is not None,
+        "letters": None if letters is None else letters.dead_letters,
+        "more_letters": letters is not None and letters.cursor is not None,
+        "replicas": None if replicas is None else replicas.replicas,
+        "unserved": unserved,
+        "own": own,
+        "sees_admission": view.api.allows("GET /v1/admin/tenants") and view.tenant is None,
+    }
+    return {**data, "sentence": _sentence(view, data)}
+
+
+async def _listed(view: View, path: str, **query: object) -> Any:  # noqa: ANN401 - a wire type
+    """A list; ``None`` if the viewer may not see it."""
+    if not view.api.allows(f"GET {path}"):
+        return None
+    try:
+        return await view.api.get(path, None, **query)
+    except RequestRefused:
+        return None
+
+
+async def _tenants(view: View) -> Data | None:
+    """Figures of all tenants together."""
+    if view.tenant is not None or not view.api.allows("GET /v1/admin/admission"):
+        return None
+    page = await view.api.get("/v1/admin/admission", limit=_TENANTS_MAX)
+    rows = page.tenants
+    full = [row for row in rows if row.limit is not None and row.active >= row.limit]
+    return {
+        "active": sum(row.active for row in rows),
+        "queued": sum(row.queued or 0 for row in rows),
+        "admitted": sum(row.admitted_1m for row in rows),
+        "refused": sum(row.full_1m for row in rows),
+        "unavailable": sum(row.unavailable_1m for row in rows),
+        "full": full,
+        "pressed": rows[:8],
+        "count": len(rows),
+        "is_more": page.cursor is not None,
+        "missing": tuple(getattr(page, "replicas_missing", ())),
+    }
+
+
+async def _own(view: View) -> Any:  # noqa: ANN401 - a wire type
+    """What a viewer may know of the tenant that it looks at."""
+    path = "/v1/tenant"
+    if view.tenant is None or not view.api.allows(f"GET {path}"):
+        return None
+    return await view.api.get(path)
+
+
+async def _unserved(view: View) -> list[tuple[str, int]] | None:
+    """Topics with ready jobs that no worker has asked for lately."""
+    topics = await _listed(view, "/v1/worker/topics")
+    workers = await _listed(view, "/v1/admin/workers", limit=_TENANTS_MAX)
+    if topics is None or workers is None or workers.cursor is not None:
+        return None
+    served = {topic for worker in workers.workers for topic in worker.topics}
+    found = [(name, count) for name, count in topics.ready.items() if name not in served and count]
+    return sorted(found, key=lambda each: -each[1])
+
+
+def _sentence(view: View, data: Data) -> str:
+    """The state in a sentence: what is wrong or waits, or that nothing is."""
+    now = datetime.fromtimestamp(view.now / 1000, UTC)
+    parts: list[str] = []
+    tenants = data["tenants"]
+    if tenants:
+        if tenants["full"]:
+            parts.append(f"{_many(len(tenants['full']), 'tenant')} at the cap")
+        if tenants["refused"]:
+            parts.append(f"{_many(tenants['refused'], 'start')} refused in the last minute")
+        if tenants["unavailable"]:
+            parts.append(f"{_many(tenants['unavailable'], 'start')} met an unavailable gate")
+    if data["approvals"]:
+        oldest_ms = (now - data["approvals"][0].since).total_seconds() * 1000
+        waits = _many(len(data["approvals"]), "decision", is_more=data["more_approvals"])
+        verb = "waits" if len(data["approvals"]) == 1 else "wait"
+        parts.append(f"{waits} {verb}, the oldest for {duration(oldest_ms)}")
+    if data["letters"]:
+        parts.append(_many(len(data["letters"]), "dead letter", is_more=data["more_letters"]))
+    if data["unserved"]:
+        jobs = sum(count for _, count in data["unserved"])
+        parts.append(f"{_many(jobs, 'job')} on topics that no worker serves")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else "Nothing waits for you."
+
+
+def _many(count: int, noun: str, *, is_more: bool = False) -> str:
+    return f"{count:,}{' or more' if is_more else ''} {noun}{'' if count == 1 else 's'}"
+
+
+_RUN_ID: Final = re.compile(r"[0-9a-z]{8,64}")
+
+
+async def search(view: View) -> Data:
+    """What the words may mean: a run, a workflow, a tenant, a label, a request."""
+    text = view.query.get("q").strip()
+    found: Data = {"q": text, "workflow": None, "runs": ()}
+    if not text:
+        return found
+    api = view.api
+    if api.allows("GET /v1/runs/{run_id}") and _RUN_ID.fullmatch(text):
+        with suppress(RequestRefused):
+            run = await api.get("/v1/runs/{run_id}", {"run_id": text})
+            raise Elsewhere(view.at("runs", run.run_id))
+    if api.allows("GET /v1/workflows/{workflow_id}"):
+        with suppress(RequestRefused):
+            params = {"workflow_id": text}
+            found["workflow"] = await api.get("/v1/workflows/{workflow_id}", params)
+    if ":" in text and api.takes("GET /v1/runs", "label"):
+        listed = await _listed(view, "/v1/runs", label=[text], limit=20)
+        found["runs"] = () if listed is None else listed.runs
+    found["is_tenant"] = view.visitor.sees_all and bool(
+        re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", text)
+    )
+    found["has_decisions"] = api.allows("GET /v1/admin/decisions")
+    return found
 
 
 PAGES: Final = (
@@ -24,6 +165,14 @@ PAGES: Final = (
         template="overview.html",
         load=overview,
         nav=Nav(group="Now", label="Overview", letter="o"),
+    ),
+    Page(
+        path="/console/search",
+        title="Search",
+        template="search.html",
+        load=search,
+        is_of_tenant=True,
+        is_live=False,
     ),
 )
 ACTIONS: Final[tuple[Action, ...]] = ()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
+
 from stanchion.console.gantt import gantt, spans_of
-from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, View
+from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, Shown, View
 from stanchion.console.pages.approvals import DecisionForm, decide
 from stanchion.console.step_graph import GraphStep, StepKind, zoomable_graph
 from stanchion.core.model import RunStatus
-from stanchion.gateway.problems import RequestRefused
+from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.wire.runs import ApprovalRow, RunView, StepView, TimelineLine
 
 __all__ = ["ACTIONS", "PAGES", "graph_steps"]
@@ -82,7 +85,8 @@ async def show_run(view: View) -> Data:
         "may_cancel": api.allows("POST /v1/runs/{run_id}/cancel") and run.finished_at is None,
         "may_rerun": api.allows("POST /v1/runs/{run_id}/rerun") and run.finished_at is not None,
         "may_see_workflow": api.allows("GET /v1/workflows/{workflow_id}"),
-        "is_waiting": {name: step.waiting_for for name, step in run.steps.items()},
+        "plan": None,
+        "key": view.form.get("key") or secrets.token_hex(16),
     }
 
 
@@ -206,10 +210,27 @@ async def cancel(view: View) -> Redirect:
     return Redirect(view.at("runs", view.params["run_id"]), "run_cancelled")
 
 
-async def rerun(view: View) -> Redirect:
-    """Start a new run from a finished one, and go to it."""
-    body = {"from_step": view.form.get("from_step") or None}
-    answer = await view.api.send("POST /v1/runs/{run_id}/rerun", view.params, body)
+async def rerun(view: View) -> Redirect | Shown:
+    """Start a new run from a finished one, and go to it; or show what that would do."""
+    form = view.form
+    what, version, typed = form.get("what"), form.get("version"), form.get("input").strip()
+    body: dict[str, Any] = {"dry_run": form.get("dry_run") == "yes"}
+    if what == "failed_items":
+        body["only"] = what
+    elif what.startswith("from:"):
+        body["from_step"] = what.removeprefix("from:")
+    if version:
+        body["version"] = version
+    if typed:
+        try:
+            body["input"] = msgspec.json.decode(typed)
+        except msgspec.DecodeError as error:
+            refusal = invalid_member("input", f"not JSON: {error}")
+            raise RequestRefused(refusal) from None
+    key = None if body["dry_run"] else form.get("key") or None
+    answer = await view.api.send("POST /v1/runs/{run_id}/rerun", view.params, body, key=key)
+    if body["dry_run"]:
+        return Shown({"plan": answer})
     return Redirect(view.at("runs", answer.run_id), "run_rerun")
 
 
