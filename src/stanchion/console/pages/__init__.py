@@ -8,8 +8,11 @@ from stanchion.console.page import Action, Page
 from stanchion.console.pages import (
     admission,
     approvals,
+    fleet,
     keys,
+    locks,
     overview,
+    repair,
     runs,
     settings,
     workflows,
@@ -17,7 +20,18 @@ from stanchion.console.pages import (
 
 __all__ = ["ACTIONS", "PAGES"]
 
-_MODULES: Final = (overview, admission, runs, approvals, workflows, settings, keys)
+_MODULES: Final = (
+    overview,
+    admission,
+    runs,
+    approvals,
+    workflows,
+    locks,
+    repair,
+    fleet,
+    settings,
+    keys,
+)
 
 PAGES: Final[tuple[Page, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
 ACTIONS: Final[tuple[Action, ...]] = tuple(

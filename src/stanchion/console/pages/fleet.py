@@ -1,0 +1,127 @@
+"""The fleet: workers and topics, replicas, drills, and the audit log."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from stanchion.console.page import Action, Data, Nav, Page, View
+from stanchion.gateway.views import when
+from stanchion.wire.admin import ReplicaRow, WorkerRow
+
+__all__ = ["ACTIONS", "PAGES"]
+
+_LIMIT: Final = 100
+_MISSING_S: Final = 15
+_CLOCK_MS: Final = 1_000
+"""A clock that differs more than this is worth a look: leases allow for two seconds."""
+
+
+# ── Workers and topics ───────────────────────────────────────────────────────────────────────────
+
+_TOPICS: Final = "GET /v1/worker/topics"
+
+
+async def show_workers(view: View) -> Data:
+    """Workers, and the topics with jobs that wait."""
+    page = await view.api.get("/v1/admin/workers", cursor=view.query.get("cursor"), limit=_LIMIT)
+    ready: dict[str, int] = {}
+    if view.api.allows(_TOPICS):
+        ready = (await view.api.get("/v1/worker/topics")).ready
+    is_whole = page.cursor is None and "cursor" not in view.query
+    return {
+        "workers": page.workers,
+        "cursor": page.cursor,
+        "topics": _topics(page.workers, ready),
+        "is_whole": is_whole,
+        "recent": when(view.now) - timedelta(seconds=60),
+    }
+
+
+def _topics(workers: tuple[WorkerRow, ...], ready: dict[str, int]) -> list[dict[str, object]]:
+    """Each topic with its backlog and those that serve it; those that nobody serves first."""
+    served: dict[str, list[str]] = {topic: [] for topic in ready}
+    for worker in workers:
+        for topic in worker.topics:
+            served.setdefault(topic, []).append(worker.worker_id)
+    rows = [
+        {"topic": topic, "ready": ready.get(topic, 0), "workers": ids}
+        for topic, ids in served.items()
+    ]
+    return sorted(rows, key=lambda row: (bool(row["workers"]), row["topic"]))
+
+
+# ── Replicas ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def show_replicas(view: View) -> Data:
+    """Every server process, as it last reported itself."""
+    page = await view.api.get("/v1/admin/replicas", cursor=view.query.get("cursor"), limit=_LIMIT)
+    rows: tuple[ReplicaRow, ...] = page.replicas
+    missing = when(view.now) - timedelta(seconds=_MISSING_S)
+    newest = max((row.settings_revision for row in rows), default=0)
+    return {
+        "replicas": [
+            {
+                "row": row,
+                "is_missing": row.seen_at < missing,
+                "is_behind": row.settings_revision != newest,
+                "is_off": abs(row.clock_offset_ms) > _CLOCK_MS,
+            }
+            for row in rows
+        ],
+        "versions": sorted({row.version for row in rows}),
+        "cursor": page.cursor,
+    }
+
+
+# ── Audit ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def show_audit(view: View) -> Data:
+    """Who changed what, newest first."""
+    query = view.query
+    page = await view.api.get(
+        "/v1/admin/audit",
+        actor=query.get("actor"),
+        action=query.get("action"),
+        tenant=query.get("of") or view.tenant,
+        since=query.get("since"),
+        until=query.get("until"),
+        cursor=query.get("cursor"),
+        limit=_LIMIT,
+    )
+    return {"entries": page.entries, "cursor": page.cursor, "is_filtered": _is_filtered(view)}
+
+
+def _is_filtered(view: View) -> bool:
+    return any(view.query.get(name) for name in ("actor", "action", "of", "since", "until"))
+
+
+PAGES: Final = (
+    Page(
+        path="/console/workers",
+        title="Workers and topics",
+        template="workers.html",
+        load=show_workers,
+        needs="GET /v1/admin/workers",
+        nav=Nav(group="System", label="Workers", letter="h"),
+    ),
+    Page(
+        path="/console/replicas",
+        title="Replicas",
+        template="replicas.html",
+        load=show_replicas,
+        needs="GET /v1/admin/replicas",
+        nav=Nav(group="System", label="Replicas", letter="n"),
+    ),
+    Page(
+        path="/console/audit",
+        title="Audit",
+        template="audit.html",
+        load=show_audit,
+        needs="GET /v1/admin/audit",
+        nav=Nav(group="System", label="Audit", letter="u"),
+    ),
+)
+ACTIONS: Final[tuple[Action, ...]] = ()

@@ -1,0 +1,208 @@
+"""Locks: the leases that are held, the fences of one, work without a lock, and the policies."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, View
+from stanchion.console.pictures import FenceMark, fence_strip
+from stanchion.core.json_value import JsonObject
+from stanchion.core.lease import RENEWAL_FAILURES_MAX, OnLockError, OnRenewalLost
+from stanchion.core.model import Risk
+from stanchion.wire.admin import LeaseMarkRow, LockHistory
+
+__all__ = ["ACTIONS", "PAGES"]
+
+_LEASES: Final = "GET /v1/admin/leases"
+_RELEASE: Final = "DELETE /v1/admin/leases/{name}"
+_PATCH: Final = "PATCH /v1/admin/settings"
+_STRIP: Final = timedelta(minutes=15)
+
+
+# ── Leases ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def show_leases(view: View) -> Data:
+    """The locks that are held, and the history of one of them."""
+    name = view.query.get("name") or None
+    held = await view.api.get("/v1/admin/leases")
+    history = await view.api.get("/v1/admin/lock-history", name=name)
+    return {
+        "leases": [{"row": row, **_about(row.name)} for row in held.leases],
+        "name": name,
+        "history": history,
+        "strip": None if name is None else _strip(history),
+        "unlocked": [{"row": row, **_about(row.name)} for row in history.unlocked[:200]],
+        "may_release": view.api.allows(_RELEASE),
+    }
+
+
+def _about(name: str) -> dict[str, str | None]:
+    """What a lock protects: a run, or the admission of a tenant."""
+    kind, _, rest = name.partition("/")
+    return {
+        "run_id": rest if kind == "run" else None,
+        "of_tenant": rest if kind == "admission" else None,
+    }
+
+
+def _strip(history: LockHistory) -> object:
+    """The fences of the last quarter of an hour; from the first moment on, if that is later."""
+    begin = history.until - _STRIP
+    if history.marks:
+        begin = max(begin, history.marks[0].at - timedelta(seconds=1))
+    return fence_strip([_mark(each) for each in history.marks], begin=begin, end=history.until)
+
+
+def _mark(row: LeaseMarkRow) -> FenceMark:
+    match row.what:
+        case "acquired":
+            return FenceMark(at=row.at, what="acquired", fence=row.fence or 0)
+        case "stale_write":
+            return FenceMark(at=row.at, what="refused", fence=row.fence or 0)
+        case "released" | "abandoned":
+            return FenceMark(at=row.at, what="released", fence=row.fence or 0)
+
+
+async def ask_release(view: View) -> Data:
+    """The page that asks before a lock is taken away, and says what is at stake."""
+    name = view.form.get("name") or view.query.get("name")
+    held = await view.api.get("/v1/admin/leases")
+    row = next((each for each in held.leases if each.name == name), None)
+    return {"name": name, "row": row, **_about(name)}
+
+
+async def release(view: View) -> Redirect:
+    """Take a lock away from its holder."""
+    name = view.form.get("name")
+    reason = view.form.get("reason") or None
+    given = {"reason": reason} if view.api.takes(_RELEASE, "reason") else {}
+    await view.api.send(_RELEASE, {"name": name}, **given)
+    return Redirect(view.at("leases", name=name), "lease_released")
+
+
+LEASES: Final = Page(
+    path="/console/leases",
+    title="Leases",
+    template="leases.html",
+    load=show_leases,
+    needs=_LEASES,
+    nav=Nav(group="Locks", label="Leases", letter="l"),
+)
+RELEASE: Final = Page(
+    path="/console/leases/release",
+    title="Release a lock by force",
+    template="release.html",
+    load=ask_release,
+    needs=_RELEASE,
+    is_live=False,
+)
+DONE["lease_released"] = "The lock was released. Its holder notices when it renews or commits."
+
+
+# ── Policies ─────────────────────────────────────────────────────────────────────────────────────
+
+_EVENTS: Final = ("on_lock_error", "on_renewal_lost", "renewal_failures_max")
+_CHOICES: Final = {
+    "on_lock_error": [str(each) for each in OnLockError],
+    "on_renewal_lost": [str(each) for each in OnRenewalLost],
+    "renewal_failures_max": [str(each) for each in range(1, RENEWAL_FAILURES_MAX + 1)],
+}
+_MEANING: Final = {
+    ("on_lock_error", "fail_open"): "goes on without a lock: two replicas may do the same work",
+    ("on_lock_error", "fail_closed"): "waits until the lock store answers again",
+    ("on_renewal_lost", "continue"): "goes on; its commit is refused if another has written",
+    ("on_renewal_lost", "fence"): "stops at once; side effects are not done twice",
+}
+
+
+async def show_policies(view: View) -> Data:
+    """The policies in force, what overrides them, and what the form below would change."""
+    settings: JsonObject = await view.api.get("/v1/admin/settings")
+    escalation = await view.api.get("/v1/admin/escalation")
+    policies = _policies(settings)
+    wanted = _wanted(view, policies)
+    return {
+        "classes": [str(risk) for risk in Risk],
+        "events": _EVENTS,
+        "choices": _CHOICES,
+        "meaning": _MEANING,
+        "policies": policies,
+        "wanted": wanted,
+        "changes": _changes(policies, wanted),
+        "is_preview": "preview" in view.query or view.problem is not None,
+        "escalation": escalation,
+        "closed_now": [str(risk) for risk in escalation.closed_now],
+        "may_change": view.api.allows(_PATCH),
+    }
+
+
+def _policies(settings: JsonObject) -> dict[str, dict[str, str]]:
+    found = settings["policies"]
+    assert isinstance(found, dict)
+    rows: dict[str, dict[str, str]] = {}
+    for risk, policy in found.items():
+        assert isinstance(policy, dict)
+        rows[risk] = {event: str(policy[event]) for event in _EVENTS}
+    return rows
+
+
+def _wanted(view: View, policies: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """What the form says; the present value where it says nothing."""
+    sent = view.form if view.problem is not None else view.query
+    return {
+        risk: {event: sent.get(f"{risk}.{event}") or value for event, value in policy.items()}
+        for risk, policy in policies.items()
+    }
+
+
+def _changes(
+    before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]
+) -> list[dict[str, str]]:
+    return [
+        {
+            "risk": risk,
+            "event": event,
+            "before": policy[event],
+            "after": after[risk][event],
+            "means": _MEANING.get((event, after[risk][event]), ""),
+        }
+        for risk, policy in before.items()
+        for event in _EVENTS
+        if policy[event] != after[risk][event]
+    ]
+
+
+async def change_policies(view: View) -> Redirect:
+    """Put the policies of the form in force."""
+    settings: JsonObject = await view.api.get("/v1/admin/settings")
+    before = _policies(settings)
+    patch: dict[str, JsonObject] = {}
+    for risk, policy in before.items():
+        for event, value in policy.items():
+            sent = view.form.get(f"{risk}.{event}")
+            if sent and sent != value:
+                is_count = event == "renewal_failures_max" and sent.isdecimal()
+                patch.setdefault(risk, {})[event] = int(sent) if is_count else sent
+    if patch:
+        await view.api.send(_PATCH, body={"policies": patch})
+    return Redirect(view.at("policies"), "policies_changed" if patch else "policies_same")
+
+
+POLICIES: Final = Page(
+    path="/console/policies",
+    title="Policies",
+    template="policies.html",
+    load=show_policies,
+    needs="GET /v1/admin/settings",
+    nav=Nav(group="Locks", label="Policies", letter="y"),
+)
+DONE["policies_changed"] = "The policies were changed: here at once, on other replicas within 2 s."
+DONE["policies_same"] = "Nothing was changed: the form has what is in force."
+
+PAGES: Final = (LEASES, RELEASE, POLICIES)
+ACTIONS: Final = (
+    Action(path="/console/leases/release", act=release, needs=_RELEASE, page=RELEASE),
+    Action(path="/console/policies", act=change_policies, needs=_PATCH, page=POLICIES),
+)

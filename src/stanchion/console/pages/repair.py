@@ -1,0 +1,217 @@
+"""Repair: dead letters, drift of slots, and bulk actions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stanchion.console.page import DONE, Action, Data, Form, Nav, Page, Redirect, View
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import RunStatus
+from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member
+from stanchion.wire.problems import Code
+
+__all__ = ["ACTIONS", "PAGES"]
+
+_LIMIT: Final = 50
+
+# ── Dead letters ─────────────────────────────────────────────────────────────────────────────────
+
+_LETTER: Final = "POST /v1/admin/dead-letters/{letter_id}"
+
+
+async def show_letters(view: View) -> Data:
+    """Dead letters, oldest first."""
+    page = await view.api.get(
+        "/v1/admin/dead-letters", cursor=view.query.get("cursor"), limit=_LIMIT
+    )
+    return {
+        "letters": page.dead_letters,
+        "cursor": page.cursor,
+        "may_act": view.api.allows(f"{_LETTER}/replay"),
+        "chosen": set(view.form.all("letter")),
+    }
+
+
+async def act_on_letters(view: View) -> Redirect:
+    """Replay or discard the chosen letters, one after the other.
+
+    A letter that was replayed or discarded meanwhile is passed over: its end was what was asked
+    for.
+    """
+    verb, chosen = view.form.get("act"), view.form.all("letter")
+    if verb not in {"replay", "discard"}:
+        raise RequestRefused(invalid_member("act", "must be replay or discard"))
+    if not chosen:
+        raise RequestRefused(invalid_member("letter", "choose at least one letter"))
+    if len(chosen) > _LIMIT:
+        raise RequestRefused(invalid_member("letter", f"at most {_LIMIT} at a time"))
+    for letter in chosen:
+        try:
+            await view.api.send(f"{_LETTER}/{verb}", {"letter_id": letter})
+        except RequestRefused as refused:
+            if refused.refusal.code is not Code.NOT_FOUND or len(chosen) == 1:
+                raise
+    return Redirect(view.at("dead-letters"), f"letters_{verb}ed")
+
+
+LETTERS: Final = Page(
+    path="/console/dead-letters",
+    title="Dead letters",
+    template="dead_letters.html",
+    load=show_letters,
+    needs="GET /v1/admin/dead-letters",
+    nav=Nav(group="Repair", label="Dead letters", letter="x"),
+)
+DONE["letters_replayed"] = "Replayed: the jobs are dispatched again."
+DONE["letters_discarded"] = "Discarded: the steps of these jobs fail."
+
+
+# ── Drift ────────────────────────────────────────────────────────────────────────────────────────
+
+_AUDIT_SLOTS: Final = "POST /v1/admin/drift"
+
+
+async def show_drift(view: View) -> Data:
+    """The last audit of slots."""
+    return {
+        "audit": await view.api.get("/v1/admin/drift"),
+        "dry": None,
+        "may_audit": view.api.allows(_AUDIT_SLOTS),
+    }
+
+
+async def try_drift(view: View) -> Data:
+    """An audit of slots now, which repairs nothing."""
+    dry = await view.api.send(_AUDIT_SLOTS, dry_run="true")
+    return {**await show_drift(view), "dry": dry}
+
+
+async def repair_drift(view: View) -> Redirect:
+    """Audit the slots now, and repair what has drifted."""
+    await view.api.send(_AUDIT_SLOTS)
+    return Redirect(view.at("drift"), "drift_repaired")
+
+
+DRIFT: Final = Page(
+    path="/console/drift",
+    title="Drift",
+    template="drift.html",
+    load=show_drift,
+    needs="GET /v1/admin/drift",
+    nav=Nav(group="Repair", label="Drift", letter="f"),
+)
+DRIFT_TRIED: Final = Page(
+    path="/console/drift/try",
+    title="Drift: an audit that repairs nothing",
+    template="drift.html",
+    load=try_drift,
+    needs=_AUDIT_SLOTS,
+    is_live=False,
+)
+DONE["drift_repaired"] = "All slots were compared with the runs, and repaired where they differed."
+
+
+# ── Bulk ─────────────────────────────────────────────────────────────────────────────────────────
+
+_BULK: Final = "POST /v1/bulk"
+_VERBS: Final = ("cancel", "rerun", "replay", "discard", "approve", "reject")
+
+
+async def show_bulks(view: View) -> Data:
+    """Bulk actions, newest first, and the form for a new one with its dry run."""
+    page = await view.api.get("/v1/bulk", cursor=view.query.get("cursor"), limit=_LIMIT)
+    sent = view.form if view.problem is not None else view.query
+    dry = None
+    if "dry" in view.query and view.problem is None:
+        dry = await view.api.send(_BULK, body=_bulk_of(view.query) | {"dry_run": True})
+    return {
+        "bulks": page.bulks,
+        "cursor": page.cursor,
+        "verbs": _VERBS,
+        "statuses": [str(each) for each in RunStatus],
+        "sent": sent,
+        "dry": dry,
+        "may_act": view.api.allows(_BULK),
+    }
+
+
+async def show_bulk(view: View) -> Data:
+    """One bulk action and how far it is."""
+    bulk = await view.api.get("/v1/bulk/{bulk_id}", view.params)
+    return {
+        "bulk": bulk,
+        "title": f"Bulk {bulk.action}",
+        "may_stop": view.api.allows("DELETE /v1/bulk/{bulk_id}"),
+    }
+
+
+def _bulk_of(form: Form) -> JsonObject:
+    """The body of a bulk action as the form says it."""
+    filters: JsonObject = {}
+    for name in ("status", "label"):
+        found = [
+            each.strip() for text in form.all(name) for each in text.split(",") if each.strip()
+        ]
+        if found:
+            filters[name] = list(found)
+    for name in ("workflow_id", "since", "until", "rerun_of"):
+        if form.get(name).strip():
+            filters[name] = form.get(name).strip()
+    body: JsonObject = {"action": form.get("action"), "filter": filters}
+    rate = form.get("rate_per_s").strip()
+    if rate:
+        try:
+            body["rate_per_s"] = float(rate)
+        except ValueError:
+            raise RequestRefused(invalid_member("rate_per_s", "must be a number")) from None
+    return body
+
+
+async def start_bulk(view: View) -> Redirect:
+    """Begin a bulk action."""
+    body = _bulk_of(view.form)
+    if not body["filter"] and view.form.get("everything") != "yes":
+        detail = "this would act on every run: name a filter, or confirm that all are meant"
+        raise RequestRefused(Refusal(code=Code.INVALID_REQUEST, detail=detail))
+    begun = await view.api.send(_BULK, body=body)
+    return Redirect(view.at("bulk", begun.bulk_id), "bulk_begun")
+
+
+async def stop_bulk(view: View) -> Redirect:
+    """Stop a bulk action where it is."""
+    await view.api.send("DELETE /v1/bulk/{bulk_id}", view.params)
+    return Redirect(view.at("bulk", view.params["bulk_id"]), "bulk_stopped")
+
+
+BULKS: Final = Page(
+    path="/console/bulk",
+    title="Bulk actions",
+    template="bulks.html",
+    load=show_bulks,
+    needs="GET /v1/bulk",
+    nav=Nav(group="Repair", label="Bulk", letter="b"),
+)
+BULK: Final = Page(
+    path="/console/bulk/{bulk_id}",
+    title="Bulk action",
+    template="bulk.html",
+    load=show_bulk,
+    needs="GET /v1/bulk/{bulk_id}",
+)
+DONE["bulk_begun"] = "The bulk action has begun. It goes on if this page is closed."
+DONE["bulk_stopped"] = "The bulk action was stopped. What it has done stays done."
+
+PAGES: Final = (LETTERS, DRIFT, DRIFT_TRIED, BULKS, BULK)
+ACTIONS: Final = (
+    Action(
+        path="/console/dead-letters", act=act_on_letters, needs=f"{_LETTER}/replay", page=LETTERS
+    ),
+    Action(path="/console/drift", act=repair_drift, needs=_AUDIT_SLOTS, page=DRIFT),
+    Action(path="/console/bulk", act=start_bulk, needs=_BULK, page=BULKS),
+    Action(
+        path="/console/bulk/{bulk_id}/stop",
+        act=stop_bulk,
+        needs="DELETE /v1/bulk/{bulk_id}",
+        page=BULK,
+    ),
+)
