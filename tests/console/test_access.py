@@ -155,7 +155,7 @@ async def test_every_page_has_a_strict_policy(world: ConsoleHouse) -> None:
         assert "unsafe" not in policy
         assert headers["cross-origin-opener-policy"] == "same-origin"
         assert headers["cross-origin-resource-policy"] == "same-origin"
-        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["referrer-policy"] == "same-origin"
         assert headers["cache-control"] == "no-store"
 
 

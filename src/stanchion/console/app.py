@@ -63,7 +63,8 @@ _HEADERS: Final = (
     (b"content-security-policy", _POLICY),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    (b"referrer-policy", b"no-referrer"),
+    # Not no-referrer: then browsers send "Origin: null" with a form, and it could not be checked.
+    (b"referrer-policy", b"same-origin"),
     (b"x-frame-options", b"DENY"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
 )
