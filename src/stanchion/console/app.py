@@ -352,7 +352,8 @@ class Console:
         self, exchange: Exchange, visitor: Visitor | None, view: View | None, layout: str
     ) -> dict[str, Any]:
         now = self._services.clock.now()
-        nav: dict[str, list[Page]] = {"Now": [], "Work": [], "Locks": [], "System": []}
+        groups = ("Now", "Work", "Locks", "Repair", "System")
+        nav: dict[str, list[Page]] = {group: [] for group in groups}
         if view is not None:
             for page in self._pages:
                 if page.nav is not None and (page.needs is None or view.api.allows(page.needs)):

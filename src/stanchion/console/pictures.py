@@ -129,8 +129,8 @@ def fence_strip(marks: Sequence[FenceMark], *, begin: datetime, end: datetime) -
             )
             if right - left > 60:  # noqa: PLR2004 - a fence's last digits fit in
                 drawn.append(
-                    f'<text x="{left + 5:.1f}" y="{_STRIP_TOP + 17}">…{mark.fence % 10**6:06d}'
-                    "</text>"
+                    f'<text class="in" x="{left + 5:.1f}" y="{_STRIP_TOP + 17}">'
+                    f"…{mark.fence % 10**6:06d}</text>"
                 )
             number += 1
         elif mark.what in ("forced", "refused"):
