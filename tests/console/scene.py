@@ -162,8 +162,9 @@ class Scene:
 @contextlib.contextmanager
 def running_scene() -> Iterator[Scene]:
     """Two replicas for as long as the block lasts."""
-    settings = {"admin_key": ADMIN_KEY, "job_lease_ttl_s": 30.0}
-    with running_stack(Kind.REPLICAS, has_own_locks=True, **settings) as stack:
+    with running_stack(
+        Kind.REPLICAS, has_own_locks=True, admin_key=ADMIN_KEY, job_lease_ttl_s=30.0
+    ) as stack:
         scene = Scene(stack)
         try:
             yield scene

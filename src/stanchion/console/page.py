@@ -145,7 +145,7 @@ class Shown:
 class Nav:
     """A page's entry in the navigation."""
 
-    group: Literal["Now", "Work", "Locks", "System"]
+    group: Literal["Now", "Work", "Locks", "Repair", "System"]
     label: str
     letter: str
     """``g`` and this letter go to the page."""
