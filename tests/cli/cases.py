@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from stanchion.core.json_value import JsonObject
-from stanchion.core.model import Failure, Risk, RunStatus, StepId, StepStatus
+from stanchion.core.model import Failure, Risk, RunStatus, StepId, StepStatus, WorkflowSource
 from stanchion.core.settings import Settings, settings_document, settings_json_schema
 from stanchion.wire import admin, runs
 
@@ -159,7 +159,56 @@ CASES: Final = (
             (runs.WorkflowRow(id="research", version=3, risk=Risk.HIGH, created_at=AT),), "next"
         ),
         shape=runs.WorkflowList,
-        says=("research  3        high  2026-11-15 19:00:00Z", "add --cursor next"),
+        says=("research  3        own     high  2026-11-15 19:00:00Z", "add --cursor next"),
+    ),
+    Case(
+        args=("workflow", "list", "--shared"),
+        asks=("GET", "/v1/shared/workflows"),
+        query=PAGE,
+        answer=runs.WorkflowList(
+            (
+                runs.WorkflowRow(
+                    id="research",
+                    version=3,
+                    source=WorkflowSource.SHARED,
+                    risk=Risk.HIGH,
+                    created_at=AT,
+                ),
+            )
+        ),
+        shape=runs.WorkflowList,
+        says=("research  3        shared  high  2026-11-15 19:00:00Z",),
+    ),
+    Case(
+        args=("workflow", "show", "research", "--shared"),
+        asks=("GET", "/v1/shared/workflows/research"),
+        answer=runs.WorkflowView(
+            id="research",
+            version=2,
+            source=WorkflowSource.SHARED,
+            risk=Risk.HIGH,
+            created_at=AT,
+            definition=DEFINITION,
+        ),
+        shape=runs.WorkflowView,
+        says=("source    shared",),
+    ),
+    Case(
+        args=("workflow", "usage", "research"),
+        asks=("GET", "/v1/shared/workflows/research/usage"),
+        query=PAGE,
+        answer=runs.WorkflowUseList(
+            (
+                runs.WorkflowUseRow(
+                    tenant="acme", source=WorkflowSource.SHARED, version=2, pin=2, active=5
+                ),
+                runs.WorkflowUseRow(
+                    tenant="globex", source=WorkflowSource.OWN, version=1, pin=None, active=0
+                ),
+            )
+        ),
+        shape=runs.WorkflowUseList,
+        says=("acme    shared  2        2    5", "globex  own     1             0"),
     ),
     Case(
         args=("workflow", "show", "research", "--version", "2"),
@@ -169,7 +218,7 @@ CASES: Final = (
             id="research", version=2, risk=Risk.HIGH, created_at=AT, definition=DEFINITION
         ),
         shape=runs.WorkflowView,
-        says=("version   2", '"topic": "agent.plan"'),
+        says=("version   2", "source    own", '"topic": "agent.plan"'),
     ),
     Case(
         args=(
@@ -426,10 +475,29 @@ CASES: Final = (
         args=("tenant", "set", "acme", "--max-concurrent-runs", "2"),
         asks=("PUT", "/v1/admin/tenants/acme"),
         before=admin.TenantConfig(max_concurrent_runs=10, job_rate_per_s=1.5),
-        body={"max_concurrent_runs": 2, "job_rate_per_s": 1.5, "admission": None},
+        body={
+            "max_concurrent_runs": 2,
+            "job_rate_per_s": 1.5,
+            "admission": None,
+            "workflows": {},
+        },
         answer=admin.TenantConfig(max_concurrent_runs=2, job_rate_per_s=1.5),
         shape=admin.TenantConfig,
         says=("max_concurrent_runs  2", "job_rate_per_s       1.5"),
+    ),
+    Case(
+        args=("tenant", "set", "acme", "--pin", "a=2", "--pin", "b=1", "--unpin", "c"),
+        asks=("PUT", "/v1/admin/tenants/acme"),
+        before=admin.TenantConfig(max_concurrent_runs=10, workflows={"a": 1, "c": 1, "d": 4}),
+        body={
+            "max_concurrent_runs": 10,
+            "job_rate_per_s": None,
+            "admission": None,
+            "workflows": {"a": 2, "b": 1, "d": 4},
+        },
+        answer=admin.TenantConfig(max_concurrent_runs=10, workflows={"a": 2, "b": 1, "d": 4}),
+        shape=admin.TenantConfig,
+        says=("workflows            a=2, b=1, d=4",),
     ),
     Case(
         args=(
@@ -442,6 +510,7 @@ CASES: Final = (
             "max_concurrent_runs": None,
             "job_rate_per_s": None,
             "admission": {"strategy": "lock"},
+            "workflows": {},
         },
         answer=admin.TenantConfig(max_concurrent_runs=None, admission={"strategy": "lock"}),
         shape=admin.TenantConfig,

@@ -164,6 +164,21 @@ CASES = {
     "workflows": Case(
         lambda c: c.workflows(), "GET /v1/workflows?limit=100", None, {"workflows": []}
     ),
+    "apply_workflow shared": Case(
+        lambda c: c.apply_workflow({"id": "w", "steps": {}}, shared=True),
+        "PUT /v1/shared/workflows/w",
+        {"id": "w", "steps": {}},
+        {"id": "w", "version": 2},
+    ),
+    "workflow shared": Case(
+        lambda c: c.workflow("w", shared=True), "GET /v1/shared/workflows/w", None, WORKFLOW
+    ),
+    "workflow_usage": Case(
+        lambda c: c.workflow_usage("w", limit=2),
+        "GET /v1/shared/workflows/w/usage?limit=2",
+        None,
+        {"tenants": []},
+    ),
     "request": Case(
         lambda c: c.request("PUT", "/v1/admin/tenants/acme", {"max_concurrent_runs": 2}),
         "PUT /v1/admin/tenants/acme",

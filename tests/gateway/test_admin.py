@@ -14,13 +14,18 @@ from tests.gateway.house import House
 
 async def test_a_tenant_that_nobody_configured_has_the_defaults(house: House) -> None:
     answer = await house.ask("GET", "/v1/admin/tenants/acme")
-    assert answer.json == {"max_concurrent_runs": 10, "job_rate_per_s": None, "admission": None}
+    assert answer.json == {
+        "max_concurrent_runs": 10,
+        "job_rate_per_s": None,
+        "admission": None,
+        "workflows": {},
+    }
 
 
 async def test_a_put_replaces_and_is_in_force_when_answered(house: House) -> None:
     path = "/v1/admin/tenants/acme"
     override = {"strategy": "lock", "lock_retry": {"kind": "fixed", "delay_ms": 20}}
-    full = {"max_concurrent_runs": 0, "job_rate_per_s": 2.5, "admission": override}
+    full = {"max_concurrent_runs": 0, "job_rate_per_s": 2.5, "admission": override, "workflows": {}}
     assert (await house.ask("PUT", path, full)).json == full
     assert (await house.ask("GET", path)).json == full
     await house.ask("PUT", "/v1/workflows/one", {"steps": {"a": {"topic": "t"}}}, tenant="acme")
@@ -31,6 +36,7 @@ async def test_a_put_replaces_and_is_in_force_when_answered(house: House) -> Non
         "max_concurrent_runs": None,
         "job_rate_per_s": None,
         "admission": None,
+        "workflows": {},
     }
     assert (await house.ask("POST", "/v1/workflows/one/runs", {}, tenant="acme")).status == 200
     listed = (await house.ask("GET", "/v1/admin/tenants")).json
@@ -39,7 +45,7 @@ async def test_a_put_replaces_and_is_in_force_when_answered(house: House) -> Non
 
 async def test_a_deleted_tenant_has_the_defaults_when_answered(house: House) -> None:
     path = "/v1/admin/tenants/acme"
-    full = {"max_concurrent_runs": 0, "job_rate_per_s": 2.5, "admission": None}
+    full = {"max_concurrent_runs": 0, "job_rate_per_s": 2.5, "admission": None, "workflows": {}}
     await house.ask("PUT", path, full)
     await house.ask("PUT", "/v1/workflows/one", {"steps": {"a": {"topic": "t"}}}, tenant="acme")
     assert (await house.ask("DELETE", path)).json == full

@@ -57,6 +57,11 @@ async def _put_workflow(house: House) -> Expected:
     return Expected(answer, "workflow/w", "acme", None, {"version": 1})
 
 
+async def _put_shared_workflow(house: House) -> Expected:
+    answer = await house.ask("PUT", "/v1/shared/workflows/common", ONE_STEP, key=ADMIN)
+    return Expected(answer, "shared-workflow/common", None, None, {"version": 1})
+
+
 async def _cancel(house: House) -> Expected:
     run_id = await house.start(key=ADMIN, tenant="acme")
     path, body = f"/v1/runs/{run_id}/cancel", {"reason": "late"}
@@ -163,6 +168,7 @@ def _holds(found: Any, expected: Any) -> bool:  # noqa: ANN401 - any JSON value
 
 CHANGES: Final[dict[str, Callable[[House], Awaitable[Expected]]]] = {
     "put_workflow": _put_workflow,
+    "put_shared_workflow": _put_shared_workflow,
     "cancel_run": _cancel,
     "rerun_run": _rerun,
     "approve_step": _decide("approve", {"password": "hunter2"}),

@@ -22,6 +22,8 @@ KINDS = {
     "get_timeline": "timeline",
     "list_items": "items",
     "list_workflows": "workflows",
+    "list_shared_workflows": "shared_workflows",
+    "list_workflow_uses": "workflow_uses",
     "list_tenants": "tenants",
     "list_keys": "documents",
     "list_dead_letters": "dead-letters",
@@ -42,7 +44,8 @@ def forged(kind: str) -> Iterator[str]:
 
 
 def path_of(route: Route, run_id: str) -> str:
-    return route.path.replace("{run_id}", run_id).replace("{step_id}", "only")
+    path = route.path.replace("{run_id}", run_id).replace("{step_id}", "only")
+    return path.replace("{workflow_id}", "one-step")
 
 
 def test_every_list_is_known_here() -> None:

@@ -92,6 +92,7 @@ def body_of(route: Route, world: World) -> object:
     bodies: dict[str, object] = {
         "put_workflow": ONE_STEP,
         "start_batch": {"runs": [{"key": "k"}]},
+        "put_shared_workflow": ONE_STEP,
         "submit_job": {"topic": "work"},
         "lease_jobs": {"worker_id": "w", "topics": ["work", "doom"]},
         "renew_leases": {"worker_id": "w", "leases": [ref]},
@@ -250,6 +251,10 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "put_workflow": its_own,
     "list_workflows": empty("workflows"),
     "get_workflow": not_there,
+    "put_shared_workflow": forbidden,
+    "list_shared_workflows": forbidden,
+    "get_shared_workflow": forbidden,
+    "list_workflow_uses": forbidden,
     "follow_events": lambda answer, world: world.ids["run_id"].encode() not in answer.body,
     "put_tenant": forbidden,
     "delete_tenant": forbidden,

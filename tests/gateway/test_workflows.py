@@ -143,3 +143,73 @@ async def test_expensive_files_are_read_one_at_a_time_and_others_go_on() -> None
         await reading
         assert (await other).status == 200
         assert {(await each).status for each in puts[:WAITING_MAX]} == {200}
+
+
+async def _share(house: House, name: str, **steps: object) -> None:
+    answer = await house.ask("PUT", f"/v1/shared/workflows/{name}", {"steps": steps})
+    assert answer.status == 200, answer.body
+
+
+async def test_every_tenant_runs_a_shared_workflow_by_own_pin_or_newest(house: House) -> None:
+    await _share(house, "inner", work={"topic": "a"})
+    await _share(house, "flow", sub={"workflow": "inner"})
+    await _share(house, "flow", sub={"workflow": "inner"}, more={"topic": "b"})
+    own = {"steps": {"only": {"topic": "own"}}}
+    await house.ask("PUT", "/v1/workflows/flow", own, tenant="owner")
+    config = {"max_concurrent_runs": 5, "workflows": {"flow": 1}}
+    pinned = await house.ask("PUT", "/v1/admin/tenants/pinner", config)
+    assert pinned.json["workflows"] == {"flow": 1}
+    seen = []
+    for tenant in ("newest", "owner", "pinner"):
+        found = (await house.ask("GET", "/v1/workflows/flow", tenant=tenant)).json
+        listed = (await house.ask("GET", "/v1/workflows", tenant=tenant)).json["workflows"]
+        (row,) = [each for each in listed if each["id"] == "flow"]
+        started = await house.ask("POST", "/v1/workflows/flow/runs", {}, tenant=tenant)
+        path = f"/v1/runs/{started.json['run_id']}"
+        run = (await house.ask("GET", path, tenant=tenant)).json
+        assert (row["source"], row["version"]) == (found["source"], found["version"])
+        assert (run["workflow_source"], run["workflow_version"]) == (row["source"], row["version"])
+        seen.append((found["source"], found["version"], found["pinned"], sorted(run["steps"])))
+    assert seen == [
+        ("shared", 2, False, ["more", "sub", "sub.work"]),
+        ("own", 1, False, ["only"]),
+        ("shared", 1, True, ["sub", "sub.work"]),
+    ]
+    first = (await house.ask("GET", "/v1/shared/workflows/flow/usage?limit=2")).json
+    rest = (
+        await house.ask("GET", f"/v1/shared/workflows/flow/usage?cursor={first['cursor']}")
+    ).json
+    rows = [*first["tenants"], *rest["tenants"]]
+    assert [tuple(row.values()) for row in rows] == [
+        ("newest", "shared", 2, None, 1),
+        ("owner", "own", 1, None, 0),
+        ("pinner", "shared", 1, 1, 1),
+    ]
+    older = await house.ask("GET", "/v1/shared/workflows/flow?version=1")
+    assert list(older.json["definition"]["steps"]) == ["sub"]
+    listed = (await house.ask("GET", "/v1/shared/workflows")).json["workflows"]
+    assert [(each["id"], each["version"], each["source"]) for each in listed] == [
+        ("flow", 2, "shared"),
+        ("inner", 1, "shared"),
+    ]
+
+
+async def test_what_is_missing_of_a_shared_workflow_is_named(house: House) -> None:
+    await house.ask("PUT", "/v1/workflows/inner", ONE_STEP)
+    body = {"steps": {"sub": {"workflow": "inner"}}}
+    answer = await house.ask("PUT", "/v1/shared/workflows/flow", body)
+    assert (answer.status, answer.code) == (422, "invalid_workflow")
+    (error,) = answer.json["errors"]
+    assert error["path"] == "steps.sub.workflow"
+    assert error["message"] == "there is no shared workflow 'inner'"
+    for path in ("flow", "flow?version=1", "flow/usage"):
+        assert (await house.ask("GET", f"/v1/shared/workflows/{path}")).status == 404
+    await _share(house, "flow", only={"topic": "t"})
+    assert (await house.ask("GET", "/v1/shared/workflows/flow?version=2")).status == 404
+    for pins, path in (({"flow": 2}, "workflows.flow"), ({"none": 1}, "workflows.none")):
+        answer = await house.ask("PUT", "/v1/admin/tenants/acme", {"workflows": pins})
+        assert (answer.status, answer.code) == (422, "invalid_request")
+        assert answer.json["errors"][0]["path"] == path
+    # A tenant's own workflow may contain a shared one.
+    contains = {"steps": {"sub": {"workflow": "flow"}}}
+    assert (await house.ask("PUT", "/v1/workflows/outer", contains)).status == 200

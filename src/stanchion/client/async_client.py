@@ -101,6 +101,7 @@ class AsyncClient(BaseClient[AsyncTransport]):
     apply_workflow = _method(calls.apply_workflow)
     workflow = _method(calls.get_workflow)
     workflows = _method(calls.list_workflows)
+    workflow_usage = _method(calls.workflow_usage)
     request = _method(calls.request)
 
     async def close(self) -> None:

@@ -54,6 +54,7 @@ from stanchion.wire.runs import (
     SubmitAnswer,
     TimelineAnswer,
     WorkflowList,
+    WorkflowUseList,
     WorkflowView,
 )
 
@@ -79,6 +80,7 @@ __all__ = [
     "submit_job",
     "timeline",
     "wait",
+    "workflow_usage",
 ]
 
 WAIT_SLICE_S: Final = 25.0
@@ -387,9 +389,16 @@ def get_job(engine: CallEngine, job_id: str) -> Op[JobAnswer]:
 
 
 def apply_workflow(
-    engine: CallEngine, definition: str | JsonObject, *, workflow_id: str | None = None
+    engine: CallEngine,
+    definition: str | JsonObject,
+    *,
+    workflow_id: str | None = None,
+    shared: bool = False,
 ) -> Op[ApplyAnswer]:
-    """Store a workflow or its next version: the text of a workflow file, or its parsed content."""
+    """Store a workflow or its next version: the text of a workflow file, or its parsed content.
+
+    ``shared``: for every tenant without an own workflow of that id; needs an admin key for ``*``.
+    """
     if isinstance(definition, str):
         body, (media, named) = definition.encode(), _media_and_id(definition)
     else:
@@ -397,27 +406,45 @@ def apply_workflow(
     name = named if workflow_id is None else workflow_id
     if not name:
         raise ValueError("the definition has no id: give it one, or pass workflow_id=")
-    path = f"/v1/workflows/{quoted_part(name, 'workflow_id')}"
+    path = _workflow_path(name, shared=shared)
     sent = carrying(request_to(engine, "apply_workflow", "PUT", path), body, media)
     return (yield from engine.ask(ApiCall(sent, reader(ApplyAnswer))))
 
 
 def get_workflow(
-    engine: CallEngine, workflow_id: str, *, version: int | None = None
+    engine: CallEngine, workflow_id: str, *, version: int | None = None, shared: bool = False
 ) -> Op[WorkflowView]:
-    """A workflow, its newest version if none is named."""
-    path = f"/v1/workflows/{quoted_part(workflow_id, 'workflow_id')}" + query_of(
-        {"version": version}
-    )
+    """A workflow, own or shared, in the version in force if none is named.
+
+    ``shared``: a shared workflow whatever the tenant has, its newest version if none is named.
+    """
+    path = _workflow_path(workflow_id, shared=shared) + query_of({"version": version})
     return (yield from engine.ask(getting(engine, "workflow", path, WorkflowView)))
 
 
 def list_workflows(
-    engine: CallEngine, *, limit: int = 100, cursor: str | None = None
+    engine: CallEngine, *, limit: int = 100, cursor: str | None = None, shared: bool = False
 ) -> Op[WorkflowList]:
-    """One page of the tenant's workflows, by id."""
-    path = "/v1/workflows" + query_of({"limit": limit, "cursor": cursor})
+    """One page of the tenant's workflows, own and shared, or of all shared ones, by id."""
+    path = _workflows_path(shared=shared) + query_of({"limit": limit, "cursor": cursor})
     return (yield from engine.ask(getting(engine, "workflows", path, WorkflowList)))
+
+
+def workflow_usage(
+    engine: CallEngine, workflow_id: str, *, limit: int = 100, cursor: str | None = None
+) -> Op[WorkflowUseList]:
+    """One page of what each tenant runs under the id of a shared workflow, by tenant."""
+    query = query_of({"limit": limit, "cursor": cursor})
+    path = f"{_workflow_path(workflow_id, shared=True)}/usage{query}"
+    return (yield from engine.ask(getting(engine, "workflow_usage", path, WorkflowUseList)))
+
+
+def _workflows_path(*, shared: bool) -> str:
+    return "/v1/shared/workflows" if shared else "/v1/workflows"
+
+
+def _workflow_path(workflow_id: str, *, shared: bool) -> str:
+    return f"{_workflows_path(shared=shared)}/{quoted_part(workflow_id, 'workflow_id')}"
 
 
 # ── Anything else ────────────────────────────────────────────────────────────────────────────────

@@ -105,6 +105,7 @@ class Client(BaseClient[SyncTransport]):
     apply_workflow = _method(calls.apply_workflow)
     workflow = _method(calls.get_workflow)
     workflows = _method(calls.list_workflows)
+    workflow_usage = _method(calls.workflow_usage)
     request = _method(calls.request)
 
     def close(self) -> None:

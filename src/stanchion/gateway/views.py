@@ -135,6 +135,7 @@ def run_view(
         run_id=run.id,
         workflow_id=run.workflow_id,
         workflow_version=run.workflow_version,
+        workflow_source=run.workflow_source,
         tenant=run.tenant,
         status=run.status,
         risk=run.risk,

@@ -11,7 +11,13 @@ from msgspec import Meta
 
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Risk
-from stanchion.wire.identifiers import Comment, KeyLabel, LockName, TenantOrAll
+from stanchion.wire.identifiers import (
+    Comment,
+    KeyLabel,
+    LockName,
+    TenantOrAll,
+    WorkflowVersion,
+)
 
 __all__ = [
     "CreateKey",
@@ -68,6 +74,8 @@ class TenantConfig(_Request, frozen=True, kw_only=True):
     job_rate_per_s: Annotated[float, Meta(ge=0.000_001, le=1_000_000)] | None = None
     admission: JsonObject | None = None
     """``strategy`` and ``lock_retry``, in place of those of the settings."""
+    workflows: Annotated[dict[str, WorkflowVersion], Meta(max_length=200)] = {}
+    """Versions of shared workflows that the tenant runs in place of the newest."""
 
 
 class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +85,7 @@ class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_runs: int | None
     job_rate_per_s: float | None
     admission: JsonObject | None
+    workflows: dict[str, int] = {}
 
 
 class TenantList(msgspec.Struct, frozen=True):

@@ -42,6 +42,7 @@ __all__ = [
     "TopicName",
     "WaitS",
     "WorkerName",
+    "WorkflowVersion",
 ]
 
 ALL_TENANTS: Final = "*"
@@ -153,6 +154,7 @@ Cursor: TypeAlias = Annotated[
     str, Meta(pattern=r"^[!-~]{1,1024}\Z", description="The `cursor` of the page before.")
 ]
 Limit: TypeAlias = Annotated[int, Meta(ge=1, le=1000)]
+WorkflowVersion: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 WaitS: TypeAlias = Annotated[float, Meta(ge=0, le=60)]
 Time: TypeAlias = Annotated[
     datetime, Meta(tz=True, description="ISO 8601 with an offset, such as `2026-08-01T14:02:00Z`.")

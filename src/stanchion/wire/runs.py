@@ -9,7 +9,14 @@ import msgspec
 from msgspec import Meta
 
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.model import Failure, ItemFailure, Risk, RunStatus, StepStatus
+from stanchion.core.model import (
+    Failure,
+    ItemFailure,
+    Risk,
+    RunStatus,
+    StepStatus,
+    WorkflowSource,
+)
 from stanchion.core.rerun import RerunAction, RerunOnly, RerunVersion
 from stanchion.wire.identifiers import Comment, Labels, StepName, TopicName
 from stanchion.wire.problems import Problem
@@ -46,6 +53,8 @@ __all__ = [
     "WaitingFor",
     "WorkflowList",
     "WorkflowRow",
+    "WorkflowUseList",
+    "WorkflowUseRow",
     "WorkflowView",
 ]
 
@@ -202,6 +211,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     workflow_id: str
     workflow_version: int
+    workflow_source: WorkflowSource = WorkflowSource.OWN
+    """Whether the version is one of the tenant's own workflow or of a shared one."""
     tenant: str
     status: RunStatus
     risk: Risk
@@ -347,6 +358,10 @@ class WorkflowRow(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     version: int
+    source: WorkflowSource = WorkflowSource.OWN
+    """Whether it is the tenant's own workflow or a shared one."""
+    pinned: bool = False
+    """Whether the tenant's configuration pins the version of this shared workflow."""
     risk: Risk
     created_at: datetime
 
@@ -363,6 +378,31 @@ class WorkflowView(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     version: int
+    source: WorkflowSource = WorkflowSource.OWN
+    """Whether it is the tenant's own workflow or a shared one."""
+    pinned: bool = False
+    """Whether the tenant's configuration pins a version of this shared workflow."""
     risk: Risk
     created_at: datetime
     definition: JsonObject
+
+
+class WorkflowUseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tenant runs under the id of a shared workflow."""
+
+    tenant: str
+    source: WorkflowSource
+    """`own`: a workflow of the tenant's own has this id, and the shared one is not in force."""
+    version: int
+    """The version in force."""
+    pin: int | None
+    """The version of the shared workflow that the tenant's configuration pins."""
+    active: int
+    """Unfinished runs of the shared workflow, in any version."""
+
+
+class WorkflowUseList(msgspec.Struct, frozen=True):
+    """A page of tenants, by name."""
+
+    tenants: tuple[WorkflowUseRow, ...]
+    cursor: str | None = None

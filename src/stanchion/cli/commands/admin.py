@@ -37,13 +37,25 @@ def tenant() -> None:
     metavar="JSON|@FILE",
     help="Other values of 'strategy' and 'lock_retry' for this tenant; null for none.",
 )
+@click.option(
+    "--pin",
+    "pins",
+    multiple=True,
+    metavar="ID=VERSION",
+    help="Run this version of a shared workflow in place of the newest; repeatable.",
+)
+@click.option(
+    "--unpin", "unpins", multiple=True, metavar="ID", help="Run the newest version again."
+)
 @talks
-def set_tenant(
+def set_tenant(  # noqa: PLR0913 - one for each option
     session: Session,
     name: str,
     cap: int | None,
     rate: float | None,
     admission: str | None,
+    pins: tuple[str, ...],
+    unpins: tuple[str, ...],
     *,
     no_cap: bool,
     no_job_rate: bool,
@@ -60,18 +72,33 @@ def set_tenant(
         changes["job_rate_per_s"] = rate
     if admission is not None:
         changes["admission"] = json_of(admission, "--admission")
-    if not changes:
+    pinned = dict(map(_pin, pins))
+    if not changes and not pinned and not unpins:
         raise click.UsageError("nothing to change: give --max-concurrent-runs N, or another option")
     path = path_to("admin", "tenants", name)
     # PUT replaces the whole configuration, so start from the present one.
     present = session.get(path)
-    kept = {each: present.get(each) for each in _TENANT_MEMBERS}
+    kept = {each: present[each] for each in _TENANT_MEMBERS if each in present}
+    if pinned or unpins:
+        before = present.get("workflows", {})
+        changes["workflows"] = {
+            workflow_id: version
+            for workflow_id, version in {**before, **pinned}.items()
+            if workflow_id not in unpins
+        }
     session.show(
         session.send("PUT", path, kept | changes).document, lambda now: _tenant_lines(name, now)
     )
 
 
-_TENANT_MEMBERS = ("max_concurrent_runs", "job_rate_per_s", "admission")
+_TENANT_MEMBERS = ("max_concurrent_runs", "job_rate_per_s", "admission", "workflows")
+
+
+def _pin(given: str) -> tuple[str, int]:
+    workflow_id, equals, version = given.partition("=")
+    if not equals or not workflow_id or not version.isdecimal():
+        raise click.UsageError(f"--pin takes ID=VERSION, as in --pin report=3: {given!r}")
+    return workflow_id, int(version)
 
 
 @tenant.command("show")
@@ -110,6 +137,7 @@ def _tenant_lines(name: str, tenant: dict[str, Any]) -> list[str]:
             ("max_concurrent_runs", _or(tenant["max_concurrent_runs"], "no cap")),
             ("job_rate_per_s", _or(tenant["job_rate_per_s"], "no limit")),
             ("admission", _or(tenant.get("admission"), "as in the settings")),
+            ("workflows", _pins(tenant)),
         ]
     )
 
@@ -128,6 +156,11 @@ def _tenant_rows(page: dict[str, Any]) -> Iterator[str]:
                 for row in page["tenants"]
             ),
         )
+
+
+def _pins(tenant: dict[str, Any]) -> str:
+    pins = tenant.get("workflows") or {}
+    return ", ".join(f"{cell(each)}={pins[each]}" for each in sorted(pins)) or "none pinned"
 
 
 def _or(value: object, nothing: str) -> str:

@@ -35,15 +35,28 @@ def workflow() -> None:
     """Check, apply, list and show workflows."""
 
 
+_shared_option = click.option(
+    "--shared", is_flag=True, help="Workflows for all tenants; needs a key for all tenants."
+)
+
+
+def _path(*names: str, shared: bool) -> str:
+    return path_to(*(("shared",) if shared else ()), "workflows", *names)
+
+
 @workflow.command("apply")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option("--id", "workflow_id", metavar="ID", help="The id, if the file has none.")
+@_shared_option
 @talks
-def apply(session: Session, files: tuple[str, ...], workflow_id: str | None) -> None:
+def apply(
+    session: Session, files: tuple[str, ...], workflow_id: str | None, *, shared: bool
+) -> None:
     """Make each FILE the newest version of its workflow; - reads standard input.
 
     YAML, or JSON if the name ends in .json. Apply a workflow before those that contain it. With
-    -o json there is one document a file.
+    -o json there is one document a file. A shared workflow is for every tenant without an own
+    workflow of its id, and the workflows that it contains are shared ones.
     """
     if workflow_id is not None and len(files) > 1:
         raise click.UsageError("--id goes with one file")
@@ -53,13 +66,14 @@ def apply(session: Session, files: tuple[str, ...], workflow_id: str | None) -> 
         name = workflow_id or _id_of(text, file, is_json=is_json)
         kind = "application/json" if is_json else "application/yaml"
         try:
-            answer = session.send("PUT", path_to("workflows", name), Content(text, kind))
+            answer = session.send("PUT", _path(name, shared=shared), Content(text, kind))
         except CliError as error:
             error.message = f"{file}: {error.message}"
             raise
+        what = "shared workflow" if shared else "workflow"
         session.show(
             answer.document,
-            lambda applied: [f"workflow {cell(applied['id'])} is at version {applied['version']}"],
+            lambda applied: [f"{what} {cell(applied['id'])} is at version {applied['version']}"],  # noqa: B023 - shown at once
         )
 
 
@@ -116,25 +130,37 @@ def _show_checked(rows: list[dict[str, Any]], *, is_json: bool) -> None:
 
 
 @workflow.command("list")
+@_shared_option
 @limit_and_cursor
 @talks
-def list_workflows(session: Session, limit: int, cursor: str | None) -> None:
-    """List workflows."""
-    page = session.get(path_to("workflows"), limit=limit, cursor=cursor)
+def list_workflows(session: Session, limit: int, cursor: str | None, *, shared: bool) -> None:
+    """List the tenant's workflows, own and shared, in the versions in force."""
+    page = session.get(_path(shared=shared), limit=limit, cursor=cursor)
     list_of(session, page, _rows, "workflows")
+
+
+@workflow.command("usage")
+@click.argument("workflow_id", metavar="ID", shell_complete=complete_workflows)
+@limit_and_cursor
+@talks
+def usage(session: Session, workflow_id: str, limit: int, cursor: str | None) -> None:
+    """List what each tenant runs under the ID of a shared workflow."""
+    path = _path(workflow_id, "usage", shared=True)
+    list_of(session, session.get(path, limit=limit, cursor=cursor), _use_rows, "tenants")
 
 
 @workflow.command("show")
 @click.argument("workflow_id", metavar="ID", shell_complete=complete_workflows)
 @click.option("--version", type=int, metavar="N", help="An earlier version.")
+@_shared_option
 @talks_yaml
-def show(session: Session, workflow_id: str, version: int | None) -> None:
-    """Show a workflow.
+def show(session: Session, workflow_id: str, version: int | None, *, shared: bool) -> None:
+    """Show a workflow, the tenant's own one or else the shared one.
 
     With -o yaml it is a file that can be applied again: every member as it was sent, without the
     comments and with defaults left out.
     """
-    found = session.get(path_to("workflows", workflow_id), version=version)
+    found = session.get(_path(workflow_id, shared=shared), version=version)
     session.show(found["definition"] if session.is_yaml else found, _whole)
 
 
@@ -174,12 +200,39 @@ def _json_id(text: bytes, file: str) -> object:
 def _rows(page: dict[str, Any]) -> Iterator[str]:
     if page["workflows"]:
         yield from table(
-            ("ID", "VERSION", "RISK", "CREATED"),
+            ("ID", "VERSION", "SOURCE", "RISK", "CREATED"),
             (
-                (cell(row["id"]), cell(row["version"]), row["risk"], clock(row["created_at"]))
+                (
+                    cell(row["id"]),
+                    cell(row["version"]),
+                    _source(row),
+                    row["risk"],
+                    clock(row["created_at"]),
+                )
                 for row in page["workflows"]
             ),
         )
+
+
+def _use_rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["tenants"]:
+        yield from table(
+            ("TENANT", "SOURCE", "VERSION", "PIN", "ACTIVE"),
+            (
+                (
+                    cell(row["tenant"]),
+                    row["source"],
+                    cell(row["version"]),
+                    "" if row["pin"] is None else cell(row["pin"]),
+                    cell(row["active"]),
+                )
+                for row in page["tenants"]
+            ),
+        )
+
+
+def _source(workflow: dict[str, Any]) -> str:
+    return "shared, pinned" if workflow["pinned"] else cell(workflow["source"])
 
 
 def _whole(workflow: dict[str, Any]) -> Iterator[str]:
@@ -187,6 +240,7 @@ def _whole(workflow: dict[str, Any]) -> Iterator[str]:
         [
             ("workflow", cell(workflow["id"])),
             ("version", cell(workflow["version"])),
+            ("source", _source(workflow)),
             ("risk", cell(workflow["risk"])),
             ("created", clock(workflow["created_at"])),
         ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonObject
-from stanchion.core.model import TenantId
+from stanchion.core.model import TenantId, WorkflowId
 from stanchion.core.settings import override_faults
 from stanchion.gateway.body import check_value
 from stanchion.gateway.problems import Refusal, invalid, invalid_member, not_found
@@ -25,6 +28,7 @@ from stanchion.gateway.route import (
 from stanchion.gateway.routes.workflows import PagedWorkflows
 from stanchion.gateway.views import key_row, to_instant, when
 from stanchion.ports.records import Tenant
+from stanchion.ports.store import Definitions
 from stanchion.services.log import log_event
 from stanchion.wire.admin import (
     CreateKey,
@@ -52,14 +56,37 @@ async def put_tenant(call: Call[TenantConfig, NoQuery]) -> Reply | Refusal:
     faults = override_faults(call.services.settings.current, config.admission)
     if faults:
         return invalid(faults, str(faults[0]))
+    missing = await _missing_pins(call.services.store, config.workflows)
+    if missing:
+        return invalid(missing, str(missing[0]))
     tenant = TenantId(call.params["tenant"])
     await call.services.gate.tenants.put(
         tenant,
-        Tenant(config.max_concurrent_runs, config.job_rate_per_s, config.admission),
+        Tenant(
+            config.max_concurrent_runs,
+            config.job_rate_per_s,
+            config.admission,
+            {WorkflowId(name): version for name, version in config.workflows.items()},
+        ),
         audit=call.audit(f"tenant/{tenant}", tenant=tenant),
     )
     log_event(logging.INFO, "tenant_changed", tenant=tenant, actor=call.actor)
     return Reply(config)
+
+
+async def _missing_pins(definitions: Definitions, pins: Mapping[str, int]) -> list[Fault]:
+    """A fault for each pin of a version that does not exist. Versions are never deleted."""
+    found = await asyncio.gather(
+        *(
+            definitions.shared_workflow(WorkflowId(name), version=version)
+            for name, version in pins.items()
+        )
+    )
+    return [
+        Fault(f"workflows.{name}", f"there is no version {version} of a shared workflow '{name}'")
+        for (name, version), stored in zip(pins.items(), found, strict=True)
+        if stored is None
+    ]
 
 
 async def delete_tenant(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
@@ -83,6 +110,7 @@ def _config(tenant: Tenant) -> TenantConfig:
         max_concurrent_runs=tenant.max_concurrent_runs,
         job_rate_per_s=tenant.job_rate_per_s,
         admission=tenant.admission,
+        workflows={str(name): version for name, version in tenant.workflows.items()},
     )
 
 
@@ -95,6 +123,7 @@ async def list_tenants(call: Call[NoBody, PagedWorkflows]) -> Reply:
             max_concurrent_runs=config.max_concurrent_runs,
             job_rate_per_s=config.job_rate_per_s,
             admission=config.admission,
+            workflows={str(each): version for each, version in config.workflows.items()},
         )
         for name, config in page.items
     )

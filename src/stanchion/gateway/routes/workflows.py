@@ -1,24 +1,42 @@
-"""Workflow routes: store, list and get workflows."""
+"""Workflow routes: store, list and get workflows, those of a tenant and shared ones."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from stanchion.core.faults import WorkflowFaults
-from stanchion.core.model import TenantId, WorkflowId
+from stanchion.core.model import TenantId, WorkflowId, WorkflowSource, shared_name
 from stanchion.core.plan import link, subworkflows
 from stanchion.core.workflow import Workflow
 from stanchion.core.workflow_file import Format, parse_workflow
 from stanchion.gateway.problems import Refusal, invalid, not_found
-from stanchion.gateway.route import RUNNERS, Call, NoBody, NoQuery, Reply, Route, RouteScope, Takes
+from stanchion.gateway.route import (
+    ADMINS,
+    OPERATORS,
+    RUNNERS,
+    Call,
+    NoBody,
+    NoQuery,
+    Reply,
+    Route,
+    RouteScope,
+    Takes,
+)
 from stanchion.gateway.views import definition, when
+from stanchion.ports.records import StoredWorkflow
 from stanchion.ports.store import Definitions
-from stanchion.wire.identifiers import Cursor, Limit
+from stanchion.wire.identifiers import Cursor, Limit, WorkflowVersion
 from stanchion.wire.problems import Code
-from stanchion.wire.runs import ApplyAnswer, WorkflowList, WorkflowRow, WorkflowView
+from stanchion.wire.runs import (
+    ApplyAnswer,
+    WorkflowList,
+    WorkflowRow,
+    WorkflowUseList,
+    WorkflowUseRow,
+    WorkflowView,
+)
 
 __all__ = ["ROUTES", "YAML_TYPES"]
 
@@ -35,13 +53,110 @@ class PagedWorkflows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AtVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One version, or the newest."""
+    """One version, or the one in force."""
 
-    version: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    version: WorkflowVersion | None = None
 
 
 async def put_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
     """Store a workflow. The same workflow again keeps its version."""
+    workflow = await _checked(call, WorkflowSource.OWN)
+    if isinstance(workflow, Refusal):
+        return workflow
+    entry = call.audit(f"workflow/{workflow.id}", tenant=call.tenant)
+    version = await call.services.store.put_workflow(call.tenant, workflow, audit=entry)
+    call.services.plans.forget(call.tenant, workflow.id)
+    return Reply(ApplyAnswer(workflow.id, version))
+
+
+async def put_shared_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
+    """Store a workflow for every tenant without an own one of its id."""
+    workflow = await _checked(call, WorkflowSource.SHARED)
+    if isinstance(workflow, Refusal):
+        return workflow
+    entry = call.audit(f"shared-workflow/{workflow.id}", tenant=None)
+    version = await call.services.store.put_shared_workflow(workflow, audit=entry)
+    return Reply(ApplyAnswer(workflow.id, version))
+
+
+async def list_workflows(call: Call[NoBody, PagedWorkflows]) -> Reply:
+    """The tenant's workflows, own and shared, each in the version in force, by id."""
+    query = call.query
+    page = await call.services.store.list_workflows(
+        call.tenant, cursor=query.cursor, limit=query.limit
+    )
+    return Reply(WorkflowList(tuple(map(_row, page.items)), page.cursor))
+
+
+async def list_shared_workflows(call: Call[NoBody, PagedWorkflows]) -> Reply:
+    """The shared workflows, each in its newest version, by id."""
+    query = call.query
+    page = await call.services.store.list_shared_workflows(cursor=query.cursor, limit=query.limit)
+    return Reply(WorkflowList(tuple(map(_row, page.items)), page.cursor))
+
+
+async def get_workflow(call: Call[NoBody, AtVersion]) -> Reply | Refusal:
+    """One workflow as the tenant runs it, in the version in force or the one asked for."""
+    stored = await call.services.store.workflow(
+        call.tenant, WorkflowId(call.params["workflow_id"]), version=call.query.version
+    )
+    return not_found("workflow") if stored is None else Reply(_view(stored))
+
+
+async def get_shared_workflow(call: Call[NoBody, AtVersion]) -> Reply | Refusal:
+    """One shared workflow, in its newest version or the one asked for."""
+    stored = await call.services.store.shared_workflow(
+        WorkflowId(call.params["workflow_id"]), version=call.query.version
+    )
+    return not_found("shared workflow") if stored is None else Reply(_view(stored))
+
+
+async def list_workflow_uses(call: Call[NoBody, PagedWorkflows]) -> Reply | Refusal:
+    """What each tenant runs under the id of a shared workflow, by tenant."""
+    store, workflow_id = call.services.store, WorkflowId(call.params["workflow_id"])
+    if await store.shared_workflow(workflow_id) is None:
+        return not_found("shared workflow")
+    page = await store.list_workflow_uses(
+        workflow_id, cursor=call.query.cursor, limit=call.query.limit
+    )
+    rows = tuple(
+        WorkflowUseRow(
+            tenant=use.tenant,
+            source=use.source,
+            version=use.version,
+            pin=use.pin,
+            active=use.active,
+        )
+        for use in page.items
+    )
+    return Reply(WorkflowUseList(rows, page.cursor))
+
+
+def _row(stored: StoredWorkflow) -> WorkflowRow:
+    return WorkflowRow(
+        id=stored.workflow.id,
+        version=stored.version,
+        source=stored.source,
+        pinned=stored.is_pinned,
+        risk=stored.workflow.risk,
+        created_at=when(stored.created_at),
+    )
+
+
+def _view(stored: StoredWorkflow) -> WorkflowView:
+    return WorkflowView(
+        id=stored.workflow.id,
+        version=stored.version,
+        source=stored.source,
+        pinned=stored.is_pinned,
+        risk=stored.workflow.risk,
+        created_at=when(stored.created_at),
+        definition=definition(stored.workflow),
+    )
+
+
+async def _checked(call: Call[bytes, NoQuery], source: WorkflowSource) -> Workflow | Refusal:
+    """The workflow in the body, if it can be linked with the workflows that it contains."""
     name = call.params["workflow_id"]
     notation = _notation(call.headers.get(b"content-type", b""))
     executor = call.services.executor
@@ -50,50 +165,12 @@ async def put_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
     )
     if isinstance(workflow, WorkflowFaults):
         return _faulty(workflow)
-    store = call.services.store
-    others = await _contained(store, call.tenant, workflow)
-    plan = await executor.run(call.tenant, lambda: link(workflow, others), may_refuse=False)
-    if isinstance(plan, WorkflowFaults):
-        return _faulty(plan)
-    entry = call.audit(f"workflow/{workflow.id}", tenant=call.tenant)
-    version = await store.put_workflow(call.tenant, workflow, audit=entry)
-    call.services.plans.forget(call.tenant, workflow.id)
-    return Reply(ApplyAnswer(workflow.id, version))
-
-
-async def list_workflows(call: Call[NoBody, PagedWorkflows]) -> Reply:
-    """The tenant's workflows, each in its newest version, by id."""
-    page = await call.services.store.list_workflows(
-        call.tenant, cursor=call.query.cursor, limit=call.query.limit
+    tenant = call.tenant if source is WorkflowSource.OWN else None
+    others = await _contained(call.services.store, tenant, workflow)
+    plan = await executor.run(
+        call.tenant, lambda: link(workflow, others, source=source), may_refuse=False
     )
-    rows = tuple(
-        WorkflowRow(
-            id=each.workflow.id,
-            version=each.version,
-            risk=each.workflow.risk,
-            created_at=when(each.created_at),
-        )
-        for each in page.items
-    )
-    return Reply(WorkflowList(rows, page.cursor))
-
-
-async def get_workflow(call: Call[NoBody, AtVersion]) -> Reply | Refusal:
-    """One workflow, in its newest version or the one asked for."""
-    stored = await call.services.store.workflow(
-        call.tenant, WorkflowId(call.params["workflow_id"]), version=call.query.version
-    )
-    if stored is None:
-        return not_found("workflow")
-    return Reply(
-        WorkflowView(
-            id=stored.workflow.id,
-            version=stored.version,
-            risk=stored.workflow.risk,
-            created_at=when(stored.created_at),
-            definition=definition(stored.workflow),
-        )
-    )
+    return _faulty(plan) if isinstance(plan, WorkflowFaults) else workflow
 
 
 def _notation(content_type: bytes) -> Format:
@@ -108,19 +185,27 @@ def _faulty(faults: WorkflowFaults) -> Refusal:
 
 
 async def _contained(
-    definitions: Definitions, tenant: TenantId, workflow: Workflow
+    definitions: Definitions, tenant: TenantId | None, workflow: Workflow
 ) -> dict[WorkflowId, Workflow]:
-    """The newest versions of all workflows that this one contains."""
+    """All workflows that this one contains, in force for the tenant; ``None``: newest shared ones.
+
+    Below a shared workflow all are shared.
+    """
     found: dict[WorkflowId, Workflow] = {}
-    wanted = set(subworkflows(workflow))
-    asked: set[WorkflowId] = set()
+    wanted = {(sub, tenant is None) for sub in subworkflows(workflow)}
+    asked: set[tuple[WorkflowId, bool]] = set()
     while wanted and len(asked) < _REACHED_MAX:
-        name = wanted.pop()
-        asked.add(name)
-        stored = await definitions.workflow(tenant, name)
+        name, only_shared = each = wanted.pop()
+        asked.add(each)
+        if tenant is None:
+            stored = await definitions.shared_workflow(name)
+        else:
+            source = WorkflowSource.SHARED if only_shared else None
+            stored = await definitions.workflow(tenant, name, source=source)
         if stored is not None:
-            found[name] = stored.workflow
-            wanted |= subworkflows(stored.workflow) - asked
+            is_shared = stored.source is WorkflowSource.SHARED
+            found[shared_name(name) if is_shared else name] = stored.workflow
+            wanted |= {(sub, is_shared) for sub in subworkflows(stored.workflow)} - asked
     return found
 
 
@@ -141,7 +226,7 @@ ROUTES: Final = (
         method="GET",
         path="/v1/workflows",
         handler=list_workflows,
-        summary="List workflows, each in its newest version, by id.",
+        summary="List workflows, own and shared, each in the version in force, by id.",
         roles=RUNNERS,
         scope=RouteScope.TENANT,
         query=PagedWorkflows,
@@ -151,11 +236,55 @@ ROUTES: Final = (
         method="GET",
         path="/v1/workflows/{workflow_id}",
         handler=get_workflow,
-        summary="One workflow, in its newest version or the one asked for.",
+        summary="One workflow, own or shared, in the version in force or the one asked for.",
         roles=RUNNERS,
         scope=RouteScope.TENANT,
         query=AtVersion,
         answer=WorkflowView,
+        codes=(Code.NOT_FOUND,),
+    ),
+    Route(
+        method="PUT",
+        path="/v1/shared/workflows/{workflow_id}",
+        handler=put_shared_workflow,
+        audits="shared-workflow.put",
+        summary="Store a workflow file for every tenant without an own workflow of that id.",
+        roles=ADMINS,
+        scope=RouteScope.DEPLOYMENT,
+        takes=Takes.TEXT,
+        answer=ApplyAnswer,
+        codes=(Code.INVALID_WORKFLOW,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/shared/workflows",
+        handler=list_shared_workflows,
+        summary="List shared workflows, each in its newest version, by id.",
+        roles=OPERATORS,
+        scope=RouteScope.DEPLOYMENT,
+        query=PagedWorkflows,
+        answer=WorkflowList,
+    ),
+    Route(
+        method="GET",
+        path="/v1/shared/workflows/{workflow_id}",
+        handler=get_shared_workflow,
+        summary="One shared workflow, in its newest version or the one asked for.",
+        roles=OPERATORS,
+        scope=RouteScope.DEPLOYMENT,
+        query=AtVersion,
+        answer=WorkflowView,
+        codes=(Code.NOT_FOUND,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/shared/workflows/{workflow_id}/usage",
+        handler=list_workflow_uses,
+        summary="List what each tenant runs under the id of a shared workflow, by tenant.",
+        roles=OPERATORS,
+        scope=RouteScope.DEPLOYMENT,
+        query=PagedWorkflows,
+        answer=WorkflowUseList,
         codes=(Code.NOT_FOUND,),
     ),
 )
