@@ -45,7 +45,12 @@ async def test_a_put_replaces_and_is_in_force_when_answered(house: House) -> Non
 
 async def test_a_deleted_tenant_has_the_defaults_when_answered(house: House) -> None:
     path = "/v1/admin/tenants/acme"
-    full = {"max_concurrent_runs": 0, "job_rate_per_s": 2.5, "admission": None, "workflows": {}}
+    full: dict[str, object] = {
+        "max_concurrent_runs": 0,
+        "job_rate_per_s": 2.5,
+        "admission": None,
+        "workflows": {},
+    }
     await house.ask("PUT", path, full)
     await house.ask("PUT", "/v1/workflows/one", {"steps": {"a": {"topic": "t"}}}, tenant="acme")
     assert (await house.ask("DELETE", path)).json == full
