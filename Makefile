@@ -128,9 +128,10 @@ soak: $(READY) ## all tests at full scale, then a mutation run over the core; ta
 	@$(BIN)/mutmut results
 
 .PHONY: generate
-generate: $(READY) ## regenerate schemas and reference pages
+generate: $(READY) ## regenerate schemas, reference pages and dashboards
 	@$(BIN)/python scripts/generate_schema.py
 	@$(BIN)/python scripts/generate_reference.py
+	@$(BIN)/python scripts/generate_dashboards.py
 	@$(BIN)/python -m stanchion.gateway > schema/openapi.json
 
 .PHONY: lock

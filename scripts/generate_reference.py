@@ -28,6 +28,7 @@ __all__ = [
     "METRICS_PAGE",
     "cli_text",
     "configuration_text",
+    "metric_labels",
     "metric_names",
     "metrics_text",
 ]
@@ -173,6 +174,11 @@ def metric_names() -> set[str]:
     return {metric.name for metric in _metrics()}
 
 
+def metric_labels() -> dict[str, tuple[str, ...]]:
+    """The labels of every metric, by its scraped name."""
+    return {metric.name: metric.labels for metric in _metrics()}
+
+
 def _metrics() -> list[Metric]:
     """The metrics in a server's registry before its first request."""
     clock = SystemClock()
@@ -188,10 +194,10 @@ def _metrics() -> list[Metric]:
     make_app(services)
     found = []
     for collector in services.registry._collector_to_names:  # noqa: SLF001 - labels are not public
-        [family] = collector.collect()
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        labels = tuple(collector._labelnames)  # type: ignore[attr-defined]  # noqa: SLF001 - the same
-        found.append(Metric(name, family.type, labels, family.documentation))
+        labels = tuple(getattr(collector, "_labelnames", ()))
+        for family in collector.collect():
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            found.append(Metric(name, family.type, labels, family.documentation))
     return sorted(found)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -13,10 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.generate_reference import metric_names
+from scripts.generate_dashboards import (
+    ADMISSION,
+    DASHBOARDS,
+    NOT_SHOWN,
+    Dashboard,
+    dashboard_json,
+    file_of,
+)
+from scripts.generate_reference import metric_labels, metric_names
 from tests.docs.terminal import ROOT
 
-DASHBOARD = ROOT / "dashboards" / "grafana.json"
 ALERTS = ROOT / "dashboards" / "alerts.yml"
 ALERT_TESTS = ROOT / "dashboards" / "alerts_test.yml"
 NAME = re.compile(r"stanchion_[a-z_]+")
@@ -33,13 +39,16 @@ def _alerts() -> list[dict[str, Any]]:
     return [rule for rule in _rules() if "alert" in rule]
 
 
+def _shown(dashboard: Dashboard) -> list[str]:
+    return [query.expr for panel in dashboard.panels for query in panel.queries]
+
+
 def _expressions() -> list[str]:
-    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
-    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    shown = [expr for dashboard in DASHBOARDS for expr in _shown(dashboard)]
     return [rule["expr"] for rule in _rules()] + shown
 
 
-@pytest.mark.parametrize("page", [DASHBOARD, ALERTS, ALERT_TESTS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [ALERTS, ALERT_TESTS], ids=lambda page: page.name)
 def test_every_metric_that_is_asked_for_exists(page: Path) -> None:
     known = set(metric_names())
     asked = {PART.sub("", name) for name in NAME.findall(page.read_text(encoding="utf-8"))}
@@ -47,13 +56,24 @@ def test_every_metric_that_is_asked_for_exists(page: Path) -> None:
     assert asked <= known, asked - known
 
 
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
+def test_the_file_of_a_dashboard_is_up_to_date(dashboard: Dashboard) -> None:
+    text = file_of(dashboard).read_text(encoding="utf-8")
+    assert text == dashboard_json(dashboard), "run: make generate"
+
+
+def test_every_metric_is_on_a_dashboard_or_listed_as_not_shown() -> None:
+    text = " ".join(expr for dashboard in DASHBOARDS for expr in _shown(dashboard))
+    asked = {PART.sub("", name) for name in re.findall(r"(?:stanchion|process)_[a-z_]+", text)}
+    assert asked <= metric_names(), asked - metric_names()
+    unlisted = metric_names() - asked - set(NOT_SHOWN)
+    assert not unlisted, "add a panel, or a reason why not, in scripts/generate_dashboards.py"
+    assert not asked & set(NOT_SHOWN)
+
+
 def test_refusals_are_shown_as_ratios_by_tenant_and_workflow() -> None:
-    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     ratios = [
-        target["expr"]
-        for panel in panels
-        for target in panel["targets"]
-        if "sum by (tenant, workflow)" in target["expr"] and " / " in target["expr"]
+        expr for expr in _shown(ADMISSION) if "sum by (tenant, workflow)" in expr and " / " in expr
     ]
     assert any("full" in expr for expr in ratios)
     assert any("gate_unavailable" in expr for expr in ratios)
@@ -70,6 +90,30 @@ def test_every_recorded_series_that_a_rule_asks_for_is_recorded() -> None:
     recorded = {rule["record"] for rule in _rules() if "record" in rule}
     asked = {name for expr in _expressions() for name in re.findall(r"stanchion:[\w:]+", expr)}
     assert asked == recorded
+
+
+def test_every_label_that_is_asked_for_exists() -> None:
+    parser = pytest.importorskip("promql_parser")
+    known = metric_labels()
+    for expr in _expressions():
+        found: list[Any] = []
+        parsed = parser.parse(expr.replace("$__rate_interval", "5m"))
+        parser.walk(parsed, lambda node, into=found: into.append(node))
+        names = {node.name for node in found if isinstance(node, parser.VectorSelector)}
+        matched = {
+            matcher.name
+            for node in found
+            if isinstance(node, parser.VectorSelector)
+            for matcher in node.matchers.matchers
+        }
+        grouped = {
+            label
+            for node in found
+            if isinstance(node, parser.AggregateExpr) and node.modifier
+            for label in node.modifier.labels
+        }
+        has = {"instance", "le"}.union(*(known.get(PART.sub("", name), ()) for name in names))
+        assert matched | grouped <= has, expr
 
 
 @pytest.mark.parametrize("rule", _alerts(), ids=lambda rule: rule["alert"])

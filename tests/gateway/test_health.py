@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from stanchion.adapters.system import ManualClock
 from stanchion.gateway import GatewayOptions
@@ -197,3 +198,15 @@ async def test_a_request_that_takes_too_long_is_given_up() -> None:
         answer = await house.ask("GET", "/v1/runs")
         assert (answer.status, answer.code) == (503, "overloaded")
         assert house.metric("stanchion_http_under_way", kind="requests") == 0
+
+
+async def test_metrics_are_in_openmetrics_for_a_scraper_that_accepts_it(house: House) -> None:
+    accepts = [("Accept", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")]
+    answer = await house.ask("GET", "/metrics", headers=accepts)
+    text = answer.body.decode()
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert text.endswith("# EOF\n")
+    parsed = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]  # not typed
+    families = {family.name for family in parsed}
+    assert {"stanchion_build_info", "stanchion_http_request_seconds"} <= families
+    assert {"process_cpu_seconds", "process_resident_memory_bytes"} <= families

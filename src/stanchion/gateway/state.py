@@ -8,15 +8,24 @@ at most once a second.
 from __future__ import annotations
 
 import asyncio
+import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    Metric,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
+from stanchion.core import __version__
 from stanchion.core.lease import Moment
 from stanchion.gateway.auth import Auth
 from stanchion.gateway.body import Bodies
@@ -57,7 +66,12 @@ class GatewayState:
         self.heavy = HeavyRequests(self.load)
         self.deadlines = Deadlines(sweep_s=_SWEEP_S)
         self.readiness = Readiness(services)
+        _describe_process(services.registry, services.clock)
         self.metrics = MetricsPage(services.registry, services.clock)
+        self.openmetrics = MetricsPage(
+            services.registry, services.clock, render=generate_openmetrics
+        )
+        """The same with exemplars, for scrapers that accept the format."""
         self.work = services.work
         self.draining = asyncio.Event()
         self.openapi = b""
@@ -78,6 +92,7 @@ class GatewayState:
         """Stop the metrics thread and the deadline timer."""
         self.deadlines.close()
         self.metrics.close()
+        self.openmetrics.close()
 
 
 KEPT_MS: Final = 500
@@ -139,8 +154,14 @@ _PAUSE_S: Final = 0.001
 class MetricsPage:
     """Renders the metrics in a thread, and shares a rendering between scrapes."""
 
-    def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
-        self._registry = registry
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        clock: Clock,
+        *,
+        render: Callable[[Collector], bytes] = generate_latest,
+    ) -> None:
+        self._render = partial(render, _PausingCollector(registry))
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
         self._rendering: asyncio.Future[bytes] | None = None
@@ -149,11 +170,6 @@ class MetricsPage:
         self._answers_left = 0
         self._waiting = 0
         self._is_closed = False
-        self._rendered = Gauge(
-            "stanchion_metrics_rendered_timestamp_seconds",
-            "When this page was rendered, as Unix time. A rendering is served for a second.",
-            registry=registry,
-        )
 
     async def text(self) -> bytes:
         """The metrics, at most a second old. Raises ``RequestRefused`` if too many scrapes wait."""
@@ -194,8 +210,7 @@ class MetricsPage:
         if self._rendering is None:
             loop = asyncio.get_running_loop()
             now = self._clock.moment()
-            self._rendered.set(self._clock.now() / 1000)
-            self._rendering = loop.run_in_executor(self._thread, _rendered, self._registry)
+            self._rendering = loop.run_in_executor(self._thread, self._render)
             self._rendering.add_done_callback(partial(self._end, now))
         return self._rendering
 
@@ -206,8 +221,21 @@ class MetricsPage:
             self._answers_left = ANSWERS_MAX
 
 
-def _rendered(registry: CollectorRegistry) -> bytes:
-    return generate_latest(_PausingCollector(registry))
+def _describe_process(registry: CollectorRegistry, clock: Clock) -> None:
+    """Add the metrics of the process: its version, memory, processor time and open files."""
+    ProcessCollector(registry=registry)
+    build = Gauge(
+        "stanchion_build_info",
+        "Always 1; the labels say what runs.",
+        ["version", "python"],
+        registry=registry,
+    )
+    build.labels(version=__version__, python=platform.python_version()).set(1)
+    Gauge(
+        "stanchion_metrics_rendered_timestamp_seconds",
+        "When this page was rendered, as Unix time. A rendering is served for a second.",
+        registry=registry,
+    ).set_function(lambda: clock.now() / 1000)
 
 
 class _PausingCollector(Collector):

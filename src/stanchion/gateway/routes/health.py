@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS
 
 from stanchion.gateway.route import (
     ANYONE,
@@ -37,7 +38,10 @@ async def readyz(call: Call[NoBody, NoQuery]) -> Reply:
 
 
 async def metrics(call: Call[NoBody, NoQuery]) -> Reply:
-    """All metrics, in the text format of Prometheus."""
+    """All metrics, in the text format of Prometheus, or of OpenMetrics if that is accepted."""
+    if b"application/openmetrics-text" in call.headers.get(b"accept", b""):
+        text = await call.state.openmetrics.text()
+        return Reply(text, content_type=OPENMETRICS.encode())
     text = await call.state.metrics.text()
     return Reply(text, content_type=CONTENT_TYPE_LATEST.encode())
 
