@@ -25,7 +25,7 @@ class Element:
         self.name = name
         self.attributes = attributes
         self.text = ""
-        """Its own text and that of all elements in it."""
+        """Its own text and that of all elements in it, without what can be typed or chosen."""
 
 
 class _Parser(HTMLParser):
@@ -45,7 +45,9 @@ class _Parser(HTMLParser):
             pass
 
     def handle_data(self, data: str) -> None:
-        for element in self._open:
+        innermost = self._open[-1:]
+        is_field = bool(innermost) and innermost[0].name in {"option", "textarea"}
+        for element in innermost if is_field else self._open:
             element.text += data
 
 

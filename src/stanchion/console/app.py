@@ -27,7 +27,7 @@ from stanchion.console.page import (
     View,
     Visitor,
 )
-from stanchion.console.render import Assets, environment, time_tag
+from stanchion.console.render import Assets, Templates, time_tag
 from stanchion.core.model import TenantId
 from stanchion.gateway.app import Gateway, Paths
 from stanchion.gateway.auth import ANONYMOUS, DEFAULT_TENANT
@@ -89,7 +89,7 @@ class Console:
         self.pulse = Pulse(services, state)
         self._shared = Shared(services.clock.moment)
         self._assets = Assets()
-        self._templates = environment(self._assets)
+        self._templates = Templates(self._assets)
         self._pages = tuple(page for page in pages if _exists(page.needs))
         by_path: dict[str, dict[str, Page | Action]] = {}
         for page in self._pages:
@@ -229,7 +229,7 @@ class Console:
         if path == _LOGIN:
             return await self._login(exchange, form, visitor, is_sent=method == "POST")
         if visitor is None:
-            return self._to_login(exchange, path)
+            return await self._to_login(exchange, path)
         if method == "POST":
             access.refuse_without_token(form, visitor)
             if path == f"{_PREFIX}/logout":
@@ -344,7 +344,7 @@ class Console:
         except TenantOverloaded as over:
             raise RequestRefused(overdrawn(over)) from None
         common = await self._common(exchange, view.visitor, view, layout)
-        template = self._templates.get_template(page.template)
+        template = await self._templates.get(page.template)
         title = data.get("title", page.title)
         return view.status, template.render({**common, "page": page, **data, "title": title})
 
@@ -385,7 +385,7 @@ class Console:
             "fragment.html" if exchange.headers.get(b"hx-request") == b"true" else "layout.html"
         )
         common = await self._common(exchange, visitor, view, layout)
-        template = self._templates.get_template("problem.html")
+        template = await self._templates.get("problem.html")
         title = _TITLES.get(refusal.status, "Not possible")
         text = template.render({**common, "page": None, "title": title, "refusal": refusal})
         token = None if visitor is None else visitor.form_token
@@ -440,11 +440,11 @@ class Console:
                 return _redirect(Redirect(following), access.session_cookie(exchange, token))
             wrong = "This key is not known, or it has been revoked or has expired."
         common = await self._common(exchange, None, None, "layout.html")
-        template = self._templates.get_template("login.html")
+        template = await self._templates.get("login.html")
         data = {**common, "page": None, "title": "Log in", "next": following, "wrong": wrong}
         return _html(200 if wrong is None else 403, template.render(data))
 
-    def _to_login(self, exchange: Exchange, path: str) -> EncodedAnswer:
+    async def _to_login(self, exchange: Exchange, path: str) -> EncodedAnswer:
         query = exchange.scope["query_string"].decode("latin-1")
         here = f"{path}?{query}" if query else path
         if exchange.headers.get(b"hx-request") == b"true":
@@ -453,7 +453,7 @@ class Console:
         if exchange.headers.get(b"sec-fetch-site") == b"cross-site":
             # The browser keeps the cookie back when a link on another site was followed. Loading
             # the page once more, from here, shows it.
-            template = self._templates.get_template("again.html")
+            template = await self._templates.get("again.html")
             return _html(200, template.render({"here": here, "title": "Stanchion"}))
         return _redirect(Redirect(f"{_LOGIN}?next={quote(here, safe='')}"))
 

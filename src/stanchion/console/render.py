@@ -7,6 +7,7 @@ made visible. Markup is made here and in templates only, never from data.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 from collections.abc import Mapping
@@ -15,12 +16,12 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from stanchion.console.text import duration, visible
 
-__all__ = ["Asset", "Assets", "environment", "json_text", "shown", "span", "time_tag"]
+__all__ = ["Asset", "Assets", "Templates", "json_text", "shown", "span", "time_tag"]
 
 _JSON_CHARS_MAX: Final = 64 * 1024
 _TEXT_CHARS_MAX: Final = 16 * 1024
@@ -118,24 +119,46 @@ class Assets:
         return self._by_path.get(f"{digest}/{name}")
 
 
-def environment(assets: Assets) -> Environment:
-    """The templates with their filters."""
-    made = Environment(
-        loader=PackageLoader("stanchion.console"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_reload=False,
-        cache_size=-1,
-    )
-    filters: dict[str, Any] = {
-        "shown": shown,
-        "json": json_text,
-        "json_line": lambda value: visible(msgspec.json.encode(value).decode()[:_LINE_CHARS_MAX]),
-        "span": span,
-        "count": _count,
-    }
-    made.filters.update(filters)
-    made.globals["asset"] = assets.path
-    return made
+class Templates:
+    """The templates with their filters, each compiled in a thread when it is first used.
+
+    Compiling takes tens of milliseconds, for which the event loop must not wait.
+    """
+
+    def __init__(self, assets: Assets) -> None:
+        self._environment = made = Environment(
+            loader=PackageLoader("stanchion.console"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+            cache_size=-1,
+        )
+        made.filters.update(_FILTERS)
+        made.globals["asset"] = assets.path
+        self._compiled: dict[str, Template] = {}
+
+    async def get(self, name: str) -> Template:
+        """The compiled template."""
+        found = self._compiled.get(name)
+        if found is None:
+            found = await asyncio.get_running_loop().run_in_executor(None, self._compile, name)
+            self._compiled[name] = found
+        return found
+
+    def _compile(self, name: str) -> Template:
+        for each in _COMMON if not self._compiled else ():
+            self._environment.get_template(each)
+        return self._environment.get_template(name)
+
+
+_COMMON: Final = ("layout.html", "fragment.html", "macros.html", "decision.html")
+"""Templates that others extend or import."""
+_FILTERS: Final[Mapping[str, Any]] = {
+    "shown": shown,
+    "json": json_text,
+    "json_line": lambda value: visible(msgspec.json.encode(value).decode()[:_LINE_CHARS_MAX]),
+    "span": span,
+    "count": _count,
+}

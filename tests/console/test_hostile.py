@@ -1,0 +1,126 @@
+"""Hostile content: what workflows, workers and callers write is shown as text, on every page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest_asyncio
+
+from stanchion.console.pages import PAGES
+from tests.console.visits import Element, opened_console, parsed
+from tests.gateway.house import ADMIN, House
+
+LOUD = '"><script src=//evil></script><img src=x onerror=alert(1)>{{7*7}}<style>*{}</style>'
+BENT = "gepj.exe"
+EVIL = f"{LOUD}\u202e{BENT}"
+WORKER = LOUD.replace(" ", "/")[:128]
+WORKFLOW = {
+    "steps": {
+        "job": {"topic": "hostile", "input": {"echo": "${input}"}},
+        "ask": {"approval": {"message": f"May {EVIL} ${{input.q}}?"}},
+        "last": {"topic": "never", "needs": ["ask", "job"]},
+    },
+    "input_schema": {
+        "type": "object",
+        "title": EVIL,
+        "properties": {EVIL: {"type": "string", "description": EVIL, "default": EVIL}},
+    },
+}
+SEEN = {"aria-label", "data-confirm", "data-detail", "data-yes", "placeholder", "title"}
+"""Attributes that are shown or read out."""
+TURNING = re.compile("[\\u200b\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pages() -> AsyncIterator[dict[str, list[Element]]]:
+    async with opened_console() as console:
+        house = console.house
+        run_id = await _poisoned(house)
+        browser = await console.browser(ADMIN)
+        found: dict[str, list[Element]] = {}
+        for page in PAGES:
+            path = page.path.format_map(_Params(run_id))
+            answer = await browser.get(f"{path}?tenant=first&q={LOUD[:20]}&did={LOUD[:20]}")
+            assert answer.status == 200, path
+            found[page.path] = parsed(answer.body)
+        unknown = await browser.get("/console/%3Cscript%3E?tenant=%22%3E%3Cscript%3E")
+        found["a page that does not exist"] = parsed(unknown.body)
+        yield found
+
+
+class _Params(dict[str, str]):
+    """Values for all parameters of paths."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id=run_id, workflow_id="hostile", step_id="job")
+
+    def __missing__(self, key: str) -> str:
+        return "unknown"
+
+
+async def _poisoned(house: House) -> str:
+    """Hostile text in everything that callers, workers and operators may write."""
+
+    async def ask(method: str, path: str, body: object) -> dict[str, object]:
+        answer = await house.ask(method, path, body, key=ADMIN, tenant="first")
+        assert answer.status == 200, answer.body
+        return dict(answer.json)
+
+    await ask("PUT", "/v1/workflows/hostile", WORKFLOW)
+    start = {
+        "input": {"q": EVIL, EVIL: EVIL},
+        "labels": {"<script/src=//evil>": "<img/src=x/onerror=alert(1)>"},
+    }
+    run_id = str((await ask("POST", "/v1/workflows/hostile/runs", start))["run_id"])
+    asked = {"worker_id": WORKER, "topics": ["hostile"], "wait_s": 1}
+    jobs: Any = (await ask("POST", "/v1/worker/lease", asked))["jobs"]
+    job = jobs[0]
+    ref = {"job_id": job["job_id"], "fence": job["fence"]}
+    renewed = {"worker_id": WORKER, "leases": [{**ref, "progress": {EVIL: EVIL}}]}
+    await ask("POST", "/v1/worker/renew", renewed)
+    error = {"code": "hostile", "message": EVIL}
+    failed = {**ref, "status": "failed", "error": error}
+    await ask("POST", "/v1/worker/results", {"worker_id": WORKER, "results": [failed]})
+    other = str((await ask("POST", "/v1/workflows/hostile/runs", start))["run_id"])
+    await ask("POST", f"/v1/runs/{other}/cancel", {"reason": LOUD})
+    await ask("POST", "/v1/admin/keys", {"role": "runner", "tenant": "first", "note": EVIL})
+    return run_id
+
+
+def test_no_page_has_an_element_or_attribute_that_content_brought(
+    pages: dict[str, list[Element]],
+) -> None:
+    for path, elements in pages.items():
+        for element in elements:
+            place = (path, element.name, element.attributes)
+            if element.name == "script":
+                assert element.attributes.get("src", "").startswith("/console/static/"), place
+                assert not element.text.strip(), place
+            assert element.name not in {"base", "embed", "iframe", "img", "object", "style"}, place
+            for name, value in element.attributes.items():
+                assert not name.startswith("on"), place
+                assert name not in {"srcdoc", "style"}, place
+                assert not name.startswith("hx-"), place
+                if name in {"href", "action", "formaction", "src"}:
+                    assert value.startswith(("/console", "#", "?")), place
+
+
+def test_no_page_lets_content_change_the_direction_of_text(
+    pages: dict[str, list[Element]],
+) -> None:
+    for path, elements in pages.items():
+        for element in elements:
+            seen = [element.attributes[name] for name in SEEN & set(element.attributes)]
+            for text in (element.text, *seen):
+                if element.name not in {"input", "textarea", "option"}:
+                    assert TURNING.search(text) is None, (path, element.name)
+
+
+def test_hostile_text_is_readable_where_it_belongs(pages: dict[str, list[Element]]) -> None:
+    for path in ("/console", "/console/runs", "/console/runs/{run_id}", "/console/approvals"):
+        assert any(LOUD[:30] in element.text for element in pages[path]), path
+    run = pages["/console/runs/{run_id}"]
+    assert any(element.name == "bdi" and BENT in element.text for element in run)
+    assert any(LOUD[:30] in element.text for element in pages["/console/keys"])
