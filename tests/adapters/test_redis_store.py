@@ -16,7 +16,17 @@ from stanchion.adapters.store.redis import RedisStore, shards
 from stanchion.adapters.store.redis.encode import OF_RUN, OF_SHARD, OF_TENANT
 from stanchion.core.admission import Admitted
 from stanchion.core.events import CancelRequested
-from stanchion.core.model import Instant, Job, RunId, Stamp, StepId, TenantId, job_id
+from stanchion.core.model import (
+    Instant,
+    Job,
+    Risk,
+    RunId,
+    RunStatus,
+    Stamp,
+    StepId,
+    TenantId,
+    job_id,
+)
 from stanchion.core.transition import DispatchJob, StopRun
 from stanchion.core.workflow import DelaySpec
 from stanchion.ports.errors import BackendCorrupt, BackendUnavailable
@@ -26,6 +36,7 @@ from stanchion.ports.records import (
     JobLease,
     JobState,
     RejectedCode,
+    RunFilter,
     StaleFence,
     Tenant,
 )
@@ -438,3 +449,38 @@ async def test_a_job_without_tenant_and_progress_in_its_record_is_renewed_and_an
     assert getattr(answer, "code", None) is RejectedCode.UNKNOWN_JOB
     (answer,) = await store.accept([result_of(leased)], tenant=ACME)
     assert isinstance(answer, Accepted)
+
+
+async def test_runs_of_a_version_without_filtered_lists_are_found(
+    server: Server, store: RedisStore
+) -> None:
+    first = await start(store)
+    for tenant in ("acme", "globex", "initech"):
+        wanted = admission(
+            await store.now(), tenant=TenantId(tenant), risk=Risk.HIGH, rerun_of=first
+        )
+        await store.admit(wanted, within_ms=WITHIN_MS)
+    await cancel(store, first)
+    before = (await store.list_runs(None)).items
+    with server.client() as client:
+        # As the version before wrote it.
+        for key in client.keys("*"):
+            if key.endswith((":listed", ":seen")):
+                client.delete(key)
+            elif key.endswith(":counters"):
+                client.hdel(key, "adopted")
+            elif ":run:" in key:
+                client.hdel(key, "listed")
+                about = msgspec.json.decode(client.hget(key, "about"))
+                client.hset(key, "about", msgspec.json.encode(about[:3]))
+    assert (await store.list_runs(None)).items == ()
+    assert len((await store.list_runs(ACME)).items) == 2
+    for _ in range(2):
+        other = await RedisStore.open(server.url, namespace=_NAMESPACE, timeout_s=10.0)
+        assert (await other.list_runs(None)).items == before
+        await other.close()
+    ended = RunFilter(statuses=(RunStatus.CANCELLED,))
+    assert [run.id for run in (await store.list_runs(None, only=ended)).items] == [first]
+    assert len((await store.list_runs(None, only=RunFilter(rerun_of=first))).items) == 3
+    await store.purge(finished_before=Instant(await store.now() + 1_000), limit=10)
+    assert (await store.list_runs(None)).items == before[:-1]

@@ -16,9 +16,10 @@ from stanchion.adapters.locks.sqlite import SqliteLocks
 from stanchion.adapters.sqlite.opening import Schema, bring_up_to_date, check_ours
 from stanchion.adapters.store.sqlite import SqliteStore
 from stanchion.adapters.system import ManualClock
+from stanchion.core.model import Risk, WorkflowId
 from stanchion.ports.errors import BackendCorrupt, BackendRefused
-from stanchion.ports.records import Document
-from tests.contract.builders import ACME, start
+from stanchion.ports.records import Document, RunFilter
+from tests.contract.builders import ACME, WITHIN_MS, admission, start
 
 _ROOT = Path(__file__).parents[2]
 
@@ -231,6 +232,31 @@ async def test_migrations_run_all_or_not_at_all() -> None:
         check_ours(connection, "f", mended)
         with pytest.raises(BackendRefused, match=r"schema 2, this one knows 1"):
             check_ours(connection, "f", Schema(mark, ("CREATE TABLE one (a)",)))
+
+
+async def test_runs_of_a_file_without_filtered_lists_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = await _open(path)
+    first = await start(store)
+    for risk, rerun_of in ((Risk.HIGH, None), (Risk.STANDARD, first), (Risk.LOW, first)):
+        wanted = admission(await store.now(), risk=risk, rerun_of=rerun_of)
+        await store.admit(wanted, within_ms=WITHIN_MS)
+    before = (await store.list_runs(None)).items
+    assert len(before) == 4
+    await store.close()
+    with closing(apsw.Connection(str(path))) as connection:
+        # As the version before wrote it.
+        connection.execute(
+            "DROP TABLE marks; DROP TABLE labels; DROP INDEX runs_of_all;"
+            "DROP INDEX runs_by_workflow; ALTER TABLE accounts DROP COLUMN seen_at;"
+            "CREATE INDEX runs_by_age ON runs (tenant, created_at, id); PRAGMA user_version = 7"
+        ).fetchall()
+    store = await _open(path)
+    assert (await store.list_runs(None)).items == before
+    for only in (RunFilter(rerun_of=first), RunFilter(workflow_id=WorkflowId("one-job"))):
+        wanted_now = tuple(run for run in before if only.fits(run))
+        assert (await store.list_runs(ACME, only=only)).items == wanted_now
+    await store.close()
 
 
 async def test_a_store_in_memory_needs_no_file() -> None:

@@ -95,7 +95,9 @@ async def _check_whole(store: SqliteStore) -> None:
             assert bool(found.inbox) == (summary.id in promised)
             assert (await store.timeline(summary.id)).items
             jobs += found.run.status is not RunStatus.SUCCEEDED and not found.inbox
-        running = await store.list_runs(tenant, only=RunFilter(RunStatus.RUNNING), limit=_ALL)
+        running = await store.list_runs(
+            tenant, only=RunFilter(statuses=(RunStatus.RUNNING,)), limit=_ALL
+        )
         assert await store.active_runs(tenant) == len(running.items)
     # Every run that waits for nothing in its inbox has one job out, ready or leased.
     await store.expire_jobs(limit=_ALL, max_deliveries=100)

@@ -123,7 +123,8 @@ def _is_costly(step: str) -> bool:
     """Whether a step reads a whole table or index, or sorts what it has read."""
     if step.startswith("SCAN"):
         # A row of constants; an array that the caller gave.
-        return not step.startswith(("SCAN CONSTANT ROW", "SCAN json_each"))
+        # The rows that the index of a list has picked, a page of them.
+        return not step.startswith(("SCAN CONSTANT ROW", "SCAN json_each", "SCAN picked"))
     is_whole = step.startswith("SEARCH") and "(" not in step
     return is_whole or "TEMP B-TREE" in step or "AUTOMATIC" in step
 
@@ -181,6 +182,7 @@ _TENANTS = [TenantId(f"tenant-{number}") for number in range(3)]
 _APART = TenantId("apart")
 """Has two runs, however many there are."""
 _AHEAD = Instant(10**15)
+_ENDED = (RunStatus.CANCELLED, RunStatus.FAILED)
 
 _Verb = Callable[["_World"], object]
 _VERBS: dict[str, _Verb] = {
@@ -201,9 +203,24 @@ _VERBS: dict[str, _Verb] = {
     "post": lambda world: outbox.post(world.db, world.run_id, CancelRequested(), entry_id="e"),
     "list": lambda world: runs.list_runs(world.db, _TENANTS[0], limit=5),
     "list by status": lambda world: runs.list_runs(
-        world.db, _TENANTS[0], only=RunFilter(status=RunStatus.RUNNING), limit=5
+        world.db, _TENANTS[0], only=RunFilter(statuses=(RunStatus.RUNNING,)), limit=5
     ),
-    # Not by workflow: that looks at up to a thousand rows a page, however many there are.
+    "list by workflow": lambda world: runs.list_runs(
+        world.db, _TENANTS[0], only=RunFilter(workflow_id=ONE_JOB.workflow_id), limit=5
+    ),
+    "list by label": lambda world: runs.list_runs(
+        world.db, _TENANTS[0], only=RunFilter(labels=("team:red",)), limit=2
+    ),
+    "list reruns": lambda world: runs.list_runs(
+        world.db, _TENANTS[0], only=RunFilter(rerun_of=world.first), limit=2
+    ),
+    "list of all tenants": lambda world: runs.list_runs(world.db, None, limit=5),
+    "list of all tenants by status": lambda world: runs.list_runs(
+        world.db, None, only=RunFilter(statuses=(RunStatus.CANCELLED,)), limit=5
+    ),
+    "list of all tenants by label": lambda world: runs.list_runs(
+        world.db, None, only=RunFilter(labels=("team:red",), statuses=_ENDED), limit=1
+    ),
     "timeline": lambda world: runs.timeline(world.db, world.run_id, limit=5),
     "feed": lambda world: runs.feed(world.db, _TENANTS[0], after=world.near_the_end, limit=5),
     "job": lambda world: jobs.job(world.db, world.leased.job.id),
@@ -255,6 +272,7 @@ class _World:
             definitions.put_tenant(self.db, tenant, Tenant(max_concurrent_runs=None))
         for _ in range(2):
             gate.admit(self.db, self.fresh(_APART), _AHEAD, 1_000)
+        self.first: RunId = RunId("00" + "0" * 21)
         self.ids = [self._start(number) for number in range(count)]
         for run_id in self.ids[count // 3 : count // 2]:
             outbox.post(self.db, run_id, CancelRequested(), entry_id="first")
@@ -274,7 +292,13 @@ class _World:
         ].position
 
     def _start(self, number: int) -> RunId:
-        wanted = self.fresh(_TENANTS[number % len(_TENANTS)])
+        is_marked = number % 4 == 0
+        wanted = admission(
+            self.clock.now(),
+            tenant=_TENANTS[number % len(_TENANTS)],
+            labels={"team": "red"} if is_marked else None,
+            rerun_of=self.first if is_marked else None,
+        )
         gate.admit(self.db, wanted, _AHEAD, 1_000)
         self.clock.advance(1)
         return wanted.run.id

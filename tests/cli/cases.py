@@ -278,9 +278,19 @@ CASES: Final = (
         has_key=True,
     ),
     Case(
-        args=("run", "list", "--status", "running", "--workflow", "research", "--limit", "7"),
+        args=(
+            *("run", "list", "--status", "running", "--workflow", "research", "--limit", "7"),
+            *("--label", "team=red", "--since", "2026-11-15T00:00:00Z", "--rerun-of", "07-00h"),
+        ),
         asks=("GET", "/v1/runs"),
-        query={"status": "running", "workflow_id": "research", "limit": "7"},
+        query={
+            "status": "running",
+            "workflow_id": "research",
+            "label": "team:red",
+            "since": "2026-11-15T00:00:00+00:00",
+            "rerun_of": "07-00h",
+            "limit": "7",
+        },
         answer=runs.RunList((ROW,)),
         shape=runs.RunList,
         says=("07-01h  research@3  running  2026-11-15 19:00:00Z  -         -",),

@@ -79,9 +79,41 @@ def test_of_several_servers_the_first_that_answers_is_asked(cli: Cli, server: Sc
 
 
 def test_all_tenants_are_asked_for_by_the_header(cli: Cli, server: Script) -> None:
-    server.says(Said({"runs": []}))
-    assert cli("run", "list", "--tenant", "*").code == 0
+    row = {
+        "run_id": "07-01h",
+        "workflow_id": "w",
+        "workflow_version": 1,
+        "status": "failed",
+        "created_at": "2026-11-15T19:00:00Z",
+        "finished_at": None,
+        "error": None,
+        "tenant": "acme",
+        "risk": "high",
+        "labels": {"team": "red"},
+    }
+    server.says(Said({"runs": [row]}))
+    said = cli("run", "list", "--tenant", "*")
     assert server.requests[0].headers["X-Stanchion-Tenant"] == "*"
+    assert "acme" in said.out
+    assert "team=red" in said.out
+
+
+def test_a_refusal_of_the_tenant_header_names_the_flag(cli: Cli, server: Script) -> None:
+    detail = "X-Stanchion-Tenant: '*' is not possible here"
+    server.says(problem(422, "invalid_request", detail=detail))
+    said = cli("workflow", "list", "--tenant", "*")
+    assert "--tenant: '*' is not possible here" in said.err
+
+
+def test_a_filter_of_time_may_be_an_age(cli: Cli, server: Script) -> None:
+    server.says(LIST)
+    assert (
+        cli("run", "list", "--since", "2h", "--status", "failed", "--status", "running").code == 0
+    )
+    assert server.requests[-1].query["since"].endswith("+00:00")
+    wrong = cli("run", "list", "--until", "yesterday")
+    assert (wrong.code, "--until: 'yesterday'" in wrong.err) == (Exit.USAGE, True)
+    assert "not NAME=VALUE" in cli("run", "list", "--label", "red").err
 
 
 def test_a_server_may_live_below_a_path(cli: Cli, server: Script) -> None:

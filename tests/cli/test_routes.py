@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlencode
 
 import msgspec
 import pytest
 
 from stanchion.core.json_value import JsonObject
+from stanchion.gateway.body import read_query
 from stanchion.gateway.route import Route, Takes
 from stanchion.gateway.routes import ROUTES
 from tests.cli.cases import CASES, Case
@@ -36,7 +38,7 @@ def test_a_commands_request_is_one_that_its_route_takes(case: Case) -> None:
     assert route.answer == (JsonObject if case.shape is None else case.shape)
     assert route.takes_key is case.has_key
     if case.query:
-        msgspec.convert(case.query, route.query, strict=False)
+        read_query(urlencode(case.query).encode(), route.query)
     if case.body is not None:
         msgspec.convert(case.body, route.body)
     else:

@@ -14,6 +14,7 @@ from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (
     Instant,
     Job,
+    Risk,
     Run,
     RunId,
     Stamp,
@@ -161,6 +162,9 @@ def admission(  # noqa: PLR0913 - each case varies one of them
     holds_slot: bool = True,
     is_rate_limited: bool = False,
     created_at: Instant | None = None,
+    labels: Mapping[str, str] | None = None,
+    rerun_of: RunId | None = None,
+    risk: Risk = Risk.STANDARD,
 ) -> Admission:
     """A run of the plan that wants to begin, decided on at ``now``."""
     given: JsonObject = {"say": "hello"} if run_input is None else run_input
@@ -173,6 +177,9 @@ def admission(  # noqa: PLR0913 - each case varies one of them
         created_at=now if created_at is None else created_at,
         holds_slot=holds_slot,
         starter="caller",
+        labels=dict(labels or {}),
+        rerun_of=rerun_of,
+        risk=risk,
     )
     transition = decide_all(plan, pending, (Started(actor="caller"),), now)
     return Admission(

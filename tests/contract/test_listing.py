@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import random
 import re
 from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec.structs import replace
 
-from stanchion.core.model import Instant, RunId, RunStatus, TenantId, WorkflowId
+from stanchion.core.admission import Admitted
+from stanchion.core.model import Instant, Risk, RunId, RunStatus, TenantId, WorkflowId
 from stanchion.core.transition import TimelineEntry
 from stanchion.ports.records import BadCursor, Page, RunFilter, RunSummary, Tenant
 from stanchion.ports.store import Store
@@ -19,6 +21,8 @@ from tests.contract.builders import (
     GLOBEX,
     ONE_JOB,
     TWO_JOBS,
+    WITHIN_MS,
+    admission,
     cancel,
     commit_of,
     finish,
@@ -29,6 +33,7 @@ from tests.contract.builders import (
 
 _LINES = 25
 _EVERY_RUN = RunFilter()
+_ONE_JOB = WorkflowId("one-job")
 
 
 async def test_a_tenant_without_runs_lists_none(store: Store) -> None:
@@ -38,7 +43,14 @@ async def test_a_tenant_without_runs_lists_none(store: Store) -> None:
 async def test_a_run_is_listed_as_it_is(store: Store) -> None:
     run_id = await start(store)
     run = (await loaded(store, run_id)).run
-    listed = RunSummary(run_id, WorkflowId("one-job"), 1, RunStatus.RUNNING, run.created_at)
+    listed = RunSummary(
+        id=run_id,
+        tenant=ACME,
+        workflow_id=WorkflowId("one-job"),
+        workflow_version=1,
+        status=RunStatus.RUNNING,
+        created_at=run.created_at,
+    )
     assert (await store.list_runs(ACME)).items == (listed,)
     await cancel(store, run_id)
     run = (await loaded(store, run_id)).run
@@ -109,9 +121,9 @@ async def test_a_run_that_is_removed_meanwhile_does_not_disturb_the_pages(store:
 async def test_runs_are_listed_by_status(store: Store) -> None:
     going, over = await start(store), await start(store)
     await cancel(store, over)
-    assert await _all(store, RunFilter(status=RunStatus.CANCELLED)) == [over]
-    assert await _all(store, RunFilter(status=RunStatus.RUNNING)) == [going]
-    assert await _all(store, RunFilter(status=RunStatus.FAILED)) == []
+    assert await _all(store, RunFilter(statuses=(RunStatus.CANCELLED,))) == [over]
+    assert await _all(store, RunFilter(statuses=(RunStatus.RUNNING,))) == [going]
+    assert await _all(store, RunFilter(statuses=(RunStatus.FAILED,))) == []
 
 
 async def test_runs_are_listed_by_workflow(store: Store) -> None:
@@ -127,7 +139,7 @@ async def test_runs_are_listed_by_status_and_workflow(store: Store) -> None:
     await cancel(store, await start(store, TWO_JOBS), TWO_JOBS)
     wanted = await start(store)
     await cancel(store, wanted)
-    only = RunFilter(RunStatus.CANCELLED, WorkflowId("one-job"))
+    only = RunFilter(statuses=(RunStatus.CANCELLED,), workflow_id=WorkflowId("one-job"))
     assert await _all(store, only) == [wanted]
 
 
@@ -137,8 +149,78 @@ async def test_a_filter_finds_every_run_through_small_pages(store: Store) -> Non
     runs = [await _started(store, now - number) for number in range(12)]
     for run_id in runs[::4]:
         await cancel(store, run_id)
-    only = RunFilter(status=RunStatus.CANCELLED)
+    only = RunFilter(statuses=(RunStatus.CANCELLED,))
     assert await _all(store, only, limit=2) == runs[::4]
+
+
+async def test_what_a_filter_lists_is_what_a_scan_of_all_finds(store: Store) -> None:
+    now = await store.now()
+    chance = random.Random(11)
+    tenants = [ACME, GLOBEX, *(TenantId(f"tenant-{number}") for number in range(4))]
+    for tenant in tenants:
+        await store.put_tenant(tenant, Tenant(max_concurrent_runs=None))
+    first = await start(store)
+    plans = {"one-job": ONE_JOB, "two-jobs": TWO_JOBS}
+    for number in range(60):
+        plan = chance.choice([*plans.values()])
+        labels = chance.choice([{}, {"team": "red"}, {"team": "red", "url": "a:b"}, {"url:a": "b"}])
+        wanted = admission(
+            now,
+            plan,
+            tenant=chance.choice(tenants),
+            created_at=Instant(now - 1_000 + 10 * (number // 3)),
+            labels=labels,
+            rerun_of=chance.choice([None, None, first]),
+            risk=chance.choice([Risk.STANDARD, Risk.CRITICAL]),
+        )
+        assert isinstance(await store.admit(wanted, within_ms=WITHIN_MS), Admitted)
+        if number % 3:
+            await cancel(store, wanted.run.id, plan)
+    await _all_filters_are_right(store, first, now)
+    assert await store.purge(finished_before=Instant(now + 100_000), limit=25) == 25
+    await _all_filters_are_right(store, first, now)
+
+
+async def _all_filters_are_right(store: Store, first: RunId, now: Instant) -> None:
+    every = [each for page in await _pages(store, tenant=None, limit=1_000) for each in page]
+    assert every == sorted(every, key=lambda run: (run.created_at, run.id), reverse=True)
+    for run in every:
+        whole = (await loaded(store, run.id)).run
+        assert (run.tenant, run.labels, run.risk, run.rerun_of) == (
+            *(whole.tenant, whole.labels, whole.risk, whole.rerun_of),
+        )
+    ended, going = (RunStatus.CANCELLED,), (RunStatus.RUNNING, RunStatus.PENDING)
+    filters = [
+        RunFilter(),
+        RunFilter(statuses=ended),
+        RunFilter(statuses=(*ended, *going, RunStatus.SUCCEEDED)),
+        RunFilter(workflow_id=WorkflowId("one-job")),
+        RunFilter(workflow_id=WorkflowId("two-jobs"), statuses=going, since=Instant(now - 900)),
+        RunFilter(labels=("team:red",)),
+        RunFilter(labels=("url:a:b", "team:red"), statuses=ended),
+        RunFilter(labels=("url:a:b",), until=Instant(now - 850)),
+        RunFilter(labels=("team:blue",)),
+        RunFilter(rerun_of=first),
+        RunFilter(rerun_of=first, labels=("team:red",), workflow_id=WorkflowId("one-job")),
+        RunFilter(since=Instant(now - 950), until=Instant(now - 900)),
+        RunFilter(until=Instant(0)),
+    ]
+    for tenant in (None, ACME, GLOBEX, TenantId("stranger")):
+        own = [run for run in every if tenant in {None, run.tenant}]
+        for only in filters:
+            fitting = [run for run in own if only.fits(run)]
+            for limit in (2, 100):
+                pages = await _pages(store, tenant=tenant, only=only, limit=limit)
+                assert [run for page in pages for run in page] == fitting, (tenant, only, limit)
+
+
+async def test_a_page_looks_at_ten_runs_for_each_that_it_may_hold(store: Store) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
+    now = await store.now()
+    runs = [await _started(store, now - number) for number in range(25)]
+    await cancel(store, runs[-1])
+    only = RunFilter(statuses=(RunStatus.CANCELLED, RunStatus.SUCCEEDED), workflow_id=_ONE_JOB)
+    assert [len(page) for page in await _pages(store, only=only, limit=1)] == [0, 0, 1]
 
 
 async def test_a_bad_cursor_is_said_to_be_bad(store: Store) -> None:
@@ -276,12 +358,16 @@ async def _started(store: Store, created_at: int) -> RunId:
 
 
 async def _pages(
-    store: Store, *, limit: int, only: RunFilter = _EVERY_RUN
+    store: Store,
+    *,
+    limit: int,
+    only: RunFilter = _EVERY_RUN,
+    tenant: TenantId | None = ACME,
 ) -> list[tuple[RunSummary, ...]]:
     pages: list[tuple[RunSummary, ...]] = []
     cursor = None
     while True:
-        page = await store.list_runs(ACME, only=only, cursor=cursor, limit=limit)
+        page = await store.list_runs(tenant, only=only, cursor=cursor, limit=limit)
         assert len(page.items) <= limit
         pages.append(page.items)
         cursor = page.cursor

@@ -265,8 +265,11 @@ async def _broken() -> None:
 
 async def test_without_keys_all_tenants_are_not_the_default_tenant(house: House) -> None:
     await house.start()
-    answer = await house.ask("GET", "/v1/runs", tenant="*")
-    assert (answer.status, answer.code) == (422, "invalid_request")
-    assert answer.json["errors"][0]["path"] == "X-Stanchion-Tenant"
-    letters = await house.ask("GET", "/v1/admin/dead-letters", tenant="*")
-    assert letters.status == 200
+    for path in ("/v1/workflows", "/v1/admin/tenants", "/v1/admin/dead-letters"):
+        answer = await house.ask("GET", path, tenant="*")
+        assert (answer.status, answer.code) == (422, "invalid_request")
+        assert answer.json["errors"][0]["path"] == "X-Stanchion-Tenant"
+    await house.start(tenant="acme")
+    everywhere = (await house.ask("GET", "/v1/runs", tenant="*")).json["runs"]
+    assert [row["tenant"] for row in everywhere] == ["acme", "default"]
+    assert len((await house.ask("GET", "/v1/runs")).json["runs"]) == 1

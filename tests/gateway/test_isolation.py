@@ -159,7 +159,7 @@ async def test_all_tenants_are_named_only_where_a_route_is_about_all(
     route: Route, world: World
 ) -> None:
     path, body = path_of(route, world), body_of(route, world)
-    if route.scope is RouteScope.ONE_OR_ALL:
+    if route.takes_all:
         harmless = path.replace(world.ids["key_id"], "nobody")
         answer = await world.house.ask(route.method, harmless, {"x": 1}, key=ADMIN, tenant="*")
         assert "X-Stanchion-Tenant" not in str(answer.json)

@@ -128,6 +128,52 @@ async def test_labels_are_shown_kept_by_a_rerun_and_part_of_the_request(house: H
     assert same.json["run_id"] == plain
 
 
+async def test_runs_are_listed_by_every_filter(house: House) -> None:
+    await house.start()
+    await house.ask("PUT", "/v1/workflows/other", {"steps": {"a": {"topic": "t"}}, "risk": "high"})
+    ids = []
+    for labels in ({"team": "red"}, {"team": "red", "url": "http://a"}, {}):
+        began = await house.ask("POST", "/v1/workflows/other/runs", {"labels": labels})
+        ids.append(began.json["run_id"])
+    await house.ask("POST", f"/v1/runs/{ids[0]}/cancel")
+    again = (await house.ask("POST", f"/v1/runs/{ids[0]}/rerun")).json["run_id"]
+    at = (await house.ask("GET", f"/v1/runs/{again}")).json["created_at"]
+    expected = {
+        "label=team:red": {ids[0], ids[1], again},
+        "label=team%3Ared&label=url:http://a": {ids[1]},
+        "label=team:red&status=cancelled&status=failed": {ids[0]},
+        f"rerun_of={ids[0]}": {again},
+        f"workflow_id=other&since={at}": {again},
+        f"workflow_id=other&until={at}": {*ids},
+        "workflow_id=other&label=team:blue": set(),
+    }
+    for query, wanted in expected.items():
+        page = await house.ask("GET", f"/v1/runs?{query}")
+        assert {row["run_id"] for row in page.json["runs"]} == wanted, query
+    (row,) = (await house.ask("GET", f"/v1/runs?rerun_of={ids[0]}")).json["runs"]
+    assert (row["tenant"], row["labels"], row["risk"]) == ("default", {"team": "red"}, "high")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *(
+            "status=nonsense",
+            "status=running&status=x",
+            "label=team",
+            "label=:red",
+            "label=a:b%20c",
+        ),
+        *("since=yesterday", "since=2026-11-15T00:00:00", "until=5", "rerun_of=", "workflow_id="),
+        *("&".join(["label=a:b"] * 17), "workflow_id=a&workflow_id=b", "labels=a:b"),
+    ],
+)
+async def test_a_filter_that_cannot_be_is_422(house: House, query: str) -> None:
+    refused = await house.ask("GET", f"/v1/runs?{query}")
+    assert (refused.status, refused.code) == (422, "invalid_request")
+    assert refused.json["errors"][0]["path"].startswith(query.split("=", maxsplit=1)[0])
+
+
 @pytest.mark.parametrize(
     ("labels", "named"),
     [

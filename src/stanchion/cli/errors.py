@@ -149,6 +149,7 @@ def error_from(document: object, *, status: int, path: str, caller: CallContext)
     exit_code = Exit.UNAVAILABLE if is_broken else _EXITS.get(status, Exit.FAILED)
     code = str(problem.get("code", ""))
     text, faults = _once(_text(problem, code), _faults(problem.get("errors")))
+    text, faults = _flag(text), [_flag(each) for each in faults]
     return CliError(
         _message(problem, code, text),
         exit_code,
@@ -162,6 +163,11 @@ def error_from(document: object, *, status: int, path: str, caller: CallContext)
 def _text(problem: Mapping[str, Any], code: str) -> str:
     said = problem.get("detail") or problem.get("title") or "the server refused"
     return _SENTENCES.get(code, str(said))
+
+
+def _flag(text: str) -> str:
+    """The text with the flag in place of the header that the flag sets."""
+    return text.replace("X-Stanchion-Tenant", "--tenant")
 
 
 def _once(text: str, faults: list[str]) -> tuple[str, list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from stanchion.cli.errors import CliError, Exit
@@ -26,22 +26,23 @@ __all__ = [
 _ATTEMPT = Flexible("ATTEMPT", "TRY")
 
 
-def run_rows(page: dict[str, Any]) -> Iterator[str]:
-    """A list of runs."""
-    if page["runs"]:
+def run_rows(page: dict[str, Any], *, is_of_all: bool = False) -> Iterator[str]:
+    """A list of runs; of all tenants, with the tenant of each."""
+    rows = page["runs"]
+    if rows:
+        has_labels = any(row.get("labels") for row in rows)
+        columns: dict[str, Callable[[dict[str, Any]], str]] = {
+            "RUN": lambda row: ident(row["run_id"]),
+            **({"TENANT": lambda row: cell(row["tenant"])} if is_of_all else {}),
+            "WORKFLOW": lambda row: f"{cell(row['workflow_id'])}@{row['workflow_version']}",
+            "STATUS": lambda row: cell(row["status"]),
+            "CREATED": lambda row: clock(row["created_at"]),
+            "FINISHED": lambda row: clock(row["finished_at"]),
+            **({"LABELS": lambda row: label_text(row.get("labels"))} if has_labels else {}),
+            "ERROR": lambda row: _failure(row["error"]),
+        }
         yield from table(
-            ("RUN", "WORKFLOW", "STATUS", "CREATED", "FINISHED", "ERROR"),
-            (
-                (
-                    ident(row["run_id"]),
-                    f"{cell(row['workflow_id'])}@{row['workflow_version']}",
-                    cell(row["status"]),
-                    clock(row["created_at"]),
-                    clock(row["finished_at"]),
-                    _failure(row["error"]),
-                )
-                for row in page["runs"]
-            ),
+            tuple(columns), (tuple(show(row) for show in columns.values()) for row in rows)
         )
 
 

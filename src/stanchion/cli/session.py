@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -42,6 +43,7 @@ __all__ = [
     "shown_again",
     "talks",
     "talks_yaml",
+    "time_of",
     "watch_option",
     "where",
 ]
@@ -104,7 +106,11 @@ class ApiClient:
 
         Raises ``CliError``.
         """
-        asked = {name: value for name, value in (query or {}).items() if value is not None}
+        asked = {
+            name: value
+            for name, value in (query or {}).items()
+            if value is not None and value != ()
+        }
         content = None if body is None else _content(body)
         headers = self._headers(key)
         if content is not None:
@@ -112,7 +118,7 @@ class ApiClient:
         request = Request(
             name=path,
             method=method,
-            path=path + (f"?{urlencode(asked)}" if asked else ""),
+            path=path + (f"?{urlencode(asked, doseq=True)}" if asked else ""),
             headers=tuple(headers.items()),
             body=b"" if content is None else content.data,
             timeout_s=self.patience_s + wait_s,
@@ -481,3 +487,21 @@ def json_of(text: str, flag: str) -> Any:  # noqa: ANN401 - any JSON value
             Exit.USAGE,
             fix=f"""write {flag} '{{"name": "value"}}', or {flag} @file.json""",
         ) from error
+
+
+def time_of(text: str, flag: str, *, ago: bool = False) -> str:
+    """A time in ISO 8601, from such a time or from a duration like ``90d`` from now, or ago."""
+    from datetime import UTC, datetime, timedelta  # noqa: PLC0415 - few commands need it
+
+    duration = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text)
+    if duration is not None:
+        units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+        span = timedelta(**{units[duration[2]]: int(duration[1])})
+        now = datetime.now(UTC)
+        return (now - span if ago else now + span).isoformat(timespec="seconds")
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        wrong = f"{flag}: {text!r} is neither a time like 2027-01-31T12:00:00Z nor one like 90d"
+        raise click.UsageError(wrong) from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()

@@ -8,7 +8,8 @@ starts no second run.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -197,26 +198,67 @@ def wait(engine: CallEngine, run_id: str, *, timeout_s: float | None = None) -> 
             yield Sleep(min(early_ms, backoff_ms(_LOOK_AGAIN, 1, engine.pace.sample())))
 
 
-def list_runs(
+def list_runs(  # noqa: PLR0913 - one for each filter
     engine: CallEngine,
     *,
     workflow_id: str | None = None,
-    status: RunStatus | str | None = None,
+    status: RunStatus | str | Sequence[RunStatus | str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    rerun_of: str | None = None,
     limit: int = 100,
     cursor: str | None = None,
 ) -> Op[RunList]:
-    """One page of the tenant's runs, newest first. Pass its ``cursor`` to get the next one."""
-    query = {"workflow_id": workflow_id, "status": status, "limit": limit, "cursor": cursor}
+    """One page of the tenant's runs, newest first. Pass its ``cursor`` to get the next one.
+
+    Runs fit all that is given: one of the statuses, every label, created from ``since`` on and
+    before ``until``. Without a ``cursor`` in the answer the page is the last, however short.
+    """
+    query: dict[str, str | int | Sequence[str] | None] = {
+        "workflow_id": workflow_id,
+        "status": (status,) if isinstance(status, str) else tuple(status or ()),
+        "label": tuple(f"{name}:{value}" for name, value in (labels or {}).items()),
+        "since": _time(since),
+        "until": _time(until),
+        "rerun_of": rerun_of,
+        "limit": limit,
+        "cursor": cursor,
+    }
     return (yield from engine.ask(getting(engine, "list", "/v1/runs" + query_of(query), RunList)))
 
 
+def _time(given: datetime | None) -> str | None:
+    if given is None:
+        return None
+    if given.tzinfo is None:
+        raise ValueError("since and until need a time zone: datetime.now(UTC)")
+    return given.isoformat()
+
+
 def runs(
-    engine: CallEngine, *, workflow_id: str | None = None, status: RunStatus | str | None = None
+    engine: CallEngine,
+    *,
+    workflow_id: str | None = None,
+    status: RunStatus | str | Sequence[RunStatus | str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    rerun_of: str | None = None,
 ) -> Feed[RunRow]:
-    """All of the tenant's runs, newest first, page after page as they are needed."""
+    """All of the tenant's runs that fit, newest first, page after page as they are needed."""
     cursor = None
     while True:
-        page = yield from list_runs(engine, workflow_id=workflow_id, status=status, cursor=cursor)
+        page = yield from list_runs(
+            engine,
+            workflow_id=workflow_id,
+            status=status,
+            labels=labels,
+            since=since,
+            until=until,
+            rerun_of=rerun_of,
+            cursor=cursor,
+        )
         for row in page.runs:
             yield Emit(row)
         cursor = page.cursor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Final, TypeVar
 from urllib.parse import quote, urlencode
@@ -116,10 +116,10 @@ def run_path(run_id: str) -> str:
     return f"/v1/runs/{quoted_part(run_id, 'run_id')}"
 
 
-def query_of(members: Mapping[str, str | int | None]) -> str:
-    """What follows the path; members that are ``None`` are left out."""
-    given = {name: value for name, value in members.items() if value is not None}
-    return f"?{urlencode(given)}" if given else ""
+def query_of(members: Mapping[str, str | int | Sequence[str] | None]) -> str:
+    """What follows the path; members that are ``None`` are left out, lists are repeated."""
+    given = {name: value for name, value in members.items() if value is not None and value != ()}
+    return f"?{urlencode(given, doseq=True)}" if given else ""
 
 
 def key_or_own(given: str | None) -> str:

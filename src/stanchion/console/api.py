@@ -123,7 +123,7 @@ class Api:
             raise RequestRefused(Refusal(code=Code.NOT_FOUND, detail=detail))
         named = self._named(route)
         caller = authorised(self._holder, named, route)
-        if route.method == "GET" and (caller.only is not None or route.scope is RouteScope.TENANT):
+        if route.method == "GET" and caller.only is not None:
             self._state.work.check(caller.tenant)
         _check_params(route.path, params)
         call: Call[Any, Any] = Call(
@@ -157,7 +157,7 @@ class Api:
             return None
         if self._tenant is not None:
             return TenantId(self._tenant).encode()
-        return ALL_TENANTS.encode() if route.scope is RouteScope.ONE_OR_ALL else None
+        return ALL_TENANTS.encode() if route.takes_all else None
 
 
 def _query_text(query: Mapping[str, object]) -> bytes:

@@ -52,12 +52,19 @@ _EVERY_TENANT: Final = ALL_TENANTS.encode()
 _NOT_ALL: Final = MappingProxyType(
     {
         RouteScope.TENANT: "'*' is not possible here: this is about one tenant, so name it",
+        RouteScope.ONE_OR_ALL: (
+            "'*' is not possible here: name a tenant, or leave the header out for all of them"
+        ),
         RouteScope.DEPLOYMENT: (
             "'*' is not possible here: this is about the deployment, not its tenants"
         ),
     }
 )
-"""The answer to ``*`` on routes that do not act on one tenant or all."""
+"""The answer to ``*`` on routes that do not take it."""
+
+
+_ONE_UNLESS_NAMED: Final = frozenset({RouteScope.TENANT, RouteScope.TENANT_OR_ALL})
+"""Without the header, these are about the key's tenant or the default one."""
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -146,8 +153,10 @@ def authorised(holder: KeyHolder, named: bytes | None, route: Route) -> Caller:
         needed = f"this needs a key for all tenants ('*') with the role {_roles(route)}"
         raise RequestRefused(_forbidden(f"{needed}; this key is for one tenant"))
     only = _only(holder, named)
-    if named == _EVERY_TENANT and route.scope in _NOT_ALL:
+    if named == _EVERY_TENANT and not route.takes_all:
         raise RequestRefused(invalid_member("X-Stanchion-Tenant", _NOT_ALL[route.scope]))
+    if named is None and route.scope in _ONE_UNLESS_NAMED:
+        only = only or DEFAULT_TENANT
     return Caller(only or DEFAULT_TENANT, only, holder.actor)
 
 

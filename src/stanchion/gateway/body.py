@@ -9,9 +9,11 @@ of values that have no schema.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Sequence
-from typing import Any, Final, Never
+from collections.abc import Hashable, Sequence
+from datetime import datetime
+from typing import Any, Final, Never, cast
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -321,16 +323,20 @@ _PARAMETERS_MAX: Final = 50
 
 def read_query(text: bytes, shape: type[Any]) -> Any:  # noqa: ANN401 - the route's own type
     """The parameters as the route's type. Raises ``RequestRefused`` with the parameter's name."""
-    given: dict[str, str] = {}
+    given: dict[str, Any] = {}
+    repeatable = _repeatable(cast("Hashable", shape))
     parts = text.split(b"&")
     if len(parts) > _PARAMETERS_MAX:
         raise RequestRefused(invalid_member("", f"more than {_PARAMETERS_MAX} query parameters"))
     for part in filter(None, parts):
         name, _, value = part.partition(b"=")
         key = _text(name, "a query parameter's name")
-        if key in given:
+        if key in repeatable:
+            given.setdefault(key, []).append(_text(value, key))
+        elif key in given:
             raise RequestRefused(invalid_member(key, "given more than once"))
-        given[key] = _text(value, key)
+        else:
+            given[key] = _text(value, key)
     try:
         query = msgspec.convert(given, shape, strict=False)
     except msgspec.ValidationError as error:
@@ -340,7 +346,20 @@ def read_query(text: bytes, shape: type[Any]) -> Any:  # noqa: ANN401 - the rout
         # The decoder reads the text ``null`` as None; a parameter that is given must have a value.
         if getattr(query, key) is None:
             raise RequestRefused(invalid_member(key, "must not be null"))
+        # It reads numbers as times.
+        if isinstance(getattr(query, key), datetime) and "-" not in given[key][1:]:
+            raise RequestRefused(invalid_member(key, "not a time like 2026-11-30T12:00:00Z"))
     return query
+
+
+@functools.cache
+def _repeatable(shape: Hashable) -> frozenset[str]:
+    """The parameters that may be given several times: those with a list of values."""
+    return frozenset(
+        field.encode_name
+        for field in msgspec.structs.fields(shape)  # type: ignore[arg-type]  # a struct
+        if isinstance(field.default, tuple)
+    )
 
 
 def _text(encoded: bytes, path: str) -> str:

@@ -199,7 +199,7 @@ class _RouteRunner:
             return self._state.unavailable(Code.DRAINING, "the server is shutting down")
         with RequestPlace(self._state) as place:
             caller = await self._state.auth.caller(exchange.headers, route)
-            if caller.only is not None or route.scope is RouteScope.TENANT:
+            if caller.only is not None:
                 place.take_for(caller.tenant)
                 exchange.tenant = caller.tenant
                 if route.method == "GET":
@@ -349,9 +349,9 @@ async def listed(call: Call[Any, Any]) -> HandlerAnswer:
 def _list_of(call: Call[Any, Any]) -> tuple[str, ...]:
     """What a cursor is bound to: the route, its path parameters, and the tenant."""
     route = call.route
-    tenant = call.tenant if route.scope is RouteScope.TENANT else call.only or ALL_TENANTS
     is_common = route.scope is RouteScope.DEPLOYMENT
-    return (route.id, *call.params.values(), ALL_TENANTS if is_common else tenant)
+    whose = ALL_TENANTS if is_common else call.only or ALL_TENANTS
+    return (route.id, *call.params.values(), whose)
 
 
 def parameter_pattern(annotated: Any) -> re.Pattern[str]:  # noqa: ANN401 - an annotated type, which has no type

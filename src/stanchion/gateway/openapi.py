@@ -160,7 +160,7 @@ def _parameters(route: Route, schema_of: dict[int, dict[str, Any]]) -> list[Json
             for field in _fields(route.query)
         )
     if route.scope is not RouteScope.OPEN:
-        is_any = route.scope is RouteScope.ONE_OR_ALL
+        is_any = route.takes_all
         shown.append(
             {
                 "name": "X-Stanchion-Tenant",
@@ -297,6 +297,7 @@ _SCOPE: Final[Mapping[RouteScope, str]] = MappingProxyType(
     {
         RouteScope.OPEN: "no tenant",
         RouteScope.TENANT: "one tenant",
+        RouteScope.TENANT_OR_ALL: "one tenant, or all with `*`",
         RouteScope.ONE_OR_ALL: "one tenant or all",
         RouteScope.DEPLOYMENT: "the deployment",
     }

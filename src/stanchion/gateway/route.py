@@ -170,6 +170,8 @@ class RouteScope(Enum):
     """None: no key is required."""
     TENANT = "tenant"
     """One tenant: that of the key, or the one that a key for all tenants names."""
+    TENANT_OR_ALL = "tenant_or_all"
+    """One tenant, in the same way; all of them if the header says ``*``."""
     ONE_OR_ALL = "one_or_all"
     """The tenant of the key; with a key for all tenants, all of them."""
     DEPLOYMENT = "deployment"
@@ -217,8 +219,16 @@ class Route:
     audits: str | None = None
     """The action of its audit entries, as ``noun.verb``; ``None`` for a route that reads, for
     starts and for the worker protocol."""
+    names_all: bool = True
+    """Whether ``X-Stanchion-Tenant`` may be ``*`` on a route that is for one tenant or all."""
     is_vital: bool = False
     """Whether it is answered under any load: liveness, readiness and metrics."""
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether ``X-Stanchion-Tenant: *`` means all tenants here; elsewhere it is refused."""
+        is_for_all = self.scope in {RouteScope.TENANT_OR_ALL, RouteScope.ONE_OR_ALL}
+        return is_for_all and self.names_all
 
     @property
     def id(self) -> str:

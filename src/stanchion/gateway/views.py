@@ -37,6 +37,7 @@ from stanchion.core.model import (
     StepId,
     StepStatus,
     Wait,
+    WorkflowId,
     job_id,
 )
 from stanchion.core.plan import Plan
@@ -51,7 +52,7 @@ from stanchion.gateway.problems import (
     Refusal,
 )
 from stanchion.gateway.route import Reply
-from stanchion.ports.records import DeadLetter, JobState, JobView, LeasedJob, RunSummary
+from stanchion.ports.records import DeadLetter, JobState, JobView, LeasedJob, RunFilter, RunSummary
 from stanchion.services.gate import RerunPreview
 from stanchion.services.gate_answers import (
     GateCode,
@@ -72,6 +73,7 @@ from stanchion.wire.runs import (
     RerunPlan,
     RerunStepPlan,
     RunRow,
+    RunSelection,
     RunView,
     StepView,
     TimelineLine,
@@ -86,6 +88,7 @@ __all__ = [
     "definition",
     "encoded_run",
     "feed_line",
+    "filter_of",
     "item_row",
     "job_answer",
     "jobs_out",
@@ -293,6 +296,18 @@ def rerun_plan(answer: RerunPreview, version: RerunVersion) -> RerunPlan:
     )
 
 
+def filter_of(wanted: RunSelection) -> RunFilter:
+    """The filter that a request names."""
+    return RunFilter(
+        statuses=wanted.status,
+        workflow_id=None if wanted.workflow_id is None else WorkflowId(wanted.workflow_id),
+        labels=wanted.label,
+        since=None if wanted.since is None else to_instant(wanted.since),
+        until=None if wanted.until is None else to_instant(wanted.until),
+        rerun_of=None if wanted.rerun_of is None else RunId(wanted.rerun_of),
+    )
+
+
 def run_row(run: RunSummary) -> RunRow:
     """A run in a list."""
     return RunRow(
@@ -303,6 +318,9 @@ def run_row(run: RunSummary) -> RunRow:
         created_at=when(run.created_at),
         finished_at=_when_if(run.finished_at),
         error=run.error,
+        tenant=run.tenant,
+        risk=run.risk,
+        labels=run.labels,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, Generic, TypeAlias, TypeVar
 
@@ -16,6 +17,7 @@ from stanchion.core.model import (
     Instant,
     Job,
     JobId,
+    Risk,
     Run,
     RunId,
     RunStatus,
@@ -64,6 +66,7 @@ __all__ = [
     "Result",
     "ResultRefused",
     "RunFilter",
+    "RunIndex",
     "RunSummary",
     "StaleFence",
     "StoredSummaries",
@@ -71,6 +74,8 @@ __all__ = [
     "StoredWorkflow",
     "Tenant",
     "WorkflowUse",
+    "index_for",
+    "label_texts",
 ]
 
 _Each = TypeVar("_Each")
@@ -156,26 +161,81 @@ class PostAnswer(StrEnum):
     UNKNOWN = "unknown"
 
 
-class RunFilter(msgspec.Struct, frozen=True):
-    """Which runs to list."""
-
-    status: RunStatus | None = None
-    workflow_id: WorkflowId | None = None
-
-
-EVERY_RUN: Final = RunFilter()
-
-
-class RunSummary(msgspec.Struct, frozen=True):
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run in a list."""
 
     id: RunId
+    tenant: TenantId
     workflow_id: WorkflowId
     workflow_version: int
     status: RunStatus
     created_at: Instant
     finished_at: Instant | None = None
     error: Failure | None = None
+    risk: Risk = Risk.STANDARD
+    labels: dict[str, str] = {}
+    rerun_of: RunId | None = None
+
+
+class RunFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which runs to list: those that fit all of it."""
+
+    statuses: tuple[RunStatus, ...] = ()
+    """One of these; of any status if there are none."""
+    workflow_id: WorkflowId | None = None
+    labels: tuple[str, ...] = ()
+    """Each ``name:value``: the run has all of them."""
+    since: Instant | None = None
+    """Created then or later."""
+    until: Instant | None = None
+    """Created before."""
+    rerun_of: RunId | None = None
+
+    def fits(self, run: RunSummary) -> bool:
+        """Whether the run is one of them."""
+        return (
+            (not self.statuses or run.status in self.statuses)
+            and self.workflow_id in {None, run.workflow_id}
+            and self.rerun_of in {None, run.rerun_of}
+            and (self.since is None or run.created_at >= self.since)
+            and (self.until is None or run.created_at < self.until)
+            and (not self.labels or {*self.labels} <= {*label_texts(run.labels)})
+        )
+
+
+def label_texts(labels: Mapping[str, str]) -> list[str]:
+    """Each label as one text, the way filters name it."""
+    # Once each: the names and values "a", "b:c" and "a:b", "c" give the same text.
+    return list(dict.fromkeys(f"{name}:{value}" for name, value in labels.items()))
+
+
+EVERY_RUN: Final = RunFilter()
+
+
+class RunIndex(StrEnum):
+    """What the list of runs is read by."""
+
+    AGE = "age"
+    STATUS = "status"
+    WORKFLOW = "workflow"
+    LABEL = "label"
+    RERUN = "rerun"
+
+
+def index_for(only: RunFilter, tenant: TenantId | None) -> RunIndex:
+    """The index that leaves out the most runs that do not fit.
+
+    Most runs have succeeded, so a workflow is read by its status only if that is another one. There
+    is no index of a workflow over all tenants.
+    """
+    if only.rerun_of is not None:
+        return RunIndex.RERUN
+    if only.labels:
+        return RunIndex.LABEL
+    is_rare = bool(only.statuses) and RunStatus.SUCCEEDED not in only.statuses
+    if only.workflow_id is not None and tenant is not None and not is_rare:
+        return RunIndex.WORKFLOW
+    return RunIndex.STATUS if only.statuses else RunIndex.AGE
 
 
 class FeedEntry(msgspec.Struct, frozen=True):

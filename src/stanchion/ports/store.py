@@ -134,17 +134,17 @@ class Runs(Protocol):
 
     async def list_runs(
         self,
-        tenant: TenantId,
+        tenant: TenantId | None,
         *,
         only: RunFilter = EVERY_RUN,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[RunSummary]:
-        """The runs of a tenant, newest first; of the same instant the highest id first.
+        """The runs of a tenant, or of all, newest first; of the same instant the highest id first.
 
-        Runs that start between two pages do not change later pages.
-
-        With a filter, a page may hold fewer than ``limit`` runs and still not be the last.
+        Runs that start between two pages do not change later pages. A page is read from one index
+        (``index_for``) and looks at 10 × ``limit`` runs at most: with a filter it may hold fewer
+        than ``limit`` and still not be the last.
         """
 
     async def list_approvals(

@@ -29,6 +29,7 @@ __all__ = [
     "JobName",
     "KeyLabel",
     "KeyName",
+    "LabelName",
     "Labels",
     "LetterName",
     "Limit",
@@ -131,10 +132,11 @@ Comment: TypeAlias = Annotated[
         description="Text without control characters.",
     ),
 ]
-LABEL_PATTERN: Final = (
-    r"^[^\x00-\x20\x7f-\xa0\xad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ud800-\udfff\ufeff"
-    rf"\ufff0-\uffff]{{1,{LABEL_CHARS_MAX}}}\Z"
+_VISIBLE: Final = (
+    r"[^\x00-\x20\x7f-\xa0\xad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ud800-\udfff\ufeff"
+    rf"\ufff0-\uffff]{{1,{LABEL_CHARS_MAX}}}"
 )
+LABEL_PATTERN: Final = rf"^{_VISIBLE}\Z"
 """The name or the value of a label: characters that can be seen."""
 _LABEL: Final[dict[str, Any]] = {"type": "string", "pattern": LABEL_PATTERN}
 Labels: TypeAlias = Annotated[
@@ -150,6 +152,14 @@ Labels: TypeAlias = Annotated[
     ),
 ]
 """Labels of a run. Their members are checked by ``gateway.body.checked_labels``."""
+LabelName: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=rf"^{_VISIBLE}:{_VISIBLE}\Z",
+        description="A label as `name:value`.",
+        examples=["team:red"],
+    ),
+]
 Cursor: TypeAlias = Annotated[
     str, Meta(pattern=r"^[!-~]{1,1024}\Z", description="The `cursor` of the page before.")
 ]

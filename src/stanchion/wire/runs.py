@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.limits import LABELS_MAX
 from stanchion.core.model import (
     Failure,
     ItemFailure,
@@ -18,7 +19,14 @@ from stanchion.core.model import (
     WorkflowSource,
 )
 from stanchion.core.rerun import RerunAction, RerunOnly, RerunVersion
-from stanchion.wire.identifiers import Comment, Labels, StepName, TopicName
+from stanchion.wire.identifiers import (
+    Comment,
+    LabelName,
+    Labels,
+    RunName,
+    StepName,
+    TopicName,
+)
 from stanchion.wire.problems import Problem
 
 __all__ = [
@@ -41,6 +49,7 @@ __all__ = [
     "RerunStepPlan",
     "RunList",
     "RunRow",
+    "RunSelection",
     "RunView",
     "StartAnswer",
     "StartBatch",
@@ -141,6 +150,21 @@ class SubmitJob(_Request, frozen=True, kw_only=True):
     input: JsonValue = {}
 
 
+class RunSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which runs: those that fit all of it."""
+
+    status: Annotated[tuple[RunStatus, ...], Meta(max_length=len(RunStatus))] = ()
+    """One of these."""
+    workflow_id: Annotated[str, Meta(pattern=r"^[!-~]{1,200}\Z")] | None = None
+    label: Annotated[tuple[LabelName, ...], Meta(max_length=LABELS_MAX)] = ()
+    """Every one of these, each `name:value`."""
+    since: Annotated[datetime, Meta(tz=True)] | None = None
+    """Created then or later."""
+    until: Annotated[datetime, Meta(tz=True)] | None = None
+    """Created before."""
+    rerun_of: RunName | None = None
+
+
 class StartAnswer(msgspec.Struct, frozen=True):
     """The run that was started, or that the same key started before."""
 
@@ -238,6 +262,9 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     finished_at: datetime | None
     error: Failure | None
+    tenant: str = ""
+    risk: Risk = Risk.STANDARD
+    labels: dict[str, str] = {}
 
 
 class RunList(msgspec.Struct, frozen=True):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 
 from stanchion.cli.completion import complete_keys, complete_tenants
-from stanchion.cli.session import Session, json_of, limit_and_cursor, list_of, path_to, talks
+from stanchion.cli.session import (
+    Session,
+    json_of,
+    limit_and_cursor,
+    list_of,
+    path_to,
+    talks,
+    time_of,
+)
 from stanchion.cli.text import cell, clock, pairs, table
 
 __all__ = ["key", "settings", "tenant"]
@@ -208,25 +214,8 @@ def create_key(
     if name is not None:
         body["name"] = name
     if expires is not None:
-        body["expires_at"] = _expiry(expires)
+        body["expires_at"] = time_of(expires, "--expires")
     session.show(session.send("POST", path_to("admin", "keys"), body).document, _new_key_lines)
-
-
-_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
-
-
-def _expiry(text: str) -> str:
-    """A time in ISO 8601, from such a time or from a duration like ``90d``."""
-    duration = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
-    if duration is not None:
-        ahead = timedelta(**{_UNITS[duration[2]]: int(duration[1])})
-        return (datetime.now(UTC) + ahead).isoformat(timespec="seconds")
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        wrong = f"--expires: {text!r} is neither a time like 2027-01-31T12:00:00Z nor one like 90d"
-        raise click.UsageError(wrong) from None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
 
 
 @key.command("list")

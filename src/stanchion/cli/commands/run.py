@@ -32,10 +32,11 @@ from stanchion.cli.session import (
     list_of,
     path_to,
     talks,
+    time_of,
 )
 from stanchion.cli.text import cell, clock, ident, lines_of, pairs, table
 
-__all__ = ["approval", "job", "run"]
+__all__ = ["approval", "job", "run", "selection", "selects_runs"]
 
 _STATUSES = ("pending", "running", "waiting", "succeeded", "failed", "cancelled", "timed_out")
 
@@ -195,29 +196,65 @@ def rerun_run(
     return _started(session, session.create(path, body, key), watch=watch)
 
 
+def selects_runs(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say which runs: those that fit all of them."""
+    for decorate in (
+        click.option("--rerun-of", metavar="RUN", help="Only reruns of this run."),
+        click.option(
+            "--until", metavar="TIME", help="Created before: 2026-11-30T12:00:00Z, or 1h ago as 1h."
+        ),
+        click.option(
+            "--since", metavar="TIME", help="Created then or later, written like --until."
+        ),
+        click.option(
+            "--label",
+            "labels",
+            metavar="NAME=VALUE",
+            multiple=True,
+            help="Only runs with this label; of several, with all of them.",
+        ),
+        click.option(
+            "--workflow",
+            "workflow_id",
+            metavar="ID",
+            shell_complete=complete_workflows,
+            help="Only runs of this workflow.",
+        ),
+        click.option(
+            "--status",
+            "statuses",
+            type=click.Choice(_STATUSES),
+            multiple=True,
+            help="Only runs in this state; of several, in one of them.",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def selection(options: dict[str, Any]) -> dict[str, Any]:
+    """The members of the query, or of the filter of a bulk action, that these options name."""
+    since, until = options.pop("since"), options.pop("until")
+    return {
+        "status": options.pop("statuses"),
+        "workflow_id": options.pop("workflow_id"),
+        "label": tuple(":".join(_label(each)) for each in options.pop("labels")),
+        "since": None if since is None else time_of(since, "--since", ago=True),
+        "until": None if until is None else time_of(until, "--until", ago=True),
+        "rerun_of": options.pop("rerun_of"),
+    }
+
+
 @run.command("list")
-@click.option("--status", type=click.Choice(_STATUSES), help="Only runs in this state.")
-@click.option(
-    "--workflow",
-    "workflow_id",
-    metavar="ID",
-    shell_complete=complete_workflows,
-    help="Only runs of this workflow.",
-)
+@selects_runs
 @limit_and_cursor
 @talks
-def list_runs(
-    session: Session,
-    status: str | None,
-    workflow_id: str | None,
-    limit: int,
-    cursor: str | None,
-) -> None:
-    """List runs, newest first."""
-    page = session.get(
-        path_to("runs"), status=status, workflow_id=workflow_id, limit=limit, cursor=cursor
-    )
-    list_of(session, page, run_rows, f"runs of {session.whose}")
+def list_runs(session: Session, /, limit: int, cursor: str | None, **options: Any) -> None:  # noqa: ANN401 - the options of selects_runs
+    """List runs, newest first; with --tenant '*' of all tenants."""
+    page = session.get(path_to("runs"), **selection(options), limit=limit, cursor=cursor)
+    is_of_all = session.server.tenant == "*"
+    whose = "all tenants" if is_of_all else session.whose
+    list_of(session, page, lambda shown: run_rows(shown, is_of_all=is_of_all), f"runs of {whose}")
 
 
 @run.command("show")

@@ -69,6 +69,7 @@ ROUTES: Final = (
         summary="List the audit log, newest first: of the key's tenant, or of all.",
         roles=OPERATORS,
         scope=RouteScope.ONE_OR_ALL,
+        names_all=False,
         query=ListedAudit,
         answer=AuditList,
     ),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, Final, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
-from msgspec import Meta, to_builtins
+from msgspec import to_builtins
 
 from stanchion.core.audit import redacted
 from stanchion.core.faults import WorkflowFaults
@@ -37,6 +37,7 @@ from stanchion.gateway.route import (
 from stanchion.gateway.views import (
     approval_row,
     encoded_run,
+    filter_of,
     item_row,
     jobs_out,
     refusal_of,
@@ -46,7 +47,7 @@ from stanchion.gateway.views import (
     started,
     timeline_line,
 )
-from stanchion.ports.records import BadCursor, Loaded, RunFilter
+from stanchion.ports.records import BadCursor, Loaded
 from stanchion.services.gate import RerunPreview, StartRow
 from stanchion.services.gate_answers import (
     GateFailed,
@@ -82,6 +83,7 @@ from stanchion.wire.runs import (
     RerunPlan,
     RerunRun,
     RunList,
+    RunSelection,
     RunView,
     StartAnswer,
     StartBatch,
@@ -107,13 +109,11 @@ class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wait: WaitS = 0
 
 
-class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Listed(RunSelection, frozen=True, forbid_unknown_fields=True):
     """Which runs, page by page."""
 
     cursor: Cursor | None = None
     limit: Limit = 100
-    status: RunStatus | None = None
-    workflow_id: Annotated[str, Meta(pattern=r"^[!-~]{1,200}\Z")] | None = None
 
 
 class ListedItems(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -297,14 +297,10 @@ async def _plan(call: Call[Any, Any], run: Run) -> Plan | None:
 
 
 async def list_runs(call: Call[NoBody, Listed]) -> Reply:
-    """The tenant's runs, newest first."""
+    """The runs of a tenant or of all that fit every filter, newest first."""
     query = call.query
-    name = None if query.workflow_id is None else WorkflowId(query.workflow_id)
     page = await call.services.store.list_runs(
-        call.tenant,
-        only=RunFilter(query.status, name),
-        cursor=query.cursor,
-        limit=query.limit,
+        call.only, only=filter_of(query), cursor=query.cursor, limit=query.limit
     )
     return Reply(RunList(tuple(map(run_row, page.items)), page.cursor))
 
@@ -521,9 +517,9 @@ ROUTES: Final = (
         method="GET",
         path="/v1/runs",
         handler=list_runs,
-        summary="List runs, newest first.",
+        summary="List runs, newest first, by status, workflow, labels and time.",
         roles=APPROVERS,
-        scope=RouteScope.TENANT,
+        scope=RouteScope.TENANT_OR_ALL,
         query=Listed,
         answer=RunList,
     ),

@@ -14,7 +14,7 @@ from stanchion.adapters.outcomes import audit_of_config, audit_of_version
 from stanchion.adapters.store.memory.state import Account, MemoryPart
 from stanchion.core.audit import AuditEntry
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Instant, TenantId, WorkflowId, WorkflowSource, shared_name
+from stanchion.core.model import Instant, RunId, TenantId, WorkflowId, WorkflowSource, shared_name
 from stanchion.core.workflow import Workflow
 from stanchion.ports.records import (
     Document,
@@ -100,15 +100,15 @@ class MemoryDefinitions(MemoryPart):
 
     def _use(self, tenant: TenantId, account: Account, workflow_id: WorkflowId) -> WorkflowUse:
         own = self._state.version_in_force(account, workflow_id)
-        files = (self._state.runs[run_id] for _, run_id in account.runs)
+        places = self._state.places.of_workflow(tenant, workflow_id)
+        files = (self._state.runs[RunId(run_id)] for _, run_id in places)
         return WorkflowUse(
             tenant=tenant,
             source=WorkflowSource.OWN if own else WorkflowSource.SHARED,
             version=own or self._state.version_in_force(account, shared_name(workflow_id)),
             pin=None if account.config is None else account.config.workflows.get(workflow_id),
             active=sum(
-                file.run.workflow_id == workflow_id
-                and file.run.workflow_source is WorkflowSource.SHARED
+                file.run.workflow_source is WorkflowSource.SHARED
                 and not file.run.status.is_finished
                 for file in files
             ),

@@ -137,7 +137,7 @@ class MemoryHousekeeping(MemoryPart):
     def _remove(self, file: RunFile) -> None:
         run = file.run
         account = self._state.account(run.tenant)
-        del account.runs[bisect_left(account.runs, (run.created_at, run.id))]
+        self._state.places.remove(run)
         for job_id in file.jobs:
             del self._state.jobs[job_id]
         for letter_id in list(file.letters):

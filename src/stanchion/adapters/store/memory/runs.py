@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import assert_never
 
 from msgspec.structs import replace
 
-from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.cursor import RunPage, read_cursor, write_cursor
 from stanchion.adapters.store.memory.state import (
     Account,
     JobFile,
@@ -149,29 +149,19 @@ class MemoryRuns(MemoryPart):
 
     async def list_runs(
         self,
-        tenant: TenantId,
+        tenant: TenantId | None,
         *,
         only: RunFilter = EVERY_RUN,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[RunSummary]:
-        runs = self._state.peek(tenant).runs
-        end = len(runs)
-        if cursor is not None:
-            created_at, run_id = read_cursor("runs", cursor, tuple[int, str])
-            end = bisect_left(runs, (Instant(created_at), RunId(run_id)))
-        found: list[RunSummary] = []
-        for index in reversed(range(end)):
-            run = self._state.runs[runs[index][1]].run
-            if only.status not in {None, run.status}:
-                continue
-            if only.workflow_id not in {None, run.workflow_id}:
-                continue
-            if len(found) == limit:
-                last = found[-1]
-                return Page(tuple(found), write_cursor("runs", last.created_at, last.id))
-            found.append(_summary(run))
-        return Page(tuple(found))
+        page = RunPage(only, cursor, limit)
+        while not page.is_full:
+            asked = page.wanted
+            places = self._state.places.read(tenant, only, page, asked)
+            rows = [(*place, _summary(self._state.runs[RunId(place[1])].run)) for place in places]
+            page.add(rows, asked)
+        return page.page()
 
     async def feed(
         self, tenant: TenantId, *, after: str | None, limit: int = 100
@@ -236,7 +226,7 @@ class MemoryRuns(MemoryPart):
         run = admission.run
         account = self._state.account(run.tenant)
         file = self._state.runs[run.id] = RunFile(run, admission.key)
-        insort(account.runs, (run.created_at, run.id))
+        self._state.places.add(run)
         if run.holds_slot:
             account.holders.add(run.id)
             account.active += 1
@@ -250,6 +240,7 @@ class MemoryRuns(MemoryPart):
 
     def _become(self, file: RunFile, after: Run, transition: Transition) -> None:
         file.items.update(transition.items)
+        self._state.places.move(after, file.run.status)
         file.run = replace(after, items={})
         carry_out(self._state, file, transition.effects)
         self._state.record(file, transition.timeline)
@@ -267,12 +258,16 @@ def _key_record(account: Account, key: str | None, now: Instant) -> KeyRecord | 
 def _summary(run: Run) -> RunSummary:
     return RunSummary(
         id=run.id,
+        tenant=run.tenant,
         workflow_id=run.workflow_id,
         workflow_version=run.workflow_version,
         status=run.status,
         created_at=run.created_at,
         finished_at=run.finished_at,
         error=run.error,
+        risk=run.risk,
+        labels=run.labels,
+        rerun_of=run.rerun_of,
     )
 
 

@@ -8,16 +8,16 @@ Of several topics, the one that was served longest ago comes first.
 from __future__ import annotations
 
 import heapq
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Final, Generic, TypeVar
+from itertools import count, islice
+from typing import Final, Generic, TypeVar, assert_never
 
 from msgspec.structs import replace
 
-from stanchion.adapters.cursor import write_cursor
+from stanchion.adapters.cursor import RunPage, write_cursor
 from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.core.admission import KeyRecord
 from stanchion.core.audit import AuditEntry
@@ -32,6 +32,7 @@ from stanchion.core.model import (
     PendingApproval,
     Run,
     RunId,
+    RunStatus,
     StepId,
     TenantId,
     Topic,
@@ -46,8 +47,12 @@ from stanchion.ports.records import (
     Document,
     FeedEntry,
     JobState,
+    RunFilter,
+    RunIndex,
     StoredWorkflow,
     Tenant,
+    index_for,
+    label_texts,
 )
 
 __all__ = [
@@ -58,6 +63,7 @@ __all__ = [
     "MemoryState",
     "ReadyIndex",
     "RunFile",
+    "RunPlaces",
     "Schedule",
 ]
 
@@ -119,8 +125,6 @@ class Account:
     """The unfinished runs with a slot: their number must equal the count."""
     rate_used_until_ms: float = 0.0
     keys: dict[str, Key] = field(default_factory=dict)
-    runs: list[tuple[Instant, RunId]] = field(default_factory=list)
-    """In order of creation."""
     workflows: dict[WorkflowId, list[StoredWorkflow]] = field(default_factory=dict)
     approvals: list[tuple[Instant, RunId, StepId]] = field(default_factory=list)
     """Those that wait for a decision, oldest first."""
@@ -144,6 +148,7 @@ class MemoryState:
         self.timers: Schedule[tuple[RunId, Timer]] = Schedule()
         self.outbox: Schedule[RunId] = Schedule()
         self.approvals: dict[tuple[RunId, StepId], PendingApproval] = {}
+        self.places = RunPlaces()
         self.finished: list[tuple[Instant, RunId]] = []
         """Finished runs, in the order of their end."""
         self.letters: dict[str, tuple[int, DeadLetter]] = {}
@@ -253,6 +258,88 @@ class MemoryState:
             account.keys[file.key].expires_at = Instant(self.now() + self.key_ttl_ms)
         self.remove_entries(file, *file.inbox)
         insort(self.finished, (file.run.finished_at or self.now(), file.run.id))
+
+
+_Place = tuple[int, str]
+"""The time of creation and the id of a run."""
+
+
+class RunPlaces:
+    """The indexes of the list of runs: for one tenant or all, the places in order of creation."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[TenantId | None, RunIndex, str], list[_Place]] = {}
+
+    def add(self, run: Run) -> None:
+        """Add a new run to all indexes."""
+        for index, value in self._entries(run):
+            self._put(run, index, value)
+
+    def move(self, run: Run, was: RunStatus) -> None:
+        """Move a run whose status has changed."""
+        if run.status is not was:
+            self._drop(run, RunIndex.STATUS, was)
+            self._put(run, RunIndex.STATUS, run.status)
+
+    def remove(self, run: Run) -> None:
+        """Remove a run from all indexes."""
+        for index, value in self._entries(run):
+            self._drop(run, index, value)
+
+    def read(
+        self, tenant: TenantId | None, only: RunFilter, page: RunPage, limit: int
+    ) -> list[_Place]:
+        """At most ``limit`` places of the index for this filter, newest first."""
+        index = index_for(only, tenant)
+        values: Iterable[str]
+        match index:
+            case RunIndex.RERUN:
+                values = (only.rerun_of or "",)
+            case RunIndex.LABEL:
+                values = only.labels[:1]
+            case RunIndex.WORKFLOW:
+                values = (only.workflow_id or "",)
+            case RunIndex.STATUS:
+                values = {*only.statuses}
+            case RunIndex.AGE:
+                values = ("",)
+            case _:
+                assert_never(index)
+        lists = [self._places.get((tenant, index, value), []) for value in values]
+        # Of each list the newest are enough; ids are text, so a bound with "" is below all of them.
+        spans = [
+            each[
+                max(
+                    bisect_left(each, (page.since, "")), bisect_left(each, page.before) - limit
+                ) : bisect_left(each, page.before)
+            ]
+            for each in lists
+        ]
+        return list(islice(heapq.merge(*(reversed(span) for span in spans), reverse=True), limit))
+
+    def of_workflow(self, tenant: TenantId, workflow_id: WorkflowId) -> Sequence[_Place]:
+        """The places of all runs of a tenant's workflow."""
+        return self._places.get((tenant, RunIndex.WORKFLOW, workflow_id), [])
+
+    def _entries(self, run: Run) -> Iterator[tuple[RunIndex, str]]:
+        yield RunIndex.AGE, ""
+        yield RunIndex.STATUS, run.status
+        yield RunIndex.WORKFLOW, run.workflow_id
+        for label in label_texts(run.labels):
+            yield RunIndex.LABEL, label
+        if run.rerun_of is not None:
+            yield RunIndex.RERUN, run.rerun_of
+
+    def _put(self, run: Run, index: RunIndex, value: str) -> None:
+        for tenant in (run.tenant, None):
+            insort(self._places.setdefault((tenant, index, value), []), (run.created_at, run.id))
+
+    def _drop(self, run: Run, index: RunIndex, value: str) -> None:
+        for tenant in (run.tenant, None):
+            places = self._places[tenant, index, value]
+            del places[bisect_left(places, (run.created_at, run.id))]
+            if not places:
+                del self._places[tenant, index, value]
 
 
 class MemoryPart:

@@ -2,7 +2,7 @@
 -- KEYS   run items out jobs inbox timeline
 -- KEYS   ready ring turns counters open deadlines timers outbox rows
 -- KEYS   approvals asked asked_of
--- KEYS   active unfinished known finished keys aging configs rates
+-- KEYS   active unfinished known finished keys aging configs rates listed seen
 -- KEYS   runs feed versions shared_versions shared_runs
 -- KEYS   audit_log audit_log_of
 -- ARGV   1  the admission, a MessagePack map: see part run, and
@@ -14,11 +14,12 @@
 --             takes_slot, is_limited    whether it counts against the cap, against the job rate
 --             limit, rate               defaults for a tenant without configuration, or false
 --             created                   the run's position in its tenant's list
+--             status, listed            see part listed
 --             version, fence, nonce     its stamp
 --             audit                     an audit entry (see part audit), or false
 -- ANSWER {'admitted'} {'too_late'} {'mismatch'} {'replayed', run} {'stale_definition'}
 --        {'full', limit, active} {'throttled'}
--- USES   time text ready jobs retired effects run audit
+-- USES   time text ready jobs retired effects listed run audit
 local ask = cmsgpack.unpack(ARGV[1])
 
 -- The checks and their order are those of core.admission.judge. Keep them identical.
@@ -98,6 +99,8 @@ redis.call('ZADD', key.runs, 0, ask.created)
 if ask.shared_run then
   redis.call('ZADD', key.shared_runs, 0, ask.shared_run)
 end
+redis.call('HSET', key.seen, ask.tenant, string.sub(ask.created, 1, 16))
+enlist(ask.listed, ask.tenant, ask.created, ask.status)
 become(ask, stamped(ask.version, ask.fence, ask.nonce), true)
 if ask.audit then
   write_audit(ask.audit)

@@ -2,15 +2,16 @@
 -- KEYS   run items out jobs inbox timeline
 -- KEYS   ready ring turns counters open deadlines timers outbox rows
 -- KEYS   approvals asked asked_of
--- KEYS   active unfinished finished keys aging shared_runs
+-- KEYS   active unfinished finished keys aging shared_runs listed
 -- KEYS   feed
 -- ARGV   1  the commit, a MessagePack map: see part run, and
 --             read_version, read_nonce  the stamp that the writer read
 --             nonce                     of the new stamp
 --             fence                     of the writer's lease, or false
 --             applied                   inbox entries to remove
+--             status                    of the run from now on
 -- ANSWER {'gone'} {'committed', version} {'stale_fence', highest} {'conflict'}
--- USES   time text ready jobs retired inbox effects run
+-- USES   time text ready jobs retired inbox effects listed run
 local ask = cmsgpack.unpack(ARGV[1])
 
 local found = redis.call('HGET', key.run, 'stamp')
@@ -30,5 +31,6 @@ end
 
 many('HDEL', key.inbox, ask.applied)
 settle_row(ask.run)
+relist(ask.tenant, ask.status)
 become(ask, stamped(version + 1, ask.fence or highest, ask.nonce), false)
 return {'committed', whole(version + 1)}

@@ -29,12 +29,14 @@ from stanchion.core.model import (
     Item,
     Job,
     PendingApproval,
+    Risk,
     Run,
     RunId,
     RunStatus,
     Stamp,
     Step,
     StepId,
+    TenantId,
     WorkflowId,
     WorkflowSource,
 )
@@ -63,6 +65,7 @@ __all__ = [
     "checked",
     "read_approval",
     "read_audit",
+    "read_base",
     "read_document",
     "read_item",
     "read_job",
@@ -100,7 +103,9 @@ def checked(read: Callable[_P, _T]) -> Callable[_P, _T]:
 
 # ── Runs ─────────────────────────────────────────────────────────────────────────────────────────
 
-SUMMARY_FIELDS: Final = ("about", "status", "end")
+_TIME_CHARS: Final = 16
+"""The time of creation, with which the position of a run begins."""
+SUMMARY_FIELDS: Final = ("about", "status", "end", "whose")
 """The fields of a run's hash that lists need."""
 
 
@@ -110,6 +115,9 @@ class RunHeader(msgspec.Struct, frozen=True, array_like=True):
     workflow_id: WorkflowId
     workflow_version: int
     created_at: Instant
+    risk: Risk = Risk.STANDARD
+    labels: dict[str, str] = {}
+    rerun_of: RunId | None = None
 
 
 class RunEnd(msgspec.Struct, frozen=True, array_like=True):
@@ -166,19 +174,29 @@ def read_stamp(text: bytes) -> Stamp:
 @checked
 def read_summary(run_id: RunId, values: Sequence[bytes | None]) -> RunSummary | None:
     """Decode a run in a list, from ``SUMMARY_FIELDS``; ``None`` if it is gone."""
-    packed_about, status, packed_end = values
-    if packed_about is None or status is None:
+    packed_about, status, packed_end, whose = values
+    if packed_about is None or status is None or whose is None:
         return None
     about, end = _about_decoder.decode(packed_about), _read_end(packed_end)
     return RunSummary(
         id=run_id,
+        tenant=TenantId(whose.decode()[_TIME_CHARS + len(run_id) :]),
         workflow_id=about.workflow_id,
         workflow_version=about.workflow_version,
         status=RunStatus(status.decode()),
         created_at=about.created_at,
         finished_at=end.finished_at,
         error=end.error,
+        risk=about.risk,
+        labels=about.labels,
+        rerun_of=about.rerun_of,
     )
+
+
+@checked
+def read_base(packed: bytes) -> Run:
+    """Decode the constant part of a run."""
+    return _run_decoder.decode(packed)
 
 
 def _read_end(packed: bytes | None) -> RunEnd:

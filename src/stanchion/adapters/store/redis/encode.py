@@ -36,6 +36,9 @@ every shard, and once more under that tag, which gives out their versions.
     approvals   hash         approvals that wait for a decision, by their place in the order
     asked       sorted set   these places, oldest first
     asked_of    sorted set   the same by tenant
+    listed      sorted set   every run by status, workflow, labels and what it is a rerun of: a
+                             prefix, then the time of creation and run id
+    seen        hash         when each tenant last started a run
 
     audit_log   stream       audit entries of all its tenants
 
@@ -107,7 +110,7 @@ from stanchion.core.transition import (
     StopStep,
     Transition,
 )
-from stanchion.ports.records import Admission, Commit, Result, Tenant
+from stanchion.ports.records import Admission, Commit, Result, Tenant, label_texts
 
 __all__ = [
     "COMMON_TAG",
@@ -117,6 +120,7 @@ __all__ = [
     "PLACE_CHARS",
     "RUN_ID_CHARS",
     "StoreKeys",
+    "about",
     "approval_place",
     "audit_words",
     "created_place",
@@ -124,11 +128,17 @@ __all__ = [
     "encode_commit",
     "event_of",
     "item_field",
+    "label_range",
+    "listed_names",
     "pack_audit",
+    "pack_listed",
     "pack_tenant",
+    "rerun_range",
     "run_of_job",
     "sized",
+    "status_range",
     "to_json",
+    "workflow_range",
 ]
 
 _T = TypeVar("_T")
@@ -154,7 +164,7 @@ def encode_admission(
     ask = _ask(run.id, run.tenant, admission.transition, key_ttl_ms)
     ask["fields"] = [
         *("base", _base(run), "whose", place + run.tenant),
-        *("about", to_json(RunHeader(run.workflow_id, run.workflow_version, run.created_at))),
+        *("about", about(run)),
         *(() if key is None else ("key", key)),
         *(() if shared_run is None else ("shared", shared_run)),
         *_changing(run),
@@ -175,6 +185,8 @@ def encode_admission(
     ask["rate"] = _or_false(_DEFAULTS.job_rate_per_s)
     ask["created"] = place
     ask["audit"] = admission.audit is not None and audit_words(admission.audit, audit_ttl_ms)
+    ask["status"] = run.status
+    ask["listed"] = listed_names(run)
     return _pack(ask)
 
 
@@ -192,6 +204,7 @@ def encode_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> bytes
     ask["nonce"] = commit.nonce
     ask["fence"] = _or_false(commit.fence)
     ask["applied"] = commit.applied
+    ask["status"] = transition.status
     return _pack(ask)
 
 
@@ -219,6 +232,56 @@ def item_field(step_id: StepId, index: int) -> str:
 def created_place(created_at: Instant, run_id: str) -> str:
     """The position of a run in its tenant's list: sorts by time of creation."""
     return f"{created_at:016d}{run_id}"
+
+
+def about(run: Run) -> str:
+    """What lists show of a run that never changes."""
+    return to_json(
+        RunHeader(
+            run.workflow_id,
+            run.workflow_version,
+            run.created_at,
+            run.risk,
+            run.labels,
+            run.rerun_of,
+        )
+    )
+
+
+def listed_names(run: Run) -> list[str]:
+    """The names of a run in ``listed``, except those of its status."""
+    place = created_place(run.created_at, run.id)
+    prefixes = [workflow_range(run.tenant, run.workflow_id)]
+    for label in label_texts(run.labels):
+        prefixes += [label_range(run.tenant, label), label_range(None, label)]
+    if run.rerun_of is not None:
+        prefixes.append(rerun_range(run.rerun_of))
+    return [prefix + place for prefix in prefixes]
+
+
+def pack_listed(run: Run) -> bytes:
+    """The same, for ``adopt.lua``."""
+    return _pack(listed_names(run))
+
+
+def status_range(tenant: TenantId | None, status: RunStatus) -> str:
+    """The prefix of the runs with a status. The same as in ``part_listed.lua``."""
+    return f"S{status}:" if tenant is None else f"s{sized(tenant)}{status}:"
+
+
+def workflow_range(tenant: TenantId, workflow_id: WorkflowId) -> str:
+    """The prefix of the runs of a workflow."""
+    return f"w{sized(tenant)}{sized(workflow_id)}"
+
+
+def label_range(tenant: TenantId | None, label: str) -> str:
+    """The prefix of the runs with a label."""
+    return f"L{sized(label)}" if tenant is None else f"l{sized(tenant)}{sized(label)}"
+
+
+def rerun_range(run_id: RunId) -> str:
+    """The prefix of the reruns of a run."""
+    return f"r{sized(run_id)}"
 
 
 def approval_place(since: Instant, run_id: str, step_id: str) -> str:
@@ -321,7 +384,7 @@ OF_SHARD: Final = frozenset(
         *("ready", "ring", "turns", "counters", "open", "deadlines", "timers"),
         *("outbox", "rows", "active", "unfinished", "known", "finished", "keys", "aging"),
         *("configs", "configured", "rates", "letters", "dead", "dead_of", "mark"),
-        *("approvals", "asked", "asked_of", "audit_log"),
+        *("approvals", "asked", "asked_of", "audit_log", "listed", "seen"),
         *("shared_versions", "shared_workflows", "shared_names", "shared_runs"),
     )
 )

@@ -24,7 +24,7 @@ from stanchion.core.events import Event
 from stanchion.core.model import SHARDS, Instant, RunId, TenantId, shard_of_run, shard_of_tenant
 from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page
 
-__all__ = ["RedisHousekeeping", "RedisLetters"]
+__all__ = ["RedisHousekeeping", "RedisLetters", "adopt_runs"]
 
 _KEYS_FORGOTTEN_MAX: Final = 1_000
 """Expired keys of a shard that one purge removes. Admissions remove a few as well."""
@@ -125,6 +125,57 @@ class RedisHousekeeping(Sharded):
             for (shard, _, _), reply in zip(spans, replies, strict=True)
             for name in reply
         ]
+
+
+_ADOPTED: Final = "adopted"
+"""The counter of a shard that is 1 once all its runs are in the lists."""
+_SCANNED_AT_ONCE: Final = 500
+
+
+async def adopt_runs(shards: Shards) -> int:
+    """Add the runs that a version without filtered lists has written to the lists, once.
+
+    Returns how many. Another replica may do the same at the same time, without harm.
+    """
+    marks = await shards.read_all("HGET", "counters", _ADOPTED, deadline=shards.client.deadline())
+    count = 0
+    for shard in (shard for shard, mark in enumerate(marks) if mark is None):
+        for index, run_id_at in (
+            ("finished", slice(0, RUN_ID_CHARS)),
+            ("unfinished", slice(-RUN_ID_CHARS, None)),
+        ):
+            count += await _adopt_all_of(shards, shard, index, run_id_at)
+        key = shards.keys.of_shard(shard, "counters")
+        await shards.ask(shards.command(shard, "HSET", key, _ADOPTED, 1))
+    return count
+
+
+async def _adopt_all_of(shards: Shards, shard: int, index: str, run_id_at: slice) -> int:
+    """Add the runs that are named in an index of a shard to the lists."""
+    key, position, count = shards.keys.of_shard(shard, index), "0", 0
+    while True:
+        scan = ("ZSCAN", key, position, "COUNT", _SCANNED_AT_ONCE)
+        found, names = await shards.ask(shards.command(shard, *scan))
+        run_ids = [RunId(name.decode()[run_id_at]) for name in names[::2]]
+        bases = await shards.ask_all(
+            [
+                shards.command(shard, "HGET", shards.keys.of_run(run_id, "run"), "base")
+                for run_id in run_ids
+            ]
+        )
+        runs = [decode.read_base(base) for base in bases if base is not None]
+        added = await shards.ask_all(
+            [
+                shards.step(
+                    "adopt", shard, encode.pack_listed(run), encode.about(run), run_id=run.id
+                )
+                for run in runs
+            ]
+        )
+        count += sum(added)
+        position = found.decode()
+        if position == "0":
+            return count
 
 
 _PLACE_CHARS: Final = 32

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, assert_never
 
-from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.cursor import RunPage, read_cursor, write_cursor
 from stanchion.adapters.redis.client import RedisRequest, ask_in_time
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.store.redis import decode, encode
@@ -29,9 +29,11 @@ from stanchion.core.model import (
     ItemKey,
     PendingApproval,
     RunId,
+    RunStatus,
     Stamp,
     StepId,
     TenantId,
+    WorkflowId,
     shard_of_run,
     shard_of_tenant,
 )
@@ -51,15 +53,22 @@ from stanchion.ports.records import (
     Page,
     PostAnswer,
     RunFilter,
+    RunIndex,
     RunSummary,
     StaleFence,
+    index_for,
 )
 
 __all__ = ["RedisRuns"]
 
 
 _CHUNK: Final = 1_000
-"""Items or runs that one command reads."""
+"""Items that one command reads."""
+_TIME_CHARS: Final = 16
+"""The time of creation, with which a place begins."""
+_OF_SHARD_MIN: Final = 16
+_OF_SHARD_PART: Final = 8
+"""A page of all tenants reads from each shard this part of what it may hold."""
 _STREAM_ID: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
@@ -194,35 +203,62 @@ class RedisRuns(Sharded):
 
     async def list_runs(
         self,
-        tenant: TenantId,
+        tenant: TenantId | None,
         *,
         only: RunFilter = EVERY_RUN,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[RunSummary]:
         deadline = self._shards.client.deadline()
-        before = "+"
-        if cursor is not None:
-            created_at, run_id = read_cursor("runs", cursor, tuple[int, str])
-            before = "(" + encode.created_place(Instant(created_at), run_id)
-        # With a filter a page may be short: it reads a limited number of runs.
-        looked_at = limit if only == EVERY_RUN else max(limit, _CHUNK)
-        shard, runs = shard_of_tenant(tenant), self._shards.keys.of_tenant(tenant, "runs")
-        places = await self._shards.ask(
-            self._shards.command(
-                shard, "ZREVRANGEBYLEX", runs, before, "-", "LIMIT", 0, looked_at + 1
-            ),
+        page = RunPage(only, cursor, limit)
+        while not page.is_full:
+            asked = page.wanted
+            places, is_end = await self._run_places(tenant, only, page, asked, deadline)
+            runs = await self._summaries(places, deadline)
+            rows = [
+                (int(place[:_TIME_CHARS]), place[_TIME_CHARS:], _own(run, tenant))
+                for place, run in zip(places, runs, strict=True)
+            ]
+            # Without the end there are more, however few these are.
+            page.add(rows, asked if is_end else 0)
+        return page.page()
+
+    async def _run_places(
+        self,
+        tenant: TenantId | None,
+        only: RunFilter,
+        page: RunPage,
+        limit: int,
+        deadline: float,
+    ) -> tuple[list[str], bool]:
+        """The next places of an index, newest first, at most ``limit``, and whether it ends there.
+
+        Of all tenants, each shard is asked for a part of ``limit``. Then only those places count
+        that are not older than the last one of a shard that has more.
+        """
+        ranges = _ranges(tenant, only)
+        words = (
+            encode.created_place(Instant(page.before[0]), page.before[1]),
+            f"{page.since:016d}",
+        )
+        keys, slots = self._shards.keys, self._shards.keys.slots
+        if tenant is not None:
+            shard, key = shard_of_tenant(tenant), keys.of_tenant(tenant, "runs")
+            if ranges != [""]:
+                key = keys.of_shard(shard, "listed")
+            step = self._shards.step_at("page", slots[shard], [key], limit, *words, *ranges)
+            (found,) = await self._shards.ask(step, deadline)
+            return [place.decode() for place in found], len(found) < limit
+        of_shard = min(limit, max(_OF_SHARD_MIN, limit // _OF_SHARD_PART))
+        replies = await self._shards.ask_all(
+            self._shards.steps_on_all("page", ["listed"], of_shard, *words, *ranges),
             deadline,
         )
-        found = await self._summaries(shard, places[:looked_at], deadline)
-        fitting = [each for each in found if _fits(each, only)]
-        if len(fitting) > limit:
-            last = fitting[limit - 1]
-            return Page(tuple(fitting[:limit]), write_cursor("runs", last.created_at, last.id))
-        if len(places) > looked_at:
-            place = places[looked_at - 1].decode()
-            return Page(tuple(fitting), write_cursor("runs", int(place[:16]), place[16:]))
-        return Page(tuple(fitting))
+        found = [places for reply in replies for places in reply]
+        since = max((places[-1] for places in found if len(places) == of_shard), default=b"")
+        places = sorted((each for some in found for each in some if each >= since), reverse=True)
+        is_end = not since and len(places) < limit
+        return [place.decode() for place in places[:limit]], is_end
 
     async def list_approvals(
         self, tenant: TenantId | None, *, cursor: str | None = None, limit: int = 100
@@ -279,25 +315,23 @@ class RedisRuns(Sharded):
         active = self._shards.keys.of_shard(shard, "active")
         return int(await self._shards.ask(self._shards.command(shard, "HGET", active, tenant)) or 0)
 
-    async def _summaries(
-        self, shard: int, places: Sequence[bytes], deadline: float
-    ) -> list[RunSummary]:
-        run_ids = [RunId(place[16:].decode()) for place in places]
+    async def _summaries(self, places: Sequence[str], deadline: float) -> list[RunSummary | None]:
+        """The runs at these places; ``None`` for one that was purged since its place was read."""
+        run_ids = [RunId(place[_TIME_CHARS:]) for place in places]
         replies = await self._shards.ask_all(
             [
                 self._shards.command(
-                    shard, "HMGET", self._shards.keys.of_run(run_id, "run"), *decode.SUMMARY_FIELDS
+                    shard_of_run(run_id) or 0,
+                    *("HMGET", self._shards.keys.of_run(run_id, "run"), *decode.SUMMARY_FIELDS),
                 )
                 for run_id in run_ids
             ],
             deadline,
         )
-        found = (
+        return [
             decode.read_summary(run_id, values)
             for run_id, values in zip(run_ids, replies, strict=True)
-        )
-        # A run may have been purged since its id was read.
-        return [summary for summary in found if summary is not None]
+        ]
 
 
 def _chunks(keys: Sequence[ItemKey]) -> list[Sequence[ItemKey]]:
@@ -324,11 +358,28 @@ def _verdict(run_id: RunId, reply: Reply) -> Verdict:
             raise BackendCorrupt(f"admit answered {other!r}")
 
 
-def _fits(summary: RunSummary, only: RunFilter) -> bool:
-    return only.status in {None, summary.status} and only.workflow_id in {
-        None,
-        summary.workflow_id,
-    }
+def _own(run: RunSummary | None, tenant: TenantId | None) -> RunSummary | None:
+    """The run, unless it is another tenant's: the index of reruns has the runs of all."""
+    return run if run is not None and tenant in {None, run.tenant} else None
+
+
+def _ranges(tenant: TenantId | None, only: RunFilter) -> list[str]:
+    """The prefixes of the ranges that are merged; empty for the list of all runs of a tenant."""
+    index = index_for(only, tenant)
+    match index:
+        case RunIndex.RERUN:
+            return [encode.rerun_range(only.rerun_of or RunId(""))]
+        case RunIndex.LABEL:
+            return [encode.label_range(tenant, only.labels[0])]
+        case RunIndex.WORKFLOW:
+            assert tenant is not None
+            return [encode.workflow_range(tenant, only.workflow_id or WorkflowId(""))]
+        case RunIndex.AGE if tenant is not None:
+            return [""]
+        case RunIndex.STATUS | RunIndex.AGE:
+            return [encode.status_range(tenant, each) for each in {*only.statuses} or {*RunStatus}]
+        case _:
+            assert_never(index)
 
 
 def _stream_id(position: str) -> str:

@@ -20,7 +20,11 @@ from stanchion.adapters.store.redis.definitions import (
     RedisTenants,
 )
 from stanchion.adapters.store.redis.encode import COMMON_TAG, StoreKeys
-from stanchion.adapters.store.redis.housekeeping import RedisHousekeeping, RedisLetters
+from stanchion.adapters.store.redis.housekeeping import (
+    RedisHousekeeping,
+    RedisLetters,
+    adopt_runs,
+)
 from stanchion.adapters.store.redis.jobs import RedisJobs
 from stanchion.adapters.store.redis.outbox import RedisOutbox
 from stanchion.adapters.store.redis.runs import RedisRuns
@@ -84,4 +88,12 @@ class RedisStore(
         for warning in warnings:
             _log.warning("store_settings", extra={"fields": {"warning": warning}})
         rounds = Rounds(first_shard=int(chance.unit() * SHARDS))
-        return cls(Shards(client, keys, rounds, key_ttl_ms, audit_ttl_ms), warnings)
+        shards = Shards(client, keys, rounds, key_ttl_ms, audit_ttl_ms)
+        try:
+            adopted = await adopt_runs(shards)
+        except BaseException:
+            await client.close()
+            raise
+        if adopted:
+            _log.info("store_upgraded", extra={"fields": {"runs": adopted}})
+        return cls(shards, warnings)

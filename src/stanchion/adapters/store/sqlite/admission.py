@@ -23,8 +23,8 @@ from stanchion.adapters.store.sqlite.codec import (
 )
 from stanchion.adapters.store.sqlite.runs import carry_out, put_items, timeline_lines
 from stanchion.core.admission import Admitted, Facts, KeyRecord, Rate, Verdict, judge
-from stanchion.core.model import Instant, TenantId, WorkflowSource
-from stanchion.ports.records import Admission, Tenant
+from stanchion.core.model import Instant, Risk, Run, TenantId, WorkflowSource
+from stanchion.ports.records import Admission, Tenant, label_texts
 
 __all__ = ["admit"]
 
@@ -153,6 +153,8 @@ def _begin(db: Database, admission: Admission, facts: Facts, number: int) -> Non
         db.later(
             SQL["begin_shared_run"], run=number, workflow_id=run.workflow_id, tenant=run.tenant
         )
+    if run.labels or run.rerun_of is not None or run.risk is not Risk.STANDARD:
+        _mark(db, number, run)
     put_items(db, number, run.items)
     carry_out(db, number, transition.effects)
     if facts.rate is not None:
@@ -160,3 +162,17 @@ def _begin(db: Database, admission: Admission, facts: Facts, number: int) -> Non
         db.run(SQL["use_rate"], tenant=run.tenant, used_until_ms=used_until_ms)
     if admission.audit is not None:
         add_audit(db, admission.audit)
+
+
+def _mark(db: Database, number: int, run: Run) -> None:
+    db.later(
+        SQL["mark_run"],
+        run=number,
+        tenant=run.tenant,
+        created_at=run.created_at,
+        id=run.id,
+        risk=run.risk,
+        labels=encode(run.labels) if run.labels else None,
+        rerun_of=run.rerun_of,
+        texts=encode_text(label_texts(run.labels)),
+    )

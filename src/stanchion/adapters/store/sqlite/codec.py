@@ -42,6 +42,7 @@ __all__ = [
     "HISTORY_LINES",
     "INBOX",
     "ITEM",
+    "LABELS",
     "ORIGIN",
     "SQL",
     "TENANT",
@@ -113,6 +114,7 @@ INBOX: Final[msgspec.json.Decoder[list[tuple[int, str, Event]]]] = msgspec.json.
     list[tuple[int, str, Event]]
 )
 ITEM: Final = msgspec.json.Decoder(Item)
+LABELS: Final = msgspec.json.Decoder(dict[str, str])
 ORIGIN: Final = msgspec.json.Decoder(Origin)
 _STEPS: Final = msgspec.json.Decoder(dict[StepId, Step])
 _STEP: Final = msgspec.json.Decoder(Step)

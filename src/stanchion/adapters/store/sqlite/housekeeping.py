@@ -117,6 +117,8 @@ _BELONGINGS: Final = (
     "purge_letters",
     "purge_history",
     "purge_origin",
+    "purge_labels",
+    "purge_marks",
     "purge_run",
 )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Final, assert_never
 
-from stanchion.adapters.cursor import read_cursor, write_cursor
+from stanchion.adapters.cursor import RunPage, read_cursor, write_cursor
 from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.store.sqlite.codec import (
     APPROVAL,
@@ -17,6 +18,7 @@ from stanchion.adapters.store.sqlite.codec import (
     HISTORY_LINES,
     INBOX,
     ITEM,
+    LABELS,
     ORIGIN,
     SQL,
     VALUE,
@@ -37,6 +39,7 @@ from stanchion.core.model import (
     ItemKey,
     Job,
     PendingApproval,
+    Risk,
     Run,
     RunId,
     RunStatus,
@@ -65,7 +68,9 @@ from stanchion.ports.records import (
     Loaded,
     Page,
     RunFilter,
+    RunIndex,
     RunSummary,
+    index_for,
 )
 
 __all__ = [
@@ -256,77 +261,74 @@ def _feed_end(db: Database, tenant: TenantId) -> int:
     return int(found[0])
 
 
-_LIST: Final = "runs"
-_AFTER_ALL: Final = (2**63 - 1, "")
-"""Later than any run: the position of the first page."""
-_ROWS_MAX: Final = 1_000
-"""Rows that one page may read. A filter by workflow drops some of them: an index for it would cost
-every start more than it saves in the few such lists."""
-
-
 def list_runs(
     db: Database,
-    tenant: TenantId,
+    tenant: TenantId | None,
     *,
     only: RunFilter = EVERY_RUN,
     cursor: str | None = None,
     limit: int = 100,
 ) -> Page[RunSummary]:
     """See ``ports.store.Runs.list_runs``."""
-    before = _AFTER_ALL if cursor is None else read_cursor(_LIST, cursor, tuple[int, str])
-    sifts = only.workflow_id is not None
-    row_limit = max(_ROWS_MAX, limit) if sifts else limit
-    rows = _rows(db, tenant, only, before, row_limit + 1)
-    found: list[RunSummary] = []
-    last: Row | None = None
-    for row in rows[:row_limit]:
-        if len(found) == limit:
-            break
-        last = row
-        if not sifts or row[1] == only.workflow_id:
-            found.append(_summary(row))
-    is_end = last is None or last is rows[-1]
-    return Page(tuple(found), None if last is None or is_end else _cursor(last))
+    page = RunPage(only, cursor, limit)
+    while not page.is_full:
+        asked = page.wanted
+        found = [_summary(row) for row in _rows(db, tenant, only, page, asked)]
+        page.add(((run.created_at, run.id, _own(run, tenant)) for run in found), asked)
+    return page.page()
+
+
+def _own(run: RunSummary, tenant: TenantId | None) -> RunSummary | None:
+    """The run, unless it is another tenant's: the index of reruns has the runs of all."""
+    return run if tenant in {None, run.tenant} else None
 
 
 def _rows(
-    db: Database, tenant: TenantId, only: RunFilter, before: tuple[int, str], limit: int
+    db: Database, tenant: TenantId | None, only: RunFilter, page: RunPage, limit: int
 ) -> list[Row]:
-    created_at, run_id = before
-    match only:
-        case RunFilter(status=RunStatus() as status):
-            return db.every(
-                SQL["list_runs_by_status"],
-                tenant=tenant,
-                status=status,
-                created_at=created_at,
-                run_id=run_id,
-                limit=limit,
-            )
+    created_at, run_id = page.before
+    every = partial(
+        db.every, since=page.since, created_at=created_at, run_id=run_id, limit=limit, tenant=tenant
+    )
+    of_all = "_of_all" if tenant is None else ""
+    index = index_for(only, tenant)
+    match index:
+        case RunIndex.RERUN:
+            return every(SQL["list_reruns"], rerun_of=only.rerun_of)
+        case RunIndex.LABEL:
+            return every(SQL[f"list_runs_with_label{of_all}"], label=only.labels[0])
+        case RunIndex.WORKFLOW:
+            return every(SQL["list_runs_of_workflow"], workflow_id=only.workflow_id)
+        case RunIndex.STATUS | RunIndex.AGE:
+            ranges = {**_NO_STATUS, **_ranges({*only.statuses} or {*RunStatus})}
+            return every(SQL[f"list_runs{of_all}"], **ranges)
         case _:
-            return db.every(
-                SQL["list_runs"],
-                tenant=tenant,
-                created_at=created_at,
-                run_id=run_id,
-                limit=limit,
-            )
+            assert_never(index)
 
 
-def _cursor(row: Row) -> str:
-    return write_cursor(_LIST, row[4], row[0])
+_NO_STATUS: Final[Mapping[str, str | None]] = {f"s{number}": None for number in range(1, 9)}
+"""The ranges of ``list_runs``, none of them used."""
+
+
+def _ranges(statuses: Iterable[RunStatus]) -> dict[str, str]:
+    return {f"s{number}": status for number, status in enumerate(statuses, 1)}
 
 
 def _summary(row: Row) -> RunSummary:
-    run_id, workflow_id, workflow_version, status, created_at, finished_at, error = row
+    run_id, tenant, workflow_id, workflow_version, status, created_at, finished_at, *rest = row
+    error, risk, labels, rerun_of = rest
     return RunSummary(
         id=run_id,
+        tenant=tenant,
         workflow_id=workflow_id,
         workflow_version=workflow_version,
         status=RunStatus(status),
         created_at=created_at,
         finished_at=finished_at,
         error=None if error is None else FAILURE.decode(error),
+        risk=Risk.STANDARD if risk is None else Risk(risk),
+        labels={} if labels is None else LABELS.decode(labels),
+        rerun_of=rerun_of,
     )
 
 

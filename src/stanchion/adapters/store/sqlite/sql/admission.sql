@@ -55,6 +55,11 @@ INSERT INTO beginnings (
 -- Counts an unfinished run of a shared workflow.
 INSERT INTO shared_runs (run, workflow_id, tenant) VALUES (:run, :workflow_id, :tenant)
 
+-- name: mark_run
+-- Writes what lists show of the run beside its row, see together.sql.
+INSERT INTO markings (run, tenant, created_at, id, risk, labels, rerun_of, texts)
+VALUES (:run, :tenant, :created_at, :id, :risk, :labels, :rerun_of, :texts)
+
 -- name: use_rate
 -- Stores up to when the tenant has used its job rate.
 INSERT INTO accounts (tenant, rate_used_until_ms) VALUES (:tenant, :used_until_ms)

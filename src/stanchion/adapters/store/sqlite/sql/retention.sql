@@ -74,6 +74,14 @@ DELETE FROM history WHERE run = :run
 -- The run's origin.
 DELETE FROM origins WHERE run = :run
 
+-- name: purge_labels
+-- The run's labels.
+DELETE FROM labels WHERE run = :run
+
+-- name: purge_marks
+-- What lists show of the run beside its row.
+DELETE FROM marks WHERE run = :run
+
 -- name: purge_run
 -- The run itself; last, since the others are found by it.
 DELETE FROM runs WHERE run = :run

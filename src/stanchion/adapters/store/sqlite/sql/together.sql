@@ -30,10 +30,26 @@ CREATE TEMP TRIGGER begin_run INSTEAD OF INSERT ON beginnings BEGIN
         SELECT NEW.tenant, NEW.key, NEW.run, NEW.fingerprint WHERE NEW.key IS NOT NULL
         ON CONFLICT (tenant, key)
         DO UPDATE SET run = excluded.run, fingerprint = excluded.fingerprint;
-    -- Counts one more slot, and creates the account of a new tenant.
-    INSERT INTO accounts (tenant, active)
-        SELECT NEW.tenant, 1 WHERE NEW.holds_slot AND NEW.ended_at IS NULL
-        ON CONFLICT (tenant) DO UPDATE SET active = active + 1;
+    -- Counts one more slot, unless the run has none, and creates the account of a new tenant.
+    INSERT INTO accounts (tenant, active, seen_at) VALUES (
+            NEW.tenant, NEW.holds_slot AND NEW.ended_at IS NULL, NEW.created_at
+        )
+        ON CONFLICT (tenant) DO UPDATE SET
+            active = active + excluded.active, seen_at = excluded.seen_at;
+END;
+
+-- What lists show of a new run beside its row, and its labels. `texts` is a JSON array of the labels
+-- as texts.
+CREATE TEMP VIEW markings AS SELECT
+    NULL AS run, NULL AS tenant, NULL AS created_at, NULL AS id, NULL AS risk, NULL AS labels,
+    NULL AS rerun_of, NULL AS texts;
+
+CREATE TEMP TRIGGER mark_run INSTEAD OF INSERT ON markings BEGIN
+    INSERT INTO marks (run, tenant, created_at, id, risk, labels, rerun_of) VALUES (
+        NEW.run, NEW.tenant, NEW.created_at, NEW.id, NEW.risk, NEW.labels, NEW.rerun_of
+    );
+    INSERT INTO labels (tenant, label, created_at, id, run)
+        SELECT NEW.tenant, value, NEW.created_at, NEW.id, NEW.run FROM json_each(NEW.texts);
 END;
 
 -- A job that becomes ready. A dead one becomes ready again with its old fence; any other job that
