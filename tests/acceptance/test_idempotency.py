@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 
 from tests.acceptance.caller import Caller
+from tests.acceptance.waiting import until
 from tests.acceptance.workflows import HOLD, one_job
 
 MISMATCH = (422, "idempotency_mismatch")
@@ -111,3 +113,32 @@ async def test_a7_a_refused_input_leaves_no_key_behind(caller: Caller) -> None:
     answer = await caller.start("strict", {"n": 1}, key="order-1")
     assert answer.status == 200
     assert not answer.is_replayed
+
+
+async def test_a_refused_start_is_found_by_its_key_and_its_request_on_every_replica(
+    caller: Caller,
+) -> None:
+    await caller.apply("hold", HOLD)
+    await caller.configure(max_concurrent_runs=1)
+    first, last = caller.at(0), caller.at(-1)
+    assert (await first.start("hold", key="order-1")).status == 200
+    refused = await first.start("hold", key="order-2")
+    mismatch = await first.start("hold", {"other": 1}, key="order-1")
+    assert (refused.status, mismatch.verdict) == (429, MISMATCH)
+
+    async def decisions(query: str) -> list[dict[str, Any]]:
+        return [*(await last.get(f"/v1/admin/decisions?{query}"))["decisions"]]
+
+    async def are_readable() -> bool:
+        return len(await decisions("limit=10")) == 2
+
+    await until(are_readable, within_s=2.0)
+    (row,) = await decisions("key=order-2")
+    assert [row] == await decisions(f"request_id={refused.headers['x-request-id']}")
+    assert row["at"].endswith("Z")
+    assert (row["tenant"], row["workflow_id"], row["outcome"]) == (caller.tenant, "hold", "full")
+    assert (row["limit"], row["active"], row["actor"]) == (1, 1, "anonymous")
+    assert row["retry_after_ms"] == refused.body["retry_after_ms"]
+    (row,) = await decisions("outcome=mismatch")
+    assert (row["key"], row["limit"], row["retry_after_ms"]) == ("order-1", None, None)
+    assert await caller.other().get("/v1/admin/decisions") == {"decisions": [], "cursor": None}

@@ -747,6 +747,40 @@ CASES: Final = (
         says=("kim", "tenant.put", "tenant/acme", '{"max_concurrent_runs": 2}'),
     ),
     Case(
+        args=(
+            *("decision", "list", "--key", "order-2", "--request-id", "r-12", "--outcome", "full"),
+            *("--since", "2026-11-15T19:00:00Z"),
+        ),
+        asks=("GET", "/v1/admin/decisions"),
+        query={
+            **PAGE,
+            "key": "order-2",
+            "request_id": "r-12",
+            "outcome": "full",
+            "since": "2026-11-15T19:00:00Z",
+        },
+        answer=admin.DecisionList(
+            (
+                admin.DecisionRow(
+                    at=AT,
+                    tenant="acme",
+                    workflow_id="research",
+                    outcome="full",
+                    limit=2,
+                    active=2,
+                    retry_after_ms=3_400,
+                    key="order-2",
+                    request_id="r-12",
+                    actor="kim",
+                    replica="one",
+                    left_out=7,
+                ),
+            )
+        ),
+        shape=admin.DecisionList,
+        says=("acme", "full", "2/2", "3.4 s", "order-2", "7 refusals among these have no receipt"),
+    ),
+    Case(
         args=("escalation", "show"),
         asks=("GET", "/v1/admin/escalation"),
         answer=ESCALATION,

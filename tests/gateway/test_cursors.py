@@ -31,6 +31,7 @@ KINDS = {
     "list_replicas": "replicas",
     "list_workers": "workers",
     "list_audit": "audit",
+    "list_decisions": "receipts",
 }
 HUGE = ("9" * 30, str(2**63), str(2**64), "-1", "1.5", "1e400", "NaN", "null", "true", '"x"')
 

@@ -277,6 +277,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "get_escalation": forbidden,
     "set_escalation": forbidden,
     "list_audit": own_entries,
+    "list_decisions": empty("decisions"),
 }
 MAKERS = ("put_workflow", "submit_job")
 """They leave something with the second tenant, which the lists of others would then show."""

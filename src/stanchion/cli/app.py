@@ -87,6 +87,7 @@ app = LazyGroup(
             "See the server processes of the deployment.",
         ),
         "audit": (_HERE + "audit:audit", "See who changed what."),
+        "decision": (_HERE + "audit:decision", "See which starts were refused, and why."),
         "drill": (_HERE + "drill:command", "Prove the policies on real processes."),
         "sim": (_HERE + "local:sim", "Run the services under seeded faults."),
         "completion": (_HERE + "local:completion", "Print the completion script of a shell."),

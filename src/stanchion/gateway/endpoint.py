@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stanchion.core.receipts import Receipt
 from stanchion.gateway.auth import DEFAULT_TENANT, Caller
 from stanchion.gateway.body import decoded, is_suspect, read_query
 from stanchion.gateway.exchange import (
@@ -31,6 +32,7 @@ from stanchion.gateway.exchange import (
 from stanchion.gateway.load import Observe, RequestPlace, stream_counted
 from stanchion.gateway.problems import (
     GATE_UNAVAILABLE,
+    STATUS,
     Refusal,
     RequestRefused,
     invalid_member,
@@ -70,6 +72,13 @@ _HEAVY_BODY_BYTES: Final = 16 * 1024
 """Of a tenant's requests with larger bodies, one is handled at a time."""
 _HEAVY_LIST: Final = 200
 """The same for lists with a larger ``limit``."""
+_RECEIPTED: Final[Mapping[Code, str]] = {
+    **{code: str(code) for code, status in STATUS.items() if status in {429, 503}},
+    Code.MAX_CONCURRENT_RUNS_REACHED: "full",
+    Code.JOB_THROTTLED: "throttled",
+    Code.IDEMPOTENCY_MISMATCH: "mismatch",
+}
+"""The refusals of starts that get a receipt, with their outcomes: those of the metric."""
 _ANSWER_S_PER_BYTE: Final = 12e-9
 """Processor time of a large answer (read, decode, encode), charged to its tenant."""
 
@@ -165,11 +174,36 @@ class _RouteRunner:
 
     async def _send(self, exchange: Exchange, answer: EncodedAnswer | Refusal) -> None:
         if not isinstance(answer, EncodedAnswer):
+            if self._route.admits:
+                self._note(exchange, answer)
             await exchange.refuse(answer)
         elif len(answer.body) <= PART_BYTES:
             await exchange.answer(answer)
         else:
             await self._send_large(exchange, answer)
+
+    def _note(self, exchange: Exchange, refusal: Refusal) -> None:
+        """Collect the receipt of a start that was refused, if its tenant is known."""
+        if exchange.tenant is None or refusal.code not in _RECEIPTED:
+            return
+        key = exchange.headers.get(b"idempotency-key")
+        is_key = key is not None and _KEY.fullmatch(key) is not None
+        services = self._services
+        services.receipts.note(
+            Receipt(
+                services.clock.now(),
+                exchange.tenant,
+                exchange.scope["path_params"].get("workflow_id"),
+                _RECEIPTED[refusal.code],
+                refusal.limit,
+                refusal.active,
+                refusal.retry_after_ms,
+                key.decode("ascii") if is_key and key is not None else None,
+                exchange.request_id,
+                exchange.actor,
+                services.replicas.replica,
+            )
+        )
 
     async def _send_large(self, exchange: Exchange, answer: EncodedAnswer) -> None:
         body, tenant, answers = answer.body, exchange.tenant, self._state.answers
@@ -201,7 +235,7 @@ class _RouteRunner:
             caller = await self._state.auth.caller(exchange.headers, route)
             if caller.only is not None:
                 place.take_for(caller.tenant)
-                exchange.tenant = caller.tenant
+                exchange.tenant, exchange.actor = caller.tenant, caller.actor
                 if route.method == "GET":
                     self._state.work.check(caller.tenant)
             deadline = self._state.deadlines.begin(self._first_s)

@@ -102,6 +102,7 @@ class Exchange:
         "_began_s",
         "_observe",
         "_options",
+        "actor",
         "headers",
         "is_begun",
         "receive",
@@ -125,6 +126,7 @@ class Exchange:
         self.is_begun = False
         self.tenant: TenantId | None = None
         """The request's tenant, once it is known: costs are charged to it."""
+        self.actor = ""
         self.scope = scope
         self.receive = receive
         self.send = send

@@ -41,6 +41,7 @@ from stanchion.core.model import (
     WorkflowId,
     WorkflowSource,
 )
+from stanchion.core.receipts import Receipt, ReceiptBatch
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.workflow import Workflow
 from stanchion.ports.records import (
@@ -79,6 +80,7 @@ __all__ = [
     "Housekeeping",
     "Jobs",
     "Outbox",
+    "Receipts",
     "Replicas",
     "Runs",
     "Store",
@@ -495,7 +497,34 @@ class AuditLog(Protocol):
         """
 
 
+class Receipts(Protocol):
+    """Receipts of refusals: the newest thousand of each tenant, for a day."""
+
+    async def put_receipts(
+        self, tenant: TenantId, receipts: Sequence[Receipt], *, batch_id: str
+    ) -> None:
+        """Write receipts of a tenant, oldest first, once per ``batch_id``; remove old ones."""
+
+    async def receipt_batches(
+        self, tenant: TenantId | None, *, at_most: str | None = None, limit: int = 20
+    ) -> tuple[ReceiptBatch, ...]:
+        """Batches of one tenant or of all, newest first; from the place ``at_most`` on, with it.
+
+        Also contains batches with receipts beyond the newest thousand, and older ones than a day.
+        """
+
+
 class Store(
-    Runs, Jobs, Outbox, Definitions, Tenants, Documents, Replicas, Housekeeping, AuditLog, Protocol
+    Runs,
+    Jobs,
+    Outbox,
+    Definitions,
+    Tenants,
+    Documents,
+    Replicas,
+    Housekeeping,
+    AuditLog,
+    Receipts,
+    Protocol,
 ):
     """The whole port. Services declare the smallest part that they need."""

@@ -32,6 +32,7 @@ from stanchion.services.leasing import Leasing
 from stanchion.services.log import log_event
 from stanchion.services.outbox import AT_ONCE_MAX, Calls, Relay
 from stanchion.services.plans import Linker, Plans, link_here
+from stanchion.services.receipts import ReceiptService
 from stanchion.services.reconciler import Reconciler
 from stanchion.services.replicas import ReplicaReporter
 from stanchion.services.scheduler import Scheduler
@@ -185,6 +186,9 @@ class Engine:
             registry=registry,
             work=work,
             executor=self._executor,
+            receipts=ReceiptService(
+                store, clock=clock, entropy=backends.entropy, registry=registry
+            ),
             replicas=ReplicaReporter(
                 replica,
                 backends,
@@ -217,6 +221,7 @@ class Engine:
         self.services.scheduler.close()
         self.services.waiters.close()
         await self._leasing.close()
+        await self.services.receipts.close()
         await self.services.replicas.withdraw()
         self._executor.close()
 
@@ -230,6 +235,7 @@ class Engine:
             "ready": services.scheduler.run,
             "reconcile": self._reconciler.run,
             "replicas": services.replicas.run,
+            "receipts": services.receipts.run,
         }
 
     async def _endless(self, name: str, loop: Loop) -> None:
@@ -280,3 +286,4 @@ class Services(Backends):
     work: TenantWorkBudget
     executor: TenantExecutor
     replicas: ReplicaReporter
+    receipts: ReceiptService

@@ -269,6 +269,35 @@ class AuditList(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
+class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The receipt of a refused start."""
+
+    at: datetime
+    tenant: str
+    workflow_id: str | None
+    """`null` for a rerun or a single job."""
+    outcome: str
+    """`full`, `mismatch`, `throttled`, or the code of the refusal."""
+    limit: int | None
+    active: int | None
+    retry_after_ms: int | None
+    """What the caller was told."""
+    key: str | None
+    """The idempotency key."""
+    request_id: str
+    actor: str
+    replica: str
+    left_out: int = 0
+    """Refusals of the tenant just before this one that have no receipt: there were too many."""
+
+
+class DecisionList(msgspec.Struct, frozen=True):
+    """A page of receipts. A filtered page may be short and not be the last."""
+
+    decisions: tuple[DecisionRow, ...]
+    cursor: str | None = None
+
+
 class SetEscalation(_Request, frozen=True, kw_only=True):
     """An operator's order: force open or closed, or clear the latch and every order."""
 

@@ -1,4 +1,4 @@
-"""``stanchion audit``: who changed what."""
+"""``stanchion audit`` and ``stanchion decision``: who changed what, and who was refused."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, BinaryIO, Final, TypeVar
 import click
 
 from stanchion.cli.session import Session, limit_and_cursor, list_of, path_to, talks
-from stanchion.cli.text import cell, clock, table
+from stanchion.cli.text import cell, clock, ident, table
 
-__all__ = ["audit", "time_option"]
+__all__ = ["audit", "decision", "time_option"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -138,6 +138,78 @@ def _rows(page: dict[str, Any]) -> Iterator[str]:
                 for row in page["entries"]
             ),
         )
+
+
+@click.group("decision")
+def decision() -> None:
+    """See which starts were refused, and why."""
+
+
+@decision.command("list")
+@click.option("--key", metavar="KEY", help="Refusals of one idempotency key.")
+@click.option("--request-id", metavar="ID", help="The refusal of one request.")
+@click.option("--outcome", metavar="OUTCOME", help="full, mismatch, or the code of the refusal.")
+@time_option("--since", "Refusals from this time on.")
+@time_option("--until", "Refusals before this time, like 2027-01-31T12:00:00Z or 2h (ago).")
+@limit_and_cursor
+@talks
+def list_decisions(  # noqa: PLR0913 - one for each option
+    session: Session,
+    *,
+    limit: int,
+    cursor: str | None,
+    key: str | None,
+    request_id: str | None,
+    outcome: str | None,
+    since: str | None,
+    until: str | None,
+) -> None:
+    """List refused starts, newest first: of --tenant, or of all tenants.
+
+    The newest thousand of each tenant are kept for a day.
+    """
+    page = session.get(
+        path_to("admin", "decisions"),
+        limit=limit,
+        cursor=cursor,
+        key=key,
+        request_id=request_id,
+        outcome=outcome,
+        since=since,
+        until=until,
+    )
+    list_of(session, page, _decision_rows, "refused starts")
+    left_out = sum(row["left_out"] for row in page["decisions"])
+    if left_out:
+        session.note(f"{left_out} refusals among these have no receipt: there were too many")
+
+
+def _decision_rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["decisions"]:
+        yield from table(
+            ("AT", "TENANT", "WORKFLOW", "OUTCOME", "ACTIVE", "RETRY", "KEY", "REQUEST"),
+            (
+                (
+                    clock(row["at"]),
+                    cell(row["tenant"]),
+                    cell(row["workflow_id"]),
+                    cell(row["outcome"]),
+                    _of(row["active"], row["limit"]),
+                    _seconds(row["retry_after_ms"]),
+                    cell(row["key"]),
+                    ident(row["request_id"]),
+                )
+                for row in page["decisions"]
+            ),
+        )
+
+
+def _of(active: int | None, limit: int | None) -> str:
+    return "-" if active is None else f"{active}/{'∞' if limit is None else limit}"
+
+
+def _seconds(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds / 1000:.1f} s"
 
 
 def _change(before: object, after: object) -> str:

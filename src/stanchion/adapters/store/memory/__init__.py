@@ -18,6 +18,7 @@ from stanchion.adapters.store.memory.housekeeping import (
     MemoryAuditLog,
     MemoryHousekeeping,
     MemoryOutbox,
+    MemoryReceiptBatches,
 )
 from stanchion.adapters.store.memory.jobs import MemoryJobs
 from stanchion.adapters.store.memory.runs import MemoryRuns
@@ -40,6 +41,7 @@ class MemoryStore(
     MemoryReplicas,
     MemoryHousekeeping,
     MemoryAuditLog,
+    MemoryReceiptBatches,
 ):
     """See ``ports.store.Store``. ``key_ttl_ms``: how long a key is kept after its run ended.
 

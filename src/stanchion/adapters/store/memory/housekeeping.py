@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -14,13 +15,14 @@ from stanchion.adapters.outcomes import (
     event_dead_letter,
     replay_entry,
 )
-from stanchion.adapters.store.memory.state import MemoryPart, RunFile
+from stanchion.adapters.store.memory.state import MemoryPart, MemoryReceipts, RunFile
 from stanchion.core.audit import EVERY_ENTRY, LOOKED_AT_FACTOR, AuditEntry, AuditFilter
 from stanchion.core.events import Event, TimerFired
 from stanchion.core.model import Instant, RunId, TenantId
+from stanchion.core.receipts import DAY_MS, Receipt, ReceiptBatch, newest_kept
 from stanchion.ports.records import DeadLetter, Drift, OutboxRow, Page
 
-__all__ = ["MemoryAuditLog", "MemoryHousekeeping", "MemoryOutbox"]
+__all__ = ["MemoryAuditLog", "MemoryHousekeeping", "MemoryOutbox", "MemoryReceiptBatches"]
 
 
 class MemoryHousekeeping(MemoryPart):
@@ -177,6 +179,36 @@ class MemoryAuditLog(MemoryPart):
             elif only.fits(log[place]):
                 found.append(log[place])
         return Page(tuple(found), write_cursor("audit", place + removed) if place else None)
+
+
+class MemoryReceiptBatches(MemoryPart):
+    """See ``ports.store.Receipts``."""
+
+    async def put_receipts(
+        self, tenant: TenantId, receipts: Sequence[Receipt], *, batch_id: str
+    ) -> None:
+        batches, now = self._state.receipts, self._state.now()
+        if any(each.id == batch_id for each in batches):
+            return
+        number = next(self._state.receipt_order)
+        batches.append(MemoryReceipts(number, batch_id, tenant, now, tuple(receipts)))
+        own = [each for each in reversed(batches) if each.tenant == tenant]
+        kept = newest_kept(len(each.receipts) for each in own)
+        gone = {each.number for each in own[kept:]}
+        batches[:] = [
+            each for each in batches if each.number not in gone and each.at > now - DAY_MS
+        ]
+
+    async def receipt_batches(
+        self, tenant: TenantId | None, *, at_most: str | None = None, limit: int = 20
+    ) -> tuple[ReceiptBatch, ...]:
+        last = None if at_most is None else read_cursor("receipts", at_most, tuple[int])[0]
+        found = (
+            ReceiptBatch(write_cursor("receipts", each.number), each.receipts)
+            for each in reversed(self._state.receipts)
+            if tenant in {None, each.tenant} and (last is None or each.number <= last)
+        )
+        return tuple(islice(found, limit))
 
 
 def _written_at(entry: AuditEntry) -> int:

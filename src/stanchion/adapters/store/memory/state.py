@@ -40,6 +40,7 @@ from stanchion.core.model import (
     WorkflowSource,
     split_name,
 )
+from stanchion.core.receipts import Receipt
 from stanchion.core.transition import TimelineEntry
 from stanchion.ports.clock import Clock
 from stanchion.ports.records import (
@@ -60,6 +61,7 @@ __all__ = [
     "JobFile",
     "Key",
     "MemoryPart",
+    "MemoryReceipts",
     "MemoryState",
     "ReadyIndex",
     "RunFile",
@@ -133,6 +135,17 @@ class Account:
     """The total number of entries ever written."""
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryReceipts:
+    """A batch of receipts."""
+
+    number: int
+    id: str
+    tenant: TenantId
+    at: Instant
+    receipts: tuple[Receipt, ...]
+
+
 class MemoryState:
     """The state of a memory store."""
 
@@ -165,6 +178,9 @@ class MemoryState:
         self.audit_removed = 0
         """Entries that were removed from the log, because they were too old."""
         self.audited_once: set[str] = set()
+        self.receipts: list[MemoryReceipts] = []
+        """Oldest first."""
+        self.receipt_order = count(1)
 
     def now(self) -> Instant:
         return self._clock.now()

@@ -2,6 +2,8 @@
 
 An entry is in the shard of its change: in the log of the shard and, if it has a tenant, in that of
 the tenant. Changes of documents are in a place of their own. A list merges these logs by time.
+
+Receipts of refusals are in the shard of their tenant.
 """
 
 from __future__ import annotations
@@ -13,14 +15,19 @@ from stanchion.adapters.cursor import read_cursor, write_cursor
 from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.redis.node import pack
 from stanchion.adapters.store.redis import decode, encode
+from stanchion.adapters.store.redis.encode import sized
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.audit import EVERY_ENTRY, LOOKED_AT_FACTOR, AuditEntry, AuditFilter
 from stanchion.core.model import TenantId, shard_of_tenant
+from stanchion.core.receipts import DAY_MS, KEPT_MAX, Receipt, ReceiptBatch
 from stanchion.ports.records import Page
 
-__all__ = ["RedisAuditLog"]
+__all__ = ["RedisAuditLog", "RedisReceipts"]
 
 _LIST: Final = "audit"
+_RECEIPTS: Final = "receipts"
+_PLACE_CHARS: Final = 32
+"""The place of a batch of receipts: time and number. Its id follows."""
 _FIRST_READ: Final = 8
 _READ: Final = 100
 """Entries of one log that are read at a time."""
@@ -82,6 +89,68 @@ class RedisAuditLog(Sharded):
             ]
         of_shards = [(keys.slots[shard], keys.of_shard(shard, "audit_log")) for shard in ALL_SHARDS]
         return [*of_shards, (keys.common_slot, every)]
+
+
+class RedisReceipts(Sharded):
+    """See ``ports.store.Receipts``."""
+
+    async def put_receipts(
+        self, tenant: TenantId, receipts: Sequence[Receipt], *, batch_id: str
+    ) -> None:
+        words = (tenant, batch_id, len(receipts), encode.to_json(receipts), KEPT_MAX, DAY_MS)
+        await self._shards.ask(self._shards.step("put_receipts", shard_of_tenant(tenant), *words))
+
+    async def receipt_batches(
+        self, tenant: TenantId | None, *, at_most: str | None = None, limit: int = 20
+    ) -> tuple[ReceiptBatch, ...]:
+        deadline = self._shards.client.deadline()
+        last = None if at_most is None else read_cursor(_RECEIPTS, at_most, tuple[str, int])
+        shards = ALL_SHARDS if tenant is None else [shard_of_tenant(tenant)]
+        prefix = "" if tenant is None else sized(tenant)
+        index = "refused" if tenant is None else "refused_of"
+        replies = await self._shards.ask_each(
+            lambda shard: self._shards.command(
+                shard,
+                "ZREVRANGEBYLEX",
+                self._shards.keys.of_shard(shard, index),
+                *_range(prefix, last, shard),
+                *("LIMIT", 0, limit),
+            ),
+            deadline,
+            shards=shards,
+        )
+        places = sorted(
+            (
+                (entry.decode().removeprefix(prefix), shard)
+                for shard, reply in zip(shards, replies, strict=True)
+                for entry in reply
+            ),
+            reverse=True,
+        )[:limit]
+        packed = await self._shards.ask_all(
+            [
+                self._shards.command(
+                    shard,
+                    *("HGET", self._shards.keys.of_shard(shard, "receipts"), place[_PLACE_CHARS:]),
+                )
+                for place, shard in places
+            ],
+            deadline,
+        )
+        # A batch may have been removed since its place was read.
+        return tuple(
+            ReceiptBatch(write_cursor(_RECEIPTS, place, shard), decode.read_receipts(each))
+            for (place, shard), each in zip(places, packed, strict=True)
+            if each is not None
+        )
+
+
+def _range(prefix: str, last: tuple[str, int] | None, shard: int) -> tuple[bytes, str]:
+    """The range of places up to ``last``. Of the same place, lower shards come later."""
+    if last is None:
+        return b"(" + prefix.encode() + b"\xff", f"[{prefix}"
+    bound = "[" if shard <= last[1] else "("
+    return f"{bound}{prefix}{last[0]}".encode(), f"[{prefix}"
 
 
 class _Place(NamedTuple):

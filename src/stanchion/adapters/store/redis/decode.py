@@ -40,6 +40,7 @@ from stanchion.core.model import (
     WorkflowId,
     WorkflowSource,
 )
+from stanchion.core.receipts import Receipt
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.workflow import Workflow
 from stanchion.ports.errors import BackendCorrupt
@@ -76,6 +77,7 @@ __all__ = [
     "read_number_and_event",
     "read_open_job",
     "read_progress",
+    "read_receipts",
     "read_retired_job",
     "read_stamp",
     "read_summary",
@@ -382,6 +384,8 @@ _version_decoder = msgspec.msgpack.Decoder(_Version)
 _config_decoder = msgspec.msgpack.Decoder(StoredTenant)
 _workflow_decoder = msgspec.json.Decoder(Workflow)
 _audit_decoder = msgspec.json.Decoder(AuditEntry)
+_batch_decoder = msgspec.msgpack.Decoder(tuple[str, str, int, str])
+_receipts_decoder = msgspec.json.Decoder(tuple[Receipt, ...])
 _tenant_decoder = msgspec.json.Decoder(Tenant)
 
 
@@ -426,6 +430,12 @@ def read_audit(written_at: int, fields: Sequence[bytes]) -> AuditEntry:
         case _:
             before = audit_of_config(entry, read_tenant(value) if value else None, None).before
             return replace(entry, before=before)
+
+
+@checked
+def read_receipts(packed: bytes) -> tuple[Receipt, ...]:
+    """Decode a batch of receipts."""
+    return _receipts_decoder.decode(_batch_decoder.decode(packed)[3])
 
 
 @checked

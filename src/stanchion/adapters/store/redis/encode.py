@@ -41,6 +41,10 @@ every shard, and once more under that tag, which gives out their versions.
     seen        hash         when each tenant last started a run
 
     audit_log   stream       audit entries of all its tenants
+    receipts    hash         batches of receipts of refusals, by id
+    refused     sorted set   their places and ids, oldest first
+    refused_of  sorted set   the same by tenant
+    refused_count hash       the number of receipts of each tenant
 
     per tenant
     audit_log_of  stream     its audit entries
@@ -385,6 +389,7 @@ OF_SHARD: Final = frozenset(
         *("outbox", "rows", "active", "unfinished", "known", "finished", "keys", "aging"),
         *("configs", "configured", "rates", "letters", "dead", "dead_of", "mark"),
         *("approvals", "asked", "asked_of", "audit_log", "listed", "seen"),
+        *("receipts", "refused", "refused_of", "refused_count"),
         *("shared_versions", "shared_workflows", "shared_names", "shared_runs"),
     )
 )

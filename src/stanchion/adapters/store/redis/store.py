@@ -12,7 +12,7 @@ from typing import Final
 from stanchion.adapters.redis.address import read_url
 from stanchion.adapters.redis.client import RedisClient
 from stanchion.adapters.redis.startup import claim_format, examine
-from stanchion.adapters.store.redis.audit import RedisAuditLog
+from stanchion.adapters.store.redis.audit import RedisAuditLog, RedisReceipts
 from stanchion.adapters.store.redis.definitions import (
     RedisDefinitions,
     RedisDocuments,
@@ -52,6 +52,7 @@ class RedisStore(
     RedisLetters,
     RedisHousekeeping,
     RedisAuditLog,
+    RedisReceipts,
 ):
     """See ``ports.store.Store``. Open it with ``RedisStore.open``."""
 

@@ -1,7 +1,8 @@
-"""The audit log: entries, written in the transaction of their change."""
+"""The audit log: entries, written in the transaction of their change; and receipts of refusals."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -11,13 +12,18 @@ from stanchion.adapters.cursor import read_cursor, write_cursor
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.store.sqlite.codec import SQL, encode
 from stanchion.core.audit import EVERY_ENTRY, LOOKED_AT_FACTOR, AuditEntry, AuditFilter
-from stanchion.core.model import Instant
+from stanchion.core.model import Instant, TenantId
+from stanchion.core.receipts import DAY_MS, Receipt, ReceiptBatch, newest_kept
 from stanchion.ports.records import Page
 
-__all__ = ["add_audit", "forget_audit", "list_audit"]
+__all__ = ["add_audit", "forget_audit", "list_audit", "put_receipts", "receipt_batches"]
 
 _LIST: Final = "audit"
+_RECEIPTS: Final = "receipts"
+_FORGOTTEN_MAX: Final = 20
+"""Batches of receipts that one write removes because of their age."""
 _ENTRY: Final = msgspec.json.Decoder(AuditEntry)
+_BATCH: Final = msgspec.json.Decoder(tuple[Receipt, ...])
 _END: Final = 2**62
 """After every time and every entry."""
 
@@ -82,3 +88,38 @@ def _index(only: AuditFilter) -> tuple[str, str]:
     if only.action is not None:
         return "list_audit_of_action", only.action
     return "list_audit", ""
+
+
+def put_receipts(
+    db: Database, tenant: TenantId, receipts: Sequence[Receipt], *, batch_id: str
+) -> None:
+    """See ``ports.store.Receipts.put_receipts``."""
+    now = db.now()
+    db.run(
+        SQL["put_receipts"],
+        id=batch_id,
+        tenant=tenant,
+        at=now,
+        count=len(receipts),
+        body=encode(receipts),
+    )
+    batches = db.every(SQL["receipt_counts"], tenant=tenant)
+    gone = batches[newest_kept(count for _, count in batches) :]
+    if gone:
+        db.run(SQL["drop_receipts"], tenant=tenant, batch=gone[0][0])
+    db.run(SQL["forget_receipts"], before=now - DAY_MS, limit=_FORGOTTEN_MAX)
+
+
+def receipt_batches(
+    db: Database, tenant: TenantId | None, *, at_most: str | None = None, limit: int = 20
+) -> tuple[ReceiptBatch, ...]:
+    """See ``ports.store.Receipts.receipt_batches``."""
+    last = _END if at_most is None else read_cursor(_RECEIPTS, at_most, tuple[int])[0]
+    if tenant is None:
+        rows = db.every(SQL["receipt_batches"], last=last, limit=limit)
+    else:
+        statement = SQL["receipt_batches_of_tenant"]
+        rows = db.every(statement, tenant=tenant, last=last, limit=limit)
+    return tuple(
+        ReceiptBatch(write_cursor(_RECEIPTS, batch), _BATCH.decode(body)) for batch, body in rows
+    )

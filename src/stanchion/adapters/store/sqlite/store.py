@@ -193,6 +193,8 @@ class SqliteStore:
     replay_dead_letter = _writes(housekeeping.replay_dead_letter)
     discard_dead_letter = _writes(housekeeping.discard_dead_letter)
     add_audit = _writes(log.add_audit)
+    put_receipts = _writes(log.put_receipts)
+    receipt_batches = _reads(log.receipt_batches)
 
     async def report_replica(self, replica: str, summary: JsonValue, *, keep_ms: int) -> Instant:
         now = self._clock.now()
