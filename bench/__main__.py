@@ -21,6 +21,7 @@ import msgspec
 
 from bench import (
     cli,
+    console,
     core,
     fan,
     flow,
@@ -66,6 +67,7 @@ GROUPS: Final = (
     Group("fan", fan.rows),
     Group("memory", memory.rows),
     Group("stores", lambda _: stores.rows(), is_long=True),
+    Group("console", console.rows),
     Group("redis", redis_client.rows),
     Group("growth", growth.rows, is_long=True),
 )

@@ -8,7 +8,6 @@ from urllib.parse import urlencode
 import pytest
 import pytest_asyncio
 
-from stanchion.console.api import route_named
 from stanchion.console.pages import ACTIONS, PAGES
 from stanchion.wire.admin import Role
 from tests.console.visits import HOST, SAME_SITE, Browser, ConsoleHouse, opened_console
@@ -231,13 +230,10 @@ OF_ALL: dict[str, frozenset[Role]] = {
 async def test_each_role_opens_its_pages_and_no_others(world: ConsoleHouse) -> None:
     run_id = await world.house.start(key=ADMIN, tenant="first")
     for tenant, allowed in (("first", OF_ONE_TENANT), ("*", OF_ALL)):
-        assert set(allowed) <= {page.path for page in PAGES}
         assert {page.path for page in PAGES} <= set(OF_ALL), "a page is not in the matrix"
         for role in Role if tenant != "*" else (Role.WORKER, *OPERATORS):
             browser = await world.browser(await world.house.make_key(role, tenant))
             for page in PAGES:
-                if page.needs is not None and route_named(page.needs) is None:
-                    continue  # comes with its route
                 path = page.path.format(run_id=run_id, workflow_id="one-step")
                 answer = await browser.get(f"{path}?tenant=first")
                 expected = 200 if role in allowed.get(page.path, frozenset()) else 403

@@ -90,13 +90,12 @@ class Console:
         self._shared = Shared(services.clock.moment)
         self._assets = Assets()
         self._templates = Templates(self._assets)
-        self._pages = tuple(page for page in pages if _exists(page.needs))
+        self._pages = tuple(pages)
         by_path: dict[str, dict[str, Page | Action]] = {}
         for page in self._pages:
             by_path.setdefault(page.path, {})["GET"] = page
         for action in actions:
-            if _exists(action.needs):
-                by_path.setdefault(action.path, {})["POST"] = action
+            by_path.setdefault(action.path, {})["POST"] = action
         self._paths = Paths(by_path)
         self._placeholder = f"form-token-{secrets.token_hex(16)}"
         """Stands for the form token in pages that viewers share."""
@@ -476,10 +475,6 @@ _TITLES: Final = {
     429: "Too many requests",
     503: "Not available now",
 }
-
-
-def _exists(name: str | None) -> bool:
-    return name is None or route_named(name) is not None
 
 
 def _query(exchange: Exchange) -> Form:

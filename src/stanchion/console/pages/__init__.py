@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from stanchion.console.api import route_named
 from stanchion.console.page import Action, Page
 from stanchion.console.pages import (
     admission,
@@ -33,7 +34,18 @@ _MODULES: Final = (
     keys,
 )
 
-PAGES: Final[tuple[Page, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
+
+def _exists(name: str | None) -> bool:
+    """Whether this version has the route that a page or an action needs."""
+    return name is None or route_named(name) is not None
+
+
+PAGES: Final[tuple[Page, ...]] = tuple(
+    page for module in _MODULES for page in module.PAGES if _exists(page.needs)
+)
 ACTIONS: Final[tuple[Action, ...]] = tuple(
-    action for module in _MODULES for action in module.ACTIONS
+    action
+    for module in _MODULES
+    for action in module.ACTIONS
+    if _exists(action.needs) and _exists(action.page.needs)
 )
