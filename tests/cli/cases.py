@@ -15,6 +15,7 @@ import msgspec
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Failure, Risk, RunStatus, StepId, StepStatus, WorkflowSource
 from stanchion.core.settings import Settings, settings_document, settings_json_schema
+from stanchion.core.why import WhyCode
 from stanchion.wire import admin, runs
 
 __all__ = ["CASES", "DEFINITION", "RUN", "SETTINGS", "Case"]
@@ -66,6 +67,32 @@ ROW: Final = runs.RunRow(
     created_at=AT,
     finished_at=None,
     error=None,
+)
+WHY: Final = runs.WhyAnswer(
+    run_id="07-01h",
+    status=RunStatus.RUNNING,
+    as_of=AT,
+    findings=(
+        runs.WhyFinding(
+            code=WhyCode.JOB_LEASED,
+            detail="worker 'w-1' has the job of item 3 of step 'search' (fence 17)",
+            step_id="search",
+            since=AT,
+            until=LATER,
+            blocked_by=runs.WhyBlocker(
+                kind="job",
+                id="07-01h:search[3]@1",
+                item=3,
+                topic="agent.search",
+                worker_id="w-1",
+                fence=17,
+                ahead=None,
+                rule=None,
+                seen_at=None,
+            ),
+            remedy="wait for its result; its progress: stanchion job show 07-01h:search[3]@1",
+        ),
+    ),
 )
 SETTINGS: Final = settings_document(Settings())
 CHANGE: Final = runs.Change("07-01h", RunStatus.CANCELLED, applied=True)
@@ -334,6 +361,17 @@ CASES: Final = (
         ),
         shape=runs.ItemList,
         says=("2     failed  2        07-01h:search[2]@2  no answer (no_answer)",),
+    ),
+    Case(
+        args=("run", "why", "07-01h"),
+        asks=("GET", "/v1/runs/07-01h/why"),
+        answer=WHY,
+        shape=runs.WhyAnswer,
+        says=(
+            "worker 'w-1' has the job of item 3 of step 'search' (fence 17) (job_leased)",
+            "to do: wait for its result",
+            "job_leased  search[3]  2026-11-15 19:00:00Z  2026-11-15 19:00:07Z  worker 'w-1'",
+        ),
     ),
     Case(
         args=("run", "show", "07-01h", "--timeline"),

@@ -16,6 +16,7 @@ PICTURED = {
     "workflow list",
     "run list",
     "run show",
+    "run why",
     "tenant set",
     "settings show",
     "lease list",

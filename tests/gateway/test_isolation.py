@@ -229,6 +229,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "get_run": not_there,
     "list_runs": empty("runs"),
     "get_timeline": not_there,
+    "explain_run": not_there,
     "list_items": not_there,
     "rerun_run": not_there,
     "cancel_run": not_there,

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from stanchion.core.why import WhyCode
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.openapi import code_table, route_table
 from stanchion.gateway.routes import ROUTES
 
+WHY = Path(__file__).parents[2] / "docs" / "reference" / "why.md"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http-api.md"
 
 
@@ -43,3 +45,8 @@ def test_the_limits_on_the_page_are_those_of_the_code() -> None:
         f"or more than {options.header_bytes_max // 1024} KiB of them",
     ):
         assert said in page, said
+
+
+def test_the_page_about_why_has_every_code_in_order() -> None:
+    rows = re.findall(r"^\| `([a-z_]+)` \|", WHY.read_text(), re.MULTILINE)
+    assert rows == [str(code) for code in WhyCode]

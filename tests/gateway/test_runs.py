@@ -16,6 +16,7 @@ from stanchion.gateway import GatewayOptions
 from stanchion.gateway.views import encoded_run, run_view
 from tests.gateway.asgi import opened
 from tests.gateway.house import ADMIN, House, opened_house
+from tests.services.faulty_locks import Fault
 
 START = "/v1/workflows/one-step/runs"
 APPROVAL = {
@@ -638,3 +639,49 @@ async def test_the_items_of_a_for_each_are_listed_page_by_page_and_by_status(hou
     await house.ask("POST", f"/v1/runs/{run_id}/cancel", {})
     rows, _ = await _items(house, path, "?status=cancelled")
     assert [row["index"] for row in rows] == [2, 3]
+
+
+async def test_why_has_every_member_and_is_for_whoever_may_read_runs(guarded_house: House) -> None:
+    house = guarded_house
+    runner, approver = [await house.make_key(role, "a") for role in ("runner", "approver")]
+    run_id = await house.start(key=runner)
+    for key in (approver, await house.make_key("operator", "a")):
+        assert (await house.ask("GET", f"/v1/runs/{run_id}/why", key=key)).status == 200
+    found = (await house.ask("GET", f"/v1/runs/{run_id}/why", key=runner)).json
+    assert (found["run_id"], found["status"]) == (run_id, "running")
+    assert found["as_of"].endswith("Z")
+    (finding,) = found["findings"]
+    assert finding.pop("since").endswith("Z")
+    assert finding.pop("remedy")
+    assert finding.pop("detail").startswith("the job of step 'only' waits for a worker")
+    assert finding["blocked_by"].pop("seen_at").endswith("Z")
+    assert finding == {
+        "code": "job_ready",
+        "step_id": "only",
+        "until": None,
+        "blocked_by": {
+            "kind": "job",
+            "id": f"{run_id}:only@1",
+            "item": None,
+            "topic": "work",
+            "worker_id": None,
+            "fence": None,
+            "ahead": 0,
+            "rule": None,
+        },
+    }
+    job = await house.lease(key=await house.make_key("worker", "a"))
+    house.locks.always(Fault.ERROR, "inspect", "ping")
+    answer = await house.ask("GET", f"/v1/runs/{run_id}/why", key=runner)
+    first, second = answer.json["findings"]
+    assert (first["code"], second["code"]) == ("job_leased", "backend_unavailable")
+    assert (first["blocked_by"]["worker_id"], first["blocked_by"]["fence"]) == (
+        "worker-1",
+        job["fence"],
+    )
+    house.store.away()
+    answer = await house.ask("GET", f"/v1/runs/{run_id}/why", key=runner)
+    assert (answer.status, answer.json["status"]) == (200, None)
+    assert answer.json["findings"][0]["code"] == "backend_unavailable"
+    house.store.back()
+    house.locks.always(Fault.NONE, "inspect", "ping")

@@ -20,6 +20,7 @@ from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.adapters.store.memory.runs import carry_out
 from stanchion.adapters.store.memory.state import Account, MemoryState
 from stanchion.core import lease, rerun
+from stanchion.core import why as why_module
 from stanchion.core.admission import Admitted, Verdict
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import (
@@ -40,6 +41,7 @@ from stanchion.core.model import (
 )
 from stanchion.core.retry import RetryClass
 from stanchion.core.transition import DispatchJob
+from stanchion.core.why import Finding, RunFacts, WhyCode
 from stanchion.ports.bus import Disposition, Handler, Retry
 from stanchion.ports.errors import BackendError
 from stanchion.ports.locks import AcquireAnswer, Granted, LockReleased, NotOwned, Renewed
@@ -268,6 +270,23 @@ class _OneSummary(SimStore):
         return await super().report_replica(replica, summary, keep_ms=keep_ms)
 
 
+def _no_retry(*_facts: object) -> Finding:
+    return Finding(code=WhyCode.DELAY_PENDING, detail="", remedy="")
+
+
+class _OldFacts(SimStore):
+    """Facts about a run are remembered, and told again after the run has changed."""
+
+    def __init__(self, clock: Any) -> None:  # noqa: ANN401 - as in the class it is from
+        super().__init__(clock)
+        self._kept: dict[RunId, RunFacts | None] = {}
+
+    async def run_facts(self, run_id: RunId) -> RunFacts | None:
+        if run_id not in self._kept:
+            self._kept[run_id] = await super().run_facts(run_id)
+        return self._kept[run_id]
+
+
 class _OnceOnly(SimStore):
     """A row that was taken is never due again: whoever took it will see to it."""
 
@@ -459,6 +478,16 @@ ALL: Final = (
         name="one-summary-for-all",
         says="a replica's summary replaces those of the others",
         store=_OneSummary,
+    ),
+    Mutant(
+        name="old-facts",
+        says="a run is explained by facts that were true before",
+        store=_OldFacts,
+    ),
+    Mutant(
+        name="why-without-retries",
+        says="a step that waits for its next attempt is not named",
+        applied=_patched(why_module, "_retry", _no_retry),
     ),
     Mutant(
         name="result-from-anybody",

@@ -33,6 +33,8 @@ FOUND_ON = {
     "outbox-forgets": (0, "one row for whatever lies in an inbox"),
     "relay-never-again": (4, "everything ends"),
     "one-summary-for-all": (0, "every replica reports"),
+    "old-facts": (0, "why "),
+    "why-without-retries": (15, "why names what happens next"),
     "result-from-anybody": (1, "each effect is accepted once"),
     "reconciler-without-recheck": (1, "grants are disjoint"),
     "jitter-out-of-bounds": (0, "delays within policy"),

@@ -7,6 +7,7 @@ for the stores that live in the process of their only server.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from msgspec.structs import asdict, replace
@@ -24,7 +25,8 @@ from stanchion.core.events import (
     TimerFired,
 )
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Failure, Instant, Job, RunId, RunStatus, StepId, TenantId
+from stanchion.core.model import Failure, Instant, Job, JobId, RunId, RunStatus, StepId, TenantId
+from stanchion.core.why import DeadWork, OpenJob
 from stanchion.ports.records import (
     DeadLetter,
     DeadLetterKind,
@@ -42,9 +44,12 @@ __all__ = [
     "audit_of_config",
     "audit_of_drift",
     "audit_of_version",
+    "by_place",
+    "dead_work",
     "discard_entry",
     "event_dead_letter",
     "event_letter_id",
+    "first_of_steps",
     "is_last_delivery",
     "job_dead_letter",
     "job_died_entry",
@@ -209,6 +214,35 @@ def step_of(event: Event) -> StepId | None:
             return timer.step_id
         case _:
             return event.step_id
+
+
+def dead_work(letter: DeadLetter) -> DeadWork:
+    """A dead letter, as a fact about its run."""
+    about = letter.job if letter.job is not None else letter.event
+    item = getattr(about, "item", None)
+    return DeadWork(
+        id=letter.id,
+        step_id=letter.step_id,
+        item=item,
+        cause=letter.cause,
+        at=letter.at,
+    )
+
+
+def by_place(jobs: Iterable[OpenJob]) -> tuple[OpenJob, ...]:
+    """Open jobs, sorted by step and item."""
+    return tuple(sorted(jobs, key=lambda job: (job.step_id, job.item or 0, job.id)))
+
+
+def first_of_steps(places: Mapping[JobId, int], jobs: Iterable[OpenJob]) -> list[OpenJob]:
+    """The ready job of each step that has the lowest place in its queue."""
+    first: dict[StepId, OpenJob] = {}
+    for job in jobs:
+        if job.id in places:
+            known = first.setdefault(job.step_id, job)
+            if places[job.id] < places[known.id]:
+                first[job.step_id] = job
+    return list(first.values())
 
 
 class SummaryBoard:

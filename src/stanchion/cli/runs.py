@@ -21,6 +21,7 @@ __all__ = [
     "run_rows",
     "step_cells",
     "timeline_lines",
+    "why_lines",
 ]
 
 _ATTEMPT = Flexible("ATTEMPT", "TRY")
@@ -146,6 +147,32 @@ def timeline_lines(answer: dict[str, Any]) -> Iterator[str]:
                 for line in answer["entries"]
             ),
         )
+
+
+def why_lines(answer: dict[str, Any]) -> Iterator[str]:
+    """Why a run does not go on: a sentence, what to do, and a table of all causes."""
+    first, *_ = findings = answer["findings"]
+    yield f"{cell(first['detail'])} ({cell(first['code'])})"
+    yield f"to do: {cell(first['remedy'])}"
+    yield ""
+    yield from table(
+        ("CAUSE", "STEP", "SINCE", "UNTIL", "DETAIL"),
+        (
+            (
+                cell(found["code"]),
+                _whys_place(found),
+                clock(found["since"]),
+                clock(found["until"]),
+                cell(found["detail"]),
+            )
+            for found in findings
+        ),
+    )
+
+
+def _whys_place(found: dict[str, Any]) -> str:
+    item = (found["blocked_by"] or {}).get("item")
+    return cell(found["step_id"]) if item is None else f"{cell(found['step_id'])}[{item}]"
 
 
 def item_rows(page: dict[str, Any]) -> Iterator[str]:

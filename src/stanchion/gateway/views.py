@@ -43,6 +43,7 @@ from stanchion.core.model import (
 from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunVersion
 from stanchion.core.transition import TimelineEntry
+from stanchion.core.why import Finding
 from stanchion.core.workflow import ApprovalSpec, StepSpec, Workflow
 from stanchion.gateway.problems import (
     GATE_UNAVAILABLE,
@@ -63,6 +64,7 @@ from stanchion.services.gate_answers import (
     RunStarted,
 )
 from stanchion.services.keys import ApiKeyRecord
+from stanchion.services.why import Explanation
 from stanchion.wire.admin import DeadLetterRow, KeyRow
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
@@ -78,6 +80,9 @@ from stanchion.wire.runs import (
     StepView,
     TimelineLine,
     WaitingFor,
+    WhyAnswer,
+    WhyBlocker,
+    WhyFinding,
 )
 from stanchion.wire.worker import LeasedJob as LeasedJobView
 
@@ -102,6 +107,7 @@ __all__ = [
     "timeline_line",
     "to_instant",
     "when",
+    "why_answer",
 ]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -506,3 +512,42 @@ def refusal_of(answer: GateFull | KeyMismatch | JobThrottled | GateFailed) -> Re
             return Refusal(code=code, detail=detail, retry_after_ms=answer.retry_after_ms)
         case _:
             assert_never(answer)
+
+
+def why_answer(found: Explanation) -> WhyAnswer:
+    """Why a run does not go on."""
+    return WhyAnswer(
+        run_id=found.run_id,
+        status=found.status,
+        as_of=when(found.as_of),
+        findings=tuple(map(_finding, found.findings)),
+    )
+
+
+def _when(instant: Instant | None) -> datetime | None:
+    return None if instant is None else when(instant)
+
+
+def _finding(found: Finding) -> WhyFinding:
+    blocker = found.blocked_by
+    return WhyFinding(
+        code=found.code,
+        detail=found.detail,
+        step_id=found.step_id,
+        since=_when(found.since),
+        until=_when(found.until),
+        blocked_by=None
+        if blocker is None
+        else WhyBlocker(
+            kind=blocker.kind,
+            id=blocker.id,
+            item=blocker.item,
+            topic=blocker.topic,
+            worker_id=blocker.worker_id,
+            fence=blocker.fence,
+            ahead=blocker.ahead,
+            rule=blocker.rule,
+            seen_at=_when(blocker.seen_at),
+        ),
+        remedy=found.remedy,
+    )

@@ -43,6 +43,7 @@ from stanchion.core.model import (
 )
 from stanchion.core.receipts import Receipt, ReceiptBatch
 from stanchion.core.transition import TimelineEntry
+from stanchion.core.why import RunFacts
 from stanchion.core.workflow import Workflow
 from stanchion.ports.records import (
     EVERY_RUN,
@@ -99,6 +100,12 @@ class Runs(Protocol):
 
     async def load(self, run_id: RunId) -> Loaded | None:
         """The run with all its steps, without items, and its inbox, oldest entry first."""
+
+    async def run_facts(self, run_id: RunId) -> RunFacts | None:
+        """The run, without items, and all that it waits for, in one transaction; for ``why``.
+
+        Open jobs, timers and dead letters are bounded by the constants of ``core.why``.
+        """
 
     async def load_items(
         self, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]

@@ -39,6 +39,7 @@ from stanchion.services.scheduler import Scheduler
 from stanchion.services.settings import RulesInForce, SettingsService
 from stanchion.services.signals import AdmissionSignals, EngineSignals, TenantLabels
 from stanchion.services.waiters import RunWaiters
+from stanchion.services.why import RunExplainer
 from stanchion.services.work import DEFAULT_ALLOWANCE, Decider, TenantExecutor, TenantWorkBudget
 
 __all__ = ["DEFAULT_TERMS", "Backends", "Engine", "Services", "Terms"]
@@ -157,6 +158,13 @@ class Engine:
             retention_ms=terms.retention_ms,
         )
         scheduler = Scheduler(context, ttl_ms=terms.job_lease_ttl_ms)
+        replicas = ReplicaReporter(
+            replica,
+            backends,
+            runs_held=lambda: len(self._leasing.held),
+            settings_revision=lambda: settings.revision,
+            workers=scheduler.workers,
+        )
         self._clock = clock
         self._stop_hearing = bus.listen(Bell.ESCALATION, self._hear)
         self.services = Services(
@@ -189,12 +197,14 @@ class Engine:
             receipts=ReceiptService(
                 store, clock=clock, entropy=backends.entropy, registry=registry
             ),
-            replicas=ReplicaReporter(
-                replica,
+            replicas=replicas,
+            explainer=RunExplainer(
                 backends,
-                runs_held=lambda: len(self._leasing.held),
-                settings_revision=lambda: settings.revision,
-                workers=scheduler.workers,
+                plans=plans,
+                rules=rules,
+                escalating=self._escalating,
+                replicas=replicas,
+                lock_error=self._lock_error,
             ),
         )
 
@@ -255,6 +265,10 @@ class Engine:
     def _duplicate(self) -> None:
         self._escalating.count(duplicates=1)
 
+    def _lock_error(self) -> str | None:
+        remote = self._leasing.remote
+        return None if remote is None else remote.health.error
+
     def _finished(self, run: Run, at: Instant) -> None:
         if run.holds_slot:
             self._pacing.finished(run.tenant, at)
@@ -287,3 +301,4 @@ class Services(Backends):
     executor: TenantExecutor
     replicas: ReplicaReporter
     receipts: ReceiptService
+    explainer: RunExplainer

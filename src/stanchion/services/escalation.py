@@ -83,6 +83,8 @@ class EscalationService:
         self._obeyed: int | None = None
         """The number of the last order; ``None`` before the store was first read."""
         self._level = Level.NORMAL
+        self.changed_at = clock.now()
+        """When the level last changed here."""
         self._gauge = Gauge(
             "stanchion_escalation_level",
             "0 normal, 1 escalated, 2 latched: above 0 the closed classes fail closed.",
@@ -222,6 +224,7 @@ class EscalationService:
                 now=level.name.lower(),
                 closes=[str(risk) for risk in self._settings().closes],
             )
+            self.changed_at = self._clock.now()
         self._level = level
         self._on_level(level)
         self._gauge.set(level)

@@ -30,7 +30,7 @@ from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, TenantId, Topic
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError
-from stanchion.ports.records import StoredSummary
+from stanchion.ports.records import StoredSummaries, StoredSummary
 from stanchion.ports.store import Store
 from stanchion.services.context import Backends
 from stanchion.services.log import OutageLogger
@@ -158,6 +158,8 @@ class ReplicaReporter:
         """A time of the store, and when it was that time here."""
         self._offset_ms = 0
         self._health: dict[str, str] = {}
+        self._down_since: dict[str, Instant] = {}
+        self._stored: tuple[StoredSummaries, Moment] | None = None
 
     def contribute(self, name: str, make: Contribute) -> None:
         """Add a part to the summary, built anew for each report. It must be small."""
@@ -171,8 +173,10 @@ class ReplicaReporter:
                 await self.report()
             except BackendError as error:
                 outage.failed(error)
+                self._note("store", is_ok=False)
             else:
                 outage.worked()
+                self._note("store", is_ok=True)
             await self._clock.sleep(REPORT_S)
 
     async def report(self) -> None:
@@ -181,29 +185,52 @@ class ReplicaReporter:
             sent, before = self._clock.moment(), self._clock.now()
             self._learn(await self._store.now(), sent, before)
         self._health = await check_backends(self._pings)
+        for name, said in self._health.items():
+            self._note(name, is_ok=said == "ok")
         summary = msgspec.to_builtins(self._summary())
         sent, before = self._clock.moment(), self._clock.now()
         now = await self._store.report_replica(self.replica, summary, keep_ms=KEPT_MS)
         self._learn(now, sent, before)
 
-    async def read(self) -> ReplicaView:
+    async def read(self, *, max_age_ms: int = 0) -> ReplicaView:
         """What all replicas reported last; of this one what it knows now. Raises ``BackendError``.
 
-        This replica is part of the view even before its first report.
+        This replica is part of the view even before its first report. What the others reported may
+        have been read ``max_age_ms`` ago.
         """
-        stored = await self._store.replica_summaries()
-        self._store_time = self._store_time or (stored.at, self._clock.moment())
-        found = {each.replica: _seen(each, stored.at) for each in stored.summaries}
+        now = self._clock.moment()
+        if self._stored is None or now - self._stored[1] > max_age_ms:
+            self._stored = (await self._store.replica_summaries(), now)
+        stored, read_at = self._stored
+        self._store_time = self._store_time or (stored.at, read_at)
+        at = Instant(stored.at + self._clock.moment() - read_at)
+        found = {each.replica: _seen(each, at) for each in stored.summaries}
         found[self.replica] = SeenReplica(
-            self.replica, stored.at, is_missing=False, summary=self._summary()
+            self.replica, at, is_missing=False, summary=self._summary()
         )
-        return ReplicaView(stored.at, tuple(found[name] for name in sorted(found)))
+        return ReplicaView(at, tuple(found[name] for name in sorted(found)))
+
+    def down_since(self, backend: str) -> Instant | None:
+        """Since when ``store``, ``locks`` or ``bus`` has not answered; ``None`` if it does.
+
+        It is asked every three seconds.
+        """
+        return self._down_since.get(backend)
 
     async def withdraw(self) -> None:
         """Remove this replica's summary: it stops. Without the store the summary expires."""
         with suppress(BackendError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
                 await self._store.remove_replica(self.replica)
+
+    def _note(self, backend: str, *, is_ok: bool) -> None:
+        if is_ok:
+            self._down_since.pop(backend, None)
+        else:
+            now = self._clock.now()
+            if self._store_time is not None:
+                now = self._instant(self._clock.moment())
+            self._down_since.setdefault(backend, now)
 
     def _learn(self, now: Instant, sent: Moment, before: Instant) -> None:
         """Learn the store's time from an answer: it was that time midway."""

@@ -5,7 +5,8 @@ Their arguments are facts, most of them from the ledger, which records independe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from stanchion.adapters.store.memory.state import JobFile, MemoryState, RunFile
 from stanchion.client.signals import Retrying
@@ -14,7 +15,11 @@ from stanchion.core.model import (
     Instant,
     JobId,
     OnDecision,
+    OnDelay,
+    OnItems,
     OnJob,
+    OnReplay,
+    OnRetry,
     Run,
     RunId,
     RunStatus,
@@ -37,6 +42,7 @@ from stanchion.core.retry import (
 )
 from stanchion.core.settings import Settings
 from stanchion.core.transition import SetTimer, Transition
+from stanchion.core.why import Finding, WhyCode
 from stanchion.core.workflow import DelaySpec, ForEachSpec, JobSpec
 from stanchion.ports.records import JobState
 
@@ -46,6 +52,7 @@ __all__ = [
     "call_retries_in_bounds",
     "cap_holds",
     "chain_holds",
+    "change_was_named",
     "client_retries_in_bounds",
     "decision_stays_true",
     "fence_rises",
@@ -66,6 +73,7 @@ __all__ = [
     "told_stays_true",
     "unleased_only_by_policy",
     "versions_in_force",
+    "why_is_true",
 ]
 
 _MS: int = 1_000
@@ -337,3 +345,48 @@ def _job_is_looked_after(
         wait = run.run.step(file.job.step_id).wait
         if isinstance(wait, OnJob) and wait.job_id == job:
             yield f"{job}: its result was accepted and is lost"
+
+
+# ── Why ──────────────────────────────────────────────────────────────────────────────────────────
+
+_JOB_CODES: Final = frozenset({WhyCode.JOB_READY, WhyCode.JOB_LEASED})
+_NAMED_BY: Final[Mapping[type[object], frozenset[WhyCode]]] = {
+    OnDecision: frozenset({WhyCode.APPROVAL_PENDING}),
+    OnDelay: frozenset({WhyCode.DELAY_PENDING}),
+    OnRetry: frozenset({WhyCode.RETRY_PENDING}),
+    OnReplay: frozenset({WhyCode.DEAD_LETTER}),
+    OnJob: _JOB_CODES,
+    OnItems: _JOB_CODES | {WhyCode.RETRY_PENDING, WhyCode.DEAD_LETTER},
+}
+_STOPPED: Final = frozenset({StepStatus.CANCELLED, StepStatus.TIMED_OUT})
+
+
+def why_is_true(run: Run, found: Sequence[Finding], fences: Mapping[JobId, int]) -> Iterator[str]:
+    """An unfinished run has a finding, and what findings say of leases is what was granted."""
+    if [each.code for each in found].count(WhyCode.FINISHED) != run.status.is_finished or not found:
+        yield f"run {run.id} is {run.status}, and the findings are {found}"
+    for each in found:
+        blocker = each.blocked_by
+        if each.code is WhyCode.JOB_LEASED and blocker is not None and blocker.id is not None:
+            granted = fences.get(JobId(blocker.id))
+            if granted != blocker.fence:
+                yield f"{blocker.id} is said to have fence {blocker.fence}, and has {granted}"
+
+
+def change_was_named(before: Run, after: Run, found: Sequence[Finding]) -> Iterator[str]:
+    """The first change after an explanation is of something that the explanation named.
+
+    Cancels and time-outs may come at any time. Events that were accepted before are named without
+    their steps.
+    """
+    if after.status in {RunStatus.CANCELLED, RunStatus.TIMED_OUT}:
+        return
+    if any(each.step_id is None and each.code is WhyCode.RETRY_PENDING for each in found):
+        return
+    for step_id, was in before.steps.items():
+        now, codes = after.step(step_id), _NAMED_BY.get(type(was.wait))
+        if codes is None or now == was or now.status in _STOPPED:
+            continue
+        if not any(each.step_id == step_id and each.code in codes for each in found):
+            said = [f"{each.code} {each.step_id}" for each in found]
+            yield f"run {after.id}: '{step_id}' left {was.wait}, and why said {said}"

@@ -19,6 +19,7 @@ from stanchion.core.admission import Admitted, Full
 from stanchion.core.model import Instant, JobId, Risk, Run, RunId, TenantId
 from stanchion.core.plan import Plan
 from stanchion.core.settings import DEFAULTS, Settings, read_settings
+from stanchion.core.why import Finding, RunFacts, Surroundings, why
 from stanchion.ports.bus import Disposition, Retry
 from stanchion.ports.records import (
     Accepted,
@@ -98,6 +99,8 @@ class Ledger:
     traps: list[Trap] = field(default_factory=list)
     """Faults that wait for a commit that is about to be sent."""
     failed_over_at_s: float = NEVER_S
+    explained: dict[RunId, tuple[Finding, ...]] = field(default_factory=dict)
+    """What ``why`` said about runs that have not changed since."""
     orphans: set[JobId] = field(default_factory=set)
     """Jobs that were open at a failover. Their results may be lost, but still be applied."""
 
@@ -178,6 +181,7 @@ class Ledger:
         """The store has lost its last writes: take over its state."""
         state = self.store.real.state
         self.failed_over_at_s = asyncio.get_running_loop().time()
+        self.explained.clear()
         self.runs = {run_id: file.run for run_id, file in state.runs.items()}
         self.keys.clear()
         for run_id, file in state.runs.items():
@@ -257,8 +261,18 @@ class Ledger:
         self._work(commit.run_id)
         self._rows([commit.run_id])
 
+    def explain(self, facts: RunFacts) -> None:
+        """Have a run explained, and compare it with the record; its next change is compared too."""
+        run_id, found = facts.run.id, why(facts, Surroundings())
+        leases = {job_id: fence for job_id, (fence, _) in self.leases.items()}
+        self.history.check("why tells the truth", must.why_is_true(facts.run, found, leases))
+        self.explained[run_id] = found
+
     def _changed(self, before: Run, commit: Commit, after: Run) -> None:
         run_id, check = commit.run_id, self.history.check
+        found = self.explained.pop(run_id, None)
+        if found is not None:
+            check("why names what happens next", must.change_was_named(before, after, found))
         check(
             "commits form one chain",
             must.chain_holds(run_id, read=commit.read, present=before.stamp),

@@ -45,6 +45,8 @@ QUICK_TO_ESCALATE: Final[JsonObject] = {
 }
 """With longer times an outage would have to last longer than most of these days."""
 OPERATOR_EVERY_S: Final = 2.0
+_EXPLAINED: Final = 8
+"""Runs that are explained at a time."""
 _DISCARDS: Final = 2
 """One in this many dead letters of jobs is discarded; the others are replayed."""
 _UNBOUNDED_WORK: Final = WorkAllowance(share=1.0, burst_s=1e6)
@@ -106,6 +108,8 @@ class World:
         self.scenario = scenario
         self.history = History()
         self.chance = Random(f"world {scenario.seed}")  # noqa: S311 - to be foreseen is the point
+        # Of its own, so that these draws do not change the rest of the day.
+        self._asking = Random(f"why {scenario.seed}")  # noqa: S311 - likewise
         self.store = StoreServer(LoopClock(), mutant.store)
         self.locks = LockServer(LoopClock(), mutant.locks)
         self.bus = (
@@ -245,6 +249,7 @@ class World:
         until_s = self.scenario.profile.day_s
         while loop.time() < until_s and not self.history.broken:
             await self.history.go_on(min(OPERATOR_EVERY_S, until_s - loop.time()))
+            self._explain()
             if self.bus is not None and not self.bus.is_down:
                 self.bus.sync()
             if self.chance.random() < 0.3:  # noqa: PLR2004 - now and then
@@ -263,6 +268,7 @@ class World:
         is_bound_checked = False
         while loop.time() < until_s and not self.history.broken:
             await self.history.go_on(1)
+            self._explain()
             self._operate(for_good=True)
             if not is_bound_checked and loop.time() > bound_s:
                 is_bound_checked = True
@@ -301,6 +307,14 @@ class World:
     def _is_all_ended(self) -> bool:
         state = self.store.real.state
         return all(file.run.status.is_finished for file in state.runs.values())
+
+    def _explain(self) -> None:
+        """Ask why some runs do not go on: the answer is compared with their next change."""
+        state = self.store.real.state
+        for run_id in self._asking.sample(list(state.runs), min(_EXPLAINED, len(state.runs))):
+            facts = at_once(self.store.real.run_facts(run_id))
+            assert facts is not None
+            self.ledger.explain(facts)
 
     def _operate(self, *, for_good: bool = False) -> None:
         """Act as the operators: decide on approvals, replay or discard dead letters."""

@@ -19,6 +19,7 @@ from stanchion.core.model import (
     WorkflowSource,
 )
 from stanchion.core.rerun import RerunAction, RerunOnly, RerunVersion
+from stanchion.core.why import WhyCode
 from stanchion.wire.identifiers import (
     Comment,
     LabelName,
@@ -60,6 +61,9 @@ __all__ = [
     "TimelineAnswer",
     "TimelineLine",
     "WaitingFor",
+    "WhyAnswer",
+    "WhyBlocker",
+    "WhyFinding",
     "WorkflowList",
     "WorkflowRow",
     "WorkflowUseList",
@@ -433,3 +437,45 @@ class WorkflowUseList(msgspec.Struct, frozen=True):
 
     tenants: tuple[WorkflowUseRow, ...]
     cursor: str | None = None
+
+
+class WhyBlocker(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run waits for, as data."""
+
+    kind: str
+    """``job``, ``timer``, ``approval``, ``dead_letter``, ``lock``, ``inbox``, ``rule``, …"""
+    id: str | None
+    item: int | None
+    """The item of a for-each step; of several, the first."""
+    topic: str | None
+    worker_id: str | None
+    """The worker that has the job; for a lock, its holder."""
+    fence: int | None
+    ahead: int | None
+    """Ready jobs of the same tenant and topic before this one."""
+    rule: str | None
+    seen_at: datetime | None
+    """When it was seen, for what is not stored with the run: locks, workers, bus."""
+
+
+class WhyFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that must change before the run can end."""
+
+    code: WhyCode
+    detail: str
+    step_id: str | None
+    since: datetime | None
+    until: datetime | None
+    blocked_by: WhyBlocker | None
+    remedy: str
+    """A command, or what to do."""
+
+
+class WhyAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a run does not go on, what needs a person first."""
+
+    run_id: str
+    status: RunStatus | None
+    """``null`` while the store does not answer."""
+    as_of: datetime
+    findings: tuple[WhyFinding, ...]

@@ -22,6 +22,7 @@ from stanchion.cli.runs import (
     run_lines,
     run_rows,
     timeline_lines,
+    why_lines,
 )
 from stanchion.cli.session import (
     ApiAnswer,
@@ -31,8 +32,10 @@ from stanchion.cli.session import (
     limit_and_cursor,
     list_of,
     path_to,
+    shown_again,
     talks,
     time_of,
+    watch_option,
 )
 from stanchion.cli.text import cell, clock, ident, lines_of, pairs, table
 
@@ -273,6 +276,16 @@ def show_run(
         run = session.get(path_to("runs", run_id))
         waits = {} if session.is_json else _waits(session, run)
         session.show(run, lambda shown: run_lines(shown, waits))
+
+
+@run.command("why")
+@click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
+@watch_option
+@talks
+def explain_run(session: Session, run_id: str, *, watch: bool) -> None:
+    """Say why a run does not go on, and what to do."""
+    path = path_to("runs", run_id, "why")
+    shown_again(lambda: session.show(session.get(path), why_lines), watch=watch)
 
 
 @run.command("items")

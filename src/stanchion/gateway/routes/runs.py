@@ -46,6 +46,7 @@ from stanchion.gateway.views import (
     run_view,
     started,
     timeline_line,
+    why_answer,
 )
 from stanchion.ports.records import BadCursor, Loaded
 from stanchion.services.gate import RerunPreview, StartRow
@@ -89,6 +90,7 @@ from stanchion.wire.runs import (
     StartBatch,
     StartRun,
     TimelineAnswer,
+    WhyAnswer,
 )
 
 __all__ = ["GATE_CODES", "ROUTES", "own_run"]
@@ -313,6 +315,12 @@ async def get_timeline(call: Call[NoBody, PagedRuns]) -> Reply:
     )
     entries = tuple(map(timeline_line, page.items))
     return Reply(TimelineAnswer(loaded.run.id, entries, page.cursor))
+
+
+async def explain_run(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
+    """Why a run does not go on. Answered also while the store or the lock store is down."""
+    found = await call.services.explainer.explain(RunId(call.params["run_id"]), call.tenant)
+    return not_found("run") if found is None else Reply(why_answer(found))
 
 
 async def list_items(call: Call[NoBody, ListedItems]) -> Reply:
@@ -542,6 +550,16 @@ ROUTES: Final = (
         scope=RouteScope.TENANT,
         query=PagedRuns,
         answer=TimelineAnswer,
+        codes=(Code.NOT_FOUND,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run_id}/why",
+        handler=explain_run,
+        summary="Why a run does not go on, and what to do, the most important cause first.",
+        roles=APPROVERS,
+        scope=RouteScope.TENANT,
+        answer=WhyAnswer,
         codes=(Code.NOT_FOUND,),
     ),
     Route(

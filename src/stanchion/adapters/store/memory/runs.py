@@ -11,6 +11,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from stanchion.adapters.cursor import RunPage, read_cursor, write_cursor
+from stanchion.adapters.outcomes import by_place, dead_work, first_of_steps
 from stanchion.adapters.store.memory.state import (
     Account,
     JobFile,
@@ -49,6 +50,15 @@ from stanchion.core.transition import (
     TimelineEntry,
     Transition,
 )
+from stanchion.core.why import (
+    JOBS_LOOKED_AT_MAX,
+    LETTERS_LOOKED_AT_MAX,
+    TIMERS_LOOKED_AT_MAX,
+    OpenJob,
+    OpenJobState,
+    PendingTimer,
+    RunFacts,
+)
 from stanchion.ports.records import (
     EVERY_RUN,
     Admission,
@@ -67,6 +77,7 @@ from stanchion.ports.records import (
 __all__ = ["MemoryRuns", "carry_out"]
 
 _DEFAULTS = Tenant()
+_OPEN = {JobState.READY: OpenJobState.READY, JobState.LEASED: OpenJobState.LEASED}
 
 
 class MemoryRuns(MemoryPart):
@@ -84,6 +95,54 @@ class MemoryRuns(MemoryPart):
         if file is None:
             return None
         return Loaded(file.run, tuple(InboxEntry(*each) for each in file.inbox.items()))
+
+    async def run_facts(self, run_id: RunId) -> RunFacts | None:
+        file, state = self._state.runs.get(run_id), self._state
+        if file is None:
+            return None
+        timers = (PendingTimer(timer, due) for timer, due in file.timers.items())
+        letters = [state.letters[letter_id] for letter_id in file.letters]
+        return RunFacts(
+            at=state.now(),
+            run=file.run,
+            inbox=len(file.inbox),
+            failures=max((file.failures.get(entry, 0) for entry in file.inbox), default=0),
+            next_try_at=state.outbox.due(run_id),
+            jobs=self._open_jobs(file),
+            timers=tuple(
+                sorted(timers, key=lambda each: (each.due, each.timer.key))[:TIMERS_LOOKED_AT_MAX]
+            ),
+            letters=tuple(
+                dead_work(letter)
+                for _, letter in sorted(letters, key=lambda each: each[0])[:LETTERS_LOOKED_AT_MAX]
+            ),
+        )
+
+    def _open_jobs(self, file: RunFile) -> tuple[OpenJob, ...]:
+        found: list[OpenJob] = []
+        places: dict[JobId, int] = {}
+        for each in (self._state.jobs[job_id] for job_id in file.jobs):
+            if each.state not in _OPEN or len(found) == JOBS_LOOKED_AT_MAX:
+                continue
+            if each.state is JobState.READY and each.job.id not in places:
+                places |= self._state.ready.places(each.job.topic, each.job.tenant)
+            found.append(
+                OpenJob(
+                    id=each.job.id,
+                    step_id=each.job.step_id,
+                    item=each.job.item,
+                    topic=each.job.topic,
+                    state=_OPEN[each.state],
+                    deliveries=each.deliveries,
+                    fence=each.fence,
+                    worker_id=each.worker_id,
+                    expires_at=each.expires_at,
+                )
+            )
+        first = {job.id: job for job in first_of_steps(places, found)}
+        return by_place(
+            replace(job, ahead=places[job.id]) if job.id in first else job for job in found
+        )
 
     async def load_items(
         self, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]

@@ -400,6 +400,11 @@ class ReadyIndex:
             return job_id
         return None
 
+    def places(self, topic: Topic, tenant: TenantId) -> dict[JobId, int]:
+        """The place of each ready job in its tenant's queue; the first has 0."""
+        queue = self._rings.get(topic, {}).get(tenant, {})
+        return {job_id: place for place, job_id in enumerate(queue)}
+
     def counts(self) -> dict[Topic, int]:
         """The number of ready jobs, by topic."""
         return {topic: sum(map(len, ring.values())) for topic, ring in self._rings.items()}

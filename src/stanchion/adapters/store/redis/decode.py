@@ -18,16 +18,19 @@ from stanchion.adapters.outcomes import (
     audit_of_config,
     audit_of_drift,
     audit_of_version,
+    by_place,
+    dead_work,
     why_lost,
 )
 from stanchion.core.audit import AuditEntry
-from stanchion.core.events import AttemptFailed, AttemptSucceeded, Event
+from stanchion.core.events import AttemptFailed, AttemptSucceeded, Event, TimerFired
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
     Failure,
     Instant,
     Item,
     Job,
+    JobId,
     PendingApproval,
     Risk,
     Run,
@@ -37,11 +40,13 @@ from stanchion.core.model import (
     Step,
     StepId,
     TenantId,
+    Topic,
     WorkflowId,
     WorkflowSource,
 )
 from stanchion.core.receipts import Receipt
 from stanchion.core.transition import TimelineEntry
+from stanchion.core.why import OpenJob, OpenJobState, PendingTimer, RunFacts
 from stanchion.core.workflow import Workflow
 from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.records import (
@@ -79,6 +84,7 @@ __all__ = [
     "read_progress",
     "read_receipts",
     "read_retired_job",
+    "read_run_facts",
     "read_stamp",
     "read_summary",
     "read_tenant",
@@ -364,6 +370,74 @@ def read_letter(packed: bytes) -> DeadLetter:
     """Decode a dead letter, with its time."""
     frame = _letter_frame_decoder.decode(packed)
     return replace(_letter_decoder.decode(frame.letter), at=frame.at)
+
+
+class _Timer(msgspec.Struct, frozen=True, array_like=True):
+    """A timer, in the form that ``part_effects.lua`` writes."""
+
+    step: str
+    event: str
+
+
+_timer_decoder = msgspec.msgpack.Decoder(_Timer)
+
+
+@checked
+def read_run_facts(reply: Sequence[Any]) -> RunFacts | None:
+    """Decode the reply of ``run_facts.lua``."""
+    if not reply:
+        return None
+    now, fields, entries, next_try, jobs, timers, letters = reply
+    loaded = read_loaded(fields, entries)
+    assert loaded is not None
+    return RunFacts(
+        at=Instant(now),
+        run=loaded.run,
+        inbox=len(loaded.inbox),
+        failures=max((_entry_decoder.decode(each).failures for each in entries[1::2]), default=0),
+        next_try_at=Instant(int(float(next_try))) if next_try else None,
+        jobs=by_place(
+            _open_job(job_id, packed, ahead)
+            for job_id, packed, ahead in zip(jobs[::3], jobs[1::3], jobs[2::3], strict=True)
+        ),
+        timers=tuple(
+            sorted(
+                (
+                    _pending_timer(packed, due)
+                    for due, packed in zip(timers[::2], timers[1::2], strict=True)
+                ),
+                key=lambda each: (each.due, each.timer.key),
+            )
+        ),
+        letters=tuple(
+            sorted(
+                (dead_work(read_letter(each)) for each in letters),
+                key=lambda each: (each.at, each.id),
+            )
+        ),
+    )
+
+
+def _open_job(job_id: bytes, packed: bytes, ahead: int | bytes) -> OpenJob:
+    job = _open_decoder.decode(packed)
+    return OpenJob(
+        id=JobId(job_id.decode()),
+        step_id=StepId(job.step),
+        item=None if isinstance(job.item, bool) else job.item,
+        topic=Topic(job.topic),
+        state=OpenJobState(job.state),
+        deliveries=job.deliveries,
+        fence=job.fence,
+        worker_id=job.worker or None,
+        expires_at=Instant(job.expires) if job.expires else None,
+        ahead=ahead if isinstance(ahead, int) else None,
+    )
+
+
+def _pending_timer(packed: bytes, due: bytes) -> PendingTimer:
+    event = _event_decoder.decode(_timer_decoder.decode(packed).event)
+    assert isinstance(event, TimerFired)
+    return PendingTimer(event.timer, Instant(int(float(due))))
 
 
 class _Version(msgspec.Struct, frozen=True, array_like=True):

@@ -38,6 +38,12 @@ from stanchion.core.model import (
     shard_of_tenant,
 )
 from stanchion.core.transition import TimelineEntry
+from stanchion.core.why import (
+    JOBS_LOOKED_AT_MAX,
+    LETTERS_LOOKED_AT_MAX,
+    TIMERS_LOOKED_AT_MAX,
+    RunFacts,
+)
 from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.records import (
     EVERY_RUN,
@@ -106,6 +112,14 @@ class RedisRuns(Sharded):
         if loaded is not None:
             self._shards.remember(run_id, loaded.run.tenant)
         return loaded
+
+    async def run_facts(self, run_id: RunId) -> RunFacts | None:
+        shard = shard_of_run(run_id)
+        if shard is None:
+            return None
+        bounds = (JOBS_LOOKED_AT_MAX, TIMERS_LOOKED_AT_MAX, LETTERS_LOOKED_AT_MAX)
+        step = self._shards.step("run_facts", shard, run_id, *bounds, run_id=run_id)
+        return decode.read_run_facts(await self._shards.ask(step))
 
     async def load_items(
         self, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]

@@ -8,10 +8,14 @@ from functools import partial
 from operator import itemgetter
 from typing import Final, assert_never
 
+from msgspec.structs import replace
+
 from stanchion.adapters.cursor import RunPage, read_cursor, write_cursor
+from stanchion.adapters.outcomes import by_place, dead_work, first_of_steps
 from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.store.sqlite.codec import (
     APPROVAL,
+    DEAD_LETTER,
     FAILURE,
     HISTORY,
     HISTORY_LINE,
@@ -21,6 +25,7 @@ from stanchion.adapters.store.sqlite.codec import (
     LABELS,
     ORIGIN,
     SQL,
+    TIMER,
     VALUE,
     decode_steps,
     encode,
@@ -38,6 +43,7 @@ from stanchion.core.model import (
     Item,
     ItemKey,
     Job,
+    JobId,
     PendingApproval,
     Risk,
     Run,
@@ -58,6 +64,15 @@ from stanchion.core.transition import (
     StopRun,
     StopStep,
     TimelineEntry,
+)
+from stanchion.core.why import (
+    JOBS_LOOKED_AT_MAX,
+    LETTERS_LOOKED_AT_MAX,
+    TIMERS_LOOKED_AT_MAX,
+    OpenJob,
+    OpenJobState,
+    PendingTimer,
+    RunFacts,
 )
 from stanchion.ports.records import (
     EVERY_RUN,
@@ -85,6 +100,7 @@ __all__ = [
     "load",
     "load_items",
     "put_items",
+    "run_facts",
     "timeline",
     "timeline_lines",
 ]
@@ -193,6 +209,65 @@ def put_items(db: Database, run: int, items: Mapping[ItemKey, Item]) -> None:
                 for (step_id, index), item in items.items()
             ),
         )
+
+
+def run_facts(db: Database, run_id: RunId) -> RunFacts | None:
+    """See ``ports.store.Runs.run_facts``."""
+    loaded, found = load(db, run_id), db.first(SQL["waits_of_run"], run_id=run_id)
+    if loaded is None or found is None:
+        return None
+    number, failures, next_try_at = found
+    timers = db.every(SQL["timers_of_run"], run=number, limit=TIMERS_LOOKED_AT_MAX)
+    letters = db.every(SQL["letters_of_run"], run=number, limit=LETTERS_LOOKED_AT_MAX)
+    return RunFacts(
+        at=db.now(),
+        run=loaded.run,
+        inbox=len(loaded.inbox),
+        failures=failures,
+        next_try_at=next_try_at,
+        jobs=_open_jobs(db, number, loaded.run.tenant),
+        timers=tuple(
+            sorted(
+                (PendingTimer(TIMER.decode(timer), due) for due, timer in timers),
+                key=lambda each: (each.due, each.timer.key),
+            )
+        ),
+        letters=tuple(dead_work(DEAD_LETTER.decode(body)) for (body,) in letters),
+    )
+
+
+def _open_jobs(db: Database, run: int, tenant: TenantId) -> tuple[OpenJob, ...]:
+    found: list[OpenJob] = []
+    places: dict[JobId, int] = {}
+    for state in OpenJobState.LEASED, OpenJobState.READY:
+        left = JOBS_LOOKED_AT_MAX - len(found)
+        for row in db.every(SQL["jobs_in_state"], run=run, state=state, limit=left):
+            job_id, step_id, item, topic, deliveries, fence, worker_id, expires_at, ticket = row
+            if state is OpenJobState.READY:
+                places[job_id] = ticket
+            found.append(
+                OpenJob(
+                    id=job_id,
+                    step_id=step_id,
+                    item=item,
+                    topic=topic,
+                    state=state,
+                    deliveries=deliveries,
+                    fence=fence,
+                    worker_id=worker_id,
+                    expires_at=expires_at,
+                )
+            )
+    ahead: dict[JobId, int] = {}
+    for job in first_of_steps(places, found):
+        counted = db.first(
+            SQL["count_ahead"],
+            topic=job.topic,
+            tenant=tenant,
+            ticket=places[job.id],
+        )
+        ahead[job.id] = 0 if counted is None else counted[0]
+    return by_place(replace(job, ahead=ahead[job.id]) if job.id in ahead else job for job in found)
 
 
 def load_items(

@@ -145,6 +145,7 @@ class SqliteStore:
         )
 
     load = _reads(runs.load)
+    run_facts = _reads(runs.run_facts)
     load_items = _reads(runs.load_items)
     items_at = _reads(runs.items_at)
     commit = _writes(runs.commit)

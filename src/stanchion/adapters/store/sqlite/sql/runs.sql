@@ -43,3 +43,31 @@ INSERT INTO commits (
 -- name: active_runs
 -- Answers (active).
 SELECT active FROM accounts WHERE tenant = :tenant
+
+-- name: waits_of_run
+-- Answers (run, the highest count of failures in its inbox, when it is tried next).
+SELECT
+    runs.run,
+    (SELECT coalesce(max(failures), 0) FROM inbox WHERE inbox.run = runs.run),
+    (SELECT due FROM outbox WHERE outbox.run = runs.run)
+FROM runs
+WHERE (runs.tail, runs.head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
+
+-- name: jobs_in_state
+-- Answers (id, step_id, item, topic, deliveries, fence, worker_id, expires_at, ticket) of the jobs
+-- of a run in this state.
+SELECT id, step_id, item, topic, deliveries, fence, worker_id, expires_at, ticket
+FROM jobs WHERE run = :run AND state = :state LIMIT :limit
+
+-- name: count_ahead
+-- Answers (count): the ready jobs of the same tenant and topic before this ticket.
+SELECT count(*) FROM jobs
+WHERE state = 'ready' AND topic = :topic AND tenant = :tenant AND ticket < :ticket
+
+-- name: timers_of_run
+-- Answers (due, timer).
+SELECT due, timer FROM timers WHERE run = :run LIMIT :limit
+
+-- name: letters_of_run
+-- Answers (body) of the dead letters of a run, oldest first.
+SELECT body FROM dead_letters WHERE run = :run ORDER BY letter LIMIT :limit
