@@ -1,0 +1,341 @@
+"""Journeys through the console in a real browser, on two replicas with a lock store of their own.
+
+Each test has a tenant of its own, so that they may run in any order. The one that cuts the lock
+store puts it back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from stanchion.console.api import route_named
+from stanchion.console.pages import PAGES
+from tests.acceptance.stack import ADMIN_KEY
+from tests.console import browser as found
+from tests.console.scene import RESEARCH, WAIT, Scene, running_scene, wait_for
+
+pytestmark = pytest.mark.skipif(
+    found.find() is None, reason="THERE IS NO BROWSER: the browser tests did not run"
+)
+
+Tab = Any
+"""Playwright's page; "page" is a word of the console."""
+WITHIN_MS: Final = 10_000
+
+
+@pytest.fixture(scope="module")
+def scene() -> Iterator[Scene]:
+    with running_scene() as scene:
+        scene.workflow("research", RESEARCH)
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with found.open_browser() as browser:
+        yield browser
+
+
+class Visit:
+    """A browser window: its tabs share cookies. What a page complains about is kept."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:  # noqa: ANN401 - Playwright's
+        self.url = url
+        self.context = browser.new_context(base_url=url, **options)
+        self.context.set_default_timeout(WITHIN_MS)
+        self.complaints: list[str] = []
+
+    def tab(self, path: str) -> Tab:
+        """A new tab at a page of the console."""
+        tab = self.context.new_page()
+        tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        tab.on("console", self._listen)
+        tab.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        tab.goto(f"/console{path}")
+        return tab
+
+    def _listen(self, message: Any) -> None:  # noqa: ANN401 - Playwright's
+        # A page that is refused on purpose is a failed resource to the browser.
+        if message.type == "error" and "status of 4" not in message.text:
+            self.complaints.append(message.text)
+
+    def sign_in(self, key: str = ADMIN_KEY) -> None:
+        """Get a session without the form: one test uses that, and it takes its time."""
+        answer = self.context.request.post(
+            "/console/login", form={"key": key}, headers={"Origin": self.url}, max_redirects=0
+        )
+        assert answer.status == 303, answer.text()
+
+    def close(self) -> None:
+        self.context.close()
+
+
+class Visits:
+    def __init__(self, browser: Any, scene: Scene) -> None:  # noqa: ANN401 - Playwright's
+        self._browser, self._scene = browser, scene
+        self.open: list[Visit] = []
+
+    def begin(self, *, key: str | None = ADMIN_KEY, url: str | None = None, **more: Any) -> Visit:  # noqa: ANN401 - Playwright's
+        visit = Visit(self._browser, url or self._scene.url, **more)
+        self.open.append(visit)
+        if key is not None:
+            visit.sign_in(key)
+        return visit
+
+
+@pytest.fixture
+def visits(browser: Any, scene: Scene) -> Iterator[Visits]:  # noqa: ANN401 - Playwright's
+    visits = Visits(browser, scene)
+    yield visits
+    for visit in visits.open:
+        visit.close()
+    assert [each for visit in visits.open for each in visit.complaints] == []
+
+
+def shows(tab: Tab, text: str, *, within_ms: int = WITHIN_MS) -> None:
+    """Wait until the page shows the text, without loading it again."""
+    tab.get_by_text(text).first.wait_for(timeout=within_ms)
+
+
+def confirm(tab: Tab) -> None:
+    """Say yes in the console's own dialog."""
+    tab.click("#confirm-yes")
+
+
+# ── Journeys ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_first_visit_start_watch_approve_done(scene: Scene, visits: Visits) -> None:
+    visit = visits.begin(key=None)
+    tab = visit.tab("/workflows/research?tenant=default")
+    tab.fill("input[name=key]", ADMIN_KEY)
+    tab.click("main button")
+    tab.wait_for_url("**/console/workflows/research?tenant=default")
+    # What was typed is kept beside what is wrong with it.
+    tab.fill("[name='input.question']", "What holds a rope?")
+    tab.fill("[name='input.depth']", "nine")
+    tab.check("[name='input.review']")
+    tab.click("text=Start the run")
+    shows(tab, "must be an integer")
+    assert tab.input_value("[name='input.question']") == "What holds a rope?"
+    assert tab.input_value("[name='input.depth']") == "nine"
+    assert tab.is_checked("[name='input.review']")
+    tab.fill("[name='input.depth']", "2")
+    tab.click("text=Start the run")
+    tab.wait_for_url("**/console/runs/*")
+    # The worker goes on, and the page follows by itself.
+    scene.finish(scene.lease("agent.plan"), {"queries": ["materials", "history"]})
+    jobs = scene.lease("agent.search")
+    scene.finish(jobs[:1], {"found": 3})
+    scene.finish(jobs[1:], error="the search engine did not answer")
+    scene.finish(scene.lease("agent.search"), {"found": 9})
+    shows(tab, "May the report on “What holds a rope?” go out?")
+    assert "2 attempts" in tab.inner_text(".gantt")
+    tab.click("button:text-is('Approve')")
+    scene.finish(scene.lease("agent.write"), "a report")
+    scene.finish(scene.lease("agent.check"), {"ok": True})
+    tab.wait_for_selector(".run-facts .status.succeeded")
+    assert tab.locator(".step-graph .st-succeeded").count() == 5
+
+
+def test_a_full_tenant_is_seen_and_its_cap_raised(scene: Scene, visits: Visits) -> None:
+    scene.tenant("full", 2)
+    scene.workflow("wait", WAIT, "full")
+    runs = [scene.start("wait", "full") for _ in range(2)]
+    refused = "max_concurrent_runs_reached"
+    assert scene.start("wait", "full", status=429) == refused
+    tab = visits.begin().tab("/admission")
+    row = tab.locator("#tenant-full")
+    if row.locator(".slots").count():  # with the figures of admission
+        row.get_by_text("full", exact=True).first.wait_for()
+        links = row.locator(".slots a").evaluate_all("all => all.map(each => each.href)")
+        assert {link.split("?")[0].rpartition("/")[2] for link in links} == set(runs)
+    row.locator("input[name=limit]").fill("3")
+    row.get_by_role("button", name="Set").click()
+    wait_for("the cap", lambda: row.locator("input[name=limit]").input_value() == "3")
+    tab.wait_for_load_state()
+    assert scene.start("wait", "full") not in {*runs, refused}
+
+
+def test_a_cut_lock_store_is_on_every_open_page_in_time(scene: Scene, visits: Visits) -> None:
+    first, second = visits.begin(), visits.begin(url=scene.other_url)
+    tabs = [first.tab("/runs"), first.tab("/leases"), second.tab("/policies")]
+    assert not any(tab.locator(".alarm").count() for tab in tabs)
+    scene.stack.locks.pause()
+    try:
+        cut = time.monotonic()
+        for tab in tabs:
+            shows(tab, "The lock store does not answer", within_ms=6_000)
+        assert time.monotonic() - cut < 3.0
+    finally:
+        scene.stack.locks.resume()
+    back = time.monotonic()
+    for tab in tabs:
+        tab.locator(".alarm").first.wait_for(state="detached")
+    assert time.monotonic() - back < 5.0
+
+
+def test_a_lock_is_released_by_force_with_a_reason(scene: Scene, visits: Visits) -> None:
+    scene.ask("POST", "/v1/admin/leases", {"name": "run/stuck", "ttl_s": 600})
+    tab = visits.begin().tab("/leases")
+    tab.locator("tr", has_text="stuck").get_by_role("link", name="Release").click()
+    shows(tab, "What is at stake")
+    tab.fill("input[name=reason]", "its replica is gone")
+    tab.click("text=Release the lock")
+    shows(tab, "The lock was released")
+    names = [row["name"] for row in scene.ask("GET", "/v1/admin/leases")["leases"]]
+    assert "run/stuck" not in names
+
+
+def test_a_policy_changed_on_one_replica_is_seen_on_the_other(scene: Scene, visits: Visits) -> None:
+    there = visits.begin(url=scene.other_url).tab("/policies")
+    assert there.locator(".pol.fail_closed").count() == 2
+    here = visits.begin().tab("/policies")
+    try:
+        here.select_option("[name='standard.on_lock_error']", "fail_closed")
+        here.click("text=Show what changes")
+        assert "waits until the lock store answers again" in here.inner_text(".changes")
+        here.click("text=Put in force")
+        shows(here, "The policies were changed")
+        wait_for("the change", lambda: there.locator(".pol.fail_closed").count() == 3)
+    finally:
+        scene.ask("PATCH", "/v1/admin/settings", {"policies": None})
+
+
+def test_what_one_tab_changes_another_one_shows(scene: Scene, visits: Visits) -> None:
+    scene.workflow("wait", WAIT, "tabs")
+    run = scene.start("wait", "tabs")
+    visit = visits.begin()
+    watching = visit.tab("/runs?tenant=tabs")
+    watching.wait_for_selector(".status.waiting")
+    acting = visit.tab(f"/runs/{run}?tenant=tabs")
+    acting.click("text=Cancel the run")
+    confirm(acting)
+    acting.wait_for_selector(".run-facts .status.cancelled")
+    watching.wait_for_selector(".status.cancelled")
+
+
+HOSTILE: Final = '<img src=x onerror="window.pwned=1">\'"><script>window.pwned=1</script>\u202e'
+
+
+def test_hostile_text_is_only_text_on_every_page(scene: Scene, visits: Visits) -> None:
+    scene.workflow(
+        "hostile",
+        {
+            "steps": {
+                "work": {"topic": "hostile.work", "input": {"x": "${input.x}"}},
+                "ask": {"approval": {"message": "${input.x}"}, "needs": ["work"]},
+            }
+        },
+        "evil",
+    )
+    worker = "<script>window.pwned=1</script>"
+    given = {"x": HOSTILE, HOSTILE: 1}
+    run = scene.start("hostile", "evil", input=given, labels={"a": worker})
+    failed = scene.start("hostile", "evil", input=given, labels={"a": worker})
+    jobs = scene.lease("hostile.work", worker, "evil")
+    by_run = {job["run_id"]: job for job in jobs}
+    scene.finish([by_run[run]], {HOSTILE: HOSTILE}, worker=worker, tenant="evil")
+    scene.finish([by_run[failed]], error=HOSTILE, worker=worker, tenant="evil")
+    wait_for("the question", lambda: scene.run(run, "evil")["status"] == "waiting")
+    key = {"role": "runner", "tenant": "evil", "note": HOSTILE, "name": "a<b>"}
+    scene.ask("POST", "/v1/admin/keys", key, status=None)
+    visit = visits.begin()
+    tab = visit.tab(f"/runs/{run}?tenant=evil")
+    assert "onerror" in tab.inner_text("main"), "the text is there, as text"
+    for path in (
+        f"/runs/{failed}?tenant=evil",
+        *(page.removeprefix("/console") + "?tenant=evil" for page in plain_pages()),
+        f"/search?q={run}&tenant=evil",
+    ):
+        tab.goto(f"/console{path}")
+        assert tab.evaluate("window.pwned") is None, path
+        assert "\u202e" not in tab.content(), path
+
+
+def test_without_a_session_or_the_role_there_is_nothing_to_see(
+    scene: Scene, visits: Visits
+) -> None:
+    stranger = visits.begin(key=None).tab("/leases")
+    assert "/console/login?next=" in stranger.url
+    assert "Leases" not in stranger.inner_text("body")
+    visit = visits.begin(key=scene.key("runner", "default"))
+    tab = visit.tab("/leases")
+    assert tab.locator("nav.side a", has_text="Leases").count() == 0
+    assert tab.locator("table").count() == 0
+    tab.goto("/console/runs")
+    tab.click("text=Log out")
+    tab.goto("/console/runs")
+    assert "/console/login" in tab.url
+
+
+def test_the_keyboard_goes_everywhere(scene: Scene, visits: Visits) -> None:
+    scene.workflow("wait", WAIT, "keyboard")
+    run = scene.start("wait", "keyboard")
+    tab = visits.begin().tab("?tenant=keyboard")
+    tab.keyboard.press("g")
+    tab.keyboard.press("r")
+    tab.wait_for_url("**/console/runs?tenant=keyboard")
+    tab.keyboard.press("j")
+    tab.keyboard.press("Enter")
+    tab.wait_for_url(f"**/console/runs/{run}**")
+    tab.keyboard.press("?")
+    tab.wait_for_selector("#keys[open]")
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("/")
+    assert tab.evaluate("document.activeElement.id") == "q"
+
+
+# ── Every page ───────────────────────────────────────────────────────────────────────────────────
+
+
+def plain_pages() -> list[str]:
+    """The pages that are about nothing in particular, and whose routes are there."""
+    return [
+        page.path
+        for page in PAGES
+        if "{" not in page.path and (page.needs is None or route_named(page.needs) is not None)
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_and_a_phone_is_wide_enough(
+    scheme: str, scene: Scene, visits: Visits
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415 - as in browser.py
+
+    scene.tenant("axe", 3)
+    scene.workflow("research", RESEARCH, "axe")
+    given = {"question": "Why?", "depth": 1, "review": True}
+    run = scene.start("research", "axe", input=given, labels={"team": "red"})
+    scene.finish(scene.lease("agent.plan", tenant="axe"), {"queries": ["a"]}, tenant="axe")
+    scene.finish(scene.lease("agent.search", tenant="axe"), {"found": 1}, tenant="axe")
+    wait_for("the question", lambda: scene.run(run, "axe")["status"] == "waiting")
+    is_dark = scheme == "dark"
+    # axe is a script of ours that the policy of the pages would refuse.
+    visit = visits.begin(color_scheme=scheme, bypass_csp=True)
+    stranger = visits.begin(key=None, color_scheme=scheme, bypass_csp=True).tab("/login")
+    tab = visit.tab("?tenant=axe")
+    wrong = [_axe(Axe(), stranger, "/login", is_dark=is_dark)]
+    for path in (*plain_pages(), f"/console/runs/{run}", "/console/workflows/research"):
+        tab.set_viewport_size({"width": 1280, "height": 800})
+        tab.goto(f"{path}?tenant=axe")
+        wrong.append(_axe(Axe(), tab, path, is_dark=is_dark))
+        tab.set_viewport_size({"width": 400, "height": 800})
+        width = tab.evaluate("document.documentElement.scrollWidth")
+        wrong.append([f"{path} is {width} px wide on a phone"] if width > 400 else [])
+    assert [line for lines in wrong for line in lines] == []
+
+
+def _axe(axe: Any, tab: Tab, path: str, *, is_dark: bool) -> list[str]:  # noqa: ANN401 - untyped
+    # Only colours differ between the themes, and to check them all twice takes long.
+    contrast = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
+    options = {"resultTypes": ["violations"], **(contrast if is_dark else {})}
+    found = axe.run(tab, options=options).response["violations"]
+    return [
+        f"{path}: {each['id']}: {[node['target'] for node in each['nodes']][:3]}" for each in found
+    ]
