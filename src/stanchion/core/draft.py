@@ -129,9 +129,8 @@ class Draft:
     @property
     def is_large(self) -> bool:
         """Whether the decision is so large that further events should wait for the next one."""
-        return (
-            self._work_done >= limits.EVENT_WORK_MAX or len(self._effects) >= limits.RUN_ITEMS_MAX
-        )
+        changes = max(len(self._effects), len(self._items))
+        return self._work_done >= limits.EVENT_WORK_MAX or changes >= limits.RUN_ITEMS_MAX
 
     def begin_event(self, actor: str) -> None:
         """Begin the next event of the batch. Each event has the full work limit."""

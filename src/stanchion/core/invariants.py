@@ -188,7 +188,7 @@ def _of_items(run: Run, step: PlannedStep, state: Step) -> Iterable[str]:
         yield "has no item left to wait for"
     assert isinstance(step.spec, ForEachSpec)
     out = counts.unfinished - counts.pending
-    at_once = counts.total if step.spec.parallel is None else step.spec.parallel
+    at_once = step.spec.at_once
     if state.status.is_active and (out > at_once or (counts.pending and out < at_once)):
         yield f"has {out} items out and {counts.pending} pending; {at_once} may be out"
     for key, item in run.items.items():

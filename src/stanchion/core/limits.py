@@ -72,7 +72,7 @@ ERROR_MESSAGE_CHARS_MAX: Final = 2_000
 
 FOR_EACH_ITEMS_MAX: Final = 10_000
 FOR_EACH_PARALLEL_MAX: Final = 1_000
-"""The highest value of ``parallel``."""
+"""Items of a for-each that are dispatched and not ended: the highest value of ``parallel``."""
 ITEM_FAILURES_MAX: Final = 100
 """Failed items that a for-each step lists. All of them are found among its items."""
 FOR_EACH_OUTPUT_BYTES_MAX: Final = 4 * 1024 * 1024

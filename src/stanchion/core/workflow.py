@@ -13,6 +13,7 @@ import msgspec
 
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.lease import LeaseOverride
+from stanchion.core.limits import FOR_EACH_PARALLEL_MAX
 from stanchion.core.model import Risk, StepId, Topic, WorkflowId
 from stanchion.core.retry import Backoff, Exponential
 
@@ -78,7 +79,12 @@ class ForEachSpec(_Spec, frozen=True, kw_only=True, tag="for_each"):
     on_item_failure: OnFailure = OnFailure.FAIL
     """Whether the step fails, or succeeds with null for the item, when an item failed."""
     parallel: int | None = None
-    """How many items may be dispatched and not ended at a time; ``None``: all."""
+    """How many items may be dispatched and not ended at a time; ``None``: as many as allowed."""
+
+    @property
+    def at_once(self) -> int:
+        """How many items may be dispatched and not ended at a time."""
+        return self.parallel or FOR_EACH_PARALLEL_MAX
 
 
 class OnDecisionTimeout(StrEnum):

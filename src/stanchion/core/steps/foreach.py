@@ -4,8 +4,9 @@ Items are stored separately from their step. The step keeps counts, so the resul
 the same for ten items as for ten thousand; only the last result reads all items, to collect their
 outputs in the order of the list. Items of a step that ended early are not changed.
 
-With ``parallel``, only so many items are dispatched at first. The others are pending, and each item
-that ends dispatches the next one of the list. A rerun of failed items keeps the others: they have
+Only ``parallel`` items are dispatched at first, or a thousand: one step of the store must not write
+ten thousand jobs while others wait. The others are pending, and each item that ends dispatches the
+next one of the list. A rerun of failed items keeps the others: they have
 ended before the step starts. The inputs of all items are rendered when the step
 starts. They are stored with the items until those end, because rendering the input of one item can
 need the whole list: evaluating it again for each item would cost the square of their number.
@@ -71,7 +72,7 @@ def start(draft: Draft, step: PlannedStep) -> None:
         failure = Failure("expression_error", str(error), step.id)
         draft.end(step, StepStatus.FAILED, error=failure)
         return
-    at_once = len(works) if spec.parallel is None else min(spec.parallel, len(works))
+    at_once = min(spec.at_once, len(works))
     counts = ItemCounts(
         total=len(values),
         succeeded=len(kept),

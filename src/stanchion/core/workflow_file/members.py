@@ -184,7 +184,8 @@ OF_ITEMS: Final = {
         "fail, the default: a failed item fails the step; continue: the output has null for it.",
     ),
     "parallel": Member(
-        Whole(1, FOR_EACH_PARALLEL_MAX), "How many items may be out at a time; all if not given."
+        Whole(1, FOR_EACH_PARALLEL_MAX),
+        f"How many items may be out at a time; {FOR_EACH_PARALLEL_MAX:,} if not given.",
     ),
 }
 
