@@ -155,15 +155,15 @@ async def test_callers_at_once_never_get_the_same_job(store: Store) -> None:
 # ── Fairness ─────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_tenant_with_one_job_is_served_within_one_round_behind_ten_thousand(
+async def test_a_tenant_with_one_job_is_served_within_one_round_behind_a_thousand(
     store: Store,
 ) -> None:
-    await start(store, FOR_EACH, run_input={"items": list(range(10_000))})
+    await start(store, FOR_EACH, run_input={"items": list(range(1_000))})
     await lease(store, max_jobs=5)
     run_id = await start(store, tenant=GLOBEX)
     leased = [*await lease(store), *await lease(store)]
     assert run_id in {each.job.run_id for each in leased}
-    assert await store.ready_topics() == {TOPIC: 10_001 - 7}
+    assert await store.ready_topics() == {TOPIC: 1_001 - 7}
 
 
 async def test_a_round_in_one_call_has_a_job_of_every_tenant(store: Store) -> None:
