@@ -12,7 +12,7 @@ from stanchion.console.pages import ACTIONS, PAGES
 from stanchion.wire.admin import Role
 from tests.console.visits import HOST, SAME_SITE, Browser, ConsoleHouse, opened_console
 from tests.gateway.asgi import opened
-from tests.gateway.house import ADMIN
+from tests.gateway.house import ADMIN, ONE_STEP
 
 SETTLED = ("Sec-Fetch-Site", "same-origin")
 
@@ -217,6 +217,7 @@ OF_ALL: dict[str, frozenset[Role]] = {
             "runs",
             "runs/{run_id}",
             "settings",
+            "shared/{workflow_id}",
             "workers",
             "workflows",
             "workflows/{workflow_id}",
@@ -229,6 +230,8 @@ OF_ALL: dict[str, frozenset[Role]] = {
 @in_one_loop
 async def test_each_role_opens_its_pages_and_no_others(world: ConsoleHouse) -> None:
     run_id = await world.house.start(key=ADMIN, tenant="first")
+    shared = "/v1/shared/workflows/one-step"
+    assert (await world.house.ask("PUT", shared, ONE_STEP, key=ADMIN)).status == 200
     for tenant, allowed in (("first", OF_ONE_TENANT), ("*", OF_ALL)):
         assert {page.path for page in PAGES} <= set(OF_ALL), "a page is not in the matrix"
         for role in Role if tenant != "*" else (Role.WORKER, *OPERATORS):

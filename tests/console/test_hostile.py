@@ -69,6 +69,8 @@ async def _poisoned(house: House) -> str:
         return dict(answer.json)
 
     await ask("PUT", "/v1/workflows/hostile", WORKFLOW)
+    shared = await house.ask("PUT", "/v1/shared/workflows/hostile", WORKFLOW, key=ADMIN)
+    assert shared.status == 200, shared.body
     start = {
         "input": {"q": EVIL, EVIL: EVIL},
         "labels": {"<script/src=//evil>": "<img/src=x/onerror=alert(1)>"},

@@ -19,9 +19,18 @@ import msgspec
 from stanchion.core.model import TenantId
 from stanchion.gateway.auth import ANONYMOUS, TENANT_HEADER, authorised
 from stanchion.gateway.body import decoded, is_suspect, read_query
-from stanchion.gateway.endpoint import listed, parameter_pattern
+from stanchion.gateway.endpoint import listed, note_refusal, parameter_pattern
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member
-from stanchion.gateway.route import PARAMETERS, Call, NoBody, NoQuery, Route, RouteScope, Stream
+from stanchion.gateway.route import (
+    PARAMETERS,
+    Call,
+    HandlerAnswer,
+    NoBody,
+    NoQuery,
+    Route,
+    RouteScope,
+    Stream,
+)
 from stanchion.gateway.routes import ROUTES
 from stanchion.gateway.state import GatewayState
 from stanchion.services.engine import Services
@@ -31,6 +40,7 @@ from stanchion.wire.problems import Code
 
 __all__ = ["Api", "route_named"]
 
+_OF_ALL: Final = frozenset({RouteScope.ONE_OR_ALL, RouteScope.TENANT_OR_ALL})
 _BY_NAME: Final = {f"{route.method} {route.path}": route for route in ROUTES}
 
 
@@ -143,13 +153,32 @@ class Api:
             request_id=self._request_id,
         )
         is_list = "cursor" in (route.query or NoQuery).__struct_fields__
-        answer = await (listed(call) if is_list else route.handler(call))
+        if route.admits and self._state.draining.is_set():
+            answer: HandlerAnswer = self._state.unavailable(
+                Code.DRAINING, "the server is shutting down"
+            )
+        else:
+            answer = await (listed(call) if is_list else route.handler(call))
         if isinstance(answer, Refusal):
+            if route.admits:
+                self._note(call, answer)
             raise RequestRefused(answer)
         assert not isinstance(answer, Stream), f"{name} is a stream"
         if isinstance(answer.value, bytes) and route.answer is not None:
             return msgspec.json.decode(answer.value, type=route.answer)
         return answer.value
+
+    def _note(self, call: Call[Any, Any], refusal: Refusal) -> None:
+        """Collect the receipt of a start that was refused, as of one over HTTP."""
+        note_refusal(
+            self._services,
+            refusal,
+            tenant=call.tenant,
+            workflow_id=call.params.get("workflow_id"),
+            key=call.idempotency_key,
+            request_id=call.request_id,
+            actor=call.actor,
+        )
 
     def _named(self, route: Route) -> bytes | None:
         """The value of ``X-Stanchion-Tenant`` that a caller outside would send."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stanchion.core.model import TenantId
 from stanchion.core.receipts import Receipt
 from stanchion.gateway.auth import DEFAULT_TENANT, Caller
 from stanchion.gateway.body import decoded, is_suspect, read_query
@@ -61,7 +62,7 @@ from stanchion.services.work import TenantOverloaded
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
-__all__ = ["Endpoint", "listed", "parameter_pattern"]
+__all__ = ["Endpoint", "listed", "note_refusal", "parameter_pattern"]
 
 _NOBODY: Final = Caller(DEFAULT_TENANT, None, "anonymous")
 _NO_BODY: Final = NoBody()
@@ -184,25 +185,18 @@ class _RouteRunner:
 
     def _note(self, exchange: Exchange, refusal: Refusal) -> None:
         """Collect the receipt of a start that was refused, if its tenant is known."""
-        if exchange.tenant is None or refusal.code not in _RECEIPTED:
+        if exchange.tenant is None:
             return
         key = exchange.headers.get(b"idempotency-key")
         is_key = key is not None and _KEY.fullmatch(key) is not None
-        services = self._services
-        services.receipts.note(
-            Receipt(
-                services.clock.now(),
-                exchange.tenant,
-                exchange.scope["path_params"].get("workflow_id"),
-                _RECEIPTED[refusal.code],
-                refusal.limit,
-                refusal.active,
-                refusal.retry_after_ms,
-                key.decode("ascii") if is_key and key is not None else None,
-                exchange.request_id,
-                exchange.actor,
-                services.replicas.replica,
-            )
+        note_refusal(
+            self._services,
+            refusal,
+            tenant=exchange.tenant,
+            workflow_id=exchange.scope["path_params"].get("workflow_id"),
+            key=key.decode("ascii") if is_key and key is not None else None,
+            request_id=exchange.request_id,
+            actor=exchange.actor,
         )
 
     async def _send_large(self, exchange: Exchange, answer: EncodedAnswer) -> None:
@@ -364,6 +358,36 @@ class _RouteRunner:
             },
         )
         return Refusal(code=Code.INTERNAL, detail="internal error; the log has the details")
+
+
+def note_refusal(
+    services: Services,
+    refusal: Refusal,
+    *,
+    tenant: TenantId,
+    workflow_id: str | None,
+    key: str | None,
+    request_id: str,
+    actor: str,
+) -> None:
+    """Collect the receipt of a start that was refused, if the refusal gets one."""
+    outcome = _RECEIPTED.get(refusal.code)
+    if outcome is not None:
+        services.receipts.note(
+            Receipt(
+                services.clock.now(),
+                tenant,
+                workflow_id,
+                outcome,
+                refusal.limit,
+                refusal.active,
+                refusal.retry_after_ms,
+                key,
+                request_id,
+                actor,
+                services.replicas.replica,
+            )
+        )
 
 
 async def listed(call: Call[Any, Any]) -> HandlerAnswer:

@@ -148,7 +148,7 @@ async def search(view: View) -> Data:
         with suppress(RequestRefused):
             params = {"workflow_id": text}
             found["workflow"] = await api.get("/v1/workflows/{workflow_id}", params)
-    if ":" in text and api.takes("GET /v1/runs", "label"):
+    if ":" in text:
         listed = await _listed(view, "/v1/runs", label=[text], limit=20)
         found["runs"] = () if listed is None else listed.runs
     found["is_tenant"] = view.visitor.sees_all and bool(

@@ -28,31 +28,34 @@ AGES: Final = {"15 min": 15 * 60, "hour": 3_600, "day": 86_400, "week": 7 * 86_4
 """Choices of the filter by age, in seconds."""
 
 
+GROUPS: Final = {
+    "active": tuple(each.value for each in RunStatus if not each.is_finished),
+    "unsuccessful": ("failed", "timed_out", "cancelled"),
+}
+"""Choices of the filter by status that stand for several."""
+
+
 async def list_runs(view: View) -> Data:
     """The runs that fit the filters."""
     api, query = view.api, view.query
     wanted: dict[str, Any] = {
-        "status": query.all("status"),
+        "status": [found for each in query.all("status") for found in GROUPS.get(each, (each,))],
         "workflow_id": query.get("workflow_id"),
-        "cursor": query.get("cursor"),
+        "label": [each.replace("=", ":", 1) for each in query.get("label").split()],
+        "rerun_of": query.get("rerun_of"),
     }
-    if api.takes("GET /v1/runs", "label"):
-        wanted["label"] = [each.replace("=", ":", 1) for each in query.get("label").split()]
-        wanted["rerun_of"] = query.get("rerun_of")
-        age_s = AGES.get(query.get("age"))
-        if age_s is not None:
-            since = datetime.fromtimestamp(view.now / 1000 - age_s, UTC)
-            wanted["since"] = since.isoformat(timespec="seconds").replace("+00:00", "Z")
-    page = await api.get("/v1/runs", limit=_LIMIT, **wanted)
-    is_filtered = any(wanted.values())
+    age_s = AGES.get(query.get("age"))
+    if age_s is not None:
+        since = datetime.fromtimestamp(view.now / 1000 - age_s, UTC)
+        wanted["since"] = since.isoformat(timespec="seconds").replace("+00:00", "Z")
+    page = await api.get("/v1/runs", limit=_LIMIT, cursor=query.get("cursor"), **wanted)
     return {
         "runs": page.runs,
         "cursor": page.cursor,
         "statuses": list(RunStatus),
         "ages": AGES,
-        "has_labels": api.takes("GET /v1/runs", "label"),
         "has_bulk": api.allows("POST /v1/bulk"),
-        "is_filtered": is_filtered,
+        "is_filtered": any(wanted.values()),
     }
 
 

@@ -25,7 +25,39 @@ _PREFIX: Final = "input"
 async def list_workflows(view: View) -> Data:
     """The tenant's workflows, by id."""
     page = await view.api.get("/v1/workflows", limit=_LIMIT, cursor=view.query.get("cursor"))
-    return {"workflows": page.workflows, "cursor": page.cursor}
+    shared = None
+    if view.api.allows("GET /v1/shared/workflows") and "cursor" not in view.query:
+        shared = (await view.api.get("/v1/shared/workflows", limit=_LIMIT)).workflows
+    return {"workflows": page.workflows, "cursor": page.cursor, "shared": shared}
+
+
+async def show_shared(view: View) -> Data:
+    """One version of a shared workflow, and the tenants that use it."""
+    api, path = view.api, "/v1/shared/workflows/{workflow_id}"
+    newest: WorkflowView = await api.get(path, view.params)
+    version = view.query.get("version")
+    shown = newest if not version else await api.get(path, view.params, version=version)
+    cursor = view.query.get("cursor")
+    uses = await api.get(f"{path}/usage", view.params, limit=_LIMIT, cursor=cursor)
+    return {
+        **_shown(newest, shown),
+        "title": f"Shared workflow {shown.id}",
+        "runs": None,
+        "uses": uses.tenants,
+        "cursor": uses.cursor,
+        "may_start": False,
+    }
+
+
+def _shown(newest: WorkflowView, shown: WorkflowView) -> Data:
+    """What the pages of own and of shared workflows have in common."""
+    steps = graph_steps(shown.definition)
+    return {
+        "workflow": shown,
+        "newest": newest.version,
+        "versions": range(newest.version, max(0, newest.version - _VERSIONS_SHOWN), -1),
+        "graph": zoomable_graph(steps, f"The {len(steps)} steps of the workflow"),
+    }
 
 
 async def show_workflow(view: View) -> Data:
@@ -37,19 +69,15 @@ async def show_workflow(view: View) -> Data:
     shown: WorkflowView = newest
     if version and version != str(newest.version):
         shown = await api.get(path, view.params, version=version)
-    steps = graph_steps(shown.definition)
     runs = await api.get("/v1/runs", workflow_id=name, limit=_RUNS)
     return {
+        **_shown(newest, shown),
         "title": f"Workflow {name}",
-        "workflow": shown,
-        "newest": newest.version,
-        "versions": range(newest.version, max(0, newest.version - _VERSIONS_SHOWN), -1),
-        "graph": zoomable_graph(steps, f"The {len(steps)} steps of the workflow"),
         "form": _form(view, newest.definition),
         "key": view.form.get("key") or secrets.token_hex(16),
         "runs": runs.runs,
+        "uses": None,
         "may_start": api.allows("POST /v1/workflows/{workflow_id}/runs"),
-        "has_labels": True,
     }
 
 
@@ -103,6 +131,13 @@ PAGES: Final = (
         is_of_tenant=True,
     ),
     WORKFLOW,
+    Page(
+        path="/console/shared/{workflow_id}",
+        title="Shared workflow",
+        template="workflow.html",
+        load=show_shared,
+        needs="GET /v1/shared/workflows/{workflow_id}",
+    ),
 )
 ACTIONS: Final = (
     Action(
