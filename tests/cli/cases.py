@@ -589,12 +589,30 @@ CASES: Final = (
         answer=admin.TenantList(
             (
                 admin.TenantRow(
-                    tenant="acme", max_concurrent_runs=2, job_rate_per_s=None, admission=None
+                    tenant="acme",
+                    max_concurrent_runs=2,
+                    job_rate_per_s=None,
+                    admission=None,
+                    active=1,
                 ),
             )
         ),
         shape=admin.TenantList,
-        says=("acme    2         no limit  -",),
+        says=("acme    1       2         no limit  -",),
+    ),
+    Case(
+        args=("tenant", "limits"),
+        asks=("GET", "/v1/tenant"),
+        answer=admin.TenantView(
+            tenant="acme",
+            max_concurrent_runs=2,
+            active=1,
+            queued=0,
+            job_rate_per_s=None,
+            budgets={},
+        ),
+        shape=admin.TenantView,
+        says=("active runs     1 of 2", "job_rate_per_s  no limit"),
     ),
     Case(
         args=("replica", "list"),

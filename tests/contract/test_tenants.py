@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stanchion.core.admission import Full
-from stanchion.core.model import TenantId
-from stanchion.ports.records import BadCursor, Tenant
+from stanchion.core.admission import Admitted, Full
+from stanchion.core.model import Instant, TenantId
+from stanchion.ports.records import (
+    BadCursor,
+    Tenant,
+    TenantStanding,
+)
 from stanchion.ports.store import Store
 from tests.contract.builders import (
     ACME,
@@ -16,6 +20,7 @@ from tests.contract.builders import (
     accept,
     admission,
     advance,
+    cancel,
     lease,
     start,
 )
@@ -125,3 +130,37 @@ def test_a_rate_that_means_nothing_is_refused(rate: float) -> None:
 def test_a_cap_that_means_nothing_is_refused(cap: int) -> None:
     with pytest.raises(ValueError, match="max_concurrent_runs must be from"):
         Tenant(max_concurrent_runs=cap)
+
+
+async def test_tenants_are_listed_that_are_configured_or_were_seen(store: Store) -> None:
+    now = await store.now()
+    runs = {}
+    for name, age in (("busy", 900), ("idle", 100), ("long-ago", 900), ("lone-job", 100)):
+        wanted = admission(Instant(now - age), tenant=TenantId(name), holds_slot=name != "lone-job")
+        assert await store.admit(wanted, within_ms=WITHIN_MS) == Admitted(wanted.run.id)
+        runs[name] = wanted.run.id
+    for name in ("idle", "long-ago"):
+        await cancel(store, runs[name])
+    await store.put_tenant(TenantId("set"), Tenant(max_concurrent_runs=7))
+    await store.put_tenant(TenantId("idle"), Tenant(max_concurrent_runs=8))
+    await store.put_tenant(TenantId("gone"), Tenant())
+    await store.delete_tenant(TenantId("gone"))
+    found: list[TenantStanding] = []
+    for limit in (1, 2, 100):
+        found.clear()
+        cursor = None
+        while True:
+            page = await store.list_standings(
+                seen_since=Instant(now - 500), cursor=cursor, limit=limit
+            )
+            found += page.items
+            cursor = page.cursor
+            if cursor is None:
+                break
+        assert [
+            (each.tenant, each.config and each.config.max_concurrent_runs, each.active)
+            for each in found
+        ] == [("busy", None, 1), ("idle", 8, 0), ("lone-job", None, 0), ("set", 7, 0)]
+    assert [each.seen_at for each in found] == [now - 900, now - 100, now - 100, 0]
+    with pytest.raises(BadCursor):
+        await store.list_standings(seen_since=now, cursor="nonsense")

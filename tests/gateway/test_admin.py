@@ -56,7 +56,8 @@ async def test_a_deleted_tenant_has_the_defaults_when_answered(house: House) -> 
     assert (await house.ask("DELETE", path)).json == full
     assert (await house.ask("POST", "/v1/workflows/one/runs", {}, tenant="acme")).status == 200
     assert (await house.ask("GET", path)).json["max_concurrent_runs"] == 10
-    assert (await house.ask("GET", "/v1/admin/tenants")).json["tenants"] == []
+    (row,) = (await house.ask("GET", "/v1/admin/tenants")).json["tenants"]
+    assert (row["tenant"], row["is_configured"]) == ("acme", False)
     again = await house.ask("DELETE", path)
     assert (again.status, again.json["code"]) == (404, "not_found")
 
@@ -261,6 +262,22 @@ async def test_secrets_are_never_logged(
 
 async def _broken() -> None:
     raise ValueError("a bug")
+
+
+async def test_a_tenant_that_is_only_seen_is_listed_and_sees_its_own_limits(house: House) -> None:
+    await house.start(tenant="acme")
+    (row,) = (await house.ask("GET", "/v1/admin/tenants")).json["tenants"]
+    assert (row["tenant"], row["active"], row["max_concurrent_runs"]) == ("acme", 1, 10)
+    assert row["is_configured"] is False
+    await house.ask("PUT", "/v1/admin/tenants/acme", {"max_concurrent_runs": 3})
+    assert (await house.ask("GET", "/v1/tenant", tenant="acme")).json == {
+        "tenant": "acme",
+        "max_concurrent_runs": 3,
+        "active": 1,
+        "queued": 0,
+        "job_rate_per_s": None,
+        "budgets": {},
+    }
 
 
 async def test_without_keys_all_tenants_are_not_the_default_tenant(house: House) -> None:

@@ -261,6 +261,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "delete_tenant": forbidden,
     "get_tenant": forbidden,
     "list_tenants": forbidden,
+    "own_tenant": lambda answer, _world: answer.json["tenant"] == "second",
     "get_settings": forbidden,
     "patch_settings": forbidden,
     "list_leases": forbidden,

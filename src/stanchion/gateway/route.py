@@ -40,6 +40,7 @@ __all__ = [
     "ADMINS",
     "ANYONE",
     "APPROVERS",
+    "EVERY_ROLE",
     "LIVEZ",
     "METRICS",
     "OPERATORS",
@@ -138,6 +139,7 @@ Handler: TypeAlias = Callable[[Call[Any, Any]], Awaitable[HandlerAnswer]]
 ANYONE: Final[frozenset[Role]] = frozenset()
 RUNNERS: Final = frozenset({Role.RUNNER, Role.OPERATOR, Role.ADMIN})
 APPROVERS: Final = RUNNERS | {Role.APPROVER}
+EVERY_ROLE: Final = frozenset(Role)
 WORKERS: Final = frozenset({Role.WORKER, Role.ADMIN})
 OPERATORS: Final = frozenset({Role.OPERATOR, Role.ADMIN})
 ADMINS: Final = frozenset({Role.ADMIN})

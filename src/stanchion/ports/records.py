@@ -73,6 +73,7 @@ __all__ = [
     "StoredSummary",
     "StoredWorkflow",
     "Tenant",
+    "TenantStanding",
     "WorkflowUse",
     "index_for",
     "label_texts",
@@ -449,6 +450,22 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
         # Written so that NaN, for which every comparison is false, is refused.
         if self.job_rate_per_s is not None and not RATE_MIN <= self.job_rate_per_s <= RATE_MAX:
             raise ValueError(f"job_rate_per_s must be from {RATE_MIN:f} to {RATE_MAX}")
+
+
+class TenantStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant in the list of those that matter now."""
+
+    tenant: TenantId
+    config: Tenant | None
+    """``None``: it has the defaults."""
+    active: int
+    """The slots that it uses."""
+    seen_at: Instant
+    """When it last started a run; 0 if never."""
+
+    def is_listed(self, seen_since: Instant) -> bool:
+        """Whether the tenant is on a list of those seen since then."""
+        return self.config is not None or self.active > 0 or self.seen_at >= seen_since
 
 
 class Document(msgspec.Struct, frozen=True):

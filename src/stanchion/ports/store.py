@@ -71,6 +71,7 @@ from stanchion.ports.records import (
     StoredSummaries,
     StoredWorkflow,
     Tenant,
+    TenantStanding,
     WorkflowUse,
 )
 
@@ -367,6 +368,11 @@ class Tenants(Protocol):
         self, *, cursor: str | None = None, limit: int = 100
     ) -> Page[tuple[TenantId, Tenant]]:
         """The tenants with a stored configuration, sorted by name."""
+
+    async def list_standings(
+        self, *, seen_since: Instant, cursor: str | None = None, limit: int = 100
+    ) -> Page[TenantStanding]:
+        """Tenants that are configured, use a slot or started a run since then, sorted by name."""
 
 
 class Documents(Protocol):

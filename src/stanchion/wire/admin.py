@@ -39,9 +39,11 @@ __all__ = [
     "ReplicaRow",
     "Role",
     "SetEscalation",
+    "TenantBudget",
     "TenantConfig",
     "TenantList",
     "TenantRow",
+    "TenantView",
     "UnlockedRow",
     "WorkerList",
     "WorkerRow",
@@ -79,17 +81,44 @@ class TenantConfig(_Request, frozen=True, kw_only=True):
 
 
 class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One configured tenant in a list."""
+    """One tenant in a list."""
 
     tenant: str
     max_concurrent_runs: int | None
     job_rate_per_s: float | None
     admission: JsonObject | None
     workflows: dict[str, int] = {}
+    active: int = 0
+    """Runs that use a slot now."""
+    is_configured: bool = True
+    """Whether it has a configuration; otherwise it has the defaults."""
+    seen_at: datetime | None = None
+    """When it last started a run."""
+
+
+class TenantView(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of the caller's own tenant, and how much of them is used."""
+
+    tenant: str
+    max_concurrent_runs: int | None
+    active: int
+    queued: int
+    job_rate_per_s: float | None
+    budgets: dict[str, TenantBudget]
+
+
+class TenantBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget, and how much of it is used in its present window."""
+
+    limit: int
+    window: str
+    used: int
+    reserved: int
+    resets_at: datetime | None
 
 
 class TenantList(msgspec.Struct, frozen=True):
-    """A page of configured tenants, by name."""
+    """A page of tenants, by name."""
 
     tenants: tuple[TenantRow, ...]
     cursor: str | None = None

@@ -131,9 +131,33 @@ def delete_tenant(session: Session, name: str) -> None:
 @limit_and_cursor
 @talks
 def list_tenants(session: Session, limit: int, cursor: str | None) -> None:
-    """List the tenants that have a configuration."""
+    """List the tenants that are configured or started a run in the last 30 days."""
     page = session.get(path_to("admin", "tenants"), limit=limit, cursor=cursor)
     list_of(session, page, _tenant_rows, "tenants")
+
+
+@tenant.command("limits")
+@talks
+def show_limits(session: Session) -> None:
+    """Show what the key's own tenant may use, and what it uses. For every role."""
+    session.show(session.get(path_to("tenant")), _limit_lines)
+
+
+def _limit_lines(limits: dict[str, Any]) -> list[str]:
+    cap = _or(limits["max_concurrent_runs"], "no cap")
+    budgets = [
+        (f"budget {cell(name)}", f"{each['used'] + each['reserved']} of {each['limit']}")
+        for name, each in limits["budgets"].items()
+    ]
+    return pairs(
+        [
+            ("tenant", cell(limits["tenant"])),
+            ("active runs", f"{limits['active']} of {cap}"),
+            ("queued", cell(limits["queued"])),
+            ("job_rate_per_s", _or(limits["job_rate_per_s"], "no limit")),
+            *budgets,
+        ]
+    )
 
 
 def _tenant_lines(name: str, tenant: dict[str, Any]) -> list[str]:
@@ -151,10 +175,11 @@ def _tenant_lines(name: str, tenant: dict[str, Any]) -> list[str]:
 def _tenant_rows(page: dict[str, Any]) -> Iterator[str]:
     if page["tenants"]:
         yield from table(
-            ("TENANT", "MAX RUNS", "JOBS/S", "ADMISSION"),
+            ("TENANT", "ACTIVE", "MAX RUNS", "JOBS/S", "ADMISSION"),
             (
                 (
                     cell(row["tenant"]),
+                    cell(row.get("active")),
                     _or(row["max_concurrent_runs"], "no cap"),
                     _or(row["job_rate_per_s"], "no limit"),
                     cell(row["admission"]),

@@ -10,12 +10,17 @@ from typing import Final
 
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonObject
-from stanchion.core.model import TenantId, WorkflowId
+from stanchion.core.model import (
+    Instant,
+    TenantId,
+    WorkflowId,
+)
 from stanchion.core.settings import override_faults
 from stanchion.gateway.body import check_value
 from stanchion.gateway.problems import Refusal, invalid, invalid_member, not_found
 from stanchion.gateway.route import (
     ADMINS,
+    EVERY_ROLE,
     OPERATORS,
     Call,
     NoBody,
@@ -27,7 +32,10 @@ from stanchion.gateway.route import (
 )
 from stanchion.gateway.routes.workflows import PagedWorkflows
 from stanchion.gateway.views import key_row, to_instant, when
-from stanchion.ports.records import Tenant
+from stanchion.ports.records import (
+    Tenant,
+    TenantStanding,
+)
 from stanchion.ports.store import Definitions
 from stanchion.services.log import log_event
 from stanchion.wire.admin import (
@@ -39,6 +47,7 @@ from stanchion.wire.admin import (
     TenantConfig,
     TenantList,
     TenantRow,
+    TenantView,
 )
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
@@ -114,20 +123,49 @@ def _config(tenant: Tenant) -> TenantConfig:
     )
 
 
+_SEEN_MS: Final = 30 * 24 * 60 * 60 * 1_000
+"""A tenant without a configuration is listed as long after its last start."""
+
+
 async def list_tenants(call: Call[NoBody, PagedWorkflows]) -> Reply:
-    """The tenants that have a configuration, by name."""
-    page = await call.services.store.list_tenants(cursor=call.query.cursor, limit=call.query.limit)
-    rows = tuple(
-        TenantRow(
-            tenant=name,
-            max_concurrent_runs=config.max_concurrent_runs,
-            job_rate_per_s=config.job_rate_per_s,
-            admission=config.admission,
-            workflows={str(each): version for each, version in config.workflows.items()},
-        )
-        for name, config in page.items
+    """The tenants that are configured or were seen lately, by name."""
+    page = await call.services.store.list_standings(
+        seen_since=Instant(call.services.clock.now() - _SEEN_MS),
+        cursor=call.query.cursor,
+        limit=call.query.limit,
     )
-    return Reply(TenantList(rows, page.cursor))
+    return Reply(TenantList(tuple(map(_tenant_row, page.items)), page.cursor))
+
+
+def _tenant_row(standing: TenantStanding) -> TenantRow:
+    config = standing.config or Tenant()
+    return TenantRow(
+        tenant=standing.tenant,
+        max_concurrent_runs=config.max_concurrent_runs,
+        job_rate_per_s=config.job_rate_per_s,
+        admission=config.admission,
+        workflows={str(each): version for each, version in config.workflows.items()},
+        active=standing.active,
+        is_configured=standing.config is not None,
+        seen_at=when(standing.seen_at) if standing.seen_at else None,
+    )
+
+
+async def own_tenant(call: Call[NoBody, NoQuery]) -> Reply:
+    """What the caller's tenant may use, and what it uses now."""
+    config, active = await asyncio.gather(
+        call.services.store.tenant(call.tenant), call.services.store.active_runs(call.tenant)
+    )
+    return Reply(
+        TenantView(
+            tenant=call.tenant,
+            max_concurrent_runs=config.max_concurrent_runs,
+            active=active,
+            queued=0,
+            job_rate_per_s=config.job_rate_per_s,
+            budgets={},
+        )
+    )
 
 
 TENANTS_ROUTES: Final = (
@@ -167,11 +205,20 @@ TENANTS_ROUTES: Final = (
         method="GET",
         path="/v1/admin/tenants",
         handler=list_tenants,
-        summary="List the tenants that have a configuration, by name.",
+        summary="List the tenants that are configured or started a run in the last 30 days.",
         roles=OPERATORS,
         scope=RouteScope.DEPLOYMENT,
         query=PagedWorkflows,
         answer=TenantList,
+    ),
+    Route(
+        method="GET",
+        path="/v1/tenant",
+        handler=own_tenant,
+        summary="The caller's own tenant: its limits, and how much of them it uses.",
+        roles=EVERY_ROLE,
+        scope=RouteScope.TENANT,
+        answer=TenantView,
     ),
 )
 

@@ -22,6 +22,7 @@ from stanchion.ports.records import (
     StoredSummaries,
     StoredWorkflow,
     Tenant,
+    TenantStanding,
     WorkflowUse,
 )
 
@@ -167,6 +168,22 @@ class MemoryTenants(MemoryPart):
             if account.config is not None
         )
         return _by_name("tenants", configured, cursor, limit)
+
+    async def list_standings(
+        self, *, seen_since: Instant, cursor: str | None = None, limit: int = 100
+    ) -> Page[TenantStanding]:
+        standings = (
+            TenantStanding(
+                tenant=tenant,
+                config=account.config,
+                active=account.active,
+                seen_at=account.seen_at,
+            )
+            for tenant, account in self._state.accounts.items()
+        )
+        listed = ((each.tenant, each) for each in standings if each.is_listed(seen_since))
+        page = _by_name("tenants", listed, cursor, limit)
+        return Page(tuple(each for _, each in page.items), page.cursor)
 
 
 class MemoryDocuments(MemoryPart):

@@ -286,6 +286,7 @@ class MemoryRuns(MemoryPart):
         account = self._state.account(run.tenant)
         file = self._state.runs[run.id] = RunFile(run, admission.key)
         self._state.places.add(run)
+        account.seen_at = run.created_at
         if run.holds_slot:
             account.holders.add(run.id)
             account.active += 1

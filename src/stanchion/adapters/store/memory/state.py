@@ -70,6 +70,7 @@ __all__ = [
 ]
 
 _FEED_ENTRIES_MAX: Final = 10_000
+_NEVER: Final = Instant(0)
 
 
 @dataclass(slots=True)
@@ -119,6 +120,8 @@ class Account:
     """The data of a tenant."""
 
     config: Tenant | None = None
+    seen_at: Instant = _NEVER
+    """When it last started a run."""
     had_slot: bool = False
     """Whether a run of the tenant ever took a slot."""
     active: int = 0

@@ -2,7 +2,7 @@
 -- KEYS   run items out jobs inbox timeline
 -- KEYS   ready ring turns counters open deadlines timers outbox rows
 -- KEYS   approvals asked asked_of
--- KEYS   active unfinished known finished keys aging configs rates listed seen
+-- KEYS   active unfinished known finished keys aging configs rates listed seen seen_names
 -- KEYS   runs feed versions shared_versions shared_runs
 -- KEYS   audit_log audit_log_of
 -- ARGV   1  the admission, a MessagePack map: see part run, and
@@ -99,7 +99,9 @@ redis.call('ZADD', key.runs, 0, ask.created)
 if ask.shared_run then
   redis.call('ZADD', key.shared_runs, 0, ask.shared_run)
 end
-redis.call('HSET', key.seen, ask.tenant, string.sub(ask.created, 1, 16))
+if redis.call('HSET', key.seen, ask.tenant, string.sub(ask.created, 1, 16)) == 1 then
+  redis.call('ZADD', key.seen_names, 0, ask.tenant)
+end
 enlist(ask.listed, ask.tenant, ask.created, ask.status)
 become(ask, stamped(ask.version, ask.fence, ask.nonce), true)
 if ask.audit then

@@ -1,5 +1,5 @@
 -- adopt: add a run of an earlier version to the lists.
--- KEYS   run listed seen
+-- KEYS   run listed seen seen_names
 -- ARGV   1 the names of the run in its lists, a MessagePack list  2 what lists show of it
 -- ANSWER 1; 0 if the run is gone
 -- USES   text listed
@@ -13,5 +13,6 @@ redis.call('HSET', key.run, 'about', ARGV[2])
 local created = string.sub(place, 1, 16)
 if created > (redis.call('HGET', key.seen, tenant) or '') then
   redis.call('HSET', key.seen, tenant, created)
+  redis.call('ZADD', key.seen_names, 0, tenant)
 end
 return 1

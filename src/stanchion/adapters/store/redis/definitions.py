@@ -32,6 +32,7 @@ from stanchion.ports.records import (
     StoredSummary,
     StoredWorkflow,
     Tenant,
+    TenantStanding,
     WorkflowUse,
 )
 
@@ -272,6 +273,57 @@ class RedisTenants(Sharded):
             ),
             onward,
         )
+
+    async def list_standings(
+        self, *, seen_since: Instant, cursor: str | None = None, limit: int = 100
+    ) -> Page[TenantStanding]:
+        deadline = self._shards.client.deadline()
+        keys = self._shards.keys
+        indexes = [
+            (keys.slots[shard], keys.of_shard(shard, index))
+            for shard in ALL_SHARDS
+            for index in ("configured", "seen_names")
+        ]
+        found: list[TenantStanding] = []
+        while True:
+            # Tenants in both indexes come twice, so a page of names may have half as many tenants.
+            names, cursor = await page_of_names(
+                self._shards, "tenants", indexes, cursor, 2 * limit, deadline
+            )
+            tenants = [TenantId(name) for name in dict.fromkeys(names)]
+            for standing in await self._standings(tenants, deadline):
+                if not standing.is_listed(seen_since):
+                    continue
+                if len(found) == limit:
+                    return Page(tuple(found), write_cursor("tenants", found[-1].tenant))
+                found.append(standing)
+            if cursor is None:
+                return Page(tuple(found))
+
+    async def _standings(
+        self, tenants: Sequence[TenantId], deadline: float
+    ) -> list[TenantStanding]:
+        parts = ("configs", "active", "seen")
+        replies = await self._shards.ask_all(
+            [
+                self._shards.command(shard, "HGET", self._shards.keys.of_shard(shard, part), tenant)
+                for tenant in tenants
+                for shard in (shard_of_tenant(tenant),)
+                for part in parts
+            ],
+            deadline,
+        )
+        return [
+            TenantStanding(
+                tenant=tenant,
+                config=None if config is None else decode.read_tenant(config),
+                active=int(active or 0),
+                seen_at=Instant(int(seen or 0)),
+            )
+            for tenant, config, active, seen in zip(
+                tenants, replies[::3], replies[1::3], replies[2::3], strict=True
+            )
+        ]
 
     def _config(self, tenant: TenantId) -> RedisRequest:
         shard = shard_of_tenant(tenant)

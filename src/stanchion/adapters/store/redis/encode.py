@@ -39,6 +39,7 @@ every shard, and once more under that tag, which gives out their versions.
     listed      sorted set   every run by status, workflow, labels and what it is a rerun of: a
                              prefix, then the time of creation and run id
     seen        hash         when each tenant last started a run
+    seen_names  sorted set   these tenants, by name
 
     audit_log   stream       audit entries of all its tenants
     receipts    hash         batches of receipts of refusals, by id
@@ -388,7 +389,8 @@ OF_SHARD: Final = frozenset(
         *("ready", "ring", "turns", "counters", "open", "deadlines", "timers"),
         *("outbox", "rows", "active", "unfinished", "known", "finished", "keys", "aging"),
         *("configs", "configured", "rates", "letters", "dead", "dead_of", "mark"),
-        *("approvals", "asked", "asked_of", "audit_log", "listed", "seen"),
+        *("approvals", "asked", "asked_of", "audit_log"),
+        *("listed", "seen", "seen_names"),
         *("receipts", "refused", "refused_of", "refused_count"),
         *("shared_versions", "shared_workflows", "shared_names", "shared_runs"),
     )

@@ -11,15 +11,28 @@ from stanchion.adapters.store.sqlite.audit import add_audit
 from stanchion.adapters.store.sqlite.codec import SQL, TENANT, VALUE, WORKFLOW, encode
 from stanchion.core.audit import AuditEntry
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import TenantId, WorkflowId, WorkflowSource
+from stanchion.core.model import (
+    Instant,
+    TenantId,
+    WorkflowId,
+    WorkflowSource,
+)
 from stanchion.core.workflow import Workflow
-from stanchion.ports.records import Document, Page, StoredWorkflow, Tenant, WorkflowUse
+from stanchion.ports.records import (
+    Document,
+    Page,
+    StoredWorkflow,
+    Tenant,
+    TenantStanding,
+    WorkflowUse,
+)
 
 __all__ = [
     "delete_document",
     "document",
     "list_documents",
     "list_shared_workflows",
+    "list_standings",
     "list_tenants",
     "list_workflow_uses",
     "list_workflows",
@@ -177,6 +190,24 @@ def list_tenants(
     """See ``ports.store.Tenants.list_tenants``."""
     rows = db.every(SQL["list_tenants"], after=_after(_TENANTS, cursor), limit=limit + 1)
     found = tuple((TenantId(name), TENANT.decode(config)) for name, config in rows[:limit])
+    return Page(found, _next(_TENANTS, rows, limit))
+
+
+def list_standings(
+    db: Database, *, seen_since: Instant, cursor: str | None = None, limit: int = 100
+) -> Page[TenantStanding]:
+    """See ``ports.store.Tenants.list_standings``."""
+    after = _after(_TENANTS, cursor)
+    rows = db.every(SQL["list_standings"], after=after, since=seen_since, limit=limit + 1)
+    found = tuple(
+        TenantStanding(
+            tenant=TenantId(name),
+            config=None if config is None else TENANT.decode(config),
+            active=active or 0,
+            seen_at=Instant(seen_at or 0),
+        )
+        for name, config, active, seen_at in rows[:limit]
+    )
     return Page(found, _next(_TENANTS, rows, limit))
 
 

@@ -184,6 +184,7 @@ class SqliteStore:
     delete_tenant = _writes(definitions.delete_tenant)
     tenant = _reads(definitions.tenant_of)
     list_tenants = _reads(definitions.list_tenants)
+    list_standings = _reads(definitions.list_standings)
     document = _reads(definitions.document)
     put_document = _writes(definitions.put_document)
     list_documents = _reads(definitions.list_documents)
