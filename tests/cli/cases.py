@@ -837,6 +837,29 @@ CASES: Final = (
         says=("acme", "full", "2/2", "3.4 s", "order-2", "7 refusals among these have no receipt"),
     ),
     Case(
+        args=("admission", "show"),
+        asks=("GET", "/v1/admin/admission"),
+        query={"sort": "pressure", **PAGE},
+        answer=admin.AdmissionList(
+            (
+                admin.AdmissionRow(
+                    tenant="acme",
+                    limit=2,
+                    active=2,
+                    queued=0,
+                    admitted_1m=12,
+                    full_1m=998,
+                    unavailable_1m=3,
+                    wait_p95_ms=35,
+                    retry_after_ms=3_400,
+                ),
+            ),
+            ("two",),
+        ),
+        shape=admin.AdmissionList,
+        says=("acme", "2/2", "998", "35 ms", "3.4 s", "servers that do not report: two"),
+    ),
+    Case(
         args=("escalation", "show"),
         asks=("GET", "/v1/admin/escalation"),
         answer=ESCALATION,

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from stanchion.core.audit import AuditFilter
+from stanchion.core.pressure import WAIT_BOUNDS_MS
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.routes import ROUTES
 from tests.gateway.asgi import Answer
@@ -230,6 +231,51 @@ async def test_what_changes_nothing_has_no_entry(house: House) -> None:
     for method, path, body, status in refused:
         assert (await house.ask(method, path, body)).status == status, path
     assert (await house.services.store.list_audit(limit=1_000)).items == before
+
+
+async def test_admission_shows_slots_and_the_answers_of_the_last_minute(house: House) -> None:
+    for tenant, cap in (("calm", 5), ("stormy", 1), ("closed", 0), ("unlimited", None)):
+        await house.ask("PUT", f"/v1/admin/tenants/{tenant}", {"max_concurrent_runs": cap})
+    for tenant in ("calm", "stormy", "unlimited"):
+        await house.start(tenant=tenant)
+    refusals = [
+        await house.ask("POST", "/v1/workflows/one-step/runs", {}, tenant="stormy")
+        for _ in range(3)
+    ]
+    assert {refused.status for refused in refusals} == {429}
+    answer = await house.ask("GET", "/v1/admin/admission")
+    assert answer.json["replicas_missing"] == []
+    stormy, *others = answer.json["tenants"]
+    assert stormy.pop("wait_p95_ms") in WAIT_BOUNDS_MS
+    assert stormy.pop("retry_after_ms") == refusals[-1].json["retry_after_ms"]
+    assert stormy == {
+        "tenant": "stormy",
+        "limit": 1,
+        "active": 1,
+        "queued": 0,
+        "admitted_1m": 1,
+        "full_1m": 3,
+        "unavailable_1m": 0,
+    }
+    assert [row["tenant"] for row in others] == ["calm", "unlimited", "closed"]
+    assert [row["limit"] for row in others] == [5, None, 0]
+    assert others[-1]["wait_p95_ms"] is others[-1]["retry_after_ms"] is None
+    for sort, expected in (
+        ("tenant", ["calm", "closed", "stormy", "unlimited"]),
+        ("pressure", ["stormy", "calm", "unlimited", "closed"]),
+    ):
+        names: list[str] = []
+        query = f"?sort={sort}&limit=1"
+        while True:
+            page = (await house.ask("GET", f"/v1/admin/admission{query}")).json
+            names += [row["tenant"] for row in page["tenants"]]
+            if page["cursor"] is None:
+                break
+            query = f"?sort={sort}&limit=1&cursor={page['cursor']}"
+        assert names == expected
+    first = (await house.ask("GET", "/v1/admin/admission?limit=1")).json["cursor"]
+    other = await house.ask("GET", f"/v1/admin/admission?sort=tenant&cursor={first}")
+    assert (other.status, other.code) == (422, "invalid_request")
 
 
 async def test_a_tenants_admin_reads_its_own_entries_and_filters_hold(

@@ -32,6 +32,7 @@ KINDS = {
     "list_workers": "workers",
     "list_audit": "audit",
     "list_decisions": "receipts",
+    "show_admission": "admission",
 }
 HUGE = ("9" * 30, str(2**63), str(2**64), "-1", "1.5", "1e400", "NaN", "null", "true", '"x"')
 

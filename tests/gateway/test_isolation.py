@@ -280,6 +280,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "set_escalation": forbidden,
     "list_audit": own_entries,
     "list_decisions": empty("decisions"),
+    "show_admission": forbidden,
 }
 MAKERS = ("put_workflow", "submit_job")
 """They leave something with the second tenant, which the lists of others would then show."""

@@ -132,7 +132,10 @@ class House:
             settings=lambda: self.settings,
             pacing=self.pacing,
             signals=AdmissionSignals(
-                self.registry, labels=labels, errors=LeaseErrors(self.registry)
+                self.registry,
+                labels=labels,
+                errors=LeaseErrors(self.registry),
+                clock=gates.clock,
             ),
             decider=Decider(self.work, None),
             on_admitted=lambda run, plan: self.admitted.append((run, plan)),

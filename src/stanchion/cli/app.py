@@ -86,6 +86,10 @@ app = LazyGroup(
             _HERE + "operations:replica",
             "See the server processes of the deployment.",
         ),
+        "admission": (
+            _HERE + "audit:admission",
+            "See how full tenants are, and what their callers were answered.",
+        ),
         "audit": (_HERE + "audit:audit", "See who changed what."),
         "decision": (_HERE + "audit:decision", "See which starts were refused, and why."),
         "drill": (_HERE + "drill:command", "Prove the policies on real processes."),

@@ -162,10 +162,13 @@ class Admitter:
                 self._refusals.close(call.query, call.full)
             if call.has_turn:
                 self._limiter.leave(call.tenant)
-        self._signals.waited(call.tenant, call.endpoint, loop.time() - began_s)
+        waited_s = loop.time() - began_s
+        self._signals.waited(call.tenant, call.endpoint, waited_s)
         outcome = _outcome(answer)
         if outcome is not None:
             self._signals.decided(call.tenant, call.workflow_id, outcome, exists=call.exists)
+            retry_after_ms: int | None = getattr(answer, "retry_after_ms", None)
+            self._signals.figures.record(call.tenant, outcome, waited_s, retry_after_ms)
         return answer
 
     async def is_atomic(self, tenant: TenantId) -> bool:

@@ -32,6 +32,7 @@ from stanchion.services.leasing import Leasing
 from stanchion.services.log import log_event
 from stanchion.services.outbox import AT_ONCE_MAX, Calls, Relay
 from stanchion.services.plans import Linker, Plans, link_here
+from stanchion.services.pressure import OverviewService
 from stanchion.services.receipts import ReceiptService
 from stanchion.services.reconciler import Reconciler
 from stanchion.services.replicas import ReplicaReporter
@@ -167,6 +168,9 @@ class Engine:
         )
         self._clock = clock
         self._stop_hearing = bus.listen(Bell.ESCALATION, self._hear)
+        admission_signals = AdmissionSignals(
+            registry, labels=labels, errors=self._lease_signals.errors, clock=clock
+        )
         self.services = Services(
             store=store,
             locks=backends.locks,
@@ -179,9 +183,7 @@ class Engine:
                 plans=plans,
                 settings=settings.get,
                 pacing=self._pacing,
-                signals=AdmissionSignals(
-                    registry, labels=labels, errors=self._lease_signals.errors
-                ),
+                signals=admission_signals,
                 decider=decider,
                 on_admitted=self._advancer.remember,
             ),
@@ -205,6 +207,9 @@ class Engine:
                 escalating=self._escalating,
                 replicas=replicas,
                 lock_error=self._lock_error,
+            ),
+            overview=OverviewService(
+                store, clock=clock, figures=admission_signals.figures, replicas=replicas
             ),
         )
 
@@ -302,3 +307,4 @@ class Services(Backends):
     replicas: ReplicaReporter
     receipts: ReceiptService
     explainer: RunExplainer
+    overview: OverviewService

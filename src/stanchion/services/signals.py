@@ -8,16 +8,27 @@ have labels of their own; the rest are counted as ``other``.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import Counter as Counts
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Final
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, Risk, Run, RunStatus, TenantId, WorkflowId
+from stanchion.core.pressure import (
+    MINUTE_WINDOWS,
+    WAIT_BOUNDS_MS,
+    WINDOW_MS,
+    GateFigures,
+    GateWindow,
+    last_minute,
+)
 from stanchion.ports.clock import Clock
 from stanchion.ports.records import RejectedCode
 from stanchion.services.lease_signals import LeaseErrors
@@ -27,6 +38,7 @@ __all__ = [
     "BUCKET_MS",
     "OTHER",
     "AdmissionEndpoint",
+    "AdmissionFigures",
     "AdmissionSignals",
     "EngineSignals",
     "TenantLabels",
@@ -96,12 +108,85 @@ class AdmissionEndpoint(StrEnum):
     SUBMIT = "submit"
 
 
+class AdmissionFigures:
+    """What this replica's gate answered each tenant in the last minute."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._windows: OrderedDict[TenantId, deque[GateWindow]] = OrderedDict()
+        self._told: dict[TenantId, tuple[int, Instant]] = {}
+
+    def record(
+        self, tenant: TenantId, outcome: str, waited_s: float, retry_after_ms: int | None
+    ) -> None:
+        """Count an answer, how long it took, and when the caller was told to retry."""
+        now = self._clock.now()
+        number = now // WINDOW_MS
+        windows = self._windows.get(tenant)
+        if windows is None:
+            windows = self._begin(tenant)
+        if not windows or windows[-1].number != number:
+            windows.append(GateWindow(number, 0, 0, 0, [0] * len(WAIT_BOUNDS_MS)))
+        window = windows[-1]
+        if outcome == "admitted":
+            window.admitted += 1
+        elif outcome == "full":
+            window.full += 1
+        elif outcome not in _DECIDED:
+            window.unavailable += 1
+        if retry_after_ms is not None:
+            self._told[tenant] = retry_after_ms, now
+        # Not ``wait_bucket``: every start comes through here.
+        window.waits[min(bisect_left(WAIT_BOUNDS_MS, waited_s * 1000), _LAST_BUCKET)] += 1
+
+    def read(self) -> dict[TenantId, GateFigures]:
+        """The figures of the tenants with an answer in the last minute."""
+        number = self._clock.now() // WINDOW_MS
+        found: dict[TenantId, GateFigures] = {}
+        for tenant, windows in [*self._windows.items()]:
+            if not windows or windows[-1].number <= number - MINUTE_WINDOWS:
+                del self._windows[tenant]
+                self._told.pop(tenant, None)
+                continue
+            found[tenant] = last_minute(windows, number, told=self._told.get(tenant))
+        return found
+
+    def report(self) -> JsonValue:
+        """The figures of the busiest tenants, for the summary of this replica."""
+        found = self.read()
+        names = sorted(found, key=lambda each: (-sum(found[each].waits), each))[
+            :_TENANTS_REPORTED_MAX
+        ]
+        figures: JsonValue = msgspec.to_builtins({name: found[name] for name in names})
+        return figures
+
+    def _begin(self, tenant: TenantId) -> deque[GateWindow]:
+        if len(self._windows) >= _TENANTS_COUNTED_MAX:
+            gone, _ = self._windows.popitem(last=False)
+            self._told.pop(gone, None)
+        windows = self._windows[tenant] = deque(maxlen=MINUTE_WINDOWS)
+        return windows
+
+
+_DECIDED: Final = frozenset({"replayed", "mismatch", "throttled"})
+"""Other outcomes that are no failure of the gate."""
+_LAST_BUCKET: Final = len(WAIT_BOUNDS_MS) - 1
+_TENANTS_COUNTED_MAX: Final = 10_000
+_TENANTS_REPORTED_MAX: Final = 1_000
+
+
 class AdmissionSignals:
     """The gate's metrics. Label children are bound at first use, and kept."""
 
     def __init__(
-        self, registry: CollectorRegistry, *, labels: TenantLabels, errors: LeaseErrors
+        self,
+        registry: CollectorRegistry,
+        *,
+        labels: TenantLabels,
+        errors: LeaseErrors,
+        clock: Clock,
     ) -> None:
+        self.figures = AdmissionFigures(clock)
         self._labels = labels
         self._release_errors = errors.release_of("admission")
         self._decisions = Counter(

@@ -327,6 +327,31 @@ class DecisionList(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
+class AdmissionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's slots, and what all replicas answered its callers in the last minute."""
+
+    tenant: str
+    limit: int | None
+    active: int
+    queued: int
+    admitted_1m: int
+    full_1m: int
+    unavailable_1m: int
+    wait_p95_ms: int | None
+    """95 of 100 callers were answered within this time; `null` if nobody called."""
+    retry_after_ms: int | None
+    """What the last refused caller was told; `null` if nobody was refused."""
+
+
+class AdmissionList(msgspec.Struct, frozen=True):
+    """A page of tenants. Figures of the replicas in `replicas_missing` are not in it."""
+
+    tenants: tuple[AdmissionRow, ...]
+    replicas_missing: tuple[str, ...]
+    """Replicas that have not reported for 15 s."""
+    cursor: str | None = None
+
+
 class SetEscalation(_Request, frozen=True, kw_only=True):
     """An operator's order: force open or closed, or clear the latch and every order."""
 

@@ -1,4 +1,4 @@
-"""``stanchion audit`` and ``stanchion decision``: who changed what, and who was refused."""
+"""What happened at the gate, and who changed what: ``admission``, ``decision``, ``audit``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import click
 
-from stanchion.cli.session import Session, limit_and_cursor, list_of, path_to, talks
+from stanchion.cli.session import (
+    Session,
+    limit_and_cursor,
+    list_of,
+    path_to,
+    shown_again,
+    talks,
+    watch_option,
+)
 from stanchion.cli.text import cell, clock, ident, table
 
-__all__ = ["audit", "decision", "time_option"]
+__all__ = ["admission", "audit", "decision", "time_option"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -200,6 +208,58 @@ def _decision_rows(page: dict[str, Any]) -> Iterator[str]:
                     ident(row["request_id"]),
                 )
                 for row in page["decisions"]
+            ),
+        )
+
+
+@click.group("admission")
+def admission() -> None:
+    """See how full tenants are, and what their callers were answered."""
+
+
+@admission.command("show")
+@click.option(
+    "--sort",
+    type=click.Choice(["pressure", "tenant"]),
+    default="pressure",
+    show_default=True,
+    help="The tenant whose callers are refused most first, or by name.",
+)
+@watch_option
+@limit_and_cursor
+@talks
+def show_admission(
+    session: Session, sort: str, limit: int, cursor: str | None, *, watch: bool
+) -> None:
+    """Show every tenant's slots, and the answers of all servers in the last minute."""
+
+    def show() -> None:
+        path = path_to("admin", "admission")
+        page = session.get(path, sort=sort, limit=limit, cursor=cursor)
+        list_of(session, page, _admission_rows, "tenants")
+        if page["replicas_missing"]:
+            names = ", ".join(map(cell, page["replicas_missing"]))
+            session.note(f"without the figures of servers that do not report: {names}")
+
+    shown_again(show, watch=watch)
+
+
+def _admission_rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["tenants"]:
+        yield from table(
+            ("TENANT", "ACTIVE", "QUEUED", "ADMITTED", "FULL", "FAILED", "P95", "RETRY"),
+            (
+                (
+                    cell(row["tenant"]),
+                    _of(row["active"], row["limit"]),
+                    cell(row["queued"]),
+                    cell(row["admitted_1m"]),
+                    cell(row["full_1m"]),
+                    cell(row["unavailable_1m"]),
+                    "-" if row["wait_p95_ms"] is None else f"{row['wait_p95_ms']} ms",
+                    _seconds(row["retry_after_ms"]),
+                )
+                for row in page["tenants"]
             ),
         )
 

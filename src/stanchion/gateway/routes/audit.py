@@ -1,18 +1,27 @@
-"""Routes for operators that ask what happened: the audit log, and receipts of refusals."""
+"""Routes for operators that ask what happened: the audit log, refusals, and admission."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from stanchion.core.audit import AuditEntry, AuditFilter
 from stanchion.core.model import Instant, TenantId
+from stanchion.core.pressure import TenantPressure, percentile_ms, pressure_order
 from stanchion.core.receipts import Receipt, ReceiptFilter
 from stanchion.gateway.route import OPERATORS, RUNNERS, Call, NoBody, Reply, Route, RouteScope
 from stanchion.gateway.views import to_instant, when
-from stanchion.wire.admin import AuditList, AuditRow, DecisionList, DecisionRow
+from stanchion.ports.records import BadCursor
+from stanchion.wire.admin import (
+    AdmissionList,
+    AdmissionRow,
+    AuditList,
+    AuditRow,
+    DecisionList,
+    DecisionRow,
+)
 from stanchion.wire.identifiers import Cursor, Limit, TenantName, Time
 
 __all__ = ["ROUTES"]
@@ -107,7 +116,71 @@ def _decision(receipt: Receipt) -> DecisionRow:
     )
 
 
+class ListedAdmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which tenants first, page by page."""
+
+    cursor: Cursor | None = None
+    limit: Limit = 100
+    sort: Literal["pressure", "tenant"] = "pressure"
+
+
+async def show_admission(call: Call[NoBody, ListedAdmission]) -> Reply:
+    """Every tenant's slots and what its callers were answered, the worst tenant first."""
+    overview, query = await call.services.overview.read(), call.query
+    by_name = query.sort == "tenant"
+    keyed = [
+        ((each.tenant,) if by_name else pressure_order(each), each) for each in overview.tenants
+    ]
+    if by_name:
+        keyed.sort(key=lambda pair: pair[0])
+    if query.cursor is not None:
+        # The key of the last row. A tenant whose pressure changes meanwhile may move over it.
+        last = _key_in(query.cursor, tuple[str] if by_name else tuple[float, float, int, str])
+        keyed = [pair for pair in keyed if pair[0] > last]
+    page = keyed[: query.limit]
+    cursor = None
+    if len(keyed) > query.limit:
+        cursor = msgspec.json.encode(page[-1][0]).decode()
+    rows = tuple(_admission(each) for _, each in page)
+    return Reply(AdmissionList(rows, overview.replicas_missing, cursor))
+
+
+def _key_in(cursor: str, shape: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a tuple's type
+    try:
+        key: tuple[Any, ...] = msgspec.json.decode(cursor, type=shape)
+    except msgspec.MsgspecError:
+        raise BadCursor(cursor) from None
+    return key
+
+
+def _admission(tenant: TenantPressure) -> AdmissionRow:
+    figures = tenant.figures
+    return AdmissionRow(
+        tenant=tenant.tenant,
+        limit=tenant.limit,
+        active=tenant.active,
+        queued=tenant.queued,
+        admitted_1m=figures.admitted,
+        full_1m=figures.full,
+        unavailable_1m=figures.unavailable,
+        wait_p95_ms=percentile_ms(figures.waits, _P95),
+        retry_after_ms=figures.retry_after_ms,
+    )
+
+
+_P95: Final = 0.95
+
 ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/v1/admin/admission",
+        handler=show_admission,
+        summary="Every tenant's slots and the gate's answers of the last minute, worst first.",
+        roles=OPERATORS,
+        scope=RouteScope.DEPLOYMENT,
+        query=ListedAdmission,
+        answer=AdmissionList,
+    ),
     Route(
         method="GET",
         path="/v1/admin/decisions",
