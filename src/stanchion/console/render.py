@@ -26,6 +26,7 @@ __all__ = ["Asset", "Assets", "Templates", "json_text", "shown", "span", "time_t
 _JSON_CHARS_MAX: Final = 64 * 1024
 _TEXT_CHARS_MAX: Final = 16 * 1024
 _LINE_CHARS_MAX: Final = 200
+_TITLE_CHARS_MAX: Final = 1_000
 
 
 def shown(value: object, chars_max: int = _TEXT_CHARS_MAX) -> Markup:
@@ -159,6 +160,7 @@ _FILTERS: Final[Mapping[str, Any]] = {
     "shown": shown,
     "json": json_text,
     "json_line": lambda value: visible(msgspec.json.encode(value).decode()[:_LINE_CHARS_MAX]),
+    "line": lambda text: visible(str(text)[:_TITLE_CHARS_MAX]),
     "span": span,
     "count": _count,
 }
