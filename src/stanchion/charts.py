@@ -384,7 +384,8 @@ def _y_max(chart: Chart) -> float:
         found = [value for bars in chart.series for value in bars.values]
     else:
         found = [y for series in chart.series for _, y in series.points]
-    return max([*found, *limits, 0.001]) * 1.12
+    lowest = 1.0 if isinstance(chart, Histogram) else 0.001
+    return max([*found, *limits, lowest]) * 1.12
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:

@@ -109,7 +109,7 @@ async def test_the_history_of_locks_says_what_ran_without_one(house: House) -> N
     history.fell_back(error)
     seen = (await house.ask("GET", "/v1/admin/lock-history?name=run%2Fx")).json
     assert (seen["marks"][0]["what"], seen["marks"][0]["fence"]) == ("acquired", 7)
-    assert (len(seen["busy"]), sum(seen["busy"]), seen["bucket_ms"]) == (120, 1, 500)
+    assert (len(seen["busy"]), sum(seen["busy"]), seen["bucket_ms"]) == (1200, 1, 50)
     assert (seen["unlocked_count"], seen["unlocked"][0]["name"]) == (1, "run/y")
     assert (await house.ask("GET", "/v1/admin/lock-history")).json["marks"] == []
     assert (await house.ask("GET", "/v1/admin/lock-history?nam=x")).status == 422

@@ -196,6 +196,17 @@
   });
   count();
 
+  // ── Check lists: what was ticked stays ticked in this browser ──
+  const ticked = (box) => "stanchion-ticked:" + box.dataset.keep;
+  const tick = () => { for (const each of $$("input[data-keep]")) each.checked = localStorage.getItem(ticked(each)) !== null; };
+  document.addEventListener("change", (event) => {
+    if (!event.target.matches("input[data-keep]")) return;
+    if (event.target.checked) localStorage.setItem(ticked(event.target), "1");
+    else localStorage.removeItem(ticked(event.target));
+  });
+  document.addEventListener("console:refreshed", tick);
+  tick();
+
   // ── Keyboard ──
   const rows = () => $$("#live tbody tr").filter((row) => $("a, button", row));
   const move = (step) => {

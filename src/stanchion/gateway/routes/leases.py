@@ -136,8 +136,9 @@ async def get_lock_history(call: Call[NoBody, OneLock]) -> Reply:
     )
 
 
-_BUCKET_MS: Final = 500
-_BUCKETS: Final = 120
+_BUCKET_MS: Final = 50
+"""Fine enough to see whether retries of a policy of some hundred milliseconds come in step."""
+_BUCKETS: Final = 1_200
 
 
 def _buckets(times: Iterable[Instant], until: Instant) -> tuple[int, ...]:
