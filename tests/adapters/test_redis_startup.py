@@ -12,6 +12,8 @@ import pytest
 
 from stanchion.adapters.locks.redis import RedisLocks
 from stanchion.adapters.store.redis import RedisStore
+from stanchion.core.audit import AuditEntry
+from stanchion.core.upgrade import LEVEL
 from stanchion.ports.errors import BackendRefused, BackendUnavailable
 from tests.contract.builders import start
 from tests.servers import Server, running_server
@@ -108,6 +110,26 @@ async def test_another_format_of_the_data_is_refused(server: Server) -> None:
         client.set("old:{common}:format", "1 with 32 shards")
         client.set("old:locks:{common}:format", "1 with 32 shards")
     assert "1 with 32 shards" in await _refused(server.url, namespace="old")
+
+
+async def test_the_data_of_an_older_version_is_kept_until_it_is_raised(server: Server) -> None:
+    with server.client() as client:
+        client.set("aged:{common}:format", "1 with 64 shards")
+        client.set("future:{common}:format", f"{LEVEL + 1} with 64 shards")
+        with pytest.raises(BackendRefused, match=f"{LEVEL + 1} with 64 shards"):
+            await RedisStore.open(server.url, namespace="future")
+        store = await RedisStore.open(server.url, namespace="aged")
+        assert (await store.level(), client.get("aged:{common}:format")) == (1, "1 with 64 shards")
+        entry = AuditEntry(action="upgrade.finish", actor="kim", subject="upgrade")
+        assert await store.raise_level(LEVEL, audit=entry) == LEVEL
+        assert await store.raise_level(LEVEL, audit=entry) == LEVEL
+        # What older versions compare when they start.
+        assert client.get("aged:{common}:format") == f"{LEVEL} with 64 shards"
+        assert [each.actor for each in (await store.list_audit()).items] == ["kim"]
+        client.delete("aged:{common}:format")
+        assert await store.level() == 1
+        assert await store.raise_level(LEVEL) == LEVEL
+        await store.close()
 
 
 async def test_the_same_format_is_accepted_again(server: Server) -> None:

@@ -625,6 +625,27 @@ CASES: Final = (
         says=("-3        7         ok ", "locks: unavailable  2"),
     ),
     Case(
+        args=("upgrade", "show"),
+        asks=("GET", "/v1/admin/upgrade"),
+        answer=admin.UpgradeView(
+            finished=False,
+            level=1,
+            newest_level=2,
+            older=(admin.OlderReplica(replica="a1b2", version="0.1", seen_at=AT),),
+            remedy="upgrade or stop it",
+        ),
+        shape=admin.UpgradeView,
+        says=("level     1 of 2", "fix       upgrade or stop it", "a1b2           0.1 "),
+    ),
+    Case(
+        args=("upgrade", "finish"),
+        asks=("POST", "/v1/admin/upgrade"),
+        body={},
+        answer=admin.UpgradeView(finished=True, level=2, newest_level=2, older=(), remedy=None),
+        shape=admin.UpgradeView,
+        says=("finished  yes",),
+    ),
+    Case(
         args=("worker", "list", "--limit", "3"),
         asks=("GET", "/v1/admin/workers"),
         query={"limit": "3"},

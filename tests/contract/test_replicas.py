@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stanchion.core.json_value import JsonValue
+from stanchion.core.upgrade import LEVEL
 from stanchion.ports.store import Store
 from tests.contract.builders import STRANGE_VALUES, assert_same
 from tests.contract.harness import LONG_MS, Harness
@@ -49,6 +50,13 @@ async def test_a_replica_that_stops_removes_its_summary_only(store: Store) -> No
     assert await store.remove_replica("a") is False
     kept = (await store.replica_summaries()).summaries
     assert [each.replica for each in kept] == ["b"]
+
+
+async def test_a_new_store_has_the_level_of_its_version_which_never_falls(store: Store) -> None:
+    assert await store.level() == LEVEL
+    assert await store.raise_level(1) == LEVEL
+    assert await store.raise_level(LEVEL) == LEVEL
+    assert await store.level() == LEVEL
 
 
 @pytest.mark.parametrize("value", STRANGE_VALUES, ids=lambda value: repr(value)[:30])

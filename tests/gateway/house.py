@@ -115,6 +115,13 @@ class House:
         return self.services.registry.get_sample_value(name, labels)
 
 
+def older_store(house: House) -> None:
+    """Have the store be one that an older version made."""
+    memory = house.store.real
+    assert isinstance(memory, MemoryStore)
+    memory._state.level = 1  # noqa: SLF001 - as only an older version can make it
+
+
 @asynccontextmanager
 async def opened_house(
     options: GatewayOptions | None = None,

@@ -9,10 +9,11 @@ from urllib.parse import quote
 
 from stanchion.core.audit import AuditFilter
 from stanchion.core.pressure import WAIT_BOUNDS_MS
+from stanchion.core.upgrade import LEVEL
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.routes import ROUTES
 from tests.gateway.asgi import Answer
-from tests.gateway.house import ADMIN, ONE_STEP, House, opened_house
+from tests.gateway.house import ADMIN, ONE_STEP, House, older_store, opened_house
 
 STARTS: Final = frozenset({"start_run", "start_batch", "submit_job"})
 WORKER_PROTOCOL: Final = frozenset({"lease_jobs", "renew_leases", "take_results"})
@@ -61,6 +62,12 @@ async def _put_workflow(house: House) -> Expected:
 async def _put_shared_workflow(house: House) -> Expected:
     answer = await house.ask("PUT", "/v1/shared/workflows/common", ONE_STEP, key=ADMIN)
     return Expected(answer, "shared-workflow/common", None, None, {"version": 1})
+
+
+async def _finish_upgrade(house: House) -> Expected:
+    older_store(house)
+    answer = await house.ask("POST", "/v1/admin/upgrade", {}, key=ADMIN)
+    return Expected(answer, "upgrade", None, {"level": 1}, {"level": LEVEL})
 
 
 async def _cancel(house: House) -> Expected:
@@ -170,6 +177,7 @@ def _holds(found: Any, expected: Any) -> bool:  # noqa: ANN401 - any JSON value
 CHANGES: Final[dict[str, Callable[[House], Awaitable[Expected]]]] = {
     "put_workflow": _put_workflow,
     "put_shared_workflow": _put_shared_workflow,
+    "finish_upgrade": _finish_upgrade,
     "cancel_run": _cancel,
     "rerun_run": _rerun,
     "approve_step": _decide("approve", {"password": "hunter2"}),

@@ -256,6 +256,8 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "list_shared_workflows": forbidden,
     "get_shared_workflow": forbidden,
     "list_workflow_uses": forbidden,
+    "get_upgrade": forbidden,
+    "finish_upgrade": forbidden,
     "follow_events": lambda answer, world: world.ids["run_id"].encode() not in answer.body,
     "put_tenant": forbidden,
     "delete_tenant": forbidden,

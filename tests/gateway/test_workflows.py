@@ -13,7 +13,7 @@ from stanchion.core.workflow import Workflow
 from stanchion.core.workflow_file import parse_workflow
 from stanchion.gateway.views import definition
 from stanchion.services.work import WAITING_MAX
-from tests.gateway.house import ONE_STEP, House, opened_house
+from tests.gateway.house import ONE_STEP, House, older_store, opened_house
 
 YAML = b"""
 id: research
@@ -213,3 +213,37 @@ async def test_what_is_missing_of_a_shared_workflow_is_named(house: House) -> No
     # A tenant's own workflow may contain a shared one.
     contains = {"steps": {"sub": {"workflow": "flow"}}}
     assert (await house.ask("PUT", "/v1/workflows/outer", contains)).status == 200
+
+
+async def test_shared_workflows_wait_until_no_older_process_is_left(house: House) -> None:
+    await _share(house, "flow", only={"topic": "t"})
+    older_store(house)
+
+    async def refused() -> list[str]:
+        """What each request that an older replica would break is told to do."""
+        answers = [
+            await house.ask("PUT", "/v1/shared/workflows/flow", ONE_STEP),
+            await house.ask("PUT", "/v1/admin/tenants/acme", {"workflows": {"flow": 1}}),
+        ]
+        for answer in answers:
+            assert (answer.status, answer.code) == (409, "upgrade_unfinished"), answer.body
+            assert answer.json["retry_class"] is None
+        return [answer.json["remedy"] for answer in answers]
+
+    assert all("stanchion upgrade finish" in each for each in await refused())
+    seen = (await house.ask("GET", "/v1/admin/upgrade")).json
+    assert (seen["finished"], seen["level"], seen["older"]) == (False, 1, [])
+    store = house.services.store
+    await store.report_replica("old-1", {"version": "0.1.9"}, keep_ms=60_000)
+    assert all("old-1 (0.1.9)" in each for each in await refused())
+    denied = await house.ask("POST", "/v1/admin/upgrade", {})
+    assert (denied.status, denied.code) == (409, "upgrade_unfinished")
+    seen = (await house.ask("GET", "/v1/admin/upgrade")).json
+    assert [each["replica"] for each in seen["older"]] == ["old-1"]
+    await store.remove_replica("old-1")
+    assert (await house.ask("POST", "/v1/admin/upgrade")).json["finished"] is True
+    await _share(house, "flow", only={"topic": "u"})
+    # An older replica of a version that reports is noticed also afterwards.
+    await store.report_replica("old-2", {"version": "0.1.9"}, keep_ms=60_000)
+    assert all("old-2" in each for each in await refused())
+    assert (await house.ask("PUT", "/v1/admin/tenants/acme", {})).status == 200

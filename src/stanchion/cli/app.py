@@ -90,6 +90,10 @@ app = LazyGroup(
             _HERE + "audit:admission",
             "See how full tenants are, and what their callers were answered.",
         ),
+        "upgrade": (
+            _HERE + "operations:upgrade",
+            "See whether an upgrade is finished, and finish it.",
+        ),
         "audit": (_HERE + "audit:audit", "See who changed what."),
         "decision": (_HERE + "audit:decision", "See which starts were refused, and why."),
         "drill": (_HERE + "drill:command", "Prove the policies on real processes."),

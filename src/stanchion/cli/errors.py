@@ -214,6 +214,9 @@ def _fix(problem: Mapping[str, Any], code: str, path: str, caller: CallContext) 
             return _found(detail, path, caller)
         case "conflict":
             return _settled(detail, path, caller)
+        case "upgrade_unfinished":
+            remedy = problem.get("remedy")
+            return remedy if isinstance(remedy, str) else None
         case _:
             fix = _FIXES.get(code)
             return None if fix is None else fix.format(tenant=caller.tenant or "NAME")

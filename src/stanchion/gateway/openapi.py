@@ -312,6 +312,7 @@ _MEANS: Final[Mapping[Code, str]] = MappingProxyType(
         Code.METHOD_NOT_ALLOWED: "The path does not have this method; `Allow` lists those it has.",
         Code.REQUEST_TIMEOUT: "The request did not arrive in time.",
         Code.CONFLICT: "An earlier decision conflicts, or it cannot be done now.",
+        Code.UPGRADE_UNFINISHED: "An older replica would break it: see `remedy`.",
         Code.BODY_TOO_LARGE: "More than 1 MiB.",
         Code.URI_TOO_LONG: "A path over 4 KiB, or a query over 8 KiB.",
         Code.UNSUPPORTED_MEDIA_TYPE: "A compressed body.",

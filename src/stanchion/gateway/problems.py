@@ -16,6 +16,8 @@ import msgspec
 
 from stanchion.core.faults import Fault
 from stanchion.core.retry import RetryClass
+from stanchion.core.upgrade import UpgradeUnfinished
+from stanchion.services.upgrade import remedy
 from stanchion.services.work import TenantOverloaded
 from stanchion.wire.problems import PROBLEM_TYPE, Code, FieldError, Problem
 
@@ -35,6 +37,7 @@ __all__ = [
     "problem_of",
     "retry_after_s",
     "unavailable_after_ms",
+    "upgrade_unfinished",
 ]
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
@@ -53,6 +56,7 @@ STATUS: Final[Mapping[Code, int]] = MappingProxyType(
         Code.METHOD_NOT_ALLOWED: 405,
         Code.REQUEST_TIMEOUT: 408,
         Code.CONFLICT: 409,
+        Code.UPGRADE_UNFINISHED: 409,
         Code.BODY_TOO_LARGE: 413,
         Code.URI_TOO_LONG: 414,
         Code.UNSUPPORTED_MEDIA_TYPE: 415,
@@ -89,6 +93,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[FieldError, ...] = ()
     limit: int | None = None
     active: int | None = None
+    remedy: str | None = None
     headers: Headers = ()
 
     @property
@@ -129,6 +134,14 @@ def overdrawn(over: TenantOverloaded) -> Refusal:
     )
 
 
+def upgrade_unfinished(what: str, unfinished: UpgradeUnfinished) -> Refusal:
+    """The refusal of what an older replica would break."""
+    detail = (
+        f"{what} cannot be used before the upgrade is finished: an older replica would break it"
+    )
+    return Refusal(code=Code.UPGRADE_UNFINISHED, detail=detail, remedy=remedy(unfinished))
+
+
 def unavailable_after_ms(sample: float) -> int:
     """When to retry after a 503 without a better estimate: jittered, from 1 to 3 s."""
     return _UNAVAILABLE_FROM_MS + int(sample * _UNAVAILABLE_SPREAD_MS)
@@ -154,6 +167,7 @@ def problem_of(refusal: Refusal, request_id: str) -> Problem:
         errors=refusal.errors or unset,
         limit=unset if refusal.limit is None else refusal.limit,
         active=unset if refusal.active is None else refusal.active,
+        remedy=unset if refusal.remedy is None else refusal.remedy,
     )
 
 

@@ -408,10 +408,20 @@ class Documents(Protocol):
 
 
 class Replicas(Protocol):
-    """The summaries that replicas report, each under its own name.
+    """The summaries that replicas report, each under its own name, and the level of the store.
 
-    A summary need not outlive the server of a store that one process serves.
+    A summary need not outlive the server of a store that one process serves. Such a store always
+    has the level of that process.
     """
+
+    async def level(self) -> int:
+        """The level of the store (``core.upgrade``): processes below it cannot open it."""
+
+    async def raise_level(self, level: int, *, audit: AuditEntry | None = None) -> int:
+        """Raise the level of the store; returns the level, which never falls.
+
+        The audit entry is written if the level has changed.
+        """
 
     async def report_replica(self, replica: str, summary: JsonValue, *, keep_ms: int) -> Instant:
         """Replace the summary of a replica, and remove those not replaced for ``keep_ms``.

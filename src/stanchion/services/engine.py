@@ -39,6 +39,7 @@ from stanchion.services.replicas import ReplicaReporter
 from stanchion.services.scheduler import Scheduler
 from stanchion.services.settings import RulesInForce, SettingsService
 from stanchion.services.signals import AdmissionSignals, EngineSignals, TenantLabels
+from stanchion.services.upgrade import Upgrades
 from stanchion.services.waiters import RunWaiters
 from stanchion.services.why import RunExplainer
 from stanchion.services.work import DEFAULT_ALLOWANCE, Decider, TenantExecutor, TenantWorkBudget
@@ -211,6 +212,7 @@ class Engine:
             overview=OverviewService(
                 store, clock=clock, figures=admission_signals.figures, replicas=replicas
             ),
+            upgrades=Upgrades(store, replicas),
         )
 
     async def run(self) -> None:
@@ -308,3 +310,4 @@ class Services(Backends):
     receipts: ReceiptService
     explainer: RunExplainer
     overview: OverviewService
+    upgrades: Upgrades

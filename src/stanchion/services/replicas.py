@@ -28,6 +28,7 @@ from stanchion.core import __version__
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, TenantId, Topic
+from stanchion.core.upgrade import LEVEL
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import StoredSummaries, StoredSummary
@@ -90,6 +91,8 @@ class ReplicaSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a replica reports about itself. Replicas of other versions may lack members."""
 
     version: str = ""
+    level: int = 0
+    """See ``core.upgrade``."""
     started_at: Instant = Instant(0)
     clock_offset_ms: int = 0
     """How far the clock of the replica is ahead of the store's."""
@@ -269,6 +272,7 @@ class ReplicaReporter:
         )
         return ReplicaSummary(
             version=__version__,
+            level=LEVEL,
             started_at=self._started_at or self._instant(self._began),
             clock_offset_ms=self._offset_ms,
             settings_revision=self._settings_revision(),

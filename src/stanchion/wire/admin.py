@@ -24,6 +24,7 @@ __all__ = [
     "DeadLetterList",
     "DeadLetterRow",
     "EscalationView",
+    "FinishUpgrade",
     "Health",
     "HoldLease",
     "KeyCreated",
@@ -33,6 +34,7 @@ __all__ = [
     "LeaseMarkRow",
     "LeaseRow",
     "LockHistory",
+    "OlderReplica",
     "ReplayAnswer",
     "ReplayLetter",
     "ReplicaList",
@@ -45,6 +47,7 @@ __all__ = [
     "TenantRow",
     "TenantView",
     "UnlockedRow",
+    "UpgradeView",
     "WorkerList",
     "WorkerRow",
 ]
@@ -424,3 +427,29 @@ class Health(msgspec.Struct, frozen=True):
     """``degraded``: locks or bus fail, and runs go on by policy. Only the store is required."""
     checks: dict[str, str]
     """``ok``, or the error, for ``store``, ``locks`` and ``bus``."""
+
+
+class OlderReplica(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica of an older version."""
+
+    replica: str
+    version: str
+    seen_at: datetime
+
+
+class UpgradeView(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether every process of the deployment has the version of this one."""
+
+    finished: bool
+    level: int
+    """The level of the store: processes below it cannot open it."""
+    newest_level: int
+    """The level of this replica's version."""
+    older: tuple[OlderReplica, ...]
+    """The replicas of an older version that still report, or did in the last ten minutes."""
+    remedy: str | None
+    """What an operator does to finish it."""
+
+
+class FinishUpgrade(_Request, frozen=True, kw_only=True):
+    """Declare that no older process is left. The body has no members."""

@@ -26,6 +26,7 @@ class Code(StrEnum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     CONFLICT = "conflict"
+    UPGRADE_UNFINISHED = "upgrade_unfinished"
     BODY_TOO_LARGE = "body_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     HEADERS_TOO_LARGE = "headers_too_large"
@@ -67,3 +68,5 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[FieldError, ...] | msgspec.UnsetType = msgspec.UNSET
     limit: int | msgspec.UnsetType = msgspec.UNSET
     active: int | msgspec.UnsetType = msgspec.UNSET
+    remedy: str | msgspec.UnsetType = msgspec.UNSET
+    """What an operator does about it."""

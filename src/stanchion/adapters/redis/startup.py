@@ -39,12 +39,15 @@ async def examine(client: RedisClient) -> tuple[str, ...]:
     return tuple(f"{address}: {warning}" for address, some in found for warning in some)
 
 
-async def claim_format(client: RedisClient, key: str, tag: str, wanted: str) -> None:
-    """Store the format of the data at the first start. Raises ``BackendRefused`` for another."""
+async def claim_format(client: RedisClient, key: str, tag: str, wanted: str, *older: str) -> None:
+    """Store the format of the data at the first start. Raises ``BackendRefused`` for another.
+
+    Data of one of the ``older`` formats is accepted and keeps its format.
+    """
     deadline, slot = client.deadline(), slot_of(tag)
     await client.ask(RedisRequest(slot, pack("SET", key, wanted, "NX")), deadline=deadline)
     found = await client.ask(RedisRequest(slot, pack("GET", key)), deadline=deadline)
-    if found != wanted.encode():
+    if found not in {each.encode() for each in (wanted, *older)}:
         raise BackendRefused(
             f"the data under {key!r} has another format ({found!r}, expected {wanted!r}): "
             "use the version of Stanchion that wrote them, or another namespace"

@@ -1,4 +1,4 @@
-"""``stanchion lease``, ``dead-letter``, ``escalation`` and ``replica``: for incidents."""
+"""``stanchion lease``, ``dead-letter``, ``escalation``, ``replica`` and ``upgrade``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stanchion.cli.session import (
 )
 from stanchion.cli.text import Flexible, cell, clock, ident, pairs, table
 
-__all__ = ["dead_letter", "escalation", "lease", "replica"]
+__all__ = ["dead_letter", "escalation", "lease", "replica", "upgrade"]
 
 
 def _lease_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
@@ -271,3 +271,45 @@ def _health(row: dict[str, Any]) -> str:
     if set(wrong.values()) == {"unknown"}:
         return "unknown"
     return ", ".join(f"{name}: {cell(said)}" for name, said in wrong.items()) or "ok"
+
+
+@click.group("upgrade")
+def upgrade() -> None:
+    """See whether an upgrade is finished, and finish it."""
+
+
+@upgrade.command("show")
+@talks
+def show_upgrade(session: Session) -> None:
+    """Show whether every process has the newest version, and which has not."""
+    session.show(session.get(path_to("admin", "upgrade")), _upgrade_lines)
+
+
+@upgrade.command("finish")
+@talks
+def finish_upgrade(session: Session) -> None:
+    """Declare that no process of an older version is left.
+
+    Such a process cannot start on this store afterwards. It is refused while an older replica
+    reports.
+    """
+    session.show(session.send("POST", path_to("admin", "upgrade"), {}).document, _upgrade_lines)
+
+
+def _upgrade_lines(view: dict[str, Any]) -> Iterator[str]:
+    yield from pairs(
+        [
+            ("finished", "yes" if view["finished"] else "no"),
+            ("level", f"{view['level']} of {view['newest_level']}"),
+            ("fix", cell(view["remedy"])),
+        ]
+    )
+    if view["older"]:
+        yield ""
+        yield from table(
+            ("OLDER REPLICA", "VERSION", "SEEN"),
+            (
+                (ident(row["replica"]), cell(row["version"]), clock(row["seen_at"]))
+                for row in view["older"]
+            ),
+        )

@@ -16,8 +16,15 @@ from stanchion.core.model import (
     WorkflowId,
 )
 from stanchion.core.settings import override_faults
+from stanchion.core.upgrade import SHARED_WORKFLOWS
 from stanchion.gateway.body import check_value
-from stanchion.gateway.problems import Refusal, invalid, invalid_member, not_found
+from stanchion.gateway.problems import (
+    Refusal,
+    invalid,
+    invalid_member,
+    not_found,
+    upgrade_unfinished,
+)
 from stanchion.gateway.route import (
     ADMINS,
     EVERY_ROLE,
@@ -65,9 +72,13 @@ async def put_tenant(call: Call[TenantConfig, NoQuery]) -> Reply | Refusal:
     faults = override_faults(call.services.settings.current, config.admission)
     if faults:
         return invalid(faults, str(faults[0]))
-    missing = await _missing_pins(call.services.store, config.workflows)
-    if missing:
-        return invalid(missing, str(missing[0]))
+    if config.workflows:
+        missing = await _missing_pins(call.services.store, config.workflows)
+        if missing:
+            return invalid(missing, str(missing[0]))
+        unfinished = await call.services.upgrades.require(SHARED_WORKFLOWS)
+        if unfinished is not None:
+            return upgrade_unfinished("a pin of a shared workflow", unfinished)
     tenant = TenantId(call.params["tenant"])
     await call.services.gate.tenants.put(
         tenant,
@@ -180,6 +191,7 @@ TENANTS_ROUTES: Final = (
         takes=Takes.JSON,
         body=TenantConfig,
         answer=TenantConfig,
+        codes=(Code.UPGRADE_UNFINISHED,),
     ),
     Route(
         method="DELETE",

@@ -1,4 +1,4 @@
-"""Deployment routes: the replicas, and the workers that call them.
+"""Deployment routes: the replicas, the workers that call them, and upgrades.
 
 Both lists come from the summaries that the replicas report, so they are the same on every replica
 and at most a few seconds old.
@@ -12,11 +12,33 @@ from typing import Final, TypeVar
 import msgspec
 
 from stanchion.core.model import TenantId, Topic
-from stanchion.gateway.route import OPERATORS, Call, NoBody, Reply, Route, RouteScope
+from stanchion.core.upgrade import LEVEL, UpgradeUnfinished
+from stanchion.gateway.problems import Refusal, upgrade_unfinished
+from stanchion.gateway.route import (
+    ADMINS,
+    OPERATORS,
+    Call,
+    NoBody,
+    NoQuery,
+    Reply,
+    Route,
+    RouteScope,
+    Takes,
+)
 from stanchion.gateway.views import when
 from stanchion.services.replicas import ReplicaView, SeenReplica, SeenWorker
-from stanchion.wire.admin import ReplicaList, ReplicaRow, WorkerList, WorkerRow
+from stanchion.services.upgrade import UpgradeState, remedy
+from stanchion.wire.admin import (
+    FinishUpgrade,
+    OlderReplica,
+    ReplicaList,
+    ReplicaRow,
+    UpgradeView,
+    WorkerList,
+    WorkerRow,
+)
 from stanchion.wire.identifiers import ALL_TENANTS, Cursor, Limit
+from stanchion.wire.problems import Code
 
 __all__ = ["ROUTES"]
 
@@ -47,6 +69,40 @@ async def list_workers(call: Call[NoBody, PagedDeployment]) -> Reply:
         if call.only in {None, worker.tenant}
     ]
     return Reply(WorkerList(*_page(sorted(named, key=lambda each: each[0]), call.query)))
+
+
+async def get_upgrade(call: Call[NoBody, NoQuery]) -> Reply:
+    """Whether every process has the version of this replica."""
+    return Reply(_upgrade_view(await call.services.upgrades.state()))
+
+
+async def finish_upgrade(call: Call[FinishUpgrade, NoQuery]) -> Reply | Refusal:
+    """Declare that no older process is left. Older versions cannot open the store any more."""
+    before = await call.services.upgrades.state()
+    entry = call.audit(
+        "upgrade", tenant=None, before={"level": before.level}, after={"level": LEVEL}
+    )
+    state = await call.services.upgrades.finish(audit=entry)
+    if isinstance(state.verdict, UpgradeUnfinished):
+        return upgrade_unfinished("the new version", state.verdict)
+    return Reply(_upgrade_view(state))
+
+
+def _upgrade_view(state: UpgradeState) -> UpgradeView:
+    verdict = state.verdict
+    older = verdict.older if isinstance(verdict, UpgradeUnfinished) else ()
+    return UpgradeView(
+        finished=not isinstance(verdict, UpgradeUnfinished),
+        level=state.level,
+        newest_level=LEVEL,
+        older=tuple(
+            OlderReplica(
+                replica=each.replica, version=each.version or _UNKNOWN, seen_at=when(each.seen_at)
+            )
+            for each in older
+        ),
+        remedy=remedy(verdict) if isinstance(verdict, UpgradeUnfinished) else None,
+    )
 
 
 def _page(
@@ -122,5 +178,27 @@ ROUTES: Final = (
         scope=RouteScope.ONE_OR_ALL,
         query=PagedDeployment,
         answer=WorkerList,
+    ),
+    Route(
+        method="GET",
+        path="/v1/admin/upgrade",
+        handler=get_upgrade,
+        summary="Whether every process has this version, and what to do until then.",
+        roles=OPERATORS,
+        scope=RouteScope.DEPLOYMENT,
+        answer=UpgradeView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/admin/upgrade",
+        handler=finish_upgrade,
+        audits="upgrade.finish",
+        summary="Declare that no older process is left: older versions cannot open the store.",
+        roles=ADMINS,
+        scope=RouteScope.DEPLOYMENT,
+        takes=Takes.JSON_OR_NOTHING,
+        body=FinishUpgrade,
+        answer=UpgradeView,
+        codes=(Code.UPGRADE_UNFINISHED,),
     ),
 )

@@ -9,9 +9,10 @@ import msgspec
 from stanchion.core.faults import WorkflowFaults
 from stanchion.core.model import TenantId, WorkflowId, WorkflowSource, shared_name
 from stanchion.core.plan import link, subworkflows
+from stanchion.core.upgrade import SHARED_WORKFLOWS
 from stanchion.core.workflow import Workflow
 from stanchion.core.workflow_file import Format, parse_workflow
-from stanchion.gateway.problems import Refusal, invalid, not_found
+from stanchion.gateway.problems import Refusal, invalid, not_found, upgrade_unfinished
 from stanchion.gateway.route import (
     ADMINS,
     OPERATORS,
@@ -71,6 +72,9 @@ async def put_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
 
 async def put_shared_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
     """Store a workflow for every tenant without an own one of its id."""
+    unfinished = await call.services.upgrades.require(SHARED_WORKFLOWS)
+    if unfinished is not None:
+        return upgrade_unfinished("a shared workflow", unfinished)
     workflow = await _checked(call, WorkflowSource.SHARED)
     if isinstance(workflow, Refusal):
         return workflow
@@ -253,7 +257,7 @@ ROUTES: Final = (
         scope=RouteScope.DEPLOYMENT,
         takes=Takes.TEXT,
         answer=ApplyAnswer,
-        codes=(Code.INVALID_WORKFLOW,),
+        codes=(Code.INVALID_WORKFLOW, Code.UPGRADE_UNFINISHED),
     ),
     Route(
         method="GET",

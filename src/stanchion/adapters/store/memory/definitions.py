@@ -238,6 +238,15 @@ class MemoryReplicas(MemoryPart):
     async def remove_replica(self, replica: str) -> bool:
         return self._state.summaries.remove(replica)
 
+    async def level(self) -> int:
+        return self._state.level
+
+    async def raise_level(self, level: int, *, audit: AuditEntry | None = None) -> int:
+        if level > self._state.level:
+            self._state.level = level
+            self._state.audit(audit)
+        return self._state.level
+
 
 def _by_name(
     kind: str, entries: Iterable[tuple[_Name, _Value]], cursor: str | None, limit: int

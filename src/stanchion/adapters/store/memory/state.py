@@ -42,6 +42,7 @@ from stanchion.core.model import (
 )
 from stanchion.core.receipts import Receipt
 from stanchion.core.transition import TimelineEntry
+from stanchion.core.upgrade import LEVEL
 from stanchion.ports.clock import Clock
 from stanchion.ports.records import (
     DeadLetter,
@@ -172,6 +173,7 @@ class MemoryState:
         self.letter_order = count()
         self.documents: dict[str, dict[str, Document]] = {}
         self.summaries = SummaryBoard()
+        self.level = LEVEL
         self.shared: dict[WorkflowId, list[StoredWorkflow]] = {}
         """The versions of shared workflows."""
         self.audited: TenantId | None = None

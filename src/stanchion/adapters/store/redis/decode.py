@@ -76,6 +76,7 @@ __all__ = [
     "read_item",
     "read_job",
     "read_letter",
+    "read_level",
     "read_lines",
     "read_loaded",
     "read_lost_reason",
@@ -516,3 +517,9 @@ def read_receipts(packed: bytes) -> tuple[Receipt, ...]:
 def read_tenant(packed: bytes) -> Tenant:
     """Decode the configuration of a tenant."""
     return _tenant_decoder.decode(_config_decoder.decode(packed).tenant)
+
+
+@checked
+def read_level(text: bytes | None) -> int:
+    """The level in the format of the data; the lowest if a server without a disk has lost it."""
+    return 1 if text is None else int(text.partition(b" ")[0])

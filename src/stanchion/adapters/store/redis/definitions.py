@@ -427,6 +427,23 @@ class RedisReplicas(Sharded):
     async def remove_replica(self, replica: str) -> bool:
         return bool(await self._ask("remove_replica", replica, is_repeatable=False))
 
+    async def level(self) -> int:
+        keys = self._shards.keys
+        found = await self._shards.ask(RedisRequest(keys.common_slot, pack("GET", keys.format)))
+        return decode.read_level(found)
+
+    async def raise_level(self, level: int, *, audit: AuditEntry | None = None) -> int:
+        keys = self._shards.keys
+        packed = encode.pack_audit(audit, self._shards.audit_ttl_ms)
+        step = self._shards.step_at(
+            "raise_level",
+            keys.common_slot,
+            (keys.format, *keys.common_audit(None)),
+            *(level, encode.format_text(level), packed),
+        )
+        raised: int = await self._shards.ask(step)
+        return raised
+
     async def _ask(self, name: str, *words: str | bytes | int, is_repeatable: bool = True) -> Reply:
         keys = self._shards.keys
         step = self._shards.step_at(

@@ -132,6 +132,7 @@ __all__ = [
     "encode_admission",
     "encode_commit",
     "event_of",
+    "format_text",
     "item_field",
     "label_range",
     "listed_names",
@@ -222,6 +223,11 @@ def pack_tenant(config: Tenant) -> bytes:
     """The configuration of a tenant, for ``put_tenant.lua``."""
     limit, rate = _or_false(config.max_concurrent_runs), _or_false(config.job_rate_per_s)
     return _pack(StoredTenant(limit, rate, to_json(config), config.workflows))
+
+
+def format_text(level: int) -> str:
+    """The format of the data at a level, as it is stored."""
+    return f"{level} with {SHARDS} shards"
 
 
 def to_json(value: object) -> str:

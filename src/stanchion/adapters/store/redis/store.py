@@ -19,7 +19,7 @@ from stanchion.adapters.store.redis.definitions import (
     RedisReplicas,
     RedisTenants,
 )
-from stanchion.adapters.store.redis.encode import COMMON_TAG, StoreKeys
+from stanchion.adapters.store.redis.encode import COMMON_TAG, StoreKeys, format_text
 from stanchion.adapters.store.redis.housekeeping import (
     RedisHousekeeping,
     RedisLetters,
@@ -31,13 +31,15 @@ from stanchion.adapters.store.redis.runs import RedisRuns
 from stanchion.adapters.store.redis.shards import Rounds, Shards
 from stanchion.adapters.system import SystemEntropy
 from stanchion.core.model import SHARDS
+from stanchion.core.upgrade import LEVEL
 from stanchion.ports.entropy import Entropy
 
 __all__ = ["RedisStore"]
 
 _DAY_MS: Final = 86_400_000
 _AUDIT_TTL_MS: Final = 90 * _DAY_MS
-_FORMAT: Final = f"1 with {SHARDS} shards"
+_FORMATS: Final = tuple(map(format_text, range(LEVEL, 0, -1)))
+"""The format of a new store first, then those of older versions."""
 _log = logging.getLogger(__name__)
 
 
@@ -82,7 +84,7 @@ class RedisStore(
         client = RedisClient(read_url(url), timeout_s=timeout_s, entropy=chance)
         try:
             warnings = await examine(client)
-            await claim_format(client, keys.format, COMMON_TAG, _FORMAT)
+            await claim_format(client, keys.format, COMMON_TAG, *_FORMATS)
         except BaseException:
             await client.close()
             raise

@@ -26,6 +26,7 @@ from stanchion.core.admission import Verdict
 from stanchion.core.audit import EVERY_ENTRY, AuditEntry, AuditFilter
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant
+from stanchion.core.upgrade import LEVEL
 from stanchion.ports.clock import Clock
 from stanchion.ports.records import Admission, Drift, Page, StoredSummaries
 
@@ -207,6 +208,13 @@ class SqliteStore:
 
     async def remove_replica(self, replica: str) -> bool:
         return self._summaries.remove(replica)
+
+    async def level(self) -> int:
+        return LEVEL  # the file was migrated when this process opened it, and no other has it open
+
+    async def raise_level(self, level: int, *, audit: AuditEntry | None = None) -> int:
+        assert level <= LEVEL, (level, audit)
+        return LEVEL
 
     async def list_audit(
         self, only: AuditFilter = EVERY_ENTRY, *, cursor: str | None = None, limit: int = 100
