@@ -74,7 +74,8 @@ class Upgrades:
         return UpgradeState(LEVEL, UpgradeFinished())
 
     async def _judged(self, level: int, *, is_declared: bool) -> UpgradeState:
-        stored, view = await self._store.level(), await self._reporter.read()
+        # Not what was read earlier in the same millisecond.
+        stored, view = await self._store.level(), await self._reporter.read(max_age_ms=-1)
         replicas = [
             ReportedLevel(
                 replica=each.replica,
