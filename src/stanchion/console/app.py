@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -344,8 +345,11 @@ class Console:
             raise RequestRefused(overdrawn(over)) from None
         common = await self._common(exchange, view.visitor, view, layout)
         template = await self._templates.get(page.template)
-        title = data.get("title", page.title)
-        return view.status, template.render({**common, "page": page, **data, "title": title})
+        shown = {**common, "page": page, **data, "title": data.get("title", page.title)}
+        # A tenant pays for the rendering of its pages, as for the rest of its work.
+        tenant = None if view.visitor.sees_all else view.tenant
+        with nullcontext() if tenant is None else self._state.work.measured(TenantId(tenant)):
+            return view.status, template.render(shown)
 
     async def _common(
         self, exchange: Exchange, visitor: Visitor | None, view: View | None, layout: str
@@ -364,7 +368,7 @@ class Console:
             "visitor": visitor,
             "tenant": tenant,
             "nav": {group: found for group, found in nav.items() if found},
-            "alarms": await self.pulse.alarms(),
+            "alarms": () if visitor is None else await self.pulse.alarms(),
             "theme": access.theme_of(exchange),
             "form_token": self._placeholder,
             "did": None if view is None else DONE.get(view.query.get("did")),

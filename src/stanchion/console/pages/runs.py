@@ -24,6 +24,9 @@ _TIMELINE_MAX: Final = 1_000
 _APPROVALS_MAX: Final = 200
 _SUBWORKFLOWS_MAX: Final = 10
 _GRAPH_STEPS_MAX: Final = 300
+_STEPS_SHOWN: Final = 500
+_OUTPUTS_BYTES_MAX: Final = 512 * 1024
+"""Outputs of all steps together that a page shows."""
 AGES: Final = {"15 min": 15 * 60, "hour": 3_600, "day": 86_400, "week": 7 * 86_400}
 """Choices of the filter by age, in seconds."""
 
@@ -85,12 +88,25 @@ async def show_run(view: View) -> Data:
         "graph": _graph(run, needs, kinds, hrefs),
         "why": await _why(view, run),
         "decisions": await _decisions(view, run),
+        "steps": list(run.steps.items())[:_STEPS_SHOWN],
+        "large": _too_large(run),
         "may_cancel": api.allows("POST /v1/runs/{run_id}/cancel") and run.finished_at is None,
         "may_rerun": api.allows("POST /v1/runs/{run_id}/rerun") and run.finished_at is not None,
         "may_see_workflow": api.allows("GET /v1/workflows/{workflow_id}"),
         "plan": None,
         "key": view.form.get("key") or secrets.token_hex(16),
     }
+
+
+def _too_large(run: RunView) -> set[str]:
+    """The steps whose outputs are left out, because those before them fill the page."""
+    left_bytes = _OUTPUTS_BYTES_MAX
+    found: set[str] = set()
+    for step_id, step in run.steps.items():
+        left_bytes -= len(msgspec.json.encode(step.output))
+        if left_bytes < 0:
+            found.add(step_id)
+    return found
 
 
 async def _why(view: View, run: RunView) -> Any:  # noqa: ANN401 - the route's own type
