@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from importlib import resources
 
+import msgspec
 import pytest
 
 from stanchion.adapters.locks.redis import RedisLocks
@@ -15,7 +16,7 @@ from stanchion.adapters.store.redis import RedisStore
 from stanchion.adapters.store.redis.encode import OF_RUN, OF_SHARD, OF_TENANT
 from stanchion.core.admission import Admitted
 from stanchion.core.model import TenantId
-from stanchion.ports.locks import Granted
+from stanchion.ports.locks import Granted, Renewed
 from stanchion.ports.records import Committed, Tenant
 from tests.contract.builders import ACME, ONE_JOB, WITHIN_MS, accept, admission, advance, lease_one
 from tests.servers import Server, running_server
@@ -161,5 +162,21 @@ async def test_locks_go_on_too(server: Server) -> None:
         _forget(server)
         answer = await locks.acquire("run/1", "me", ttl_ms=60_000, within_ms=WITHIN_MS)
         assert isinstance(answer, Granted)
+    finally:
+        await locks.close()
+
+
+async def test_a_lock_of_an_older_version_is_shown_and_renewed(server: Server) -> None:
+    locks = await RedisLocks.open(server.url, namespace="older", timeout_s=10.0)
+    try:
+        await locks.acquire("run/1", "me", ttl_ms=60_000, within_ms=WITHIN_MS)
+        with server.client() as client:
+            (held,) = client.keys("older:locks:*:held")
+            client.hset(held, "run/1", msgspec.msgpack.encode(["me", 7]))
+        assert await locks.renew("run/1", "me", ttl_ms=60_000, within_ms=WITHIN_MS) == Renewed()
+        assert await locks.acquire("run/1", "me", ttl_ms=60_000, within_ms=WITHIN_MS) == Granted(7)
+        view = await locks.inspect("run/1")
+        assert view is not None
+        assert (view.fence, view.held_ms, view.renewals) == (7, None, 1)
     finally:
         await locks.close()

@@ -97,7 +97,14 @@ WHY: Final = runs.WhyAnswer(
 SETTINGS: Final = settings_document(Settings())
 CHANGE: Final = runs.Change("07-01h", RunStatus.CANCELLED, applied=True)
 TENANT: Final = admin.TenantConfig(max_concurrent_runs=2)
-LEASE: Final = admin.LeaseRow(name="admission/acme", fence=1_786_000, expires_in_ms=4_200)
+LEASE: Final = admin.LeaseRow(
+    name="admission/acme",
+    fence=1_786_000,
+    expires_in_ms=4_200,
+    holder="kim",
+    acquired_at=AT,
+    renewals=2,
+)
 KEY: Final = admin.KeyRow(
     id="k1",
     role=admin.Role.WORKER,
@@ -695,7 +702,7 @@ CASES: Final = (
         asks=("GET", "/v1/admin/leases"),
         answer=admin.LeaseList((LEASE,)),
         shape=admin.LeaseList,
-        says=("admission/acme  1786000  4.2 s",),
+        says=("admission/acme  kim     2026-11-15 19:00:00Z  4.2 s    2         1786000",),
     ),
     Case(
         args=("lease", "hold", "admission/acme", "--ttl-s", "4.2"),

@@ -90,6 +90,8 @@ async def test_an_operator_holds_a_lock_lists_it_and_takes_it_away(house: House)
     (row,) = (await house.ask("GET", "/v1/admin/leases")).json["leases"]
     assert (row["name"], row["fence"]) == ("admission/acme", held.json["fence"])
     assert 0 < row["expires_in_ms"] <= 60_000
+    assert (row["holder"], row["renewals"]) == (held.json["holder"], 0) == ("anonymous", 0)
+    assert row["acquired_at"].endswith("Z")
     second = await house.ask("POST", "/v1/admin/leases", asked)
     assert (second.status, second.code) == (409, "conflict")
     assert re.fullmatch(r"another holds it, for at most \d+\.\d s", second.json["detail"])

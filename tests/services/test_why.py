@@ -19,6 +19,7 @@ from stanchion.core.workflow import (
     RetrySpec,
     SubworkflowSpec,
 )
+from stanchion.ports.locks import operator_token
 from stanchion.services.engine import Terms
 from stanchion.services.why import Explanation
 from tests.services.faulty_locks import Fault
@@ -137,12 +138,15 @@ async def test_a_held_lease_is_named_while_events_wait_for_it(world: World) -> N
     await world.define(ONE)
     run_id = await world.start(one, "one")
     (leased,) = await world.lease(one, "work")
-    await world.locks.acquire(f"run/{run_id}", "operator:x", ttl_ms=10_000, within_ms=1_000)
-    assert await codes(one, run_id) == ["job_leased"]
+    token = operator_token("kim", "secret")
+    await world.locks.acquire(f"run/{run_id}", token, ttl_ms=10_000, within_ms=1_000)
+    assert await codes(one, run_id) == ["job_leased", "run_locked"]
     await world.report(one, leased)
     await asyncio.sleep(0.1)
     found = await first(one, run_id)
     assert found.code is WhyCode.RUN_LOCKED
+    assert found.detail.startswith("'kim' holds the run's lease; 1 accepted event")
+    assert found.remedy == f"stanchion lease release run/{run_id}"
     assert found.until is not None
     assert 9_000 < found.until - world.clock.now() < 10_000
     assert await world.ended(run_id) == "succeeded"

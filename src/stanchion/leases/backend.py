@@ -14,6 +14,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
+import msgspec
+
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError, BackendRefused
 from stanchion.ports.locks import AcquireAnswer, LockReleased, LockView, NotOwned, Renewed
@@ -142,7 +144,7 @@ class LazyLocks:
         return self._opened
 
     def _shown(self, view: LockView) -> LockView:
-        return LockView(view.name.removeprefix(self._prefix), view.fence, view.expires_in_ms)
+        return msgspec.structs.replace(view, name=view.name.removeprefix(self._prefix))
 
 
 # Each kind imports its packages only when it is used.

@@ -7,7 +7,7 @@ refuse writes of a former holder. The rule for it is ``core.lease.next_fence``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -16,11 +16,15 @@ __all__ = [
     "AcquireTooLate",
     "Granted",
     "Held",
+    "LockHolder",
     "LockReleased",
     "LockView",
     "Locks",
     "NotOwned",
     "Renewed",
+    "holder_of",
+    "operator_token",
+    "replica_token",
 ]
 
 
@@ -52,12 +56,46 @@ class NotOwned(msgspec.Struct, frozen=True, tag="not_owned"):
     """The caller does not have the lock: its lease expired."""
 
 
+class LockHolder(msgspec.Struct, frozen=True):
+    """The part of a token that is not secret: who holds the lock."""
+
+    name: str | None = None
+    """A replica, or the actor who holds it by hand; ``None`` if the token does not say."""
+    is_operator: bool = False
+
+
 class LockView(msgspec.Struct, frozen=True):
     """A lock as shown to an operator, without the token, which is secret."""
 
     name: str
     fence: int
     expires_in_ms: int
+    holder: LockHolder = LockHolder()
+    held_ms: int | None = None
+    """For how long it has been held; ``None`` if an older version granted it."""
+    renewals: int = 0
+
+
+_REPLICA: Final = "replica:"
+_OPERATOR: Final = "operator:"
+
+
+def replica_token(replica: str, secret: str) -> str:
+    """A token that shows that a replica holds the lock."""
+    return f"{_REPLICA}{replica}:{secret}"
+
+
+def operator_token(actor: str, secret: str) -> str:
+    """A token that shows that a person holds the lock."""
+    return f"{_OPERATOR}{actor}:{secret}"
+
+
+def holder_of(token: str) -> LockHolder:
+    """Who holds a lock under this token."""
+    name = token.partition(":")[2].rpartition(":")[0] or None
+    if token.startswith(_OPERATOR):
+        return LockHolder(name, is_operator=True)
+    return LockHolder(name if token.startswith(_REPLICA) else None)
 
 
 AcquireAnswer: TypeAlias = Granted | Held | AcquireTooLate

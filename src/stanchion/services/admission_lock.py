@@ -26,7 +26,14 @@ from stanchion.core.settings import AdmissionSettings
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import sentence
-from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks, NotOwned
+from stanchion.ports.locks import (
+    AcquireTooLate,
+    Granted,
+    Held,
+    Locks,
+    NotOwned,
+    replica_token,
+)
 from stanchion.services.renewal import LockHealth
 from stanchion.services.signals import AdmissionSignals
 
@@ -82,8 +89,15 @@ class SharedLock:
     """A lock that all replicas share, in the lock store."""
 
     def __init__(
-        self, locks: Locks, *, clock: Clock, entropy: Entropy, signals: AdmissionSignals
+        self,
+        locks: Locks,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        signals: AdmissionSignals,
+        replica: str = "",
     ) -> None:
+        self._replica = replica
         self._locks = locks
         self._clock = clock
         self._entropy = entropy
@@ -96,7 +110,7 @@ class SharedLock:
         self, tenant: TenantId, how: AdmissionSettings, *, risk: Risk, until: Moment
     ) -> AsyncIterator[Outcome]:
         name = f"admission/{tenant}"
-        token = self._entropy.token()
+        token = replica_token(self._replica, self._entropy.token())
         outcome = await self._take(name, token, how, until)
         try:
             yield outcome

@@ -125,7 +125,11 @@ class Admitter:
             SoleLock(context.clock)
             if context.locks is None
             else SharedLock(
-                context.locks, clock=context.clock, entropy=context.entropy, signals=signals
+                context.locks,
+                clock=context.clock,
+                entropy=context.entropy,
+                signals=signals,
+                replica=context.replica,
             )
         )
 

@@ -38,6 +38,8 @@ class ReplicaContext(Backends):
     """The backends and the engine's metrics."""
 
     signals: EngineSignals
+    replica: str = ""
+    """The name of this replica."""
 
 
 class Rules(Protocol):

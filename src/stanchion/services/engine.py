@@ -121,8 +121,10 @@ class Engine:
             entropy=backends.entropy,
             terms=lease.terms_for(terms.run_lease_ttl_ms),
             tell=self._lease_signals,
+            replica=replica,
         )
         context = ReplicaContext(
+            replica=replica,
             store=store,
             locks=backends.locks,
             bus=bus,

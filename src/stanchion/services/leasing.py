@@ -33,7 +33,7 @@ from stanchion.core.model import Risk
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import sentence
-from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks
+from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks, replica_token
 from stanchion.services import lease_events as events
 from stanchion.services.lease_events import LeaseHook
 from stanchion.services.renewal import (
@@ -74,8 +74,11 @@ class Leasing:
         entropy: Entropy,
         terms: LeaseTerms = lease.RUN_TERMS,
         tell: LeaseHook = lambda _: None,
+        replica: str | None = None,
     ) -> None:
+        """``replica`` is shown as the holder of its leases."""
         self.clock = clock
+        self._replica = replica
         self._entropy = entropy
         self.tell = guarded(tell)
         self.held: set[str] = set()
@@ -97,8 +100,12 @@ class Leasing:
         ``token`` is given by a caller that waits in the lock store's queue under it; it must be
         unique to this hold.
         """
-        subject = LeaseSubject(name, risk, policy, token or self._entropy.token())
+        subject = LeaseSubject(name, risk, policy, token or self._token())
         return _Hold(self, subject, floor=floor, escalated=escalated)
+
+    def _token(self) -> str:
+        secret = self._entropy.token()
+        return secret if self._replica is None else replica_token(self._replica, secret)
 
     async def close(self) -> None:
         """Stop probing. Holds must have ended before."""

@@ -121,7 +121,14 @@ class RunExplainer:
                 if held is None:
                     return None
                 expires_at = Instant(facts.at + held.expires_in_ms)
-                return RunLock(name, held.fence, expires_at, facts.at)
+                return RunLock(
+                    name,
+                    held.fence,
+                    expires_at,
+                    facts.at,
+                    holder=held.holder.name,
+                    is_by_hand=held.holder.is_operator,
+                )
         return Outage("locks", error, self._replicas.down_since("locks") or facts.at, facts.at)
 
     def _bus(self, now: Instant) -> Outage | None:

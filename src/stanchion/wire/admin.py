@@ -140,6 +140,11 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     fence: int
     expires_in_ms: int
+    holder: str | None
+    """The replica, or the actor who holds it by hand; ``null`` for other programs."""
+    acquired_at: datetime | None
+    """``null`` if a replica of an older version acquired it."""
+    renewals: int
 
 
 class LeaseList(msgspec.Struct, frozen=True):

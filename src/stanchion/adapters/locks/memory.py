@@ -19,6 +19,7 @@ from stanchion.ports.locks import (
     LockView,
     NotOwned,
     Renewed,
+    holder_of,
 )
 from stanchion.ports.turns import Place
 
@@ -30,6 +31,8 @@ class _Holder:
     token: str
     fence: int
     expires_at: Instant
+    acquired_at: Instant
+    renewals: int = 0
 
 
 class MemoryLocks:
@@ -51,11 +54,11 @@ class MemoryLocks:
         if holder is not None and holder.token != token:
             return Held(holder.expires_at - now)
         if holder is not None and holder.fence > floor:
-            fence = holder.fence
-        else:
-            fence = next_fence(self._fences.get(name, 0), floor, now * 1_000)
+            holder.expires_at = Instant(now + ttl_ms)
+            return Granted(holder.fence)
+        fence = next_fence(self._fences.get(name, 0), floor, now * 1_000)
         self._fences[name] = fence
-        self._holders[name] = _Holder(token, fence, Instant(now + ttl_ms))
+        self._holders[name] = _Holder(token, fence, Instant(now + ttl_ms), now)
         return Granted(fence)
 
     async def renew(
@@ -70,6 +73,7 @@ class MemoryLocks:
         if holder is None or holder.token != token:
             return NotOwned()
         holder.expires_at = Instant(self._clock.now() + ttl_ms)
+        holder.renewals += 1
         return Renewed()
 
     async def release(
@@ -89,7 +93,15 @@ class MemoryLocks:
         holder = self._present(name)
         if holder is None:
             return None
-        return LockView(name, holder.fence, holder.expires_at - self._clock.now())
+        now = self._clock.now()
+        return LockView(
+            name,
+            holder.fence,
+            holder.expires_at - now,
+            holder_of(holder.token),
+            now - holder.acquired_at,
+            holder.renewals,
+        )
 
     async def list(self, prefix: str = "", *, limit: int = 1000) -> Sequence[LockView]:
         views = [

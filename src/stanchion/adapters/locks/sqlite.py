@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final, Self, TypeVar
 
-from stanchion.adapters.sqlite.database import Database, read_statements
+from stanchion.adapters.sqlite.database import Database, Row, read_statements
 from stanchion.adapters.sqlite.opening import (
     open_for_reading,
     open_for_writing,
@@ -42,6 +42,7 @@ from stanchion.ports.locks import (
     LockView,
     NotOwned,
     Renewed,
+    holder_of,
 )
 from stanchion.ports.turns import Place
 
@@ -131,12 +132,9 @@ class SqliteLocks:
 
     async def inspect(self, name: str) -> LockView | None:
         def act(db: Database) -> LockView | None:
-            found = db.first(_SQL["read_lock"], name=name)
-            if found is None:
-                return None
-            _, fence, expires_at = found
-            left_ms = expires_at - db.now()
-            return LockView(name, fence, left_ms) if left_ms > 0 else None
+            found = db.first(_SQL["show_lock"], name=name)
+            view = None if found is None else _view(found, db.now())
+            return view if view is not None and view.expires_in_ms > 0 else None
 
         return await self._call(act)
 
@@ -146,7 +144,7 @@ class SqliteLocks:
             rows = db.every(
                 _SQL["list_locks"], first=prefix, last=prefix + _LAST_LETTER, now=now, limit=limit
             )
-            return [LockView(name, fence, expires_at - now) for name, fence, expires_at in rows]
+            return [_view(row, now) for row in rows]
 
         return await self._call(act)
 
@@ -176,14 +174,28 @@ def take(db: Database, name: str, token: str, ttl_ms: int, floor: int) -> Acquir
     is_held = expires_at > now
     if is_held and holder != token:
         return Held(expires_at - now)
-    # The current holder repeats a call whose answer was lost: it gets the same fence, unless that
-    # is not above the floor.
-    if not (is_held and fence > floor):
-        fence = next_fence(fence, floor, now * _US_PER_MS)
-    db.run(_SQL["grant"], name=name, token=token, fence=fence, expires_at=now + ttl_ms)
+    if is_held and fence > floor:
+        # The current holder repeats a call whose answer was lost: it gets the same fence.
+        db.run(_SQL["grant_again"], name=name, expires_at=now + ttl_ms)
+        return Granted(fence)
+    fence = next_fence(fence, floor, now * _US_PER_MS)
+    db.run(
+        _SQL["grant"],
+        name=name,
+        token=token,
+        fence=fence,
+        expires_at=now + ttl_ms,
+        acquired_at=now,
+    )
     if found is None:
         db.run(_SQL["forget"], before=now - _FORGET_AFTER_MS, limit=_FORGET_AT_ONCE)
     return Granted(fence)
+
+
+def _view(row: Row, now: Instant) -> LockView:
+    name, token, fence, expires_at, acquired_at, renewals = row
+    held_ms = None if acquired_at is None else now - acquired_at
+    return LockView(name, fence, expires_at - now, holder_of(token), held_ms, renewals)
 
 
 _TURN_SQL = read_statements(__package__, "sqlite_turns.sql")

@@ -7,13 +7,23 @@ SELECT token, fence, expires_at FROM locks WHERE name = :name
 
 -- name: grant
 -- Grants the lock to the token with this fence and term.
-INSERT INTO locks (name, token, fence, expires_at) VALUES (:name, :token, :fence, :expires_at)
+INSERT INTO locks (name, token, fence, expires_at, acquired_at)
+VALUES (:name, :token, :fence, :expires_at, :acquired_at)
 ON CONFLICT (name) DO UPDATE SET
-    token = excluded.token, fence = excluded.fence, expires_at = excluded.expires_at
+    token = excluded.token, fence = excluded.fence, expires_at = excluded.expires_at,
+    acquired_at = excluded.acquired_at, renewals = 0
+
+-- name: grant_again
+-- Restarts the term for the holder, which repeats its call.
+UPDATE locks SET expires_at = :expires_at WHERE name = :name
+
+-- name: show_lock
+-- Answers (name, token, fence, expires_at, acquired_at, renewals).
+SELECT name, token, fence, expires_at, acquired_at, renewals FROM locks WHERE name = :name
 
 -- name: renew
 -- Restarts the term if the token still has the lock.
-UPDATE locks SET expires_at = :expires_at
+UPDATE locks SET expires_at = :expires_at, renewals = renewals + 1
 WHERE name = :name AND token = :token AND expires_at > :now
 
 -- name: release
@@ -25,8 +35,8 @@ UPDATE locks SET expires_at = 0 WHERE name = :name AND token = :token AND expire
 UPDATE locks SET expires_at = 0 WHERE name = :name AND expires_at > :now
 
 -- name: list_locks
--- Answers (name, fence, expires_at) of the held locks, by name, from :first up to :last.
-SELECT name, fence, expires_at FROM locks
+-- Answers the columns of show_lock of the held locks, by name, from :first up to :last.
+SELECT name, token, fence, expires_at, acquired_at, renewals FROM locks
 WHERE name >= :first AND name <= :last AND expires_at > :now
 ORDER BY name LIMIT :limit
 

@@ -107,8 +107,18 @@ def _history_lines(seen: dict[str, Any]) -> Iterator[str]:
 def _lease_rows(page: dict[str, Any]) -> Iterator[str]:
     if page["leases"]:
         yield from table(
-            ("NAME", "FENCE", "ENDS IN"),
-            ((cell(row["name"]), cell(row["fence"]), _ends_in(row)) for row in page["leases"]),
+            ("NAME", "HOLDER", "SINCE", "ENDS IN", "RENEWALS", "FENCE"),
+            (
+                (
+                    cell(row["name"]),
+                    cell(row["holder"]),
+                    clock(row["acquired_at"]),
+                    _ends_in(row),
+                    cell(row["renewals"]),
+                    cell(row["fence"]),
+                )
+                for row in page["leases"]
+            ),
         )
 
 

@@ -27,7 +27,15 @@ from stanchion.gateway.route import (
 )
 from stanchion.gateway.views import when
 from stanchion.ports.errors import BackendError, sentence
-from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks, LockView
+from stanchion.ports.locks import (
+    AcquireTooLate,
+    Granted,
+    Held,
+    LockHolder,
+    Locks,
+    LockView,
+    operator_token,
+)
 from stanchion.services.log import log_event
 from stanchion.wire.admin import (
     EscalationView,
@@ -56,14 +64,14 @@ async def list_leases(call: Call[NoBody, NoQuery]) -> Reply:
         held = await locks.list()
     except BackendError as error:
         _away(call, error)
-    return Reply(LeaseList(tuple(map(_row, held))))
+    return Reply(LeaseList(tuple(_row(call, each) for each in held)))
 
 
 async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
     """Hold a lock as an operator. It expires, or is released by force."""
     locks = _locks(call)
     name, ttl_ms = call.body.name, round(call.body.ttl_s * 1000)
-    token = f"operator:{call.services.entropy.token()}"
+    token = operator_token(call.actor, call.services.entropy.token())
     try:
         answer = await locks.acquire(name, token, ttl_ms=ttl_ms, within_ms=_WITHIN_MS)
     except BackendError as error:
@@ -76,7 +84,8 @@ async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
             held: JsonObject = {"fence": answer.fence, "ttl_ms": ttl_ms}
             entry = call.audit(f"lease/{name}", tenant=await _tenant_of(call, name), after=held)
             await call.services.store.add_audit(entry)
-            return Reply(LeaseRow(name=name, fence=answer.fence, expires_in_ms=ttl_ms))
+            holder = LockHolder(call.actor, is_operator=True)
+            return Reply(_row(call, LockView(name, answer.fence, ttl_ms, holder, held_ms=0)))
         case Held():
             detail = f"another holds it, for at most {answer.expires_in_ms / 1000:.1f} s"
             return Refusal(code=Code.CONFLICT, detail=detail)
@@ -103,7 +112,7 @@ async def release_lease(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
     was: JsonObject = {"fence": view.fence, "expires_in_ms": view.expires_in_ms}
     entry = call.audit(f"lease/{name}", tenant=await _tenant_of(call, name), before=was)
     await call.services.store.add_audit(entry)
-    return Reply(_row(view))
+    return Reply(_row(call, view))
 
 
 class OneLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,8 +182,16 @@ def _away(call: Call[HoldLease, NoQuery] | Call[NoBody, NoQuery], error: Backend
     raise RequestRefused(refusal) from error
 
 
-def _row(view: LockView) -> LeaseRow:
-    return LeaseRow(name=view.name, fence=view.fence, expires_in_ms=view.expires_in_ms)
+def _row(call: Call[Any, Any], view: LockView) -> LeaseRow:
+    now = call.services.clock.now()
+    return LeaseRow(
+        name=view.name,
+        fence=view.fence,
+        expires_in_ms=view.expires_in_ms,
+        holder=view.holder.name,
+        acquired_at=None if view.held_ms is None else when(Instant(now - view.held_ms)),
+        renewals=view.renewals,
+    )
 
 
 ROUTES: Final = (

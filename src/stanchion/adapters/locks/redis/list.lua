@@ -1,14 +1,18 @@
 -- list: the held locks of one shard. Read only.
 -- KEYS   held ends
 -- ARGV   1 prefix, or the whole name  2 'prefix' or 'name'
--- ANSWER for each: name, fence, ms until it ends
+-- ANSWER for each: name, token, fence, ms until it ends, ms since it is held or '', renewals
 -- USES   time
 local answer = {}
 
 local function add(name, ends)
+  local holder = cmsgpack.unpack(redis.call('HGET', key.held, name))
   answer[#answer + 1] = name
-  answer[#answer + 1] = whole(cmsgpack.unpack(redis.call('HGET', key.held, name))[2])
+  answer[#answer + 1] = holder[1]
+  answer[#answer + 1] = whole(holder[2])
   answer[#answer + 1] = ends - now
+  answer[#answer + 1] = holder[3] and now - holder[3] or ''
+  answer[#answer + 1] = holder[4] or 0
 end
 
 if ARGV[2] == 'name' then

@@ -3,7 +3,7 @@
 Names are spread over 64 shards. The shard is the hash tag of its keys, so that a cluster keeps them
 on one server. A shard has three keys, however many names there ever were:
 
-    held     hash         who holds a name, under which fence
+    held     hash         who holds a name, under which fence, since when, with how many renewals
     ends     sorted set   the names that are held, by the end of their term
     fence    string       the highest fence that was ever given out
 
@@ -41,6 +41,7 @@ from stanchion.ports.locks import (
     LockView,
     NotOwned,
     Renewed,
+    holder_of,
 )
 from stanchion.ports.turns import Place
 
@@ -174,9 +175,17 @@ def _script(name: str) -> Script:
 
 
 def _views(reply: Reply) -> list[LockView]:
+    rows = [reply[at : at + 6] for at in range(0, len(reply), 6)]
     return [
-        LockView(name.decode(), int(fence), expires_in_ms)
-        for name, fence, expires_in_ms in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+        LockView(
+            name.decode(),
+            int(fence),
+            expires_in_ms,
+            holder_of(token.decode()),
+            held_ms if isinstance(held_ms, int) else None,
+            renewals,
+        )
+        for name, token, fence, expires_in_ms, held_ms, renewals in rows
     ]
 
 

@@ -8,7 +8,7 @@ local function acquire()
     return {'too_late'}
   end
 
-  local fence = nil
+  local fence, since, renewals = nil, now, 0
   local ends = tonumber(redis.call('ZSCORE', key.ends, name) or '0')
   if now < ends then
     local holder = cmsgpack.unpack(redis.call('HGET', key.held, name))
@@ -16,7 +16,8 @@ local function acquire()
       return {'held', ends - now}
     end
     if holder[2] > floor then
-      fence = holder[2]
+      -- ``held`` has two values more since 0.2: since when, in ms, and renewals.
+      fence, since, renewals = holder[2], holder[3] or false, holder[4] or 0
     end
   end
   if not fence then
@@ -26,7 +27,7 @@ local function acquire()
     fence = math.max(previous + 1, floor + 1, now_us)
     redis.call('SET', key.fence, whole(fence))
   end
-  redis.call('HSET', key.held, name, cmsgpack.pack({token, fence}))
+  redis.call('HSET', key.held, name, cmsgpack.pack({token, fence, since, renewals}))
   redis.call('ZADD', key.ends, whole(now + tonumber(ARGV[3])), name)
 
   -- Each call removes a few expired names, so that their number stays bounded.
