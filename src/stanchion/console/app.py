@@ -279,6 +279,7 @@ class Console:
             query=query,
             form=form,
             tenant=tenant,
+            samples=self.pulse.samples if api.allows("GET /v1/admin/admission") else (),
         )
 
     async def _act(self, exchange: Exchange, action: Action, view: View) -> EncodedAnswer:

@@ -10,27 +10,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from stanchion.console.api import Api
 from stanchion.core.escalation import Level, Order
 from stanchion.core.lease import Moment, OnLockError
 from stanchion.core.model import Instant, Risk, TenantId
+from stanchion.gateway.auth import ANONYMOUS
+from stanchion.gateway.problems import RequestRefused
 from stanchion.gateway.state import GatewayState
 from stanchion.ports.bus import Bell
+from stanchion.ports.errors import BackendError
 from stanchion.services.engine import Services
 from stanchion.services.log import log_event
+from stanchion.services.work import TenantOverloaded
 
-__all__ = ["Alarm", "Pulse", "Shared"]
+__all__ = ["Alarm", "Pulse", "Sample", "Shared"]
 
 _LOOK_S: Final = 1.0
 _TICK_S: Final = 5.0
 """Pages are fetched again this often even without a change: leases run out, times pass."""
 _TENANTS_MAX: Final = 10_000
+_SAMPLE_MS: Final = 5_000
+_SAMPLES_MAX: Final = 360
+"""Half an hour of samples."""
+_SAMPLED_TENANTS: Final = 1_000
 
 
 AlarmLevel: TypeAlias = Literal["bad", "warn"]
@@ -47,8 +56,18 @@ class Alarm(msgspec.Struct, frozen=True):
     """Where to look further."""
 
 
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """Figures of all tenants together at one moment; counts are of the minute before it."""
+
+    at_s: int
+    active: int
+    admitted: int
+    refused: int
+    unavailable: int
+
+
 class Pulse:
-    """Alarms and change numbers of one replica, for all its viewers."""
+    """Alarms, change numbers and samples of one replica, for all its viewers."""
 
     def __init__(self, services: Services, state: GatewayState) -> None:
         self._services = services
@@ -63,6 +82,9 @@ class Pulse:
         self._looking: asyncio.Task[None] | None = None
         self._beat = asyncio.Event()
         self._stops: tuple[Callable[[], None], ...] = ()
+        self._samples: deque[Sample] = deque(maxlen=_SAMPLES_MAX)
+        self._sampled_at: Moment | None = None
+        self._api = Api(services, state, ANONYMOUS, tenant=None, request_id="console")
 
     def close(self) -> None:
         """Stop listening and looking."""
@@ -85,6 +107,30 @@ class Pulse:
         """A number that rises with each change of the tenant's runs; of all runs for ``None``."""
         own = self._all if tenant is None else self._changes.get(TenantId(tenant), 0)
         return own + self._common
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The samples of the last half hour, taken while anybody watched."""
+        return tuple(self._samples)
+
+    async def _sample(self) -> None:
+        """Take a sample every five seconds."""
+        now = self._services.clock.moment()
+        is_due = self._sampled_at is None or now - self._sampled_at >= _SAMPLE_MS
+        if not is_due:
+            return
+        self._sampled_at = now
+        page = await self._api.get("/v1/admin/admission", limit=_SAMPLED_TENANTS)
+        rows = page.tenants
+        self._samples.append(
+            Sample(
+                self._services.clock.now() // 1000,
+                sum(row.active for row in rows),
+                sum(row.admitted_1m for row in rows),
+                sum(row.full_1m for row in rows),
+                sum(row.unavailable_1m for row in rows),
+            )
+        )
 
     async def events(self, tenant: str | None) -> AsyncGenerator[bytes, None]:
         """The events of one viewer's stream, until the server drains."""
@@ -116,6 +162,8 @@ class Pulse:
             while self._viewers:
                 try:
                     await self.alarms()
+                    with suppress(BackendError, RequestRefused, TenantOverloaded):
+                        await self._sample()
                 except Exception as error:  # noqa: BLE001 - a failed look must not end the streams
                     log_event(logging.ERROR, "loop_failed", loop="console", error=repr(error))
                 self._beat.set()

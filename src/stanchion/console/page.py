@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
 from stanchion.console.api import Api
+from stanchion.console.live import Sample
 from stanchion.core.model import Instant
 from stanchion.gateway.problems import Refusal
 from stanchion.services.keys import KeyHolder
@@ -96,6 +97,8 @@ class View:
     """The fields of the form that was sent; of a page that is only looked at, empty."""
     tenant: str | None
     """The tenant that is looked at; ``None``: all of them."""
+    samples: tuple[Sample, ...] = ()
+    """Figures of all tenants over the last half hour, for a viewer who may see them."""
     problem: Refusal | None = None
     """Why the API refused what the form asked for."""
     status: int = 200

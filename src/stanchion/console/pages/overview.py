@@ -8,6 +8,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
+
+from stanchion.console.live import Sample
 from stanchion.console.page import Action, Data, Elsewhere, Nav, Page, View
 from stanchion.console.text import duration
 from stanchion.gateway.problems import RequestRefused
@@ -47,7 +50,13 @@ async def overview(view: View) -> Data:
         "own": own,
         "sees_admission": view.api.allows("GET /v1/admin/tenants") and view.tenant is None,
     }
-    return {**data, "sentence": _sentence(view, data)}
+    columns = list(zip(*(_numbers(each) for each in view.samples), strict=True))
+    series = msgspec.json.encode(columns).decode() if len(view.samples) > 1 else None
+    return {**data, "sentence": _sentence(view, data), "series": series}
+
+
+def _numbers(sample: Sample) -> tuple[int, ...]:
+    return sample.at_s, sample.active, sample.admitted, sample.refused, sample.unavailable
 
 
 async def _listed(view: View, path: str, **query: object) -> Any:  # noqa: ANN401 - a wire type
