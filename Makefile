@@ -127,6 +127,11 @@ soak: $(READY) ## all tests at full scale, then a mutation run over the core; ta
 	@STANCHION_TEST_SCALE=mutation $(BIN)/mutmut run --max-children $(WORKERS)
 	@$(BIN)/mutmut results
 
+.PHONY: pictures
+pictures: $(READY) ## take pictures of every page of the console, in light and dark, into docs/pictures
+	@$(BIN)/python -m tests.console.browser
+	@PYTHONPATH=. $(BIN)/python scripts/take_pictures.py
+
 .PHONY: generate
 generate: $(READY) ## regenerate schemas, reference pages and dashboards
 	@$(BIN)/python scripts/generate_schema.py

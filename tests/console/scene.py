@@ -95,12 +95,14 @@ class Scene:
         *,
         tenant: str | None = None,
         status: int | None = 200,
+        url: str | None = None,
     ) -> Any:  # noqa: ANN401 - a JSON document
         """The answer as JSON; of another status than the expected one, an error."""
         headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
         if tenant is not None:
             headers["X-Stanchion-Tenant"] = tenant
-        answer = self._client.request(method, f"{self.url}{path}", json=body, headers=headers)
+        place = f"{url or self.url}{path}"
+        answer = self._client.request(method, place, json=body, headers=headers)
         assert status is None or answer.status_code == status, answer.text
         return answer.json()
 
@@ -141,6 +143,7 @@ class Scene:
         error: str | None = None,
         worker: str = "worker-1",
         tenant: str = "default",
+        url: str | None = None,
     ) -> None:
         """Report the results of jobs."""
         results = [
@@ -156,14 +159,14 @@ class Scene:
             for job in jobs
         ]
         body = {"worker_id": worker, "results": results}
-        self.ask("POST", "/v1/worker/results", body, tenant=tenant)
+        self.ask("POST", "/v1/worker/results", body, tenant=tenant, url=url)
 
 
 @contextlib.contextmanager
-def running_scene() -> Iterator[Scene]:
+def running_scene(job_lease_ttl_s: float = 30.0) -> Iterator[Scene]:
     """Two replicas for as long as the block lasts."""
     with running_stack(
-        Kind.REPLICAS, has_own_locks=True, admin_key=ADMIN_KEY, job_lease_ttl_s=30.0
+        Kind.REPLICAS, has_own_locks=True, admin_key=ADMIN_KEY, job_lease_ttl_s=job_lease_ttl_s
     ) as stack:
         scene = Scene(stack)
         try:

@@ -248,6 +248,16 @@ def test_a_gantt_chart_says_in_words_what_its_bars_show() -> None:
     ]
 
 
+def test_a_redelivery_that_succeeds_in_the_same_millisecond_has_succeeded() -> None:
+    lines = [
+        line(0, "job_dispatched", "plan", attempt=1),
+        line(4, "job_returned", "plan", attempt=1),
+        line(4, "step_succeeded", "plan"),
+    ]
+    text = gantt(spans_of(lines), ["plan"], begin=BEGIN, end=at(5), hrefs={})
+    assert "succeeded · 4.0 s · 1 lost delivery" in text
+
+
 def test_of_many_items_the_troubled_and_slowest_are_shown() -> None:
     lines = [line(0, "items_started", "each")]
     lines += [line(0, "job_dispatched", "each", item=n, attempt=1) for n in range(100)]

@@ -309,7 +309,8 @@ def _words(spans: Sequence[Span], end: datetime) -> str:
     attempts = sum(span.kind is SpanKind.ATTEMPT for span in spans)
     lost = sum(span.kind is SpanKind.LOST_DELIVERY for span in spans)
     waits = [span for span in spans if span.kind in _WAITS]
-    last = max(spans, key=lambda span: span.end or end)
+    # Of several that ended in the same millisecond, the last one says how it went.
+    last = max(reversed(spans), key=lambda span: span.end or end)
     # A wait has no outcome of its own: its row tells that of the attempt.
     words = [last.outcome.replace("_", " ") or str(last.kind)]
     if last.end is None:
