@@ -77,7 +77,7 @@ def _handle_all(count: int) -> None:
         event = AttemptSucceeded(
             job_id=job_id(run.id, STEP, index, 1), step_id=STEP, item=index, output=index
         )
-        wanted = items_to_read(run, [event])
+        wanted = items_to_read(plan, run, [event])
         view = {ItemKey(STEP, each): items[ItemKey(STEP, each)] for each in wanted[STEP]}
         run = msgspec.structs.replace(run, items=view)
         transition = decide(plan, run, event, NOW)

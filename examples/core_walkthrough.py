@@ -31,6 +31,7 @@ from stanchion.core.transition import (
     CloseApproval,
     DispatchJob,
     OpenApproval,
+    RevokeJob,
     SetTimer,
     StopRun,
     StopStep,
@@ -117,7 +118,7 @@ class World:
     def happen(self, event: Event) -> None:
         """Decide on an event and apply the effects."""
         self.now = Instant(self.now + 250)
-        wanted = items_to_read(self.run, [event])
+        wanted = items_to_read(self.plan, self.run, [event])
         keys = [ItemKey(step_id, index) for step_id, many in wanted.items() for index in many]
         run = msgspec.structs.replace(self.run, items={key: self.items[key] for key in keys})
         transition = decide(self.plan, run, event, self.now)
@@ -135,6 +136,8 @@ class World:
                 case StopStep(step_id=step_id):
                     self.jobs = {i: job for i, job in self.jobs.items() if job.step_id != step_id}
                     self.timers = {t: d for t, d in self.timers.items() if t.step_id != step_id}
+                case RevokeJob(job_id=job_id):
+                    self.jobs.pop(job_id, None)
                 case OpenApproval() | CloseApproval():
                     pass  # a store lists them for the people who decide
                 case StopRun():

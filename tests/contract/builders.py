@@ -254,7 +254,7 @@ async def advance(
     """Decide on all that is in the run's inbox (and more, if given), and commit it."""
     found = await loaded(store, run_id)
     events = [*(entry.event for entry in found.inbox), *also]
-    items = await store.load_items(run_id, items_to_read(found.run, events))
+    items = await store.load_items(run_id, items_to_read(plan, found.run, events))
     transition = decide_all(plan, replace(found.run, items=items), events, await store.now())
     applied = [entry.id for entry in found.inbox]
     return await store.commit(commit_of(found, transition, fence=fence, applied=applied))

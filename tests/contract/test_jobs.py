@@ -11,7 +11,7 @@ from stanchion.core.json_value import JsonValue
 from stanchion.core.model import JobId, RunId, StepId, TenantId, Topic, shard_of_tenant
 from stanchion.core.plan import Plan
 from stanchion.core.retry import Fixed
-from stanchion.core.transition import DispatchJob, StopStep
+from stanchion.core.transition import DispatchJob, Effect, RevokeJob, SetTimer, StopStep
 from stanchion.core.workflow import JobSpec, RetrySpec
 from stanchion.ports.records import (
     Accepted,
@@ -659,6 +659,35 @@ async def test_stopping_comes_before_or_after_sending_out_as_the_transition_says
         JobState.REVOKED,
     ]
     assert [each.job for each in await lease(store, max_jobs=5)] == [second]
+
+
+async def test_a_step_is_stopped_with_the_steps_inside_it_and_a_job_alone(store: Store) -> None:
+    run_id = await start(store)
+    found, first = await loaded(store, run_id), await lease_one(store)
+    places = [("each", 0), ("each.x", 0), ("each.x", 1), ("each.x.y", 0), ("each-x", 0), ("eac", 0)]
+    jobs = [
+        replace(first.job, id=JobId(f"{run_id}:{step}[{item}]@1"), step_id=StepId(step), item=item)
+        for step, item in places
+    ]
+    now = await store.now()
+    timers = [Timer(TimerKind.STEP_TIMEOUT, each.step_id, each.item) for each in jobs]
+    sent = (*map(DispatchJob, jobs), *(SetTimer(timer, now) for timer in timers))
+    await store.commit(commit_of(found, replace(nothing(found), effects=sent)))
+
+    async def change(*effects: Effect) -> list[str]:
+        found = await loaded(store, run_id)
+        await store.commit(commit_of(found, replace(nothing(found), effects=effects)))
+        views = [await store.job(each.id) for each in jobs]
+        return [str(view and view.state) for view in views]
+
+    revoked = await change(RevokeJob(jobs[1].id), RevokeJob(JobId(f"{run_id}:none@1")))
+    assert revoked == ["ready", "revoked", *["ready"] * 4]
+    stopped = await change(StopStep(StepId("each")))
+    assert stopped == [*["revoked"] * 4, "ready", "ready"]
+    await store.fire_timers(limit=10)
+    inbox = (await loaded(store, run_id)).inbox
+    fired = [each.event.timer for each in inbox if isinstance(each.event, TimerFired)]
+    assert {timer.key for timer in fired} == {timer.key for timer in timers[4:]}
 
 
 async def test_a_dead_job_stays_dead_when_its_run_ends(store: Store) -> None:

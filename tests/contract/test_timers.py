@@ -23,7 +23,7 @@ from tests.contract.builders import (
 from tests.contract.harness import LONG_MS, Harness
 
 _STEP = StepId("step")
-_OTHER = StepId("step.inner")
+_OTHER = StepId("step-beside")
 _TIMEOUT = Timer(TimerKind.STEP_TIMEOUT, _STEP)
 
 

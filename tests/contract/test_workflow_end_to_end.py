@@ -25,6 +25,7 @@ from stanchion.core.workflow import (
     ApprovalSpec,
     DelaySpec,
     ForEachSpec,
+    ForEachWorkflowSpec,
     JobSpec,
     OnFailure,
     RetrySpec,
@@ -162,6 +163,33 @@ async def test_items_go_out_two_at_a_time_and_failed_ones_are_null(store: Store)
         {"each": ["even", None, "even", None, "even"]},
     )
     assert [failed.index for failed in run.step(StepId("each")).failures] == [1, 3]
+
+
+async def test_items_with_a_workflow_keep_their_steps_in_themselves(store: Store) -> None:
+    inner = workflow(
+        "inner",
+        a=JobSpec(topic=Topic("work"), input="${input.n}", timeout_s=60),
+        b=JobSpec(topic=Topic("work"), needs=(StepId("a"),), input="${steps.a.output}"),
+    )
+    spec = ForEachWorkflowSpec(
+        for_each="${input.items}", workflow=inner.id, input={"n": "${item}"}, parallel=2
+    )
+    plan = planned(workflow("two", each=spec), {inner.id: inner})
+    run_id = await start(store, plan, run_input={"items": [0, 1, 2]})
+    seen: list[tuple[str, int | None]] = []
+    while leased := await lease(store, max_jobs=10):
+        assert len(leased) <= 2
+        for each in leased:
+            seen.append((each.job.step_id, each.job.item))
+            assert isinstance(each.job.input, int)
+            await store.accept([result_of(each, each.job.input + 10)])
+            await _advance(store, plan, run_id)
+            items = await store.load_items(run_id, {StepId("each"): range(3)})
+            assert len(items) == 3
+    assert sorted(seen) == [(f"each.{step}", index) for step in "ab" for index in range(3)]
+    run = (await loaded(store, run_id)).run
+    assert run.output == {"each": [{"b": 20}, {"b": 21}, {"b": 22}]}
+    assert {*run.steps} == {"each"}
 
 
 async def test_a_cancel_ends_the_run_and_its_jobs_in_one_commit(store: Store) -> None:

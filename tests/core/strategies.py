@@ -5,16 +5,18 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from stanchion.core.events import Event, Started
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.model import Job, StepId, Topic, WorkflowId
+from stanchion.core.model import ItemKey, Job, StepId, Topic, WorkflowId
 from stanchion.core.retry import Exponential, Fixed, sample_from
 from stanchion.core.workflow import (
     ApprovalSpec,
     DelaySpec,
     ForEachSpec,
+    ForEachWorkflowSpec,
     JobSpec,
     OnDecisionTimeout,
     OnFailure,
@@ -26,6 +28,8 @@ from stanchion.core.workflow import (
 from tests.core.world import World, died, failed, succeeded
 
 CHILDREN = (WorkflowId("child"), WorkflowId("grandchild"))
+OF_ITEMS = (WorkflowId("item"), WorkflowId("inner"))
+"""Workflows that items may have: without approvals and for-each steps."""
 
 RETRIES = st.sampled_from(
     [
@@ -46,7 +50,14 @@ def families(
     grandchild = draw(_workflows(CHILDREN[1], (), timeouts=timeouts, steps_max=3))
     child = draw(_workflows(CHILDREN[0], CHILDREN[1:], timeouts=timeouts, steps_max=4))
     parent = draw(_workflows(WorkflowId("parent"), CHILDREN, timeouts=timeouts, steps_max=7))
-    return parent, {child.id: child, grandchild.id: grandchild}
+    inner = draw(_workflows(OF_ITEMS[1], (), timeouts=timeouts, steps_max=2, of_items=True))
+    item = draw(
+        _workflows(OF_ITEMS[0], OF_ITEMS[1:], timeouts=timeouts, steps_max=3, of_items=True)
+    )
+    if timeouts and draw(st.booleans()):
+        item = msgspec.structs.replace(item, timeout_s=4.0)
+    others = (child, grandchild, item, inner)
+    return parent, {each.id: each for each in others}
 
 
 @st.composite
@@ -57,13 +68,16 @@ def _workflows(
     *,
     timeouts: bool,
     steps_max: int,
+    of_items: bool = False,
 ) -> Workflow:
     specs: dict[StepId, StepSpec] = {}
     for number in range(draw(st.integers(1, steps_max))):
         needs = (
             draw(st.lists(st.sampled_from(list(specs)), unique=True, max_size=3)) if specs else []
         )
-        specs[StepId(f"s{number}")] = draw(_specs(tuple(needs), children, timeouts=timeouts))
+        specs[StepId(f"s{number}")] = draw(
+            _specs(tuple(needs), children, timeouts=timeouts, of_items=of_items)
+        )
     output: Any = draw(st.sampled_from([{"all": "${steps.s0.status}"}, "${steps.s0.output}", 7]))
     explicit: dict[str, Any] = {"output": output} if draw(st.booleans()) else {}
     return Workflow(id=workflow_id, steps=specs, **explicit)
@@ -76,6 +90,7 @@ def _specs(
     children: tuple[WorkflowId, ...],
     *,
     timeouts: bool,
+    of_items: bool,
 ) -> StepSpec:
     conditions = [None, None, None, "true", "input.flag", "size(input.list) > 1"]
     if needs:
@@ -88,7 +103,9 @@ def _specs(
     when = draw(st.sampled_from(conditions))
     timeout_s = draw(TIMEOUTS) if timeouts else None
     on_failure = draw(ON_FAILURE)
-    kinds = ["job", "job", "for_each", "approval", "delay", *(["sub"] if children else [])]
+    kinds = ["job", "job", "delay", *(["sub"] if children else [])]
+    if not of_items:
+        kinds += ["for_each", "for_each_workflow", "approval"]
     match draw(st.sampled_from(kinds)):
         case "job":
             sources = ["${input.flag}", *(f"${{steps.{need}.output}}" for need in needs[:1])]
@@ -113,6 +130,20 @@ def _specs(
                 topic=Topic("work"),
                 input={"value": "${item}", "at": "${index}"},
                 retry=draw(RETRIES),
+                timeout_s=timeout_s,
+            )
+        case "for_each_workflow":
+            lists = ["${input.list}", *(f"${{steps.{need}.output.list}}" for need in needs[:1])]
+            inputs: list[JsonValue] = [{"flag": "${index > 0}", "list": ["${item}"]}, "${input}"]
+            return ForEachWorkflowSpec(
+                needs=needs,
+                when=when,
+                on_failure=on_failure,
+                for_each=draw(st.sampled_from(lists)),
+                on_item_failure=draw(ON_FAILURE),
+                parallel=draw(st.sampled_from([None, None, 1, 2])),
+                workflow=OF_ITEMS[0],
+                input=draw(st.sampled_from(inputs)),
                 timeout_s=timeout_s,
             )
         case "approval":
@@ -205,7 +236,16 @@ def step_forward(world: World, chance: Random, seed: int, *, timeouts: bool) -> 
 
 
 def _can_replay(world: World, job: Job) -> bool:
-    return not world.run.status.is_finished and world.run.step(job.step_id).status.is_active
+    around = world.plan.item_steps.get(job.step_id)
+    if around is None:
+        return not world.run.status.is_finished and world.run.step(job.step_id).status.is_active
+    assert job.item is not None
+    item = world.items[ItemKey(around, job.item)]
+    return (
+        world.run.step(around).status.is_active
+        and item.status.is_active
+        and item.steps[job.step_id].status.is_active
+    )
 
 
 def drive(world: World, order: int, seed: int, *, timeouts: bool = False) -> None:

@@ -137,7 +137,7 @@ def test_an_item_that_is_tried_again_is_no_new_item() -> None:
     run = evolve(pending(given), first)
     event = succeeded("fan", item=7)
     # And the one that goes out instead of it.
-    assert items_to_read(run, [event]) == {StepId("fan"): [7, limits.FOR_EACH_PARALLEL_MAX]}
+    assert items_to_read(plan, run, [event]) == {StepId("fan"): [7, limits.FOR_EACH_PARALLEL_MAX]}
     assert decide(plan, run, event, NOW).ignored == (None,)
 
 

@@ -878,7 +878,7 @@ def test_each_item_costs_the_same_however_many_there_are(monkeypatch: pytest.Mon
     read = 0
     for done in range(total - 1):
         event = succeeded(out[done], 1)
-        wanted = items_to_read(run, [event])[A]
+        wanted = items_to_read(plan, run, [event])[A]
         read += len(wanted)
         view = replace(run, items={ItemKey(A, n): items[ItemKey(A, n)] for n in wanted})
         change = decide(plan, view, event, START)
@@ -1062,12 +1062,18 @@ def test_only_what_the_events_name_is_read_until_they_can_be_the_last() -> None:
     world = started(fan_out(), list=["x", "y", "z"])
     events = [AttemptSucceeded(job_id=JobId(f"r1:a[{i}]@1"), step_id=A, item=i) for i in range(3)]
     retry = TimerFired(timer=Timer(TimerKind.RETRY, A, 2, 1))
-    assert items_to_read(world.run, [events[1], events[1], Started()]) == {A: [1]}
-    assert items_to_read(world.run, [retry, events[0]]) == {A: [0, 2]}
-    assert items_to_read(world.run, events) == {A: range(3)}
-    assert items_to_read(world.run, [TimerFired(timer=Timer(TimerKind.RETRY, A, None, 1))]) == {}
-    assert items_to_read(world.run, [TimerFired(timer=Timer(TimerKind.RETRY, None, 1, 1))]) == {}
-    assert items_to_read(pending_run(world.plan), events) == {}
+    assert items_to_read(world.plan, world.run, [events[1], events[1], Started()]) == {A: [1]}
+    assert items_to_read(world.plan, world.run, [retry, events[0]]) == {A: [0, 2]}
+    assert items_to_read(world.plan, world.run, events) == {A: range(3)}
+    assert (
+        items_to_read(world.plan, world.run, [TimerFired(timer=Timer(TimerKind.RETRY, A, None, 1))])
+        == {}
+    )
+    assert (
+        items_to_read(world.plan, world.run, [TimerFired(timer=Timer(TimerKind.RETRY, None, 1, 1))])
+        == {}
+    )
+    assert items_to_read(world.plan, pending_run(world.plan), events) == {}
 
 
 def test_several_events_make_one_transition() -> None:

@@ -95,7 +95,10 @@ def test_attempts_never_exceed_what_the_workflow_allows(
     for entry in world.timeline:
         if entry.what == "job_dispatched":
             assert entry.step is not None
-            spec = world.plan.steps[entry.step].spec
+            around = world.plan.item_steps.get(entry.step)
+            plan = world.plan if around is None else world.plan.steps[around].item_plan
+            assert plan is not None
+            spec = plan.steps[entry.step].spec
             assert isinstance(spec, JobSpec | ForEachSpec)
             assert entry.attempt is not None
             assert 1 <= entry.attempt <= spec.retry.max_attempts

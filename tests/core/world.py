@@ -47,6 +47,7 @@ from stanchion.core.transition import (
     CloseApproval,
     DispatchJob,
     OpenApproval,
+    RevokeJob,
     SetTimer,
     StopRun,
     StopStep,
@@ -101,7 +102,7 @@ class World:
 
     def feed(self, *events: Event) -> Transition:
         """Let events happen, as one transition."""
-        wanted = items_to_read(self.run, events)
+        wanted = items_to_read(self.plan, self.run, events)
         view = msgspec.structs.replace(
             self.run,
             items=self.run.items  # of a rerun that has not started: those that it keeps
@@ -186,7 +187,7 @@ class World:
 
     # ── What a store does ────────────────────────────────────────────────────────────────────────
 
-    def _perform(self, transition: Transition) -> None:  # noqa: C901 - one case for each effect
+    def _perform(self, transition: Transition) -> None:  # noqa: C901, PLR0912 - one case for each effect
         for event in self.history[-len(transition.ignored) :]:
             if isinstance(event, AttemptSucceeded | AttemptFailed):
                 self.jobs.pop(event.job_id, None)
@@ -210,10 +211,17 @@ class World:
                     self.approvals[approval.step_id] = approval
                 case CloseApproval(step_id=step_id):
                     del self.approvals[step_id]
-                case StopStep(step_id=step_id):
-                    self.approvals.pop(step_id, None)
-                    self.jobs = {i: j for i, j in self.jobs.items() if j.step_id != step_id}
-                    self.timers = {t: d for t, d in self.timers.items() if t.step_id != step_id}
+                case StopStep(step_id=step_id, inside=inside):
+                    gone = {
+                        each
+                        for each in (*self.plan.steps, *self.plan.item_steps)
+                        if each == step_id or each.startswith(inside)
+                    }
+                    self.approvals = {s: a for s, a in self.approvals.items() if s not in gone}
+                    self.jobs = {i: j for i, j in self.jobs.items() if j.step_id not in gone}
+                    self.timers = {t: d for t, d in self.timers.items() if t.step_id not in gone}
+                case RevokeJob(job_id=job_id):
+                    self.jobs.pop(job_id, None)
                 case StopRun():
                     self.approvals.clear()
                     self.jobs.clear()

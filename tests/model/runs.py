@@ -99,7 +99,9 @@ class Advance(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True
             )
         run, inbox = found.run, found.inbox
         events = [*(entry.event for entry in inbox), *_event(self.also)]
-        items = await world.model.load_items(run_id, items_to_read(run, events))
+        items = await world.model.load_items(
+            run_id, items_to_read(PLANS[run.workflow_id], run, events)
+        )
         now = world.instant(past=self.past)
         transition = decide_all(PLANS[run.workflow_id], replace(run, items=items), events, now)
         return Commit(

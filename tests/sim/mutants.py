@@ -22,6 +22,7 @@ from stanchion.adapters.store.memory.state import Account, MemoryState
 from stanchion.core import lease, rerun
 from stanchion.core import why as why_module
 from stanchion.core.admission import Admitted, Verdict
+from stanchion.core.draft import Draft, ItemDraft
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import (
     AcquireDecision,
@@ -503,6 +504,11 @@ ALL: Final = (
         name="jitter-out-of-bounds",
         says="retry delays are outside their window",
         bus_port=_WildRetries,
+    ),
+    Mutant(
+        name="item-stops-others",
+        says="a step of an item that ran out of time revokes the jobs of all items",
+        applied=_patched(ItemDraft, "stop", Draft.stop),
     ),
     Mutant(
         name="rerun-loses-output",

@@ -22,6 +22,9 @@ from stanchion.core.model import (
     Item,
     ItemFailure,
     ItemKey,
+    OnDelay,
+    OnJob,
+    OnRetry,
     Run,
     RunStatus,
     Step,
@@ -32,6 +35,7 @@ from stanchion.core.transition import (
     ClearTimer,
     Effect,
     Ignored,
+    RevokeJob,
     SetTimer,
     StopRun,
     StopStep,
@@ -40,13 +44,13 @@ from stanchion.core.transition import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from stanchion.core.expression import Expression, Template
     from stanchion.core.json_value import JsonObject, JsonValue
     from stanchion.core.plan import Plan, PlannedStep
 
-__all__ = ["DecisionTooLong", "Draft", "size_of", "status_inside"]
+__all__ = ["DecisionTooLong", "Draft", "ItemDraft", "size_of", "status_inside"]
 
 
 def size_of(output: JsonValue) -> int:
@@ -96,11 +100,36 @@ class DecisionTooLong(Exception):
     """The decision exceeds ``work_max``. The caller may decide again with a higher limit."""
 
 
+class _Decision:
+    """What all drafts of one decision share."""
+
+    def __init__(self, work_max: int | None) -> None:
+        self.effects: list[Effect] = []
+        self.timeline: list[TimelineEntry] = []
+        self.work_left = limits.EVENT_WORK_MAX
+        """Of the event, in the units of ``EvaluationBudget``."""
+        self.work_done = 0
+        self.work_max = float("inf") if work_max is None else work_max
+
+
 class Draft:
     """The working copy of one decision: reads fall through to the run, writes stay here."""
 
-    def __init__(self, plan: Plan, run: Run, now: Instant, *, work_max: int | None = None) -> None:
-        """Start without changes.
+    root: StepId | None = None
+    """The parent of the outermost steps: ``None``, or in an item its for-each step."""
+    index: int | None = None
+    """In an item, its index."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        run: Run,
+        now: Instant,
+        *,
+        work_max: int | None = None,
+        decision: _Decision | None = None,
+    ) -> None:
+        """Start without changes, as a decision of its own unless one is given.
 
         ``work_max`` limits the work of this decision, in the units of ``EvaluationBudget``: beyond
         it, methods that evaluate raise ``DecisionTooLong``.
@@ -117,12 +146,10 @@ class Draft:
         """Steps that just ended or became reachable, and whose consequences are not applied yet."""
         self._steps: dict[StepId, Step] = {}
         self._items: dict[ItemKey, Item] = {}
-        self._effects: list[Effect] = []
-        self._timeline: list[TimelineEntry] = []
+        self._decision = _Decision(work_max) if decision is None else decision
+        self._effects = self._decision.effects
+        self._timeline = self._decision.timeline
         self._inputs: dict[StepId | None, JsonObject] = {None: run.input}
-        self._work_left = limits.EVENT_WORK_MAX
-        self._work_done = 0
-        self._work_max = float("inf") if work_max is None else work_max
         self._outputs_weight: int | None = None
         """The sum of ``_weight`` over all steps. ``None`` until ``_excess`` first needs it."""
 
@@ -130,12 +157,17 @@ class Draft:
     def is_large(self) -> bool:
         """Whether the decision is so large that further events should wait for the next one."""
         changes = max(len(self._effects), len(self._items))
-        return self._work_done >= limits.EVENT_WORK_MAX or changes >= limits.RUN_ITEMS_MAX
+        return self._decision.work_done >= limits.EVENT_WORK_MAX or changes >= limits.RUN_ITEMS_MAX
+
+    @property
+    def work_left(self) -> int:
+        """The work that is left to the current event."""
+        return self._decision.work_left
 
     def begin_event(self, actor: str) -> None:
         """Begin the next event of the batch. Each event has the full work limit."""
         self.actor = actor
-        self._work_left = limits.EVENT_WORK_MAX
+        self._decision.work_left = limits.EVENT_WORK_MAX
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
@@ -144,14 +176,26 @@ class Draft:
         changed = self._steps.get(step_id)
         return self.run.step(step_id) if changed is None else changed
 
-    def every_step(self) -> Iterator[Step]:
-        """The current state of every step that has left its initial state."""
-        return iter((self.run.steps | self._steps).values())
+    def steps_so_far(self) -> Iterable[tuple[StepId, Step]]:
+        """Every step that has left its initial state, with its current state."""
+        return (self.run.steps | self._steps).items()
 
     def item(self, key: ItemKey) -> Item:
         """The current state of the item. It must be one that ``items_to_read`` returned."""
         changed = self._items.get(key)
         return self.run.items[key] if changed is None else changed
+
+    def of_item(self, step: PlannedStep, index: int, item: Item) -> ItemDraft:
+        """A working copy of one item of a for-each with a workflow."""
+        assert step.item_plan is not None
+        draft = ItemDraft(step.item_plan, self.run, self.now, decision=self._decision)
+        draft.enter(step.id, index, item)
+        draft.actor = self.actor
+        return draft
+
+    def has_item(self, key: ItemKey) -> bool:
+        """Whether the state of the item is known to this decision."""
+        return key in self._items or key in self.run.items
 
     def evaluate(self, step: PlannedStep, expression: Expression | Template) -> JsonValue:
         """Evaluate an expression or a template of a step, in the scope of that step."""
@@ -179,11 +223,12 @@ class Draft:
                 for name in expression.references
                 if name in visible
             }
+        decision = self._decision
         if budget is None:
-            budget = EvaluationBudget(work=min(WORK_MAX, self._work_left))
+            budget = EvaluationBudget(work=min(WORK_MAX, decision.work_left))
         else:
-            budget.work_left = min(budget.work_left, self._work_left)
-        here = min(budget.work_left, self._work_max - self._work_done)
+            budget.work_left = min(budget.work_left, decision.work_left)
+        here = min(budget.work_left, decision.work_max - decision.work_done)
         cut = budget.work_left - int(here)
         budget.work_left -= cut
         before = budget.work_left
@@ -196,20 +241,20 @@ class Draft:
         finally:
             done = before - max(0, budget.work_left)
             budget.work_left += cut
-            self._work_left -= done
-            self._work_done += done
+            decision.work_left -= done
+            decision.work_done += done
 
     def spend(self, units: int) -> None:
         """Charge work other than expressions to the event. Raises ``BudgetSpent``."""
-        if units > self._work_left:
+        if units > self._decision.work_left:
             raise BudgetSpent("too much work: one event sets off too many checks of large inputs")
-        self._work_left -= units
+        self._decision.work_left -= units
         self.count_work(units)
 
     def count_work(self, units: int) -> None:
         """Charge work to the decision but not to the event. Raises ``DecisionTooLong``."""
-        self._work_done += units
-        if self._work_done > self._work_max:
+        self._decision.work_done += units
+        if self._decision.work_done > self._decision.work_max:
             raise DecisionTooLong
 
     def scope_input(self, parent: StepId | None) -> JsonObject:
@@ -273,7 +318,11 @@ class Draft:
         """Put a step into its first active state, and set the timer of its time limit."""
         self.put(step.id, msgspec.structs.replace(state, started_at=self.now))
         if step.timeout_s is not None:
-            self.then(SetTimer(_timeout_of(step.id), self.after(step.timeout_s)))
+            self.then(SetTimer(self.timeout_of(step.id), self.after(step.timeout_s)))
+
+    def timeout_of(self, step_id: StepId) -> Timer:
+        """The timer of the step's time limit."""
+        return Timer(TimerKind.STEP_TIMEOUT, step_id, self.index)
 
     def end(
         self,
@@ -290,7 +339,7 @@ class Draft:
         A step whose output exceeds the size left for the run fails, and is not retried.
         """
         if self.step(step.id).status.is_active and step.timeout_s is not None:
-            self.then(ClearTimer(_timeout_of(step.id)))
+            self.then(ClearTimer(self.timeout_of(step.id)))
         output_bytes = 0 if output is None else size_of(output)
         if failures:
             output_bytes += len(msgspec.json.encode(failures))
@@ -303,7 +352,7 @@ class Draft:
     def _excess(self, step_id: StepId, output_bytes: int) -> Failure | None:
         """The failure of the step if its output exceeds the size left for the run."""
         if self._outputs_weight is None:
-            self._outputs_weight = sum(map(_weight, self.every_step()))
+            self._outputs_weight = sum(_weight(step) for _, step in self.steps_so_far())
         # The size as a JSON list: a comma or a bracket after each output, one bracket before them.
         size = self._outputs_weight + output_bytes + 2
         if size <= limits.RUN_OUTPUT_BYTES_MAX:
@@ -316,8 +365,12 @@ class Draft:
 
     def abandon(self, step: PlannedStep, status: StepStatus, error: Failure) -> None:
         """End a step that may have open jobs: revoke them and clear its timers."""
-        self.then(StopStep(step.id))
+        self.stop(step.id)
         self._end(step, status, error=error)
+
+    def stop(self, step_id: StepId) -> None:
+        """Revoke the open jobs of a step that is about to end, and clear its timers."""
+        self.then(StopStep(step_id))
 
     def _end(
         self,
@@ -341,7 +394,7 @@ class Draft:
             before = self.step(child.id).status
             if not before.is_finished:
                 if before.is_active:
-                    self.then(StopStep(child.id))
+                    self.stop(child.id)
                 self._close(child.id, status_inside(status, before))
             if child.body is not None:
                 inside.extend(child.body.steps)
@@ -372,6 +425,14 @@ class Draft:
         self, status: RunStatus, *, output: JsonValue = None, error: Failure | None = None
     ) -> None:
         """End the run: close every unfinished step, revoke all jobs, clear all timers."""
+        self.close_all(status, output=output, error=error)
+        self.then(StopRun())
+        self.note(f"run_{status}", detail=None if error is None else error.message)
+
+    def close_all(
+        self, status: RunStatus, *, output: JsonValue = None, error: Failure | None = None
+    ) -> None:
+        """Set the status and result, and close every unfinished step."""
         for step_id in self.plan.steps:
             before = self.step(step_id).status
             if not before.is_finished:
@@ -381,8 +442,6 @@ class Draft:
         self.output = output
         self.error = error
         self.finished_at = self.now
-        self.then(StopRun())
-        self.note(f"run_{status}", detail=None if error is None else error.message)
 
     def transition(self, ignored: tuple[Ignored | None, ...]) -> Transition:
         """The changes as a transition."""
@@ -404,8 +463,106 @@ class Draft:
         )
 
 
-def _timeout_of(step_id: StepId) -> Timer:
-    return Timer(TimerKind.STEP_TIMEOUT, step_id)
+class ItemDraft(Draft):
+    """The working copy of one item of a for-each with a workflow, inside that of its run.
+
+    Its steps are those of the item. Effects, timeline and work are those of the run's decision.
+    """
+
+    _item: Item
+
+    def enter(self, step_id: StepId, index: int, item: Item) -> None:
+        """Begin with the item as it was read."""
+        self.root = step_id
+        self.index = index
+        self.status = RunStatus.RUNNING
+        self.output = self.error = self.finished_at = None
+        self._item = item
+        assert isinstance(item.input, dict), "checked when the item began"
+        self._inputs = {step_id: item.input}
+
+    def step(self, step_id: StepId) -> Step:
+        """The current state of the step of this item."""
+        return self._steps.get(step_id) or self._item.steps.get(step_id) or _UNTOUCHED
+
+    def steps_so_far(self) -> Iterable[tuple[StepId, Step]]:
+        """Every step of this item that has left its initial state, with its current state."""
+        return (self._item.steps | self._steps).items()
+
+    def note(
+        self,
+        what: str,
+        step_id: StepId | None = None,
+        *,
+        item: int | None = None,
+        attempt: int | None = None,
+        detail: str | None = None,
+    ) -> None:
+        """Add an entry about this item to the timeline."""
+        del item
+        super().note(what, step_id, item=self.index, attempt=attempt, detail=detail)
+
+    def stop(self, step_id: StepId) -> None:
+        """Revoke the open job of a step of this item only, and clear its timers."""
+        state = self.step(step_id)
+        if self.plan.steps[step_id].timeout_s is not None:
+            self.then(ClearTimer(self.timeout_of(step_id)))
+        match state.wait:
+            case OnJob(job_id):
+                self.then(RevokeJob(job_id))
+            case OnRetry():
+                self.then(ClearTimer(Timer(TimerKind.RETRY, step_id, self.index, state.attempt)))
+            case OnDelay():
+                self.then(ClearTimer(Timer(TimerKind.DELAY, step_id, self.index)))
+            case _:
+                pass
+
+    def finish(
+        self, status: RunStatus, *, output: JsonValue = None, error: Failure | None = None
+    ) -> None:
+        """End the item: close every unfinished step, revoke their jobs, clear their timers."""
+        for step_id in self.plan.steps:
+            if self.step(step_id).status.is_active:
+                self.stop(step_id)
+        self.close_all(status, output=output, error=error)
+        super().note(
+            f"item_{status}",
+            self.root,
+            item=self.index,
+            detail=None if error is None else error.message,
+        )
+
+    def changed_item(self) -> Item:
+        """The item after the decision."""
+        status = StepStatus(self.status)
+        steps = self._item.steps | self._steps
+        if not status.is_finished:
+            return msgspec.structs.replace(self._item, status=status, attempt=1, steps=steps)
+        return msgspec.structs.replace(
+            self._item,
+            status=status,
+            attempt=1,
+            output=self.output,
+            error=self.error,
+            input=msgspec.UNSET,
+            steps={
+                step_id: msgspec.structs.replace(step, output=None, output_bytes=0)
+                for step_id, step in steps.items()
+            },
+        )
+
+    def _excess(self, step_id: StepId, output_bytes: int) -> Failure | None:
+        size = sum(_weight(step) for _, step in self.steps_so_far()) + output_bytes + 2
+        if size <= limits.ITEM_OUTPUT_BYTES_MAX:
+            return None
+        message = (
+            f"the outputs of the item's steps together would be {size} bytes;"
+            f" at most {limits.ITEM_OUTPUT_BYTES_MAX} are allowed"
+        )
+        return Failure("output_too_large", message, step_id)
+
+
+_UNTOUCHED: Final = Step()
 
 
 def status_inside(around: StepStatus, before: StepStatus) -> StepStatus:

@@ -41,6 +41,8 @@ class TimerKind(StrEnum):
     DELAY = "delay"
     RETRY = "retry"
     DECISION = "decision"
+    ITEMS = "items"
+    """More items of a for-each with a workflow may begin."""
 
 
 class Timer(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -26,10 +26,12 @@ from stanchion.core.model import (
     StepId,
     StepStatus,
 )
+from stanchion.core.steps import foreach
 from stanchion.core.workflow import (
     ApprovalSpec,
     DelaySpec,
     ForEachSpec,
+    ForEachWorkflowSpec,
     JobSpec,
     SubworkflowSpec,
 )
@@ -44,6 +46,7 @@ __all__ = ["of_run", "of_slots", "of_transition", "of_work"]
 _WAITS: dict[type[object], tuple[type[object], ...]] = {
     JobSpec: (OnJob, OnRetry, OnReplay),
     ForEachSpec: (OnItems,),
+    ForEachWorkflowSpec: (OnItems,),
     ApprovalSpec: (OnDecision,),
     DelaySpec: (OnDelay,),
     SubworkflowSpec: (OnChildren,),
@@ -114,9 +117,12 @@ def of_work(
         _expect(step_id, None, state.attempt, state.wait, jobs, clocks)
         if step.timeout_s is not None:
             clocks.add(Timer(TimerKind.STEP_TIMEOUT, step_id))
+        if step.item_plan is not None and state.items and foreach.is_short(step, state.items):
+            clocks.add(foreach.more_items(step))
     for key, item in items:
         if key.step_id in active:
             _expect(key.step_id, key.item, item.attempt, item.wait, jobs, clocks)
+            _expect_inside(plan.steps[key.step_id], key.item, item, jobs, clocks)
     if run.status is not RunStatus.PENDING and not run.status.is_finished:
         clocks.add(Timer(TimerKind.RUN_TIMEOUT))
     return [
@@ -133,6 +139,21 @@ def of_slots(*, counted: int, runs: Iterable[Run]) -> list[str]:
     return [] if counted == active else [f"{counted} slots are held for {active} unfinished runs"]
 
 
+def _expect_inside(
+    step: PlannedStep, index: int, item: Item, jobs: set[JobId], timers: set[Timer]
+) -> None:
+    """What the steps of an item with a workflow wait for."""
+    if step.item_plan is None or not item.status.is_active:
+        return
+    if step.item_timeout_s is not None:
+        timers.add(Timer(TimerKind.STEP_TIMEOUT, step.id, index))
+    for step_id, state in item.steps.items():
+        if state.status.is_active:
+            _expect(step_id, index, state.attempt, state.wait, jobs, timers)
+            if step.item_plan.steps[step_id].timeout_s is not None:
+                timers.add(Timer(TimerKind.STEP_TIMEOUT, step_id, index))
+
+
 def _expect(
     step_id: StepId,
     item: int | None,
@@ -147,7 +168,7 @@ def _expect(
         case OnRetry():
             timers.add(Timer(TimerKind.RETRY, step_id, item, attempt))
         case OnDelay():
-            timers.add(Timer(TimerKind.DELAY, step_id))
+            timers.add(Timer(TimerKind.DELAY, step_id, item))
         case OnDecision(due=due) if due is not None:
             timers.add(Timer(TimerKind.DECISION, step_id, item))
         case _:
@@ -186,14 +207,34 @@ def _of_items(run: Run, step: PlannedStep, state: Step) -> Iterable[str]:
         yield f"has impossible item counts {counts}"
     if state.status.is_active and counts.unfinished == 0:
         yield "has no item left to wait for"
-    assert isinstance(step.spec, ForEachSpec)
+    spec = step.spec
+    assert isinstance(spec, ForEachSpec | ForEachWorkflowSpec)
     out = counts.unfinished - counts.pending
-    at_once = step.spec.at_once
-    if state.status.is_active and (out > at_once or (counts.pending and out < at_once)):
+    at_once = spec.at_once
+    # Fewer items with a workflow may be out: a timer begins the next ones.
+    too_few = counts.pending and out < at_once and isinstance(spec, ForEachSpec)
+    if state.status.is_active and (out > at_once or too_few):
         yield f"has {out} items out and {counts.pending} pending; {at_once} may be out"
     for key, item in run.items.items():
-        if key.step_id == step.id and item.attempt > step.spec.retry.max_attempts:
-            yield f"has item {key.item} in attempt {item.attempt}"
+        if key.step_id == step.id:
+            yield from _of_item(step, key.item, item)
+
+
+def _of_item(step: PlannedStep, index: int, item: Item) -> Iterable[str]:
+    if isinstance(step.spec, ForEachSpec) and item.attempt > step.spec.retry.max_attempts:
+        yield f"has item {index} in attempt {item.attempt}"
+    if step.item_plan is None:
+        return
+    for step_id, state in item.steps.items():
+        inner = step.item_plan.steps[step_id]
+        if state.status.is_active and not item.status.is_active:
+            yield f"has '{step_id}' active in item {index}, which is {item.status}"
+        if state.status.is_active is (state.wait is None):
+            yield f"has '{step_id}' {state.status} in item {index}, waiting for {state.wait}"
+        if isinstance(inner.spec, JobSpec) and state.attempt > inner.spec.retry.max_attempts:
+            yield f"has '{step_id}' of item {index} in attempt {state.attempt}"
+    if item.status.is_active and not any(each.status.is_active for each in item.steps.values()):
+        yield f"has item {index} {item.status}, which waits for nothing"
 
 
 def _could_begin(run: Run, step: PlannedStep) -> bool:

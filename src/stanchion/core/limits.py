@@ -29,6 +29,7 @@ __all__ = [
     "ID_CHARS_MAX",
     "INPUT_BYTES_MAX",
     "ITEM_FAILURES_MAX",
+    "ITEM_OUTPUT_BYTES_MAX",
     "JSON_DEPTH_MAX",
     "LABELS_MAX",
     "LABEL_CHARS_MAX",
@@ -82,8 +83,12 @@ FOR_EACH_INPUT_SIZE_MAX: Final = 16 * 1024 * 1024
 FOR_EACH_WORK_PER_ITEM: Final = 100
 """Work per item that the input expressions of a for-each may take, if that exceeds the default."""
 RUN_ITEMS_MAX: Final = 20_000
-"""Items of all for-each steps of a run together. Items that start together are written in one
-transaction, which blocks all other writes."""
+"""Items of all for-each steps of a run together; an item with a workflow counts once for each of
+its steps. Items that start together are written in one transaction, which blocks all other
+writes."""
+ITEM_OUTPUT_BYTES_MAX: Final = 1024 * 1024
+"""The outputs of all steps of an item with a workflow together: loading the item loads all of
+them."""
 RUN_OUTPUT_BYTES_MAX: Final = 8 * 1024 * 1024
 """The outputs of all steps of a run together: loading a run loads all of them."""
 EVENT_WORK_MAX: Final = 1_500_000

@@ -51,6 +51,7 @@ __all__ = [
     "WorkflowId",
     "WorkflowSource",
     "bits_of",
+    "for_each_of",
     "job_id",
     "make_run_id",
     "place_of",
@@ -317,7 +318,12 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     output: JsonValue = None
     error: Failure | None = None
     input: JsonValue | msgspec.UnsetType = msgspec.UNSET
-    """What its jobs get, from the start of a step with ``parallel`` to the end of the item."""
+    """What its jobs get, from the start of a step with ``parallel`` to the end of the item.
+
+    With a workflow, the input of that workflow.
+    """
+    steps: dict[StepId, Step] = {}
+    """With a workflow: its steps. Once the item has ended they have no outputs any more."""
 
 
 class ItemKey(NamedTuple):
@@ -429,6 +435,16 @@ def job_id(run_id: RunId, step_id: StepId, item: int | None, attempt: int) -> Jo
     """Build the id of an attempt."""
     place = step_id if item is None else f"{step_id}[{item}]"
     return JobId(f"{run_id}:{place}@{attempt}")
+
+
+def for_each_of(run: Run, step_id: StepId) -> StepId:
+    """The for-each step whose items have this step; the step itself if there is none around it."""
+    around, dot, _ = step_id.rpartition(".")
+    while dot:
+        if run.step(StepId(around)).items is not None:
+            return StepId(around)
+        around, dot, _ = around.rpartition(".")
+    return step_id
 
 
 class JobPlace(NamedTuple):

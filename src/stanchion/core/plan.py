@@ -1,7 +1,8 @@
 """Plans: workflows that are linked and compiled.
 
 ``link`` expands every sub-workflow into namespaced steps (``publish.render``), builds the
-dependency graph in both directions, and compiles every expression once. A run is planned with the
+dependency graph in both directions, and compiles every expression once. The workflow of a for-each
+becomes a plan of its own, which every item follows. A run is planned with the
 newest version of each workflow when it starts, and keeps these versions.
 
 Where a tenant's own workflow names another one, that is its own or, if it has none, the shared one.
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from types import MappingProxyType
+from typing import Final, assert_never
 
 import msgspec
 
@@ -42,6 +44,7 @@ from stanchion.core.workflow import (
     ApprovalSpec,
     DelaySpec,
     ForEachSpec,
+    ForEachWorkflowSpec,
     JobSpec,
     OnFailure,
     StepSpec,
@@ -76,6 +79,10 @@ class PlannedStep:
     """For an approval: what the data of a decision must look like."""
     body: Body | None = None
     """For a sub-workflow step: the inner workflow."""
+    item_plan: Plan | None = None
+    """For a for-each with a workflow: the plan of each item."""
+    item_timeout_s: float | None = None
+    """For a for-each with a workflow: the time limit of each item."""
 
     def is_satisfied_by(self, status: StepStatus) -> bool:
         """Whether steps that need this one may begin when it has ended with this status.
@@ -111,6 +118,8 @@ class Plan:
     """The strictest risk class of its workflows."""
     lock_policy: LeaseOverride | None
     timeout_s: float
+    item_steps: Mapping[StepId, StepId] = field(default_factory=dict)
+    """The steps of item plans, each with the for-each step that has it."""
 
 
 def link(
@@ -128,10 +137,10 @@ def link(
     name = workflow.id if source is WorkflowSource.OWN else shared_name(workflow.id)
     linking = _Linking({**others, name: workflow})
     body = linking.unfold(workflow, parent=None, trail=(name,))
-    if len(linking.steps) > limits.PLAN_STEPS_MAX:
+    if linking.count > limits.PLAN_STEPS_MAX:
         linking.fault(
             "steps",
-            f"{len(linking.steps)} steps with all sub-workflows unfolded;"
+            f"{linking.count} steps with all sub-workflows unfolded;"
             f" at most {limits.PLAN_STEPS_MAX} are allowed",
         )
     if linking.tokens > limits.PLAN_TOKENS_MAX:
@@ -149,6 +158,7 @@ def link(
         risk=max(linking.risks, key=lambda risk: risk.rank),
         lock_policy=workflow.lock_policy,
         timeout_s=workflow.timeout_s or RUN_TIMEOUT_S_DEFAULT,
+        item_steps=linking.item_steps,
     )
 
 
@@ -192,7 +202,9 @@ def child_name(
 def subworkflows(workflow: Workflow) -> frozenset[WorkflowId]:
     """The workflows that this one names directly."""
     return frozenset(
-        spec.workflow for spec in workflow.steps.values() if isinstance(spec, SubworkflowSpec)
+        spec.workflow
+        for spec in workflow.steps.values()
+        if isinstance(spec, SubworkflowSpec | ForEachWorkflowSpec)
     )
 
 
@@ -204,6 +216,14 @@ class _Linking:
     tokens: int = 0
     """Tokens of all expressions so far: what compiling them costs."""
     faults: list[Fault] = field(default_factory=list)
+    item_steps: dict[StepId, StepId] = field(default_factory=dict)
+    around: PlannedStep | None = None
+    """The for-each step, while the plan of its items is linked."""
+
+    @property
+    def count(self) -> int:
+        """The number of steps so far, those of items included."""
+        return len(self.steps) + len(self.item_steps)
 
     def fault(self, path: str, message: str) -> None:
         self.faults.append(Fault(path, message))
@@ -238,7 +258,13 @@ class _Linking:
                 max_deliveries=max_deliveries,
             )
             self.steps[planned.id] = planned
-            if isinstance(spec, SubworkflowSpec):
+            if self.around is not None and isinstance(spec, _NOT_IN_ITEMS):
+                self.fault(
+                    f"steps.{self.around.id}.workflow",
+                    f"workflow '{workflow.id}' has {_NOUNS[type(spec)]}, '{local}':"
+                    " there can be none inside a for_each",
+                )
+            elif isinstance(spec, SubworkflowSpec | ForEachWorkflowSpec):
                 self._unfold_below(planned, spec, trail)
         return Body(
             steps=tuple(ids.values()),
@@ -251,7 +277,10 @@ class _Linking:
         )
 
     def _unfold_below(
-        self, planned: PlannedStep, spec: SubworkflowSpec, trail: tuple[WorkflowId, ...]
+        self,
+        planned: PlannedStep,
+        spec: SubworkflowSpec | ForEachWorkflowSpec,
+        trail: tuple[WorkflowId, ...],
     ) -> None:
         path = f"steps.{planned.id}.workflow"
         name = child_name(spec.workflow, within=trail[-1], known=self.others)
@@ -267,8 +296,11 @@ class _Linking:
                 path,
                 f"sub-workflows are nested deeper than {limits.SUBWORKFLOW_DEPTH_MAX} levels",
             )
-        elif len(self.steps) <= limits.PLAN_STEPS_MAX:
-            # Stop expanding at the limit: five levels of 200 steps would take too long.
+        elif self.count > limits.PLAN_STEPS_MAX:
+            pass  # Stop expanding at the limit: five levels of 200 steps would take too long.
+        elif isinstance(spec, ForEachWorkflowSpec):
+            self._plan_items(planned, child, (*trail, name))
+        else:
             body = self.unfold(
                 child,
                 parent=planned.id,
@@ -278,13 +310,45 @@ class _Linking:
             timeout_s = spec.timeout_s or child.timeout_s
             self.steps[planned.id] = replace(planned, body=body, timeout_s=timeout_s)
 
+    def _plan_items(
+        self, planned: PlannedStep, child: Workflow, trail: tuple[WorkflowId, ...]
+    ) -> None:
+        """Link the workflow of a for-each's items apart: each item has its steps for itself."""
+        inside = _Linking(self.others, tokens=self.tokens, around=planned)
+        body = inside.unfold(
+            child, parent=planned.id, trail=trail, max_deliveries=planned.max_deliveries
+        )
+        self.faults += inside.faults
+        self.tokens = inside.tokens
+        self.risks += inside.risks
+        self.item_steps |= dict.fromkeys(inside.steps, planned.id)
+        plan = Plan(
+            workflow_id=child.id,
+            steps=inside.steps,
+            body=body,
+            risk=child.risk,
+            lock_policy=None,
+            timeout_s=RUN_TIMEOUT_S_DEFAULT,
+        )
+        self.steps[planned.id] = replace(planned, item_plan=plan, item_timeout_s=child.timeout_s)
+
+
+_NOT_IN_ITEMS: Final = (ApprovalSpec, ForEachSpec, ForEachWorkflowSpec)
+_NOUNS: Final[Mapping[type[object], str]] = MappingProxyType(
+    {
+        ApprovalSpec: "an approval step",
+        ForEachSpec: "a for_each step",
+        ForEachWorkflowSpec: "a for_each step",
+    }
+)
+
 
 def _tokens(spec: StepSpec) -> int:
     total = 0 if spec.when is None else tokens_in(spec.when)
     match spec:
         case JobSpec() | SubworkflowSpec():
             return total + template_tokens(spec.input)
-        case ForEachSpec():
+        case ForEachSpec() | ForEachWorkflowSpec():
             return total + template_tokens(spec.input) + template_tokens(spec.for_each)
         case ApprovalSpec():
             return total + template_tokens(spec.message)
@@ -316,7 +380,7 @@ def _planned(
         case JobSpec() | SubworkflowSpec():
             template = compile_template(spec.input, names=_SCOPE)
             timeout_s = spec.timeout_s
-        case ForEachSpec():
+        case ForEachSpec() | ForEachWorkflowSpec():
             template = compile_template(spec.input, names=_ITEM_SCOPE)
             items = compile_template(spec.for_each, names=_SCOPE)
             timeout_s = spec.timeout_s

@@ -45,10 +45,25 @@ from stanchion.core.events import (
 from stanchion.core.expression import ExpressionError
 from stanchion.core.model import Failure, Instant, Run, RunStatus, Step, StepId, StepStatus
 from stanchion.core.steps import approval, delay, foreach, job, subworkflow
-from stanchion.core.transition import Ignored, SetTimer, StopRun, StopStep, Transition
-from stanchion.core.workflow import ApprovalSpec, DelaySpec, ForEachSpec, JobSpec, SubworkflowSpec
+from stanchion.core.transition import (
+    Ignored,
+    RevokeJob,
+    SetTimer,
+    StopRun,
+    StopStep,
+    Transition,
+)
+from stanchion.core.workflow import (
+    ApprovalSpec,
+    DelaySpec,
+    ForEachSpec,
+    ForEachWorkflowSpec,
+    JobSpec,
+    SubworkflowSpec,
+)
 
 if TYPE_CHECKING:
+    from stanchion.core.draft import ItemDraft
     from stanchion.core.json_value import JsonValue
     from stanchion.core.plan import Body, Plan, PlannedStep
 
@@ -87,7 +102,7 @@ def decide_all(
     return draft.transition(tuple(ignored))
 
 
-def items_to_read(run: Run, events: Iterable[Event]) -> Mapping[StepId, Sequence[int]]:
+def items_to_read(plan: Plan, run: Run, events: Iterable[Event]) -> Mapping[StepId, Sequence[int]]:
     """The items of for-each steps that a decision on these events reads.
 
     Usually those that the events name, and the pending ones that may be dispatched in their place.
@@ -95,21 +110,32 @@ def items_to_read(run: Run, events: Iterable[Event]) -> Mapping[StepId, Sequence
     of the step.
     """
     named: dict[StepId, set[int]] = {}
+    more: set[StepId] = set()
     for event in events:
         place = _item_of(event)
         if place is not None:
-            named.setdefault(place[0], set()).add(place[1])
+            step_id = plan.item_steps.get(place[0], place[0])
+            named.setdefault(step_id, set()).add(place[1])
+        elif isinstance(event, TimerFired) and event.timer.kind is TimerKind.ITEMS:
+            assert event.timer.step_id is not None
+            named.setdefault(event.timer.step_id, set())
+            more.add(event.timer.step_id)
     wanted: dict[StepId, Sequence[int]] = {}
     for step_id, indexes in named.items():
         counts = run.step(step_id).items
         if counts is not None:
-            if len(indexes) >= counts.unfinished:
-                wanted[step_id] = range(counts.total)
-            else:
-                # Each event can end an item, and each end dispatches the next pending one.
-                first = len(counts.to_run) - counts.pending
-                following = counts.to_run[first : first + min(counts.pending, len(indexes))]
-                wanted[step_id] = sorted(indexes.union(following))
+            # Each event can end an item, and each end dispatches the next pending one.
+            at_most = foreach.BEGUN_AT_ONCE_MAX if step_id in more else len(indexes)
+            first = len(counts.to_run) - counts.pending
+            following = counts.to_run[first : first + min(counts.pending, at_most)]
+            # An item with a workflow can end in the decision that begins it.
+            has_workflow = plan.steps[step_id].item_plan is not None
+            ended = len(indexes) + (len(following) if has_workflow else 0)
+            wanted[step_id] = (
+                range(counts.total)
+                if ended >= counts.unfinished
+                else sorted(indexes.union(following))
+            )
     return wanted
 
 
@@ -175,19 +201,43 @@ def _note_start(draft: Draft) -> None:
 
 
 def _handle(draft: Draft, step_id: StepId | None, event: Event) -> Ignored | None:
-    step = None if step_id is None else draft.plan.steps.get(step_id)
+    step = None if step_id is None else _step_of(draft, step_id)
     if step is None:
         return Ignored.UNKNOWN_STEP
     if not draft.step(step.id).status.is_active:
         return Ignored.NOT_WAITING_FOR_IT
-    if isinstance(event, TimerFired) and event.timer.kind is TimerKind.STEP_TIMEOUT:
+    if step.id != step_id:
+        return foreach.handle_inside(draft, step, event, _handle_inside)
+    if isinstance(event, TimerFired) and event.timer == draft.timeout_of(step.id):
         return _time_out(draft, step)
     return _handle_event(draft, step, event)
 
 
+def _step_of(draft: Draft, step_id: StepId) -> PlannedStep | None:
+    """The step, or the for-each step whose items have it."""
+    step = draft.plan.steps.get(step_id)
+    if step is None and (around := draft.plan.item_steps.get(step_id)) is not None:
+        step = draft.plan.steps[around]
+    return step
+
+
+def _handle_inside(draft: ItemDraft, event: Event | None) -> Ignored | None:
+    """Apply an event to the item that it names, or start the item, and do all that follows."""
+    ignored = None
+    if event is None:
+        draft.unsettled.extend(draft.plan.body.steps)
+    else:
+        ignored = _handle(draft, _step_named_by(event), event)
+    _settle(draft)
+    if not draft.status.is_finished:
+        _show_status(draft)
+    return ignored
+
+
 def _note_return(draft: Draft, event: JobReturned) -> Ignored | None:
     """Write to the timeline that a worker lost the job. Nothing else changes."""
-    if not draft.step(event.step_id).status.is_active:
+    around = draft.plan.item_steps.get(event.step_id, event.step_id)
+    if not draft.step(around).status.is_active:
         return Ignored.NOT_WAITING_FOR_IT
     draft.note(
         "job_returned",
@@ -215,8 +265,8 @@ def _start_step(draft: Draft, step: PlannedStep) -> None:
     match spec:
         case JobSpec():
             job.start(draft, step)
-        case ForEachSpec():
-            foreach.start(draft, step)
+        case ForEachSpec() | ForEachWorkflowSpec():
+            foreach.start(draft, step, _handle_inside)
         case ApprovalSpec():
             approval.start(draft, step)
         case DelaySpec():
@@ -233,8 +283,8 @@ def _handle_event(draft: Draft, step: PlannedStep, event: Event) -> Ignored | No
     match spec:
         case JobSpec():
             return job.handle(draft, step, event)
-        case ForEachSpec():
-            return foreach.handle(draft, step, event)
+        case ForEachSpec() | ForEachWorkflowSpec():
+            return foreach.handle(draft, step, event, _handle_inside)
         case ApprovalSpec():
             return approval.handle(draft, step, event)
         case DelaySpec():
@@ -286,7 +336,7 @@ def _consider(draft: Draft, step: PlannedStep) -> None:
 
 def _close_around(draft: Draft, parent: StepId | None) -> None:
     """End the sub-workflow step or the run whose last inner step has just ended."""
-    around = None if parent is None else draft.plan.steps[parent]
+    around = None if parent is None or parent == draft.root else draft.plan.steps[parent]
     body = draft.plan.body if around is None else around.body
     assert body is not None
     if around is not None and not draft.step(around.id).status.is_active:
@@ -340,7 +390,7 @@ def _show_status(draft: Draft) -> None:
             status = state.status
         if status is StepStatus.RUNNING:
             moving.add(step.parent)
-    draft.status = RunStatus.RUNNING if None in moving else RunStatus.WAITING
+    draft.status = RunStatus.RUNNING if draft.root in moving else RunStatus.WAITING
 
 
 def _item_of(event: Event) -> tuple[StepId, int] | None:
@@ -357,6 +407,16 @@ def _item_of(event: Event) -> tuple[StepId, int] | None:
             return None
 
 
+def _step_named_by(event: Event) -> StepId | None:
+    match event:
+        case TimerFired(timer=timer):
+            return timer.step_id
+        case Started() | CancelRequested():
+            return None
+        case _:
+            return event.step_id
+
+
 def _words(status: StepStatus) -> str:
     return {StepStatus.CANCELLED: "been cancelled", StepStatus.TIMED_OUT: "timed out"}.get(
         status, str(status)
@@ -366,7 +426,7 @@ def _words(status: StepStatus) -> str:
 def revokes_jobs(transition: Transition) -> bool:
     """Whether the transition may take a job from a worker that has it."""
     return any(
-        isinstance(effect, StopStep)
+        isinstance(effect, StopStep | RevokeJob)
         or (isinstance(effect, StopRun) and transition.status in _STOPPED_WITH_WORK_LEFT)
         for effect in transition.effects
     )

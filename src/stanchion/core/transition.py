@@ -20,6 +20,7 @@ from stanchion.core.model import (
     Item,
     ItemKey,
     Job,
+    JobId,
     PendingApproval,
     RunStatus,
     Step,
@@ -33,6 +34,7 @@ __all__ = [
     "Effect",
     "Ignored",
     "OpenApproval",
+    "RevokeJob",
     "SetTimer",
     "StopRun",
     "StopStep",
@@ -73,9 +75,23 @@ class CloseApproval(msgspec.Struct, frozen=True, tag="close_approval"):
 
 
 class StopStep(msgspec.Struct, frozen=True, tag="stop_step"):
-    """Revoke every open job of the step and of its items; remove their timers and its approval."""
+    """Revoke every open job of the step, of its items and of the steps inside it.
+
+    Their timers and approvals are removed.
+    """
 
     step_id: StepId
+
+    @property
+    def inside(self) -> str:
+        """What the ids of the steps inside it begin with."""
+        return f"{self.step_id}."
+
+
+class RevokeJob(msgspec.Struct, frozen=True, tag="revoke_job"):
+    """Revoke one job, if it is open."""
+
+    job_id: JobId
 
 
 class StopRun(msgspec.Struct, frozen=True, tag="stop_run"):
@@ -83,7 +99,14 @@ class StopRun(msgspec.Struct, frozen=True, tag="stop_run"):
 
 
 Effect: TypeAlias = (
-    DispatchJob | SetTimer | ClearTimer | OpenApproval | CloseApproval | StopStep | StopRun
+    DispatchJob
+    | SetTimer
+    | ClearTimer
+    | OpenApproval
+    | CloseApproval
+    | RevokeJob
+    | StopStep
+    | StopRun
 )
 
 

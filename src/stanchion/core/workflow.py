@@ -22,6 +22,7 @@ __all__ = [
     "ApprovalSpec",
     "DelaySpec",
     "ForEachSpec",
+    "ForEachWorkflowSpec",
     "JobSpec",
     "OnDecisionTimeout",
     "OnFailure",
@@ -67,24 +68,34 @@ class JobSpec(_Spec, frozen=True, kw_only=True, tag="job"):
     """From the first lease of an attempt to its end, all its deliveries included."""
 
 
-class ForEachSpec(_Spec, frozen=True, kw_only=True, tag="for_each"):
-    """The same work for every item of a list. Each item has attempts of its own."""
-
+class _ItemsSpec(_Spec, frozen=True, kw_only=True):
     for_each: str
-    topic: Topic
     input: JsonValue = {}
-    retry: RetrySpec = RetrySpec()
     timeout_s: float | None = None
-    attempt_timeout_s: float | None = None
+    """Of the step, with all its items."""
     on_item_failure: OnFailure = OnFailure.FAIL
     """Whether the step fails, or succeeds with null for the item, when an item failed."""
     parallel: int | None = None
-    """How many items may be dispatched and not ended at a time; ``None``: as many as allowed."""
+    """How many items may have begun and not ended at a time; ``None``: as many as allowed."""
 
     @property
     def at_once(self) -> int:
-        """How many items may be dispatched and not ended at a time."""
+        """How many items may have begun and not ended at a time."""
         return self.parallel or FOR_EACH_PARALLEL_MAX
+
+
+class ForEachSpec(_ItemsSpec, frozen=True, kw_only=True, tag="for_each"):
+    """A job for every item of a list. Each item has attempts of its own."""
+
+    topic: Topic
+    retry: RetrySpec = RetrySpec()
+    attempt_timeout_s: float | None = None
+
+
+class ForEachWorkflowSpec(_ItemsSpec, frozen=True, kw_only=True, tag="for_each_workflow"):
+    """Another workflow for every item of a list. Its steps live with the item."""
+
+    workflow: WorkflowId
 
 
 class OnDecisionTimeout(StrEnum):
@@ -126,7 +137,9 @@ class SubworkflowSpec(_Spec, frozen=True, kw_only=True, tag="subworkflow"):
     timeout_s: float | None = None
 
 
-StepSpec: TypeAlias = JobSpec | ForEachSpec | ApprovalSpec | DelaySpec | SubworkflowSpec
+StepSpec: TypeAlias = (
+    JobSpec | ForEachSpec | ForEachWorkflowSpec | ApprovalSpec | DelaySpec | SubworkflowSpec
+)
 
 
 class Workflow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

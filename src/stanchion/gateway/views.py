@@ -336,8 +336,11 @@ def item_row(run: Run, key: ItemKey, item: Item) -> ItemRow:
     status = item.status
     if around.is_finished and not status.is_finished:
         status = status_inside(around, status)
-    # An item that a rerun keeps has no job in this run.
-    job = None if not item.dispatch else job_id(run.id, key.step_id, key.item, item.attempt)
+    # An item that a rerun keeps has no job in this run, one with a workflow those of its steps.
+    waits = (step.wait for step in item.steps.values())
+    job = next((wait.job_id for wait in waits if isinstance(wait, OnJob)), None)
+    if item.dispatch:
+        job = job_id(run.id, key.step_id, key.item, item.attempt)
     return ItemRow(
         index=key.item,
         status=status,

@@ -299,7 +299,7 @@ class Advancer:
         entries = loaded.inbox[:at_most]
         try:
             plan = await self._plans.of_run(loaded.run)
-            run = await self._with_items(loaded.run, entries)
+            run = await self._with_items(plan, loaded.run, entries)
             transition = await self._decider.decide(
                 plan, run, [entry.event for entry in entries], self._clock.now()
             )
@@ -358,7 +358,7 @@ class Advancer:
         try:
             plan = await self._plans.of_run(loaded.run)
             for bad in loaded.inbox[:EVENTS_MAX]:
-                run = await self._with_items(loaded.run, (*good, bad))
+                run = await self._with_items(plan, loaded.run, (*good, bad))
                 events = [entry.event for entry in (*good, bad)]
                 transition = await self._decider.decide(plan, run, events, self._clock.now())
                 good.append(bad)
@@ -391,8 +391,8 @@ class Advancer:
         self._signals.buried()
         return DeadLettered(cause)
 
-    async def _with_items(self, run: Run, entries: Sequence[InboxEntry]) -> Run:
-        wanted = items_to_read(run, [entry.event for entry in entries])
+    async def _with_items(self, plan: Plan, run: Run, entries: Sequence[InboxEntry]) -> Run:
+        wanted = items_to_read(plan, run, [entry.event for entry in entries])
         if not wanted:
             return run
         items = await self._store.items_at(run.id, run.stamp, wanted)

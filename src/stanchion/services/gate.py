@@ -51,6 +51,7 @@ from stanchion.core.rerun import (
 from stanchion.core.run import evolve
 from stanchion.core.schema import InputSchema
 from stanchion.core.settings import Settings
+from stanchion.core.steps.foreach import TOO_MANY_ITEMS
 from stanchion.core.transition import Transition
 from stanchion.ports.records import Admission
 from stanchion.services.admit import Admitter, GateCall, PreparedStart
@@ -325,6 +326,8 @@ class Gate:
         pending = self._pending(call.tenant, linked, given.input, labels=given.labels)
         pending = replace(pending, rerun_of=given.rerun_of)
         ready = await self._ready(call, linked.plan, pending, asked=asked, actor=given.actor)
+        if too_many := _too_many_items(ready.admission.transition):
+            return InvalidInput(too_many)
         return PreparedStart(replace(ready.admission, definitions=linked.definitions), ready.plan)
 
     async def _known(
@@ -383,6 +386,8 @@ class Gate:
             call.tenant, lambda: _asked(call, subject, options.fingerprinted())
         )
         ready = await self._ready(call, plan, pending, asked=asked, actor=actor)
+        if too_many := _too_many_items(ready.admission.transition):
+            return InvalidInput(too_many)
         return await self._admitter.admit(call, ready)
 
     async def _repeated(
@@ -510,6 +515,19 @@ def _with_run(entry: AuditEntry, run_id: RunId) -> AuditEntry:
     """The audit entry of a rerun, with the id of the new run."""
     options = entry.after if isinstance(entry.after, dict) else {}
     return replace(entry, after={"run_id": run_id, **options})
+
+
+def _too_many_items(transition: Transition) -> tuple[Fault, ...]:
+    """The for-each steps that fail in the first decision because their items have too many steps.
+
+    Of those that begin later it is known only then.
+    """
+    errors = (step.error for step in transition.steps.values() if step.error is not None)
+    return tuple(
+        Fault("input", f"step '{error.step}': {error.message}")
+        for error in errors
+        if error.code == TOO_MANY_ITEMS and error.step is not None
+    )
 
 
 def _asked(call: GateCall, subject: WorkflowId, body: JsonObject) -> str:

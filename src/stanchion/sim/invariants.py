@@ -43,7 +43,7 @@ from stanchion.core.retry import (
 from stanchion.core.settings import Settings
 from stanchion.core.transition import SetTimer, Transition
 from stanchion.core.why import Finding, WhyCode
-from stanchion.core.workflow import DelaySpec, ForEachSpec, JobSpec
+from stanchion.core.workflow import DelaySpec, ForEachSpec, JobSpec, StepSpec
 from stanchion.ports.records import JobState
 
 __all__ = [
@@ -282,7 +282,7 @@ def timers_in_bounds(plan: Plan, transition: Transition) -> Iterator[str]:
     for effect in transition.effects:
         if not isinstance(effect, SetTimer) or effect.timer.step_id is None or at is None:
             continue
-        spec, wait_ms = plan.steps[effect.timer.step_id].spec, effect.due - at
+        spec, wait_ms = _spec_of(plan, effect.timer.step_id), effect.due - at
         if effect.timer.kind is TimerKind.DELAY and isinstance(spec, DelaySpec):
             if wait_ms != round(spec.delay_s * _MS):
                 yield f"a delay of {spec.delay_s} s is {wait_ms} ms long"
@@ -290,6 +290,12 @@ def timers_in_bounds(plan: Plan, transition: Transition) -> Iterator[str]:
             low_ms, high_ms = _window(spec.retry.backoff)
             if not low_ms <= wait_ms <= high_ms:
                 yield f"a retry is due in {wait_ms} ms, and policy says {low_ms} to {high_ms}"
+
+
+def _spec_of(plan: Plan, step_id: StepId) -> StepSpec:
+    around = plan.item_steps.get(step_id)
+    items = None if around is None else plan.steps[around].item_plan
+    return (items or plan).steps[step_id].spec
 
 
 def _window(policy: Backoff) -> tuple[int, int]:

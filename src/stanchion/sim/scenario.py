@@ -25,6 +25,7 @@ WORKFLOWS: Final = (
     "patient",
     "nested",
     "tolerant",
+    "items",
     "job",
 )
 

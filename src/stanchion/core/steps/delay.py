@@ -20,7 +20,7 @@ def start(draft: Draft, step: PlannedStep, spec: DelaySpec) -> None:
     """Set the timer. A delay of zero is a timer that is due at once."""
     due = draft.after(spec.delay_s)
     draft.begin(step, Step(status=StepStatus.WAITING, attempt=1, wait=OnDelay(due)))
-    draft.then(SetTimer(Timer(TimerKind.DELAY, step.id), due))
+    draft.then(SetTimer(Timer(TimerKind.DELAY, step.id, draft.index), due))
     draft.note("delay_started", step.id, detail=f"{spec.delay_s:g} s")
 
 

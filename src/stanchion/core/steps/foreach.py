@@ -10,12 +10,18 @@ next one of the list. A rerun of failed items keeps the others: they have
 ended before the step starts. The inputs of all items are rendered when the step
 starts. They are stored with the items until those end, because rendering the input of one item can
 need the whole list: evaluating it again for each item would cost the square of their number.
+
+An item with a workflow has the state of the workflow's steps in itself, so that the result of one
+of them reads and writes one item. ``ItemDraft`` lets the rules of ``core.run`` work on it as on a
+run. Such an item can end in the decision that begins it, if all its steps are skipped or fail at
+once: then the next one begins, and if it was not read, a timer that is due at once begins it.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -28,6 +34,7 @@ from stanchion.core.events import (
     JobDied,
     JobDiscarded,
     JobReplayed,
+    Timer,
     TimerFired,
     TimerKind,
 )
@@ -39,26 +46,46 @@ from stanchion.core.model import (
     ItemFailure,
     ItemKey,
     OnItems,
+    RunStatus,
     Step,
     StepStatus,
     bits_of,
 )
 from stanchion.core.steps.job import advance, dispatch
-from stanchion.core.transition import Ignored
-from stanchion.core.workflow import ForEachSpec, OnFailure
+from stanchion.core.steps.subworkflow import input_fault
+from stanchion.core.transition import ClearTimer, Ignored, SetTimer
+from stanchion.core.workflow import ForEachSpec, ForEachWorkflowSpec, OnFailure
 
 if TYPE_CHECKING:
-    from stanchion.core.draft import Draft
+    from stanchion.core.draft import Draft, ItemDraft
     from stanchion.core.json_value import JsonObject, JsonValue
     from stanchion.core.plan import PlannedStep
 
-__all__ = ["handle", "start"]
+__all__ = [
+    "BEGUN_AT_ONCE_MAX",
+    "TOO_MANY_ITEMS",
+    "handle",
+    "handle_inside",
+    "is_short",
+    "more_items",
+    "start",
+]
 
 
-def start(draft: Draft, step: PlannedStep) -> None:
-    """Evaluate the list, render every item's input, and dispatch as many items as allowed."""
+Inside: TypeAlias = "Callable[[ItemDraft, Event | None], Ignored | None]"
+"""Applies an event to an item with a workflow, or starts it, and does all that follows in it."""
+
+TOO_MANY_ITEMS: Final = "too_many_items"
+"""The code of a step whose items have more steps together than are allowed."""
+BEGUN_AT_ONCE_MAX: Final = 1_000
+"""Items with a workflow that begin in one event: each evaluates the expressions of its first
+steps. A timer that is due at once begins the others."""
+
+
+def start(draft: Draft, step: PlannedStep, inside: Inside) -> None:
+    """Evaluate the list, render every item's input, and begin as many items as allowed."""
     spec = step.spec
-    assert isinstance(spec, ForEachSpec)
+    assert isinstance(spec, ForEachSpec | ForEachWorkflowSpec)
     try:
         values = _values(draft, step)
         budget = _budget(len(values))
@@ -69,15 +96,16 @@ def start(draft: Draft, step: PlannedStep) -> None:
             if index not in kept
         }
     except ExpressionError as error:
-        failure = Failure("expression_error", str(error), step.id)
-        draft.end(step, StepStatus.FAILED, error=failure)
+        code = TOO_MANY_ITEMS if isinstance(error, _TooManyItems) else "expression_error"
+        draft.end(step, StepStatus.FAILED, error=Failure(code, str(error), step.id))
         return
     at_once = min(spec.at_once, len(works))
+    has_workflow = step.item_plan is not None
     counts = ItemCounts(
         total=len(values),
         succeeded=len(kept),
         output_bytes=sum(size_of(item.output) for item in kept.values()),
-        pending=len(works) - at_once,
+        pending=len(works) if has_workflow else len(works) - at_once,
         reused=bits_of(kept),
     )
     draft.begin(
@@ -93,12 +121,14 @@ def start(draft: Draft, step: PlannedStep) -> None:
     again = f": {len(kept)} reused, {len(works)} to run" if kept else ""
     draft.note("items_started", step.id, detail=f"{len(values)} items{again}")
     for order, (index, work) in enumerate(works.items()):
-        item = Item() if not counts.pending else Item(input=work)
-        if order < at_once:
+        item = Item(input=work) if counts.pending else Item()
+        if order < at_once and not has_workflow:
             item = dispatch(draft, step, index, item, work)
         draft.put_item(ItemKey(step.id, index), item)
     if not works:
         _gather(draft, step, counts)
+    elif has_workflow:
+        _go_on(draft, step, inside)
 
 
 def _kept(draft: Draft, step: PlannedStep, total: int) -> dict[int, Item]:
@@ -113,10 +143,12 @@ _ITEM_WORK: Final = 30
 """The work of starting an item besides its expressions: 4 µs."""
 
 
-def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
-    """Apply the result of one item."""
+def handle(draft: Draft, step: PlannedStep, event: Event, inside: Inside) -> Ignored | None:
+    """Apply an event that names the step: the result of an item, or a timer."""
     state = draft.step(step.id)
     assert state.items is not None
+    if step.item_plan is not None:
+        return _handle_timer(draft, step, event, inside)
     index = _index(event)
     if index is None or not 0 <= index < state.items.total:
         return Ignored.NOT_WAITING_FOR_IT
@@ -138,49 +170,185 @@ def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
     if after.status is StepStatus.SUCCEEDED:
         draft.note("item_succeeded", step.id, item=index, attempt=after.attempt)
     _count(draft, step, before, after)
+    if after.status.is_finished:
+        _go_on(draft, step, inside)
     return None
 
 
 def _count(draft: Draft, step: PlannedStep, before: Item, after: Item) -> None:
-    """Update the counts after a change of one item, and do what follows when it has ended."""
+    """Update the counts after a change of one item."""
     state = draft.step(step.id)
     assert state.items is not None
     succeeded = after.status is StepStatus.SUCCEEDED
-    starts_next = after.status.is_finished and state.items.pending > 0
     counts = ItemCounts(
         total=state.items.total,
         succeeded=state.items.succeeded + succeeded,
-        failed=state.items.failed + (after.status is StepStatus.FAILED),
+        failed=state.items.failed + after.status.is_failure,
         waiting=state.items.waiting
         + (after.status is StepStatus.WAITING)
         - (before.status is StepStatus.WAITING),
         output_bytes=state.items.output_bytes + (size_of(after.output) if succeeded else 0),
-        pending=state.items.pending - starts_next,
+        pending=state.items.pending - (before.status is StepStatus.PENDING),
         reused=state.items.reused,
     )
     status = StepStatus.RUNNING if counts.running else StepStatus.WAITING
     draft.put(step.id, msgspec.structs.replace(state, status=status, items=counts))
-    # The size as a JSON list: a comma between two outputs, and the brackets. A failed item is null.
-    size = counts.output_bytes + counts.succeeded + 1 + len("null,") * counts.failed
-    if size > limits.FOR_EACH_OUTPUT_BYTES_MAX:
-        message = (
-            f"the items' outputs together are {size} bytes;"
-            f" at most {limits.FOR_EACH_OUTPUT_BYTES_MAX} are allowed"
-        )
-        draft.abandon(step, StepStatus.FAILED, Failure("output_too_large", message, step.id))
-    elif counts.unfinished == 0:
-        _gather(draft, step, counts)
-    elif starts_next:
-        index = counts.to_run[len(counts.to_run) - state.items.pending]
-        item = draft.item(ItemKey(step.id, index))
-        work = _input_of(draft, step, index, item)
-        draft.put_item(ItemKey(step.id, index), dispatch(draft, step, index, item, work))
+
+
+def _go_on(draft: Draft, step: PlannedStep, inside: Inside, *, has_timer: bool = False) -> None:
+    """End the step if all its items have ended, or else begin as many pending ones as may be out.
+
+    ``has_timer``: whether the timer for more items is set.
+    """
+    for _ in range(BEGUN_AT_ONCE_MAX):
+        counts = draft.step(step.id).items
+        assert counts is not None
+        # The size as a JSON list: a comma between two outputs, and the brackets. A failed item is
+        # null.
+        size = counts.output_bytes + counts.succeeded + 1 + len("null,") * counts.failed
+        if size > limits.FOR_EACH_OUTPUT_BYTES_MAX:
+            message = (
+                f"the items' outputs together are {size} bytes;"
+                f" at most {limits.FOR_EACH_OUTPUT_BYTES_MAX} are allowed"
+            )
+            draft.abandon(step, StepStatus.FAILED, Failure("output_too_large", message, step.id))
+            return
+        if not is_short(step, counts):
+            if has_timer:
+                draft.then(ClearTimer(more_items(step)))
+            if counts.unfinished == 0:
+                _gather(draft, step, counts)
+            return
+        if not _begin_next(draft, step, counts, inside):
+            break
+    if not has_timer:
+        draft.then(SetTimer(more_items(step), draft.now))
+
+
+def is_short(step: PlannedStep, counts: ItemCounts) -> bool:
+    """Whether more items of the step may begin."""
+    spec = step.spec
+    assert isinstance(spec, ForEachSpec | ForEachWorkflowSpec)
+    out = counts.unfinished - counts.pending
+    return counts.pending > 0 and (spec.parallel is None or out < spec.parallel)
+
+
+def _begin_next(draft: Draft, step: PlannedStep, counts: ItemCounts, inside: Inside) -> bool:
+    """Begin the next pending item; ``False`` if it was not read, or is too much for this event."""
+    index = counts.to_run[len(counts.to_run) - counts.pending]
+    key = ItemKey(step.id, index)
+    if not draft.has_item(key):
+        return False
+    if step.item_plan is not None and draft.work_left < _BEGIN_WORK_MIN:
+        return False
+    before = draft.item(key)
+    if step.item_plan is None:
+        after = dispatch(draft, step, index, before, _input_of(draft, step, index, before))
+    else:
+        after = _begin(draft, step, index, before, inside)
+    draft.put_item(key, after)
+    _count(draft, step, before, after)
+    return True
+
+
+_BEGIN_WORK_MIN: Final = limits.EVENT_WORK_MAX // 4
+"""With less work left to an event, the next item with a workflow begins in an event of its own."""
+
+
+def more_items(step: PlannedStep) -> Timer:
+    """The timer for items that may begin and have not been read."""
+    return Timer(TimerKind.ITEMS, step.id)
+
+
+# ── Items with a workflow ────────────────────────────────────────────────────────────────────────
+
+
+def handle_inside(draft: Draft, step: PlannedStep, event: Event, inside: Inside) -> Ignored | None:
+    """Apply an event that names a step of an item."""
+    state = draft.step(step.id)
+    assert state.items is not None
+    index = _index(event)
+    if index is None or not 0 <= index < state.items.total:
+        return Ignored.NOT_WAITING_FOR_IT
+    before = draft.item(ItemKey(step.id, index))
+    if not before.status.is_active:
+        return Ignored.NOT_WAITING_FOR_IT
+    item = draft.of_item(step, index, before)
+    ignored = inside(item, event)
+    if ignored is None:
+        _became(draft, step, index, before, item.changed_item(), inside)
+    return ignored
+
+
+def _handle_timer(draft: Draft, step: PlannedStep, event: Event, inside: Inside) -> Ignored | None:
+    """Begin more items, or end one whose time is over."""
+    if not isinstance(event, TimerFired):
+        return Ignored.NOT_WAITING_FOR_IT
+    index = event.timer.item
+    counts = draft.step(step.id).items
+    assert counts is not None
+    if event.timer == more_items(step) and is_short(step, counts):
+        _go_on(draft, step, inside)
+        return None
+    if event.timer.kind is not TimerKind.STEP_TIMEOUT or index is None:
+        return Ignored.NOT_WAITING_FOR_IT
+    before = draft.item(ItemKey(step.id, index))
+    if not before.status.is_active:
+        return Ignored.NOT_WAITING_FOR_IT
+    item = draft.of_item(step, index, before)
+    message = f"not finished within {step.item_timeout_s:g} s"
+    item.finish(RunStatus.TIMED_OUT, error=Failure("item_timeout", message, step.id))
+    _became(draft, step, index, before, item.changed_item(), inside)
+    return None
+
+
+def _became(
+    draft: Draft, step: PlannedStep, index: int, before: Item, after: Item, inside: Inside
+) -> None:
+    counts = draft.step(step.id).items
+    assert counts is not None
+    if after.status.is_finished and step.item_timeout_s is not None:
+        draft.then(ClearTimer(_timeout_of(step, index)))
+    draft.put_item(ItemKey(step.id, index), after)
+    _count(draft, step, before, after)
+    if after.status.is_finished:
+        _go_on(draft, step, inside, has_timer=is_short(step, counts))
+
+
+def _begin(draft: Draft, step: PlannedStep, index: int, item: Item, inside: Inside) -> Item:
+    """Check the input against the schema of the workflow, and start its first steps."""
+    fault = _input_fault(draft, step, item.input)
+    if fault is not None:
+        draft.note("item_failed", step.id, item=index, detail=fault.message)
+        return Item(status=StepStatus.FAILED, error=fault)
+    inner = draft.of_item(step, index, item)
+    inside(inner, None)
+    begun = inner.changed_item()
+    if not begun.status.is_finished and step.item_timeout_s is not None:
+        due = draft.after(step.item_timeout_s)
+        draft.then(SetTimer(_timeout_of(step, index), due))
+    return begun
+
+
+def _timeout_of(step: PlannedStep, index: int) -> Timer:
+    return Timer(TimerKind.STEP_TIMEOUT, step.id, index)
+
+
+def _input_fault(draft: Draft, step: PlannedStep, given: object) -> Failure | None:
+    assert step.item_plan is not None
+    try:
+        return input_fault(draft, step.id, step.item_plan.body, given)
+    except ExpressionError as error:
+        return Failure("expression_error", f"input: {error}", step.id)
+
+
+# ── The end of the step ──────────────────────────────────────────────────────────────────────────
 
 
 def _gather(draft: Draft, step: PlannedStep, counts: ItemCounts) -> None:
     """End the step when all its items have ended."""
     spec = step.spec
-    assert isinstance(spec, ForEachSpec)
+    assert isinstance(spec, ForEachSpec | ForEachWorkflowSpec)
     items = [draft.item(ItemKey(step.id, index)) for index in range(counts.total)]
     failed = (ItemFailure(n, item.error) for n, item in enumerate(items) if item.error is not None)
     failures = tuple(itertools.islice(failed, limits.ITEM_FAILURES_MAX))
@@ -202,7 +370,7 @@ def _index(event: Event) -> int | None:
     match event:
         case AttemptSucceeded() | AttemptFailed() | JobDied() | JobDiscarded() | JobReplayed():
             return event.item
-        case TimerFired(timer=timer) if timer.kind is TimerKind.RETRY:
+        case TimerFired(timer=timer):
             return timer.item
         case _:
             return None
@@ -218,14 +386,36 @@ def _values(draft: Draft, step: PlannedStep) -> list[JsonValue]:
     if len(values) > limits.FOR_EACH_ITEMS_MAX:
         reason = f"for_each: {len(values)} items; at most {limits.FOR_EACH_ITEMS_MAX} are allowed"
         raise ExpressionError(reason)
-    before = sum(state.items.total for state in draft.every_step() if state.items is not None)
-    if before + len(values) > limits.RUN_ITEMS_MAX and draft.step(step.id).items is None:
+    if draft.step(step.id).items is not None:
+        return values
+    if step.item_plan is not None:
+        steps = len(step.item_plan.steps)
+        if len(values) * steps > limits.RUN_ITEMS_MAX:
+            reason = (
+                f"for_each: {len(values)} items with {steps} steps each;"
+                f" at most {limits.RUN_ITEMS_MAX} steps of items are allowed"
+            )
+            raise _TooManyItems(reason)
+    before = sum(
+        state.items.total * _weight(draft.plan.steps[step_id])
+        for step_id, state in draft.steps_so_far()
+        if state.items is not None
+    )
+    if before + len(values) * _weight(step) > limits.RUN_ITEMS_MAX:
         reason = (
             f"for_each: {len(values)} items; with those of the run's other steps, at most"
             f" {limits.RUN_ITEMS_MAX} are allowed"
         )
         raise ExpressionError(reason)
     return values
+
+
+class _TooManyItems(ExpressionError):
+    """The items have more steps together than are allowed."""
+
+
+def _weight(step: PlannedStep) -> int:
+    return 1 if step.item_plan is None else len(step.item_plan.steps)
 
 
 _KINDS = {

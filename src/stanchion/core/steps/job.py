@@ -65,12 +65,14 @@ def start(draft: Draft, step: PlannedStep) -> None:
             error=Failure("expression_error", f"input: {error}", step.id),
         )
         return
-    draft.begin(step, dispatch(draft, step, None, draft.step(step.id), work))
+    draft.begin(step, dispatch(draft, step, draft.index, draft.step(step.id), work))
 
 
 def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
     """Apply the result of the job."""
-    state = advance(draft, step, None, draft.step(step.id), event, lambda: _work(draft, step))
+    state = advance(
+        draft, step, draft.index, draft.step(step.id), event, lambda: _work(draft, step)
+    )
     if isinstance(state, Ignored):
         return state
     if state.status.is_finished:

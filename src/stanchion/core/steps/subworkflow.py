@@ -14,9 +14,10 @@ from stanchion.core.model import Failure, OnChildren, Step, StepStatus
 
 if TYPE_CHECKING:
     from stanchion.core.draft import Draft
-    from stanchion.core.plan import PlannedStep
+    from stanchion.core.model import StepId
+    from stanchion.core.plan import Body, PlannedStep
 
-__all__ = ["start"]
+__all__ = ["input_fault", "start"]
 
 
 def start(draft: Draft, step: PlannedStep) -> None:
@@ -35,18 +36,19 @@ def _input_fault(draft: Draft, step: PlannedStep) -> Failure | None:
     assert step.input is not None
     assert step.body is not None
     try:
-        value = draft.evaluate(step, step.input)
+        return input_fault(draft, step.id, step.body, draft.evaluate(step, step.input))
     except ExpressionError as error:
         return Failure("expression_error", f"input: {error}", step.id)
-    if not isinstance(value, dict):
-        return Failure("invalid_input", "input: an object is needed", step.id)
-    if step.body.schema is not None:
-        try:
-            draft.spend(step.body.schema.work(value))
-        except ExpressionError as error:
-            return Failure("expression_error", f"input: {error}", step.id)
-        faults = step.body.schema.faults(value)
+
+
+def input_fault(draft: Draft, step_id: StepId, body: Body, given: object) -> Failure | None:
+    """Why the inner workflow does not accept this input. Raises ``ExpressionError``."""
+    if not isinstance(given, dict):
+        return Failure("invalid_input", "input: an object is needed", step_id)
+    if body.schema is not None:
+        draft.spend(body.schema.work(given))
+        faults = body.schema.faults(given)
         if faults:
             message = "; ".join(f"{fault.path}: {fault.message}" for fault in faults[:3])
-            return Failure("invalid_input", message, step.id)
+            return Failure("invalid_input", message, step_id)
     return None

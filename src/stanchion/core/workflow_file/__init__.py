@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from stanchion.core.faults import Fault, Findings, WorkflowFaults, quoted
+from stanchion.core.faults import Fault, Findings, WorkflowFaults, quoted, shown
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import WorkflowId
 from stanchion.core.plan import link_known
@@ -26,6 +26,7 @@ __all__ = [
     "WorkflowFaults",
     "check_workflows",
     "parse_workflow",
+    "with_lines",
     "workflow_json_schema",
 ]
 
@@ -79,9 +80,27 @@ def check_workflows(
             checked[name] = CheckedFile(None, found.faults, frozenset())
         else:
             linked, unknown = link_known(found, sound)
-            faults = linked.faults if isinstance(linked, WorkflowFaults) else ()
+            faults: tuple[Fault, ...] = ()
+            if isinstance(linked, WorkflowFaults):
+                faults = with_lines(linked, *files[name]).faults
             checked[name] = CheckedFile(found.id, faults, unknown)
     return checked
+
+
+def with_lines(faults: WorkflowFaults, text: bytes | str, format: Format) -> WorkflowFaults:  # noqa: A002 - the word everyone uses for it
+    """The faults that linking found, with their lines in the text of the file."""
+    lines = {
+        shown(path): line for path, line in read_source(text, format, Findings()).lines.items()
+    }
+    return WorkflowFaults(tuple(_with_line(fault, lines) for fault in faults.faults))
+
+
+def _with_line(fault: Fault, lines: Mapping[str, int]) -> Fault:
+    """The fault with the line of its path, or of the nearest part around it."""
+    path = fault.path
+    while path and path not in lines:
+        path = path.rpartition(".")[0]
+    return fault if path not in lines else Fault(fault.path, fault.message, lines[path])
 
 
 def _named(tree: JsonValue, workflow_id: str | None, findings: Findings) -> JsonValue:

@@ -37,6 +37,7 @@ from stanchion.core.workflow import (
     ApprovalSpec,
     DelaySpec,
     ForEachSpec,
+    ForEachWorkflowSpec,
     JobSpec,
     OnDecisionTimeout,
     OnFailure,
@@ -197,6 +198,12 @@ def _job(**members: Any) -> StepSpec:  # noqa: ANN401 - each was read by its sha
     return JobSpec(**{name: read for name, read in members.items() if name not in OF_ITEMS})
 
 
+def _subworkflow(**members: Any) -> StepSpec:  # noqa: ANN401 - each was read by its shape
+    if "for_each" in members:
+        return ForEachWorkflowSpec(**members)
+    return SubworkflowSpec(**{name: read for name, read in members.items() if name not in OF_ITEMS})
+
+
 def _approval(approval: dict[str, Any], **members: Any) -> StepSpec:  # noqa: ANN401 - each was read by its shape
     given = dict(approval)
     if "timeout_s" in given:
@@ -275,11 +282,13 @@ _STEP: Final[ByMember[StepSpec]] = ByMember(
                 "workflow": Member(
                     _ID, "Another workflow, run as steps of this run.", required=True
                 ),
+                "for_each": Member(_ITEMS, "A list, as one ${…}: that workflow for each item."),
+                **OF_ITEMS,
                 "input": Member(_WORKFLOW_INPUT, "The input of that workflow; may contain ${…}."),
                 "timeout_s": _TIMEOUT,
                 **_COMMON,
             },
-            SubworkflowSpec,
+            _subworkflow,
         ),
     },
 )

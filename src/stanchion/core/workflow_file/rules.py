@@ -163,7 +163,7 @@ def _judge_step(name: str, step: JsonObject, sight: _Sight, findings: Findings) 
         _judge_condition(name, when, (*path, "when"), sight, findings)
     _judge_template(name, step, (*path, "for_each"), _SCOPE, sight, findings)
     _judge_single(step.get("for_each"), (*path, "for_each"), findings)
-    if "topic" in step and "for_each" not in step:
+    if ("topic" in step or "workflow" in step) and "for_each" not in step:
         for member in OF_ITEMS:
             if member in step and findings.clean((*path, member)):
                 findings.note((*path, member), "only a step with for_each may have it")
@@ -172,7 +172,7 @@ def _judge_step(name: str, step: JsonObject, sight: _Sight, findings: Findings) 
     approval = _object(step.get("approval"))
     _judge_template(name, approval, (*path, "approval", "message"), _SCOPE, sight, findings)
     if "workflow" in step:
-        _judge_single(step.get("input"), (*path, "input"), findings)
+        _judge_single(step.get("input"), (*path, "input"), findings, names)
 
 
 def _judge_condition(name: str, when: str, at: Path, sight: _Sight, findings: Findings) -> None:
@@ -187,12 +187,14 @@ def _judge_condition(name: str, when: str, at: Path, sight: _Sight, findings: Fi
         _judge_references(name, condition.references, at, sight, findings)
 
 
-def _judge_single(value: JsonValue, at: Path, findings: Findings) -> None:
+def _judge_single(
+    value: JsonValue, at: Path, findings: Findings, names: frozenset[str] = _SCOPE
+) -> None:
     """Check that the ``${`` and ``}`` around the text, which the shape requires, are one hole."""
     if not isinstance(value, str) or not findings.clean(at):
         return
     try:
-        compile_expression(value[2:-1], names=_SCOPE)
+        compile_expression(value[2:-1], names=names)
     except ExpressionFault:
         findings.note(at, "must be exactly one expression: ${…}")
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Final, assert_never
 
 from stanchion.core.limits import INPUT_BYTES_MAX
-from stanchion.core.model import Item, ItemKey, Job, JobId, Run, Step, Topic, job_id
+from stanchion.core.model import (
+    Item,
+    ItemKey,
+    Job,
+    JobId,
+    Run,
+    Step,
+    Topic,
+    for_each_of,
+    job_id,
+)
 from stanchion.gateway.body import check_value
 from stanchion.gateway.problems import Refusal, not_found
 from stanchion.gateway.route import RUNNERS, Call, NoBody, NoQuery, Reply, Route, RouteScope, Takes
@@ -55,8 +65,10 @@ async def get_job(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
 async def _place(runs: Runs, run: Run, job: Job) -> Step | Item:
     if job.item is None:
         return run.step(job.step_id)
-    items = await runs.load_items(run.id, {job.step_id: (job.item,)})
-    return items.get(ItemKey(job.step_id, job.item), Item())
+    for_each = for_each_of(run, job.step_id)
+    items = await runs.load_items(run.id, {for_each: (job.item,)})
+    item = items.get(ItemKey(for_each, job.item), Item())
+    return item if for_each == job.step_id else item.steps.get(job.step_id, Step())
 
 
 ROUTES: Final = (

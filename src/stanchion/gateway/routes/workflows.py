@@ -11,7 +11,7 @@ from stanchion.core.model import TenantId, WorkflowId, WorkflowSource, shared_na
 from stanchion.core.plan import link, subworkflows
 from stanchion.core.upgrade import SHARED_WORKFLOWS
 from stanchion.core.workflow import Workflow
-from stanchion.core.workflow_file import Format, parse_workflow
+from stanchion.core.workflow_file import Format, parse_workflow, with_lines
 from stanchion.gateway.problems import Refusal, invalid, not_found, upgrade_unfinished
 from stanchion.gateway.route import (
     ADMINS,
@@ -174,7 +174,11 @@ async def _checked(call: Call[bytes, NoQuery], source: WorkflowSource) -> Workfl
     plan = await executor.run(
         call.tenant, lambda: link(workflow, others, source=source), may_refuse=False
     )
-    return _faulty(plan) if isinstance(plan, WorkflowFaults) else workflow
+    if isinstance(plan, WorkflowFaults):
+        return _faulty(
+            await executor.run(call.tenant, lambda: with_lines(plan, call.body, notation))
+        )
+    return workflow
 
 
 def _notation(content_type: bytes) -> Format:

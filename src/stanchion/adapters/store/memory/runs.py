@@ -44,6 +44,7 @@ from stanchion.core.transition import (
     DispatchJob,
     Effect,
     OpenApproval,
+    RevokeJob,
     SetTimer,
     StopRun,
     StopStep,
@@ -346,16 +347,27 @@ def carry_out(state: MemoryState, file: RunFile, effects: Iterable[Effect]) -> N
                 state.open_approval(approval)
             case CloseApproval(step_id):
                 state.close_approvals(file.run.id, [step_id])
-            case StopStep(step_id):
-                state.close_approvals(file.run.id, [step_id])
-                _revoke(state, [id_ for id_ in file.jobs if state.jobs[id_].job.step_id == step_id])
-                _clear(state, file, [each for each in file.timers if each.step_id == step_id])
+            case RevokeJob(job_id):
+                _revoke(state, [job_id] if job_id in state.jobs else [])
+            case StopStep():
+                _stop(state, file, effect)
             case StopRun():
                 state.close_approvals(file.run.id, file.run.steps)
                 _revoke(state, file.jobs)
                 _clear(state, file, list(file.timers))
             case _:
                 assert_never(effect)
+
+
+def _stop(state: MemoryState, file: RunFile, effect: StopStep) -> None:
+    def is_in(step_id: str | None) -> bool:
+        return step_id is not None and (
+            step_id == effect.step_id or step_id.startswith(effect.inside)
+        )
+
+    state.close_approvals(file.run.id, [each for each in file.run.steps if is_in(each)])
+    _revoke(state, [id_ for id_ in file.jobs if is_in(state.jobs[id_].job.step_id)])
+    _clear(state, file, [each for each in file.timers if is_in(each.step_id)])
 
 
 def _dispatch(state: MemoryState, file: RunFile, job: Job) -> None:

@@ -110,6 +110,7 @@ from stanchion.core.transition import (
     DispatchJob,
     Effect,
     OpenApproval,
+    RevokeJob,
     SetTimer,
     StopRun,
     StopStep,
@@ -378,6 +379,8 @@ def _effect(effect: Effect) -> tuple[object, ...]:
             return ("open", approval.step_id, place, to_json(approval))
         case CloseApproval(step_id):
             return ("close", step_id)
+        case RevokeJob(job_id):
+            return ("revoke", job_id)
         case StopStep(step_id):
             return ("stop_step", step_id)
         case StopRun():

@@ -6,7 +6,8 @@
 --     {'dispatch', job_id, step, item|false, topic, work, time of the attempt in ms or 0}
 --     {'set', timer, due, step|'', event}      {'clear', timer}
 --     {'open', step, place, approval}          {'close', step}
---     {'stop_step', step}                      {'stop_run'}
+--     {'revoke', job_id}                       {'stop_step', step}
+--     {'stop_run'}
 -- The hash ``out`` of a run holds its open jobs, ``j:<job>`` with the job's step, its timers,
 -- ``t:<timer>``, and its pending approvals, ``a:<step>`` with the place in the order of all. A
 -- for-each dispatches thousands of jobs at once, so jobs are written in batches.
@@ -99,19 +100,30 @@ local function close_approval(tenant, step)
   end
 end
 
--- Revoke all jobs and remove all timers of one step, or of the whole run.
-local function stop(run_id, tenant, only_step)
-  local out = redis.call('HGETALL', key.out)
+-- Revoke all jobs and remove all timers of one step and of the steps inside it, whose ids continue
+-- with a dot; of one job; or of the whole run.
+local function stop(run_id, tenant, only_step, only_job)
+  local out
+  if only_job then
+    local step = redis.call('HGET', key.out, 'j:' .. only_job)
+    out = step and {'j:' .. only_job, step} or {}
+  else
+    out = redis.call('HGETALL', key.out)
+  end
+  local inside = only_step and only_step .. '.'
+  local function is_in(step)
+    return not only_step or step == only_step or string.sub(step, 1, #inside) == inside
+  end
   local gone, timers, deadlines, ready, open, past = {}, {}, {}, {}, {}, {}
   for i = 1, #out, 2 do
     local kind, name = string.sub(out[i], 1, 1), string.sub(out[i], 3)
     local is_timer = kind == 't'
     local step = is_timer and cmsgpack.unpack(out[i + 1])[1] or out[i + 1]
     if kind == 'a' then
-      if not only_step or name == only_step then
+      if is_in(name) then
         close_approval(tenant, name)
       end
-    elseif not only_step or step == only_step then
+    elseif is_in(step) then
       gone[#gone + 1] = out[i]
       if is_timer then
         timers[#timers + 1] = run_id .. name
@@ -166,7 +178,7 @@ local function carry_out(run_id, tenant, effects, is_new)
         redis.call('HDEL', key.out, 't:' .. effect[2])
         redis.call('ZREM', key.timers, run_id .. effect[2])
       else
-        stop(run_id, tenant, kind == 'stop_step' and effect[2] or nil)
+        stop(run_id, tenant, kind == 'stop_step' and effect[2], kind == 'revoke' and effect[2])
       end
     end
   end

@@ -60,6 +60,7 @@ from stanchion.core.transition import (
     DispatchJob,
     Effect,
     OpenApproval,
+    RevokeJob,
     SetTimer,
     StopRun,
     StopStep,
@@ -452,8 +453,10 @@ def carry_out(db: Database, run: int, effects: Iterable[Effect]) -> None:
                 )
             case CloseApproval(step_id):
                 db.run(SQL["close_approval"], run=run, step_id=step_id)
+            case RevokeJob(job_id):
+                _revoke(db, db.every(SQL["open_job"], run=run, id=job_id))
             case StopStep(step_id):
-                db.run(SQL["close_approval"], run=run, step_id=step_id)
+                db.run(SQL["close_approvals_of_step"], run=run, step_id=step_id)
                 _revoke(db, db.every(SQL["open_jobs_of_step"], run=run, step_id=step_id))
                 db.run(SQL["clear_timers_of_step"], run=run, step_id=step_id)
             case StopRun():

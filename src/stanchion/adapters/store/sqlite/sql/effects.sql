@@ -16,9 +16,16 @@ INSERT INTO dispatches (
 SELECT job, topic, tenant, state FROM jobs WHERE run = :run AND state IN ('ready', 'leased')
 
 -- name: open_jobs_of_step
--- Like open_jobs_of_run, of one step and its items.
+-- Like open_jobs_of_run, of one step, its items and the steps inside it, whose ids continue with a
+-- dot; the slash follows the dot in the order of characters.
 SELECT job, topic, tenant, state FROM jobs
-WHERE run = :run AND state IN ('ready', 'leased') AND step_id = :step_id
+WHERE run = :run AND state IN ('ready', 'leased')
+    AND (step_id = :step_id OR (step_id > :step_id || '.' AND step_id < :step_id || '/'))
+
+-- name: open_job
+-- Like open_jobs_of_run, one job.
+SELECT job, topic, tenant, state FROM jobs
+WHERE id = :id AND run = :run AND state IN ('ready', 'leased')
 
 -- name: revoke_job
 -- Revokes a job. Its fence is kept, but accepts no result.
@@ -32,8 +39,9 @@ INSERT INTO settings_of_timers (run, step_id, key, due, timer)
 VALUES (:run, :step_id, :key, :due, :timer)
 
 -- name: clear_timers_of_step
--- Removes the timers of a step and of its items.
-DELETE FROM timers WHERE run = :run AND step_id = :step_id
+-- Removes the timers of a step, of its items and of the steps inside it.
+DELETE FROM timers WHERE run = :run
+    AND (step_id = :step_id OR (step_id > :step_id || '.' AND step_id < :step_id || '/'))
 
 -- name: clear_timers_of_run
 -- Removes all timers of a run.
@@ -48,6 +56,11 @@ ON CONFLICT (run, step_id) DO UPDATE SET since = excluded.since, body = excluded
 -- name: close_approval
 -- Removes the approval of a step.
 DELETE FROM approvals WHERE run = :run AND step_id = :step_id
+
+-- name: close_approvals_of_step
+-- Removes the approvals of a step and of the steps inside it.
+DELETE FROM approvals WHERE run = :run
+    AND (step_id = :step_id OR (step_id > :step_id || '.' AND step_id < :step_id || '/'))
 
 -- name: close_approvals_of_run
 -- Removes all approvals of a run.
