@@ -41,6 +41,7 @@ from stanchion.core.workflow import (
 from stanchion.core.workflow_file import (
     Format,
     WorkflowFaults,
+    check_workflows,
     parse_workflow,
     tree,
     workflow_json_schema,
@@ -376,6 +377,20 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_every_example_of_the_reference_is_a_good_file(text: str) -> None:
     parsed(text)
+
+
+def test_the_examples_of_items_with_a_workflow_fit_together() -> None:
+    texts = [text for text in blocks("yaml") if "id: review-" in text]
+    checked = check_workflows({text: (text.encode(), "yaml") for text in texts})
+    assert [(each.faults, each.unknown) for each in checked.values()] == [((), frozenset())] * 2
+    inner, outer = texts
+    asking = inner.replace("judge:", "ask: {approval: {}}\n  judge:")
+    found = check_workflows({"inner": (asking.encode(), "yaml"), "outer": (outer.encode(), "yaml")})
+    [fault] = found["outer"].faults
+    assert str(fault) == (
+        "line 4: steps.pages.workflow: workflow 'review-page' has an approval step, 'ask':"
+        " there can be none inside a for_each"
+    )
 
 
 @pytest.mark.parametrize("text", blocks("json"))

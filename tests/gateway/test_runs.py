@@ -392,6 +392,88 @@ async def test_a_rerun_of_failed_items_says_before_and_after_what_it_keeps(house
     assert each["output"] == [0, "again", 2]
 
 
+INNER = {
+    "steps": {
+        "draft": {"topic": "work", "input": "${input.n}"},
+        "check": {"topic": "work", "needs": ["draft"]},
+    }
+}
+OUTER = """
+steps:
+  each:
+    for_each: "${input.items}"
+    workflow: inner
+    input: {n: "${item}"}
+    parallel: 2
+"""
+YAML = [("content-type", "application/yaml")]
+
+
+async def test_a_workflow_for_each_item_over_http(house: House) -> None:
+    for inner, fault in (
+        ({"steps": {"ask": {"approval": {}}}}, "'inner' has an approval step, 'ask'"),
+        (LIST, "'inner' has a for_each step, 'each'"),
+    ):
+        assert (await house.ask("PUT", "/v1/workflows/inner", inner)).status == 200
+        refused = await house.ask("PUT", "/v1/workflows/outer", OUTER.encode(), headers=YAML)
+        [error] = refused.json["errors"]
+        assert (refused.status, error["path"], error["line"]) == (422, "steps.each.workflow", 5)
+        assert fault in error["message"]
+    assert (await house.ask("PUT", "/v1/workflows/inner", INNER)).status == 200
+    stored = await house.ask("PUT", "/v1/workflows/outer", OUTER.encode(), headers=YAML)
+    assert stored.status == 200, stored.json
+    shown = (await house.ask("GET", "/v1/workflows/outer")).json["definition"]
+    assert (await house.ask("PUT", "/v1/workflows/outer", shown)).json["version"] == 1
+    path = "/v1/workflows/outer/runs"
+    many = await house.ask("POST", path, {"input": {"items": [0] * 10_001}})
+    assert many.status == 200  # more items than any for-each may have: the step fails
+    wide = {"steps": {f"s{n}": {"delay_s": 0} for n in range(3)}}
+    assert (await house.ask("PUT", "/v1/workflows/inner", wide)).status == 200
+    many = await house.ask("POST", path, {"input": {"items": [0] * 6_667}})
+    assert (many.status, many.code) == (422, "invalid_input")
+    assert "6667 items with 3 steps each; at most 20000" in many.json["errors"][0]["message"]
+    assert (await house.ask("PUT", "/v1/workflows/inner", INNER)).status == 200
+
+    run_id = (await house.ask("POST", path, {"input": {"items": [0, 1, 2]}})).json["run_id"]
+    job = await finish(house, status="succeeded", output="d")
+    assert (job["step_id"], job["item"], job["job_id"]) == (
+        "each.draft",
+        0,
+        f"{run_id}:each.draft[0]@1",
+    )
+    failed = await finish(house, status="failed", error="no")
+    assert (failed["step_id"], failed["item"]) == ("each.draft", 1)
+    check = await finish(house, status="succeeded", output="c")
+    shown = (await house.ask("GET", f"/v1/jobs/{str(check['job_id']).replace('[', '%5B')}")).json
+    assert (shown["step_id"], shown["status"]) == ("each.check", "finished")
+    last = await house.lease()
+    items = f"/v1/runs/{run_id}/steps/each/items"
+    rows = (await house.ask("GET", items)).json["items"]
+    assert [(row["status"], row["attempt"], row["job_id"]) for row in rows] == [
+        ("succeeded", 1, None),
+        ("failed", 1, None),
+        ("running", 1, f"{run_id}:each.draft[2]@1"),
+    ]
+    assert rows[0]["output"] == {"check": "c"}
+    assert rows[1]["error"] == {"code": "job_failed", "message": "no", "step": "each.draft"}
+    assert (await house.ask("POST", f"/v1/runs/{run_id}/cancel")).json["status"] == "cancelled"
+    leases = [{"job_id": last["job_id"], "fence": last["fence"]}]
+    renewed = await house.ask(
+        "POST", "/v1/worker/renew", {"worker_id": "worker-1", "leases": leases}
+    )
+    assert renewed.json["reasons"] == {last["job_id"]: "cancelled"}
+    plan = await house.ask(
+        "POST", f"/v1/runs/{run_id}/rerun", {"only": "failed_items", "dry_run": True}
+    )
+    assert plan.json["steps"] == {
+        "each": {"action": "runs_again", "items_reused": 1, "items_run_again": 2}
+    }
+    again = await house.ask("POST", f"/v1/runs/{run_id}/rerun", {"only": "failed_items"})
+    rows = (await house.ask("GET", items.replace(run_id, again.json["run_id"]))).json["items"]
+    assert [row["status"] for row in rows] == ["succeeded", "running", "running"]
+    assert rows[0]["output"] == {"check": "c"}
+
+
 async def test_a_rerun_takes_another_version_or_input(house: House) -> None:
     assert (await house.ask("PUT", "/v1/workflows/list", LIST)).status == 200
     given = {"items": [0]}

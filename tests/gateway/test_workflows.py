@@ -89,7 +89,7 @@ async def test_a_sub_workflow_must_be_there_and_circles_are_refused(house: House
     answer = await house.ask("PUT", "/v1/workflows/outer", outer)
     assert (answer.status, answer.code) == (422, "invalid_workflow")
     assert answer.json["errors"] == [
-        {"path": "steps.a.workflow", "message": "there is no workflow 'inner'"}
+        {"path": "steps.a.workflow", "message": "there is no workflow 'inner'", "line": 1}
     ]
     assert (await house.ask("PUT", "/v1/workflows/inner", ONE_STEP)).status == 200
     assert (await house.ask("PUT", "/v1/workflows/outer", outer)).status == 200

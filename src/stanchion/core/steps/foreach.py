@@ -77,7 +77,7 @@ Inside: TypeAlias = "Callable[[ItemDraft, Event | None], Ignored | None]"
 
 TOO_MANY_ITEMS: Final = "too_many_items"
 """The code of a step whose items have more steps together than are allowed."""
-BEGUN_AT_ONCE_MAX: Final = 1_000
+BEGUN_AT_ONCE_MAX: Final = limits.FOR_EACH_PARALLEL_MAX
 """Items with a workflow that begin in one event: each evaluates the expressions of its first
 steps. A timer that is due at once begins the others."""
 
@@ -169,14 +169,20 @@ def handle(draft: Draft, step: PlannedStep, event: Event, inside: Inside) -> Ign
     draft.put_item(key, after)
     if after.status is StepStatus.SUCCEEDED:
         draft.note("item_succeeded", step.id, item=index, attempt=after.attempt)
-    _count(draft, step, before, after)
-    if after.status.is_finished:
-        _go_on(draft, step, inside)
+    starts_next = after.status.is_finished and state.items.pending > 0
+    counts = _count(draft, step, before, after, begun=starts_next)
+    if after.status.is_finished and not _ended(draft, step, counts) and starts_next:
+        following = ItemKey(step.id, state.items.to_run[-state.items.pending])
+        item = draft.item(following)
+        work = _input_of(draft, step, following.item, item)
+        draft.put_item(following, dispatch(draft, step, following.item, item, work))
     return None
 
 
-def _count(draft: Draft, step: PlannedStep, before: Item, after: Item) -> None:
-    """Update the counts after a change of one item."""
+def _count(
+    draft: Draft, step: PlannedStep, before: Item, after: Item, *, begun: bool
+) -> ItemCounts:
+    """Update the counts after a change of one item; ``begun``: whether a pending one begins."""
     state = draft.step(step.id)
     assert state.items is not None
     succeeded = after.status is StepStatus.SUCCEEDED
@@ -188,36 +194,46 @@ def _count(draft: Draft, step: PlannedStep, before: Item, after: Item) -> None:
         + (after.status is StepStatus.WAITING)
         - (before.status is StepStatus.WAITING),
         output_bytes=state.items.output_bytes + (size_of(after.output) if succeeded else 0),
-        pending=state.items.pending - (before.status is StepStatus.PENDING),
+        pending=state.items.pending - begun,
         reused=state.items.reused,
     )
     status = StepStatus.RUNNING if counts.running else StepStatus.WAITING
     draft.put(step.id, msgspec.structs.replace(state, status=status, items=counts))
+    return counts
+
+
+def _ended(draft: Draft, step: PlannedStep, counts: ItemCounts) -> bool:
+    """End the step if all its items have ended or their outputs are too large together."""
+    # The size as a JSON list: a comma between two outputs, and the brackets. A failed item is null.
+    size = counts.output_bytes + counts.succeeded + 1 + len("null,") * counts.failed
+    if size > limits.FOR_EACH_OUTPUT_BYTES_MAX:
+        message = (
+            f"the items' outputs together are {size} bytes;"
+            f" at most {limits.FOR_EACH_OUTPUT_BYTES_MAX} are allowed"
+        )
+        draft.abandon(step, StepStatus.FAILED, Failure("output_too_large", message, step.id))
+    elif counts.unfinished == 0:
+        _gather(draft, step, counts)
+    else:
+        return False
+    return True
+
+
+# ── Items with a workflow ────────────────────────────────────────────────────────────────────────
 
 
 def _go_on(draft: Draft, step: PlannedStep, inside: Inside, *, has_timer: bool = False) -> None:
-    """End the step if all its items have ended, or else begin as many pending ones as may be out.
+    """End the step if its items have ended, or else begin as many pending ones as may be out.
 
     ``has_timer``: whether the timer for more items is set.
     """
     for _ in range(BEGUN_AT_ONCE_MAX):
         counts = draft.step(step.id).items
         assert counts is not None
-        # The size as a JSON list: a comma between two outputs, and the brackets. A failed item is
-        # null.
-        size = counts.output_bytes + counts.succeeded + 1 + len("null,") * counts.failed
-        if size > limits.FOR_EACH_OUTPUT_BYTES_MAX:
-            message = (
-                f"the items' outputs together are {size} bytes;"
-                f" at most {limits.FOR_EACH_OUTPUT_BYTES_MAX} are allowed"
-            )
-            draft.abandon(step, StepStatus.FAILED, Failure("output_too_large", message, step.id))
-            return
-        if not is_short(step, counts):
-            if has_timer:
-                draft.then(ClearTimer(more_items(step)))
-            if counts.unfinished == 0:
-                _gather(draft, step, counts)
+        is_done = not is_short(step, counts)
+        if is_done and has_timer:
+            draft.then(ClearTimer(more_items(step)))
+        if _ended(draft, step, counts) or is_done:
             return
         if not _begin_next(draft, step, counts, inside):
             break
@@ -230,37 +246,28 @@ def is_short(step: PlannedStep, counts: ItemCounts) -> bool:
     spec = step.spec
     assert isinstance(spec, ForEachSpec | ForEachWorkflowSpec)
     out = counts.unfinished - counts.pending
-    return counts.pending > 0 and (spec.parallel is None or out < spec.parallel)
+    return counts.pending > 0 and out < spec.at_once
 
 
 def _begin_next(draft: Draft, step: PlannedStep, counts: ItemCounts, inside: Inside) -> bool:
     """Begin the next pending item; ``False`` if it was not read, or is too much for this event."""
-    index = counts.to_run[len(counts.to_run) - counts.pending]
-    key = ItemKey(step.id, index)
-    if not draft.has_item(key):
-        return False
-    if step.item_plan is not None and draft.work_left < _BEGIN_WORK_MIN:
+    key = ItemKey(step.id, counts.to_run[-counts.pending])
+    if not draft.has_item(key) or draft.work_left < _BEGIN_WORK_MIN:
         return False
     before = draft.item(key)
-    if step.item_plan is None:
-        after = dispatch(draft, step, index, before, _input_of(draft, step, index, before))
-    else:
-        after = _begin(draft, step, index, before, inside)
+    after = _begin(draft, step, key.item, before, inside)
     draft.put_item(key, after)
-    _count(draft, step, before, after)
+    _count(draft, step, before, after, begun=True)
     return True
 
 
 _BEGIN_WORK_MIN: Final = limits.EVENT_WORK_MAX // 4
-"""With less work left to an event, the next item with a workflow begins in an event of its own."""
+"""With less work left to an event, the next item begins in an event of its own."""
 
 
 def more_items(step: PlannedStep) -> Timer:
     """The timer for items that may begin and have not been read."""
     return Timer(TimerKind.ITEMS, step.id)
-
-
-# ── Items with a workflow ────────────────────────────────────────────────────────────────────────
 
 
 def handle_inside(draft: Draft, step: PlannedStep, event: Event, inside: Inside) -> Ignored | None:
@@ -310,7 +317,7 @@ def _became(
     if after.status.is_finished and step.item_timeout_s is not None:
         draft.then(ClearTimer(_timeout_of(step, index)))
     draft.put_item(ItemKey(step.id, index), after)
-    _count(draft, step, before, after)
+    _count(draft, step, before, after, begun=False)
     if after.status.is_finished:
         _go_on(draft, step, inside, has_timer=is_short(step, counts))
 
