@@ -373,7 +373,8 @@ def test_whatever_happens_next_was_named_before(
             if step.status.is_active and type(step.wait) in LEAVES:
                 assert named & {(step_id, code) for code in LEAVES[type(step.wait)]}, step
         step_forward(world, chance, seed, timeouts=False)
-        named_steps = {each.step_id for each in found}
+        inside = world.plan.item_steps
+        named_steps = {inside.get(each.step_id or STEP, each.step_id) for each in found}
         for step_id, step in world.run.steps.items():
             was = before.step(step_id)
             # A step that changed while it waited for a result, a timer or a person. The others

@@ -380,9 +380,31 @@ def _waits(facts: RunFacts, around: Surroundings) -> Iterator[Finding]:
                 yield _retry(facts.run.id, step_id, step, None, 1, step.wait.due)
             case OnItems():
                 yield from _item_retries(facts, step_id, step)
+                yield from _inside_items(facts, around, step_id, step)
             case _:
                 pass
         yield from _jobs(facts, around, step_id, step)
+
+
+def _inside_items(
+    facts: RunFacts, around: Surroundings, step_id: StepId, step: Step
+) -> Iterator[Finding]:
+    """What the steps of items with a workflow wait for; their ids begin with that of the step."""
+    named = {job.step_id for job in facts.jobs}
+    named |= {timer.step_id for timer in facts.timers if timer.step_id is not None}
+    for inner in sorted(each for each in named if each.startswith(f"{step_id}.")):
+        yield from _item_retries(facts, inner, step)
+        yield from _item_delays(facts, inner, step, TimerKind.DELAY)
+        yield from _jobs(facts, around, inner, step)
+    yield from _item_delays(facts, step_id, step, TimerKind.ITEMS)
+
+
+def _item_delays(
+    facts: RunFacts, step_id: StepId, step: Step, kind: TimerKind
+) -> Iterator[Finding]:
+    due = [each.due for each in facts.timers if each.timer.kind is kind and each.step_id == step_id]
+    if due:
+        yield _delay(facts.run.id, step_id, step, min(due))
 
 
 def _dead_letters(facts: RunFacts) -> Iterator[Finding]:
