@@ -17,6 +17,7 @@ import msgspec
 from stanchion.core.model import Instant
 
 __all__ = [
+    "ITEM_WORKFLOWS",
     "LEVEL",
     "REPORTING_LEVEL",
     "SHARED_WORKFLOWS",
@@ -32,6 +33,8 @@ REPORTING_LEVEL: Final = 2
 """Processes of this level and above report themselves into the store."""
 SHARED_WORKFLOWS: Final = 2
 """The level of shared workflows and pins: older replicas would look for an own workflow."""
+ITEM_WORKFLOWS: Final = 2
+"""The level of for-each steps with a workflow: older replicas cannot decode them."""
 LEVEL: Final = 2
 """The level of this version."""
 

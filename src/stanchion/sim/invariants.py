@@ -362,7 +362,7 @@ _NAMED_BY: Final[Mapping[type[object], frozenset[WhyCode]]] = {
     OnRetry: frozenset({WhyCode.RETRY_PENDING}),
     OnReplay: frozenset({WhyCode.DEAD_LETTER}),
     OnJob: _JOB_CODES,
-    OnItems: _JOB_CODES | {WhyCode.RETRY_PENDING, WhyCode.DEAD_LETTER},
+    OnItems: _JOB_CODES | {WhyCode.RETRY_PENDING, WhyCode.DELAY_PENDING, WhyCode.DEAD_LETTER},
 }
 _STOPPED: Final = frozenset({StepStatus.CANCELLED, StepStatus.TIMED_OUT})
 
@@ -393,6 +393,8 @@ def change_was_named(before: Run, after: Run, found: Sequence[Finding]) -> Itera
         now, codes = after.step(step_id), _NAMED_BY.get(type(was.wait))
         if codes is None or now == was or now.status in _STOPPED:
             continue
-        if not any(each.step_id == step_id and each.code in codes for each in found):
+        # Steps of items are named by their own ids.
+        about = [each for each in found if f"{each.step_id}.".startswith(f"{step_id}.")]
+        if not any(each.code in codes for each in about):
             said = [f"{each.code} {each.step_id}" for each in found]
             yield f"run {after.id}: '{step_id}' left {was.wait}, and why said {said}"

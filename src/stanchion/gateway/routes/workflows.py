@@ -9,8 +9,8 @@ import msgspec
 from stanchion.core.faults import WorkflowFaults
 from stanchion.core.model import TenantId, WorkflowId, WorkflowSource, shared_name
 from stanchion.core.plan import link, subworkflows
-from stanchion.core.upgrade import SHARED_WORKFLOWS
-from stanchion.core.workflow import Workflow
+from stanchion.core.upgrade import ITEM_WORKFLOWS, SHARED_WORKFLOWS
+from stanchion.core.workflow import ForEachWorkflowSpec, Workflow
 from stanchion.core.workflow_file import Format, parse_workflow, with_lines
 from stanchion.gateway.problems import Refusal, invalid, not_found, upgrade_unfinished
 from stanchion.gateway.route import (
@@ -64,6 +64,10 @@ async def put_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
     workflow = await _checked(call, WorkflowSource.OWN)
     if isinstance(workflow, Refusal):
         return workflow
+    if any(isinstance(spec, ForEachWorkflowSpec) for spec in workflow.steps.values()):
+        unfinished = await call.services.upgrades.require(ITEM_WORKFLOWS)
+        if unfinished is not None:
+            return upgrade_unfinished("a for_each with a workflow", unfinished)
     entry = call.audit(f"workflow/{workflow.id}", tenant=call.tenant)
     version = await call.services.store.put_workflow(call.tenant, workflow, audit=entry)
     call.services.plans.forget(call.tenant, workflow.id)
@@ -228,7 +232,7 @@ ROUTES: Final = (
         scope=RouteScope.TENANT,
         takes=Takes.TEXT,
         answer=ApplyAnswer,
-        codes=(Code.INVALID_WORKFLOW,),
+        codes=(Code.INVALID_WORKFLOW, Code.UPGRADE_UNFINISHED),
     ),
     Route(
         method="GET",
