@@ -6,15 +6,20 @@ Embedded, the one server is started again on the same file. With replicas, the o
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import random
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
+import httpx2
 import pytest
 
 from tests.acceptance.caller import Caller, calling
 from tests.acceptance.load import Load
 from tests.acceptance.stack import RUN_TTL_S, Kind, Stack, running_stack
 from tests.acceptance.waiting import until
+from tests.acceptance.workflows import HOLD
 
 ROUNDS = 3
 ROUNDS_OF_CHAOS = 30
@@ -69,6 +74,88 @@ async def test_c4_a_replica_that_sleeps_past_its_leases_changes_nothing_when_it_
     finally:
         await load.stop()
     await load.check()
+
+
+@ON_TWO
+async def test_every_change_has_its_audit_entry_and_every_entry_its_change(
+    killed: Stack, tenant: Caller
+) -> None:
+    await _audited_rounds(killed, tenant, rounds=2, chance=random.Random(9))
+
+
+@pytest.mark.chaos
+@ON_TWO
+async def test_every_change_has_its_audit_entry_in_many_rounds(
+    killed: Stack, tenant: Caller
+) -> None:
+    await _audited_rounds(killed, tenant, rounds=ROUNDS_OF_CHAOS, chance=random.Random(10))
+
+
+async def _audited_rounds(
+    stack: Stack, caller: Caller, *, rounds: int, chance: random.Random
+) -> None:
+    """Kill a server while callers change things; then compare the log with what has changed."""
+    others = [caller.other() for _ in range(4)]
+    for each in others:
+        await each.apply("held", HOLD)
+    changing = [asyncio.create_task(_change(each)) for each in others]
+    for number in range(rounds):
+        await asyncio.sleep(chance.uniform(0.1, 0.4))
+        killed = number % len(stack.replicas)
+        stack.replicas[killed].kill()
+        await asyncio.to_thread(stack.replicas[killed].start)
+    for task in changing:
+        task.cancel()
+    await asyncio.gather(*changing, return_exceptions=True)
+    for each in others:
+        await _compare(each)
+
+
+async def _change(caller: Caller) -> None:
+    """Change a configuration, a workflow and a run, again and again."""
+    for number in itertools.count(1):
+        with contextlib.suppress(httpx2.TransportError, AssertionError):
+            await caller.configure(max_concurrent_runs=1_000 + number)
+            await caller.apply("changing", {**HOLD, "timeout_s": number})
+            await caller.cancel((await caller.start("held")).run_id)
+        await asyncio.sleep(0)
+
+
+async def _compare(caller: Caller) -> None:
+    async def all_that_were_cancelled_have_ended() -> bool:
+        subjects = {entry["subject"] for entry in await _log(caller, "run.cancel")}
+        return not subjects & {f"run/{run['run_id']}" for run in await caller.unfinished()}
+
+    await until(all_that_were_cancelled_have_ended, within_s=RECOVERED_S)
+    cancelled = sorted(f"run/{run['run_id']}" for run in await caller.runs("cancelled"))
+    assert sorted(entry["subject"] for entry in await _log(caller, "run.cancel")) == cancelled
+    assert cancelled
+    configs = await _log(caller, "tenant.put")
+    assert [entry["before"] for entry in configs] == [
+        *(entry["after"] for entry in configs[1:]),
+        None,
+    ]
+    config = await caller.get(f"/v1/admin/tenants/{caller.tenant}")
+    assert configs[0]["after"]["max_concurrent_runs"] == config["max_concurrent_runs"]
+    versions = [
+        entry["after"]["version"]
+        for entry in await _log(caller, "workflow.put")
+        if entry["subject"] == "workflow/changing"
+    ]
+    newest = (await caller.get("/v1/workflows/changing"))["version"]
+    assert versions == [*range(newest, 0, -1)]
+
+
+async def _log(caller: Caller, action: str) -> list[dict[str, Any]]:
+    """The caller's entries of one kind, newest first."""
+    found: list[dict[str, Any]] = []
+    path = f"/v1/admin/audit?action={action}&limit=1000"
+    while True:
+        page = await caller.get(path)
+        found += page["entries"]
+        if page["cursor"] is None:
+            return found
+        path = f"/v1/admin/audit?action={action}&limit=1000&cursor={page['cursor']}"
 
 
 async def _rounds(stack: Stack, caller: Caller, rounds: int, chance: random.Random) -> None:
