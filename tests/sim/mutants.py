@@ -22,7 +22,9 @@ from stanchion.adapters.store.memory.state import Account, MemoryState
 from stanchion.core import lease, rerun
 from stanchion.core import why as why_module
 from stanchion.core.admission import Admitted, Verdict
+from stanchion.core.audit import AuditEntry
 from stanchion.core.draft import Draft, ItemDraft
+from stanchion.core.events import Event
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import (
     AcquireDecision,
@@ -56,6 +58,7 @@ from stanchion.ports.records import (
     ExpiredJob,
     JobState,
     OutboxRow,
+    PostAnswer,
     Result,
 )
 from stanchion.sim.bus import BusPort
@@ -189,6 +192,18 @@ class _SlotLater(SimStore):
 
     def _free(self, tenant: TenantId) -> None:
         self._state.account(tenant).active -= 1
+
+
+class _ChangeWithoutEntry(SimStore):
+    async def post(
+        self,
+        run_id: RunId,
+        event: Event,
+        *,
+        entry_id: str,
+        audit: AuditEntry | None = None,  # noqa: ARG002 - the defect
+    ) -> PostAnswer:
+        return await super().post(run_id, event, entry_id=entry_id)
 
 
 class _KeyLater(SimStore):
@@ -457,6 +472,11 @@ ALL: Final = (
         name="key-reserved-apart",
         says="key and run are written in two steps",
         store=_KeyLater,
+    ),
+    Mutant(
+        name="change-without-entry",
+        says="a decision is recorded and its audit entry is not",
+        store=_ChangeWithoutEntry,
     ),
     Mutant(name="cap-read-before", says="the cap is checked on an old count", store=_CapRead),
     Mutant(

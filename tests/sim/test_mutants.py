@@ -27,6 +27,7 @@ FOUND_ON = {
     "source-not-recorded": (0, "versions in force"),
     "pin-ignored": (0, "versions in force"),
     "key-reserved-apart": (0, "one run per key"),
+    "change-without-entry": (0, "every change has its audit entry"),
     "cap-read-before": (12, "never above the cap"),
     "ack-before-commit": (0, "no accepted result is lost"),
     "publish-before-commit": (23, "what is waited for is out there"),

@@ -181,6 +181,12 @@ def inbox_has_row(state: MemoryState, run_id: RunId) -> Iterator[str]:
         yield f"run {run_id} has {len(file.inbox)} events in its inbox and no row in the outbox"
 
 
+def audited_with_the_change(change: str, *, expected: int, grown: int) -> Iterator[str]:
+    """A change by a person has an audit entry, and nothing else has one."""
+    if grown != expected:
+        yield f"{change[:200]}: {grown} audit entries instead of {expected}"
+
+
 # ── Leases ───────────────────────────────────────────────────────────────────────────────────────
 
 

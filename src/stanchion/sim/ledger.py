@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from stanchion.core import invariants as of_core
 from stanchion.core.admission import Admitted, Full
+from stanchion.core.events import Approved, CancelRequested, Rejected
 from stanchion.core.model import Instant, JobId, Risk, Run, RunId, TenantId
 from stanchion.core.plan import Plan
 from stanchion.core.settings import DEFAULTS, Settings, read_settings
@@ -31,6 +32,7 @@ from stanchion.ports.records import (
     JobState,
     Loaded,
     OutboxRow,
+    PostAnswer,
 )
 from stanchion.services.gate_answers import (
     GateFailed,
@@ -52,6 +54,14 @@ Ambush: TypeAlias = Callable[[Process, RunId, ObservedHold], bool]
 """Called at every read under a lease; returns whether it acted, and is then removed."""
 Trap: TypeAlias = Callable[[SimLink, Commit], bool]
 """Called at every commit, likewise."""
+_LETTER_VERBS: Final = frozenset({"replay_dead_letter", "discard_dead_letter"})
+_AUDITED_VERBS: Final = frozenset(
+    {
+        *("admit", "put_workflow", "put_shared_workflow", "put_tenant", "delete_tenant"),
+        *("put_document", "delete_document", "audit_slots", "add_audit", "purge"),
+    }
+)
+"""Methods that write an audit entry for some of their changes."""
 _CLOSED: Final = frozenset({Risk.HIGH, Risk.CRITICAL})
 """Classes whose policy no scenario changes: they fail closed."""
 _OPEN_JOBS: Final = frozenset({JobState.READY, JobState.LEASED})
@@ -98,6 +108,8 @@ class Ledger:
     """Faults that wait for a replica between reading a run and writing it."""
     traps: list[Trap] = field(default_factory=list)
     """Faults that wait for a commit that is about to be sent."""
+    audit_entries: int = 0
+    """How many audit entries the store has written."""
     failed_over_at_s: float = NEVER_S
     explained: dict[RunId, tuple[Finding, ...]] = field(default_factory=dict)
     """What ``why`` said about runs that have not changed since."""
@@ -176,10 +188,29 @@ class Ledger:
         note = _NOTES.get(verb)
         if note is not None:
             note(self, _Seen(link.caller, verb, arguments, answer, is_late))
+        self._compare_audit(verb, arguments, answer)
+
+    def _compare_audit(self, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
+        """Check that the audit log grew by what a person has changed, and in the same step."""
+        state = self.store.real.state
+        length = state.audit_removed + len(state.audit_log)
+        grown, self.audit_entries = length - self.audit_entries, length
+        if verb == "post":
+            is_asked = isinstance(arguments[1], Approved | Rejected | CancelRequested)
+            expected = int(is_asked and answer is PostAnswer.POSTED)
+        elif verb in _LETTER_VERBS:
+            expected = int(answer is not None)
+        elif verb in _AUDITED_VERBS:
+            return
+        else:
+            expected = 0
+        said = must.audited_with_the_change(f"{verb} {arguments}", expected=expected, grown=grown)
+        self.history.check("every change has its audit entry", said)
 
     def failed_over(self) -> None:
         """The store has lost its last writes: take over its state."""
         state = self.store.real.state
+        self.audit_entries = state.audit_removed + len(state.audit_log)
         self.failed_over_at_s = asyncio.get_running_loop().time()
         self.explained.clear()
         self.runs = {run_id: file.run for run_id, file in state.runs.items()}

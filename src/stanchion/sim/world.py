@@ -17,6 +17,7 @@ from zlib import crc32
 
 import msgspec
 
+from stanchion.core.audit import AuditEntry
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import OnDecision, RunId, TenantId
 from stanchion.core.retry import WorkAllowance
@@ -51,6 +52,9 @@ _DISCARDS: Final = 2
 """One in this many dead letters of jobs is discarded; the others are replayed."""
 _UNBOUNDED_WORK: Final = WorkAllowance(share=1.0, burst_s=1e6)
 """Unlimited: measured processor time would make refusals differ between runs of a seed."""
+
+
+_SETTLED: Final = AuditEntry(action="dead_letter.settle", actor="operator", subject="dead_letter")
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,5 +343,5 @@ class World:
         inbox = replica.services.inbox
         with suppress(BackendError):
             settle = inbox.discard if is_discard else inbox.replay
-            letter = await settle(letter_id, actor="operator")
+            letter = await settle(letter_id, actor="operator", audit=_SETTLED)
             self.history.tell(f"person {verb} {letter_id}: {letter is not None}")
