@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -13,44 +16,89 @@ from stanchion.console.pictures import CELLS_MAX, TakenSlot, slot_board
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.ports.errors import BackendError
 
-__all__ = ["ACTIONS", "PAGES"]
+__all__ = ["ACTIONS", "PAGES", "would_admit"]
 
 _LIMIT: Final = 25
+_TENANTS_MAX: Final = 1_000
+_RECEIPTS_MAX: Final = 1_000
+_ENDED: Final = 50
+"""Runs whose length is averaged."""
 _ACTIVE: Final = ("pending", "running", "waiting")
 
 
 async def board(view: View) -> Data:
-    """The tenants, those under pressure first."""
-    api = view.api
-    if not api.allows("GET /v1/admin/admission"):
-        page = await api.get("/v1/admin/tenants", limit=_LIMIT, cursor=view.query.get("cursor"))
-        rows = [_configured(each) for each in page.tenants]
-        missing: tuple[str, ...] = ()
-    else:
-        page = await api.get(
-            "/v1/admin/admission",
-            limit=_LIMIT,
-            cursor=view.query.get("cursor"),
-            sort=view.query.get("sort"),
-        )
-        rows = [_seen(each) for each in page.tenants]
-        missing = tuple(getattr(page, "replicas_missing", ()))
+    """The tenants, those under pressure first; of a chosen one also what other caps would do."""
+    api, query = view.api, view.query
+    page = await api.get(
+        "/v1/admin/admission",
+        limit=_LIMIT if view.tenant is None else _TENANTS_MAX,
+        cursor=query.get("cursor"),
+        sort=query.get("sort"),
+    )
+    found = [each for each in page.tenants if view.tenant in {None, each.tenant}]
+    rows = [_seen(each) for each in found]
     boards = await asyncio.gather(*(_board(view, row) for row in rows))
     return {
         "rows": list(zip(rows, boards, strict=True)),
-        "cursor": page.cursor,
-        "missing": missing,
-        "has_figures": api.allows("GET /v1/admin/admission"),
+        "cursor": page.cursor if view.tenant is None else None,
+        "missing": page.replicas_missing,
         "may_change": api.allows("PUT /v1/admin/tenants/{tenant}"),
         "has_decisions": api.allows("GET /v1/admin/decisions"),
-        "full": sum(1 for row in rows if row["is_full"]),
+        "what_if": await _what_if(view, rows[0]) if view.tenant is not None and rows else None,
     }
 
 
-def _configured(row: Any) -> dict[str, Any]:  # noqa: ANN401 - a wire type
-    limit, active = row.max_concurrent_runs, getattr(row, "active", None)
-    is_full = active is not None and limit is not None and active >= limit
-    return {"tenant": row.tenant, "limit": limit, "active": active, "is_full": is_full}
+def would_admit(refused: Sequence[tuple[int, str | None]], *, extra: int, held_ms: float) -> int:
+    """How many refused callers so many more slots would have admitted.
+
+    ``refused`` has the time and the idempotency key of each refusal, oldest first. An admitted run
+    holds its slot for ``held_ms``. Refusals of a caller that tries again with its key count once.
+    """
+    ends: list[float] = []
+    admitted: set[str] = set()
+    count = 0
+    for at_ms, key in refused:
+        while ends and ends[0] <= at_ms:
+            heapq.heappop(ends)
+        if key in admitted or len(ends) >= extra:
+            continue
+        heapq.heappush(ends, at_ms + held_ms)
+        count += 1
+        if key is not None:
+            admitted.add(key)
+    return count
+
+
+async def _what_if(view: View, row: dict[str, Any]) -> Data | None:
+    """What other caps would have admitted of the last hour's refused starts."""
+    limit, api = row["limit"], view.api
+    if limit is None or not api.allows("GET /v1/admin/decisions"):
+        return None
+    since = datetime.fromtimestamp(view.now / 1000 - 3_600, UTC)
+    listed = await api.get(
+        "/v1/admin/decisions",
+        limit=_RECEIPTS_MAX,
+        outcome="full",
+        since=since.isoformat(timespec="seconds"),
+    )
+    refused = sorted((round(each.at.timestamp() * 1000), each.key) for each in listed.decisions)
+    ended = await api.get("/v1/runs", status=["succeeded", "failed"], limit=_ENDED)
+    lengths = [
+        (run.finished_at - run.created_at).total_seconds() * 1000
+        for run in ended.runs
+        if run.finished_at is not None
+    ]
+    if not refused or not lengths:
+        return {"callers": 0, "caps": [], "held_ms": None, "left_out": 0}
+    held_ms = sum(lengths) / len(lengths)
+    callers = {key if key is not None else number for number, (_, key) in enumerate(refused)}
+    caps = sorted({limit + 1, limit + 2, limit * 2, limit * 4} - {limit, 0})
+    return {
+        "callers": len(callers),
+        "caps": [(cap, would_admit(refused, extra=cap - limit, held_ms=held_ms)) for cap in caps],
+        "held_ms": held_ms,
+        "left_out": sum(each.left_out for each in listed.decisions),
+    }
 
 
 def _seen(row: Any) -> dict[str, Any]:  # noqa: ANN401 - a wire type
@@ -59,11 +107,9 @@ def _seen(row: Any) -> dict[str, Any]:  # noqa: ANN401 - a wire type
     return {**figures, "is_full": is_full}
 
 
-async def _board(view: View, row: dict[str, Any]) -> Markup | None:
+async def _board(view: View, row: dict[str, Any]) -> Markup:
     """The slots of a tenant as cells that lead to their runs."""
     active, limit = row["active"], row["limit"]
-    if active is None:
-        return None
     tenant = row["tenant"]
     taken: list[TakenSlot] = []
     if active > 0 and max(active, limit or 0) <= CELLS_MAX:
@@ -107,7 +153,7 @@ BOARD: Final = Page(
     title="Admission",
     template="admission.html",
     load=board,
-    needs="GET /v1/admin/tenants",
+    needs="GET /v1/admin/admission",
     nav=Nav(group="Now", label="Admission", letter="a"),
 )
 PAGES: Final = (BOARD,)
