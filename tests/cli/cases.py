@@ -730,8 +730,9 @@ CASES: Final = (
         says=("without a lock: 1", "run/r-2  low    no answer", "last minute: 3", "acquired  7"),
     ),
     Case(
-        args=("lease", "release", "admission/acme"),
+        args=("lease", "release", "admission/acme", "--reason", "its holder is gone"),
         asks=("DELETE", "/v1/admin/leases/admission/acme"),
+        query={"reason": "its holder is gone"},
         answer=LEASE,
         shape=admin.LeaseRow,
         says=("admission/acme is released",),

@@ -189,6 +189,9 @@ def test_a_lock_is_released_by_force_with_a_reason(scene: Scene, visits: Visits)
     shows(tab, "The lock was released")
     names = [row["name"] for row in scene.ask("GET", "/v1/admin/leases")["leases"]]
     assert "run/stuck" not in names
+    tab.goto("/console/audit?action=lease.release")
+    tab.click("main summary")
+    assert "its replica is gone" in tab.inner_text("main table")
 
 
 def test_a_policy_changed_on_one_replica_is_seen_on_the_other(scene: Scene, visits: Visits) -> None:

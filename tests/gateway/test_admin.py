@@ -122,10 +122,13 @@ async def test_what_an_operator_does_to_locks_is_in_the_log(
 ) -> None:
     caplog.set_level("INFO", logger="stanchion")
     await house.ask("POST", "/v1/admin/leases", {"name": "run/x", "ttl_s": 60})
-    await house.ask("DELETE", "/v1/admin/leases/run/x")
+    await house.ask("DELETE", "/v1/admin/leases/run/x?reason=its%20holder%20is%20gone")
     lines = {each.message: each.__dict__["fields"] for each in caplog.records}
     assert lines["lease_held_by_hand"]["actor"] == "anonymous"
     assert lines["lease_released_by_hand"]["lease"] == "run/x"
+    assert lines["lease_released_by_hand"]["reason"] == "its holder is gone"
+    (entry, *_) = (await house.ask("GET", "/v1/admin/audit?action=lease.release")).json["entries"]
+    assert entry["after"] == {"reason": "its holder is gone"}
 
 
 async def let_a_job_die(house: House) -> str:

@@ -256,10 +256,16 @@ class Session:
         return found[0] if found else given
 
     def send(
-        self, method: str, path: str, body: object = None, *, key: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        key: str | None = None,
+        query: Mapping[str, object] | None = None,
     ) -> ApiAnswer:
         """Send a request that changes something."""
-        return self.server.ask(method, path, body=body, key=key)
+        return self.server.ask(method, path, body=body, key=key, query=query)
 
     def create(self, path: str, body: object, key: str | None) -> ApiAnswer:
         """Create a run or job, with a random idempotency key if none is given.

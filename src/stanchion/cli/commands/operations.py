@@ -60,13 +60,15 @@ def hold_lease(session: Session, name: str, ttl_s: float) -> None:
 
 @lease.command("release")
 @_name_argument
+@click.option("--reason", metavar="TEXT", help="Why; it is kept in the audit log.")
 @talks
-def release_lease(session: Session, name: str) -> None:
+def release_lease(session: Session, name: str, reason: str | None) -> None:
     """Release a lock of any holder. It is audited.
 
     Its holder finds out when it renews or commits: the state stays right, work may be done twice.
     """
-    document = session.send("DELETE", path_to("admin", "leases", name)).document
+    path = path_to("admin", "leases", name)
+    document = session.send("DELETE", path, query={"reason": reason}).document
     session.show(document, lambda _: [f"{cell(name)} is released"])
 
 

@@ -76,9 +76,7 @@ async def ask_release(view: View) -> Data:
 async def release(view: View) -> Redirect:
     """Take a lock away from its holder."""
     name = view.form.get("name")
-    reason = view.form.get("reason") or None
-    given = {"reason": reason} if view.api.takes(_RELEASE, "reason") else {}
-    await view.api.send(_RELEASE, {"name": name}, **given)
+    await view.api.send(_RELEASE, {"name": name}, reason=view.form.get("reason"))
     return Redirect(view.at("leases", name=name), "lease_released")
 
 

@@ -47,7 +47,7 @@ from stanchion.wire.admin import (
     SetEscalation,
     UnlockedRow,
 )
-from stanchion.wire.identifiers import LockName
+from stanchion.wire.identifiers import Comment, LockName
 from stanchion.wire.problems import Code
 
 __all__ = ["ESCALATION_ROUTES", "HISTORY_ROUTES", "ROUTES"]
@@ -95,7 +95,13 @@ async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
             assert_never(answer)
 
 
-async def release_lease(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
+class WithReason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why it is done, for the audit log."""
+
+    reason: Comment | None = None
+
+
+async def release_lease(call: Call[NoBody, WithReason]) -> Reply | Refusal:
     """Release a lock by force, whichever process holds it."""
     locks = _locks(call)
     name = call.params["name"]
@@ -106,11 +112,18 @@ async def release_lease(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
         _away(call, error)
     if view is None or not is_released:
         return not_found("lease")
+    reason = call.query.reason
     log_event(
-        logging.WARNING, "lease_released_by_hand", lease=name, fence=view.fence, actor=call.actor
+        logging.WARNING,
+        "lease_released_by_hand",
+        lease=name,
+        fence=view.fence,
+        actor=call.actor,
+        reason=reason,
     )
     was: JsonObject = {"fence": view.fence, "expires_in_ms": view.expires_in_ms}
-    entry = call.audit(f"lease/{name}", tenant=await _tenant_of(call, name), before=was)
+    now: JsonObject | None = None if reason is None else {"reason": reason}
+    entry = call.audit(f"lease/{name}", tenant=await _tenant_of(call, name), before=was, after=now)
     await call.services.store.add_audit(entry)
     return Reply(_row(call, view))
 
@@ -169,14 +182,14 @@ async def _tenant_of(call: Call[Any, Any], name: str) -> TenantId | None:
     return None if loaded is None else loaded.run.tenant
 
 
-def _locks(call: Call[HoldLease, NoQuery] | Call[NoBody, NoQuery]) -> Locks:
+def _locks(call: Call[Any, Any]) -> Locks:
     if call.services.locks is None:
         refusal = call.state.unavailable(Code.LOCKS_UNAVAILABLE, "there is no lock backend")
         raise RequestRefused(refusal)
     return call.services.locks
 
 
-def _away(call: Call[HoldLease, NoQuery] | Call[NoBody, NoQuery], error: BackendError) -> Never:
+def _away(call: Call[Any, Any], error: BackendError) -> Never:
     log_event(logging.WARNING, "lease_route_failed", error=sentence(error))
     refusal = call.state.unavailable(Code.LOCKS_UNAVAILABLE, "the lock backend does not answer")
     raise RequestRefused(refusal) from error
@@ -226,6 +239,7 @@ ROUTES: Final = (
         summary="Release a lock by force, whichever process holds it.",
         roles=OPERATORS,
         scope=RouteScope.DEPLOYMENT,
+        query=WithReason,
         answer=LeaseRow,
         codes=(Code.NOT_FOUND, Code.LOCKS_UNAVAILABLE),
     ),
