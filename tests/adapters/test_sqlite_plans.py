@@ -227,7 +227,7 @@ _VERBS: dict[str, _Verb] = {
     "expire": lambda world: jobs.expire_jobs(world.later().db, limit=5, max_deliveries=5),
     "fire timers": lambda world: outbox.fire_timers(world.later().db, limit=5),
     "take outbox": lambda world: outbox.take_outbox(world.db, limit=5, hold_ms=50),
-    "audit": lambda world: housekeeping.audit_slots(world.db, "", 1, None),
+    "audit": lambda world: housekeeping.audit_slots(world.db, limit=1),
     "purge": lambda world: housekeeping.purge(world.db, finished_before=_AHEAD, limit=2),
 }
 

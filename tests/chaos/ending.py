@@ -76,7 +76,7 @@ async def check_store(tally: Tally, store: RedisStore, ended: Mapping[str, Ended
             slots_are_unfinished_runs(tenant, counted, unfinished),
             [f"{tenant} has {counted} slots in use"] if counted else [],
         )
-    drifts = [f"{each}" for each in await store.audit_slots(limit=1_000)]
+    drifts = [f"{each}" for each in (await store.audit_slots(limit=1_000)).drifts]
     tally.look("the audit of slots finds nothing", drifts)
     rows = await store.outbox_size()
     tally.look("the outbox is empty", [f"{rows} rows are left"] if rows else [])

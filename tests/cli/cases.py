@@ -116,6 +116,12 @@ KEY: Final = admin.KeyRow(
     last_used_at=LATER,
     revoked_at=None,
 )
+DRIFT: Final = admin.DriftAnswer(
+    at=AT,
+    checked=5,
+    drifted=1,
+    repaired=(admin.DriftRow(tenant="acme", counted=3, true=2),),
+)
 REPLICA: Final = admin.ReplicaRow(
     replica="a1b2",
     version="0.2.0",
@@ -620,6 +626,28 @@ CASES: Final = (
         ),
         shape=admin.TenantView,
         says=("active runs     1 of 2", "job_rate_per_s  no limit"),
+    ),
+    Case(
+        args=("drift", "show"),
+        asks=("GET", "/v1/admin/drift"),
+        answer=admin.DriftAnswer(at=None, checked=0, drifted=0, repaired=()),
+        shape=admin.DriftAnswer,
+        says=("tenants  0",),
+    ),
+    Case(
+        args=("drift", "run", "--dry-run"),
+        asks=("POST", "/v1/admin/drift"),
+        query={"dry_run": "true"},
+        answer=DRIFT,
+        shape=admin.DriftAnswer,
+        says=("drifted  1", "acme    3        2", "run it again without --dry-run"),
+    ),
+    Case(
+        args=("drift", "run"),
+        asks=("POST", "/v1/admin/drift"),
+        answer=DRIFT,
+        shape=admin.DriftAnswer,
+        says=("audited  2026-11-15 19:00:00Z",),
     ),
     Case(
         args=("replica", "list"),

@@ -167,6 +167,17 @@ async def _set_escalation(house: House) -> Expected:
     return Expected(answer, "escalation", None, None, body)
 
 
+async def _drift(house: House) -> Expected:
+    await house.start(key=ADMIN, tenant="drifting")
+    account = vars(vars(house.store)["real"])["_state"].account("drifting")
+    account.active += 2
+    dry = await house.ask("POST", "/v1/admin/drift?dry_run=true", {}, key=ADMIN)
+    assert dry.json["repaired"] == [{"tenant": "drifting", "counted": 3, "true": 1}]
+    answer = await house.ask("POST", "/v1/admin/drift", key=ADMIN)
+    assert (answer.json["drifted"], account.active) == (1, 1)
+    return Expected(answer, "tenant/drifting", "drifting", {"active": 3}, {"active": 1})
+
+
 def _holds(found: Any, expected: Any) -> bool:  # noqa: ANN401 - any JSON value
     """Whether a value has the members that are expected. A configuration may have more."""
     if not isinstance(expected, dict) or not isinstance(found, dict):
@@ -192,6 +203,7 @@ CHANGES: Final[dict[str, Callable[[House], Awaitable[Expected]]]] = {
     "create_key": _create_key,
     "revoke_key": _revoke_key,
     "set_escalation": _set_escalation,
+    "audit_drift": _drift,
 }
 
 

@@ -73,3 +73,21 @@ async def test_the_jobs_of_a_worker_are_counted(house: House) -> None:
     await house.ask("POST", "/v1/worker/results", body)
     (row,) = (await house.ask("GET", "/v1/admin/workers")).json["workers"]
     assert row["jobs"] == 0
+
+
+async def test_drift_is_shown_repaired_and_remembered(house: House) -> None:
+    await house.start(tenant="acme")
+    account = vars(vars(house.store)["real"])["_state"].account("acme")
+    account.active += 1
+    for _ in range(2):
+        dry = await house.ask("POST", "/v1/admin/drift?dry_run=true")
+        assert dry.json["drifted"] == 1
+        assert account.active == 2
+    done = await house.ask("POST", "/v1/admin/drift")
+    assert done.json["checked"] == 1
+    assert done.json["repaired"] == [{"tenant": "acme", "counted": 2, "true": 1}]
+    assert account.active == 1
+    assert (await house.ask("GET", "/v1/admin/drift")).json == done.json
+    assert (await house.ask("POST", "/v1/admin/drift?dry=1")).status == 422
+    assert (await house.ask("POST", "/v1/admin/drift?dry_run=maybe")).status == 422
+    assert (await house.ask("POST", "/v1/admin/drift", {"x": 1})).status == 422

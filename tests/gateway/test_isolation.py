@@ -276,6 +276,8 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "create_key": forbidden,
     "list_keys": own_only,
     "revoke_key": not_there,
+    "get_drift": forbidden,
+    "audit_drift": forbidden,
     "list_replicas": forbidden,
     "list_workers": own_workers,
     "get_escalation": forbidden,

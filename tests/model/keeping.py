@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant, RunId, WorkflowId
-from stanchion.ports.records import DeadLetter, OutboxRow, Page, Tenant
+from stanchion.ports.records import DeadLetter, Drift, OutboxRow, Page, Tenant
 from stanchion.ports.store import Store
 from tests.model.call import LONG_MS, SHORT_MS, Call, Domain
 from tests.model.plans import WORKFLOWS
@@ -243,9 +243,10 @@ class Audit(msgspec.Struct, frozen=True):
     """Compare slots with runs."""
 
     async def bind(self, world: World) -> Call:
-        return Call(
-            str(self), lambda side: side.store.audit_slots(limit=100), is_alone=world.is_spread
-        )
+        async def drifts(side: Side) -> tuple[Drift, ...]:
+            return (await side.store.audit_slots(limit=100)).drifts
+
+        return Call(str(self), drifts, is_alone=world.is_spread)
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True):

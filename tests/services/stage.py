@@ -201,7 +201,7 @@ class World:
         assert await self.store.outbox_size() == 0
         assert await self.store.ready_topics() == {}
         assert (await self.store.list_dead_letters(None)).items == ()
-        assert await self.store.audit_slots(limit=1_000) == ()
+        assert (await self.store.audit_slots(limit=1_000)).drifts == ()
         assert await self.locks.list() == []
 
     # ── Workers ──────────────────────────────────────────────────────────────────────────────────

@@ -82,6 +82,10 @@ app = LazyGroup(
             _HERE + "operations:escalation",
             "See and override whether failing open is allowed.",
         ),
+        "drift": (
+            _HERE + "operations:drift",
+            "See and repair counts of slots that differ from the runs.",
+        ),
         "replica": (
             _HERE + "operations:replica",
             "See the server processes of the deployment.",

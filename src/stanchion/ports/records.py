@@ -68,6 +68,7 @@ __all__ = [
     "RunFilter",
     "RunIndex",
     "RunSummary",
+    "SlotAudit",
     "StaleFence",
     "StoredSummaries",
     "StoredSummary",
@@ -492,8 +493,17 @@ class StoredSummaries(msgspec.Struct, frozen=True):
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """A tenant whose count of slots differed from its unfinished runs, and was corrected."""
+    """A tenant whose count of slots differs from its unfinished runs."""
 
     tenant: TenantId
     counted: int
     actual: int
+
+
+class SlotAudit(msgspec.Struct, frozen=True):
+    """A comparison of slots with unfinished runs, for some tenants."""
+
+    checked: int
+    drifts: tuple[Drift, ...]
+    cursor: str | None = None
+    """Where the next comparison continues; ``None`` after the last tenant."""

@@ -53,7 +53,6 @@ from stanchion.ports.records import (
     CommitAnswer,
     DeadLetter,
     Document,
-    Drift,
     ExpiredJob,
     FeedEntry,
     JobLease,
@@ -68,6 +67,7 @@ from stanchion.ports.records import (
     Result,
     RunFilter,
     RunSummary,
+    SlotAudit,
     StoredSummaries,
     StoredWorkflow,
     Tenant,
@@ -480,12 +480,17 @@ class Housekeeping(Protocol):
         """
 
     async def audit_slots(
-        self, *, limit: int, audit: AuditEntry | None = None
-    ) -> tuple[Drift, ...]:
-        """Compare the slots of the next ``limit`` tenants with their unfinished runs, and correct.
+        self,
+        *,
+        limit: int,
+        cursor: str | None = None,
+        repair: bool = True,
+        audit: AuditEntry | None = None,
+    ) -> SlotAudit:
+        """Compare the slots of tenants with their unfinished runs, and with ``repair`` correct.
 
-        Repeated calls go through all tenants in turn. An entry is written for each correction: the
-        store sets its subject, tenant, ``before`` and ``after``.
+        An entry is written for each correction: the store sets its subject, tenant, ``before`` and
+        ``after``.
         """
 
     async def purge(self, *, finished_before: Instant, limit: int) -> int:

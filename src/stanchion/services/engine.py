@@ -34,7 +34,7 @@ from stanchion.services.outbox import AT_ONCE_MAX, Calls, Relay
 from stanchion.services.plans import Linker, Plans, link_here
 from stanchion.services.pressure import OverviewService
 from stanchion.services.receipts import ReceiptService
-from stanchion.services.reconciler import Reconciler
+from stanchion.services.reconciler import SLOTS_PART, Reconciler, SlotAuditor
 from stanchion.services.replicas import ReplicaReporter
 from stanchion.services.scheduler import Scheduler
 from stanchion.services.settings import RulesInForce, SettingsService
@@ -169,6 +169,7 @@ class Engine:
             settings_revision=lambda: settings.revision,
             workers=scheduler.workers,
         )
+        replicas.contribute(SLOTS_PART, self._reconciler.slots.summary)
         self._clock = clock
         self._stop_hearing = bus.listen(Bell.ESCALATION, self._hear)
         admission_signals = AdmissionSignals(
@@ -203,6 +204,7 @@ class Engine:
                 store, clock=clock, entropy=backends.entropy, registry=registry
             ),
             replicas=replicas,
+            slots=self._reconciler.slots,
             explainer=RunExplainer(
                 backends,
                 plans=plans,
@@ -311,5 +313,6 @@ class Services(Backends):
     replicas: ReplicaReporter
     receipts: ReceiptService
     explainer: RunExplainer
+    slots: SlotAuditor
     overview: OverviewService
     upgrades: Upgrades

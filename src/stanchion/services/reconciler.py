@@ -17,23 +17,31 @@ reconcile at the same time.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
+
+import msgspec
 
 from stanchion.core.audit import SYSTEM, AuditEntry
 from stanchion.core.escalation import Level
 from stanchion.core.events import JobReturned
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, place_of
 from stanchion.core.retry import within
 from stanchion.ports.bus import Bell
+from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError
-from stanchion.ports.records import ExpiredJob
+from stanchion.ports.records import Drift, ExpiredJob
+from stanchion.ports.store import Store
 from stanchion.services.advance import Advancer
 from stanchion.services.context import ReplicaContext
 from stanchion.services.escalation import EscalationService
 from stanchion.services.log import OutageLogger, log_event
+from stanchion.services.replicas import ReplicaView
+from stanchion.services.signals import EngineSignals
 
-__all__ = ["Reconciler"]
+__all__ = ["SLOTS_PART", "Reconciler", "SlotAuditor", "SlotReport"]
 
 EVERY_MS: Final = 1_000
 JOBS_MAX: Final = 500
@@ -44,6 +52,8 @@ _PURGE_EVERY: Final = 10
 _PURGES_MAX: Final = 100
 
 
+SLOTS_PART: Final = "slots"
+"""The part of a summary with the last audit."""
 _REPAIR: Final = AuditEntry(action="drift.repair", actor=SYSTEM, subject="")
 """The audit entry of a corrected count. The store sets its subject."""
 
@@ -70,6 +80,7 @@ class Reconciler:
         self._escalating = escalating
         self._max_deliveries = max_deliveries
         self._retention_ms = retention_ms
+        self.slots = SlotAuditor(context.store, clock=context.clock, signals=context.signals)
         self._round = 0
         self._outage = OutageLogger("reconcile_failed", "reconcile_recovered")
 
@@ -141,15 +152,7 @@ class Reconciler:
 
     async def audit(self) -> None:
         """Compare slots with unfinished runs, for the next tenants in turn."""
-        for drift in await self._store.audit_slots(limit=AUDIT_MAX, audit=_REPAIR):
-            self._signals.drifted(1)
-            log_event(
-                logging.ERROR,
-                "slot_drift",
-                tenant=drift.tenant,
-                counted=drift.counted,
-                actual=drift.actual,
-            )
+        await self.slots.audit_some()
 
     async def purge(self) -> None:
         """Remove runs past their retention, in small batches so that other calls get a turn."""
@@ -180,3 +183,93 @@ class Reconciler:
         if self._round % _AUDIT_EVERY == 0:
             tenants = self._signals.tenants()
             self._signals.active({each: await self._store.active_runs(each) for each in tenants})
+
+
+class SlotReport(msgspec.Struct, frozen=True):
+    """The result of an audit of slots over all tenants."""
+
+    at: Instant
+    checked: int
+    drifts: tuple[Drift, ...]
+    drifted: int | None = None
+    """The number of drifts, if not all of them are here."""
+
+    def brief(self) -> SlotReport:
+        """The report with its first drifts only, for the summary of a replica."""
+        return SlotReport(self.at, self.checked, self.drifts[:_BRIEF], len(self.drifts))
+
+
+_BRIEF: Final = 100
+
+
+class SlotAuditor:
+    """Audits the slots of all tenants, a few at a time or at once, and keeps the last result."""
+
+    def __init__(self, store: Store, *, clock: Clock, signals: EngineSignals) -> None:
+        self._store = store
+        self._clock = clock
+        self._signals = signals
+        self._cursor: str | None = None
+        self._checked = 0
+        self._drifts: list[Drift] = []
+        self._is_first = True
+        self.last: SlotReport | None = None
+        """The last audit of all tenants by this replica; during the first one, as far as it is."""
+
+    def summary(self) -> JsonValue:
+        """The last audit, as a part of the replica's summary."""
+        return None if self.last is None else msgspec.to_builtins(self.last.brief())
+
+    def newest(self, view: ReplicaView) -> SlotReport | None:
+        """The last audit by any replica."""
+        parts = [each.summary.parts.get(SLOTS_PART) for each in view.replicas]
+        found = []
+        for part in parts:
+            with suppress(msgspec.ValidationError):  # none yet, or of another version
+                found.append(msgspec.convert(part, SlotReport))
+        if self.last is not None:
+            found.append(self.last)
+        return max(found, key=lambda report: (report.at, report.drifted is None), default=None)
+
+    async def audit_some(self) -> None:
+        """Audit the next tenants. After the last one it begins again with the first."""
+        part = await self._store.audit_slots(limit=AUDIT_MAX, cursor=self._cursor, audit=_REPAIR)
+        self._repaired(part.drifts)
+        self._cursor = part.cursor
+        self._checked += part.checked
+        self._drifts += part.drifts
+        if part.cursor is None or self._is_first:
+            self.last = SlotReport(self._clock.now(), self._checked, tuple(self._drifts))
+        if part.cursor is None:
+            self._is_first, self._checked, self._drifts = False, 0, []
+
+    async def audit_all(self, *, repair: bool, audit: AuditEntry) -> SlotReport:
+        """Audit all tenants now; with ``repair``, correct and record what is found."""
+        at, cursor, checked = await self._store.now(), None, 0
+        drifts: list[Drift] = []
+        while True:
+            part = await self._store.audit_slots(
+                limit=AUDIT_MAX, cursor=cursor, repair=repair, audit=audit
+            )
+            checked += part.checked
+            drifts += part.drifts
+            if repair:
+                self._repaired(part.drifts)
+            if part.cursor is None:
+                break
+            cursor = part.cursor
+        report = SlotReport(at, checked, tuple(drifts))
+        if repair:
+            self.last = report
+        return report
+
+    def _repaired(self, drifts: Sequence[Drift]) -> None:
+        for drift in drifts:
+            self._signals.drifted(1)
+            log_event(
+                logging.ERROR,
+                "slot_drift",
+                tenant=drift.tenant,
+                counted=drift.counted,
+                actual=drift.actual,
+            )

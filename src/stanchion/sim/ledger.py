@@ -416,7 +416,7 @@ class Ledger:
 
     def audited(self, seen: _Seen) -> None:
         """Slots were compared with runs."""
-        said = [f"the audit found {drift}" for drift in seen.answer]
+        said = [f"the audit found {drift}" for drift in seen.answer.drifts]
         self.history.check("slots equal unfinished runs", said)
 
     # ── What is compared with the store's state ──────────────────────────────────────────────────

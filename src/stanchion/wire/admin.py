@@ -20,9 +20,12 @@ from stanchion.wire.identifiers import (
 )
 
 __all__ = [
+    "AuditSlots",
     "CreateKey",
     "DeadLetterList",
     "DeadLetterRow",
+    "DriftAnswer",
+    "DriftRow",
     "EscalationView",
     "FinishUpgrade",
     "Health",
@@ -374,6 +377,33 @@ class EscalationView(msgspec.Struct, frozen=True, kw_only=True):
     closes: tuple[Risk, ...]
     closed_now: tuple[Risk, ...]
     trips_today: int
+
+
+class AuditSlots(_Request, frozen=True, kw_only=True):
+    """Audit the slots of all tenants now. The body has no members."""
+
+
+class DriftRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant whose count of slots differed from its unfinished runs."""
+
+    tenant: str
+    counted: int
+    """What the count said."""
+    true: int
+    """How many unfinished runs hold a slot."""
+
+
+class DriftAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """An audit of slots."""
+
+    at: datetime | None
+    """When it was made; ``null`` before the first audit after a start."""
+    checked: int
+    """Tenants that were audited."""
+    drifted: int
+    """Tenants whose count was wrong."""
+    repaired: tuple[DriftRow, ...]
+    """What was repaired; of a dry run, what would be."""
 
 
 class ReplicaRow(msgspec.Struct, frozen=True, kw_only=True):

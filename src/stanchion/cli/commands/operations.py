@@ -19,7 +19,7 @@ from stanchion.cli.session import (
 )
 from stanchion.cli.text import Flexible, cell, clock, ident, pairs, table
 
-__all__ = ["dead_letter", "escalation", "lease", "replica", "upgrade"]
+__all__ = ["dead_letter", "drift", "escalation", "lease", "replica", "upgrade"]
 
 
 def _lease_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
@@ -323,5 +323,50 @@ def _upgrade_lines(view: dict[str, Any]) -> Iterator[str]:
             (
                 (ident(row["replica"]), cell(row["version"]), clock(row["seen_at"]))
                 for row in view["older"]
+            ),
+        )
+
+
+@click.group("drift")
+def drift() -> None:
+    """See and repair counts of slots that differ from the runs."""
+
+
+@drift.command("show")
+@watch_option
+@talks
+def show_drift(session: Session, *, watch: bool) -> None:
+    """Show the last audit of slots. Servers audit all tenants all the time."""
+    path = path_to("admin", "drift")
+    shown_again(lambda: session.show(session.get(path), _drift_lines), watch=watch)
+
+
+@drift.command("run")
+@click.option("--dry-run", is_flag=True, help="Only look: repair nothing.")
+@talks
+def run_drift(session: Session, *, dry_run: bool) -> None:
+    """Audit the slots of all tenants now, and repair what differs. Repairs are audited."""
+    query = {"dry_run": "true"} if dry_run else {}
+    answer = session.server.ask("POST", path_to("admin", "drift"), query=query)
+    session.show(answer.document, _drift_lines)
+    if dry_run and answer.document["drifted"]:
+        session.note("nothing was repaired: run it again without --dry-run")
+
+
+def _drift_lines(audit: dict[str, Any]) -> Iterator[str]:
+    yield from pairs(
+        [
+            ("audited", clock(audit["at"])),
+            ("tenants", cell(audit["checked"])),
+            ("drifted", cell(audit["drifted"])),
+        ]
+    )
+    if audit["repaired"]:
+        yield ""
+        yield from table(
+            ("TENANT", "COUNTED", "TRUE"),
+            (
+                (cell(row["tenant"]), cell(row["counted"]), cell(row["true"]))
+                for row in audit["repaired"]
             ),
         )

@@ -1,6 +1,6 @@
-"""Deployment routes: the replicas, the workers that call them, and upgrades.
+"""Deployment routes: replicas, the workers that call them, upgrades, the audit of slots.
 
-Both lists come from the summaries that the replicas report, so they are the same on every replica
+The lists come from the summaries that the replicas report, so they are the same on every replica
 and at most a few seconds old.
 """
 
@@ -26,9 +26,13 @@ from stanchion.gateway.route import (
     Takes,
 )
 from stanchion.gateway.views import when
+from stanchion.services.reconciler import SlotReport
 from stanchion.services.replicas import ReplicaView, SeenReplica, SeenWorker
 from stanchion.services.upgrade import UpgradeState, remedy
 from stanchion.wire.admin import (
+    AuditSlots,
+    DriftAnswer,
+    DriftRow,
     FinishUpgrade,
     OlderReplica,
     ReplicaList,
@@ -51,6 +55,40 @@ class PagedDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     cursor: Cursor | None = None
     limit: Limit = 100
+
+
+class DryRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether to change nothing."""
+
+    dry_run: bool = False
+
+
+async def get_drift(call: Call[NoBody, NoQuery]) -> Reply:
+    """The last audit of slots, by any replica."""
+    report = call.services.slots.newest(await call.services.replicas.read())
+    return Reply(_drift(report))
+
+
+async def audit_drift(call: Call[AuditSlots, DryRun]) -> Reply:
+    """Audit the slots of all tenants now, and repair them unless it is a dry run."""
+    # The store sets the subject and the tenant of each entry.
+    entry = call.audit("", tenant=None)
+    report = await call.services.slots.audit_all(repair=not call.query.dry_run, audit=entry)
+    return Reply(_drift(report))
+
+
+def _drift(report: SlotReport | None) -> DriftAnswer:
+    if report is None:
+        return DriftAnswer(at=None, checked=0, drifted=0, repaired=())
+    return DriftAnswer(
+        at=when(report.at),
+        checked=report.checked,
+        drifted=len(report.drifts) if report.drifted is None else report.drifted,
+        repaired=tuple(
+            DriftRow(tenant=each.tenant, counted=each.counted, true=each.actual)
+            for each in report.drifts
+        ),
+    )
 
 
 async def list_replicas(call: Call[NoBody, PagedDeployment]) -> Reply:
@@ -159,6 +197,28 @@ def _worker_row(worker: SeenWorker) -> WorkerRow:
 
 
 ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/v1/admin/drift",
+        handler=get_drift,
+        summary="The last audit of slots: counts that differed from the unfinished runs.",
+        roles=OPERATORS,
+        scope=RouteScope.DEPLOYMENT,
+        answer=DriftAnswer,
+    ),
+    Route(
+        method="POST",
+        path="/v1/admin/drift",
+        handler=audit_drift,
+        summary="Audit the slots of all tenants now and repair them; with `dry_run` only look.",
+        roles=OPERATORS,
+        scope=RouteScope.DEPLOYMENT,
+        takes=Takes.JSON_OR_NOTHING,
+        body=AuditSlots,
+        query=DryRun,
+        answer=DriftAnswer,
+        audits="drift.repair",
+    ),
     Route(
         method="GET",
         path="/v1/admin/replicas",

@@ -20,7 +20,7 @@ from stanchion.core.audit import EVERY_ENTRY, LOOKED_AT_FACTOR, AuditEntry, Audi
 from stanchion.core.events import Event, TimerFired
 from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.core.receipts import DAY_MS, Receipt, ReceiptBatch, newest_kept
-from stanchion.ports.records import DeadLetter, Drift, OutboxRow, Page
+from stanchion.ports.records import DeadLetter, Drift, OutboxRow, Page, SlotAudit
 
 __all__ = ["MemoryAuditLog", "MemoryHousekeeping", "MemoryOutbox", "MemoryReceiptBatches"]
 
@@ -95,23 +95,28 @@ class MemoryHousekeeping(MemoryPart):
         return letter
 
     async def audit_slots(
-        self, *, limit: int, audit: AuditEntry | None = None
-    ) -> tuple[Drift, ...]:
-        tenants = sorted(self._state.accounts)
-        audited = self._state.audited
-        start = 0 if audited is None else bisect_left(tenants, audited + "\0")
-        chosen = (tenants[start:] + tenants[:start])[:limit]
+        self,
+        *,
+        limit: int,
+        cursor: str | None = None,
+        repair: bool = True,
+        audit: AuditEntry | None = None,
+    ) -> SlotAudit:
+        after = "" if cursor is None else read_cursor("slots", cursor, tuple[str])[0]
+        tenants = [each for each in sorted(self._state.accounts) if each > after]
         drifts: list[Drift] = []
-        for tenant in chosen:
-            self._state.audited = tenant
+        for tenant in tenants[:limit]:
             account = self._state.accounts[tenant]
             if account.active != len(account.holders):
                 drift = Drift(tenant, account.active, len(account.holders))
                 drifts.append(drift)
-                account.active = drift.actual
-                if audit is not None:
+                if repair:
+                    account.active = drift.actual
+                if repair and audit is not None:
                     self._state.audit(audit_of_drift(audit, drift))
-        return tuple(drifts)
+        checked = tenants[:limit]
+        onward = write_cursor("slots", checked[-1]) if len(tenants) > limit else None
+        return SlotAudit(len(checked), tuple(drifts), onward)
 
     async def purge(self, *, finished_before: Instant, limit: int) -> int:
         end = min(bisect_left(self._state.finished, (finished_before, RunId(""))), limit)

@@ -176,8 +176,6 @@ class MemoryState:
         self.level = LEVEL
         self.shared: dict[WorkflowId, list[StoredWorkflow]] = {}
         """The versions of shared workflows."""
-        self.audited: TenantId | None = None
-        """Where the last audit stopped."""
         self.audit_log: list[AuditEntry] = []
         """Oldest first."""
         self.audit_removed = 0

@@ -22,7 +22,7 @@ from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Event
 from stanchion.core.model import SHARDS, Instant, RunId, TenantId, shard_of_run, shard_of_tenant
-from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page
+from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page, SlotAudit
 
 __all__ = ["RedisHousekeeping", "RedisLetters", "adopt_runs"]
 
@@ -33,26 +33,28 @@ _KEYS_FORGOTTEN_MAX: Final = 1_000
 class RedisHousekeeping(Sharded):
     """See ``ports.store.Housekeeping``; dead letters are in ``letters``."""
 
-    def __init__(self, shards: Shards) -> None:
-        super().__init__(shards)
-        self._audited: tuple[int, TenantId | None] = (0, None)
-        """The shard and tenant at which the last audit stopped."""
-
     async def audit_slots(
-        self, *, limit: int, audit: AuditEntry | None = None
-    ) -> tuple[Drift, ...]:
+        self,
+        *,
+        limit: int,
+        cursor: str | None = None,
+        repair: bool = True,
+        audit: AuditEntry | None = None,
+    ) -> SlotAudit:
         deadline = self._shards.client.deadline()
-        chosen = (await self._tenants_in_turn(limit, deadline))[:limit]
+        found = await self._tenants_after(cursor, limit + 1, deadline)
+        chosen = found[:limit]
         replies = await self._shards.ask_all(
-            [self._audit(shard, tenant, audit) for shard, tenant in chosen], deadline
+            [self._audit(shard, tenant, audit, repair=repair) for shard, tenant in chosen],
+            deadline,
         )
-        if chosen:
-            self._audited = chosen[-1]
-        return tuple(
+        drifts = tuple(
             Drift(tenant, counted, actual)
             for (_, tenant), (counted, actual) in zip(chosen, replies, strict=True)
             if counted != actual
         )
+        onward = write_cursor("slots", *chosen[-1]) if len(found) > limit else None
+        return SlotAudit(len(chosen), drifts, onward)
 
     async def purge(self, *, finished_before: Instant, limit: int) -> int:
         deadline = self._shards.client.deadline()
@@ -86,45 +88,37 @@ class RedisHousekeeping(Sharded):
     async def close(self) -> None:
         await self._shards.client.close()
 
-    def _audit(self, shard: int, tenant: TenantId, audit: AuditEntry | None) -> RedisRequest:
+    def _audit(
+        self, shard: int, tenant: TenantId, audit: AuditEntry | None, *, repair: bool
+    ) -> RedisRequest:
         # The script adds the two counts.
         entry = None if audit is None else audit_of_drift(audit, Drift(tenant, 0, 0))
         packed = encode.pack_audit(entry, self._shards.audit_ttl_ms)
-        return self._shards.step("audit", shard, tenant, packed, tenant=tenant)
+        return self._shards.step("audit", shard, tenant, packed, int(repair), tenant=tenant)
 
     def _purge(self, shard: int, name: str) -> RedisRequest:
         run_id, tenant = RunId(name[:RUN_ID_CHARS]), name[RUN_ID_CHARS:]
         return self._shards.step("purge", shard, run_id, tenant, run_id=run_id, tenant=tenant)
 
-    async def _tenants_in_turn(self, limit: int, deadline: float) -> list[tuple[int, TenantId]]:
-        """The tenants after the last audited one: at least ``limit`` of them, or all."""
-        last_shard, last_tenant = self._audited
+    async def _tenants_after(
+        self, cursor: str | None, limit: int, deadline: float
+    ) -> list[tuple[int, TenantId]]:
+        """The next tenants that ever had a run, by shard and name."""
+        first, after = (0, "") if cursor is None else read_cursor("slots", cursor, tuple[int, str])
         keys = self._shards.keys
         sizes = await self._shards.read_all("ZCARD", "known", deadline=deadline)
-        after = "-" if last_tenant is None else f"({last_tenant}"
-        spans = [(last_shard, after, "+")]
-        count = 0
-        for shard in (*range(last_shard + 1, SHARDS), *range(last_shard)):
-            if count < limit and sizes[shard]:
-                spans.append((shard, "-", "+"))
-                count += sizes[shard]
-        if count < limit and last_tenant is not None:
-            spans.append((last_shard, "-", f"[{last_tenant}"))
-        replies = await self._shards.ask_all(
-            [
-                self._shards.command(
-                    shard,
-                    *("ZRANGEBYLEX", keys.of_shard(shard, "known"), low, high, "LIMIT", 0, limit),
-                )
-                for shard, low, high in spans
-            ],
-            deadline,
-        )
-        return [
-            (shard, TenantId(name.decode()))
-            for (shard, _, _), reply in zip(spans, replies, strict=True)
-            for name in reply
-        ]
+        found: list[tuple[int, TenantId]] = []
+        for shard in range(first, SHARDS):
+            if len(found) >= limit or not sizes[shard]:
+                continue
+            low = f"({after}" if shard == first and after else "-"
+            words = (low, "+", "LIMIT", 0, limit - len(found))
+            known = keys.of_shard(shard, "known")
+            names = await self._shards.ask(
+                self._shards.command(shard, "ZRANGEBYLEX", known, *words), deadline
+            )
+            found += [(shard, TenantId(name.decode())) for name in names]
+        return found
 
 
 _ADOPTED: Final = "adopted"

@@ -21,7 +21,7 @@ from stanchion.adapters.store.sqlite.outbox import drop_entry, put_entry
 from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Event
 from stanchion.core.model import Instant, RunId, TenantId
-from stanchion.ports.records import DeadLetter, Drift, Page
+from stanchion.ports.records import DeadLetter, Drift, Page, SlotAudit
 
 __all__ = [
     "add_letter",
@@ -124,26 +124,29 @@ _BELONGINGS: Final = (
 
 
 def audit_slots(
-    db: Database, after: str, limit: int, audit: AuditEntry | None
-) -> tuple[tuple[Drift, ...], str]:
-    """Audit the tenants after ``after``, in a cycle; returns drifts and the last tenant.
-
-    See ``ports.store.Housekeeping.audit_slots``.
-    """
+    db: Database,
+    *,
+    limit: int,
+    cursor: str | None = None,
+    repair: bool = True,
+    audit: AuditEntry | None = None,
+) -> SlotAudit:
+    """See ``ports.store.Housekeeping.audit_slots``."""
+    after = "" if cursor is None else read_cursor("slots", cursor, tuple[str])[0]
     drifts: list[Drift] = []
-    seen: set[str] = set()
-    while len(seen) < limit:
-        tenant = _next_tenant(db, after) or _next_tenant(db, "")
-        if tenant is None or tenant in seen:
-            break
-        seen.add(tenant)
+    checked = 0
+    while (tenant := _next_tenant(db, after)) is not None and checked < limit:
+        checked += 1
         after = tenant
         drift = _compare(db, tenant)
         if drift is not None:
             drifts.append(drift)
-            if audit is not None:
+            if repair:
+                db.run(SQL["repair_slots"], tenant=tenant, actual=drift.actual)
+            if repair and audit is not None:
                 add_audit(db, audit_of_drift(audit, drift))
-    return tuple(drifts), after
+    onward = None if tenant is None else write_cursor("slots", after)
+    return SlotAudit(checked, tuple(drifts), onward)
 
 
 def _next_tenant(db: Database, after: str) -> TenantId | None:
@@ -157,7 +160,6 @@ def _compare(db: Database, tenant: TenantId) -> Drift | None:
     counted, actual = found
     if counted == actual:
         return None
-    db.run(SQL["repair_slots"], tenant=tenant, actual=actual)
     return Drift(tenant, counted, actual)
 
 

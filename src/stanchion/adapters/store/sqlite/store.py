@@ -28,7 +28,7 @@ from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant
 from stanchion.core.upgrade import LEVEL
 from stanchion.ports.clock import Clock
-from stanchion.ports.records import Admission, Drift, Page, StoredSummaries
+from stanchion.ports.records import Admission, Page, StoredSummaries
 
 __all__ = ["SqliteStore"]
 
@@ -85,8 +85,6 @@ class SqliteStore:
         self._key_ttl_ms = key_ttl_ms
         self._summaries = SummaryBoard()  # not in the file: one process serves it
         self._audit_ttl_ms = audit_ttl_ms
-        self._audited = ""
-        """The tenant at which the last audit stopped."""
 
     @classmethod
     async def open(
@@ -194,6 +192,7 @@ class SqliteStore:
     write_dead_letter = _writes(housekeeping.write_dead_letter)
     list_dead_letters = _reads(housekeeping.list_dead_letters)
     replay_dead_letter = _writes(housekeeping.replay_dead_letter)
+    audit_slots = _writes(housekeeping.audit_slots)
     discard_dead_letter = _writes(housekeeping.discard_dead_letter)
     add_audit = _writes(log.add_audit)
     put_receipts = _writes(log.put_receipts)
@@ -230,13 +229,6 @@ class SqliteStore:
             return housekeeping.purge(db, finished_before=finished_before, limit=limit)
 
         return await self.writer.call(remove, wait_s=self.timeout_s)
-
-    async def audit_slots(
-        self, *, limit: int, audit: AuditEntry | None = None
-    ) -> tuple[Drift, ...]:
-        compare = partial(housekeeping.audit_slots, after=self._audited, limit=limit, audit=audit)
-        drifts, self._audited = await self.writer.call(compare, wait_s=self.timeout_s)
-        return drifts
 
     async def now(self) -> Instant:
         return self._clock.now()
