@@ -142,7 +142,7 @@ generate: $(READY) ## regenerate schemas, reference pages and dashboards
 .PHONY: lock
 lock: ## rewrite the lock files; LOCK_FLAGS=--upgrade takes the newest versions (needs uv)
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
-	@$(UV) pip compile pyproject.toml --extra server --group dev --output-file $(LOCK) $(COMPILE)
+	@$(UV) pip compile pyproject.toml --extra server --extra otel --group dev --output-file $(LOCK) $(COMPILE)
 	@$(UV) pip compile pyproject.toml --group examples --constraint $(LOCK) \
 	    --output-file $(EXAMPLES_LOCK) $(COMPILE)
 

@@ -200,6 +200,12 @@ ADMISSION: Final = Dashboard(
             "Refused before the gate: too much was under way, in total or of one tenant.",
         ),
         Panel(
+            "Refusals without a receipt",
+            "ops",
+            (Query("left out", _rate("receipts_left_out_total")),),
+            "A storm of refusals is counted, not listed one by one.",
+        ),
+        Panel(
             "Processor time, by tenant",
             "percentunit",
             (Query("{{tenant}}", _rate("tenant_work_seconds_total", "tenant", _TENANT)),),

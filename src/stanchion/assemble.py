@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 from prometheus_client import disable_created_metrics
 
+from stanchion import telemetry
 from stanchion.adapters.bus.local import LocalBus
 from stanchion.adapters.bus.nats import NatsBus
 from stanchion.adapters.locks.memory import MemoryLocks
@@ -57,6 +58,9 @@ async def run_server(config: Config, *, on_ready: OnReady) -> int:
     """Open the backends, serve until a signal, close them; return the exit code."""
     # Without the "…_created" series of every counter and histogram a scrape is half as long.
     disable_created_metrics()  # type: ignore[no-untyped-call] # theirs has no annotations
+    missing = telemetry.configure("stanchion")
+    if missing is not None:
+        log_event(logging.WARNING, "traces_unavailable", error=missing)
     try:
         async with AsyncExitStack() as opened:
             async with asyncio.timeout(START_S_MAX):

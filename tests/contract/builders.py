@@ -165,6 +165,7 @@ def admission(  # noqa: PLR0913 - each case varies one of them
     labels: Mapping[str, str] | None = None,
     rerun_of: RunId | None = None,
     risk: Risk = Risk.STANDARD,
+    traceparent: str | None = None,
 ) -> Admission:
     """A run of the plan that wants to begin, decided on at ``now``."""
     given: JsonObject = {"say": "hello"} if run_input is None else run_input
@@ -180,6 +181,7 @@ def admission(  # noqa: PLR0913 - each case varies one of them
         labels=dict(labels or {}),
         rerun_of=rerun_of,
         risk=risk,
+        traceparent=traceparent,
     )
     transition = decide_all(plan, pending, (Started(actor="caller"),), now)
     return Admission(

@@ -8,7 +8,15 @@ from msgspec.structs import replace
 
 from stanchion.core.events import AttemptFailed, JobDied, Timer, TimerFired, TimerKind
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import JobId, RunId, StepId, TenantId, Topic, shard_of_tenant
+from stanchion.core.model import (
+    JobId,
+    JobTrace,
+    RunId,
+    StepId,
+    TenantId,
+    Topic,
+    shard_of_tenant,
+)
 from stanchion.core.plan import Plan
 from stanchion.core.retry import Fixed
 from stanchion.core.transition import DispatchJob, Effect, RevokeJob, SetTimer, StopStep
@@ -35,8 +43,10 @@ from tests.contract.builders import (
     SIDE_BY_SIDE,
     TOPIC,
     TWO_JOBS,
+    WITHIN_MS,
     WORKER,
     accept,
+    admission,
     advance,
     cancel,
     commit_of,
@@ -856,3 +866,25 @@ async def test_a_replayed_attempt_has_all_its_time_again(store: Store, harness: 
     await harness.pass_time(4 * harness.short_ms)
     [expired] = await store.expire_jobs(limit=10, max_deliveries=1)
     assert (expired.job_id, expired.is_timed_out) == (again.job.id, True)
+
+
+async def test_a_run_and_its_jobs_keep_their_trace_context(store: Store) -> None:
+    traced = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    wanted = admission(await store.now(), TWO_JOBS, traceparent=traced)
+    await store.admit(wanted, within_ms=WITHIN_MS)
+    assert (await loaded(store, wanted.run.id)).run.traceparent == traced
+    first = await lease_one(store)
+    assert first.job.trace == JobTrace(traced, wanted.run.created_at)
+    view = await store.job(first.job.id)
+    assert view is not None
+    assert view.job == first.job
+    assert isinstance(await accept(store, first), Accepted)
+    await advance(store, TWO_JOBS, wanted.run.id)
+    second = await lease_one(store)
+    assert second.job.trace is not None
+    assert second.job.trace.parent == traced
+    assert second.job.trace.dispatched_at >= first.job.trace.dispatched_at
+    assert isinstance(await accept(store, second), Accepted)
+
+    await start(store)
+    assert (await lease_one(store)).job.trace is None

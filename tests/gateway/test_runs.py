@@ -767,3 +767,15 @@ async def test_why_has_every_member_and_is_for_whoever_may_read_runs(guarded_hou
     assert answer.json["findings"][0]["code"] == "backend_unavailable"
     house.store.back()
     house.locks.always(Fault.NONE, "inspect", "ping")
+
+
+async def test_log_lines_of_a_request_carry_its_ids(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    await house.ask("PUT", "/v1/workflows/a", {"steps": {"s": {"topic": "t"}}}, tenant="acme")
+    house.store.always(Fault.ERROR, "admit")
+    answer = await house.ask("POST", "/v1/workflows/a/runs", {"input": {}}, tenant="acme")
+    assert answer.status == 503
+    [line] = [each for each in caplog.records if each.message == "admission_failed"]
+    fields = line.__dict__["fields"]
+    assert (fields["tenant"], fields["request_id"]) == ("acme", answer.headers["x-request-id"])

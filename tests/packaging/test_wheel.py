@@ -110,7 +110,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
         told = message_from_bytes(archive.read(metadata))
     assert (told["Name"], told["License-Expression"]) == ("stanchion", "Apache-2.0")
     assert told["Requires-Python"] == ">=3.11"
-    assert told.get_all("Provides-Extra") == ["drill", "leases", "server"]
+    assert told.get_all("Provides-Extra") == ["drill", "leases", "otel", "server"]
 
 
 def test_the_sdk_needs_no_package_of_a_server(sdk: Environment) -> None:

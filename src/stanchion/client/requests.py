@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from msgspec.structs import replace
 
+from stanchion import telemetry
 from stanchion.client.engine import ApiCall, CallEngine
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.transport.messages import HttpReply, Request
@@ -40,11 +41,15 @@ _REPEATABLE: Final = frozenset({"GET", "PUT", "DELETE"})
 
 def request_to(engine: CallEngine, name: str, method: str, path: str) -> Request:
     """A request of this client, without a body."""
+    headers = (*engine.headers, ("Accept", JSON))
+    traceparent = telemetry.current_traceparent()
+    if traceparent is not None:
+        headers = (*headers, ("traceparent", traceparent))
     return Request(
         name=name,
         method=method,
         path=path,
-        headers=(*engine.headers, ("Accept", JSON)),
+        headers=headers,
         timeout_s=engine.timeout_s,
         is_repeatable=method in _REPEATABLE,
     )

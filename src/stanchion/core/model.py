@@ -29,6 +29,7 @@ __all__ = [
     "Job",
     "JobId",
     "JobPlace",
+    "JobTrace",
     "OnChildren",
     "OnDecision",
     "OnDelay",
@@ -333,6 +334,14 @@ class ItemKey(NamedTuple):
     item: int
 
 
+class JobTrace(msgspec.Struct, frozen=True, array_like=True):
+    """What the spans of a job need."""
+
+    parent: str
+    """``traceparent`` of the run, not sampled if the job is not traced."""
+    dispatched_at: Instant
+
+
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """Work for a worker: one attempt at one step or item."""
 
@@ -349,6 +358,8 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of its workflow; the server's setting if there is none."""
     attempt_timeout_ms: int | None = None
     """How long the attempt may take from its first lease on; ``None``: as long as it likes."""
+    trace: JobTrace | None = None
+    """``None`` if its run is not traced."""
 
 
 class PendingApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -402,6 +413,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The actor who started it; ``None`` for a run that an older version started."""
     labels: dict[str, str] = {}
     """What the caller marked it with, to find it by."""
+    traceparent: str | None = None
+    """The W3C context of the span that started it; ``None`` if it is not traced."""
     status: RunStatus = RunStatus.PENDING
     output: JsonValue = None
     error: Failure | None = None

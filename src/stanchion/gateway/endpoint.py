@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stanchion import telemetry
 from stanchion.core.model import TenantId
 from stanchion.core.receipts import Receipt
 from stanchion.gateway.auth import DEFAULT_TENANT, Caller
@@ -313,6 +314,7 @@ class _RouteRunner:
         if key is not None and _KEY.fullmatch(key) is None:
             wrong = "must be 1 to 255 visible ASCII characters"
             raise RequestRefused(invalid_member("Idempotency-Key", wrong))
+        telemetry.LOG_IDS.set(telemetry.LogIds(exchange.request_id, caller.only))
         return Call(
             services=self._services,
             state=self._state,
@@ -328,6 +330,11 @@ class _RouteRunner:
             headers=exchange.headers,
             idempotency_key=None if key is None else key.decode("ascii"),
             request_id=exchange.request_id,
+            traceparent=(
+                None
+                if telemetry.tracing is None
+                else telemetry.checked(exchange.headers.get(b"traceparent"))
+            ),
         )
 
     def _no_store(self) -> Refusal:

@@ -94,6 +94,8 @@ class Call(Generic[_Body, _Query]):
     """Whether a value in the body could be too deep, or contain an integer over 64 bits."""
     idempotency_key: str | None
     request_id: str
+    traceparent: str | None = None
+    """The caller's trace context; ``None`` while traces are off."""
 
     def audit(
         self,

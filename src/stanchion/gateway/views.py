@@ -14,8 +14,10 @@ from types import MappingProxyType
 from typing import Final, assert_never
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
+from stanchion import telemetry
 from stanchion.core.draft import status_inside
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (
@@ -23,6 +25,7 @@ from stanchion.core.model import (
     Item,
     ItemKey,
     JobId,
+    JobTrace,
     OnChildren,
     OnDecision,
     OnDelay,
@@ -414,6 +417,32 @@ def leased_job(leased: LeasedJob, ttl_ms: int) -> LeasedJobView:
         lease_ttl_ms=ttl_ms,
         item=job.item,
         delivery=leased.deliveries,
+        traceparent=UNSET if job.trace is None else _traced(leased, job.trace),
+    )
+
+
+def _traced(leased: LeasedJob, trace: JobTrace) -> str:
+    """Make the spans of a delivery, if traces are on; return the context for the handler."""
+    job = leased.job
+    if telemetry.tracing is None:
+        return telemetry.context_of_run(job.run_id, trace.parent)
+    attributes: dict[str, str | int | None] = {
+        telemetry.TENANT: job.tenant,
+        telemetry.RUN: job.run_id,
+        telemetry.STEP: job.step_id,
+        telemetry.ITEM: job.item,
+        telemetry.JOB: job.id,
+        telemetry.TOPIC: job.topic,
+        telemetry.ATTEMPT: job.attempt,
+        telemetry.DELIVERY: leased.deliveries,
+        telemetry.FENCE: leased.fence,
+    }
+    return telemetry.tracing.delivered(
+        job.run_id,
+        trace.parent,
+        attributes,
+        dispatch=job.dispatch,
+        dispatched_ms=trace.dispatched_at,
     )
 
 

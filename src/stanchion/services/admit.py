@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar, assert_never
 
+from stanchion import telemetry
 from stanchion.core import admission as judged
 from stanchion.core.admission import Verdict
 from stanchion.core.audit import AuditEntry
@@ -84,6 +85,10 @@ class GateCall:
     """The store's verdict, if the tenant was full."""
     has_turn: bool = False
     """Whether this call holds a place of the tenant's limiter."""
+    traceparent: str | None = None
+    """The caller's, if traces are on."""
+    span: telemetry.Span | None = None
+    """``None`` while traces are off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,8 @@ class Admitter:
 
         A time-out or ``BackendError`` becomes ``GateFailed``.
         """
+        if telemetry.tracing is not None:
+            self.begin_span(call)
         loop = asyncio.get_running_loop()
         began_s, now = loop.time(), self._context.clock.moment()
         wait_ms = self._settings().admission.lock_wait_ms
@@ -167,13 +174,25 @@ class Admitter:
             if call.has_turn:
                 self._limiter.leave(call.tenant)
         waited_s = loop.time() - began_s
-        self._signals.waited(call.tenant, call.endpoint, waited_s)
         outcome = _outcome(answer)
+        exemplar = None if call.span is None else _end_span(call, call.span, answer, outcome)
+        self._signals.waited(call.tenant, call.endpoint, waited_s, exemplar)
         if outcome is not None:
             self._signals.decided(call.tenant, call.workflow_id, outcome, exists=call.exists)
             retry_after_ms: int | None = getattr(answer, "retry_after_ms", None)
             self._signals.figures.record(call.tenant, outcome, waited_s, retry_after_ms)
         return answer
+
+    def begin_span(self, call: GateCall) -> None:
+        """Begin the span of the call, if traces are on and it has none yet."""
+        if telemetry.tracing is not None and call.span is None:
+            call.span = telemetry.tracing.begin(
+                f"{call.endpoint} {call.workflow_id}",
+                {telemetry.TENANT: call.tenant, telemetry.WORKFLOW: call.workflow_id},
+                parent=call.traceparent,
+                kind="server",
+            )
+            telemetry.CURRENT.set(call.span)
 
     async def is_atomic(self, tenant: TenantId) -> bool:
         """Whether the tenant's starts need no lock. Also if its configuration cannot be read."""
@@ -212,7 +231,7 @@ class Admitter:
 
         ``again`` prepares the start once more if a workflow has changed since it was read.
         """
-        async with await self._gate(call, ready) as held:
+        async with await self._traced_gate(call, ready) as held:
             match held:
                 case admission_lock.GateLockTaken():
                     return await self._decided(call, ready, again)
@@ -225,11 +244,21 @@ class Admitter:
                 case _:
                     assert_never(held)
 
+    async def _traced_gate(
+        self, call: GateCall, ready: PreparedStart
+    ) -> AbstractAsyncContextManager[admission_lock.Outcome]:
+        if telemetry.tracing is None:
+            return await self._gate(call, ready)
+        with telemetry.tracing.span("gate wait"):
+            return await self._gate(call, ready)
+
     async def ask(self, call: GateCall, admission: Admission) -> Verdict:
         """Return the store's verdict. Raises ``BackendError``, also when the time is over."""
         left_ms = call.ends_at - self._context.clock.moment()
         within_ms = max(1, min(STORE_MS_MAX, left_ms))
-        verdict = await self._context.store.admit(admission, within_ms=within_ms)
+        tracing = telemetry.tracing
+        with telemetry.UNTRACED if tracing is None else tracing.span("store admit", kind="client"):
+            verdict = await self._context.store.admit(admission, within_ms=within_ms)
         self._pacing.answered(Backend.STORE)
         if self._outage.error is not None:
             self._outage.worked()
@@ -336,11 +365,28 @@ class Admitter:
         if run.status.is_finished:
             bus.ring(Bell.FINISHED, run.id)
             self._context.signals.finished(run, run.status)
+            if telemetry.tracing is not None and run.traceparent is not None:
+                telemetry.tracing.run_ended(run, run.traceparent)
 
     def _store_failed(self, call: GateCall, error: str) -> GateFailed:
         self._outage.failed(error)
         code = GateCode.LIMIT_CHECK_FAILED if call.is_locked else GateCode.GATE_UNAVAILABLE
         return GateFailed(code, error, self._pacing.away(Backend.STORE))
+
+
+def _end_span(
+    call: GateCall, span: telemetry.Span, answer: object, outcome: str | None
+) -> dict[str, str] | None:
+    """End the span of a call; return the exemplar for its duration."""
+    run_id = answer.run_id if isinstance(answer, RunStarted) else None
+    attributes = {
+        telemetry.WORKFLOW: call.workflow_id,
+        telemetry.OUTCOME: outcome or type(answer).__name__,
+        telemetry.RUN: run_id,
+    }
+    span.note(attributes)
+    span.end(error=answer.error if isinstance(answer, GateFailed) else None)
+    return span.exemplar
 
 
 def _outcome(answer: object) -> str | None:

@@ -20,13 +20,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
+from stanchion import telemetry
 from stanchion.core.lease import LeaseLost, LeaseOverride
-from stanchion.core.model import Risk, Run, RunId, RunStatus
+from stanchion.core.model import Risk, Run, RunId, RunStatus, TenantId
 from stanchion.core.plan import Plan
 from stanchion.core.run import evolve, items_to_read, revokes_jobs
 from stanchion.core.transition import DispatchJob, Transition
@@ -115,11 +117,39 @@ class _Turn(msgspec.Struct):
     task: asyncio.Task[Outcome] | None = None
     again: bool = False
     """Whether ``advance`` was called after the inbox was last read."""
+    waited_ns: tuple[int, int] | None = None
+    """When the lease was asked for and granted, while traces are on and no span has it yet."""
 
 
 class _Class(msgspec.Struct, frozen=True, gc=False):
     risk: Risk
     override: LeaseOverride | None
+    tenant: TenantId
+    trace_id: str | None
+
+
+def _class(run: Run, override: LeaseOverride | None) -> _Class:
+    trace_id = None if run.traceparent is None else run.traceparent[3:35]
+    return _Class(run.risk, override, run.tenant, trace_id)
+
+
+@contextmanager
+def _advance_span(
+    tracing: telemetry.Tracing, loaded: Loaded, turn: _Turn, parent: str
+) -> Iterator[telemetry.Span]:
+    """The span of one commit, with the wait for the lease before it."""
+    run, waited_ns, turn.waited_ns = loaded.run, turn.waited_ns, None
+    attributes: dict[str, str | int | None] = {
+        telemetry.TENANT: run.tenant,
+        telemetry.RUN: run.id,
+        telemetry.RISK: str(run.risk),
+        "stanchion.events": len(loaded.inbox),
+    }
+    since_ns = None if waited_ns is None else waited_ns[0]
+    with tracing.span("advance", attributes, parent=parent, since_ns=since_ns) as span:
+        if waited_ns is not None:
+            tracing.record("lock wait", {}, since_ns=waited_ns[0], until_ns=waited_ns[1])
+        yield span
 
 
 class Advancer:
@@ -161,7 +191,7 @@ class Advancer:
 
     def remember(self, run: Run, plan: Plan) -> None:
         """Note a run's class, so that its first hold need not look it up."""
-        self._classes[run.id] = _Class(run.risk, plan.lock_policy)
+        self._classes[run.id] = _class(run, plan.lock_policy)
         if len(self._classes) > CLASSES_KEPT:
             self._classes.popitem(last=False)
 
@@ -224,6 +254,8 @@ class Advancer:
             if seen is None:
                 return RunMissing()
             known = await self._class_of(seen)
+        telemetry.LOG_IDS.set(telemetry.LogIds(None, known.tenant, run_id, None, known.trace_id))
+        asked_ns = 0 if telemetry.tracing is None else telemetry.now_ns()
         async with self._leasing.hold(
             f"run/{run_id}",
             risk=known.risk,
@@ -231,6 +263,8 @@ class Advancer:
             escalated=self._rules.closes(known.risk),
             floor=floor,
         ) as held:
+            if asked_ns:
+                turn.waited_ns = (asked_ns, telemetry.now_ns())
             match held:
                 case Lease():
                     outcome = await self._empty_inbox(run_id, turn, held, seen)
@@ -253,7 +287,7 @@ class Advancer:
     async def _class_of(self, loaded: Loaded) -> _Class:
         plan = await self._plan_of(loaded)
         if plan is None:
-            return _Class(loaded.run.risk, None)
+            return _class(loaded.run, None)
         self.remember(loaded.run, plan)
         return self._classes[loaded.run.id]
 
@@ -270,7 +304,11 @@ class Advancer:
                 return RunMissing()
             if not loaded.inbox:
                 return Advanced(loaded.run.status)
-            answer = await self._apply(loaded, lease)
+            answer = await (
+                self._apply(loaded, lease)
+                if loaded.run.traceparent is None
+                else self._traced(loaded, lease, turn, loaded.run.traceparent)
+            )
             match answer:
                 case Committed():
                     conflicts = 0
@@ -291,6 +329,17 @@ class Advancer:
                 case _:
                     assert_never(answer)
         return RunBusy()
+
+    async def _traced(
+        self, loaded: Loaded, lease: Lease, turn: _Turn, traceparent: str
+    ) -> Committed | CommitConflict | StaleFence | Gone | AdvanceFailed | DeadLettered | Advanced:
+        if telemetry.tracing is None:
+            return await self._apply(loaded, lease)
+        parent = telemetry.context_of_run(loaded.run.id, traceparent)
+        with _advance_span(telemetry.tracing, loaded, turn, parent) as span:
+            answer = await self._apply(loaded, lease)
+            span.note({telemetry.OUTCOME: type(answer).__name__})
+            return answer
 
     async def _apply(
         self, loaded: Loaded, lease: Lease, *, at_most: int = EVENTS_MAX
@@ -327,20 +376,24 @@ class Advancer:
         lease: Lease,
     ) -> Committed | CommitConflict | StaleFence | Gone | Advanced:
         entries = entries[: len(transition.ignored)]  # very large ones are decided on in portions
-        answer = await self._store.commit(
-            Commit(
-                run_id=loaded.run.id,
-                transition=transition,
-                read=loaded.run.stamp,
-                nonce=self._entropy.token(),
-                fence=lease.fence,
-                applied=tuple(entry.id for entry in entries),
-            )
+        commit = Commit(
+            run_id=loaded.run.id,
+            transition=transition,
+            read=loaded.run.stamp,
+            nonce=self._entropy.token(),
+            fence=lease.fence,
+            applied=tuple(entry.id for entry in entries),
         )
+        tracing = None if loaded.run.traceparent is None else telemetry.tracing
+        with telemetry.UNTRACED if tracing is None else tracing.span("store commit", kind="client"):
+            answer = await self._store.commit(commit)
         if not isinstance(answer, Committed):
             return answer
         if transition.status.is_finished:
-            self._on_ended(evolve(loaded.run, transition))
+            ended = evolve(loaded.run, transition)
+            self._on_ended(ended)
+            if tracing is not None and ended.traceparent is not None:
+                tracing.run_ended(ended, ended.traceparent)
         self._tell(loaded.run, transition)
         if transition.status.is_finished:
             self._classes.pop(loaded.run.id, None)

@@ -132,11 +132,16 @@ class Gate:
         key: str | None,
         actor: str,
         labels: Mapping[str, str] = _NO_LABELS,
+        traceparent: str | None = None,
     ) -> StartAnswer:
         """Start a run of the newest version of a workflow. Raises ``TenantOverloaded``."""
         self._work.check(tenant)
         call = GateCall(
-            tenant=tenant, workflow_id=workflow_id, endpoint=AdmissionEndpoint.START, key=key
+            tenant=tenant,
+            workflow_id=workflow_id,
+            endpoint=AdmissionEndpoint.START,
+            key=key,
+            traceparent=traceparent,
         )
         return await self._admitter.in_time(
             call, self._start(call, _Given(input, dict(labels), actor))
@@ -149,6 +154,7 @@ class Gate:
         rows: Sequence[StartRow],
         *,
         actor: str,
+        traceparent: str | None = None,
     ) -> list[StartAnswer]:
         """Start runs of a workflow, each judged by itself, in their order.
 
@@ -160,7 +166,7 @@ class Gate:
         answers: list[StartAnswer] = []
         for first in range(0, len(rows), at_once):
             some = rows[first : first + at_once]
-            answers += await self._start_in_order(tenant, workflow_id, some, actor)
+            answers += await self._start_in_order(tenant, workflow_id, some, actor, traceparent)
             failed = next((each for each in answers if isinstance(each, GateFailed)), None)
             if failed is not None:
                 return answers + [failed] * (len(rows) - len(answers))
@@ -175,6 +181,7 @@ class Gate:
         key: str | None,
         actor: str,
         audit: AuditEntry | None = None,
+        traceparent: str | None = None,
     ) -> RerunAnswer:
         """Do a finished run again, all of it or a part. Raises ``TenantOverloaded``.
 
@@ -187,6 +194,7 @@ class Gate:
             endpoint=AdmissionEndpoint.RERUN,
             key=key,
             audit=audit,
+            traceparent=traceparent,
         )
         return await self._admitter.in_time(call, self._rerun(call, run_id, options, actor))
 
@@ -228,6 +236,7 @@ class Gate:
         *,
         key: str | None,
         actor: str,
+        traceparent: str | None = None,
     ) -> SubmitAnswer:
         """Submit a job on its own: a run of one step, limited by rate and not by slots."""
         linked = self._plans.of_job(topic)
@@ -237,7 +246,9 @@ class Gate:
             endpoint=AdmissionEndpoint.SUBMIT,
             key=key,
             exists=True,
+            traceparent=traceparent,
         )
+        self._admitter.begin_span(call)
         pending = self._pending(tenant, linked, {"input": input}, holds_slot=False)
         asked = _asked(call, call.workflow_id, {"input": input})
         ready = await self._ready(call, linked.plan, pending, asked=asked, actor=actor)
@@ -253,7 +264,12 @@ class Gate:
     # ── Starts ──────────────────────────────────────────────────────────────────────────────────
 
     async def _start_in_order(
-        self, tenant: TenantId, workflow_id: WorkflowId, rows: Sequence[StartRow], actor: str
+        self,
+        tenant: TenantId,
+        workflow_id: WorkflowId,
+        rows: Sequence[StartRow],
+        actor: str,
+        traceparent: str | None,
     ) -> list[StartAnswer]:
         """Prepare one row after the other; the store is asked for all of them at once."""
         starting: list[asyncio.Task[StartAnswer]] = []
@@ -265,6 +281,7 @@ class Gate:
                     workflow_id=workflow_id,
                     endpoint=AdmissionEndpoint.START,
                     key=row.key,
+                    traceparent=traceparent,
                 )
                 given = _Given(row.input, dict(row.labels), actor)
                 order = (before, before := asyncio.Event())
@@ -465,7 +482,8 @@ class Gate:
     async def _ready(
         self, call: GateCall, plan: Plan, pending: Run, *, asked: str, actor: str
     ) -> PreparedStart:
-        pending = replace(pending, starter=actor)
+        traced = None if call.span is None else call.span.traceparent
+        pending = replace(pending, starter=actor, traceparent=traced)
         began = StartRequested(actor=actor)
         transition = await self._decider.decide(plan, pending, (began,), pending.created_at)
         stamp = Stamp(1, self._context.entropy.token())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from stanchion import telemetry
 from stanchion.core.json_value import JsonValue
 from stanchion.ports.errors import sentence
 
@@ -13,8 +14,8 @@ LOGGER = logging.getLogger("stanchion")
 
 
 def log_event(level: int, name: str, **fields: JsonValue) -> None:
-    """Write an event's line."""
-    LOGGER.log(level, name, extra={"fields": fields})
+    """Write an event's line, with the ids of what the task works on."""
+    LOGGER.log(level, name, extra={"fields": {**fields, **telemetry.log_ids(fields)}})
 
 
 class OutageLogger:

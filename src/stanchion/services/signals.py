@@ -216,13 +216,19 @@ class AdmissionSignals:
             child = self._decided[key] = self._decisions.labels(*key)
         child.inc()
 
-    def waited(self, tenant: TenantId, endpoint: AdmissionEndpoint, waited_s: float) -> None:
-        """Observe how long an answer took."""
+    def waited(
+        self,
+        tenant: TenantId,
+        endpoint: AdmissionEndpoint,
+        waited_s: float,
+        exemplar: dict[str, str] | None = None,
+    ) -> None:
+        """Observe how long an answer took. ``exemplar`` names the trace of this one."""
         key = (self._labels.tenant(tenant), endpoint)
         child = self._waited.get(key)
         if child is None:
             child = self._waited[key] = self._wait.labels(*key)
-        child.observe(waited_s)
+        child.observe(waited_s, exemplar)
 
     def lock_failed(self, name: str, error: str) -> None:
         """Log that the lock store failed to grant an admission lock; ``decided`` counts it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from stanchion.core.json_value import JsonValue
 from stanchion.wire.identifiers import (
@@ -61,6 +61,8 @@ class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
     item: int | None = None
     delivery: int = 1
     """How often this attempt has been delivered, including this time."""
+    traceparent: str | UnsetType = UNSET
+    """The W3C context for the handler's spans; absent if the run is not traced."""
 
 
 class LeaseAnswer(msgspec.Struct, frozen=True):
@@ -125,6 +127,8 @@ class JobResult(_Request, frozen=True, kw_only=True):
     status: Literal["succeeded", "failed"]
     output: JsonValue = None
     error: JobError | str | None = None
+    traceparent: Annotated[str, Meta(max_length=100)] | UnsetType = UNSET
+    """The W3C context of the handler's span, if the job had one."""
 
 
 class ResultsRequest(_Request, frozen=True, kw_only=True):

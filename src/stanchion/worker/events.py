@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeAlias, assert_never
 
 import msgspec
 
+from stanchion import telemetry
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import FenceCause
 
@@ -40,6 +41,7 @@ def log_event(
     level: int, name: str, *, raised: BaseException | None = None, **fields: JsonValue
 ) -> None:
     """Write an event's line; with what was raised, its traceback too."""
+    fields |= telemetry.log_ids(fields)
     LOGGER.log(level, name, exc_info=raised, extra={"fields": fields})
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import msgspec
 
+from stanchion import telemetry
 from stanchion.core.lease import FenceCause, Moment
 from stanchion.core.retry import Exponential, backoff_ms, honour_retry_after
-from stanchion.wire.worker import JobResult, LeaseAnswer, LeasedJob
+from stanchion.wire.worker import JobError, JobResult, LeaseAnswer, LeasedJob
 from stanchion.worker import events as told
 from stanchion.worker import results
 from stanchion.worker.errors import WorkerRefused, stop_error
@@ -208,10 +209,17 @@ class WorkerLoop:
     async def _handle(self, task: Task, held: HeldJob) -> None:
         """Handle one job. There is no await after the handler, so no cancellation either."""
         leased = held.leased
+        trace_id = leased.traceparent[3:35] if leased.traceparent else None
+        telemetry.LOG_IDS.set(
+            telemetry.LogIds(None, leased.tenant, leased.run_id, leased.job_id, trace_id)
+        )
         began = self._clock.moment()
         result: JobResult | None = None
         if held.look() is None:
-            result = await self._outcome(task, held)
+            if telemetry.tracing is None or not leased.traceparent:
+                result = await self._outcome(task, held)
+            else:
+                result = await self._traced(telemetry.tracing, leased.traceparent, task, held)
         held.on_lost = None
         # The lease was lost meanwhile, or the loop was blocked and the loss was not noticed.
         cause = held.look()
@@ -227,6 +235,33 @@ class WorkerLoop:
                 job_id=leased.job_id, topic=leased.topic, status=result.status, took_ms=took_ms
             )
         )
+
+    async def _traced(
+        self, tracing: telemetry.Tracing, parent: str, task: Task, held: HeldJob
+    ) -> JobResult | None:
+        """The same as ``_outcome``, in a span that is current for the handler's own spans."""
+        leased = held.leased
+        attributes: dict[str, str | int | None] = {
+            telemetry.TENANT: leased.tenant,
+            telemetry.RUN: leased.run_id,
+            telemetry.STEP: leased.step_id,
+            telemetry.ITEM: leased.item,
+            telemetry.JOB: leased.job_id,
+            telemetry.TOPIC: leased.topic,
+            telemetry.ATTEMPT: leased.attempt,
+            telemetry.DELIVERY: leased.delivery,
+            telemetry.FENCE: leased.fence,
+        }
+        with tracing.handling(parent, attributes) as span:
+            result = await self._outcome(task, held)
+        if result is None:
+            span.end(error="the worker stopped")
+            return None
+        error = result.error.message if isinstance(result.error, JobError) else None
+        cause = held.look()
+        span.note({telemetry.OUTCOME: result.status if cause is None else str(cause)})
+        span.end(error=error if cause is None else f"the lease was lost: {cause}")
+        return msgspec.structs.replace(result, traceparent=span.traceparent)
 
     async def _outcome(self, task: Task, held: HeldJob) -> JobResult | None:
         """The job's result; ``None`` if the worker stops without one."""

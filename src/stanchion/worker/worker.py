@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
+from stanchion import telemetry
 from stanchion.worker import events as told
 from stanchion.worker.events import Hook, WorkerEvent, log_event, show_lines
 from stanchion.worker.job import Job
@@ -124,6 +125,9 @@ class Worker:
                 ' put it under if __name__ == "__main__":'
             )
         settings = self._checked(options)
+        missing = telemetry.configure("stanchion-worker", adopt=True)
+        if missing is not None:
+            log_event(logging.WARNING, "traces_unavailable", error=missing)
         _hide_secrets()
         worker_id = options.get("worker_id") or _worker_id()
         server = WorkerApi(transport, worker_id)

@@ -7,7 +7,7 @@ or discarded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TYPE_CHECKING, Final, TypeVar, assert_never
 
 import msgspec
 
@@ -33,6 +33,7 @@ from stanchion.core.model import (
     Instant,
     Item,
     Job,
+    JobTrace,
     OnJob,
     OnReplay,
     OnRetry,
@@ -51,7 +52,10 @@ if TYPE_CHECKING:
     from stanchion.core.json_value import JsonValue
     from stanchion.core.plan import PlannedStep
 
-__all__ = ["advance", "dispatch", "handle", "start"]
+__all__ = ["ITEMS_TRACED", "advance", "dispatch", "handle", "start"]
+
+ITEMS_TRACED: Final = 20
+"""Of a for-each, so many items have spans; a trace of thousands helps nobody."""
 
 
 def start(draft: Draft, step: PlannedStep) -> None:
@@ -199,12 +203,21 @@ def _send(
         attempt_timeout_ms=(
             None if spec.attempt_timeout_s is None else round(spec.attempt_timeout_s * 1000)
         ),
+        trace=None if draft.run.traceparent is None else _trace(draft, item),
     )
     draft.then(DispatchJob(job))
     draft.note("job_dispatched", step.id, item=item, attempt=attempt)
     return msgspec.structs.replace(
         state, status=StepStatus.RUNNING, attempt=attempt, dispatch=number, wait=OnJob(job.id)
     )
+
+
+def _trace(draft: Draft, item: int | None) -> JobTrace:
+    parent = draft.run.traceparent
+    assert parent is not None
+    if item is not None and item >= ITEMS_TRACED:
+        parent = f"{parent[:-2]}00"
+    return JobTrace(parent, draft.now)
 
 
 def _failed(

@@ -38,6 +38,7 @@ async def submit_job(call: Call[SubmitJob, NoQuery]) -> Reply | Refusal:
         call.body.input,
         key=call.idempotency_key,
         actor=call.actor,
+        traceparent=call.traceparent,
     )
     match answer:
         case RunStarted():

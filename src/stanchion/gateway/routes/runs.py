@@ -143,6 +143,7 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
         labels=checked_labels(call.body.labels),
         key=call.idempotency_key,
         actor=call.actor,
+        traceparent=call.traceparent,
     )
     if isinstance(answer, RunStarted):
         return started(answer, StartAnswer(answer.run_id, answer.status))
@@ -176,7 +177,11 @@ async def start_batch(call: Call[StartBatch, NoQuery]) -> Reply | Refusal:
             refusals[index] = refused.refusal
     workflow_id = WorkflowId(call.params["workflow_id"])
     answers = await call.services.gate.start_many(
-        call.tenant, workflow_id, tuple(rows.values()), actor=call.actor
+        call.tenant,
+        workflow_id,
+        tuple(rows.values()),
+        actor=call.actor,
+        traceparent=call.traceparent,
     )
     if any(isinstance(each, UnknownWorkflow) for each in answers):
         return not_found("workflow")
@@ -242,6 +247,7 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
             options,
             key=call.idempotency_key,
             actor=call.actor,
+            traceparent=call.traceparent,
             audit=call.audit(
                 f"run/{run_id}", tenant=call.tenant, after=redacted(to_builtins(options), "input")
             ),

@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, Literal, TypeAlias, TypeVar, assert_never
 
+from stanchion import telemetry
 from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, PROGRESS_BYTES_MAX, RESULT_BYTES_MAX
 from stanchion.core.model import Failure, JobId, Topic
 from stanchion.gateway.body import check_value
@@ -124,6 +125,7 @@ _REASONS: Final[Mapping[LostReason, _Reason]] = {
 
 async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
     """Accept results. An accepted result is durable."""
+    began_ns = 0 if telemetry.tracing is None else telemetry.now_ns()
     results = [_result(call, place, each) for place, each in enumerate(call.body.results)]
     accepted: list[str] = []
     rejected: list[RejectedResult] = []
@@ -136,9 +138,26 @@ async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
                     rejected.append(RejectedResult(answer.job_id, answer.code.value))
                 case _:
                     assert_never(answer)
+    if telemetry.tracing is not None:
+        _trace_results(telemetry.tracing, call.body, began_ns, frozenset(accepted))
     sent = [each.job_id for each in results]
     call.services.scheduler.finished(call.body.worker_id, sent, tenant=call.only)
     return Reply(ResultsAnswer(tuple(accepted), tuple(rejected)))
+
+
+def _trace_results(
+    tracing: telemetry.Tracing, sent: ResultsRequest, began_ns: int, accepted: frozenset[str]
+) -> None:
+    """Make a span for each result of a traced job, below its handler's."""
+    for each in sent.results:
+        parent = telemetry.checked(each.traceparent.encode()) if each.traceparent else None
+        if parent is not None:
+            attributes = {
+                telemetry.JOB: each.job_id,
+                telemetry.WORKER: sent.worker_id,
+                telemetry.OUTCOME: "accepted" if each.job_id in accepted else "rejected",
+            }
+            tracing.record("result", attributes, parent=parent, kind="server", since_ns=began_ns)
 
 
 _PART: Final = 200

@@ -17,6 +17,7 @@ from stanchion.core.model import (
     Failure,
     Item,
     JobId,
+    JobTrace,
     PendingApproval,
     Risk,
     Run,
@@ -72,6 +73,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     rerun_of: RunId | None = None
     starter: str | None = None
     labels: dict[str, str] = {}
+    traceparent: str | None = None
     workflow_source: WorkflowSource = WorkflowSource.OWN
 
     @classmethod
@@ -83,6 +85,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
             rerun_of=run.rerun_of,
             starter=run.starter,
             labels=run.labels,
+            traceparent=run.traceparent,
             workflow_source=run.workflow_source,
         )
 
@@ -115,6 +118,7 @@ INBOX: Final[msgspec.json.Decoder[list[tuple[int, str, Event]]]] = msgspec.json.
 )
 ITEM: Final = msgspec.json.Decoder(Item)
 LABELS: Final = msgspec.json.Decoder(dict[str, str])
+JOB_TRACE: Final = msgspec.json.Decoder(JobTrace)
 ORIGIN: Final = msgspec.json.Decoder(Origin)
 _STEPS: Final = msgspec.json.Decoder(dict[StepId, Step])
 _STEP: Final = msgspec.json.Decoder(Step)

@@ -24,6 +24,7 @@ from stanchion.adapters.outcomes import (
 )
 from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.store.sqlite.codec import (
+    JOB_TRACE,
     SQL,
     VALUE,
     encode,
@@ -161,7 +162,7 @@ def job(db: Database, job_id: JobId) -> JobView | None:
     if found is None:
         return None
     id_, run_id, tenant, step_id, topic, attempt, item, dispatch, value, state, *rest = found
-    fence, deliveries, worker_id, expires_at, max_deliveries, timeout_ms, said = rest
+    fence, deliveries, worker_id, expires_at, max_deliveries, timeout_ms, trace, said = rest
     job = Job(
         id=id_,
         run_id=run_id,
@@ -174,6 +175,7 @@ def job(db: Database, job_id: JobId) -> JobView | None:
         dispatch=dispatch,
         max_deliveries=max_deliveries,
         attempt_timeout_ms=timeout_ms,
+        trace=None if trace is None else JOB_TRACE.decode(trace),
     )
     return JobView(
         job=job,
@@ -388,7 +390,7 @@ class _Taking:
     def take(self, queue: _Queue, row: Row, turn: int) -> None:
         """Lease a job, and move its queue to the tail of its ring."""
         _, number, job_id, run_id, step_id, item, attempt, dispatch, own, *rest = row
-        timeout_ms, ends_at, fence, deliveries, value = rest
+        timeout_ms, ends_at, trace, fence, deliveries, value = rest
         fence = next_fence(fence, 0, self._db.now() * _US_PER_MS)
         if timeout_ms is not None and ends_at is None:
             ends_at = self._db.now() + timeout_ms
@@ -417,5 +419,6 @@ class _Taking:
             dispatch=dispatch,
             max_deliveries=own,
             attempt_timeout_ms=timeout_ms,
+            trace=None if trace is None else JOB_TRACE.decode(trace),
         )
         self.leased.append(LeasedJob(job, fence, deliveries + 1, self._expires_at))

@@ -130,6 +130,7 @@ def load(db: Database, run_id: RunId) -> Loaded | None:
         rerun_of=origin.rerun_of,
         starter=origin.starter,
         labels=origin.labels,
+        traceparent=origin.traceparent,
         status=RunStatus(status),
         output=None if output is None else VALUE.decode(output),
         error=None if error is None else FAILURE.decode(error),
@@ -491,6 +492,7 @@ def _dispatch(db: Database, run: int, job: Job) -> None:
         dispatch=job.dispatch,
         max_deliveries=job.max_deliveries,
         attempt_timeout_ms=job.attempt_timeout_ms,
+        trace=encode_some(job.trace),
         ticket=db.ticket(),
         input=encode(job.input),
     )

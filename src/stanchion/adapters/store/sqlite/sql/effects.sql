@@ -4,10 +4,10 @@
 -- Makes a job ready, see together.sql.
 INSERT INTO dispatches (
     id, run, tenant, topic, step_id, item, attempt, dispatch, max_deliveries, attempt_timeout_ms,
-    ticket, input
+    trace, ticket, input
 ) VALUES (
     :id, :run, :tenant, :topic, :step_id, :item, :attempt, :dispatch, :max_deliveries,
-    :attempt_timeout_ms, :ticket,
+    :attempt_timeout_ms, :trace, :ticket,
     :input
 )
 

@@ -31,7 +31,7 @@ VALUES (:job, :worker_id, :run, :ticket, :entry_id, :event, :due)
 SELECT
     jobs.id, runs.id, jobs.tenant, jobs.step_id, jobs.topic, jobs.attempt, jobs.item,
     jobs.dispatch, job_inputs.input, jobs.state, jobs.fence, jobs.deliveries, jobs.worker_id,
-    jobs.expires_at, jobs.max_deliveries, jobs.attempt_timeout_ms, jobs.progress
+    jobs.expires_at, jobs.max_deliveries, jobs.attempt_timeout_ms, jobs.trace, jobs.progress
 FROM jobs
 JOIN runs ON runs.run = jobs.run
 JOIN job_inputs ON job_inputs.job = jobs.job

@@ -30,11 +30,11 @@ WHERE topic IN (SELECT value FROM json_each(:topics)) AND tenant = :tenant
 
 -- name: oldest_ready_jobs
 -- Answers (ticket, job, id, run_id, step_id, item, attempt, dispatch, max_deliveries,
--- attempt_timeout_ms, attempt_ends_at, fence, deliveries, input).
+-- attempt_timeout_ms, attempt_ends_at, trace, fence, deliveries, input).
 SELECT
     jobs.ticket, jobs.job, jobs.id, runs.id, jobs.step_id, jobs.item, jobs.attempt, jobs.dispatch,
-    jobs.max_deliveries, jobs.attempt_timeout_ms, jobs.attempt_ends_at, jobs.fence, jobs.deliveries,
-    job_inputs.input
+    jobs.max_deliveries, jobs.attempt_timeout_ms, jobs.attempt_ends_at, jobs.trace, jobs.fence,
+    jobs.deliveries, job_inputs.input
 FROM jobs
 JOIN runs ON runs.run = jobs.run
 JOIN job_inputs ON job_inputs.job = jobs.job

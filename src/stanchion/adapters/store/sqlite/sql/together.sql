@@ -57,20 +57,22 @@ END;
 CREATE TEMP VIEW dispatches AS SELECT
     NULL AS id, NULL AS run, NULL AS tenant, NULL AS topic, NULL AS step_id, NULL AS item,
     NULL AS attempt, NULL AS dispatch, NULL AS max_deliveries, NULL AS attempt_timeout_ms,
-    NULL AS ticket, NULL AS input;
+    NULL AS trace, NULL AS ticket, NULL AS input;
 
 CREATE TEMP TRIGGER dispatch_job INSTEAD OF INSERT ON dispatches BEGIN
     INSERT INTO jobs (
             id, run, tenant, topic, step_id, item, attempt, dispatch, max_deliveries,
-            attempt_timeout_ms, state, ticket
+            attempt_timeout_ms, trace, state, ticket
         ) VALUES (
             NEW.id, NEW.run, NEW.tenant, NEW.topic, NEW.step_id, NEW.item, NEW.attempt,
-            NEW.dispatch, NEW.max_deliveries, NEW.attempt_timeout_ms, 'ready', NEW.ticket
+            NEW.dispatch, NEW.max_deliveries, NEW.attempt_timeout_ms, NEW.trace, 'ready',
+            NEW.ticket
         )
         ON CONFLICT (tail, head) DO UPDATE SET
             topic = excluded.topic, attempt = excluded.attempt, dispatch = excluded.dispatch,
             max_deliveries = excluded.max_deliveries,
             attempt_timeout_ms = excluded.attempt_timeout_ms, attempt_ends_at = NULL,
+            trace = excluded.trace,
             state = 'ready', ticket = excluded.ticket, deliveries = 0, worker_id = NULL,
             expires_at = NULL
         WHERE state = 'dead';
