@@ -26,6 +26,7 @@ from stanchion.core.model import (
     StepId,
     TenantId,
     job_id,
+    shard_of_tenant,
 )
 from stanchion.core.transition import DispatchJob, StopRun
 from stanchion.core.workflow import DelaySpec
@@ -484,3 +485,22 @@ async def test_runs_of_a_version_without_filtered_lists_are_found(
     assert len((await store.list_runs(None, only=RunFilter(rerun_of=first))).items) == 3
     await store.purge(finished_before=Instant(await store.now() + 1_000), limit=10)
     assert (await store.list_runs(None)).items == before[:-1]
+
+
+async def test_a_store_that_opens_finishes_what_was_shared_by_halves(
+    server: Server, store: RedisStore
+) -> None:
+    flow = workflow("flow")
+    for number in (1, 2):
+        await store.put_shared_workflow(replace(flow, timeout_s=float(number)))
+    root = f"{_NAMESPACE}:{{{shard_of_tenant(ACME):02x}}}:"
+    with server.client() as client:
+        client.hset(f"{root}shared_versions", "flow", "1")
+        client.hdel(f"{root}shared_workflows", "2:flow")
+    behind = await store.workflow(ACME, flow.id)
+    assert behind is not None
+    assert behind.version == 1
+    await (await RedisStore.open(server.url, namespace=_NAMESPACE)).close()
+    found = await store.workflow(ACME, flow.id)
+    assert found is not None
+    assert (found.version, found.workflow.timeout_s) == (2, 2.0)

@@ -182,30 +182,37 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PutWorkflow(msgspec.Struct, frozen=True, kw_only=True):
-    """Store a workflow: one of two texts."""
+    """Store a workflow, of a tenant or for all: one of two texts."""
 
-    tenant: int
+    tenant: int | None
     workflow: str
     text: int
 
     async def bind(self, world: World) -> Call:
-        tenant = world.tenants[self.tenant]
         workflow = WORKFLOWS[WorkflowId(self.workflow)]
         if self.text:
             workflow = replace(workflow, output={"text": self.text})
+        if self.tenant is None:
+            return Call(str(self), lambda side: side.store.put_shared_workflow(workflow))
+        tenant = world.tenants[self.tenant]
         return Call(str(self), lambda side: side.store.put_workflow(tenant, workflow))
 
 
 class PutTenant(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """Configure a tenant. A slow one may begin one job in this hour."""
+    """Configure a tenant. A slow one may begin one job in this hour; one may pin a workflow."""
 
     tenant: int
     cap: int | None
     is_slow: bool = False
+    pin: str | None = None
 
     async def bind(self, world: World) -> Call:
         tenant = world.tenants[self.tenant]
-        config = Tenant(self.cap, job_rate_per_s=1 / 3_600 if self.is_slow else None)
+        config = Tenant(
+            self.cap,
+            job_rate_per_s=1 / 3_600 if self.is_slow else None,
+            workflows={} if self.pin is None else {WorkflowId(self.pin): 1},
+        )
         return Call(str(self), lambda side: side.store.put_tenant(tenant, config))
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
 from stanchion.core import invariants
-from stanchion.core.model import Item, ItemKey, JobId, Run, RunId, StepId, TenantId
-from stanchion.ports.records import Page
+from stanchion.core.model import Item, ItemKey, JobId, Run, RunId, StepId, TenantId, WorkflowId
+from stanchion.ports.records import Page, WorkflowUse
+from stanchion.ports.store import Store
 from tests.model.keeping import letters
 from tests.model.plans import PLANS
 from tests.model.side import Side
@@ -32,6 +34,11 @@ async def observe(
         "tenants": await _all(lambda at: store.list_tenants(cursor=at, limit=1)),
         "documents": await _all(lambda at: store.list_documents("kind", cursor=at, limit=1)),
         "approvals": await _all(lambda at: store.list_approvals(None, cursor=at, limit=1)),
+        "shared": [
+            side.workflow(each)
+            for each in await _all(lambda at: store.list_shared_workflows(cursor=at, limit=1))
+        ],
+        "uses": {name: await _all(partial(_uses, store, name)) for name in PLANS},
         "letters": letters(side, await store.list_dead_letters(None)),
     }
     parts = await asyncio.gather(
@@ -60,6 +67,10 @@ async def broken_promises(
             f"{tenant}: {fault}" for fault in invariants.of_slots(counted=counted, runs=theirs)
         ]
     return broken
+
+
+async def _uses(store: Store, name: WorkflowId, cursor: str | None) -> Page[WorkflowUse]:
+    return await store.list_workflow_uses(name, cursor=cursor, limit=1)
 
 
 async def _tenant(side: Side, tenant: TenantId) -> dict[str, object]:

@@ -9,7 +9,15 @@ from msgspec.structs import replace
 
 from stanchion.core.admission import fingerprint
 from stanchion.core.events import Approved, CancelRequested, Event, Rejected, Started
-from stanchion.core.model import Run, RunId, RunStatus, Stamp, WorkflowId
+from stanchion.core.model import (
+    Run,
+    RunId,
+    RunStatus,
+    Stamp,
+    WorkflowId,
+    WorkflowSource,
+    shared_name,
+)
 from stanchion.core.run import decide_all, evolve, items_to_read
 from stanchion.core.transition import Transition
 from stanchion.ports.records import Admission, Commit, RunFilter
@@ -50,12 +58,16 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
         stored = await world.model.workflow(tenant, workflow_id)
         newest = 1 if stored is None else stored.version
         version = newest if self.knows == "newest" else newest - 1 or 99
+        definitions = {} if self.knows is None else {workflow_id: version}
+        if definitions and stored is not None and stored.source is WorkflowSource.SHARED:
+            definitions = {workflow_id: 0, shared_name(workflow_id): version}
+            pending = replace(pending, workflow_source=WorkflowSource.SHARED)
         admission = Admission(
             run=replace(evolve(pending, transition), stamp=Stamp(1, f"nonce-{world.number()}")),
             transition=transition,
             key=None if self.key is None else f"key-{self.key}",
             fingerprint=fingerprint(workflow_id, pending.input),
-            definitions={} if self.knows is None else {workflow_id: version},
+            definitions=definitions,
             is_rate_limited=self.is_rate_limited,
         )
         return Call(

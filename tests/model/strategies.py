@@ -105,8 +105,25 @@ _WEIGHTED: Final[Sequence[tuple[int, st.SearchStrategy[Operation]]]] = (
     (2, st.builds(keeping.CountFailure, run=_RECENT, entry=_often(0, 1))),
     (1, st.builds(keeping.ListLetters, tenant=_TENANT)),
     (4, st.builds(keeping.Replay, letter=_often(0, 1, 2), is_discard=_OFTEN)),
-    (2, st.builds(keeping.PutWorkflow, tenant=_TENANT, workflow=_WORKFLOW, text=_often(0, 1))),
-    (2, st.builds(keeping.PutTenant, tenant=_TENANT, cap=_often(1, 2, 3, None), is_slow=_OFTEN)),
+    (
+        3,
+        st.builds(
+            keeping.PutWorkflow,
+            tenant=st.none() | _TENANT,
+            workflow=_WORKFLOW,
+            text=_often(0, 1),
+        ),
+    ),
+    (
+        2,
+        st.builds(
+            keeping.PutTenant,
+            tenant=_TENANT,
+            cap=_often(1, 2, 3, None),
+            is_slow=_OFTEN,
+            pin=st.none() | _WORKFLOW,
+        ),
+    ),
     (
         2,
         st.builds(

@@ -47,6 +47,11 @@ def run_rows(page: dict[str, Any], *, is_of_all: bool = False) -> Iterator[str]:
         )
 
 
+def _workflow_of(run: dict[str, Any]) -> str:
+    shared = " (shared)" if run.get("workflow_source") == "shared" else ""
+    return f"{cell(run['workflow_id'])}@{run['workflow_version']}{shared}"
+
+
 def batch_lines(answer: dict[str, Any]) -> Iterator[str]:
     """What became of each run of a batch."""
     yield from table(
@@ -73,7 +78,7 @@ def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> It
     yield from pairs(
         [
             ("run", cell(run["run_id"])),
-            ("workflow", f"{cell(run['workflow_id'])}@{run['workflow_version']}"),
+            ("workflow", _workflow_of(run)),
             ("tenant", cell(run["tenant"])),
             ("status", cell(run["status"])),
             ("risk", cell(run["risk"])),

@@ -339,8 +339,7 @@ class Definitions(Protocol):
     ) -> Page[WorkflowUse]:
         """What each tenant runs under the id of a shared workflow, sorted by tenant.
 
-        Listed are tenants with a configuration, a workflow, or a run that took a slot, now or
-        earlier.
+        Listed are tenants with a configuration, a workflow, or a run, now or earlier.
         """
 
 

@@ -91,7 +91,7 @@ class MemoryDefinitions(MemoryPart):
         known = (
             (tenant, account)
             for tenant, account in self._state.accounts.items()
-            if account.config is not None or account.had_slot or account.workflows
+            if account.config is not None or account.workflows or account.seen_at
         )
         page = _by_name("workflow_uses", known, cursor, limit)
         return Page(

@@ -291,7 +291,6 @@ class MemoryRuns(MemoryPart):
         if run.holds_slot:
             account.holders.add(run.id)
             account.active += 1
-            account.had_slot = True
         if admission.key is not None:
             account.keys[admission.key] = Key(KeyRecord(admission.fingerprint, run.id))
         if facts.rate is not None:

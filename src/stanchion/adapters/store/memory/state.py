@@ -123,8 +123,6 @@ class Account:
     config: Tenant | None = None
     seen_at: Instant = _NEVER
     """When it last started a run."""
-    had_slot: bool = False
-    """Whether a run of the tenant ever took a slot."""
     active: int = 0
     """The count of slots, which admission compares with the limit."""
     holders: set[RunId] = field(default_factory=set)

@@ -41,6 +41,7 @@ __all__ = [
     "RedisDocuments",
     "RedisReplicas",
     "RedisTenants",
+    "finish_sharing",
     "page_of_names",
 ]
 
@@ -145,7 +146,11 @@ class RedisDefinitions(Sharded):
     ) -> Page[WorkflowUse]:
         deadline = self._shards.client.deadline()
         keys = self._shards.keys
-        indexes = [(keys.slots[shard], keys.of_shard(shard, "known")) for shard in ALL_SHARDS]
+        indexes = [
+            (keys.slots[shard], keys.of_shard(shard, name))
+            for shard in ALL_SHARDS
+            for name in ("configured", "authors", "seen_names")
+        ]
         names, onward = await page_of_names(
             self._shards, "workflow_uses", indexes, cursor, limit, deadline
         )
@@ -223,6 +228,38 @@ class RedisDefinitions(Sharded):
             else decode.read_workflow(packed, version or 0, WorkflowSource.SHARED)
             for (_, version), packed in zip(wanted, replies, strict=True)
         ]
+
+
+async def finish_sharing(shards: Shards) -> int:
+    """Add shared workflows to the shards that lack their newest version; returns how many.
+
+    A process that ended while it shared one, or a failover of one shard, leaves such shards.
+    """
+    deadline, keys = shards.client.deadline(), shards.keys
+    versions, records, _ = keys.shared_workflows()
+    newest = _counts(
+        await shards.ask(RedisRequest(keys.common_slot, pack("HGETALL", versions)), deadline)
+    )
+    if not newest:
+        return 0
+    in_shards = [
+        _counts(reply)
+        for reply in await shards.read_all("HGETALL", "shared_versions", deadline=deadline)
+    ]
+    lacking = [
+        (name, version)
+        for name, version in newest.items()
+        if any(each.get(name, 0) < version for each in in_shards)
+    ]
+    for name, version in lacking:
+        words = pack("HGET", records, f"{version}:{name}")
+        packed = await shards.ask(RedisRequest(keys.common_slot, words), deadline)
+        await shards.ask_all(shards.steps_on_all("share", _SHARED, name, version, packed), deadline)
+    return len(lacking)
+
+
+def _counts(reply: Sequence[bytes]) -> dict[str, int]:
+    return {name.decode(): int(count) for name, count in zip(reply[::2], reply[1::2], strict=True)}
 
 
 def _read(version: bytes, packed: bytes, source: bytes, pinned: int) -> StoredWorkflow:

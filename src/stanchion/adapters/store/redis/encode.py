@@ -25,6 +25,7 @@ every shard, and once more under that tag, which gives out their versions.
     aging       sorted set   the keys of finished runs, by the time at which they expire
     configs     hash         the configuration of each tenant
     configured  sorted set   the tenants in ``configs``, by name
+    authors     sorted set   tenants that have workflows
     shared_versions   hash        the newest version of each shared workflow
     shared_workflows  hash        every version of every shared workflow
     shared_names      sorted set  their ids
@@ -401,7 +402,7 @@ OF_SHARD: Final = frozenset(
         *("approvals", "asked", "asked_of", "audit_log"),
         *("listed", "seen", "seen_names"),
         *("receipts", "refused", "refused_of", "refused_count"),
-        *("shared_versions", "shared_workflows", "shared_names", "shared_runs"),
+        *("shared_versions", "shared_workflows", "shared_names", "shared_runs", "authors"),
     )
 )
 OF_TENANT: Final = frozenset(("runs", "feed", "versions", "workflows", "names", "audit_log_of"))

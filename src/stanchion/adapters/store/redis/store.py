@@ -18,6 +18,7 @@ from stanchion.adapters.store.redis.definitions import (
     RedisDocuments,
     RedisReplicas,
     RedisTenants,
+    finish_sharing,
 )
 from stanchion.adapters.store.redis.encode import COMMON_TAG, StoreKeys, format_text
 from stanchion.adapters.store.redis.housekeeping import (
@@ -94,6 +95,7 @@ class RedisStore(
         shards = Shards(client, keys, rounds, key_ttl_ms, audit_ttl_ms)
         try:
             adopted = await adopt_runs(shards)
+            await finish_sharing(shards)
         except BaseException:
             await client.close()
             raise
