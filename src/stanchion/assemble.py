@@ -86,7 +86,11 @@ async def _serve(config: Config, backends: Backends, on_ready: OnReady) -> None:
     )
     app = make_app(
         engine.services,
-        GatewayOptions(admin_key=config.admin_key, metrics_open=config.metrics_open),
+        GatewayOptions(
+            admin_key=config.admin_key,
+            metrics_open=config.metrics_open,
+            drill_reports=config.drill_reports,
+        ),
     )
     mount(app)
     _tune_runtime()

@@ -97,6 +97,7 @@ EXAMPLES: dict[str, object] = {
     "run_lease_ttl_s": 0.5,
     "job_lease_ttl_s": 3600,
     "admin_key": KEY,
+    "drill_reports": "/srv/drills",
     "metrics_open": True,
     "metrics_port": 9464,
     "metrics_host": "::1",

@@ -210,6 +210,7 @@ OF_ALL: dict[str, frozenset[Role]] = {
             "dead-letters",
             "decisions",
             "drift",
+            "drills",
             "drift/try",
             "escalation",
             "leases",

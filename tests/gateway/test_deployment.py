@@ -1,10 +1,15 @@
-"""Replicas and workers over HTTP."""
+"""Replicas, workers and reports of drills over HTTP."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
+
 from stanchion import __version__
 from stanchion.core.json_value import JsonObject
-from tests.gateway.house import ADMIN, House
+from stanchion.gateway import GatewayOptions
+from tests.gateway.house import ADMIN, House, opened_house
 
 
 async def test_a_replica_is_listed_with_all_members(house: House) -> None:
@@ -91,3 +96,32 @@ async def test_drift_is_shown_repaired_and_remembered(house: House) -> None:
     assert (await house.ask("POST", "/v1/admin/drift?dry=1")).status == 422
     assert (await house.ask("POST", "/v1/admin/drift?dry_run=maybe")).status == 422
     assert (await house.ask("POST", "/v1/admin/drift", {"x": 1})).status == 422
+
+
+async def test_reports_of_drills_are_read_from_the_directory(tmp_path: Path) -> None:
+    promise = {"id": "a", "says": "it holds", "measured": "3", "holds": True}
+    for name, began in (
+        ("retry", "2026-08-01T10:00:00+00:00"),
+        ("renewal", "2026-08-02T10:00:00Z"),
+    ):
+        report = {
+            "drill": name,
+            "verdict": "pass",
+            "seed": 7,
+            "started_at": began,
+            "duration_s": 3.5,
+            "environment": {},
+            "promises": [promise],
+            "figures": {},
+        }
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_bytes(msgspec.json.encode(report))
+    for name, text in (("broken", "{"), ("naive", '{"started_at": "2026-08-01T10:00:00"}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(text, encoding="utf-8")
+    async with opened_house(GatewayOptions(drill_reports=str(tmp_path))) as house:
+        found = (await house.ask("GET", "/v1/admin/drills")).json
+    assert [row["drill"] for row in found["drills"]] == ["renewal", "retry"]
+    assert found["drills"][0]["promises"] == [promise]
+    async with opened_house(GatewayOptions(drill_reports=str(tmp_path / "none"))) as house:
+        assert (await house.ask("GET", "/v1/admin/drills")).json["drills"] == []

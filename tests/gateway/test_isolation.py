@@ -270,6 +270,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "hold_lease": forbidden,
     "release_lease": forbidden,
     "get_lock_history": forbidden,
+    "list_drills": forbidden,
     "list_dead_letters": empty("dead_letters"),
     "replay_dead_letter": not_there,
     "discard_dead_letter": not_there,

@@ -40,6 +40,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     poison_failures_max: int = 5
     tenant_work_percent: int = 25
     drain_s: float = 8.0
+    drill_reports: str = "drill-reports"
     metrics_open: bool = False
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
@@ -241,6 +242,14 @@ OPTIONS: Final = (
         metavar="SECONDS",
         help="How long requests under way may take after a signal to stop.",
         most=600,
+    ),
+    Option(
+        name="drill_reports",
+        kind="text",
+        metavar="DIR",
+        help="Directory with the reports of drills, which the console shows.",
+        pattern=r"[^\0]+",
+        form="a path",
     ),
     Option(
         name="metrics_open",

@@ -40,6 +40,8 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: float = 15
     write_timeout_s: float = 10
     """A client that does not read its answer for this long is disconnected."""
+    drill_reports: str | None = None
+    """The directory with the reports of drills."""
     metrics_open: bool = False
     """Whether ``/metrics`` is answered without a key."""
 

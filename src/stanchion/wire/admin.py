@@ -26,6 +26,8 @@ __all__ = [
     "DeadLetterRow",
     "DriftAnswer",
     "DriftRow",
+    "DrillList",
+    "DrillRow",
     "EscalationView",
     "FinishUpgrade",
     "Health",
@@ -38,6 +40,7 @@ __all__ = [
     "LeaseRow",
     "LockHistory",
     "OlderReplica",
+    "PromiseRow",
     "ReplayAnswer",
     "ReplayLetter",
     "ReplicaList",
@@ -431,6 +434,33 @@ class ReplicaList(msgspec.Struct, frozen=True):
 
     replicas: tuple[ReplicaRow, ...]
     cursor: str | None = None
+
+
+class PromiseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a drill has checked."""
+
+    id: str
+    says: str
+    measured: str
+    holds: bool
+
+
+class DrillRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The report of one drill, as its directory has it."""
+
+    drill: str
+    verdict: Literal["pass", "fail"]
+    seed: int
+    started_at: Annotated[datetime, Meta(tz=True)]
+    duration_s: float
+    promises: tuple[PromiseRow, ...]
+
+
+class DrillList(msgspec.Struct, frozen=True):
+    """The newest reports of drills that this server can read, newest first."""
+
+    drills: tuple[DrillRow, ...]
+    directory: str
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):

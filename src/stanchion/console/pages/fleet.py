@@ -75,6 +75,24 @@ async def show_replicas(view: View) -> Data:
     }
 
 
+# ── Drills ───────────────────────────────────────────────────────────────────────────────────────
+
+_OLD: Final = timedelta(days=30)
+DRILLS: Final = ("admission", "retry", "fallback", "renewal", "lock-busy")
+
+
+async def show_drills(view: View) -> Data:
+    """The reports of drills, and those that there is none of."""
+    found = await view.api.get("/v1/admin/drills")
+    done = {row.drill for row in found.drills}
+    return {
+        "drills": found.drills,
+        "directory": found.directory,
+        "missing": [name for name in DRILLS if name not in done],
+        "old": when(view.now) - _OLD,
+    }
+
+
 # ── Audit ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -114,6 +132,14 @@ PAGES: Final = (
         load=show_replicas,
         needs="GET /v1/admin/replicas",
         nav=Nav(group="System", label="Replicas", letter="n"),
+    ),
+    Page(
+        path="/console/drills",
+        title="Drills",
+        template="drills.html",
+        load=show_drills,
+        needs="GET /v1/admin/drills",
+        nav=Nav(group="System", label="Drills", letter="i"),
     ),
     Page(
         path="/console/audit",

@@ -1,4 +1,4 @@
-"""Deployment routes: replicas, the workers that call them, upgrades, the audit of slots.
+"""Deployment routes: replicas, the workers that call them, upgrades, the audit of slots, drills.
 
 The lists come from the summaries that the replicas report, so they are the same on every replica
 and at most a few seconds old.
@@ -6,7 +6,10 @@ and at most a few seconds old.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -33,6 +36,8 @@ from stanchion.wire.admin import (
     AuditSlots,
     DriftAnswer,
     DriftRow,
+    DrillList,
+    DrillRow,
     FinishUpgrade,
     OlderReplica,
     ReplicaList,
@@ -196,7 +201,39 @@ def _worker_row(worker: SeenWorker) -> WorkerRow:
     )
 
 
+_REPORTS_MAX: Final = 50
+_REPORT_BYTES_MAX: Final = 1024 * 1024
+
+
+async def list_drills(call: Call[NoBody, NoQuery]) -> Reply:
+    """The reports of drills in this server's directory for them, newest first."""
+    directory = call.state.options.drill_reports
+    if directory is None:
+        return Reply(DrillList((), ""))
+    found = await asyncio.to_thread(_reports, Path(directory))
+    return Reply(DrillList(found, directory))
+
+
+def _reports(directory: Path) -> tuple[DrillRow, ...]:
+    """The reports that can be read. A file that is no report is left out."""
+    rows = []
+    for path in sorted(directory.glob("*/report.json"))[:_REPORTS_MAX]:
+        with suppress(OSError, msgspec.MsgspecError):
+            if path.stat().st_size <= _REPORT_BYTES_MAX:
+                rows.append(msgspec.json.decode(path.read_bytes(), type=DrillRow))
+    return tuple(sorted(rows, key=lambda row: row.started_at, reverse=True))
+
+
 ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/v1/admin/drills",
+        handler=list_drills,
+        summary="The reports of drills in this server's directory, newest first.",
+        roles=OPERATORS,
+        scope=RouteScope.DEPLOYMENT,
+        answer=DrillList,
+    ),
     Route(
         method="GET",
         path="/v1/admin/drift",
