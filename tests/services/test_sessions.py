@@ -64,6 +64,16 @@ async def test_only_a_valid_key_opens_a_session(replicas: Replicas) -> None:
         assert await sessions.find(token) is None
 
 
+async def test_another_secret_does_not_open_a_session(replicas: Replicas) -> None:
+    _, token = await replicas.opened()
+    _, other = await replicas.opened()
+    session_id, secret = token.split("_")
+    for wrong in ("", "0", secret[:-1], other.split("_")[1]):
+        assert await replicas.here[1].find(f"{session_id}_{wrong}") is None
+        await replicas.here[1].close(f"{session_id}_{wrong}")
+    assert await replicas.here[1].find(token) is not None
+
+
 async def test_the_store_holds_no_token(replicas: Replicas) -> None:
     _, token = await replicas.opened()
     page = await replicas.store.list_documents("session")

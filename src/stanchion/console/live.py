@@ -140,6 +140,7 @@ class Pulse:
             self._looking = asyncio.create_task(self._look(), name="console pulse")
         try:
             last, said_at = b"", self._services.clock.moment()
+            yield b"retry: 1000\n\n"
             ticks = 0
             while not self._state.draining.is_set():
                 now = self._services.clock.moment()

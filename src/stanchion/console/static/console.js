@@ -127,7 +127,7 @@
       channel?.postMessage(data);
     });
     source.addEventListener("error", () => {
-      if (source.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 2000 + Math.random() * 2000);
+      if (source.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 300 + Math.random() * 700);
       lost ??= setTimeout(() => showAlarms([{ level: "bad", text: "The server does not answer: this page may be out of date.", since: Date.now() }]), 2500);
     });
     addEventListener("pagehide", () => source.close(), { once: true });
@@ -208,7 +208,7 @@
   tick();
 
   // ── Keyboard ──
-  const rows = () => $$("#live tbody tr").filter((row) => $("a, button", row));
+  const rows = () => $$("#live tbody tr, #live article.decision").filter((row) => $("a, button", row));
   const move = (step) => {
     const all = rows();
     if (!all.length) return;
@@ -234,6 +234,11 @@
       case "k": move(-1); break;
       case "x": $("input[type=checkbox]", document.activeElement?.closest("tr") ?? document.createElement("i"))?.click(); break;
       case "?": $("#keys").showModal(); break;
+      case "y": case "n": {
+        const verdict = event.key === "y" ? "approve" : "reject";
+        $(`button[value=${verdict}]`, document.activeElement?.closest("article.decision") ?? document.createElement("i"))?.click();
+        break;
+      }
       default: {
         const button = $(`[data-key="${CSS.escape(event.key)}"]`);
         if (button) { event.preventDefault(); button.click(); }
