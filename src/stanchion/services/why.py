@@ -32,6 +32,7 @@ from stanchion.core.why import (
 from stanchion.ports.errors import BackendError, BackendUnavailable, sentence
 from stanchion.services.context import Backends, Rules
 from stanchion.services.escalation import EscalationService
+from stanchion.services.limiter import SingleFlight
 from stanchion.services.plans import DefinitionMissing, Plans
 from stanchion.services.replicas import ReplicaReporter, ReplicaView
 
@@ -75,22 +76,32 @@ class RunExplainer:
         self._escalating = escalating
         self._replicas = replicas
         self._lock_error = lock_error
+        self._flights = SingleFlight()
 
     async def explain(self, run_id: RunId, tenant: TenantId) -> Explanation | None:
-        """Why the run does not go on; ``None`` if the tenant has no such run."""
+        """Why the run does not go on; ``None`` if the tenant has no such run.
+
+        Concurrent callers that ask about one run share the reads, which begin after their calls.
+        """
+        owner, found = await self._flights.read(run_id, lambda: self._explain(run_id))
+        return found if owner in {None, tenant} else None
+
+    async def _explain(self, run_id: RunId) -> tuple[TenantId | None, Explanation | None]:
+        """The tenant of the run, if it is known, and the explanation."""
         try:
             facts = await self._store.run_facts(run_id)
         except BackendUnavailable as error:
             now = self._clock.now()
             since = self._replicas.down_since("store")
             outage = Outage("store", sentence(error), since or now, now)
-            return Explanation(run_id, None, now, (store_outage(outage),))
-        if facts is None or facts.run.tenant != tenant:
-            return None
+            return None, Explanation(run_id, None, now, (store_outage(outage),))
+        if facts is None:
+            return None, None
         around = Surroundings()
         if not facts.run.status.is_finished:
             around = await self._around(facts)
-        return Explanation(run_id, facts.run.status, facts.at, why(facts, around))
+        told = Explanation(run_id, facts.run.status, facts.at, why(facts, around))
+        return facts.run.tenant, told
 
     async def _around(self, facts: RunFacts) -> Surroundings:
         found, view = await asyncio.gather(self._lock(facts), self._view())
