@@ -25,6 +25,7 @@ from stanchion.core.admission import (
 )
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, RunId, WorkflowId
+from stanchion.core.rerun import RerunOptions
 from stanchion.core.retry import WorkAllowance
 
 NOW = Instant(1_000_000)
@@ -229,3 +230,12 @@ def test_over_any_time_a_tenant_gets_its_share_and_its_burst(
             spent_s += seconds
     # What was allowed to begin is finished: one piece of work may be over.
     assert spent_s <= 2.0 + now_ms / 1000 * 0.25 + 1.0 + 1e-6
+
+
+def test_a_request_without_new_members_has_the_fingerprint_that_older_versions_gave_it() -> None:
+    # A retry that crosses an upgrade must find its key. These are the values of version 0.1.
+    start = fingerprint(W, {"input": {"n": 1}})
+    assert W == "w"
+    assert start == "b560db72dcb6c1e0472584d17d82395f338acfc21de87e1a683c0c7c08e5af77"
+    again = fingerprint(WorkflowId("rerun/r"), RerunOptions().fingerprinted())
+    assert again == "bd67bab423c66ecad70ba80a9c78216d888b295f15170d8662ca7e3a3ab01b52"

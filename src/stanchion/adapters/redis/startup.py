@@ -39,10 +39,11 @@ async def examine(client: RedisClient) -> tuple[str, ...]:
     return tuple(f"{address}: {warning}" for address, some in found for warning in some)
 
 
-async def claim_format(client: RedisClient, key: str, tag: str, wanted: str, *older: str) -> None:
-    """Store the format of the data at the first start. Raises ``BackendRefused`` for another.
+async def claim_format(client: RedisClient, key: str, tag: str, wanted: str, *older: str) -> str:
+    """Store the format of the data at the first start; returns the format that it has.
 
-    Data of one of the ``older`` formats is accepted and keeps its format.
+    Data of one of the ``older`` formats is accepted and keeps its format. Raises ``BackendRefused``
+    for any other.
     """
     deadline, slot = client.deadline(), slot_of(tag)
     await client.ask(RedisRequest(slot, pack("SET", key, wanted, "NX")), deadline=deadline)
@@ -52,6 +53,8 @@ async def claim_format(client: RedisClient, key: str, tag: str, wanted: str, *ol
             f"the data under {key!r} has another format ({found!r}, expected {wanted!r}): "
             "use the version of Stanchion that wrote them, or another namespace"
         )
+    text: bytes = found
+    return text.decode()
 
 
 async def _examine(node: Node, kind: ServerLayout, deadline: float) -> tuple[str, list[str]]:

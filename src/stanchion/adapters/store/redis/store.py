@@ -85,12 +85,15 @@ class RedisStore(
         client = RedisClient(read_url(url), timeout_s=timeout_s, entropy=chance)
         try:
             warnings = await examine(client)
-            await claim_format(client, keys.format, COMMON_TAG, *_FORMATS)
+            found = await claim_format(client, keys.format, COMMON_TAG, *_FORMATS)
         except BaseException:
             await client.close()
             raise
         for warning in warnings:
             _log.warning("store_settings", extra={"fields": {"warning": warning}})
+        if found != _FORMATS[0]:
+            hint = "when no older process is left: stanchion upgrade finish"
+            _log.warning("upgrade_unfinished", extra={"fields": {"format": found, "hint": hint}})
         rounds = Rounds(first_shard=int(chance.unit() * SHARDS))
         shards = Shards(client, keys, rounds, key_ttl_ms, audit_ttl_ms)
         try:
