@@ -36,7 +36,7 @@ from stanchion.ports.bus import Bus
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError, BackendRefused, sentence
-from stanchion.ports.locks import Locks
+from stanchion.ports.locks import OperatorLocks
 from stanchion.ports.store import Store
 from stanchion.services.context import Backends
 from stanchion.services.engine import Engine, Terms
@@ -221,7 +221,7 @@ def _restrict(path: Path, mode: int) -> None:
         path.chmod(mode)
 
 
-async def _locks(config: Config, clock: Clock, entropy: Entropy) -> Locks:
+async def _locks(config: Config, clock: Clock, entropy: Entropy) -> OperatorLocks:
     url = config.locks_url
     if url == "memory:":
         return MemoryLocks(clock)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.locks import (
@@ -13,10 +15,12 @@ from stanchion.ports.locks import (
     Granted,
     Held,
     LockHolder,
+    LockNote,
     LockReleased,
     Locks,
     LockView,
     NotOwned,
+    OperatorLocks,
     Renewed,
     operator_token,
     replica_token,
@@ -386,3 +390,36 @@ async def _renew(
     locks: Locks, name: str, token: str, *, ttl_ms: int = LONG_MS
 ) -> Renewed | NotOwned:
     return await locks.renew(name, token, ttl_ms=ttl_ms, within_ms=_WITHIN_MS)
+
+
+async def test_a_note_is_written_with_the_change_by_hand_and_kept_until_it_is_dropped(
+    locks: OperatorLocks,
+) -> None:
+    held, refused = LockNote("a", "run/1", "é"), LockNote("b", "run/1", "no")
+    took = await locks.hold("run/1", "one", ttl_ms=60_000, within_ms=2_000, note=held)
+    assert isinstance(took, Granted)
+    again = await locks.hold("run/1", "one", ttl_ms=60_000, within_ms=2_000, note=held)
+    assert again == took
+    other = await locks.hold("run/1", "two", ttl_ms=60_000, within_ms=2_000, note=refused)
+    assert isinstance(other, Held)
+    assert not await locks.release_by_hand("run/2", note=LockNote("c", "run/2", "no"))
+    assert await locks.notes() == [replace(held, fence=took.fence)]
+    released = LockNote("d", "run/1", "let go")
+    assert await locks.release_by_hand("run/1", note=released)
+    assert not await locks.release_by_hand("run/1", note=LockNote("e", "run/1", "no"))
+    assert await locks.inspect("run/1") is None
+    found = {note.id: note for note in await locks.notes()}
+    assert found == {
+        "a": replace(held, fence=took.fence),
+        "d": replace(released, fence=took.fence),
+    }
+    await locks.drop_notes([found["a"]])
+    await locks.drop_notes([found["a"]])
+    assert await locks.notes() == [found["d"]]
+
+
+async def test_notes_outlive_the_process(durable_locks: OperatorLocks, harness: Harness) -> None:
+    note = LockNote("a", "run/1", "held")
+    await durable_locks.hold("run/1", "one", ttl_ms=60_000, within_ms=2_000, note=note)
+    again = await harness.reopen_locks()
+    assert [each.id for each in await cast("OperatorLocks", again).notes()] == ["a"]

@@ -14,6 +14,7 @@ from stanchion.gateway import GatewayOptions
 from stanchion.gateway.routes import ROUTES
 from tests.gateway.asgi import Answer
 from tests.gateway.house import ADMIN, ONE_STEP, House, older_store, opened_house
+from tests.services.faulty_locks import Fault
 
 STARTS: Final = frozenset({"start_run", "start_batch", "submit_job"})
 WORKER_PROTOCOL: Final = frozenset({"lease_jobs", "renew_leases", "take_results"})
@@ -226,6 +227,29 @@ async def test_every_change_has_one_entry_with_before_and_after_and_no_secret() 
         assert "hunter2" not in text
         assert "sk_" not in text
         assert len({row["action"] for row in log.json["entries"]}) == len(CHANGES)
+
+
+async def test_a_lock_is_audited_also_if_the_store_was_away_or_the_process_died(
+    house: House,
+) -> None:
+    body = {"name": "admission/acme", "ttl_s": 60}
+    house.store.always(Fault.ERROR, "add_audit")
+    held = await house.ask("POST", "/v1/admin/leases", body)
+    assert held.status == 200, "the lock is held, and its entry follows"
+    assert (await house.services.store.list_audit()).items == ()
+    assert len(await house.locks.notes()) == 1
+    house.store.always(Fault.NONE, "add_audit")
+    audit = house.services.lock_audit
+    assert audit is not None
+    # Two replicas find the same note; one of them dies before it drops it.
+    notes = await house.locks.notes()
+    await audit.move()
+    house.locks.real._notes = {note.id: note for note in notes}  # noqa: SLF001 - not dropped
+    await audit.move()
+    (entry,) = (await house.services.store.list_audit()).items
+    assert (entry.action, entry.tenant) == ("lease.hold", "acme")
+    assert entry.after == {"fence": held.json["fence"], "ttl_ms": 60_000}
+    assert await house.locks.notes() == []
 
 
 async def test_what_changes_nothing_has_no_entry(house: House) -> None:

@@ -14,6 +14,7 @@ from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.locks import (
     AcquireAnswer,
     AcquireTooLate,
+    LockNote,
     LockReleased,
     LockView,
     NotOwned,
@@ -94,6 +95,24 @@ class FaultyLocks:
 
     async def force_release(self, name: str) -> bool:
         return await self.real.force_release(name)
+
+    async def hold(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, note: LockNote
+    ) -> AcquireAnswer:
+        return await self._call(
+            "acquire",
+            lambda: self.real.hold(name, token, ttl_ms=ttl_ms, within_ms=within_ms, note=note),
+            late=AcquireTooLate(),
+        )
+
+    async def release_by_hand(self, name: str, *, note: LockNote) -> bool:
+        return await self.real.release_by_hand(name, note=note)
+
+    async def notes(self, *, limit: int = 100) -> Sequence[LockNote]:
+        return await self.real.notes(limit=limit)
+
+    async def drop_notes(self, notes: Sequence[LockNote]) -> None:
+        await self.real.drop_notes(notes)
 
     async def ping(self) -> None:
         await self._call("ping", self.real.ping, late=None)

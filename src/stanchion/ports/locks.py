@@ -17,10 +17,12 @@ __all__ = [
     "Granted",
     "Held",
     "LockHolder",
+    "LockNote",
     "LockReleased",
     "LockView",
     "Locks",
     "NotOwned",
+    "OperatorLocks",
     "Renewed",
     "holder_of",
     "operator_token",
@@ -74,6 +76,19 @@ class LockView(msgspec.Struct, frozen=True):
     held_ms: int | None = None
     """For how long it has been held; ``None`` if an older version granted it."""
     renewals: int = 0
+
+
+class LockNote(msgspec.Struct, frozen=True):
+    """What is to be recorded about a change of a lock by hand.
+
+    The lock store writes it in the step of the change, and keeps it until it is recorded.
+    """
+
+    id: str
+    name: str
+    text: str
+    fence: int = 0
+    """Of the holder that the change concerns. Set by the lock store."""
 
 
 _REPLICA: Final = "replica:"
@@ -137,3 +152,21 @@ class Locks(Protocol):
 
     async def close(self) -> None:
         """Close all connections and files. Safe to call twice."""
+
+
+class OperatorLocks(Locks, Protocol):
+    """Locks that operators hold and release by hand, with notes of what they did."""
+
+    async def hold(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, note: LockNote
+    ) -> AcquireAnswer:
+        """Like ``acquire``. The note is written in the same step, if the lock is granted."""
+
+    async def release_by_hand(self, name: str, *, note: LockNote) -> bool:
+        """Like ``force_release``. The note is written in the same step, if the lock was held."""
+
+    async def notes(self, *, limit: int = 100) -> Sequence[LockNote]:
+        """Notes that are not dropped yet."""
+
+    async def drop_notes(self, notes: Sequence[LockNote]) -> None:
+        """Remove notes that are recorded elsewhere."""

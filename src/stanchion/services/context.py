@@ -15,7 +15,7 @@ from stanchion.core.retry import Backoff
 from stanchion.ports.bus import Bus
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
-from stanchion.ports.locks import Locks
+from stanchion.ports.locks import OperatorLocks
 from stanchion.ports.store import Store
 from stanchion.services.signals import EngineSignals
 
@@ -27,7 +27,7 @@ class Backends:
     """A replica's ports. Services do not know which adapters implement them."""
 
     store: Store
-    locks: Locks | None
+    locks: OperatorLocks | None
     bus: Bus
     clock: Clock
     entropy: Entropy

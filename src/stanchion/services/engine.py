@@ -29,6 +29,7 @@ from stanchion.services.gate_answers import Pacing
 from stanchion.services.inbox import Inbox
 from stanchion.services.lease_signals import LeaseHistory, RunLeaseSignals
 from stanchion.services.leasing import Leasing
+from stanchion.services.lock_audit import LockAudit
 from stanchion.services.log import log_event
 from stanchion.services.outbox import AT_ONCE_MAX, Calls, Relay
 from stanchion.services.plans import Linker, Plans, link_here
@@ -154,12 +155,15 @@ class Engine:
         )
         self._calls = Calls(context, advancer=self._advancer, rules=rules)
         self._relay = Relay(context, calls=self._calls)
+        locks = backends.locks
+        self._lock_audit = None if locks is None else LockAudit(locks, store, backends.entropy)
         self._reconciler = Reconciler(
             context,
             advancer=self._advancer,
             escalating=self._escalating,
             max_deliveries=terms.max_deliveries,
             retention_ms=terms.retention_ms,
+            lock_audit=self._lock_audit,
         )
         scheduler = Scheduler(context, ttl_ms=terms.job_lease_ttl_ms)
         replicas = ReplicaReporter(
@@ -213,6 +217,7 @@ class Engine:
                 replicas=replicas,
                 lock_error=self._lock_error,
             ),
+            lock_audit=self._lock_audit,
             overview=OverviewService(
                 store, clock=clock, figures=admission_signals.figures, replicas=replicas
             ),
@@ -315,4 +320,6 @@ class Services(Backends):
     explainer: RunExplainer
     slots: SlotAuditor
     overview: OverviewService
+    lock_audit: LockAudit | None
+    """``None`` without a lock backend."""
     upgrades: Upgrades

@@ -11,6 +11,7 @@ reconcile at the same time.
 | a timer is due | timers in the order of their time (``outbox``) | the inbox |
 | an event was not applied | outbox rows in the order of their time (``outbox``) | advance |
 | a slot has leaked | audit of tenants in turn | repaired, counted |
+| a lock's audit entry was not moved | notes in the lock store (``lock_audit``) | the audit log |
 | a run is past its retention | finished runs in the order of their end | removed |
 """
 
@@ -37,6 +38,7 @@ from stanchion.ports.store import Store
 from stanchion.services.advance import Advancer
 from stanchion.services.context import ReplicaContext
 from stanchion.services.escalation import EscalationService
+from stanchion.services.lock_audit import LockAudit
 from stanchion.services.log import OutageLogger, log_event
 from stanchion.services.replicas import ReplicaView
 from stanchion.services.signals import EngineSignals
@@ -50,6 +52,7 @@ PURGE_MAX: Final = 200
 _AUDIT_EVERY: Final = 5
 _PURGE_EVERY: Final = 10
 _PURGES_MAX: Final = 100
+_NOTES_EVERY: Final = 10
 
 
 SLOTS_PART: Final = "slots"
@@ -69,6 +72,7 @@ class Reconciler:
         escalating: EscalationService,
         max_deliveries: int,
         retention_ms: int,
+        lock_audit: LockAudit | None = None,
     ) -> None:
         self._store = context.store
         self._locks = context.locks
@@ -81,6 +85,7 @@ class Reconciler:
         self._max_deliveries = max_deliveries
         self._retention_ms = retention_ms
         self.slots = SlotAuditor(context.store, clock=context.clock, signals=context.signals)
+        self._lock_audit = lock_audit
         self._round = 0
         self._outage = OutageLogger("reconcile_failed", "reconcile_recovered")
 
@@ -109,6 +114,8 @@ class Reconciler:
             await self.purge()
         await self._probe_locks()
         await self._gauge()
+        if self._round % _NOTES_EVERY == 0:
+            await self._move_notes()
 
     async def expire_jobs(self) -> int:
         """End expired job leases; return how many."""
@@ -162,6 +169,12 @@ class Reconciler:
             self._signals.purged(removed)
             if removed < PURGE_MAX:
                 break
+
+    async def _move_notes(self) -> None:
+        """Move what operators did with locks into the audit log."""
+        if self._lock_audit is not None:
+            with suppress(BackendError):  # of the lock store; later
+                await self._lock_audit.move()
 
     async def _probe_locks(self) -> None:
         """Probe the lock store during an escalation: classes that fail closed do not call it."""

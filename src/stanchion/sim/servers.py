@@ -17,7 +17,7 @@ from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.store.memory.state import MemoryState
 from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
-from stanchion.ports.locks import AcquireAnswer, LockReleased, LockView, NotOwned, Renewed
+from stanchion.ports.locks import AcquireAnswer, LockNote, LockReleased, LockView, NotOwned, Renewed
 from stanchion.ports.store import Store
 from stanchion.sim.loop import LoopClock, Process
 from stanchion.sim.network import BOUND_S, SimLink
@@ -259,6 +259,29 @@ class LockPort:
         return await self.link.ask(
             "list", lambda: at_once(self._server.real.list(prefix, limit=limit))
         )
+
+    async def hold(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, note: LockNote
+    ) -> AcquireAnswer:
+        def execute() -> AcquireAnswer:
+            real = self._server.real
+            return at_once(real.hold(name, token, ttl_ms=ttl_ms, within_ms=within_ms, note=note))
+
+        return await self.link.ask("hold", execute, bound_s=min(BOUND_S, within_ms / 1000))
+
+    async def notes(self, *, limit: int = 100) -> Sequence[LockNote]:
+        return await self.link.ask("notes", lambda: at_once(self._server.real.notes(limit=limit)))
+
+    async def drop_notes(self, notes: Sequence[LockNote]) -> None:
+        await self.link.ask("drop_notes", lambda: at_once(self._server.real.drop_notes(notes)))
+
+    async def release_by_hand(self, name: str, *, note: LockNote) -> bool:
+        def execute() -> bool:
+            was_held = at_once(self._server.real.release_by_hand(name, note=note))
+            self._watcher.locked("force", name, "", was_held, is_late=False, ttl_ms=0)
+            return was_held
+
+        return await self.link.ask("release_by_hand", execute)
 
     async def force_release(self, name: str) -> bool:
         def execute() -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from stanchion.core.lease import next_fence
 from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
@@ -15,6 +17,7 @@ from stanchion.ports.locks import (
     AcquireTooLate,
     Granted,
     Held,
+    LockNote,
     LockReleased,
     LockView,
     NotOwned,
@@ -43,6 +46,7 @@ class MemoryLocks:
         self._holders: dict[str, _Holder] = {}
         self._fences: dict[str, int] = {}
         """The last fence of every name, held or not."""
+        self._notes: dict[str, LockNote] = {}
 
     async def acquire(
         self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
@@ -109,8 +113,30 @@ class MemoryLocks:
         ]
         return [view for view in views if view is not None][:limit]
 
+    async def hold(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, note: LockNote
+    ) -> AcquireAnswer:
+        answer = await self.acquire(name, token, ttl_ms=ttl_ms, within_ms=within_ms)
+        if isinstance(answer, Granted):
+            self._notes[note.id] = replace(note, fence=answer.fence)
+        return answer
+
     async def force_release(self, name: str) -> bool:
         return self._present(name) is not None and self._holders.pop(name, None) is not None
+
+    async def release_by_hand(self, name: str, *, note: LockNote) -> bool:
+        holder = self._present(name)
+        if holder is None:
+            return False
+        self._notes[note.id] = replace(note, fence=holder.fence)
+        return await self.force_release(name)
+
+    async def notes(self, *, limit: int = 100) -> Sequence[LockNote]:
+        return list(self._notes.values())[:limit]
+
+    async def drop_notes(self, notes: Sequence[LockNote]) -> None:
+        for note in notes:
+            self._notes.pop(note.id, None)
 
     async def ping(self) -> None:
         """Always answers: there is no server."""

@@ -19,6 +19,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final, Self, TypeVar
 
+from msgspec.structs import replace
+
 from stanchion.adapters.sqlite.database import Database, Row, read_statements
 from stanchion.adapters.sqlite.opening import (
     open_for_reading,
@@ -38,6 +40,7 @@ from stanchion.ports.locks import (
     AcquireTooLate,
     Granted,
     Held,
+    LockNote,
     LockReleased,
     LockView,
     NotOwned,
@@ -148,10 +151,44 @@ class SqliteLocks:
 
         return await self._call(act)
 
+    async def hold(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, note: LockNote
+    ) -> AcquireAnswer:
+        not_after = Instant(self._clock.now() + within_ms)
+
+        def act(db: Database) -> AcquireAnswer:
+            if db.now() > not_after:
+                return AcquireTooLate()
+            answer = take(db, name, token, ttl_ms, 0)
+            if isinstance(answer, Granted):
+                _write_note(db, replace(note, fence=answer.fence))
+            return answer
+
+        return await self._call(act, within_ms)
+
     async def force_release(self, name: str) -> bool:
         return await self._call(
             lambda db: bool(db.changed(_SQL["force_release"], name=name, now=db.now()))
         )
+
+    async def release_by_hand(self, name: str, *, note: LockNote) -> bool:
+        def act(db: Database) -> bool:
+            found = db.first(_SQL["read_lock"], name=name)
+            is_released = bool(db.changed(_SQL["force_release"], name=name, now=db.now()))
+            if is_released and found is not None:
+                _write_note(db, replace(note, fence=found[1]))
+            return is_released
+
+        return await self._call(act)
+
+    async def notes(self, *, limit: int = 100) -> Sequence[LockNote]:
+        return await self._call(
+            lambda db: [LockNote(*row) for row in db.every(_SQL["list_notes"], limit=limit)]
+        )
+
+    async def drop_notes(self, notes: Sequence[LockNote]) -> None:
+        ids = [{"id": note.id} for note in notes]
+        await self._call(lambda db: db.run_each(_SQL["drop_note"], ids))
 
     async def ping(self) -> None:
         await self._call(lambda db: db.first(_SQL["read_lock"], name=""))
@@ -164,6 +201,10 @@ class SqliteLocks:
     ) -> _Answer:
         wait_s = self._timeout_s if within_ms is None else within_ms / _MS_PER_S
         return await self._thread.call(act, wait_s=min(wait_s, self._timeout_s))
+
+
+def _write_note(db: Database, note: LockNote) -> None:
+    db.run(_SQL["write_note"], id=note.id, name=note.name, text=note.text, fence=note.fence)
 
 
 def take(db: Database, name: str, token: str, ttl_ms: int, floor: int) -> AcquireAnswer:

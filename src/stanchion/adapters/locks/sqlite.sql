@@ -47,3 +47,16 @@ DELETE FROM locks WHERE name IN (
     SELECT name FROM locks WHERE fence < :before * 1000 AND expires_at < :before
     ORDER BY fence LIMIT :limit
 )
+
+-- name: write_note
+-- Writes a note, once.
+INSERT INTO notes (id, name, text, fence) VALUES (:id, :name, :text, :fence)
+ON CONFLICT (id) DO NOTHING
+
+-- name: list_notes
+-- Answers (id, name, text, fence).
+SELECT id, name, text, fence FROM notes ORDER BY id LIMIT :limit
+
+-- name: drop_note
+-- Removes a note.
+DELETE FROM notes WHERE id = :id

@@ -1,6 +1,6 @@
 """Lease routes: the locks that are held, and the operators' way to hold or release one.
 
-Holding and releasing are logged with the actor. The escalation routes are here too.
+Holding and releasing are audited and logged with the actor. The escalation routes are here too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any, Final, Literal, Never, assert_never
 import msgspec
 
 from stanchion.core.escalation import Level, Order
-from stanchion.core.json_value import JsonObject
-from stanchion.core.model import Instant, Risk, RunId, TenantId
+from stanchion.core.model import Instant, Risk
 from stanchion.gateway.problems import Refusal, RequestRefused, not_found
 from stanchion.gateway.route import (
     OPERATORS,
@@ -32,10 +31,9 @@ from stanchion.ports.locks import (
     Granted,
     Held,
     LockHolder,
-    Locks,
     LockView,
-    operator_token,
 )
+from stanchion.services.lock_audit import LockAudit
 from stanchion.services.log import log_event
 from stanchion.wire.admin import (
     EscalationView,
@@ -71,9 +69,9 @@ async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
     """Hold a lock as an operator. It expires, or is released by force."""
     locks = _locks(call)
     name, ttl_ms = call.body.name, round(call.body.ttl_s * 1000)
-    token = operator_token(call.actor, call.services.entropy.token())
     try:
-        answer = await locks.acquire(name, token, ttl_ms=ttl_ms, within_ms=_WITHIN_MS)
+        entry = call.audit("lease", tenant=None)
+        answer = await locks.hold(name, ttl_ms=ttl_ms, audit=entry)
     except BackendError as error:
         _away(call, error)
     match answer:
@@ -81,9 +79,6 @@ async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
             log_event(
                 logging.WARNING, "lease_held_by_hand", lease=name, ttl_ms=ttl_ms, actor=call.actor
             )
-            held: JsonObject = {"fence": answer.fence, "ttl_ms": ttl_ms}
-            entry = call.audit(f"lease/{name}", tenant=await _tenant_of(call, name), after=held)
-            await call.services.store.add_audit(entry)
             holder = LockHolder(call.actor, is_operator=True)
             return Reply(_row(call, LockView(name, answer.fence, ttl_ms, holder, held_ms=0)))
         case Held():
@@ -104,15 +99,14 @@ class WithReason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def release_lease(call: Call[NoBody, WithReason]) -> Reply | Refusal:
     """Release a lock by force, whichever process holds it."""
     locks = _locks(call)
-    name = call.params["name"]
+    name, reason = call.params["name"], call.query.reason
     try:
-        view = await locks.inspect(name)
-        is_released = view is not None and await locks.force_release(name)
+        entry = call.audit("lease", tenant=None, after=reason and {"reason": reason})
+        view = await locks.release(name, audit=entry)
     except BackendError as error:
         _away(call, error)
-    if view is None or not is_released:
+    if view is None:
         return not_found("lease")
-    reason = call.query.reason
     log_event(
         logging.WARNING,
         "lease_released_by_hand",
@@ -121,10 +115,6 @@ async def release_lease(call: Call[NoBody, WithReason]) -> Reply | Refusal:
         actor=call.actor,
         reason=reason,
     )
-    was: JsonObject = {"fence": view.fence, "expires_in_ms": view.expires_in_ms}
-    now: JsonObject | None = None if reason is None else {"reason": reason}
-    entry = call.audit(f"lease/{name}", tenant=await _tenant_of(call, name), before=was, after=now)
-    await call.services.store.add_audit(entry)
     return Reply(_row(call, view))
 
 
@@ -173,20 +163,11 @@ def _buckets(times: Iterable[Instant], until: Instant) -> tuple[int, ...]:
     return tuple(counts)
 
 
-async def _tenant_of(call: Call[Any, Any], name: str) -> TenantId | None:
-    """The tenant that a lock belongs to."""
-    kind, _, rest = name.partition("/")
-    if kind == "admission":
-        return TenantId(rest)
-    loaded = await call.services.store.load(RunId(rest))
-    return None if loaded is None else loaded.run.tenant
-
-
-def _locks(call: Call[Any, Any]) -> Locks:
-    if call.services.locks is None:
+def _locks(call: Call[Any, Any]) -> LockAudit:
+    if call.services.lock_audit is None:
         refusal = call.state.unavailable(Code.LOCKS_UNAVAILABLE, "there is no lock backend")
         raise RequestRefused(refusal)
-    return call.services.locks
+    return call.services.lock_audit
 
 
 def _away(call: Call[Any, Any], error: BackendError) -> Never:

@@ -1,11 +1,12 @@
 """Locks in Redis: a name has one holder at a time, for a limited time.
 
 Names are spread over 64 shards. The shard is the hash tag of its keys, so that a cluster keeps them
-on one server. A shard has three keys, however many names there ever were:
+on one server. A shard has four keys, however many names there ever were:
 
     held     hash         who holds a name, under which fence, since when, with how many renewals
     ends     sorted set   the names that are held, by the end of their term
     fence    string       the highest fence that was ever given out
+    notes    hash         notes of changes by hand that are not recorded yet
 
 The next fence is above the highest of the whole shard. So fences rise for every name, across
 release, expiry and any length of time, without a record of every name there ever was.
@@ -22,10 +23,13 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final, Self
 
+import msgspec
+
 from stanchion.adapters.locks.redis.bells import LockBells
 from stanchion.adapters.redis.address import checked_namespace, read_url
 from stanchion.adapters.redis.client import RedisClient, RedisRequest, Script, ask_in_time
 from stanchion.adapters.redis.connection import Reply
+from stanchion.adapters.redis.node import pack
 from stanchion.adapters.redis.startup import claim_format, examine
 from stanchion.adapters.redis.topology import slot_of
 from stanchion.adapters.system import SystemEntropy
@@ -37,6 +41,7 @@ from stanchion.ports.locks import (
     AcquireTooLate,
     Granted,
     Held,
+    LockNote,
     LockReleased,
     LockView,
     NotOwned,
@@ -52,6 +57,7 @@ _FORMAT: Final = f"1 with {_SHARDS} shards"
 _FORMAT_TAG: Final = "common"
 _FENCE_MAX: Final = 2**53 - 2**40
 """Numbers in Lua are exact below 2**53. The clock reaches that in the year 2255."""
+_NOT_REPEATABLE: Final = frozenset({"release", "release_by_hand"})
 _log = logging.getLogger(__name__)
 
 
@@ -96,15 +102,7 @@ class RedisLocks:
             return self._step("acquire", _shard(name), name, token, ttl_ms, not_after, floor)
 
         slot = slots()[_shard(name)]
-        match await ask_in_time(self._client, slot, within_ms, make):
-            case [b"granted", fence]:
-                return Granted(int(fence))
-            case [b"held", expires_in_ms]:
-                return Held(expires_in_ms)
-            case [b"too_late"]:
-                return AcquireTooLate()
-            case other:
-                raise BackendCorrupt(f"acquire answered {other!r}")
+        return _granted(await ask_in_time(self._client, slot, within_ms, make))
 
     async def renew(
         self, name: str, token: str, *, ttl_ms: int, within_ms: int
@@ -128,8 +126,46 @@ class RedisLocks:
         views = [view for reply in replies for view in _views(reply)]
         return sorted(views, key=lambda view: view.name)[:limit]
 
+    async def hold(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, note: LockNote
+    ) -> AcquireAnswer:
+        def make(not_after: Instant) -> RedisRequest:
+            words = (name, token, ttl_ms, not_after, 0, note.id, note.text)
+            return self._step("hold", _shard(name), *words)
+
+        slot = slots()[_shard(name)]
+        return _granted(await ask_in_time(self._client, slot, within_ms, make))
+
     async def force_release(self, name: str) -> bool:
         return bool(await self._ask("release", name, ""))
+
+    async def release_by_hand(self, name: str, *, note: LockNote) -> bool:
+        return bool(await self._ask("release_by_hand", name, "", note.id, note.text))
+
+    async def notes(self, *, limit: int = 100) -> Sequence[LockNote]:
+        replies = await self._client.ask_all(
+            [
+                RedisRequest(slots()[shard], pack("HGETALL", f"{self._root(shard)}notes"))
+                for shard in range(_SHARDS)
+            ],
+            deadline=self._client.deadline(),
+        )
+        found = [
+            _note(note_id, packed)
+            for reply in replies
+            for note_id, packed in zip(reply[::2], reply[1::2], strict=True)
+        ]
+        return found[:limit]
+
+    async def drop_notes(self, notes: Sequence[LockNote]) -> None:
+        await self._client.ask_all(
+            [
+                RedisRequest(slots()[shard], pack("HDEL", f"{self._root(shard)}notes", note.id))
+                for note in notes
+                for shard in [_shard(note.name)]
+            ],
+            deadline=self._client.deadline(),
+        )
 
     async def ping(self) -> None:
         await self._client.ping(
@@ -152,11 +188,36 @@ class RedisLocks:
         root = self._root(shard)
         packed = script.call([root + key for key in script.key_names], words)
         # A release that is repeated after a lost answer would return ``NotOwned``.
-        return RedisRequest(slots()[shard], packed, script, is_repeatable=name != "release")
+        return RedisRequest(
+            slots()[shard], packed, script, is_repeatable=name not in _NOT_REPEATABLE
+        )
 
     def _root(self, shard: int) -> str:
         """The prefix of all keys of a shard."""
         return f"{self._namespace}:locks:{{{shard:02x}}}:"
+
+
+def _granted(reply: Reply) -> AcquireAnswer:
+    match reply:
+        case [b"granted", fence]:
+            return Granted(int(fence))
+        case [b"held", expires_in_ms]:
+            return Held(expires_in_ms)
+        case [b"too_late"]:
+            return AcquireTooLate()
+        case other:
+            raise BackendCorrupt(f"acquire answered {other!r}")
+
+
+def _note(note_id: bytes, packed: bytes) -> LockNote:
+    try:
+        name, text, fence = _notes_decoder.decode(packed)
+    except msgspec.MsgspecError as error:
+        raise BackendCorrupt(f"a note cannot be read ({error})") from error
+    return LockNote(note_id.decode(), name, text, int(fence))
+
+
+_notes_decoder: Final = msgspec.msgpack.Decoder(tuple[str, str, str])
 
 
 def _shard(name: str) -> int:
@@ -245,4 +306,6 @@ class RedisTurns(RedisLocks):
             for key in script.key_names
         ]
         packed = script.call(keys, (*words, self._channel) if name == "acquire" else words)
-        return RedisRequest(slots()[shard], packed, script, is_repeatable=name != "release")
+        return RedisRequest(
+            slots()[shard], packed, script, is_repeatable=name not in _NOT_REPEATABLE
+        )

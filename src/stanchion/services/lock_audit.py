@@ -1,0 +1,95 @@
+"""Locks that operators hold and release, each with its audit entry.
+
+The lock store may be another server than the store. So it keeps, in the step of the change, a note
+with the audit entry; the note is then moved into the audit log, which takes it once. A replica that
+dies in between leaves the note, and any replica moves it later. So does one that cannot reach the
+store: the change is made, and its entry follows when the store is back.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from stanchion.core.audit import AuditEntry
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import RunId, TenantId
+from stanchion.ports.entropy import Entropy
+from stanchion.ports.errors import BackendError
+from stanchion.ports.locks import AcquireAnswer, LockNote, LockView, OperatorLocks, operator_token
+from stanchion.ports.store import Store
+
+__all__ = ["LockAudit"]
+
+WITHIN_MS: Final = 2_000
+_NOTES_MAX: Final = 100
+_decode: Final = msgspec.json.Decoder(AuditEntry).decode
+
+
+class LockAudit:
+    """Changes locks by hand, and moves their notes into the audit log."""
+
+    def __init__(self, locks: OperatorLocks, store: Store, entropy: Entropy) -> None:
+        self._locks = locks
+        self._store = store
+        self._entropy = entropy
+
+    async def hold(self, name: str, *, ttl_ms: int, audit: AuditEntry) -> AcquireAnswer:
+        """Hold a lock for the actor of the entry. Raises ``BackendError`` of the lock store."""
+        note = await self._note(name, replace(audit, after={"ttl_ms": ttl_ms}))
+        token = operator_token(audit.actor, self._entropy.token())
+        answer = await self._locks.hold(name, token, ttl_ms=ttl_ms, within_ms=WITHIN_MS, note=note)
+        await self._move_soon()
+        return answer
+
+    async def release(self, name: str, *, audit: AuditEntry) -> LockView | None:
+        """Release a lock of any holder; return it as it was, or ``None`` if it was free.
+
+        Raises ``BackendError`` of the lock store.
+        """
+        view = await self._locks.inspect(name)
+        if view is None:
+            return None
+        before: JsonObject = {"holder": view.holder.name, "expires_in_ms": view.expires_in_ms}
+        note = await self._note(name, replace(audit, before=before))
+        is_released = await self._locks.release_by_hand(name, note=note)
+        await self._move_soon()
+        return view if is_released else None
+
+    async def move(self) -> None:
+        """Move notes into the audit log. Raises ``BackendError``."""
+        notes = await self._locks.notes(limit=_NOTES_MAX)
+        for note in notes:
+            await self._store.add_audit(_entry(note), once=note.id)
+        if notes:
+            await self._locks.drop_notes(notes)
+
+    async def _note(self, name: str, entry: AuditEntry) -> LockNote:
+        entry = replace(entry, subject=f"lease/{name}", tenant=await self._tenant_of(name))
+        return LockNote(self._entropy.token(), name, msgspec.json.encode(entry).decode())
+
+    async def _move_soon(self) -> None:
+        with suppress(BackendError):  # the reconciler moves it later
+            await self.move()
+
+    async def _tenant_of(self, name: str) -> TenantId | None:
+        """The tenant that a lock belongs to; ``None`` also if that cannot be read."""
+        kind, _, rest = name.partition("/")
+        if kind == "admission":
+            return TenantId(rest)
+        with suppress(BackendError):
+            loaded = await self._store.load(RunId(rest))
+            return None if loaded is None else loaded.run.tenant
+        return None
+
+
+def _entry(note: LockNote) -> AuditEntry:
+    """The audit entry in a note, with the fence that the lock store gave."""
+    entry = _decode(note.text)
+    if isinstance(entry.before, dict):
+        return replace(entry, before={"fence": note.fence, **entry.before})
+    after = entry.after if isinstance(entry.after, dict) else {}
+    return replace(entry, after={"fence": note.fence, **after})
