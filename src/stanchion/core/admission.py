@@ -27,6 +27,7 @@ __all__ = [
     "Refused",
     "Replayed",
     "StaleDefinition",
+    "TickTaken",
     "TooLate",
     "Verdict",
     "fingerprint",
@@ -72,11 +73,15 @@ class RateExceeded(msgspec.Struct, frozen=True, tag="throttled"):
     """The tenant exceeds its rate of single jobs."""
 
 
+class TickTaken(msgspec.Struct, frozen=True, tag="tick_taken"):
+    """The schedule's tick, or a later one, was admitted or given up before."""
+
+
 class TooLate(msgspec.Struct, frozen=True, tag="too_late"):
     """The store executed the request after its deadline: the caller no longer waits."""
 
 
-Refused: TypeAlias = Full | RateExceeded | Mismatch | StaleDefinition | TooLate
+Refused: TypeAlias = Full | RateExceeded | Mismatch | StaleDefinition | TickTaken | TooLate
 Verdict: TypeAlias = Admitted | Replayed | Refused
 
 
@@ -95,6 +100,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     key: KeyRecord | None = None
     """The record of the tenant's idempotency key; ``None`` without a key or for a new one."""
     fingerprint: str = ""
+    tick_is_taken: bool = False
+    """Whether the mark of the run's schedule is at or beyond the run's tick."""
     definition_is_current: bool = True
     takes_slot: bool = True
     limit: int | None = None
@@ -113,6 +120,8 @@ def judge(facts: Facts) -> Verdict:
         if facts.key.fingerprint != facts.fingerprint:
             return Mismatch()
         return Replayed(facts.key.run_id)
+    if facts.tick_is_taken:
+        return TickTaken()
     if not facts.definition_is_current:
         return StaleDefinition()
     if facts.takes_slot and facts.limit is not None and facts.active >= facts.limit:

@@ -28,6 +28,7 @@ from stanchion.core.model import (
     WorkflowId,
     WorkflowSource,
 )
+from stanchion.core.schedule import TickMark
 from stanchion.core.transition import TimelineEntry, Transition
 from stanchion.core.workflow import Workflow
 
@@ -123,6 +124,8 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it counts against the job rate of the tenant."""
     audit: AuditEntry | None = None
     """Written with the run. Starts have none, reruns do."""
+    tick: TickMark | None = None
+    """For a scheduled run: it needs a higher mark than the last run of its schedule."""
 
 
 class InboxEntry(msgspec.Struct, frozen=True):

@@ -345,7 +345,8 @@ class Admitter:
                 return await self.replayed(call, run_id, run.status)
             case judged.Full(limit, active):
                 return GateFull(limit, active, self._pacing.full(call.tenant))
-            case judged.Mismatch():
+            case judged.Mismatch() | judged.TickTaken():
+                # A tick is the key of its run: this one, or a later one, has another run.
                 return KeyMismatch()
             case judged.RateExceeded():
                 return JobThrottled()

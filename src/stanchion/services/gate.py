@@ -49,6 +49,7 @@ from stanchion.core.rerun import (
     unfinished,
 )
 from stanchion.core.run import evolve
+from stanchion.core.schedule import TickMark
 from stanchion.core.schema import InputSchema
 from stanchion.core.settings import Settings
 from stanchion.core.steps.foreach import TOO_MANY_ITEMS
@@ -133,8 +134,12 @@ class Gate:
         actor: str,
         labels: Mapping[str, str] = _NO_LABELS,
         traceparent: str | None = None,
+        tick: TickMark | None = None,
     ) -> StartAnswer:
-        """Start a run of the newest version of a workflow. Raises ``TenantOverloaded``."""
+        """Start a run of the newest version of a workflow. Raises ``TenantOverloaded``.
+
+        With ``tick``, the answer is ``KeyMismatch`` if the schedule has had a run for it.
+        """
         self._work.check(tenant)
         call = GateCall(
             tenant=tenant,
@@ -144,7 +149,7 @@ class Gate:
             traceparent=traceparent,
         )
         return await self._admitter.in_time(
-            call, self._start(call, _Given(input, dict(labels), actor))
+            call, self._start(call, _Given(input, dict(labels), actor, tick=tick))
         )
 
     async def start_many(
@@ -345,7 +350,8 @@ class Gate:
         ready = await self._ready(call, linked.plan, pending, asked=asked, actor=given.actor)
         if too_many := _too_many_items(ready.admission.transition):
             return InvalidInput(too_many)
-        return PreparedStart(replace(ready.admission, definitions=linked.definitions), ready.plan)
+        admission = replace(ready.admission, definitions=linked.definitions, tick=given.tick)
+        return PreparedStart(admission, ready.plan)
 
     async def _known(
         self, call: GateCall, given: _Given, asked: str
@@ -514,6 +520,8 @@ class _Given(NamedTuple):
     rerun_of: RunId | None = None
     options: RerunOptions = RerunOptions()
     """Of a rerun."""
+    tick: TickMark | None = None
+    """Of a schedule."""
 
     @property
     def subject(self) -> WorkflowId | None:

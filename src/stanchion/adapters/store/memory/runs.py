@@ -78,6 +78,7 @@ from stanchion.ports.records import (
 __all__ = ["MemoryRuns", "carry_out"]
 
 _DEFAULTS = Tenant()
+_NEVER = (0, 0)
 _OPEN = {JobState.READY: OpenJobState.READY, JobState.LEASED: OpenJobState.LEASED}
 
 
@@ -261,7 +262,7 @@ class MemoryRuns(MemoryPart):
         run = admission.run
         account = self._state.peek(run.tenant)
         config = account.config or _DEFAULTS
-        now = self._state.now()
+        now, tick = self._state.now(), admission.tick
         rate = None
         if admission.is_rate_limited and config.job_rate_per_s is not None:
             rate = Rate(config.job_rate_per_s, account.rate_used_until_ms)
@@ -272,6 +273,8 @@ class MemoryRuns(MemoryPart):
             exists=run.id in self._state.runs,
             key=_key_record(account, admission.key, now),
             fingerprint=admission.fingerprint,
+            tick_is_taken=tick is not None
+            and account.ticks.get(tick.schedule_id, _NEVER) >= (tick.generation, tick.tick),
             definition_is_current=all(
                 self._state.version_in_force(account, name) == version
                 for name, version in admission.definitions.items()
@@ -293,6 +296,9 @@ class MemoryRuns(MemoryPart):
             account.active += 1
         if admission.key is not None:
             account.keys[admission.key] = Key(KeyRecord(admission.fingerprint, run.id))
+        if admission.tick is not None:
+            mark = (admission.tick.generation, admission.tick.tick)
+            account.ticks[admission.tick.schedule_id] = mark
         if facts.rate is not None:
             account.rate_used_until_ms = facts.rate.after_one(facts.now)
         self._become(file, run, admission.transition)

@@ -128,6 +128,8 @@ class Account:
     holders: set[RunId] = field(default_factory=set)
     """The unfinished runs with a slot: their number must equal the count."""
     rate_used_until_ms: float = 0.0
+    ticks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """The mark of each schedule: generation and tick of its last run."""
     keys: dict[str, Key] = field(default_factory=dict)
     workflows: dict[WorkflowId, list[StoredWorkflow]] = field(default_factory=dict)
     approvals: list[tuple[Instant, RunId, StepId]] = field(default_factory=list)

@@ -2,7 +2,7 @@
 -- KEYS   run items out jobs inbox timeline
 -- KEYS   ready ring turns counters open deadlines timers outbox rows
 -- KEYS   approvals asked asked_of
--- KEYS   active unfinished known finished keys aging configs rates listed seen seen_names
+-- KEYS   active unfinished known finished keys aging configs rates ticks listed seen seen_names
 -- KEYS   runs feed versions shared_versions shared_runs
 -- KEYS   audit_log audit_log_of
 -- ARGV   1  the admission, a MessagePack map: see part run, and
@@ -16,8 +16,10 @@
 --             created                   the run's position in its tenant's list
 --             status, listed            see part listed
 --             version, fence, nonce     its stamp
+--             tick                      the schedule with its tenant, and its new mark, or false
 --             audit                     an audit entry (see part audit), or false
--- ANSWER {'admitted'} {'too_late'} {'mismatch'} {'replayed', run} {'stale_definition'}
+-- ANSWER {'admitted'} {'too_late'} {'mismatch'} {'replayed', run} {'tick_taken'}
+--        {'stale_definition'}
 --        {'full', limit, active} {'throttled'}
 -- USES   time text ready jobs retired effects listed run audit
 local ask = cmsgpack.unpack(ARGV[1])
@@ -42,6 +44,9 @@ if ask.key then
       return {'replayed', known[3]}
     end
   end
+end
+if ask.tick and (redis.call('HGET', key.ticks, ask.tick[1]) or '') >= ask.tick[2] then
+  return {'tick_taken'}
 end
 for i = 1, #ask.definitions, 2 do
   local version = redis.call('HGET', key.versions, ask.definitions[i]) or '0'
@@ -85,6 +90,9 @@ if ask.is_limited and rate then
   redis.call('HSET', key.rates, ask.tenant, string.format('%.17g', after_one))
 end
 
+if ask.tick then
+  redis.call('HSET', key.ticks, ask.tick[1], ask.tick[2])
+end
 if ask.takes_slot then
   redis.call('ZADD', key.unfinished, 0, sized(ask.tenant) .. ask.run)
   if redis.call('HINCRBY', key.active, ask.tenant, 1) == 1 then

@@ -31,6 +31,7 @@ every shard, and once more under that tag, which gives out their versions.
     shared_names      sorted set  their ids
     shared_runs       sorted set  workflow id, tenant and run id of each unfinished run of them
     rates       hash         up to when a tenant has used its job rate
+    ticks       hash         generation and tick of the last run of each schedule, by tenant
     letters     hash         dead letters
     dead        sorted set   their ids, oldest first
     dead_of     sorted set   their ids by tenant, oldest first
@@ -105,6 +106,7 @@ from stanchion.core.model import (
     shard_of_tenant,
     split_name,
 )
+from stanchion.core.schedule import TickMark
 from stanchion.core.transition import (
     ClearTimer,
     CloseApproval,
@@ -192,10 +194,16 @@ def encode_admission(
     ask["limit"] = _or_false(_DEFAULTS.max_concurrent_runs)
     ask["rate"] = _or_false(_DEFAULTS.job_rate_per_s)
     ask["created"] = place
+    ask["tick"] = admission.tick is not None and _mark(run.tenant, admission.tick)
     ask["audit"] = admission.audit is not None and audit_words(admission.audit, audit_ttl_ms)
     ask["status"] = run.status
     ask["listed"] = listed_names(run)
     return _pack(ask)
+
+
+def _mark(tenant: TenantId, tick: TickMark) -> list[str]:
+    """The name of a schedule, and its mark as text that sorts as the mark does."""
+    return [sized(tenant) + tick.schedule_id, f"{tick.generation:020d}:{tick.tick:020d}"]
 
 
 def encode_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> bytes:
@@ -398,7 +406,7 @@ OF_SHARD: Final = frozenset(
     (
         *("ready", "ring", "turns", "counters", "open", "deadlines", "timers"),
         *("outbox", "rows", "active", "unfinished", "known", "finished", "keys", "aging"),
-        *("configs", "configured", "rates", "letters", "dead", "dead_of", "mark"),
+        *("configs", "configured", "rates", "ticks", "letters", "dead", "dead_of", "mark"),
         *("approvals", "asked", "asked_of", "audit_log"),
         *("listed", "seen", "seen_names"),
         *("receipts", "refused", "refused_of", "refused_count"),

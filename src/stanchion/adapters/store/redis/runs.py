@@ -18,6 +18,7 @@ from stanchion.core.admission import (
     RateExceeded,
     Replayed,
     StaleDefinition,
+    TickTaken,
     TooLate,
     Verdict,
 )
@@ -362,6 +363,8 @@ def _verdict(run_id: RunId, reply: Reply) -> Verdict:
             return Full(limit, active)
         case [b"mismatch"]:
             return Mismatch()
+        case [b"tick_taken"]:
+            return TickTaken()
         case [b"stale_definition"]:
             return StaleDefinition()
         case [b"throttled"]:

@@ -24,6 +24,7 @@ from stanchion.adapters.store.sqlite.codec import (
 from stanchion.adapters.store.sqlite.runs import carry_out, put_items, timeline_lines
 from stanchion.core.admission import Admitted, Facts, KeyRecord, Rate, Verdict, judge
 from stanchion.core.model import Instant, Risk, Run, TenantId, WorkflowSource
+from stanchion.core.schedule import TickMark
 from stanchion.ports.records import Admission, Tenant, label_texts
 
 __all__ = ["admit"]
@@ -47,7 +48,7 @@ def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: in
     """See ``ports.store.Runs.admit``."""
     run = admission.run
     db.settle(pending_run(run.id), pending_key(run.tenant, admission.key))
-    if admission.is_rate_limited:
+    if admission.is_rate_limited or admission.tick is not None:
         db.pending.write()
     asked = (run.tenant, *admission.definitions.items())
     standing: _Standing | None = db.pending.known.get(asked)
@@ -98,6 +99,7 @@ def _facts(
         not_after=not_after,
         key=_key(db, run.tenant, admission.key, Instant(now - key_ttl_ms)),
         fingerprint=admission.fingerprint,
+        tick_is_taken=admission.tick is not None and _is_taken(db, run.tenant, admission.tick),
         definition_is_current=standing.is_current,
         takes_slot=run.holds_slot,
         limit=tenant.max_concurrent_runs,
@@ -116,6 +118,11 @@ def _key(db: Database, tenant: TenantId, key: str | None, aged_before: Instant) 
     if ended_at is not None and ended_at <= aged_before:
         return None
     return KeyRecord(fingerprint, run_id)
+
+
+def _is_taken(db: Database, tenant: TenantId, tick: TickMark) -> bool:
+    found = db.peek(SQL["read_tick"], tenant=tenant, schedule=tick.schedule_id)
+    return found is not None and found >= (tick.generation, tick.tick)
 
 
 def _begin(db: Database, admission: Admission, facts: Facts, number: int) -> None:
@@ -157,6 +164,15 @@ def _begin(db: Database, admission: Admission, facts: Facts, number: int) -> Non
         _mark(db, number, run)
     put_items(db, number, run.items)
     carry_out(db, number, transition.effects)
+    if admission.tick is not None:
+        tick = admission.tick
+        db.run(
+            SQL["put_tick"],
+            tenant=run.tenant,
+            schedule=tick.schedule_id,
+            generation=tick.generation,
+            tick=tick.tick,
+        )
     if facts.rate is not None:
         used_until_ms = facts.rate.after_one(facts.now)
         db.run(SQL["use_rate"], tenant=run.tenant, used_until_ms=used_until_ms)

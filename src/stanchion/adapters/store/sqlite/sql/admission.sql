@@ -60,6 +60,17 @@ INSERT INTO shared_runs (run, workflow_id, tenant) VALUES (:run, :workflow_id, :
 INSERT INTO markings (run, tenant, created_at, id, risk, labels, rerun_of, texts)
 VALUES (:run, :tenant, :created_at, :id, :risk, :labels, :rerun_of, :texts)
 
+-- name: read_tick
+-- The mark of a schedule: generation and tick of its last run.
+SELECT generation, tick FROM schedule_ticks WHERE tenant = :tenant AND schedule = :schedule
+
+-- name: put_tick
+-- Raises the mark of a schedule.
+INSERT INTO schedule_ticks (tenant, schedule, generation, tick)
+VALUES (:tenant, :schedule, :generation, :tick)
+ON CONFLICT (tenant, schedule) DO UPDATE
+SET generation = excluded.generation, tick = excluded.tick
+
 -- name: use_rate
 -- Stores up to when the tenant has used its job rate.
 INSERT INTO accounts (tenant, rate_used_until_ms) VALUES (:tenant, :used_until_ms)

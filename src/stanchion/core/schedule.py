@@ -1,0 +1,288 @@
+"""Schedules: which runs are due, and what becomes of those that cannot start.
+
+A schedule has *ticks*: the instants of a cron expression in a time zone, or every so many seconds.
+``decide_ticks`` decides on those that are due. Each tick ends as one run, or on the list of missed
+ticks with a reason. The store raises the ``TickMark`` of a schedule in the step that admits a run,
+so that no tick has a second run, however many replicas try.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+from cronsim import CronSim, CronSimError
+
+from stanchion.core.faults import Fault
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import Instant, RunId, WorkflowId
+
+__all__ = [
+    "CAUGHT_UP_MAX",
+    "MISSED_MAX",
+    "RUNS_MAX",
+    "CatchUp",
+    "MissedTick",
+    "Overlap",
+    "Schedule",
+    "ScheduleSpec",
+    "TickMark",
+    "TickPlan",
+    "TickRun",
+    "decide_ticks",
+    "next_ticks",
+    "schedule_faults",
+    "with_held",
+    "with_missed",
+    "with_run",
+]
+
+CAUGHT_UP_MAX: Final = 1_000
+"""Ticks that ``catch_up: all`` makes up for: the newest."""
+MISSED_MAX: Final = 100
+"""Missed ticks that a schedule lists: the newest."""
+RUNS_MAX: Final = 20
+"""Runs that a schedule lists: the newest."""
+LATE_MS_MAX: Final = 60_000
+"""Without catching up, a tick is too late after this time, unless it was tried before."""
+_EVERY_S_MAX: Final = 366 * 86_400
+_JITTER_S_MAX: Final = 86_400
+
+
+class Overlap(StrEnum):
+    """What happens to a tick while the run of an earlier one is unfinished."""
+
+    SKIP = "skip"
+    QUEUE = "queue"
+    """One tick is held back until that run ends."""
+    ALLOW = "allow"
+
+
+class CatchUp(StrEnum):
+    """What happens to ticks that passed while no replica was running."""
+
+    NONE = "none"
+    ONE = "one"
+    ALL = "all"
+
+
+class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user configures."""
+
+    workflow_id: WorkflowId
+    cron: str | None = None
+    every_s: int | None = None
+    timezone: str = "UTC"
+    input: JsonObject = {}
+    labels: dict[str, str] = {}
+    overlap: Overlap = Overlap.SKIP
+    catch_up: CatchUp = CatchUp.NONE
+    jitter_s: int = 0
+    paused: bool = False
+
+
+def schedule_faults(spec: ScheduleSpec) -> list[Fault]:
+    """What is wrong with a schedule; empty if it can be used."""
+    faults = []
+    if (spec.cron is None) == (spec.every_s is None):
+        faults.append(Fault("cron", "give cron or every_s, and not both"))
+    try:
+        zone = ZoneInfo(spec.timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        faults.append(Fault("timezone", f"there is no time zone {spec.timezone!r}"))
+        zone = ZoneInfo("UTC")
+    if spec.cron is not None:
+        try:
+            next(CronSim(spec.cron, datetime(2026, 1, 1, tzinfo=zone)))
+        except CronSimError as error:
+            faults.append(Fault("cron", f"not a cron expression of five fields: {error}"))
+        except StopIteration:
+            faults.append(Fault("cron", "no day ever fits this expression"))
+    if spec.every_s is not None and not 1 <= spec.every_s <= _EVERY_S_MAX:
+        faults.append(Fault("every_s", f"must be 1 to {_EVERY_S_MAX}"))
+    if not 0 <= spec.jitter_s <= _JITTER_S_MAX:
+        faults.append(Fault("jitter_s", f"must be 0 to {_JITTER_S_MAX}"))
+    return faults
+
+
+# ── State ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TickRun(msgspec.Struct, frozen=True):
+    """The run of a tick."""
+
+    tick: Instant
+    run_id: RunId
+
+
+class MissedTick(msgspec.Struct, frozen=True):
+    """A tick without a run."""
+
+    tick: Instant
+    reason: str
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule as it is stored."""
+
+    spec: ScheduleSpec
+    generation: int
+    """Raised by every change of the specification."""
+    since: Instant
+    """Ticks after this instant are due: when the specification was stored, or resumed."""
+    handled: Instant
+    """The newest tick that has a run or was missed."""
+    tried: Instant | None = None
+    """The tick that was refused and is tried again; or, if it is handled, the one held back."""
+    refusal: str = ""
+    """Why the last try was refused."""
+    runs: tuple[TickRun, ...] = ()
+    """Newest first."""
+    missed: tuple[MissedTick, ...] = ()
+    """Newest first."""
+    missed_total: int = 0
+
+
+class TickMark(msgspec.Struct, frozen=True):
+    """The place of a tick: an admission needs a higher one than the last of its schedule."""
+
+    schedule_id: str
+    generation: int
+    tick: Instant
+
+
+def with_run(schedule: Schedule, tick: Instant, run_id: RunId) -> Schedule:
+    """The schedule after a tick was given a run."""
+    runs = (TickRun(tick, run_id), *schedule.runs)[:RUNS_MAX]
+    handled = max(schedule.handled, tick)
+    return msgspec.structs.replace(schedule, runs=runs, handled=handled, tried=None)
+
+
+def with_held(schedule: Schedule, tick: Instant) -> Schedule:
+    """The schedule with a tick held back. Later ones are missed meanwhile."""
+    handled = max(schedule.handled, tick)
+    return msgspec.structs.replace(schedule, tried=tick, handled=handled, refusal="")
+
+
+def with_missed(schedule: Schedule, missed: tuple[MissedTick, ...]) -> Schedule:
+    """The schedule after ticks were missed, the oldest first."""
+    if not missed:
+        return schedule
+    ticks = [each.tick for each in missed]
+    return msgspec.structs.replace(
+        schedule,
+        missed=(*reversed(missed), *schedule.missed)[:MISSED_MAX],
+        missed_total=schedule.missed_total + len(missed),
+        handled=max(schedule.handled, *ticks),
+        tried=None if schedule.tried in ticks else schedule.tried,
+    )
+
+
+# ── Ticks ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def next_ticks(schedule: Schedule, after: Instant, count: int) -> list[Instant]:
+    """The next ticks after an instant."""
+    return list(itertools.islice(_ticks(schedule, after), count))
+
+
+def _ticks(schedule: Schedule, after: Instant) -> Iterator[Instant]:
+    spec = schedule.spec
+    after = max(after, schedule.since)
+    if spec.every_s is not None:
+        every_ms = spec.every_s * 1000
+        first = (after - schedule.since) // every_ms + 1
+        return (Instant(schedule.since + each * every_ms) for each in itertools.count(first))
+    assert spec.cron is not None
+    begin = _EPOCH + timedelta(milliseconds=after)
+    fits = CronSim(spec.cron, begin.astimezone(ZoneInfo(spec.timezone)))
+    # An instant within a second: cron counts whole minutes, so none is skipped.
+    instants = (Instant(round((each - _EPOCH).total_seconds() * 1000)) for each in fits)
+    return (each for each in instants if each > after)
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class TickPlan(msgspec.Struct, frozen=True):
+    """What to do now."""
+
+    start: Instant | None = None
+    """Start the run of this tick."""
+    hold: Instant | None = None
+    """Hold this tick back: the run of an earlier one is unfinished."""
+    missed: tuple[MissedTick, ...] = ()
+    """List these, the oldest first."""
+    wake_at: Instant | None = None
+    """Nothing is to be done before this instant, unless the schedule changes."""
+
+
+_Busy: TypeAlias = RunId | None
+
+
+def decide_ticks(schedule: Schedule, now: Instant, jitter: float, busy: _Busy) -> TickPlan:
+    """Decide on the ticks that are due.
+
+    ``jitter`` is a fraction, the same each time for one schedule and tick. ``busy`` is the
+    unfinished run of an earlier tick.
+    """
+    spec = schedule.spec
+    if spec.paused:
+        return TickPlan()
+    delay_ms = round(spec.jitter_s * 1000 * jitter)
+    due, following = _due(schedule, Instant(now - delay_ms))
+    held = schedule.tried
+    if spec.overlap is Overlap.QUEUE and held is not None and held <= schedule.handled:
+        if busy is None:
+            return TickPlan(start=held)
+        missed = (
+            () if spec.catch_up is CatchUp.ALL else tuple(MissedTick(each, _HELD) for each in due)
+        )
+        return TickPlan(hold=held, missed=missed, wake_at=Instant(now + _HOLD_MS))
+    if not due:
+        return TickPlan(wake_at=None if following is None else Instant(following + delay_ms))
+    first, missed = _choose(schedule, due, Instant(now - delay_ms))
+    if first is None or busy is None or spec.overlap is Overlap.ALLOW:
+        return TickPlan(start=first, missed=missed)
+    if spec.overlap is Overlap.SKIP:
+        reason = f"the run of an earlier tick is unfinished: {busy}"
+        return TickPlan(missed=(*missed, MissedTick(first, reason)))
+    return TickPlan(hold=first, missed=missed, wake_at=Instant(now + _HOLD_MS))
+
+
+def _choose(
+    schedule: Schedule, due: list[Instant], now: Instant
+) -> tuple[Instant | None, tuple[MissedTick, ...]]:
+    """The tick of those due that is to have a run now, and those that will have none."""
+    spec, tried = schedule.spec, schedule.tried
+    if spec.catch_up is CatchUp.ALL:
+        return due[0], ()
+    *older, newest = due
+    reason = _CAUGHT_UP if spec.catch_up is CatchUp.ONE else _PASSED
+    missed = [MissedTick(each, schedule.refusal if each == tried else reason) for each in older]
+    if spec.catch_up is CatchUp.NONE and tried != newest and now - newest > LATE_MS_MAX:
+        return None, (*missed, MissedTick(newest, _LATE))
+    return newest, tuple(missed)
+
+
+def _due(schedule: Schedule, now: Instant) -> tuple[list[Instant], Instant | None]:
+    """The ticks that are due, oldest first, at most the newest thousand; and the next one."""
+    due: list[Instant] = []
+    for tick in itertools.islice(_ticks(schedule, schedule.handled), _LOOKED_AT_MAX):
+        if tick > now:
+            return due[-CAUGHT_UP_MAX:], tick
+        due.append(tick)
+    return due[-CAUGHT_UP_MAX:], None
+
+
+_LOOKED_AT_MAX: Final = 200_000
+_HOLD_MS: Final = 1_000
+_PASSED: Final = "no replica was running"
+_CAUGHT_UP: Final = "caught up by the newest tick"
+_HELD: Final = "an earlier tick is held back already"
+_LATE: Final = "late by more than a minute"

@@ -1,0 +1,308 @@
+"""Schedules: stored as documents, watched by every replica, one run for each tick.
+
+Every replica tries every tick. The store admits one: the tick is the run's idempotency key, in a
+namespace that no caller can use, and the mark of the schedule rises in the step of the admission.
+So a replica that was paused for days, with an old view of the schedule, starts nothing. What
+happened is written into the schedule's document by compare-and-set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from stanchion.core.audit import AuditEntry
+from stanchion.core.faults import Fault, WorkflowFaults
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import Instant, RunId, TenantId
+from stanchion.core.schedule import (
+    Schedule,
+    ScheduleSpec,
+    TickMark,
+    decide_ticks,
+    schedule_faults,
+    with_held,
+    with_missed,
+    with_run,
+)
+from stanchion.ports.bus import Bell
+from stanchion.ports.errors import BackendError
+from stanchion.ports.records import Document
+from stanchion.services.context import Backends
+from stanchion.services.gate import Gate
+from stanchion.services.gate_answers import GateFull, InvalidInput, KeyMismatch, RunStarted
+from stanchion.services.log import OutageLogger, log_event
+from stanchion.services.plans import Plans, UnknownWorkflow
+from stanchion.services.work import TenantOverloaded
+
+__all__ = ["ScheduleConflict", "ScheduleService"]
+
+READ_S: Final = 5.0
+"""How often the schedules are read, beside when one is changed."""
+LOOK_S: Final = 0.5
+"""How often it is checked whether a tick is due."""
+RETRY_MS: Final = 1_000
+"""Between two tries at a tick that was refused."""
+BELL: Final = "schedules"
+_KIND: Final = "schedule"
+_NAMESPACE: Final = "\x1fschedule/"
+"""The keys of callers are visible characters."""
+_TRIES_MAX: Final = 10
+_PAGE: Final = 1_000
+_Name = tuple[TenantId, str]
+
+
+class ScheduleConflict(Exception):
+    """The schedule was changed at the same time, again and again."""
+
+
+class ScheduleService:
+    """The schedules of all tenants, and the loop that starts their runs."""
+
+    def __init__(self, backends: Backends, *, gate: Gate, plans: Plans) -> None:
+        self._store = backends.store
+        self._clock = backends.clock
+        self._bus = backends.bus
+        self._gate = gate
+        self._plans = plans
+        self._known: dict[_Name, tuple[Schedule, int]] = {}
+        """What was read last, with the revision of its document."""
+        self._wake_at: dict[_Name, Instant] = {}
+        self._read_at: Instant | None = None
+        self._stop_hearing = self._bus.listen(Bell.SETTINGS, self._hear)
+
+    # ── For the routes ───────────────────────────────────────────────────────────────────────────
+
+    async def faults(self, tenant: TenantId, spec: ScheduleSpec) -> list[Fault]:
+        """What is wrong with a schedule now. Raises ``BackendError``."""
+        faults = schedule_faults(spec)
+        if faults:
+            return faults
+        linked = await self._plans.newest(tenant, spec.workflow_id, refresh=True)
+        if isinstance(linked, UnknownWorkflow):
+            return [Fault("workflow_id", "there is no such workflow")]
+        if isinstance(linked, WorkflowFaults):
+            return list(linked.faults)
+        schema = linked.plan.body.schema
+        return [] if schema is None else list(schema.faults(spec.input))
+
+    async def put(
+        self, tenant: TenantId, schedule_id: str, spec: ScheduleSpec, audit: AuditEntry
+    ) -> Schedule:
+        """Store a schedule. Raises ``BackendError`` and ``ScheduleConflict``."""
+
+        def change(old: Schedule | None) -> Schedule:
+            now = self._clock.now()
+            if old is None:
+                return Schedule(spec=spec, generation=now, since=now, handled=now)
+            generation = max(now, old.generation + 1)
+            return replace(
+                old, spec=spec, generation=generation, since=now, handled=now, tried=None
+            )
+
+        changed = await self._change((tenant, schedule_id), change, audit)
+        self._bus.ring(Bell.SETTINGS, BELL)
+        return changed
+
+    async def get(self, tenant: TenantId, schedule_id: str) -> Schedule | None:
+        """One schedule. Raises ``BackendError``."""
+        found = await self._store.document(_KIND, _name((tenant, schedule_id)))
+        return None if found is None else _decoded(found)
+
+    async def delete(self, tenant: TenantId, schedule_id: str, audit: AuditEntry) -> bool:
+        """Delete a schedule; its runs go on. ``False`` if there is none."""
+        name = _name((tenant, schedule_id))
+        removed = await self._store.delete_document(_KIND, name, audit=audit)
+        self._bus.ring(Bell.SETTINGS, BELL)
+        return removed
+
+    async def list(self, tenant: TenantId | None) -> list[tuple[_Name, Schedule]]:
+        """The schedules of a tenant, or of all, by tenant and id. Raises ``BackendError``."""
+        return [
+            (name, schedule)
+            for name, (schedule, _) in sorted((await self._read()).items())
+            if tenant in {None, name[0]}
+        ]
+
+    # ── The loop ─────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        """Start the runs of ticks that are due, until cancelled."""
+        outage = OutageLogger("schedules_unread", "schedules_read_again")
+        while True:
+            try:
+                await self.look()
+            except BackendError as error:
+                outage.failed(error)
+            else:
+                outage.worked()
+            await self._clock.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Handle every schedule that is due. Raises ``BackendError``."""
+        now = self._clock.now()
+        if self._read_at is None or now - self._read_at >= READ_S * 1_000:
+            self._known, self._read_at = await self._read(), now
+            self._wake_at = {
+                name: due for name, due in self._wake_at.items() if name in self._known
+            }
+        for name, (schedule, revision) in list(self._known.items()):
+            if self._wake_at.get(name, now) <= now:
+                await self._handle(name, schedule, revision, now)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._stop_hearing()
+
+    def _hear(self, note: str) -> None:
+        if note == BELL:
+            self._read_at = None
+            self._wake_at.clear()
+
+    async def _handle(self, name: _Name, schedule: Schedule, revision: int, now: Instant) -> None:
+        busy = await self._unfinished(schedule, now)
+        plan = decide_ticks(schedule, now, _fraction(name), busy)
+        if plan.missed:
+            schedule = with_missed(schedule, plan.missed)
+            written = await self._write(name, schedule, revision)
+            if written is None:
+                return  # another replica was first; the next look reads it
+            revision = written
+            for each in plan.missed:
+                log_event(
+                    logging.WARNING,
+                    "schedule_missed",
+                    tenant=name[0],
+                    schedule=name[1],
+                    tick=each.tick,
+                    reason=each.reason,
+                )
+        if plan.start is not None:
+            await self._start(name, schedule, revision, plan.start)
+            return
+        if plan.hold is not None and schedule.tried != plan.hold:
+            await self._write(name, with_held(schedule, plan.hold), revision)
+        if plan.wake_at is not None:
+            self._wake_at[name] = plan.wake_at
+
+    async def _unfinished(self, schedule: Schedule, now: Instant) -> RunId | None:
+        """The newest run of the schedule, if it is unfinished and a tick is due."""
+        if not schedule.runs or decide_ticks(schedule, now, 0.0, None).start is None:
+            return None
+        last = schedule.runs[0].run_id
+        loaded = await self._store.load(last)
+        return None if loaded is None or loaded.run.status.is_finished else last
+
+    async def _start(self, name: _Name, schedule: Schedule, revision: int, tick: Instant) -> None:
+        (tenant, schedule_id), spec = name, schedule.spec
+        refusal = ""
+        try:
+            answer = await self._gate.start(
+                tenant,
+                spec.workflow_id,
+                spec.input,
+                key=f"{_NAMESPACE}{schedule_id}/{schedule.generation}/{tick}",
+                actor=f"schedule {schedule_id}",
+                labels=spec.labels,
+                tick=TickMark(schedule_id, schedule.generation, tick),
+            )
+        except TenantOverloaded as overloaded:
+            refusal = overloaded.detail
+        else:
+            if isinstance(answer, RunStarted):
+                await self._write(name, with_run(schedule, tick, answer.run_id), revision)
+                return
+            if isinstance(answer, KeyMismatch):
+                # It has a run that this replica has not heard of: its document is old.
+                self._read_at = None
+                await self._write(name, replace(schedule, handled=tick, tried=None), revision)
+                return
+            refusal = _refusal(answer)
+        self._wake_at[name] = Instant(self._clock.now() + RETRY_MS)
+        if (schedule.tried, schedule.refusal) != (tick, refusal):
+            await self._write(name, replace(schedule, tried=tick, refusal=refusal), revision)
+
+    # ── Documents ────────────────────────────────────────────────────────────────────────────────
+
+    async def _read(self) -> dict[_Name, tuple[Schedule, int]]:
+        found: dict[_Name, tuple[Schedule, int]] = {}
+        cursor: str | None = None
+        while True:
+            page = await self._store.list_documents(_KIND, cursor=cursor, limit=_PAGE)
+            for name, document in page.items:
+                tenant, _, schedule_id = name.partition("/")
+                found[TenantId(tenant), schedule_id] = (_decoded(document), document.revision)
+            cursor = page.cursor
+            if cursor is None:
+                return found
+
+    async def _write(self, name: _Name, schedule: Schedule, revision: int) -> int | None:
+        """The new revision; ``None`` if the document has changed, or is gone."""
+        written = await self._store.put_document(
+            _KIND, _name(name), msgspec.to_builtins(schedule), read=revision
+        )
+        if written is None:
+            self._read_at = None
+            return None
+        self._known[name] = (schedule, written.revision)
+        return written.revision
+
+    async def _change(
+        self, name: _Name, change: Callable[[Schedule | None], Schedule], audit: AuditEntry
+    ) -> Schedule:
+        for _ in range(_TRIES_MAX):
+            found = await self._store.document(_KIND, _name(name))
+            old = None if found is None else _decoded(found)
+            new = change(old)
+            entry = replace(audit, before=_shown(old), after=_shown(new))
+            written = await self._store.put_document(
+                _KIND,
+                _name(name),
+                msgspec.to_builtins(new),
+                read=0 if found is None else found.revision,
+                audit=entry,
+            )
+            if written is not None:
+                return new
+        raise ScheduleConflict
+
+
+def _name(name: _Name) -> str:
+    return f"{name[0]}/{name[1]}"
+
+
+def _decoded(document: Document) -> Schedule:
+    return msgspec.convert(document.value, Schedule)
+
+
+def _shown(schedule: Schedule | None) -> JsonObject | None:
+    """A schedule in the audit log. Its input may be secret."""
+    if schedule is None:
+        return None
+    shown: JsonObject = msgspec.to_builtins(schedule.spec)
+    if shown.pop("input"):
+        shown["redacted"] = ["input"]
+    return shown
+
+
+def _fraction(name: _Name) -> float:
+    """A fraction that is the same on every replica, for the jitter."""
+    digest = hashlib.sha256(_name(name).encode()).digest()
+    return int.from_bytes(digest[:4]) / 2**32
+
+
+def _refusal(answer: object) -> str:
+    match answer:
+        case GateFull(limit=limit):
+            return f"the tenant was full: {limit} runs"
+        case UnknownWorkflow():
+            return "there was no such workflow"
+        case InvalidInput(faults=faults) | WorkflowFaults(faults=faults):
+            return f"the workflow refused it: {faults[0]}"
+        case _:
+            return "the gate was unavailable"

@@ -1,0 +1,203 @@
+"""Schedules: which ticks there are, and what becomes of each."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stanchion.core.model import Instant, RunId, WorkflowId
+from stanchion.core.schedule import (
+    CAUGHT_UP_MAX,
+    CatchUp,
+    Overlap,
+    Schedule,
+    ScheduleSpec,
+    TickPlan,
+    decide_ticks,
+    next_ticks,
+    schedule_faults,
+    with_held,
+    with_missed,
+    with_run,
+)
+
+MINUTE = 60_000
+BUSY = RunId("r1")
+
+
+def spec(**members: Any) -> ScheduleSpec:  # noqa: ANN401 - of any member
+    return ScheduleSpec(workflow_id=WorkflowId("w"), **({"every_s": 60} | members))
+
+
+def schedule(at: int = 0, **members: Any) -> Schedule:  # noqa: ANN401 - of any member
+    begin = Instant(at)
+    return Schedule(spec=spec(**members), generation=1, since=begin, handled=begin)
+
+
+def instant(text: str, zone: str = "UTC") -> Instant:
+    when = datetime.fromisoformat(text)
+    when = when if when.tzinfo else when.replace(tzinfo=ZoneInfo(zone))
+    return Instant(round(when.timestamp() * 1000))
+
+
+def plan(which: Schedule, minutes: float, busy: RunId | None = None) -> TickPlan:
+    return decide_ticks(which, Instant(round(minutes * MINUTE)), 0.0, busy)
+
+
+def after(which: Schedule, decided: TickPlan) -> Schedule:
+    """The schedule after what was decided has been done."""
+    which = with_missed(which, decided.missed)
+    if decided.start is not None:
+        return with_run(which, decided.start, RunId(f"r{decided.start}"))
+    return which if decided.hold is None else with_held(which, decided.hold)
+
+
+def reasons(which: Schedule) -> list[tuple[float, str]]:
+    return [(each.tick / MINUTE, each.reason) for each in reversed(which.missed)]
+
+
+AWKWARD = [
+    ("a skipped half hour runs once the clock has jumped", "30 2 * * *", "Europe/Berlin",
+     "2026-03-28T12:00", ["2026-03-29T03:00+02:00", "2026-03-30T02:30+02:00"]),
+    ("an hour that comes twice has one daily run", "30 2 * * *", "Europe/Berlin",
+     "2026-10-24T12:00", ["2026-10-25T02:30+02:00", "2026-10-26T02:30+01:00"]),
+    ("what runs every half hour runs in both of them", "*/30 * * * *", "Europe/Berlin",
+     "2026-10-25T01:45", ["2026-10-25T02:00+02:00", "2026-10-25T02:30+02:00",
+                          "2026-10-25T02:00+01:00", "2026-10-25T02:30+01:00"]),
+    ("a shift by half an hour", "15 2 * * *", "Australia/Lord_Howe",
+     "2026-10-03T12:00", ["2026-10-04T02:30+11:00", "2026-10-05T02:15+11:00"]),
+    ("a zone without daylight saving", "0 9 * * MON", "Asia/Kolkata",
+     "2026-11-16T09:00", ["2026-11-23T09:00+05:30"]),
+    ("the leap day", "0 0 29 2 *", "UTC", "2026-11-16T00:00", ["2028-02-29T00:00+00:00"]),
+    ("the last day of a month", "0 12 L * *", "America/New_York",
+     "2026-01-30T13:00", ["2026-01-31T12:00-05:00", "2026-02-28T12:00-05:00"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cron", "zone", "begin", "expected"), [row[1:] for row in AWKWARD], ids=[r[0] for r in AWKWARD]
+)
+def test_the_awkward_hours(cron: str, zone: str, begin: str, expected: list[str]) -> None:
+    which = schedule(instant(begin, zone), every_s=None, cron=cron, timezone=zone)
+    found = next_ticks(which, which.since, len(expected))
+    assert found == [instant(each) for each in expected]
+
+
+@pytest.mark.parametrize(
+    ("members", "path"),
+    [
+        ({"cron": "* * * * *"}, "cron"),
+        ({"every_s": None}, "cron"),
+        ({"every_s": None, "cron": "61 * * * *"}, "cron"),
+        ({"every_s": None, "cron": "* * * *"}, "cron"),
+        ({"every_s": None, "cron": "0 0 31 2 *"}, "cron"),
+        ({"every_s": 0}, "every_s"),
+        ({"timezone": "Mars/Olympus"}, "timezone"),
+        ({"timezone": "../../etc/passwd"}, "timezone"),
+        ({"timezone": ""}, "timezone"),
+        ({"jitter_s": -1}, "jitter_s"),
+    ],
+)
+def test_what_cannot_be_used_is_named(members: dict[str, object], path: str) -> None:
+    assert [each.path for each in schedule_faults(spec(**members))] == [path]
+
+
+def test_a_good_schedule_has_no_faults() -> None:
+    good = spec(every_s=None, cron="0 9 * * MON-FRI", timezone="Europe/Berlin", jitter_s=30)
+    assert schedule_faults(good) == []
+
+
+def test_nothing_is_due_before_the_first_tick_and_a_pause_has_none() -> None:
+    assert plan(schedule(), 0.5) == TickPlan(wake_at=Instant(MINUTE))
+    assert plan(schedule(paused=True), 10) == TickPlan()
+
+
+def test_jitter_moves_every_tick_by_the_same_time() -> None:
+    which = schedule(jitter_s=40)
+    assert decide_ticks(which, Instant(MINUTE), 0.5, None).wake_at == MINUTE + 20_000
+    assert decide_ticks(which, Instant(MINUTE + 20_000), 0.5, None).start == MINUTE
+
+
+def test_a_refused_tick_is_tried_until_the_next_is_due() -> None:
+    which = msgspec.structs.replace(schedule(), tried=Instant(MINUTE), refusal="full")
+    assert plan(which, 1.9).start == MINUTE
+    late = plan(which, 2)
+    assert late.start == 2 * MINUTE
+    assert reasons(after(which, late)) == [(1, "full")]
+
+
+def test_what_passed_while_nothing_ran_is_missed_or_caught_up() -> None:
+    none = plan(schedule(every_s=3600), 200)
+    assert none.start is None
+    assert [each.tick // MINUTE for each in none.missed] == [60, 120, 180]
+    one = plan(schedule(every_s=3600, catch_up=CatchUp.ONE), 200)
+    assert (one.start, len(one.missed)) == (180 * MINUTE, 2)
+    every = schedule(every_s=3600, catch_up=CatchUp.ALL)
+    started = []
+    while (now := plan(every, 200)).start is not None:
+        started.append(now.start // MINUTE)
+        every = after(every, now)
+    assert started == [60, 120, 180]
+
+
+def test_catching_up_is_bounded() -> None:
+    which = schedule(every_s=1, catch_up=CatchUp.ALL)
+    first = plan(which, 60).start
+    assert first == 3_600_000 - (CAUGHT_UP_MAX - 1) * 1000
+
+
+def test_overlap() -> None:
+    skipped = plan(schedule(), 1, BUSY)
+    assert (skipped.start, skipped.missed[0].tick) == (None, MINUTE)
+    assert BUSY in skipped.missed[0].reason
+    assert plan(schedule(overlap=Overlap.ALLOW), 1, BUSY).start == MINUTE
+
+
+def test_one_tick_is_held_back_and_later_ones_are_missed() -> None:
+    which = schedule(overlap=Overlap.QUEUE)
+    for minute in (1, 1.5, 2, 3, 3.2):
+        decided = plan(which, minute, BUSY)
+        assert decided.hold == MINUTE
+        assert decided.start is None
+        which = after(which, decided)
+    assert [tick for tick, _ in reasons(which)] == [2, 3]
+    free = plan(which, 3.5)
+    assert free.start == MINUTE
+    assert plan(after(which, free), 4).start == 4 * MINUTE
+
+
+@given(
+    st.sampled_from(list(Overlap)),
+    st.sampled_from(list(CatchUp)),
+    st.lists(st.tuples(st.integers(0, 400), st.booleans(), st.booleans()), max_size=40),
+)
+def test_every_tick_has_one_run_or_one_reason(
+    overlap: Overlap, catch_up: CatchUp, looks: list[tuple[int, bool, bool]]
+) -> None:
+    which, now = schedule(overlap=overlap, catch_up=catch_up), 0.0
+    runs: list[int] = []
+    missed: list[int] = []
+    for seconds, is_busy, is_refused in looks:
+        now += seconds / 60
+        decided = plan(which, now, BUSY if is_busy and runs else None)
+        missed += [each.tick for each in decided.missed]
+        if decided.start is not None and is_refused:
+            which = with_missed(which, decided.missed)
+            which = msgspec.structs.replace(which, tried=decided.start, refusal="full")
+            if decided.start <= which.handled:
+                continue  # held back: still to come
+        else:
+            runs += [] if decided.start is None else [decided.start]
+            which = after(which, decided)
+    ended = sorted([*runs, *missed])
+    assert len(ended) == len(set(ended))
+    held = {which.tried} if which.tried is not None else set()
+    passed = {each * MINUTE for each in range(1, which.handled // MINUTE + 1)}
+    assert set(ended) | held >= passed
+    assert set(ended) <= passed
