@@ -14,9 +14,11 @@ import msgspec
 
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Failure, Risk, RunStatus, StepId, StepStatus, WorkflowSource
+from stanchion.core.schedule import CatchUp, Overlap
 from stanchion.core.settings import Settings, settings_document, settings_json_schema
 from stanchion.core.why import WhyCode
 from stanchion.wire import admin, runs
+from stanchion.wire.schedules import MissedTickRow, ScheduleList, ScheduleView, TickRunRow
 
 __all__ = ["CASES", "DEFINITION", "RUN", "SETTINGS", "Case"]
 
@@ -188,6 +190,33 @@ AUDIT: Final = admin.AuditRow(
     request_id="r1",
 )
 
+SCHEDULE: Final = ScheduleView(
+    id="nightly",
+    tenant="default",
+    workflow_id="research",
+    cron="0 2 * * *",
+    every_s=None,
+    timezone="Europe/Berlin",
+    input={"n": 1},
+    labels={"team": "red"},
+    overlap=Overlap.SKIP,
+    catch_up=CatchUp.NONE,
+    jitter_s=0,
+    paused=False,
+    generation=7,
+    next=(AT,),
+    runs=(TickRunRow(AT, "07-01h"),),
+    missed=(MissedTickRow(AT, "the tenant was full: 2 runs"),),
+    missed_total=3,
+)
+_SCHEDULE: Final = {
+    "workflow_id": "research",
+    "cron": "0 2 * * *",
+    "timezone": "Europe/Berlin",
+    "input": {"n": 1},
+    "labels": {"team": "red"},
+}
+
 BATCH: Final = str(Path(__file__).parent / "batch.ndjson")
 
 CASES: Final = (
@@ -290,6 +319,77 @@ CASES: Final = (
         shape=runs.BatchAnswer,
         says=("0  200     07-01h", "1  200     07-02h"),
         has_key=True,
+    ),
+    Case(
+        args=(
+            *("schedule", "set", "nightly", "--workflow", "research", "--cron", "0 2 * * *"),
+            *("--timezone", "Europe/Berlin", "--input", '{"n": 1}', "--label", "team=red"),
+        ),
+        asks=("PUT", "/v1/schedules/nightly"),
+        body=_SCHEDULE,
+        answer=SCHEDULE,
+        shape=ScheduleView,
+        says=("when      0 2 * * * Europe/Berlin", "the tenant was full: 2 runs"),
+    ),
+    Case(
+        args=("schedule", "list"),
+        asks=("GET", "/v1/schedules"),
+        query=PAGE,
+        answer=ScheduleList((SCHEDULE,), "next"),
+        shape=ScheduleList,
+        says=("nightly  research  0 2 * * * Europe/Berlin", "add --cursor next"),
+    ),
+    Case(
+        args=("schedule", "show", "nightly"),
+        asks=("GET", "/v1/schedules/nightly"),
+        answer=SCHEDULE,
+        shape=ScheduleView,
+        says=("catch up  none",),
+    ),
+    Case(
+        args=("schedule", "pause", "nightly"),
+        asks=("PUT", "/v1/schedules/nightly"),
+        before=SCHEDULE,
+        body={
+            **_SCHEDULE,
+            "overlap": "skip",
+            "catch_up": "none",
+            "jitter_s": 0,
+            "paused": True,
+        },
+        answer=msgspec.structs.replace(SCHEDULE, paused=True, next=()),
+        shape=ScheduleView,
+        says=("next      paused",),
+    ),
+    Case(
+        args=("schedule", "resume", "nightly"),
+        asks=("PUT", "/v1/schedules/nightly"),
+        before=SCHEDULE,
+        body={
+            **_SCHEDULE,
+            "overlap": "skip",
+            "catch_up": "none",
+            "jitter_s": 0,
+            "paused": False,
+        },
+        answer=SCHEDULE,
+        shape=ScheduleView,
+        says=("workflow  research",),
+    ),
+    Case(
+        args=("schedule", "trigger", "nightly"),
+        asks=("POST", "/v1/schedules/nightly/trigger"),
+        answer=runs.StartAnswer("07-01h", RunStatus.RUNNING),
+        shape=runs.StartAnswer,
+        says=("07-01h  running",),
+        has_key=True,
+    ),
+    Case(
+        args=("schedule", "delete", "nightly"),
+        asks=("DELETE", "/v1/schedules/nightly"),
+        answer=SCHEDULE,
+        shape=ScheduleView,
+        says=("deleted: nightly",),
     ),
     Case(
         args=("run", "rerun", "07-01h", "--from-step", "search"),

@@ -13,10 +13,13 @@ from stanchion.core.admission import (
     Full,
     RateExceeded,
     StaleDefinition,
+    TickTaken,
     TooLate,
+    Verdict,
 )
 from stanchion.core.events import Timer, TimerKind
 from stanchion.core.model import Instant, RunStatus, TenantId, WorkflowId
+from stanchion.core.schedule import TickMark
 from stanchion.core.transition import SetTimer, StopRun
 from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.records import Admission, JobState, Tenant
@@ -370,3 +373,42 @@ async def test_a_burst_at_once_stays_within_the_rate(store: Store) -> None:
 async def _submit(store: Store, tenant: TenantId = ACME) -> type[object]:
     wanted = admission(await store.now(), tenant=tenant, holds_slot=False, is_rate_limited=True)
     return type(await store.admit(wanted, within_ms=WITHIN_MS))
+
+
+# ── Ticks of schedules ───────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_tick_is_admitted_once_and_the_mark_never_falls(store: Store) -> None:
+    async def admit(
+        generation: int, tick: int, *, schedule: str = "s", tenant: TenantId = ACME
+    ) -> Verdict:
+        wanted = admission(await store.now(), tenant=tenant)
+        mark = TickMark(schedule, generation, Instant(tick))
+        return await store.admit(replace(wanted, tick=mark), within_ms=WITHIN_MS)
+
+    assert isinstance(await admit(9, 1_000), Admitted)
+    for generation, tick in ((9, 1_000), (9, 999), (8, 5_000)):
+        assert await admit(generation, tick) == TickTaken()
+    assert isinstance(await admit(9, 1_001), Admitted)
+    assert isinstance(await admit(10, 2), Admitted)
+    assert await admit(9, 9_999_999_999_999) == TickTaken()
+    # Another schedule, and the same of another tenant, have marks of their own.
+    assert isinstance(await admit(1, 1, schedule="t"), Admitted)
+    assert isinstance(await admit(1, 1, tenant=GLOBEX), Admitted)
+
+
+async def test_of_many_at_once_one_gets_the_tick(store: Store) -> None:
+    mark = TickMark("s", 1, Instant(7))
+    wanted = [replace(admission(await store.now()), tick=mark) for _ in range(20)]
+    verdicts = await asyncio.gather(*(store.admit(each, within_ms=WITHIN_MS) for each in wanted))
+    assert Counter(type(each) for each in verdicts) == {Admitted: 1, TickTaken: 19}
+
+
+async def test_a_refused_tick_leaves_the_mark_as_it_was(store: Store) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=0))
+    wanted = replace(admission(await store.now()), tick=TickMark("s", 1, Instant(7)))
+    assert await store.admit(wanted, within_ms=WITHIN_MS) == Full(0, 0)
+    await store.put_tenant(ACME, Tenant())
+    assert await store.admit(wanted, within_ms=WITHIN_MS) == Admitted(wanted.run.id)
+    # The same request again is the same run.
+    assert await store.admit(wanted, within_ms=WITHIN_MS) == Admitted(wanted.run.id)

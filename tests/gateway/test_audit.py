@@ -16,7 +16,7 @@ from tests.gateway.asgi import Answer
 from tests.gateway.house import ADMIN, ONE_STEP, House, older_store, opened_house
 from tests.services.faulty_locks import Fault
 
-STARTS: Final = frozenset({"start_run", "start_batch", "submit_job"})
+STARTS: Final = frozenset({"start_run", "start_batch", "submit_job", "trigger_schedule"})
 WORKER_PROTOCOL: Final = frozenset({"lease_jobs", "renew_leases", "take_results"})
 CHANGING: Final = {
     route.id: route
@@ -186,8 +186,32 @@ def _holds(found: Any, expected: Any) -> bool:  # noqa: ANN401 - any JSON value
     return all(found.get(name) == value for name, value in expected.items())
 
 
+_SCHEDULE: Final = {"workflow_id": "one-step", "every_s": 60, "paused": True}
+
+
+async def _put_schedule(house: House) -> Expected:
+    await house.start(key=ADMIN, tenant="acme")
+    body = {**_SCHEDULE, "input": {"password": "hunter2"}}
+    answer = await house.ask(
+        "PUT", "/v1/schedules/nightly", body, key=ADMIN, headers=[("X-Stanchion-Tenant", "acme")]
+    )
+    after = {**_SCHEDULE, "redacted": ["input"]}
+    return Expected(answer, "schedule/nightly", "acme", None, after)
+
+
+async def _delete_schedule(house: House) -> Expected:
+    await _put_schedule(house)
+    answer = await house.ask(
+        "DELETE", "/v1/schedules/nightly", key=ADMIN, headers=[("X-Stanchion-Tenant", "acme")]
+    )
+    before = {**_SCHEDULE, "redacted": ["input"]}
+    return Expected(answer, "schedule/nightly", "acme", before, None)
+
+
 CHANGES: Final[dict[str, Callable[[House], Awaitable[Expected]]]] = {
     "put_workflow": _put_workflow,
+    "put_schedule": _put_schedule,
+    "delete_schedule": _delete_schedule,
     "put_shared_workflow": _put_shared_workflow,
     "finish_upgrade": _finish_upgrade,
     "cancel_run": _cancel,

@@ -19,6 +19,7 @@ from tests.gateway.house import ADMIN, House
 LISTS = [route for route in ROUTES if "cursor" in getattr(route.query, "__struct_fields__", ())]
 KINDS = {
     "list_runs": "runs",
+    "list_schedules": "schedules",
     "get_timeline": "timeline",
     "list_items": "items",
     "list_workflows": "workflows",

@@ -62,6 +62,7 @@ async def world() -> AsyncIterator[World]:
             "key_id": keys["worker", "first"].split("_")[1],
             "name": "run/x",
             "letter_id": quote(letter, safe=""),
+            "schedule_id": "nightly",
         }
         yield World(house, ids, keys, job, letter)
 
@@ -91,6 +92,7 @@ def body_of(route: Route, world: World) -> object:
     ref = {"job_id": world.job["job_id"], "fence": world.job["fence"]}
     bodies: dict[str, object] = {
         "put_workflow": ONE_STEP,
+        "put_schedule": {"workflow_id": "one-step", "every_s": 3600, "paused": True},
         "start_batch": {"runs": [{"key": "k"}]},
         "put_shared_workflow": ONE_STEP,
         "submit_job": {"topic": "work"},
@@ -258,6 +260,11 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "list_workflow_uses": forbidden,
     "get_upgrade": forbidden,
     "finish_upgrade": forbidden,
+    "list_schedules": empty("schedules"),
+    "get_schedule": not_there,
+    "put_schedule": lambda answer, _world: answer.status == 422,  # it has no such workflow
+    "delete_schedule": not_there,
+    "trigger_schedule": not_there,
     "follow_events": lambda answer, world: world.ids["run_id"].encode() not in answer.body,
     "put_tenant": forbidden,
     "delete_tenant": forbidden,

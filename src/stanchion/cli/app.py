@@ -70,6 +70,7 @@ app = LazyGroup(
         "run": (_HERE + "run:run", "Start runs, watch them, decide about them."),
         "approval": (_HERE + "run:approval", "See what waits for a decision, and decide."),
         "job": (_HERE + "run:job", "Submit single jobs."),
+        "schedule": (_HERE + "schedule:schedule", "Start runs by the clock."),
         "tenant": (_HERE + "admin:tenant", "Configure tenants: caps, rates, admission."),
         "settings": (_HERE + "admin:settings", "See and change the settings of running servers."),
         "lease": (_HERE + "operations:lease", "See, hold and release locks."),

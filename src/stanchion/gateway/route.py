@@ -156,6 +156,7 @@ PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType(
         "key_id": KeyName,
         "name": LockName,
         "letter_id": LetterName,
+        "schedule_id": Name,
     }
 )
 """The types of path parameters, by their name in the template."""

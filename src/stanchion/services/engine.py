@@ -38,6 +38,7 @@ from stanchion.services.receipts import ReceiptService
 from stanchion.services.reconciler import SLOTS_PART, Reconciler, SlotAuditor
 from stanchion.services.replicas import ReplicaReporter
 from stanchion.services.scheduler import Scheduler
+from stanchion.services.schedules import ScheduleService
 from stanchion.services.settings import RulesInForce, SettingsService
 from stanchion.services.signals import AdmissionSignals, EngineSignals, TenantLabels
 from stanchion.services.upgrade import Upgrades
@@ -179,6 +180,15 @@ class Engine:
         admission_signals = AdmissionSignals(
             registry, labels=labels, errors=self._lease_signals.errors, clock=clock
         )
+        gate = Gate(
+            context,
+            plans=plans,
+            settings=settings.get,
+            pacing=self._pacing,
+            signals=admission_signals,
+            decider=decider,
+            on_admitted=self._advancer.remember,
+        )
         self.services = Services(
             store=store,
             locks=backends.locks,
@@ -186,15 +196,7 @@ class Engine:
             clock=clock,
             entropy=backends.entropy,
             plans=plans,
-            gate=Gate(
-                context,
-                plans=plans,
-                settings=settings.get,
-                pacing=self._pacing,
-                signals=admission_signals,
-                decider=decider,
-                on_admitted=self._advancer.remember,
-            ),
+            gate=gate,
             inbox=Inbox(context, plans=plans, advancer=self._advancer, rules=rules, work=work),
             scheduler=scheduler,
             waiters=waiters,
@@ -222,6 +224,7 @@ class Engine:
                 store, clock=clock, figures=admission_signals.figures, replicas=replicas
             ),
             upgrades=Upgrades(store, replicas),
+            schedules=ScheduleService(backends, gate=gate, plans=plans),
         )
 
     async def run(self) -> None:
@@ -247,6 +250,7 @@ class Engine:
         self.services.scheduler.close()
         self.services.waiters.close()
         await self._leasing.close()
+        self.services.schedules.close()
         await self.services.receipts.close()
         await self.services.replicas.withdraw()
         self._executor.close()
@@ -262,6 +266,7 @@ class Engine:
             "reconcile": self._reconciler.run,
             "replicas": services.replicas.run,
             "receipts": services.receipts.run,
+            "schedules": services.schedules.run,
         }
 
     async def _endless(self, name: str, loop: Loop) -> None:
@@ -319,6 +324,7 @@ class Services(Backends):
     receipts: ReceiptService
     explainer: RunExplainer
     slots: SlotAuditor
+    schedules: ScheduleService
     overview: OverviewService
     lock_audit: LockAudit | None
     """``None`` without a lock backend."""

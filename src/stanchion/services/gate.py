@@ -124,7 +124,7 @@ class Gate:
         )
         self.tenants = self._admitter.tenants
 
-    async def start(
+    async def start(  # noqa: PLR0913 - what a start may carry, by keyword
         self,
         tenant: TenantId,
         workflow_id: WorkflowId,

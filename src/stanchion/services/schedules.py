@@ -117,7 +117,9 @@ class ScheduleService:
     async def delete(self, tenant: TenantId, schedule_id: str, audit: AuditEntry) -> bool:
         """Delete a schedule; its runs go on. ``False`` if there is none."""
         name = _name((tenant, schedule_id))
-        removed = await self._store.delete_document(_KIND, name, audit=audit)
+        stored = await self.get(tenant, schedule_id)
+        entry = replace(audit, before=_shown(stored))
+        removed = await self._store.delete_document(_KIND, name, audit=entry)
         self._bus.ring(Bell.SETTINGS, BELL)
         return removed
 

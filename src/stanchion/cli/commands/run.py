@@ -91,7 +91,7 @@ def start_run(
     """Start a run."""
     body = {"input": json_of(given, "--input")}
     if labels:
-        body["labels"] = dict(map(_label, labels))
+        body["labels"] = dict(map(label_of, labels))
     answer = session.create(path_to("workflows", workflow_id, "runs"), body, key)
     return _started(session, answer, watch=watch)
 
@@ -241,7 +241,7 @@ def selection(options: dict[str, Any]) -> dict[str, Any]:
     return {
         "status": options.pop("statuses"),
         "workflow_id": options.pop("workflow_id"),
-        "label": tuple(":".join(_label(each)) for each in options.pop("labels")),
+        "label": tuple(":".join(label_of(each)) for each in options.pop("labels")),
         "since": None if since is None else time_of(since, "--since", ago=True),
         "until": None if until is None else time_of(until, "--until", ago=True),
         "rerun_of": options.pop("rerun_of"),
@@ -404,7 +404,7 @@ approval.add_command(approve_step)
 approval.add_command(reject_step)
 
 
-def _label(text: str) -> tuple[str, str]:
+def label_of(text: str) -> tuple[str, str]:
     """The name and value of NAME=VALUE, or of NAME:VALUE as lists write it."""
     name, sign, value = text.partition("=")
     if not sign:

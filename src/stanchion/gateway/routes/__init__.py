@@ -15,6 +15,7 @@ from stanchion.gateway.routes import (
     jobs,
     leases,
     runs,
+    schedules,
     worker,
     workflows,
 )
@@ -27,6 +28,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *runs.ROUTES[1:],
     *jobs.ROUTES,
     *workflows.ROUTES,
+    *schedules.ROUTES,
     *events.ROUTES,
     *admin.TENANTS_ROUTES,
     *admin.SETTINGS_ROUTES,

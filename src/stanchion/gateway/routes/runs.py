@@ -93,7 +93,7 @@ from stanchion.wire.runs import (
     WhyAnswer,
 )
 
-__all__ = ["GATE_CODES", "ROUTES", "own_run"]
+__all__ = ["GATE_CODES", "ROUTES", "own_run", "start_answer"]
 
 GATE_CODES: Final = (
     Code.IDEMPOTENCY_MISMATCH,
@@ -145,6 +145,11 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
         actor=call.actor,
         traceparent=call.traceparent,
     )
+    return start_answer(answer)
+
+
+def start_answer(answer: RunStarted | NotStarted) -> Reply | Refusal:
+    """The response to a start."""
     if isinstance(answer, RunStarted):
         return started(answer, StartAnswer(answer.run_id, answer.status))
     return _not_started(answer)

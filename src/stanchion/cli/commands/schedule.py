@@ -1,0 +1,182 @@
+"""``stanchion schedule``: runs that start by the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+
+from stanchion.cli.commands.run import label_of
+from stanchion.cli.session import Session, json_of, limit_and_cursor, list_of, path_to, talks
+from stanchion.cli.text import cell, clock, ident, pairs, table
+
+__all__ = ["schedule"]
+
+_KEPT: Final = (
+    "workflow_id",
+    "cron",
+    "every_s",
+    "timezone",
+    "input",
+    "labels",
+    "overlap",
+    "catch_up",
+    "jitter_s",
+    "paused",
+)
+"""The members that a PUT takes."""
+
+
+@click.group("schedule")
+def schedule() -> None:
+    """Start runs by the clock."""
+
+
+@schedule.command("set")
+@click.argument("schedule_id", metavar="ID")
+@click.option("--workflow", "workflow_id", metavar="ID", required=True, help="What to start.")
+@click.option("--cron", metavar="FIELDS", help='When: five fields, like "0 9 * * MON-FRI".')
+@click.option("--every", "every_s", metavar="SECONDS", type=click.INT, help="Instead of --cron.")
+@click.option("--timezone", metavar="ZONE", help="Of --cron, like Europe/Berlin; UTC if not given.")
+@click.option("--input", "given", metavar="JSON|@FILE", help="What each run is given.")
+@click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="Mark each run.")
+@click.option(
+    "--overlap",
+    type=click.Choice(("skip", "queue", "allow")),
+    help="While the last run is unfinished; skip if not given.",
+)
+@click.option(
+    "--catch-up",
+    type=click.Choice(("none", "one", "all")),
+    help="Ticks that passed while no server ran; none if not given.",
+)
+@click.option("--jitter", "jitter_s", metavar="SECONDS", type=click.INT, help="Later by up to.")
+@click.option("--paused", is_flag=True, help="Store it without starting runs.")
+@talks
+def set_schedule(
+    session: Session,
+    /,
+    schedule_id: str,
+    given: str | None,
+    labels: tuple[str, ...],
+    *,
+    paused: bool,
+    **members: Any,  # noqa: ANN401 - the options that are sent as they are
+) -> None:
+    """Store a schedule, or replace it."""
+    body = {name: value for name, value in members.items() if value is not None}
+    if given is not None:
+        body["input"] = json_of(given, "--input")
+    if labels:
+        body["labels"] = dict(map(label_of, labels))
+    if paused:
+        body["paused"] = True
+    answer = session.send("PUT", path_to("schedules", schedule_id), body)
+    session.show(answer.document, _lines)
+
+
+@schedule.command("list")
+@limit_and_cursor
+@talks
+def list_schedules(session: Session, limit: int, cursor: str | None) -> None:
+    """List schedules, by id."""
+    page = session.get(path_to("schedules"), limit=limit, cursor=cursor)
+    list_of(session, page, _rows, "schedules")
+
+
+@schedule.command("show")
+@click.argument("schedule_id", metavar="ID")
+@talks
+def show_schedule(session: Session, schedule_id: str) -> None:
+    """Show a schedule: its next ticks, last runs, and ticks that were missed."""
+    session.show(session.get(path_to("schedules", schedule_id)), _lines)
+
+
+@schedule.command("pause")
+@click.argument("schedule_id", metavar="ID")
+@talks
+def pause_schedule(session: Session, schedule_id: str) -> None:
+    """Start no more runs of a schedule."""
+    _set_paused(session, schedule_id, paused=True)
+
+
+@schedule.command("resume")
+@click.argument("schedule_id", metavar="ID")
+@talks
+def resume_schedule(session: Session, schedule_id: str) -> None:
+    """Start runs again, from the next tick on."""
+    _set_paused(session, schedule_id, paused=False)
+
+
+def _set_paused(session: Session, schedule_id: str, *, paused: bool) -> None:
+    path = path_to("schedules", schedule_id)
+    stored = session.get(path)
+    body = {name: stored[name] for name in _KEPT if stored.get(name) is not None}
+    session.show(session.send("PUT", path, {**body, "paused": paused}).document, _lines)
+
+
+@schedule.command("trigger")
+@click.argument("schedule_id", metavar="ID")
+@click.option("--idempotency-key", "key", metavar="KEY", help="A key that makes retries safe.")
+@talks
+def trigger_schedule(session: Session, schedule_id: str, key: str | None) -> None:
+    """Start a run of a schedule now, beside its ticks."""
+    answer = session.create(path_to("schedules", schedule_id, "trigger"), None, key)
+    session.show(answer.document, lambda run: [f"{cell(run['run_id'])}  {cell(run['status'])}"])
+
+
+@schedule.command("delete")
+@click.argument("schedule_id", metavar="ID")
+@talks
+def delete_schedule(session: Session, schedule_id: str) -> None:
+    """Delete a schedule. Its runs go on."""
+    answer = session.send("DELETE", path_to("schedules", schedule_id))
+    session.show(answer.document, lambda gone: [f"deleted: {cell(gone['id'])}"])
+
+
+def _when(row: dict[str, Any]) -> str:
+    if row["cron"] is not None:
+        return f"{cell(row['cron'])} {cell(row['timezone'])}"
+    return f"every {row['every_s']} s"
+
+
+def _rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["schedules"]:
+        yield from table(
+            ("ID", "WORKFLOW", "WHEN", "NEXT", "MISSED"),
+            (
+                (
+                    cell(row["id"]),
+                    cell(row["workflow_id"]),
+                    _when(row),
+                    "paused" if row["paused"] else clock(next(iter(row["next"]), None)),
+                    str(row["missed_total"]),
+                )
+                for row in page["schedules"]
+            ),
+        )
+
+
+def _lines(row: dict[str, Any]) -> Iterator[str]:
+    yield from pairs(
+        (
+            ("schedule", cell(row["id"])),
+            ("workflow", cell(row["workflow_id"])),
+            ("when", _when(row)),
+            ("overlap", cell(row["overlap"])),
+            ("catch up", cell(row["catch_up"])),
+            ("next", "paused" if row["paused"] else ", ".join(map(clock, row["next"])) or "never"),
+        )
+    )
+    if row["runs"]:
+        yield ""
+        yield from table(
+            ("TICK", "RUN"), ((clock(each["tick"]), ident(each["run_id"])) for each in row["runs"])
+        )
+    if row["missed"]:
+        yield ""
+        yield from table(
+            ("MISSED", "REASON"),
+            ((clock(each["tick"]), cell(each["reason"])) for each in row["missed"]),
+        )

@@ -1,0 +1,207 @@
+"""Schedule routes: runs that start by the clock."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from stanchion.core.limits import INPUT_BYTES_MAX
+from stanchion.core.model import TenantId, WorkflowId
+from stanchion.core.schedule import Schedule, ScheduleSpec, next_ticks
+from stanchion.gateway.body import check_value, checked_labels
+from stanchion.gateway.problems import Refusal, invalid, not_found
+from stanchion.gateway.route import (
+    RUNNERS,
+    Call,
+    NoBody,
+    NoQuery,
+    Reply,
+    Route,
+    RouteScope,
+    Takes,
+)
+from stanchion.gateway.routes.runs import GATE_CODES, start_answer
+from stanchion.gateway.views import when
+from stanchion.services.schedules import ScheduleConflict
+from stanchion.wire.identifiers import Cursor, Limit
+from stanchion.wire.problems import Code
+from stanchion.wire.runs import StartAnswer
+from stanchion.wire.schedules import (
+    MissedTickRow,
+    PutSchedule,
+    ScheduleList,
+    ScheduleView,
+    TickRunRow,
+)
+
+__all__ = ["ROUTES"]
+
+_NEXT: Final = 5
+
+
+class PagedSchedules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A list, page by page."""
+
+    cursor: Cursor | None = None
+    limit: Limit = 100
+
+
+async def put_schedule(call: Call[PutSchedule, NoQuery]) -> Reply | Refusal:
+    """Store a schedule. Its next tick comes after now."""
+    body, schedule_id = call.body, call.params["schedule_id"]
+    check_value(call, "input", body.input, bytes_max=INPUT_BYTES_MAX)
+    spec = ScheduleSpec(
+        workflow_id=WorkflowId(body.workflow_id),
+        cron=body.cron,
+        every_s=body.every_s,
+        timezone=body.timezone,
+        input=body.input,
+        labels=checked_labels(body.labels),
+        overlap=body.overlap,
+        catch_up=body.catch_up,
+        jitter_s=body.jitter_s,
+        paused=body.paused,
+    )
+    faults = await call.services.schedules.faults(call.tenant, spec)
+    if faults:
+        return invalid(faults, str(faults[0]))
+    entry = call.audit(f"schedule/{schedule_id}", tenant=call.tenant)
+    try:
+        stored = await call.services.schedules.put(call.tenant, schedule_id, spec, entry)
+    except ScheduleConflict:
+        return Refusal(code=Code.CONFLICT, detail="the schedule is being changed by others")
+    return Reply(_view(call, call.tenant, schedule_id, stored))
+
+
+async def get_schedule(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
+    """One schedule, with its next ticks, last runs and missed ticks."""
+    schedule_id = call.params["schedule_id"]
+    stored = await call.services.schedules.get(call.tenant, schedule_id)
+    if stored is None:
+        return not_found("schedule")
+    return Reply(_view(call, call.tenant, schedule_id, stored))
+
+
+async def delete_schedule(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
+    """Delete a schedule and return it. Its runs go on."""
+    schedule_id = call.params["schedule_id"]
+    stored = await call.services.schedules.get(call.tenant, schedule_id)
+    entry = call.audit(f"schedule/{schedule_id}", tenant=call.tenant)
+    if stored is None or not await call.services.schedules.delete(call.tenant, schedule_id, entry):
+        return not_found("schedule")
+    return Reply(_view(call, call.tenant, schedule_id, stored))
+
+
+async def list_schedules(call: Call[NoBody, PagedSchedules]) -> Reply:
+    """The schedules, by tenant and id."""
+    found = await call.services.schedules.list(call.only)
+    named = [(f"{tenant}/{name}", tenant, name, each) for (tenant, name), each in found]
+    cursor = call.query.cursor
+    rest = [each for each in named if cursor is None or each[0] > cursor]
+    page = rest[: call.query.limit]
+    views = tuple(_view(call, tenant, name, each) for _, tenant, name, each in page)
+    return Reply(ScheduleList(views, page[-1][0] if len(rest) > len(page) else None))
+
+
+async def trigger_schedule(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
+    """Start a run of the schedule now, beside its ticks."""
+    schedule_id = call.params["schedule_id"]
+    stored = await call.services.schedules.get(call.tenant, schedule_id)
+    if stored is None:
+        return not_found("schedule")
+    answer = await call.services.gate.start(
+        call.tenant,
+        stored.spec.workflow_id,
+        stored.spec.input,
+        labels=stored.spec.labels,
+        key=call.idempotency_key,
+        actor=call.actor,
+    )
+    return start_answer(answer)
+
+
+def _view(
+    call: Call[Any, Any], tenant: TenantId, schedule_id: str, stored: Schedule
+) -> ScheduleView:
+    spec = stored.spec
+    following = [] if spec.paused else next_ticks(stored, call.services.clock.now(), _NEXT)
+    return ScheduleView(
+        id=schedule_id,
+        tenant=tenant,
+        workflow_id=spec.workflow_id,
+        cron=spec.cron,
+        every_s=spec.every_s,
+        timezone=spec.timezone,
+        input=spec.input,
+        labels=spec.labels,
+        overlap=spec.overlap,
+        catch_up=spec.catch_up,
+        jitter_s=spec.jitter_s,
+        paused=spec.paused,
+        generation=stored.generation,
+        next=tuple(map(when, following)),
+        runs=tuple(TickRunRow(when(each.tick), each.run_id) for each in stored.runs),
+        missed=tuple(MissedTickRow(when(each.tick), each.reason) for each in stored.missed),
+        missed_total=stored.missed_total,
+    )
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/v1/schedules",
+        handler=list_schedules,
+        summary="List schedules, by tenant and id.",
+        roles=RUNNERS,
+        scope=RouteScope.TENANT_OR_ALL,
+        query=PagedSchedules,
+        answer=ScheduleList,
+    ),
+    Route(
+        method="GET",
+        path="/v1/schedules/{schedule_id}",
+        handler=get_schedule,
+        summary="One schedule, with its next ticks, last runs and missed ticks.",
+        roles=RUNNERS,
+        scope=RouteScope.TENANT,
+        answer=ScheduleView,
+        codes=(Code.NOT_FOUND,),
+    ),
+    Route(
+        method="PUT",
+        path="/v1/schedules/{schedule_id}",
+        handler=put_schedule,
+        summary="Store a schedule: runs of a workflow by cron or every so many seconds.",
+        roles=RUNNERS,
+        scope=RouteScope.TENANT,
+        takes=Takes.JSON,
+        body=PutSchedule,
+        answer=ScheduleView,
+        codes=(Code.CONFLICT,),
+        audits="schedule.put",
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/schedules/{schedule_id}",
+        handler=delete_schedule,
+        summary="Delete a schedule. Its runs go on.",
+        roles=RUNNERS,
+        scope=RouteScope.TENANT,
+        answer=ScheduleView,
+        codes=(Code.NOT_FOUND,),
+        audits="schedule.delete",
+    ),
+    Route(
+        method="POST",
+        path="/v1/schedules/{schedule_id}/trigger",
+        handler=trigger_schedule,
+        summary="Start a run of a schedule now, beside its ticks.",
+        roles=RUNNERS,
+        scope=RouteScope.TENANT,
+        answer=StartAnswer,
+        codes=(Code.NOT_FOUND, Code.INVALID_INPUT, Code.INVALID_WORKFLOW, *GATE_CODES),
+        takes_key=True,
+        admits=True,
+    ),
+)

@@ -1,0 +1,81 @@
+"""Wire types for schedules."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from stanchion.core.json_value import JsonObject
+from stanchion.core.schedule import CatchUp, Overlap
+from stanchion.wire.identifiers import Labels, Name
+
+__all__ = ["MissedTickRow", "PutSchedule", "ScheduleList", "ScheduleView", "TickRunRow"]
+
+
+class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When to start runs of a workflow: ``cron`` or ``every_s``."""
+
+    workflow_id: Name
+    cron: Annotated[str, Meta(max_length=200, examples=["0 9 * * MON-FRI"])] | None = None
+    """Five fields: minute, hour, day of the month, month, day of the week."""
+    every_s: Annotated[int, Meta(ge=1, le=366 * 86_400)] | None = None
+    timezone: Annotated[str, Meta(max_length=64, examples=["Europe/Berlin"])] = "UTC"
+    input: JsonObject = {}
+    labels: Labels = {}
+    overlap: Overlap = Overlap.SKIP
+    """What happens to a tick while the run of an earlier one is unfinished."""
+    catch_up: CatchUp = CatchUp.NONE
+    """What happens to ticks that passed while no replica was running."""
+    jitter_s: Annotated[int, Meta(ge=0, le=86_400)] = 0
+    """Every tick is later by the same time of up to so much."""
+    paused: bool = False
+
+
+class TickRunRow(msgspec.Struct, frozen=True):
+    """The run of a tick."""
+
+    tick: datetime
+    run_id: str
+
+
+class MissedTickRow(msgspec.Struct, frozen=True):
+    """A tick without a run."""
+
+    tick: datetime
+    reason: str
+
+
+class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule, with what comes next and what happened."""
+
+    id: str
+    tenant: str
+    workflow_id: str
+    cron: str | None
+    every_s: int | None
+    timezone: str
+    input: JsonObject
+    labels: dict[str, str]
+    overlap: Overlap
+    catch_up: CatchUp
+    jitter_s: int
+    paused: bool
+    generation: int
+    """Rises with every change."""
+    next: tuple[datetime, ...]
+    """The next five ticks, without the jitter; none while it is paused."""
+    runs: tuple[TickRunRow, ...]
+    """The last runs, newest first."""
+    missed: tuple[MissedTickRow, ...]
+    """The last missed ticks, newest first."""
+    missed_total: int
+
+
+class ScheduleList(msgspec.Struct, frozen=True):
+    """Schedules, by tenant and id."""
+
+    schedules: tuple[ScheduleView, ...]
+    cursor: str | None = None

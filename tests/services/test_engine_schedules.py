@@ -1,0 +1,155 @@
+"""Schedules on several replicas: one run for each tick, through kills, pauses and full tenants."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+from stanchion.core.audit import AuditEntry
+from stanchion.core.model import Instant, WorkflowId
+from stanchion.core.schedule import CatchUp, Overlap, Schedule, ScheduleSpec
+from stanchion.ports.records import RunFilter, Tenant
+from tests.services.stage import ACME, Replica, World, job, virtual, workflow
+
+ONE = workflow("one", step=job("work"))
+AUDIT = AuditEntry(action="schedule.put", actor="test", subject="schedule/s", tenant=ACME)
+
+
+async def put(one: Replica, **members: Any) -> Schedule:  # noqa: ANN401 - of any member
+    spec = ScheduleSpec(workflow_id=WorkflowId("one"), **({"every_s": 60} | members))
+    assert await one.services.schedules.faults(ACME, spec) == []
+    return await one.services.schedules.put(ACME, "s", spec, AUDIT)
+
+
+async def stored(world: World) -> Schedule:
+    found = await world.replicas[-1].services.schedules.get(ACME, "s")
+    assert found is not None
+    return found
+
+
+async def runs(world: World) -> list[str]:
+    page = await world.store.list_runs(ACME, only=RunFilter(), limit=1_000)
+    return [each.id for each in page.items]
+
+
+@virtual
+async def test_two_replicas_start_one_run_a_tick(world: World) -> None:
+    one, _two = world.add(), world.add()
+    await world.define(ONE)
+    world.work(one, "work")
+    await put(one)
+    await asyncio.sleep(60 * 5 + 5)
+    schedule = await stored(world)
+    assert len(await runs(world)) == len(schedule.runs) == 5
+    assert {each.run_id for each in schedule.runs} == set(await runs(world))
+    ticks = [each.tick for each in schedule.runs]
+    assert {(a - b) for a, b in pairwise(ticks)} == {60_000}
+    assert schedule.missed == ()
+    run = await world.run(schedule.runs[0].run_id)
+    assert run.starter == "schedule s"
+
+
+@virtual
+async def test_a_replica_that_was_killed_in_the_moment_of_a_tick_loses_and_doubles_none(
+    world: World,
+) -> None:
+    doomed, other = world.add(), world.add()
+    await world.define(ONE)
+    world.work(other, "work")
+    await put(doomed)
+    killed = False
+
+    def kill(call: str, is_done: bool) -> None:
+        nonlocal killed
+        if call == "admit" and is_done and not killed:
+            killed = True
+            doomed.kill()  # the run is admitted, and its schedule's document is not written
+
+    doomed.on_call(kill)
+    await asyncio.sleep(60 * 3 + 5)
+    schedule = await stored(world)
+    assert len(await runs(world)) == len(schedule.runs) == 3
+
+
+@virtual
+async def test_a_paused_replica_with_an_old_view_starts_nothing_twice(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    world.work(one, "work")
+    await put(one, overlap=Overlap.ALLOW)
+    old = await stored(world)
+    await asyncio.sleep(60 * 3 + 5)
+    assert len(await runs(world)) == 3
+    # Days later the keys of these runs are forgotten, and a replica still has the old document.
+    accounts = world.store._state.accounts  # noqa: SLF001 - as after a day
+    for account in accounts.values():
+        account.keys.clear()
+    name, tick = (ACME, "s"), Instant(old.since + 60_000)
+    await one.services.schedules._start(name, old, 1, tick)  # noqa: SLF001 - as after a long pause
+    assert len(await runs(world)) == 3
+
+
+@virtual
+async def test_a_full_tenant_refuses_a_tick_until_the_next_and_it_is_listed(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await put(one, overlap=Overlap.ALLOW)
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=0))
+    await asyncio.sleep(60 + 30)
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=1))
+    await asyncio.sleep(10)
+    first = await stored(world)
+    assert (len(first.runs), first.missed) == (1, ())  # late, and not lost
+    await asyncio.sleep(120)
+    schedule = await stored(world)
+    assert len(schedule.runs) == 1
+    assert [each.reason for each in schedule.missed] == ["the tenant was full: 1 runs"]
+
+
+@virtual
+async def test_overlap_skips_or_holds_one_back(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await put(one, overlap=Overlap.QUEUE)
+    await asyncio.sleep(60 * 4 + 5)
+    held = await stored(world)
+    assert len(held.runs) == 1
+    assert len(held.missed) == 2  # the second tick is held back
+    world.work(one, "work")
+    await asyncio.sleep(10)
+    assert len((await stored(world)).runs) == 2
+
+
+@virtual
+async def test_what_passed_while_no_replica_ran_is_caught_up(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await put(one, catch_up=CatchUp.ALL, overlap=Overlap.ALLOW)
+    one.kill()
+    await asyncio.sleep(60 * 5 + 5)
+    assert await runs(world) == []
+    world.add()
+    await asyncio.sleep(20)
+    schedule = await stored(world)
+    assert len(schedule.runs) == 5
+    assert schedule.missed == ()
+
+
+@virtual
+async def test_a_change_is_seen_by_other_replicas_and_a_pause_stops_it(world: World) -> None:
+    one, two = world.add(), world.add()
+    await world.define(ONE)
+    world.work(one, "work")
+    first = await put(one)
+    await asyncio.sleep(60 + 5)
+    again = await put(two, paused=True)
+    assert again.generation > first.generation
+    await asyncio.sleep(60 * 3)
+    assert len(await runs(world)) == 1
+    await put(one)
+    await asyncio.sleep(60 + 5)
+    assert len((await stored(world)).runs) == 2
+    assert await two.services.schedules.delete(ACME, "s", AUDIT)
+    await asyncio.sleep(60 * 3)
+    assert len(await runs(world)) == 2
