@@ -78,7 +78,7 @@ class Leasing:
     ) -> None:
         """``replica`` is shown as the holder of its leases."""
         self.clock = clock
-        self._replica = replica
+        self._token_begin = "" if replica is None else replica_token(replica, "")
         self._entropy = entropy
         self.tell = guarded(tell)
         self.held: set[str] = set()
@@ -100,12 +100,9 @@ class Leasing:
         ``token`` is given by a caller that waits in the lock store's queue under it; it must be
         unique to this hold.
         """
-        subject = LeaseSubject(name, risk, policy, token or self._token())
+        token = token or self._token_begin + self._entropy.token()
+        subject = LeaseSubject(name, risk, policy, token)
         return _Hold(self, subject, floor=floor, escalated=escalated)
-
-    def _token(self) -> str:
-        secret = self._entropy.token()
-        return secret if self._replica is None else replica_token(self._replica, secret)
 
     async def close(self) -> None:
         """Stop probing. Holds must have ended before."""
