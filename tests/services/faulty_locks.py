@@ -88,7 +88,7 @@ class FaultyLocks:
         )
 
     async def inspect(self, name: str) -> LockView | None:
-        return await self.real.inspect(name)
+        return await self._call("inspect", lambda: self.real.inspect(name), late=None)
 
     async def list(self, prefix: str = "", *, limit: int = 1000) -> Sequence[LockView]:
         return await self.real.list(prefix, limit=limit)

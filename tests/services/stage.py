@@ -45,7 +45,7 @@ __all__ = ["ACME", "GLOBEX", "Replica", "World", "job", "virtual", "workflow"]
 
 ACME: Final = TenantId("acme")
 GLOBEX: Final = TenantId("globex")
-LOCK_VERBS: Final = ("acquire", "renew", "release", "ping")
+LOCK_VERBS: Final = ("acquire", "renew", "release", "inspect", "ping")
 
 Work: TypeAlias = Callable[[LeasedJob], JsonValue | Failure]
 

@@ -164,7 +164,6 @@ async def test_a_closed_class_says_by_which_rule_and_since_when(world: World) ->
     runs = {name: await world.start(one, name) for name in ("one", "high", "own")}
     await asyncio.sleep(5)
     one.locks_away()
-    one.locks.always(Fault.ERROR, "inspect")
     began = world.clock.now()
     for each in await world.lease(one, "work", max_jobs=3):
         await world.report(one, each)
@@ -192,7 +191,6 @@ async def test_a_closed_class_says_by_which_rule_and_since_when(world: World) ->
     assert "stanchion escalation" in found.remedy
 
     one.locks_away(is_away=False)
-    one.locks.always(Fault.NONE, "inspect")
     assert await world.ended(runs["high"]) == "succeeded"
 
 

@@ -173,6 +173,7 @@ class Engine:
             runs_held=lambda: len(self._leasing.held),
             settings_revision=lambda: settings.revision,
             workers=scheduler.workers,
+            lock_error=self._lock_error,
         )
         replicas.contribute(SLOTS_PART, self._reconciler.slots.summary)
         self._clock = clock

@@ -30,7 +30,7 @@ from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, TenantId, Topic
 from stanchion.core.upgrade import LEVEL
 from stanchion.ports.clock import Clock
-from stanchion.ports.errors import BackendError
+from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.records import StoredSummaries, StoredSummary
 from stanchion.ports.store import Store
 from stanchion.services.context import Backends
@@ -54,6 +54,8 @@ REPORT_S: Final = 3.0
 MISSING_MS: Final = 15_000
 KEPT_MS: Final = 10 * 60 * 1000
 CHECK_S: Final = 1.0
+_NO_LOCK: Final = "run/-"
+"""The name of a lock that is never held."""
 _FAREWELL_S: Final = 0.5
 """How long a replica that stops waits for the store to remove its summary."""
 _WORKERS_CHARS_MAX: Final = 100_000
@@ -143,14 +145,15 @@ class ReplicaReporter:
         runs_held: Callable[[], int],
         settings_revision: Callable[[], int],
         workers: Callable[[], tuple[WorkerSighting, ...]],
+        lock_error: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """``lock_error``: why this replica does not call the lock store now, if it does not."""
         self.replica = replica
         self._store: Store = backends.store
         self._clock: Clock = backends.clock
-        self._pings: Mapping[str, Ping] = {
-            "locks": _nothing if backends.locks is None else backends.locks.ping,
-            "bus": backends.bus.ping,
-        }
+        self._locks = backends.locks
+        self._lock_error = lock_error
+        self._pings: Mapping[str, Ping] = {"locks": self._look_at_locks, "bus": backends.bus.ping}
         self._runs_held = runs_held
         self._settings_revision = settings_revision
         self._workers = workers
@@ -225,6 +228,14 @@ class ReplicaReporter:
         with suppress(BackendError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
                 await self._store.remove_replica(self.replica)
+
+    async def _look_at_locks(self) -> None:
+        """Read from the lock store. Its ``ping`` also writes, too often for an idle replica."""
+        error = self._lock_error()
+        if error is not None:
+            raise BackendUnavailable(error)
+        if self._locks is not None:
+            await self._locks.inspect(_NO_LOCK)
 
     def _note(self, backend: str, *, is_ok: bool) -> None:
         if is_ok:
@@ -313,10 +324,6 @@ async def _check(ping: Ping) -> str:
         # The error's text may contain addresses; it is in the log.
         return "unavailable"
     return "ok"
-
-
-async def _nothing() -> None:
-    pass
 
 
 def _fitting(
