@@ -272,3 +272,23 @@ async def test_a_key_for_all_tenants_names_one_before_it_changes_anything(
     assert (await browser.post(f"/console/runs/{run_id}/cancel")).status == 422
     answer = await browser.post(f"/console/runs/{run_id}/cancel", tenant="default")
     assert answer.status == 303
+
+
+@in_one_loop
+async def test_chosen_runs_are_acted_on_in_their_own_tenants(world: ConsoleHouse) -> None:
+    house = world.house
+    mine = await house.start(key=ADMIN, tenant="third")
+    other = await house.start(key=ADMIN, tenant="fourth")
+    runner = await world.browser(await house.make_key("runner", "third"))
+    await runner.get("/console/runs")
+    answer = await runner.post("/console/runs", verb="cancel", run=f"fourth/{other}")
+    assert answer.status == 404
+    assert (await runner.post("/console/runs", verb="delete", run=f"third/{mine}")).status == 422
+    assert (await runner.post("/console/runs", verb="cancel")).status == 422
+    browser = await world.browser(ADMIN)
+    await browser.get("/console/runs")
+    pairs = [("run", f"third/{mine}"), ("run", f"fourth/{other}"), ("run", f"third/{other}")]
+    answer = await browser.send("/console/runs?status=active", [("verb", "cancel"), *pairs])
+    done = "/console/runs?status=active&did=runs_cancelled&count=2&of=3"
+    assert (answer.status, answer.headers["location"]) == (303, done)
+    assert b"2 of 3 runs were cancelled." in (await browser.get(done)).body

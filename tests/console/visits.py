@@ -92,7 +92,11 @@ class Browser:
 
     async def post(self, path: str, **fields: str) -> Answer:
         """Send a form of a page of the console."""
-        form = {_TOKEN: self.token, **fields}
+        return await self.send(path, list(fields.items()))
+
+    async def send(self, path: str, fields: Iterable[tuple[str, str]]) -> Answer:
+        """The same, with fields that may be repeated."""
+        form = [(_TOKEN, self.token), *fields]
         return await self._ask("POST", path, urlencode(form).encode(), SAME_SITE)
 
     async def _ask(

@@ -372,7 +372,7 @@ class Console:
             "alarms": () if visitor is None else await self.pulse.alarms(),
             "theme": access.theme_of(exchange),
             "form_token": self._placeholder,
-            "did": None if view is None else DONE.get(view.query.get("did")),
+            "did": None if view is None else _done(view.query),
             "now": now,
             "time": lambda at, none="–": time_tag(at, now, none),
             "is_keyless": visitor is not None and visitor.holder is ANONYMOUS,
@@ -498,7 +498,21 @@ def _redirect(to: Redirect, headers: Headers = ()) -> EncodedAnswer:
     if to.did is not None:
         assert to.did in DONE, f"{to.did} has no sentence"
         url += f"{'&' if '?' in url else '?'}did={to.did}"
+        if to.of:
+            url += f"&count={to.count}&of={to.of}"
     return EncodedAnswer(303, b"", [(b"location", url.encode()), *_HEADERS, *headers])
+
+
+def _done(query: Form) -> str | None:
+    """What an action did, from the address that it redirected to."""
+    sentence = DONE.get(query.get("did"))
+    count, of = query.get("count", "0"), query.get("of", "0")
+    if sentence is None or not (count.isdecimal() and of.isdecimal()):
+        return None
+    return sentence.format(count=int(count[:_DIGITS_MAX]), of=int(of[:_DIGITS_MAX]))
+
+
+_DIGITS_MAX: Final = 9
 
 
 def _html(status: int, text: str) -> EncodedAnswer:

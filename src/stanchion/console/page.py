@@ -126,6 +126,10 @@ class Redirect:
     url: str
     did: str | None = None
     """A key of ``DONE``."""
+    count: int = 0
+    """How many it was done to: ``{count}`` in the sentence."""
+    of: int = 0
+    """How many it was meant for: ``{of}`` in the sentence."""
 
 
 class Elsewhere(Exception):

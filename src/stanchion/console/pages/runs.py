@@ -58,6 +58,8 @@ async def list_runs(view: View) -> Data:
         "statuses": list(RunStatus),
         "ages": AGES,
         "has_bulk": api.allows("POST /v1/bulk"),
+        "may_act": api.allows("POST /v1/runs/{run_id}/cancel"),
+        "chosen": set(view.form.all("run")),
         "is_filtered": any(wanted.values()),
     }
 
@@ -253,6 +255,31 @@ async def rerun(view: View) -> Redirect | Shown:
     return Redirect(view.at("runs", answer.run_id), "run_rerun")
 
 
+async def act_on_chosen(view: View) -> Redirect:
+    """Cancel or rerun the chosen runs, each by itself. Those that are refused are counted."""
+    verb, chosen = view.form.get("verb"), view.form.all("run")
+    if verb not in _VERBS:
+        raise RequestRefused(invalid_member("verb", "must be cancel or rerun"))
+    if not 0 < len(chosen) <= _LIMIT:
+        raise RequestRefused(invalid_member("run", f"choose 1 to {_LIMIT} runs"))
+    refused: list[RequestRefused] = []
+    for each in chosen:
+        tenant, _, run_id = each.rpartition("/")
+        try:
+            name = f"POST /v1/runs/{{run_id}}/{verb}"
+            await view.api.of(tenant).send(name, {"run_id": run_id}, {})
+        except RequestRefused as error:
+            refused.append(error)
+    if len(refused) == len(chosen):
+        raise refused[0]
+    done = len(chosen) - len(refused)
+    url = f"/console/runs{view.query.with_(did=None, count=None, of=None)}"
+    return Redirect(url, _VERBS[verb], done, len(chosen))
+
+
+_VERBS: Final = {"cancel": "runs_cancelled", "rerun": "runs_rerun"}
+
+
 async def approve(view: View) -> Redirect:
     """Approve a step of the run."""
     await decide(view, view.params["run_id"], view.params["step_id"], approve=True)
@@ -282,18 +309,30 @@ RUN: Final = Page(
     is_of_tenant=True,
 )
 PAGES: Final = (RUNS, RUN)
-ACTIONS: Final = tuple(
-    Action(path=f"/console/runs/{{run_id}}/{path}", act=act, needs=f"POST /v1/{needs}", page=RUN)
-    for path, act, needs in (
-        ("cancel", cancel, "runs/{run_id}/cancel"),
-        ("rerun", rerun, "runs/{run_id}/rerun"),
-        ("steps/{step_id}/approve", approve, "runs/{run_id}/steps/{step_id}/approve"),
-        ("steps/{step_id}/reject", reject, "runs/{run_id}/steps/{step_id}/reject"),
-    )
+ACTIONS: Final = (
+    Action(
+        path="/console/runs",
+        act=act_on_chosen,
+        needs="POST /v1/runs/{run_id}/cancel",
+        page=RUNS,
+    ),
+    *(
+        Action(
+            path=f"/console/runs/{{run_id}}/{path}", act=act, needs=f"POST /v1/{needs}", page=RUN
+        )
+        for path, act, needs in (
+            ("cancel", cancel, "runs/{run_id}/cancel"),
+            ("rerun", rerun, "runs/{run_id}/rerun"),
+            ("steps/{step_id}/approve", approve, "runs/{run_id}/steps/{step_id}/approve"),
+            ("steps/{step_id}/reject", reject, "runs/{run_id}/steps/{step_id}/reject"),
+        )
+    ),
 )
 DONE.update(
     {
         "run_cancelled": "The run was cancelled.",
+        "runs_cancelled": "{count} of {of} runs were cancelled.",
+        "runs_rerun": "{count} of {of} runs were started again.",
         "run_rerun": "This is the new run.",
     }
 )

@@ -81,13 +81,22 @@ def _field(view: View, name: str, value: Any) -> Data:  # noqa: ANN401 - JSON
     faults = {each.path: each.message for each in errors}
     return {
         "name": name,
-        "label": name.partition(".")[2].replace("_", " ").replace(".", " · "),
+        "label": _label(name),
         "value": shown,
         "choices": _CHOICES.get(name),
         "is_list": is_list,
         "hint": _HINTS.get(name, ""),
         "fault": faults.get(name),
     }
+
+
+def _label(name: str) -> str:
+    """The name of a setting in words, its unit in parentheses."""
+    words = name.partition(".")[2].replace("_", " ").replace(".", ", ")
+    for unit in ("ms", "s"):
+        if words.endswith(f" {unit}"):
+            return f"{words.removesuffix(unit)}({unit})"
+    return words
 
 
 def _text(value: object) -> str:

@@ -33,7 +33,7 @@
   // ── What was done is said once: a reload does not say it again ──
   const address = new URL(location.href);
   if (address.searchParams.has("did")) {
-    address.searchParams.delete("did");
+    for (const name of ["did", "count", "of"]) address.searchParams.delete(name);
     history.replaceState(null, "", address);
   }
 
@@ -206,6 +206,10 @@
   });
   document.addEventListener("console:refreshed", tick);
   tick();
+
+  // ── On a narrow screen the navigation is a strip: show the page's own entry ──
+  const strip = $(".side"), current = $(".side [aria-current]");
+  if (strip && current && strip.scrollWidth > strip.clientWidth) strip.scrollLeft = current.offsetLeft - strip.clientWidth / 3;
 
   // ── Keyboard ──
   const rows = () => $$("#live tbody tr, #live article.decision").filter((row) => $("a, button", row));
