@@ -158,6 +158,45 @@ async def _log(caller: Caller, action: str) -> list[dict[str, Any]]:
         path = f"/v1/admin/audit?action={action}&limit=1000&cursor={page['cursor']}"
 
 
+@ON_TWO
+async def test_a_bulk_action_goes_on_after_the_death_of_its_replica(
+    killed: Stack, tenant: Caller
+) -> None:
+    await tenant.apply("held", {"steps": {"a": {"topic": "nobody"}}})
+    await tenant.call("PUT", f"/v1/admin/tenants/{tenant.tenant}", {"max_concurrent_runs": None})
+    rows = {"runs": [{"key": f"k{number}", "labels": {"team": "red"}} for number in range(50)]}
+    started = await tenant.call("POST", "/v1/workflows/held/runs/batch", rows)
+    assert {each["status"] for each in started.body["results"]} == {200}
+    asked = {"action": "cancel", "filter": {"label": ["team:red"]}, "rate_per_s": 50}
+    preview = await tenant.call("POST", "/v1/bulk", {**asked, "dry_run": True})
+    assert preview.body == {"matched": 50, "by_tenant": {tenant.tenant: 50}}
+    bulk = (await tenant.at(0).call("POST", "/v1/bulk", asked)).body
+    path = f"/v1/bulk/{bulk['bulk_id']}"
+
+    async def is_under_way() -> bool:
+        return bool((await tenant.at(0).get(path))["done"] >= 5)
+
+    await until(is_under_way, within_s=10)
+    killed.replicas[0].kill()
+    if len(killed.replicas) == 1:
+        await asyncio.to_thread(killed.replicas[0].start)
+    survivor = tenant.at(-1)
+
+    async def has_ended() -> bool:
+        return bool((await survivor.get(path))["status"] == "finished")
+
+    await until(has_ended, within_s=RECOVERED_S)
+    ended = await survivor.get(path)
+    assert (ended["matched"], ended["done"], ended["failed"]) == (50, 50, 0)
+    left = await survivor.get("/v1/runs?label=team:red&status=cancelled&limit=100")
+    assert len(left["runs"]) == 50
+    audit = await survivor.get("/v1/admin/audit?action=run.cancel&limit=100")
+    own = [each["subject"] for each in audit["entries"] if each["tenant"] == tenant.tenant]
+    assert len(own) == len({*own}) == 50
+    if len(killed.replicas) > 1:
+        await asyncio.to_thread(killed.replicas[0].start)
+
+
 async def _rounds(stack: Stack, caller: Caller, rounds: int, chance: random.Random) -> None:
     load = Load(caller, callers=12)
     await load.begin(cap=40)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stanchion.core.bulk import BulkAction, BulkStatus
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Failure, Risk, RunStatus, StepId, StepStatus, WorkflowSource
 from stanchion.core.schedule import CatchUp, Overlap
@@ -95,6 +96,21 @@ WHY: Final = runs.WhyAnswer(
             remedy="wait for its result; its progress: stanchion job show 07-01h:search[3]@1",
         ),
     ),
+)
+BULK: Final = runs.BulkView(
+    bulk_id="b1",
+    action=BulkAction.CANCEL,
+    matched=5,
+    done=4,
+    failed=1,
+    status=BulkStatus.FINISHED,
+    errors=(runs.BulkError("07-01h", "conflict", "it has ended"),),
+    tenant="*",
+    filter={"label": ["team:red"]},
+    rate_per_s=5,
+    actor="kim",
+    created_at=AT,
+    finished_at=LATER,
 )
 SETTINGS: Final = settings_document(Settings())
 CHANGE: Final = runs.Change("07-01h", RunStatus.CANCELLED, applied=True)
@@ -712,6 +728,44 @@ CASES: Final = (
         ),
         shape=admin.TenantList,
         says=("acme    1       2         no limit  -",),
+    ),
+    Case(
+        args=(
+            *("bulk", "start", "cancel", "--label", "team=red", "--status", "running"),
+            *("--status", "waiting", "--rate", "5"),
+        ),
+        asks=("POST", "/v1/bulk"),
+        body={
+            "action": "cancel",
+            "filter": {"status": ["running", "waiting"], "label": ["team:red"]},
+            "dry_run": False,
+            "rate_per_s": 5.0,
+        },
+        answer=BULK,
+        shape=runs.BulkView,
+        says=("bulk      b1", 'filter    {"label": ["team:red"]}', "conflict  it has ended"),
+    ),
+    Case(
+        args=("bulk", "list"),
+        asks=("GET", "/v1/bulk"),
+        query=PAGE,
+        answer=runs.BulkList((BULK,)),
+        shape=runs.BulkList,
+        says=("b1    cancel  *       finished  4     1       5 ",),
+    ),
+    Case(
+        args=("bulk", "show", "b1", "--watch"),
+        asks=("GET", "/v1/bulk/b1"),
+        answer=msgspec.structs.replace(BULK, failed=0, errors=()),
+        shape=runs.BulkView,
+        says=("done      4",),
+    ),
+    Case(
+        args=("bulk", "stop", "b1"),
+        asks=("DELETE", "/v1/bulk/b1"),
+        answer=BULK,
+        shape=runs.BulkView,
+        says=("status    finished",),
     ),
     Case(
         args=("tenant", "limits"),

@@ -9,6 +9,7 @@ import pydoc
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
@@ -54,6 +55,21 @@ class Case(msgspec.Struct, frozen=True):
     answer: object
 
 
+BULK = {
+    "bulk_id": "b1",
+    "action": "cancel",
+    "matched": 5,
+    "done": 4,
+    "failed": 1,
+    "errors": [],
+    "status": "running",
+    "tenant": "acme",
+    "filter": {},
+    "rate_per_s": 5,
+    "actor": "kim",
+    "created_at": "2026-11-15T19:00:00Z",
+    "finished_at": None,
+}
 CASES = {
     "start": Case(
         lambda c: c.start("a/b", {"q": 1}),
@@ -83,6 +99,38 @@ CASES = {
         None,
         {"runs": [], "cursor": "y"},
     ),
+    "list by all filters": Case(
+        lambda c: c.list(
+            status=["failed", "cancelled"],
+            labels={"team": "red", "url": "a:b"},
+            since=datetime(2026, 11, 15, tzinfo=UTC),
+            rerun_of="r0",
+        ),
+        "GET /v1/runs?status=failed&status=cancelled&label=team%3Ared&label=url%3Aa%3Ab"
+        "&since=2026-11-15T00%3A00%3A00%2B00%3A00&rerun_of=r0&limit=100",
+        None,
+        {"runs": [], "cursor": None},
+    ),
+    "start with labels": Case(
+        lambda c: c.start("w", labels={"team": "red"}),
+        "POST /v1/workflows/w/runs",
+        {"input": {}, "labels": {"team": "red"}},
+        {"run_id": "r1", "status": "running"},
+    ),
+    "start_bulk": Case(
+        lambda c: c.start_bulk("cancel", labels={"team": "red"}, rate_per_s=5),
+        "POST /v1/bulk",
+        {"action": "cancel", "filter": {"label": ["team:red"]}, "rate_per_s": 5},
+        BULK,
+    ),
+    "plan_bulk": Case(
+        lambda c: c.plan_bulk("rerun", status="failed"),
+        "POST /v1/bulk",
+        {"action": "rerun", "filter": {"status": ["failed"]}, "dry_run": True},
+        {"matched": 3, "by_tenant": {"acme": 3}},
+    ),
+    "get_bulk": Case(lambda c: c.get_bulk("b1"), "GET /v1/bulk/b1", None, BULK),
+    "stop_bulk": Case(lambda c: c.stop_bulk("b1"), "DELETE /v1/bulk/b1", None, BULK),
     "timeline": Case(
         lambda c: c.timeline("r1"),
         "GET /v1/runs/r1/timeline?limit=1000",
@@ -271,6 +319,7 @@ def test_every_call_of_the_api_was_tried_above() -> None:
     tried = {name.partition(" ")[0] for name in CASES}
     assert set(public(stanchion.Client)) - tried == {
         "approvals",
+        "bulks",
         "close",
         "events",
         "items",

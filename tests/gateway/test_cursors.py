@@ -20,6 +20,7 @@ LISTS = [route for route in ROUTES if "cursor" in getattr(route.query, "__struct
 KINDS = {
     "list_runs": "runs",
     "list_schedules": "schedules",
+    "list_bulks": "documents",
     "get_timeline": "timeline",
     "list_items": "items",
     "list_workflows": "workflows",

@@ -53,7 +53,10 @@ async def world() -> AsyncIterator[World]:
         job = await house.lease(key=keys["worker", "first"])
         letter = await _letter(house, keys["runner", "first"])
         await house.ask("POST", "/v1/admin/leases", {"name": "run/x", "ttl_s": 60}, key=ADMIN)
+        nothing = {"action": "cancel", "filter": {"label": ["no:one"]}}
+        bulk = await house.ask("POST", "/v1/bulk", nothing, key=keys["runner", "first"])
         ids = {
+            "bulk_id": bulk.json["bulk_id"],
             "workflow_id": "one-step",
             "run_id": run_id,
             "step_id": "only",
@@ -102,6 +105,7 @@ def body_of(route: Route, world: World) -> object:
         "put_tenant": {"max_concurrent_runs": 1},
         "patch_settings": {},
         "hold_lease": {"name": "run/y", "ttl_s": 1},
+        "start_bulk": {"action": "cancel", "filter": {}, "dry_run": True},
         "create_key": {"role": "runner", "tenant": "first"},
         "set_escalation": {"order": "clear"},
     }
@@ -270,6 +274,10 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "delete_tenant": forbidden,
     "get_tenant": forbidden,
     "list_tenants": forbidden,
+    "start_bulk": its_own,
+    "list_bulks": empty("bulks"),
+    "get_bulk": not_there,
+    "stop_bulk": not_there,
     "own_tenant": lambda answer, _world: answer.json["tenant"] == "second",
     "get_settings": forbidden,
     "patch_settings": forbidden,

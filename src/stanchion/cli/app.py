@@ -69,6 +69,10 @@ app = LazyGroup(
         ),
         "run": (_HERE + "run:run", "Start runs, watch them, decide about them."),
         "approval": (_HERE + "run:approval", "See what waits for a decision, and decide."),
+        "bulk": (
+            _HERE + "bulk:bulk",
+            "Cancel, rerun, replay, discard, approve or reject many runs.",
+        ),
         "job": (_HERE + "run:job", "Submit single jobs."),
         "schedule": (_HERE + "schedule:schedule", "Start runs by the clock."),
         "tenant": (_HERE + "admin:tenant", "Configure tenants: caps, rates, admission."),

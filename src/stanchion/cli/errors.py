@@ -105,6 +105,7 @@ _LISTS: Final = {
     "/v1/runs": "stanchion run list",
     "/v1/workflows": "stanchion workflow list",
     "/v1/admin/keys": "stanchion key list",
+    "/v1/bulk": "stanchion bulk list",
     "/v1/admin/leases": "stanchion lease list",
     "/v1/admin/dead-letters": "stanchion dead-letter list",
 }

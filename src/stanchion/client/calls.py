@@ -32,6 +32,7 @@ from stanchion.client.requests import (
     request_to,
     run_path,
 )
+from stanchion.core.bulk import BulkAction
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Instant, RunStatus, StepStatus
 from stanchion.core.rerun import RerunOnly, RerunVersion
@@ -43,6 +44,9 @@ from stanchion.wire.runs import (
     ApprovalRow,
     BatchAnswer,
     BatchResult,
+    BulkList,
+    BulkPreview,
+    BulkView,
     Change,
     ItemList,
     ItemRow,
@@ -64,20 +68,25 @@ __all__ = [
     "apply_workflow",
     "approvals",
     "approve",
+    "bulks",
     "cancel",
     "get",
+    "get_bulk",
     "get_job",
     "get_workflow",
     "items",
     "list_runs",
     "list_workflows",
+    "plan_bulk",
     "plan_rerun",
     "reject",
     "request",
     "rerun",
     "runs",
     "start",
+    "start_bulk",
     "start_many",
+    "stop_bulk",
     "submit_job",
     "timeline",
     "wait",
@@ -215,17 +224,28 @@ def list_runs(  # noqa: PLR0913 - one for each filter
     Runs fit all that is given: one of the statuses, every label, created from ``since`` on and
     before ``until``. Without a ``cursor`` in the answer the page is the last, however short.
     """
-    query: dict[str, str | int | Sequence[str] | None] = {
+    chosen = _selection(workflow_id, status, labels, since, until, rerun_of)
+    query = {**chosen, "limit": limit, "cursor": cursor}
+    return (yield from engine.ask(getting(engine, "list", "/v1/runs" + query_of(query), RunList)))
+
+
+def _selection(
+    workflow_id: str | None,
+    status: RunStatus | str | Sequence[RunStatus | str] | None,
+    labels: Mapping[str, str] | None,
+    since: datetime | None,
+    until: datetime | None,
+    rerun_of: str | None,
+) -> dict[str, str | int | Sequence[str] | None]:
+    """The filters, as the query of a list or the ``filter`` of a bulk action names them."""
+    return {
         "workflow_id": workflow_id,
         "status": (status,) if isinstance(status, str) else tuple(status or ()),
         "label": tuple(f"{name}:{value}" for name, value in (labels or {}).items()),
         "since": _time(since),
         "until": _time(until),
         "rerun_of": rerun_of,
-        "limit": limit,
-        "cursor": cursor,
     }
-    return (yield from engine.ask(getting(engine, "list", "/v1/runs" + query_of(query), RunList)))
 
 
 def _time(given: datetime | None) -> str | None:
@@ -403,6 +423,86 @@ def _decide(
         body["data"] = data
     sent = posting(engine, verb, path, body)
     return (yield from engine.ask(ApiCall(replace(sent, is_repeatable=True), reader(Change))))
+
+
+# ── Bulk actions ─────────────────────────────────────────────────────────────────────────────────
+
+
+def start_bulk(  # noqa: PLR0913 - one for each filter
+    engine: CallEngine,
+    action: BulkAction | str,
+    *,
+    workflow_id: str | None = None,
+    status: RunStatus | str | Sequence[RunStatus | str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    rerun_of: str | None = None,
+    rate_per_s: float = 50,
+) -> Op[BulkView]:
+    """Cancel, rerun, replay, discard, approve or reject all runs that fit and exist now.
+
+    The server goes on by itself: ``get_bulk`` shows the progress. Without any filter it is about
+    every run of the tenant.
+    """
+    chosen = _selection(workflow_id, status, labels, since, until, rerun_of)
+    body: JsonObject = {
+        "action": action,
+        "filter": _given(chosen),
+        "rate_per_s": rate_per_s,
+    }
+    sent = posting(engine, "start_bulk", "/v1/bulk", body)
+    return (yield from engine.ask(ApiCall(sent, reader(BulkView))))
+
+
+def plan_bulk(  # noqa: PLR0913 - one for each filter
+    engine: CallEngine,
+    action: BulkAction | str,
+    *,
+    workflow_id: str | None = None,
+    status: RunStatus | str | Sequence[RunStatus | str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    rerun_of: str | None = None,
+) -> Op[BulkPreview]:
+    """How many runs of each tenant ``start_bulk`` would act on. Changes nothing."""
+    chosen = _selection(workflow_id, status, labels, since, until, rerun_of)
+    body: JsonObject = {"action": action, "filter": _given(chosen), "dry_run": True}
+    sent = replace(posting(engine, "plan_bulk", "/v1/bulk", body), is_repeatable=True)
+    return (yield from engine.ask(ApiCall(sent, reader(BulkPreview))))
+
+
+def _given(chosen: Mapping[str, Any]) -> JsonObject:
+    return {name: value for name, value in chosen.items() if value is not None and value != ()}
+
+
+def get_bulk(engine: CallEngine, bulk_id: str) -> Op[BulkView]:
+    """A bulk action and its progress."""
+    return (yield from engine.ask(getting(engine, "get_bulk", _bulk_path(bulk_id), BulkView)))
+
+
+def stop_bulk(engine: CallEngine, bulk_id: str) -> Op[BulkView]:
+    """Stop a bulk action: no further run is acted on. Stopping it twice changes nothing."""
+    sent = request_to(engine, "stop_bulk", "DELETE", _bulk_path(bulk_id))
+    return (yield from engine.ask(ApiCall(replace(sent, is_repeatable=True), reader(BulkView))))
+
+
+def bulks(engine: CallEngine) -> Feed[BulkView]:
+    """All bulk actions, newest first."""
+    cursor = None
+    while True:
+        path = "/v1/bulk" + query_of({"cursor": cursor})
+        page = yield from engine.ask(getting(engine, "bulks", path, BulkList))
+        for each in page.bulks:
+            yield Emit(each)
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def _bulk_path(bulk_id: str) -> str:
+    return f"/v1/bulk/{quoted_part(bulk_id, 'bulk_id')}"
 
 
 # ── Jobs without a workflow ──────────────────────────────────────────────────────────────────────

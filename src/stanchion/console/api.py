@@ -143,6 +143,7 @@ class Api:
             tenant=caller.tenant,
             only=caller.only,
             actor=caller.actor,
+            role=caller.role,
             params=params,
             query=read_query(query, route.query or NoQuery),
             body=_body(route, raw),

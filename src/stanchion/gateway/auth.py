@@ -73,6 +73,7 @@ class Caller(msgspec.Struct, frozen=True):
     tenant: TenantId
     only: TenantId | None
     actor: str
+    role: Role = Role.ADMIN
 
 
 class Auth:
@@ -157,7 +158,7 @@ def authorised(holder: KeyHolder, named: bytes | None, route: Route) -> Caller:
         raise RequestRefused(invalid_member("X-Stanchion-Tenant", _NOT_ALL[route.scope]))
     if named is None and route.scope in _ONE_UNLESS_NAMED:
         only = only or DEFAULT_TENANT
-    return Caller(only or DEFAULT_TENANT, only, holder.actor)
+    return Caller(only or DEFAULT_TENANT, only, holder.actor, holder.role)
 
 
 _OWN_SITE: Final = frozenset({b"same-origin", b"none"})

@@ -322,6 +322,7 @@ class _RouteRunner:
             tenant=caller.tenant,
             only=caller.only,
             actor=caller.actor,
+            role=caller.role,
             params=exchange.scope["path_params"],
             query=query,
             body=body,

@@ -21,6 +21,7 @@ from stanchion.core.model import TenantId
 from stanchion.gateway.problems import Headers, Refusal
 from stanchion.wire.admin import Role
 from stanchion.wire.identifiers import (
+    BulkName,
     JobName,
     KeyName,
     LetterName,
@@ -85,6 +86,7 @@ class Call(Generic[_Body, _Query]):
     only: TenantId | None
     """The one tenant that the caller may act for here; ``None`` for all tenants."""
     actor: str
+    role: Role
     params: Mapping[str, str]
     query: _Query
     body: _Body
@@ -153,6 +155,7 @@ PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType(
         "step_id": StepName,
         "job_id": JobName,
         "tenant": TenantName,
+        "bulk_id": BulkName,
         "key_id": KeyName,
         "name": LockName,
         "letter_id": LetterName,

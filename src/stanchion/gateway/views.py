@@ -126,7 +126,8 @@ def to_instant(time: datetime) -> Instant:
     return Instant((time - _EPOCH) // timedelta(milliseconds=1))
 
 
-def _when_if(instant: Instant | None) -> datetime | None:
+def when_if(instant: Instant | None) -> datetime | None:
+    """The instant as a UTC time, if there is one."""
     return None if instant is None else when(instant)
 
 
@@ -159,7 +160,7 @@ def run_view(
             for step_id, step in steps.items()
         },
         created_at=when(run.created_at),
-        finished_at=_when_if(run.finished_at),
+        finished_at=when_if(run.finished_at),
         rerun_of=run.rerun_of,
         starter=run.starter,
         labels=run.labels,
@@ -239,15 +240,15 @@ def _step_view(step: Step, question: str | None, progress: Mapping[JobId, JsonVa
         attempt=step.attempt,
         output=step.output,
         error=step.error,
-        started_at=_when_if(step.started_at),
-        finished_at=_when_if(step.finished_at),
+        started_at=when_if(step.started_at),
+        finished_at=when_if(step.finished_at),
         items_total=None if items is None else items.total,
         items_succeeded=None if items is None else items.succeeded,
         items_failed=None if items is None else items.failed,
         failures=None if items is None or not step.status.is_finished else step.failures,
         waiting_for=None if step.wait is None else _waiting_for(step.wait),
         question=step.wait.message if isinstance(step.wait, OnDecision) else question,
-        decide_by=_when_if(step.wait.due) if isinstance(step.wait, OnDecision) else None,
+        decide_by=when_if(step.wait.due) if isinstance(step.wait, OnDecision) else None,
         progress=progress.get(step.wait.job_id) if isinstance(step.wait, OnJob) else None,
     )
 
@@ -285,7 +286,7 @@ def approval_row(approval: PendingApproval) -> ApprovalRow:
         data=approval.data,
         data_schema=approval.data_schema,
         since=when(approval.since),
-        expires_at=_when_if(approval.expires_at),
+        expires_at=when_if(approval.expires_at),
         starter=approval.starter,
         labels=approval.labels,
     )
@@ -325,7 +326,7 @@ def run_row(run: RunSummary) -> RunRow:
         workflow_version=run.workflow_version,
         status=run.status,
         created_at=when(run.created_at),
-        finished_at=_when_if(run.finished_at),
+        finished_at=when_if(run.finished_at),
         error=run.error,
         tenant=run.tenant,
         risk=run.risk,
@@ -471,9 +472,9 @@ def key_row(key_id: str, record: ApiKeyRecord) -> KeyRow:
         name=record.name,
         note=record.note,
         created_at=when(record.created_at),
-        expires_at=_when_if(record.expires_at),
-        last_used_at=_when_if(record.last_used_at),
-        revoked_at=_when_if(record.revoked_at),
+        expires_at=when_if(record.expires_at),
+        last_used_at=when_if(record.last_used_at),
+        revoked_at=when_if(record.revoked_at),
     )
 
 

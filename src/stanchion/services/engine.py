@@ -22,6 +22,7 @@ from stanchion.core.model import Instant, Run
 from stanchion.core.retry import WorkAllowance
 from stanchion.ports.bus import Bell
 from stanchion.services.advance import Advancer
+from stanchion.services.bulk import BulkService
 from stanchion.services.context import Backends, ReplicaContext
 from stanchion.services.escalation import EscalationService
 from stanchion.services.gate import Gate
@@ -190,6 +191,7 @@ class Engine:
             decider=decider,
             on_admitted=self._advancer.remember,
         )
+        inbox = Inbox(context, plans=plans, advancer=self._advancer, rules=rules, work=work)
         self.services = Services(
             store=store,
             locks=backends.locks,
@@ -198,7 +200,8 @@ class Engine:
             entropy=backends.entropy,
             plans=plans,
             gate=gate,
-            inbox=Inbox(context, plans=plans, advancer=self._advancer, rules=rules, work=work),
+            inbox=inbox,
+            bulk=BulkService(replica, backends, gate=gate, inbox=inbox),
             scheduler=scheduler,
             waiters=waiters,
             settings=settings,
@@ -268,6 +271,7 @@ class Engine:
             "replicas": services.replicas.run,
             "receipts": services.receipts.run,
             "schedules": services.schedules.run,
+            "bulk": services.bulk.run,
         }
 
     async def _endless(self, name: str, loop: Loop) -> None:
@@ -330,3 +334,4 @@ class Services(Backends):
     lock_audit: LockAudit | None
     """``None`` without a lock backend."""
     upgrades: Upgrades
+    bulk: BulkService

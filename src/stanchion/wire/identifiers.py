@@ -22,6 +22,7 @@ from stanchion.core.limits import (
 __all__ = [
     "ALL_TENANTS",
     "LABEL_PATTERN",
+    "BulkName",
     "Comment",
     "Cursor",
     "ErrorCode",
@@ -86,6 +87,9 @@ StepName: TypeAlias = Annotated[
 ]
 JobName: TypeAlias = Annotated[
     str, Meta(pattern=r"^[!-$&-.0-~]{1,1024}\Z", description="A job's id: `run:step@attempt`.")
+]
+BulkName: TypeAlias = Annotated[
+    str, Meta(pattern=r"^[a-z0-9]{1,64}\Z", description="A bulk action's id.")
 ]
 KeyName: TypeAlias = Annotated[
     str,

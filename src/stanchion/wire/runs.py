@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from stanchion.core.bulk import BulkAction, BulkStatus
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.limits import LABELS_MAX
 from stanchion.core.model import (
@@ -37,6 +38,10 @@ __all__ = [
     "BatchAnswer",
     "BatchResult",
     "BatchRow",
+    "BulkError",
+    "BulkList",
+    "BulkPreview",
+    "BulkView",
     "CancelRun",
     "Change",
     "DecideStep",
@@ -54,6 +59,7 @@ __all__ = [
     "RunView",
     "StartAnswer",
     "StartBatch",
+    "StartBulk",
     "StartRun",
     "StepView",
     "SubmitAnswer",
@@ -154,7 +160,7 @@ class SubmitJob(_Request, frozen=True, kw_only=True):
     input: JsonValue = {}
 
 
-class RunSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RunSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Which runs: those that fit all of it."""
 
     status: Annotated[tuple[RunStatus, ...], Meta(max_length=len(RunStatus))] = ()
@@ -479,3 +485,57 @@ class WhyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """``null`` while the store does not answer."""
     as_of: datetime
     findings: tuple[WhyFinding, ...]
+
+
+class StartBulk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Act on all runs that match and were created before."""
+
+    action: BulkAction
+    filter: RunSelection
+    """The members of the query of `GET /v1/runs`; lists where that repeats one."""
+    dry_run: bool = False
+    """Only say how many runs match, by tenant."""
+    rate_per_s: Annotated[float, Meta(ge=0.1, le=1000)] = 50
+    """Runs that are acted on each second."""
+
+
+class BulkPreview(msgspec.Struct, frozen=True, kw_only=True):
+    """How many runs match now."""
+
+    matched: int
+    by_tenant: dict[str, int]
+
+
+class BulkError(msgspec.Struct, frozen=True):
+    """A run on which the action was refused."""
+
+    run_id: str
+    code: str
+    detail: str
+
+
+class BulkView(msgspec.Struct, frozen=True, kw_only=True):
+    """A bulk action and its progress."""
+
+    bulk_id: str
+    action: BulkAction
+    matched: int
+    done: int
+    failed: int
+    status: BulkStatus
+    errors: tuple[BulkError, ...]
+    """The first hundred."""
+    tenant: str
+    """`*` for all tenants."""
+    filter: JsonObject
+    rate_per_s: float
+    actor: str
+    created_at: datetime
+    finished_at: datetime | None
+
+
+class BulkList(msgspec.Struct, frozen=True):
+    """A page of bulk actions, newest first."""
+
+    bulks: tuple[BulkView, ...]
+    cursor: str | None = None

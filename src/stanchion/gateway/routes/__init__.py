@@ -8,6 +8,7 @@ from stanchion.gateway.route import Route
 from stanchion.gateway.routes import (
     admin,
     audit,
+    bulk,
     dead_letters,
     deployment,
     events,
@@ -39,5 +40,6 @@ ROUTES: Final[tuple[Route, ...]] = (
     *leases.ESCALATION_ROUTES,
     *deployment.ROUTES,
     *audit.ROUTES,
+    *bulk.ROUTES,
     *health.ROUTES,
 )

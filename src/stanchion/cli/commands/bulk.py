@@ -1,0 +1,170 @@
+"""``stanchion bulk``: one action on every run that fits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+
+from stanchion.cli.commands.run import selection, selects_runs
+from stanchion.cli.errors import Exit
+from stanchion.cli.session import Session, limit_and_cursor, list_of, path_to, talks
+from stanchion.cli.text import cell, clock, ident, pairs, table
+
+__all__ = ["bulk"]
+
+_ACTIONS: Final = ("cancel", "rerun", "replay", "discard", "approve", "reject")
+_LOOK_S: Final = 0.5
+_watch_option = click.option("--watch", is_flag=True, help="Stay and show a progress bar.")
+
+
+@click.group("bulk")
+def bulk() -> None:
+    """Cancel, rerun, replay, discard, approve or reject many runs."""
+
+
+@bulk.command("start")
+@click.argument("action", type=click.Choice(_ACTIONS))
+@selects_runs
+@click.option(
+    "--rate", type=click.FloatRange(0.1, 1000), default=50, show_default=True, help="Runs a second."
+)
+@click.option("--dry-run", is_flag=True, help="Only say how many runs fit, by tenant.")
+@_watch_option
+@talks
+def start_bulk(
+    session: Session,
+    /,
+    action: str,
+    rate: float,
+    *,
+    dry_run: bool,
+    watch: bool,
+    **options: Any,  # noqa: ANN401 - the options of selects_runs
+) -> int:
+    """Act on all runs that fit every filter and exist now; with --tenant '*' of all tenants."""
+    chosen = selection(options)
+    given = {name: value for name, value in chosen.items() if value is not None and value != ()}
+    body = {"action": action, "filter": given, "dry_run": dry_run, "rate_per_s": rate}
+    answer = session.send("POST", path_to("bulk"), body).document
+    if dry_run:
+        session.show(answer, _preview_lines)
+        return Exit.OK
+    return _shown(session, answer, watch=watch)
+
+
+@bulk.command("list")
+@limit_and_cursor
+@talks
+def list_bulks(session: Session, limit: int, cursor: str | None) -> None:
+    """List bulk actions, newest first."""
+    page = session.get(path_to("bulk"), limit=limit, cursor=cursor)
+    list_of(session, page, _bulk_rows, "bulk actions")
+
+
+@bulk.command("show")
+@click.argument("bulk_id", metavar="BULK")
+@_watch_option
+@talks
+def show_bulk(session: Session, bulk_id: str, *, watch: bool) -> int:
+    """Show a bulk action: its progress, and the first runs that it failed on."""
+    return _shown(session, session.get(path_to("bulk", bulk_id)), watch=watch)
+
+
+@bulk.command("stop")
+@click.argument("bulk_id", metavar="BULK")
+@talks
+def stop_bulk(session: Session, bulk_id: str) -> None:
+    """Stop a bulk action: no further run is acted on."""
+    session.show(session.send("DELETE", path_to("bulk", bulk_id)).document, _bulk_lines)
+
+
+def _shown(session: Session, found: dict[str, Any], *, watch: bool) -> int:
+    if watch:
+        found = _followed(session, found)
+    session.show(found, _bulk_lines)
+    is_over = found["status"] != "running"
+    return Exit.FAILED if watch and is_over and found["failed"] else Exit.OK
+
+
+def _followed(session: Session, found: dict[str, Any]) -> dict[str, Any]:
+    """Ask until the bulk action has ended. Interrupting does not stop it."""
+    path = path_to("bulk", found["bulk_id"])
+    bar = None
+    if session.is_live:
+        bar = click.progressbar(length=found["matched"], label=f"{found['action']}")
+    settled = 0
+    try:
+        while True:
+            now = found["done"] + found["failed"]
+            if bar is not None:
+                bar.update(now - settled)
+            settled = now
+            if found["status"] != "running":
+                return found
+            time.sleep(_LOOK_S)
+            found = session.get(path)
+    except KeyboardInterrupt:
+        again = f"stanchion bulk show {found['bulk_id']} --watch{session.server.flags}"
+        session.note(f"it goes on; to see it again: {again}")
+        raise
+    finally:
+        if bar is not None:
+            bar.render_finish()
+
+
+def _preview_lines(preview: dict[str, Any]) -> Iterator[str]:
+    yield f"{preview['matched']} runs"
+    if preview["by_tenant"]:
+        rows = ((cell(tenant), cell(count)) for tenant, count in preview["by_tenant"].items())
+        yield from table(("TENANT", "RUNS"), rows)
+
+
+def _bulk_lines(found: dict[str, Any]) -> Iterator[str]:
+    yield from pairs(
+        [
+            ("bulk", cell(found["bulk_id"])),
+            ("action", cell(found["action"])),
+            ("tenant", cell(found["tenant"])),
+            ("filter", cell(found["filter"])),
+            ("status", cell(found["status"])),
+            ("matched", cell(found["matched"])),
+            ("done", cell(found["done"])),
+            ("failed", cell(found["failed"])),
+            ("rate", f"{found['rate_per_s']:g}/s"),
+            ("actor", cell(found["actor"])),
+            ("created", clock(found["created_at"])),
+            ("finished", clock(found["finished_at"])),
+        ]
+    )
+    if found["errors"]:
+        yield ""
+        yield from table(
+            ("RUN", "CODE", "DETAIL"),
+            (
+                (ident(each["run_id"]), cell(each["code"]), cell(each["detail"]))
+                for each in found["errors"]
+            ),
+        )
+
+
+def _bulk_rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["bulks"]:
+        yield from table(
+            ("BULK", "ACTION", "TENANT", "STATUS", "DONE", "FAILED", "MATCHED", "CREATED"),
+            (
+                (
+                    cell(each["bulk_id"]),
+                    cell(each["action"]),
+                    cell(each["tenant"]),
+                    cell(each["status"]),
+                    cell(each["done"]),
+                    cell(each["failed"]),
+                    cell(each["matched"]),
+                    clock(each["created_at"]),
+                )
+                for each in page["bulks"]
+            ),
+        )

@@ -1,0 +1,168 @@
+"""Bulk actions: one action on every run that a filter matches."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from stanchion.core.bulk import BULK_RUNS_MAX, Bulk, BulkAction
+from stanchion.core.json_value import JsonObject
+from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member, not_found
+from stanchion.gateway.route import (
+    OPERATORS,
+    RUNNERS,
+    Call,
+    NoBody,
+    NoQuery,
+    Reply,
+    Route,
+    RouteScope,
+    Takes,
+)
+from stanchion.gateway.routes.workflows import PagedWorkflows
+from stanchion.gateway.views import filter_of, when, when_if
+from stanchion.services.bulk import NewBulk, TooManyRuns
+from stanchion.wire.identifiers import ALL_TENANTS
+from stanchion.wire.problems import Code
+from stanchion.wire.runs import BulkError, BulkList, BulkPreview, BulkView, StartBulk
+
+__all__ = ["ROUTES"]
+
+_OPERATORS_ONLY: Final = frozenset({BulkAction.REPLAY, BulkAction.DISCARD})
+
+
+async def start_bulk(call: Call[StartBulk, NoQuery]) -> Reply | Refusal:
+    """Act on all runs that match, or say how many there are."""
+    body = call.body
+    if body.action in _OPERATORS_ONLY and call.role not in OPERATORS:
+        needed = f"{body.action} needs the role operator or admin"
+        return Refusal(code=Code.FORBIDDEN, detail=f"{needed}; this key has the role {call.role}")
+    wanted = NewBulk(
+        action=body.action,
+        tenant=call.only,
+        only=filter_of(body.filter),
+        filter=msgspec.to_builtins(body.filter),
+        rate_per_s=body.rate_per_s,
+        actor=call.actor,
+        request_id=call.request_id,
+    )
+    try:
+        if body.dry_run:
+            counted = await call.services.bulk.count(wanted)
+            by_tenant = {str(tenant): count for tenant, count in sorted(counted.items())}
+            return Reply(BulkPreview(matched=counted.total(), by_tenant=by_tenant))
+        asked: JsonObject = {
+            "action": body.action,
+            "filter": wanted.filter,
+            "rate_per_s": body.rate_per_s,
+        }
+        bulk = await call.services.bulk.create(
+            wanted, lambda bulk_id: call.audit(f"bulk/{bulk_id}", tenant=call.only, after=asked)
+        )
+    except TooManyRuns:
+        wrong = f"more than {BULK_RUNS_MAX} runs match: narrow it, for example with since and until"
+        return invalid_member("filter", wrong)
+    return Reply(_view(bulk))
+
+
+async def list_bulks(call: Call[NoBody, PagedWorkflows]) -> Reply:
+    """Bulk actions, newest first."""
+    page = await call.services.bulk.page(
+        call.only, cursor=call.query.cursor, limit=call.query.limit
+    )
+    return Reply(BulkList(tuple(map(_view, page.items)), page.cursor))
+
+
+async def get_bulk(call: Call[NoBody, NoQuery]) -> Reply:
+    """One bulk action and its progress."""
+    return Reply(_view(await _own(call)))
+
+
+async def stop_bulk(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
+    """Stop a bulk action. What was done stays done."""
+    bulk = await _own(call)
+    entry = call.audit(
+        f"bulk/{bulk.id}",
+        tenant=bulk.tenant,
+        before={"status": bulk.status},
+        after={"status": "stopped"},
+    )
+    stopped = await call.services.bulk.stop(bulk.id, entry)
+    return not_found("bulk action") if stopped is None else Reply(_view(stopped))
+
+
+async def _own(call: Call[Any, Any]) -> Bulk:
+    """The bulk action that the path names. Raises ``RequestRefused`` if it is another tenant's."""
+    bulk = await call.services.bulk.get(call.params["bulk_id"])
+    if bulk is None or call.only not in {None, bulk.tenant}:
+        raise RequestRefused(not_found("bulk action"))
+    return bulk
+
+
+def _view(bulk: Bulk) -> BulkView:
+    return BulkView(
+        bulk_id=bulk.id,
+        action=bulk.action,
+        matched=bulk.matched,
+        done=bulk.done,
+        failed=bulk.failed,
+        status=bulk.status,
+        errors=tuple(BulkError(each.run_id, each.code, each.detail) for each in bulk.errors),
+        tenant=bulk.tenant or ALL_TENANTS,
+        filter=bulk.filter,
+        rate_per_s=bulk.rate_per_s,
+        actor=bulk.actor,
+        created_at=when(bulk.created_at),
+        finished_at=when_if(bulk.finished_at),
+    )
+
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/v1/bulk",
+        handler=start_bulk,
+        summary="Cancel, rerun, replay, discard, approve or reject all runs that match a filter.",
+        roles=RUNNERS,
+        scope=RouteScope.TENANT_OR_ALL,
+        takes=Takes.JSON,
+        body=StartBulk,
+        answer=BulkView,
+        dry_answer=BulkPreview,
+        admits=True,
+        audits="bulk.start",
+        codes=(Code.DRAINING,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/bulk",
+        handler=list_bulks,
+        summary="List bulk actions, newest first.",
+        roles=RUNNERS,
+        scope=RouteScope.ONE_OR_ALL,
+        query=PagedWorkflows,
+        answer=BulkList,
+    ),
+    Route(
+        method="GET",
+        path="/v1/bulk/{bulk_id}",
+        handler=get_bulk,
+        summary="One bulk action and its progress.",
+        roles=RUNNERS,
+        scope=RouteScope.ONE_OR_ALL,
+        answer=BulkView,
+        codes=(Code.NOT_FOUND,),
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/bulk/{bulk_id}",
+        handler=stop_bulk,
+        summary="Stop a bulk action: no further run is acted on.",
+        roles=RUNNERS,
+        scope=RouteScope.ONE_OR_ALL,
+        answer=BulkView,
+        codes=(Code.NOT_FOUND,),
+        audits="bulk.stop",
+    ),
+)

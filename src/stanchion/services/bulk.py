@@ -1,0 +1,558 @@
+"""Bulk actions: cancel, rerun, replay, discard, approve or reject every run that a filter matched.
+
+A bulk action is a document with its progress (``core.bulk``), and further documents with the ids of
+its runs, 1,000 each. The replica that carries it out writes before it acts which runs it takes, and
+holds the record for three seconds at a time. After its death another replica goes on. Every action
+uses the same service as the request about one run, so a rerun passes the gate, and a decision its
+rules; a run whose tenant is full is tried again, without holding up the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import Final, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from stanchion.core.audit import AuditEntry
+from stanchion.core.bulk import (
+    BULK_RUNS_MAX,
+    Bulk,
+    BulkAction,
+    BulkDone,
+    BulkFailed,
+    BulkLater,
+    BulkOutcome,
+    BulkPace,
+    BulkStatus,
+    begin,
+    settle,
+    stop,
+)
+from stanchion.core.faults import WorkflowFaults
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import Instant, OnDecision, Run, RunId, RunStatus, StepId, TenantId
+from stanchion.core.rerun import RerunOptions, RerunRefused
+from stanchion.ports.errors import BackendError
+from stanchion.ports.records import DeadLetter, Page, RunFilter, RunSummary
+from stanchion.services.context import Backends
+from stanchion.services.gate import Gate
+from stanchion.services.gate_answers import (
+    GateFailed,
+    GateFull,
+    InvalidInput,
+    JobThrottled,
+    KeyMismatch,
+    RunStarted,
+    UnknownRun,
+)
+from stanchion.services.inbox import (
+    Conflicting,
+    DecisionForbidden,
+    Inbox,
+    InvalidData,
+    RunChange,
+    UnknownTarget,
+)
+from stanchion.services.log import log_event
+from stanchion.services.plans import DefinitionMissing, UnknownWorkflow
+from stanchion.services.work import TenantOverloaded
+
+__all__ = ["BulkService", "NewBulk", "TooManyRuns"]
+
+HELD_MS: Final = 3_000
+"""How long a replica holds a bulk action with each write."""
+_EXTENDED_MS: Final = 1_000
+"""A holder with nothing to write extends its hold this often."""
+_LOOK_S: Final = 2.0
+"""How often a replica looks for bulk actions that no replica carries out."""
+_TICK_S: Final = 0.1
+_AT_ONCE: Final = 128
+"""Runs that are acted on at a time."""
+_PAGE: Final = 1_000
+_CHUNK: Final = 1_000
+"""Run ids in one document."""
+_KEPT_MS: Final = 30 * 24 * 60 * 60 * 1_000
+_TIDY_MS: Final = 60 * 60 * 1_000
+_RETRY_MS: Final = 500
+"""When to retry after the store failed."""
+_LETTERS_FRESH_MS: Final = 1_000
+_RECORDS: Final = "bulk"
+_RUNNING: Final = "bulk_running"
+"""Names of bulk actions that are not finished: what replicas look for."""
+_RUNS: Final = "bulk_runs"
+_LAST_TIME: Final = 2**44
+
+
+class NewBulk(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for a bulk action."""
+
+    action: BulkAction
+    tenant: TenantId | None
+    only: RunFilter
+    filter: JsonObject
+    rate_per_s: float
+    actor: str
+    request_id: str
+
+
+class TooManyRuns(Exception):
+    """The filter matches more runs than one bulk action may have."""
+
+
+class BulkService:
+    """Creates bulk actions, and carries out those that no other replica does."""
+
+    def __init__(self, replica: str, backends: Backends, *, gate: Gate, inbox: Inbox) -> None:
+        self._replica = replica
+        self._store = backends.store
+        self._clock = backends.clock
+        self._entropy = backends.entropy
+        self._gate = gate
+        self._inbox = inbox
+        self._wake = asyncio.Event()
+        self._under_way: set[str] = set()
+        self._letters: dict[TenantId, tuple[int, dict[RunId, list[DeadLetter]]]] = {}
+
+    # ── What callers ask for ─────────────────────────────────────────────────────────────────────
+
+    async def count(self, wanted: NewBulk) -> Counter[TenantId]:
+        """How many runs of each tenant match now. Changes nothing. Raises ``TooManyRuns``."""
+        counted: Counter[TenantId] = Counter()
+        async for page in self._matching(wanted, await self._store.now()):
+            counted.update(run.tenant for run in page)
+        return counted
+
+    async def create(
+        self, wanted: NewBulk, audit: Callable[[str], AuditEntry] | None = None
+    ) -> Bulk:
+        """Fix the runs and begin. Raises ``TooManyRuns``. ``audit`` makes the entry for its id."""
+        now = await self._store.now()
+        # Ids of later ones sort before those of earlier ones: the list begins with the newest.
+        bulk_id = f"{_LAST_TIME - now:011x}{self._entropy.token()[:12]}"
+        run_ids = [run.id async for page in self._matching(wanted, now) for run in page]
+        bulk = Bulk(
+            id=bulk_id,
+            action=wanted.action,
+            tenant=wanted.tenant,
+            filter=wanted.filter,
+            actor=wanted.actor,
+            request_id=wanted.request_id,
+            created_at=now,
+            rate_per_s=wanted.rate_per_s,
+            matched=len(run_ids),
+        )
+        bulk = settle(bulk, {}, now)
+        for number, first in enumerate(range(0, len(run_ids), _CHUNK)):
+            some = run_ids[first : first + _CHUNK]
+            await self._store.put_document(_RUNS, _chunk(bulk_id, number), [*some], read=None)
+        if bulk.status is BulkStatus.RUNNING:
+            await self._store.put_document(_RUNNING, bulk_id, now, read=None)
+        entry = None if audit is None else audit(bulk_id)
+        await self._store.put_document(
+            _RECORDS, bulk_id, msgspec.to_builtins(bulk), read=0, audit=entry
+        )
+        log_event(
+            logging.INFO,
+            "bulk_created",
+            bulk=bulk_id,
+            action=str(bulk.action),
+            matched=bulk.matched,
+            actor=bulk.actor,
+        )
+        self._wake.set()
+        return bulk
+
+    async def get(self, bulk_id: str) -> Bulk | None:
+        """One bulk action."""
+        found = await self._read(bulk_id)
+        return None if found is None else found[0]
+
+    async def page(self, tenant: TenantId | None, *, cursor: str | None, limit: int) -> Page[Bulk]:
+        """Bulk actions, newest first: those about one tenant, or all. A page may be short."""
+        page = await self._store.list_documents(_RECORDS, cursor=cursor, limit=limit)
+        bulks = (msgspec.convert(each.value, Bulk) for _, each in page.items)
+        found = tuple(each for each in bulks if tenant in {None, each.tenant})
+        return Page(found, page.cursor)
+
+    async def stop(self, bulk_id: str, audit: AuditEntry | None = None) -> Bulk | None:
+        """Stop a bulk action: no further run is acted on; ``None`` if there is none."""
+        while True:
+            found = await self._read(bulk_id)
+            if found is None:
+                return None
+            bulk, revision = found
+            stopped = stop(bulk, await self._store.now())
+            if stopped is bulk:
+                return bulk
+            value = msgspec.to_builtins(stopped)
+            written = await self._store.put_document(
+                _RECORDS, bulk_id, value, read=revision, audit=audit
+            )
+            if written is not None:
+                log_event(logging.INFO, "bulk_stopped", bulk=bulk_id)
+                return stopped
+
+    # ── Carrying out ─────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        """Carry out bulk actions that no other replica does, until cancelled."""
+        tidied_at = self._clock.moment()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._wake.clear()
+                with suppress(BackendError):
+                    page = await self._store.list_documents(_RUNNING, limit=_PAGE)
+                    for bulk_id, _ in page.items:
+                        if bulk_id not in self._under_way:
+                            self._under_way.add(bulk_id)
+                            tasks.create_task(self._carry_out(bulk_id))
+                    if self._clock.moment() - tidied_at >= _TIDY_MS:
+                        tidied_at = self._clock.moment()
+                        await self.tidy()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._wake.wait()
+
+    async def tidy(self) -> None:
+        """Remove bulk actions that ended a month ago, with their lists of runs."""
+        before = await self._store.now() - _KEPT_MS
+        for kind in (_RECORDS, _RUNNING, _RUNS):
+            cursor: str | None = None
+            while True:
+                page = await self._store.list_documents(kind, cursor=cursor, limit=_PAGE)
+                for name, _ in page.items:
+                    if _LAST_TIME - int(name[:11], 16) < before:
+                        await self._store.delete_document(kind, name)
+                cursor = page.cursor
+                if cursor is None:
+                    break
+
+    async def _carry_out(self, bulk_id: str) -> None:
+        try:
+            found = await self._read(bulk_id)
+            if found is None:
+                return  # it is being created, or its creation failed
+            bulk, revision = found
+            if bulk.status is not BulkStatus.RUNNING:
+                await self.clean_up(bulk)
+            elif bulk.is_free_for(self._replica, await self._store.now()):
+                if bulk.holder:
+                    log_event(logging.WARNING, "bulk_taken_over", bulk=bulk_id, holder=bulk.holder)
+                await _Course(self, bulk, revision).run()
+        except BackendError:
+            return  # the next look begins again
+        finally:
+            self._under_way.discard(bulk_id)
+
+    async def write(self, bulk: Bulk, revision: int) -> tuple[Bulk, int] | None:
+        """Write the record and hold it on; ``None`` if another replica or a stop was first."""
+        held = replace(
+            bulk,
+            holder=self._replica,
+            held_until=Instant(await self._store.now() + HELD_MS),
+        )
+        written = await self._store.put_document(
+            _RECORDS, bulk.id, msgspec.to_builtins(held), read=revision
+        )
+        return None if written is None else (held, written.revision)
+
+    async def clean_up(self, bulk: Bulk) -> None:
+        """Remove the list of runs of a bulk action that has ended, and then its name."""
+        for number in range(-(-bulk.matched // _CHUNK)):
+            await self._store.delete_document(_RUNS, _chunk(bulk.id, number))
+        await self._store.delete_document(_RUNNING, bulk.id)
+
+    async def finish(self, bulk: Bulk) -> None:
+        """Clean up after the last write."""
+        await self.clean_up(bulk)
+        log_event(logging.INFO, "bulk_finished", bulk=bulk.id, done=bulk.done, failed=bulk.failed)
+
+    async def reread(self, bulk_id: str) -> tuple[Bulk, int] | None:
+        """The record as it is now."""
+        return await self._read(bulk_id)
+
+    async def run_ids(self, bulk_id: str, number: int) -> Sequence[str]:
+        """One chunk of the list of runs."""
+        found = await self._store.document(_RUNS, _chunk(bulk_id, number))
+        return [] if found is None else msgspec.convert(found.value, list[str])
+
+    def moment_ms(self) -> int:
+        """Monotonic time."""
+        return self._clock.moment()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await self._clock.sleep(seconds)
+
+    async def now(self) -> Instant:
+        """The time of the store."""
+        return await self._store.now()
+
+    async def act(self, bulk: Bulk, run_id: RunId, *, is_repeat: bool) -> BulkOutcome:
+        """Act on one run. ``is_repeat``: it may have been acted on before a crash."""
+        try:
+            loaded = await self._store.load(run_id)
+            if loaded is None:
+                return BulkFailed(run_id, "not_found", "the run is gone")
+            match bulk.action:
+                case BulkAction.CANCEL:
+                    return await self._cancel(bulk, loaded.run)
+                case BulkAction.RERUN:
+                    return await self._rerun(bulk, loaded.run)
+                case BulkAction.APPROVE | BulkAction.REJECT:
+                    return await self._decide(bulk, loaded.run)
+                case BulkAction.REPLAY | BulkAction.DISCARD:
+                    return await self._take_letters(bulk, loaded.run, is_repeat=is_repeat)
+                case _:
+                    assert_never(bulk.action)
+        except TenantOverloaded as over:
+            return BulkLater(over.retry_after_ms)
+        except BackendError:
+            return BulkLater(_RETRY_MS)
+        except DefinitionMissing:
+            return BulkFailed(run_id, "not_found", "the workflow of the run is gone")
+        except Exception as error:  # noqa: BLE001 - one run must not stop the others
+            log_event(logging.ERROR, "bulk_action_failed", bulk=bulk.id, error=repr(error))
+            return BulkFailed(run_id, "internal", "internal error; the log has the details")
+
+    async def _cancel(self, bulk: Bulk, run: Run) -> BulkOutcome:
+        entry = self._entry(
+            bulk, "run.cancel", f"run/{run.id}", run, {"status": RunStatus.CANCELLED}
+        )
+        changed = await self._inbox.cancel(
+            run.id, reason=f"bulk action {bulk.id}", actor=bulk.actor, audit=entry
+        )
+        return _outcome(run.id, changed)
+
+    async def _rerun(self, bulk: Bulk, run: Run) -> BulkOutcome:
+        answer = await self._gate.rerun(
+            run.tenant,
+            run.id,
+            RerunOptions(),
+            # No caller can use such a key: theirs have no spaces.
+            key=f"bulk {bulk.id} {run.id}",
+            actor=bulk.actor,
+            audit=self._entry(bulk, "run.rerun", f"run/{run.id}", run, None),
+        )
+        match answer:
+            case RunStarted():
+                return BulkDone()
+            case GateFull() | JobThrottled() | GateFailed():
+                return BulkLater(answer.retry_after_ms)
+            case RerunRefused():
+                return BulkFailed(run.id, "conflict", answer.message)
+            case UnknownRun() | UnknownWorkflow():
+                return BulkFailed(run.id, "not_found", "the run or its workflow is gone")
+            case InvalidInput() | WorkflowFaults():
+                return BulkFailed(run.id, "invalid_input", str(answer.faults[0]))
+            case KeyMismatch():
+                return BulkFailed(run.id, "idempotency_mismatch", "it was rerun in another way")
+            case _:
+                assert_never(answer)
+
+    async def _decide(self, bulk: Bulk, run: Run) -> BulkOutcome:
+        approve = bulk.action is BulkAction.APPROVE
+        waiting = [each for each, step in run.steps.items() if isinstance(step.wait, OnDecision)]
+        if not waiting:
+            if _was_decided(run, bulk.actor, approve=approve):
+                return BulkDone()
+            return BulkFailed(run.id, "conflict", "no step waits for a decision")
+        for step_id in waiting:
+            changed = await self._inbox.decide(
+                run.id,
+                step_id,
+                approve=approve,
+                comment=None,
+                actor=bulk.actor,
+                audit=self._decision_entry(bulk, run, step_id),
+            )
+            if isinstance(changed, DecisionForbidden):
+                return BulkFailed(run.id, "forbidden", changed.rule)
+            if isinstance(changed, InvalidData):
+                return BulkFailed(run.id, "invalid_input", str(changed.faults[0]))
+            if not isinstance(changed, RunChange):
+                return _outcome(run.id, changed)
+        return BulkDone()
+
+    async def _take_letters(self, bulk: Bulk, run: Run, *, is_repeat: bool) -> BulkOutcome:
+        letters = (await self._letters_of(run.tenant)).get(run.id, [])
+        is_replay = bulk.action is BulkAction.REPLAY
+        taken = 0
+        for letter in letters:
+            action = "dead_letter.replay" if is_replay else "dead_letter.discard"
+            entry = self._entry(bulk, action, f"dead_letter/{letter.id}", run, None)
+            take = self._inbox.replay if is_replay else self._inbox.discard
+            taken += await take(letter.id, actor=bulk.actor, audit=entry) is not None
+        if taken or is_repeat:
+            return BulkDone()
+        return BulkFailed(run.id, "not_found", "the run has no dead letter")
+
+    async def _letters_of(self, tenant: TenantId) -> dict[RunId, list[DeadLetter]]:
+        """The dead letters of a tenant by run, as they were a second ago or later."""
+        read_at, known = self._letters.get(tenant, (-_LETTERS_FRESH_MS, {}))
+        if self._clock.moment() - read_at < _LETTERS_FRESH_MS:
+            return known
+        read_at, known = self._clock.moment(), {}
+        cursor: str | None = None
+        while True:
+            page = await self._store.list_dead_letters(tenant, cursor=cursor, limit=_PAGE)
+            for letter in page.items:
+                known.setdefault(letter.run_id, []).append(letter)
+            cursor = page.cursor
+            if cursor is None:
+                break
+        self._letters = {tenant: (read_at, known)}
+        return known
+
+    def _decision_entry(self, bulk: Bulk, run: Run, step_id: StepId) -> AuditEntry:
+        subject = f"run/{run.id}/steps/{step_id}"
+        return self._entry(bulk, f"step.{bulk.action}", subject, run, None)
+
+    def _entry(
+        self, bulk: Bulk, action: str, subject: str, run: Run, after: JsonObject | None
+    ) -> AuditEntry:
+        return AuditEntry(
+            action=action,
+            actor=bulk.actor,
+            subject=subject,
+            tenant=run.tenant,
+            before={"status": run.status},
+            after={**(after or {}), "bulk": bulk.id},
+            request_id=bulk.request_id,
+        )
+
+    async def _matching(self, wanted: NewBulk, now: Instant) -> AsyncIterator[Sequence[RunSummary]]:
+        until = Instant(now + 1)
+        if wanted.only.until is not None:
+            until = min(until, wanted.only.until)
+        only = replace(wanted.only, until=until)
+        cursor: str | None = None
+        count = 0
+        while True:
+            page = await self._store.list_runs(wanted.tenant, only=only, cursor=cursor, limit=_PAGE)
+            count += len(page.items)
+            if count > BULK_RUNS_MAX:
+                raise TooManyRuns
+            yield page.items
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    async def _read(self, bulk_id: str) -> tuple[Bulk, int] | None:
+        found = await self._store.document(_RECORDS, bulk_id)
+        return None if found is None else (msgspec.convert(found.value, Bulk), found.revision)
+
+
+class _Course:
+    """A bulk action while this replica carries it out."""
+
+    def __init__(self, service: BulkService, bulk: Bulk, revision: int) -> None:
+        self._service = service
+        self._bulk = bulk
+        self._revision = revision
+        self._due = dict.fromkeys(bulk.open, 0)
+        """Open runs, and when each may be tried again."""
+        self._repeats = frozenset(bulk.open)
+        self._outcomes: dict[int, BulkDone | BulkFailed] = {}
+        self._pace = BulkPace(bulk.rate_per_s)
+        self._written_at = -HELD_MS
+        self._chunks: dict[int, Sequence[str]] = {}
+
+    async def run(self) -> None:
+        """Act until the last run is settled, the bulk action is stopped or was taken over."""
+        seen_at = self._service.moment_ms()
+        while True:
+            now = self._service.moment_ms()
+            self._pace.wait((now - seen_at) / 1_000)
+            seen_at = now
+            if not await self._advance(now):
+                return
+            numbers = [number for number, at in self._due.items() if at <= now][:_AT_ONCE]
+            await asyncio.gather(*(self._act(number) for number in numbers))
+            took_ms = self._service.moment_ms() - now
+            await self._service.sleep(max(0.0, _TICK_S - took_ms / 1_000))
+
+    async def _advance(self, now: int) -> bool:
+        """Write outcomes and take the next runs; ``False`` if there is nothing more to do here."""
+        bulk = settle(self._bulk, self._outcomes, await self._service.now())
+        bulk, taken = begin(bulk, min(self._pace.count, _AT_ONCE))
+        if not (self._outcomes or taken or now - self._written_at >= _EXTENDED_MS):
+            return True
+        written = await self._service.write(bulk, self._revision)
+        if written is None:
+            await self._give_up()
+            return False
+        self._bulk, self._revision = written
+        self._written_at = now
+        self._pace.take(len(taken))
+        self._due |= dict.fromkeys(taken, 0)
+        self._outcomes.clear()
+        if self._bulk.status is BulkStatus.RUNNING:
+            return True
+        await self._service.finish(self._bulk)
+        return False
+
+    async def _give_up(self) -> None:
+        """Count what was done, if the bulk action was stopped meanwhile."""
+        while (found := await self._service.reread(self._bulk.id)) is not None:
+            bulk, revision = found
+            if bulk.status is not BulkStatus.STOPPED or not self._outcomes:
+                return
+            settled = settle(bulk, self._outcomes, await self._service.now())
+            if await self._service.write(settled, revision) is not None:
+                return
+
+    async def _act(self, number: int) -> None:
+        run_id = await self._run_id(number)
+        outcome: BulkOutcome = (
+            BulkFailed(RunId(""), "not_found", "the list of runs is gone")
+            if run_id is None
+            else await self._service.act(self._bulk, run_id, is_repeat=number in self._repeats)
+        )
+        if isinstance(outcome, BulkLater):
+            self._due[number] = self._service.moment_ms() + outcome.delay_ms
+        else:
+            del self._due[number]
+            self._outcomes[number] = outcome
+
+    async def _run_id(self, number: int) -> RunId | None:
+        chunk, place = divmod(number, _CHUNK)
+        run_ids = self._chunks.get(chunk)
+        if run_ids is None:
+            run_ids = await self._service.run_ids(self._bulk.id, chunk)
+            self._chunks[chunk] = run_ids
+        return RunId(run_ids[place]) if place < len(run_ids) else None
+
+
+def _chunk(bulk_id: str, number: int) -> str:
+    return f"{bulk_id}-{number:04d}"
+
+
+def _outcome(
+    run_id: RunId, changed: RunChange | UnknownTarget | Conflicting
+) -> BulkDone | BulkFailed:
+    match changed:
+        case RunChange():
+            return BulkDone()
+        case UnknownTarget():
+            return BulkFailed(run_id, "not_found", f"there is no {changed.what}")
+        case Conflicting():
+            return BulkFailed(run_id, "conflict", changed.message)
+        case _:
+            assert_never(changed)
+
+
+def _was_decided(run: Run, actor: str, *, approve: bool) -> bool:
+    """Whether this actor has decided a step of the run so, for example before a crash."""
+    return any(
+        isinstance(step.output, dict)
+        and step.output.get("approved") is approve
+        and step.output.get("by") == actor
+        for step in run.steps.values()
+    )

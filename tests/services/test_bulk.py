@@ -1,0 +1,131 @@
+"""Bulk actions through the death of the replica that carries them out, at every point of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from stanchion.adapters.bus.local import LocalBus
+from stanchion.adapters.locks.memory import MemoryLocks
+from stanchion.adapters.store.memory import MemoryStore
+from stanchion.core.bulk import BulkAction, BulkStatus
+from stanchion.core.model import RunId, TenantId, Topic, WorkflowId
+from stanchion.core.workflow import JobSpec, Workflow
+from stanchion.ports.records import RunFilter, Tenant
+from stanchion.ports.store import Store
+from stanchion.services.bulk import NewBulk
+from stanchion.services.context import Backends
+from stanchion.services.engine import Engine
+from stanchion.sim import loop
+from stanchion.sim.loop import LoopClock
+from tests.services.seeded import SeededEntropy
+
+ACME = TenantId("acme")
+RUNS = 7
+WANTED = NewBulk(
+    action=BulkAction.RERUN,
+    tenant=ACME,
+    only=RunFilter(workflow_id=WorkflowId("w")),
+    filter={},
+    rate_per_s=50,
+    actor="kim",
+    request_id="r",
+)
+
+
+class Mortal:
+    """A store whose caller dies before or after one of its calls: from then on none returns."""
+
+    def __init__(self, store: MemoryStore, lives: int) -> None:
+        self._store = store
+        self.lives = lives
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        verb = getattr(self._store, name)
+
+        async def call(*args: object, **kwargs: object) -> object:
+            await self._breathe()
+            answer = await verb(*args, **kwargs)
+            await self._breathe()
+            return answer
+
+        return call
+
+    async def _breathe(self) -> None:
+        self.lives -= 1
+        if self.lives < 0:
+            await asyncio.Event().wait()
+
+
+class Pair:
+    """Two replicas on one store, the first of which dies."""
+
+    def __init__(self, lives: int) -> None:
+        self.clock = LoopClock()
+        self.store = MemoryStore(self.clock)
+        self.locks = MemoryLocks(self.clock)
+        self.mortal = Mortal(self.store, lives)
+        self.first = self._engine("first", cast("Store", self.mortal), 1)
+        self.second = self._engine("second", self.store, 2)
+
+    def _engine(self, name: str, store: Store, seed: int) -> Engine:
+        backends = Backends(
+            store=store,
+            locks=self.locks,
+            bus=LocalBus(self.store, self.clock),
+            clock=self.clock,
+            entropy=SeededEntropy(seed),
+        )
+        return Engine(name, backends)
+
+    async def ended_runs(self) -> list[RunId]:
+        """Runs that have ended, to be run again."""
+        await self.store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
+        steps = {"only": JobSpec(topic=Topic("t"))}
+        await self.store.put_workflow(ACME, Workflow(id=WorkflowId("w"), steps=cast("Any", steps)))
+        ended = []
+        for _ in range(RUNS):
+            services = self.second.services
+            began = await services.gate.start(ACME, WorkflowId("w"), {}, key=None, actor="kim")
+            run_id = cast("Any", began).run_id
+            await services.inbox.cancel(run_id, reason=None, actor="kim")
+            ended.append(run_id)
+        return ended
+
+
+async def _dies(lives: int) -> int:
+    """Let the first replica die after so many breaths; how many it had left otherwise."""
+    pair = Pair(10**9)
+    run_ids = await pair.ended_runs()
+    pair.mortal.lives = lives
+    tasks = [asyncio.create_task(pair.first.services.bulk.run())]
+    creating = asyncio.create_task(pair.first.services.bulk.create(WANTED))
+    await asyncio.sleep(2)
+    tasks.append(asyncio.create_task(pair.second.services.bulk.run()))
+    await asyncio.sleep(20)
+    for task in (*tasks, creating):
+        task.cancel()
+    await asyncio.gather(*tasks, creating, return_exceptions=True)
+    page = await pair.second.services.bulk.page(ACME, cursor=None, limit=10)
+    counts = []
+    for run_id in run_ids:
+        found = await pair.store.list_runs(ACME, only=RunFilter(rerun_of=run_id))
+        counts.append(len(found.items))
+    if page.items:
+        (bulk,) = page.items
+        assert (bulk.matched, bulk.done, bulk.failed) == (RUNS, RUNS, 0), lives
+        assert bulk.status is BulkStatus.FINISHED
+        assert counts == [1] * RUNS, lives
+    else:
+        assert counts == [0] * RUNS, "it died before the bulk action existed"
+    assert (await pair.store.list_documents("bulk_runs")).items == () or not page.items
+    return pair.mortal.lives
+
+
+def test_every_run_is_acted_on_once_wherever_the_replica_dies() -> None:
+    alive = 10**6
+    used = alive - loop.run(_dies(alive))
+    # A prime step, so that every kind of call is the last one somewhere.
+    for lives in range(0, min(used, 400), 7):
+        loop.run(_dies(lives))
