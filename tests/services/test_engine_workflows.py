@@ -16,6 +16,7 @@ from stanchion.core.model import (
     Topic,
     WorkflowId,
     WorkflowSource,
+    shared_name,
 )
 from stanchion.core.rerun import RerunOptions
 from stanchion.core.retry import Fixed
@@ -289,6 +290,10 @@ async def test_a_run_keeps_its_shared_version_whatever_is_applied_later(world: W
     run_id = await world.start(one, "outer", {})
     await world.define(workflow("inner", own=job("own")))
     await share("-newer")
+    # Its cached plan is older than the store's, which notices that.
+    second = await world.run(await world.start(one, "outer", {}))
+    assert (second.workflow_source, second.workflow_version) == (WorkflowSource.SHARED, 2)
+    assert second.uses == {shared_name(WorkflowId("inner")): 2}
     await world.define(workflow("outer", own=job("own")))
     one.kill()
     for topic in ("plan", "draw"):
