@@ -709,7 +709,7 @@ CASES: Final = (
         asks=("DELETE", "/v1/admin/tenants/acme"),
         answer=TENANT,
         shape=admin.TenantConfig,
-        says=("tenant               acme",),
+        says=("the configuration of tenant acme is deleted: the defaults apply",),
     ),
     Case(
         args=("tenant", "list"),

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from stanchion.cli import session
 from stanchion.cli.errors import Exit
 from stanchion.core.model import RunStatus
 from stanchion.core.rerun import RerunAction, RerunVersion
 from stanchion.wire import runs
 from tests.cli.conftest import Cli
-from tests.cli.scripted import Said, Script, problem
+from tests.cli.scripted import Said, Script, problem, running_script
 
 LIST = Said(runs.RunList(()))
 STARTED = Said(runs.StartAnswer("07-01h", RunStatus.RUNNING))
@@ -168,6 +169,71 @@ def test_a_dry_run_of_a_rerun_says_what_would_happen_in_80_columns(
     [request] = server.requests
     assert request.document == {"from_step": None, "only": "failed_items", "dry_run": True}
     assert "Idempotency-Key" not in request.headers
+
+
+def test_a_run_that_fails_at_once_is_told_with_its_reason(cli: Cli, server: Script) -> None:
+    error = {"code": "expression_error", "message": "input: no such key", "step": "plan"}
+    server.says(Said(runs.StartAnswer("07-01h", RunStatus.FAILED)), Said({"error": error}))
+    seen = cli("run", "start", "research")
+    assert (seen.code, seen.out) == (Exit.FAILED, "07-01h  failed\n")
+    assert seen.err == ("the run has failed at once: plan: input: no such key (expression_error)\n")
+
+
+def test_watching_says_that_no_worker_takes_the_job(cli: Cli, server: Script) -> None:
+    step = {"status": "running", "attempt": 1, "error": None}
+    run = {"run_id": "07-01h", "status": "running", "steps": {"plan": step}, "output": None}
+    ended = {
+        **run,
+        **dict.fromkeys(("workflow_id", "workflow_version", "tenant", "risk", "created_at")),
+        "status": "succeeded",
+        "finished_at": None,
+        "error": None,
+    }
+    why = {"findings": [{"code": "no_worker", "detail": "no worker asks", "remedy": "start one"}]}
+    server.says(*[Said(run)] * 3, Said(why), Said(ended))
+    seen = cli("run", "watch", "07-01h")
+    assert "no worker asks; start one" in seen.err.splitlines()
+
+
+@pytest.mark.parametrize("command", [("run", "list"), ("run", "show", "x"), ("key", "list")])
+def test_json_of_another_service_is_not_taken_for_an_answer(
+    command: tuple[str, ...], cli: Cli, server: Script
+) -> None:
+    server.says(Said({"hello": [{"world": 1}]}))
+    seen = cli(*command)
+    assert seen.code == Exit.UNAVAILABLE
+    assert "is it a Stanchion server" in seen.err
+    assert "Traceback" not in seen.err
+
+
+def test_a_silent_server_and_a_proxys_502_lead_to_the_next_server(
+    cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.says(STARTED)
+    monkeypatch.setattr(session, "_SILENCE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # It accepts, and says nothing.
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert cli("run", "start", "w", "--url", f"{url},{server.url}").code == 0
+    page = Said(status=502, text=b"<html>Bad Gateway</html>")
+    with running_script() as proxy:
+        proxy.says(page)
+        assert cli("run", "start", "w", "--url", f"{proxy.url},{server.url}").code == 0
+        assert len(proxy.requests) == 1
+    assert len(server.requests) == 2
+
+
+def test_deleting_a_tenant_says_what_applies_now(
+    cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.says(Said({"max_concurrent_runs": 3, "job_rate_per_s": None, "admission": None}))
+    seen = cli("tenant", "delete", "acme")
+    assert seen.out == "the configuration of tenant acme is deleted: the defaults apply\n"
+    typed = io.StringIO("n\n")
+    monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", typed)
+    assert cli("tenant", "delete", "acme").code == Exit.INTERRUPTED
+    assert len(server.requests) == 1
+    assert cli("tenant", "delete", "acme", "--yes").code == Exit.OK
 
 
 # ── Applying files ───────────────────────────────────────────────────────────────────────────────

@@ -102,11 +102,28 @@ def test_at_80_columns_a_timeline_shows_its_details(server: Script) -> None:
     server.says(Said({"entries": [entry]}))
     args = ("run", "show", "391m7h", "--timeline", "--url", server.url)
     seen = on_terminal(*args, env={"NO_COLOR": "1"}, columns=80)
-    heading, line, _ = seen.text.splitlines()
+    heading, line, *more = seen.text.splitlines()
     assert heading.endswith("DETAIL")
     assert "10:26:59.123" in line
-    assert "delivered 5 times" in line
-    assert len(line) <= 80
+    shown = " ".join([line[heading.index("DETAIL") :], *(rest.strip() for rest in more)])
+    assert "delivered 5 times without a result" in shown
+    assert max(map(len, (line, *more))) <= 80
+
+
+def test_at_80_columns_ids_of_keys_are_whole(server: Script) -> None:
+    names = ("created_at", "expires_at", "last_used_at", "revoked_at")
+    times = dict.fromkeys(names, "2026-11-16T10:26:59Z")
+    row = {
+        "id": "0123456789abcdef",
+        "role": "operator",
+        "tenant": "a-tenant-with-a-long-name",
+        "name": "a name that is long as well",
+        "note": "and a note",
+        **times,
+    }
+    server.says(Said({"keys": [row], "cursor": None}))
+    seen = on_terminal("key", "list", "--url", server.url, env={"NO_COLOR": "1"}, columns=80)
+    assert "0123456789abcdef  " in seen.text
 
 
 def test_a_long_line_is_cut_at_the_edge_of_the_terminal(server: Script) -> None:

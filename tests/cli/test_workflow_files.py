@@ -54,7 +54,9 @@ def test_every_fault_of_every_file_is_told(cli: Cli, tmp_path: Path) -> None:
     parent, circle, broken = files(tmp_path, parent=PARENT, circle=CIRCLE, broken=BROKEN)
     outcome = cli("workflow", "check", parent, circle, broken)
     assert outcome.code == Exit.FAILED
-    assert f"{parent}: 1 fault\n  steps.call.back.workflow: workflows contain" in outcome.out
+    assert (
+        f"{parent}: 1 fault\n  line 3: steps.call.back.workflow: workflows contain" in outcome.out
+    )
     assert f"{broken}: 2 faults\n  line 3: steps.work.needs[0]: there is no step" in outcome.out
     nowhere = cli("workflow", "check", str(tmp_path / "nowhere.yaml"))
     assert nowhere.code == Exit.USAGE

@@ -480,6 +480,17 @@ def test_a_client_that_could_not_work_is_not_made(arguments: dict[str, Any]) -> 
     assert "a\r\nb" not in str(caught.value)
 
 
+def test_server_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiny_server(lambda _heard: answer(b'{"workflows": []}')) as server:
+        monkeypatch.setenv("STANCHION_URL", server.url)
+        monkeypatch.setenv("STANCHION_API_KEY", "sk_env")
+        for key in (None, "sk_own"):
+            with stanchion.Client(api_key=key) as client:
+                client.workflows()
+    keys = [heard.headers.get("authorization") for heard in server.heard]
+    assert keys == ["Bearer sk_env", "Bearer sk_own"]
+
+
 def test_a_real_failure_names_the_fix_and_is_bounded_by_the_budget() -> None:
     nothing = {each: Budget(tokens_max=0, refill_per_s=0) for each in RetryClass}
     pace = stanchion.Pace(budgets=stanchion.RetryBudgets(nothing))

@@ -577,6 +577,7 @@ def test_the_starter_cannot_decide_what_is_not_theirs() -> None:
     against = rule_against(step, run, "kim")
     assert against is not None
     assert "not_by_starter" in against
+    assert rule_against(step, run, "Kim") is not None  # to people this is one name
     unknown = msgspec.structs.replace(run, starter=None)
     assert rule_against(step, unknown, "lee") is not None
 

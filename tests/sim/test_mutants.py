@@ -39,7 +39,7 @@ FOUND_ON = {
     "result-from-anybody": (1, "each effect is accepted once"),
     "reconciler-without-recheck": (1, "grants are disjoint"),
     "jitter-out-of-bounds": (0, "delays within policy"),
-    "item-stops-others": (0, "what is waited for is out there"),
+    "item-stops-others": (4, "everything ends"),
     "rerun-loses-output": (3, "what is reused is what it was"),
     "retry-without-budget": (0, "retries within budget"),
 }

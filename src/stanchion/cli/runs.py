@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.session import Session, path_to
 from stanchion.cli.text import Flexible, cell, clock, clock_ms, ident, lines_of, pairs, table
 
 __all__ = [
+    "FAILURES",
     "batch_lines",
     "change_lines",
+    "failure",
     "follow",
     "item_rows",
     "job_wait",
@@ -40,7 +43,7 @@ def run_rows(page: dict[str, Any], *, is_of_all: bool = False) -> Iterator[str]:
             "CREATED": lambda row: clock(row["created_at"]),
             "FINISHED": lambda row: clock(row["finished_at"]),
             **({"LABELS": lambda row: label_text(row.get("labels"))} if has_labels else {}),
-            "ERROR": lambda row: _failure(row["error"]),
+            "ERROR": lambda row: failure(row["error"]),
         }
         yield from table(
             tuple(columns), (tuple(show(row) for show in columns.values()) for row in rows)
@@ -86,7 +89,7 @@ def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> It
             ("finished", clock(run["finished_at"])),
             ("rerun of", cell(run.get("rerun_of"))),
             ("labels", label_text(run.get("labels"))),
-            ("error", _failure(run["error"])),
+            ("error", failure(run["error"])),
         ]
     )
     if run["steps"]:
@@ -124,7 +127,7 @@ def step_cells(name: str, step: dict[str, Any], waits_for: str | None = None) ->
         cell(step["attempt"] or None),
         _items(step),
         waits_for or _waits_for(step),
-        _failure(step["error"]),
+        failure(step["error"]),
     )
 
 
@@ -151,6 +154,7 @@ def timeline_lines(answer: dict[str, Any]) -> Iterator[str]:
                 )
                 for line in answer["entries"]
             ),
+            wraps=True,
         )
 
 
@@ -191,7 +195,7 @@ def item_rows(page: dict[str, Any]) -> Iterator[str]:
                     cell(item["status"]),
                     cell(item["attempt"] or None),
                     cell(item["job_id"]),
-                    _failure(item["error"]),
+                    failure(item["error"]),
                 )
                 for item in page["items"]
             ),
@@ -248,14 +252,16 @@ def _items(step: dict[str, Any]) -> str:
     return f"{step.get('items_succeeded') or 0}/{total}" + (f" ({failed} failed)" if failed else "")
 
 
-def _failure(error: dict[str, Any] | None) -> str:
+def failure(error: dict[str, Any] | None) -> str:
+    """Why something failed: its step, the reason, the code."""
     if error is None:
         return "-"
     at = f"{cell(error['step'])}: " if error.get("step") else ""
     return f"{at}{cell(error['message'])} ({cell(error['code'])})"
 
 
-_FINISHED: Final = frozenset({"succeeded", "failed", "cancelled", "timed_out"})
+FAILURES: Final = frozenset({"failed", "cancelled", "timed_out"})
+_FINISHED: Final = FAILURES | {"succeeded"}
 _LOOK_S: Final = 1
 """How long one request waits for the run's end: then the steps are shown again."""
 
@@ -275,21 +281,55 @@ def follow(session: Session, run_id: str) -> dict[str, Any]:
         raise
 
 
-def _views(session: Session, run_id: str) -> Iterator[dict[str, Any]]:
+class _View(NamedTuple):
+    run: dict[str, Any]
+    hint: str | None
+    """Why the run waits for a worker, once it has waited for a while."""
+
+
+def _views(session: Session, run_id: str) -> Iterator[_View]:
     """Yield the run every second until it has ended."""
     path = path_to("runs", run_id)
     run: dict[str, Any] = session.get(path)
-    yield run
+    hint, looks, still = None, 0, 0
+    yield _View(run, hint)
     while run["status"] not in _FINISHED:
-        run = session.get(path, wait=_LOOK_S, wait_s=_LOOK_S)
-        yield run
+        before, run = run, session.get(path, wait=_LOOK_S, wait_s=_LOOK_S)
+        still = still + 1 if _statuses(run) == _statuses(before) else 0
+        looks = looks + 1 if still else 0
+        if looks % _HINT_LOOKS == _HINT_LOOKS - 1:
+            hint = _worker_hint(session, run_id)
+        elif not still:
+            hint = None
+        yield _View(run, hint)
 
 
-def _plain(session: Session, views: Iterator[dict[str, Any]]) -> dict[str, Any]:
+_HINT_LOOKS: Final = 3
+"""After so many looks without a change it is asked why the run does not go on, and then again."""
+
+
+def _statuses(run: dict[str, Any]) -> list[str]:
+    return [step["status"] for step in run["steps"].values()]
+
+
+def _worker_hint(session: Session, run_id: str) -> str | None:
+    """What the server says about a job that no worker takes."""
+    with suppress(CliError):  # a server without this route
+        for finding in session.get(path_to("runs", run_id, "why"))["findings"]:
+            if finding["code"] in {"no_worker", "job_ready"}:
+                return f"{cell(finding['detail'])}; {cell(finding['remedy'])}"
+    return None
+
+
+def _plain(session: Session, views: Iterator[_View]) -> dict[str, Any]:
     """Print what has changed since the last view."""
     seen: dict[str, str] = {}
     run: dict[str, Any] = {}
-    for run in views:
+    said: str | None = None
+    for run, hint in views:
+        if hint is not None and hint != said:
+            session.note(hint)
+        said = hint
         whole = {"run": run["status"]}
         steps = {f"step {name}": step["status"] for name, step in run["steps"].items()}
         # A run begins before its steps, and ends after them.
@@ -301,14 +341,14 @@ def _plain(session: Session, views: Iterator[dict[str, Any]]) -> dict[str, Any]:
     return run
 
 
-def _live(views: Iterator[dict[str, Any]]) -> dict[str, Any]:
+def _live(views: Iterator[_View]) -> dict[str, Any]:
     """Show a table that is redrawn in place, and removed when the run has ended."""
     from rich.live import Live  # noqa: PLC0415 - only where a person looks
 
     run: dict[str, Any] = {}
     with Live(auto_refresh=False, transient=True) as live:
-        for run in views:
-            live.update(_picture(run), refresh=True)
+        for run, hint in views:
+            live.update(_picture(run, hint), refresh=True)
     return run
 
 
@@ -322,13 +362,20 @@ _STYLES: Final = {
 }
 
 
-def _picture(run: dict[str, Any]) -> Any:  # noqa: ANN401 - rich is imported when it is needed
+def _picture(run: dict[str, Any], hint: str | None) -> Any:  # noqa: ANN401 - rich is imported when it is needed
     from rich.progress_bar import ProgressBar  # noqa: PLC0415 - only where a person looks
     from rich.table import Table  # noqa: PLC0415 - only where a person looks
     from rich.text import Text  # noqa: PLC0415 - only where a person looks
 
     title = f"{cell(run['workflow_id'])}  {cell(run['run_id'])}  {cell(run['status'])}"
-    picture = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    picture = Table(
+        title=Text(title),
+        title_justify="left",
+        caption=None if hint is None else Text(hint),
+        caption_justify="left",
+        box=None,
+        pad_edge=False,
+    )
     for heading in ("STEP", "STATUS", "ATTEMPT", "ITEMS", "", "WAITS FOR", "ERROR"):
         picture.add_column(heading)
     for name, step in run["steps"].items():

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Concatenate, Final, NamedTuple, ParamSpec, Typ
 from urllib.parse import quote, urlencode
 
 import click
+from msgspec.structs import replace
 
 from stanchion.cli.errors import CallContext, CliError, Exit, error_from
 from stanchion.cli.text import IDENT_CHARS, yaml_lines
@@ -50,6 +51,8 @@ __all__ = [
 
 _PATIENCE_S: Final = 35.0
 """The server answers within 30 s, or longer if it was asked to wait."""
+_SILENCE_S: Final = 5.0
+"""The same for one of several servers, if the request can be sent to the next one."""
 _OK_MAX: Final = 299
 _WATCH_S: Final = 2.0
 
@@ -88,6 +91,8 @@ class ApiClient:
     """How long one answer may take, without the wait that the request asks for."""
     flags: str = ""
     """Flags that name the server and tenant, to be repeated in hints: `` --tenant acme``."""
+    last: ApiAnswer | None = field(default=None, init=False, repr=False)
+    """The last answer."""
     _transport: BlockingTransport | BlockingFailover | None = field(
         default=None, init=False, repr=False
     )
@@ -131,7 +136,8 @@ class ApiClient:
             tenant = self.tenant or (None if self.api_key else "default")
             caller = CallContext(self.api_key is not None, tenant, self.flags)
             raise error_from(document, status=reply.status, path=path, caller=caller)
-        return ApiAnswer(document, reply.headers.get("idempotency-replayed") == "true")
+        self.last = ApiAnswer(document, reply.headers.get("idempotency-replayed") == "true")
+        return self.last
 
     def _headers(self, key: str | None) -> dict[str, str]:
         headers = {
@@ -156,11 +162,14 @@ class ApiClient:
                     Exit.USAGE,
                     fix="write --url http://HOST:PORT",
                 ) from error
-        outcome = self._transport.send(request)
-        for _ in range(self.url.count(",") if request.is_repeatable else 0):
+        others = self.url.count(",") if request.is_repeatable else 0
+        # While there is another server to ask, a silent one gets less time.
+        short = replace(request, timeout_s=request.timeout_s - self.patience_s + _SILENCE_S)
+        outcome = self._transport.send(short if others else request)
+        for left in reversed(range(others)):
             if not (isinstance(outcome, NoReply) and outcome.silence is Silence.TIMED_OUT):
                 break
-            outcome = self._transport.send(request)  # to the next server
+            outcome = self._transport.send(short if left else request)  # to the next server
         if isinstance(outcome, HttpReply):
             return outcome
         assert isinstance(outcome, NoReply)  # no streams are requested
@@ -350,7 +359,7 @@ def _talks(function: Callable[Concatenate[Session, _P], _R], *formats: str) -> C
         try:
             if "run_id" in given:
                 given["run_id"] = session.whole_run_id(given["run_id"])
-            return function(session, *args, **kwargs)
+            return _guarded(session, function, args, kwargs)
         except CliError as error:
             error.is_json = session.is_json
             raise
@@ -369,6 +378,27 @@ def _talks(function: Callable[Concatenate[Session, _P], _R], *formats: str) -> C
     ):
         command = decorate(command)
     return command
+
+
+def _guarded(
+    session: Session,
+    function: Callable[..., _R],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> _R:
+    """Run a command. If it cannot read an answer, some other server than ours has sent it."""
+    try:
+        return function(session, *args, **kwargs)
+    except (AttributeError, LookupError, TypeError) as error:
+        answer = session.server.last
+        if answer is None:
+            raise
+        raise CliError(
+            f"{session.server.url} answered with JSON that lacks what was asked for"
+            f" ({type(error).__name__}: {error}): is it a Stanchion server of this version?",
+            Exit.UNAVAILABLE,
+            fix="check --url or STANCHION_URL, and any proxy in between; -o json shows the answer",
+        ) from error
 
 
 def _complete_tenants(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
@@ -17,6 +18,7 @@ import click
 __all__ = [
     "IDENT_CHARS",
     "Flexible",
+    "Uncut",
     "cell",
     "clock",
     "clock_ms",
@@ -79,6 +81,12 @@ class Flexible(str):
         return made
 
 
+class Uncut(str):
+    """A cell that is shown whole on every terminal, because other commands take it."""
+
+    __slots__ = ()
+
+
 def ident(value: str | None) -> str:
     """An id. A narrow terminal shows its end, because ids differ there."""
     whole = cell(value)
@@ -102,11 +110,14 @@ def clock_ms(value: str) -> str:
     return Flexible(f"{printable(value[:10])} {time}Z", time)
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, wraps: bool = False
+) -> list[str]:
     """Columns with headers; states in colour.
 
     On a terminal that is too narrow, ids and times are shortened first, then the widest columns are
-    cut, so that the last column (an error, a detail) stays readable.
+    cut, so that the last column (an error, a detail) stays readable. With ``wraps`` the last column
+    is not cut but goes on in the next line.
     """
     body = [list(row) for row in rows]
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -116,12 +127,17 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
         is_short = [
             any(isinstance(each, Flexible) for each in column) for column in zip(*body, strict=True)
         ]
+        is_whole = [
+            any(isinstance(each, Uncut) for each in column) for column in zip(*body, strict=True)
+        ]
         headers = _shortened(headers)
         body = [_shortened(row) for row in body]
-        widths = _fitted(_widths(headers, body), is_short, room)
+        before = _widths(headers, body)
+        widths = _fitted(before, is_short, is_whole, room)
+        is_shortened = not wraps or any(is_short) or widths[:-1] != before[:-1]
     lines = [
         click.style(_line(headers, widths), bold=True),
-        *(_line(row, widths, _COLORS) for row in body),
+        *(line for row in body for line in _lines(row, widths, wraps=wraps)),
     ]
     if is_shortened:
         lines.append(click.style(_SHORTENED, dim=True))
@@ -140,20 +156,34 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + 2 * (len(widths) - 1)
 
 
-def _fitted(widths: list[int], is_short: Sequence[bool], room: int) -> list[int]:
+def _fitted(
+    widths: list[int], is_short: Sequence[bool], is_whole: Sequence[bool], room: int
+) -> list[int]:
     """Narrow the widest columns until the last one has enough, then cut the last one.
 
-    Columns that were shortened already (ids, times) are cut only if no other can be.
+    Columns that were shortened already (ids, times) are cut only if no other can be, and those
+    that must be whole never.
     """
     *first, last = widths
     enough = min(last, _LAST_CHARS)
     while _total([*first, enough]) > room:
-        long = [at for at, width in enumerate(first) if width > _COLUMN_CHARS_MIN]
+        long = [
+            at for at, width in enumerate(first) if width > _COLUMN_CHARS_MIN and not is_whole[at]
+        ]
         cuttable = [at for at in long if not is_short[at]] or long
         if not cuttable:
             break
         first[max(cuttable, key=first.__getitem__)] -= 1
     return [*first, max(1, min(last, room - _total([*first, 0])))]
+
+
+def _lines(cells: Sequence[str], widths: Sequence[int], *, wraps: bool) -> Iterator[str]:
+    """A row; with ``wraps``, on as many lines as its last cell needs."""
+    *first, last = cells
+    parts = textwrap.wrap(last, max(_LAST_CHARS // 2, widths[-1])) if wraps else [last]
+    yield _line([*first, parts[0] if parts else ""], widths, _COLORS)
+    for part in parts[1:]:
+        yield " " * (_total(widths) - widths[-1]) + part
 
 
 def _line(

@@ -8,6 +8,7 @@ the signature that ``help()`` and editors show.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ __all__ = ["BaseClient", "BaseRunHandle", "as_method", "named"]
 TransportT = TypeVar("TransportT")
 CallerT = TypeVar("CallerT")
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
+_URL: Final = "http://127.0.0.1:8420"
 
 
 class BaseClient(ABC, Generic[TransportT]):
@@ -32,7 +34,7 @@ class BaseClient(ABC, Generic[TransportT]):
 
     def __init__(
         self,
-        url: str | Sequence[str],
+        url: str | Sequence[str] | None = None,
         *,
         api_key: str | None = None,
         tenant: str | None = None,
@@ -45,8 +47,10 @@ class BaseClient(ABC, Generic[TransportT]):
 
         Args:
             url: the server's, as in ``http://127.0.0.1:8420``. Of several, in a list or separated
-                by commas, the first that answers is used for as long as it answers.
-            api_key: says who calls, and for which tenant.
+                by commas, the first that answers is used for as long as it answers. By default
+                STANCHION_URL from the environment, or else ``http://127.0.0.1:8420``.
+            api_key: says who calls, and for which tenant. By default STANCHION_API_KEY from the
+                environment.
             tenant: for a server without keys. ``default``, if not given.
             timeout_s: how long one request may take. Retries have times of their own.
             pace: retry policies and budgets.
@@ -55,6 +59,10 @@ class BaseClient(ABC, Generic[TransportT]):
         """
         if not timeout_s > 0:
             raise ValueError("timeout_s must be above 0")
+        if url is None:
+            url = os.environ.get("STANCHION_URL") or _URL
+        if api_key is None:
+            api_key = os.environ.get("STANCHION_API_KEY") or None
         headers: list[tuple[str, str]] = []
         if api_key is not None:
             headers.append(("Authorization", f"Bearer {_token('api_key', api_key)}"))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import sys
 import textwrap
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from tempfile import TemporaryFile
-from typing import Final, TextIO, TypeAlias
+from types import FrameType
+from typing import Final, Self, TextIO, TypeAlias
 
 import msgspec
 
@@ -21,7 +22,7 @@ from stanchion.drills.fallback import fallback_drill
 from stanchion.drills.lock_busy import lock_busy_drill
 from stanchion.drills.options import DrillOptions, Progress
 from stanchion.drills.page import write_index, write_report
-from stanchion.drills.processes import CouldNotRun, nats_binary, valkey_binary
+from stanchion.drills.processes import CouldNotRun, kill_spawned, nats_binary, valkey_binary
 from stanchion.drills.renewal import renewal_drill
 from stanchion.drills.retry import retry_drill
 from stanchion.drills.verdict import DrillResult, Report, environment_of, report_of
@@ -42,6 +43,7 @@ AGAINST: Final = ("admission", "retry")
 """Drills that may run on a deployment in use: they break nothing there."""
 QUICK_S_MAX, WHOLE_S_MAX = 60.0, 300.0
 _COLUMNS: Final = 80
+_INTERRUPTED: Final = 130
 _SERVER_PACKAGES: Final = ("apsw", "nats", "prometheus_client", "redis", "starlette", "uvicorn")
 
 
@@ -59,10 +61,11 @@ def run_drills(names: Sequence[str], options: DrillOptions, *, is_json: bool) ->
         raise CouldNotRun(f"--out: {options.out} cannot be written: {why}") from error
     # A program that reads the report wants nothing else on standard output.
     shown = sys.stderr if is_json else sys.stdout
-    try:
-        reports = asyncio.run(_run_all(names, options, shown))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None  # SIGTERM ends it as Ctrl-C does
+    with _Interrupts() as interrupts:
+        try:
+            reports = asyncio.run(_run_all(names, options, shown, interrupts))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None  # SIGTERM ends it as Ctrl-C does
     if is_json:
         documents = [msgspec.to_builtins(report) for report in reports]
         whole = documents[0] if len(documents) == 1 else documents
@@ -88,12 +91,49 @@ def announcement(names: Sequence[str], options: DrillOptions) -> list[str]:
     ]
 
 
-async def _run_all(names: Sequence[str], options: DrillOptions, shown: TextIO) -> list[Report]:
+class _Interrupts:
+    """Ctrl-C and SIGTERM: the first stops all that was started, the second kills it at once."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._cancel: Callable[[], object] = _interrupt
+
+    def cancels(self, task: asyncio.Task[object]) -> None:
+        """Let the first interrupt cancel the task."""
+        loop = asyncio.get_running_loop()
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+
+    def __enter__(self) -> Self:
+        self._before = {
+            number: signal.signal(number, self._on_signal)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        # A plain handler, because the loop may be blocked by the wait for a process.
+        self._count += 1
+        if self._count == 1:
+            self._cancel()
+            return
+        kill_spawned()
+        os._exit(_INTERRUPTED)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+async def _run_all(
+    names: Sequence[str], options: DrillOptions, shown: TextIO, interrupts: _Interrupts
+) -> list[Report]:
     task = asyncio.current_task()
     assert task is not None
-    # Like Ctrl-C: everything that was started is stopped on the way out.
-    with suppress(NotImplementedError):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    interrupts.cancels(task)
     reports = []
     for name in names:
         progress = Progress(name, stream=shown)

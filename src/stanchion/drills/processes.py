@@ -2,7 +2,8 @@
 
 Every process listens on 127.0.0.1 at a free port, is stopped by its process id, and belongs to a
 process group of its own, so that Ctrl-C reaches the drill first. Every wait is bounded. Whatever is
-still running when the interpreter exits is killed.
+still running when the interpreter exits is killed; if the interpreter itself is killed, by a small
+process that watches it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
@@ -39,6 +41,7 @@ __all__ = [
     "ServerProcess",
     "ValkeyServer",
     "free_port",
+    "kill_spawned",
     "nats_binary",
     "running_nats",
     "running_valkey",
@@ -73,14 +76,74 @@ def spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:  #
     """Start a process in a group of its own. It is killed when the interpreter exits."""
     process = subprocess.Popen(list(command), process_group=0, **options)  # noqa: S603 - our own arguments
     _SPAWNED.add(process)
+    _Reaper.told_of(process.pid)
     return process
 
 
-@atexit.register
-def _kill_what_is_left() -> None:
+def kill_spawned() -> None:
+    """Kill every process that is still running."""
     for process in list(_SPAWNED):
         if process.poll() is None:
             process.kill()
+
+
+class _Reaper:
+    """A process that kills the others when this one has ended without doing so: by SIGKILL.
+
+    It reads process ids from a pipe until the pipe closes. The time at which a process began tells
+    it from a later one with the same id.
+    """
+
+    _CODE: Final = """
+import os, signal, sys
+def began(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[19]
+seen = {}
+for line in sys.stdin:
+    try:
+        seen[int(line)] = began(int(line))
+    except OSError:
+        pass
+for pid, since in seen.items():
+    try:
+        if began(pid) == since:
+            os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+    _lock: ClassVar = threading.Lock()
+    _process: ClassVar[subprocess.Popen[bytes] | None] = None
+    _owner: ClassVar[int] = 0
+
+    @classmethod
+    def told_of(cls, pid: int) -> None:
+        """Let it kill this process in the end. Without ``/proc`` it does nothing."""
+        with cls._lock, contextlib.suppress(OSError):
+            if cls._process is None or cls._owner != os.getpid():
+                cls._owner = os.getpid()
+                cls._process = subprocess.Popen(  # noqa: S603 - our own arguments
+                    [sys.executable, "-I", "-S", "-c", cls._CODE],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    process_group=0,
+                )
+            assert cls._process.stdin is not None
+            cls._process.stdin.write(f"{pid}\n".encode())
+            cls._process.stdin.flush()
+
+    @classmethod
+    def end(cls) -> None:
+        """Let it end, because this process ends by itself."""
+        with cls._lock:
+            if cls._process is not None and cls._owner == os.getpid():
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                    cls._process.communicate(timeout=STOP_S_MAX)
+
+
+atexit.register(_Reaper.end)
+atexit.register(kill_spawned)
 
 
 class ChildProcess:

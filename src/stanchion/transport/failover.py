@@ -6,9 +6,10 @@ next server in the same call
 
 * if no connection was made: refused, no route, not in time;
 * if the server answered 503 ``draining``: nothing was begun;
+* if a proxy answered 502, 503 or 504 in its place and the request is repeatable;
 * if the connection broke and the request is repeatable: it reads, replaces or carries a key.
 
-A time-out and every other 502, 503 or 504 is returned to the caller, whose retry goes to the next
+A time-out and every 503 of a server itself is returned to the caller, whose retry goes to the next
 server: a request that all servers refuse must not be multiplied by their number.
 """
 
@@ -34,7 +35,7 @@ __all__ = ["CONNECT_S_MAX", "ServerOrder", "attempts", "parse_addresses"]
 CONNECT_S_MAX: Final = 3.0
 """How long one of several servers may take to accept a connection."""
 _UNAVAILABLE: Final = frozenset({502, 503, 504})
-_DRAINING: Final = 503
+_DRAINING: Final = "draining"
 
 
 class ServerOrder:
@@ -66,7 +67,9 @@ def attempts(order: ServerOrder, request: Request, now_s: Callable[[], float]) -
             return outcome
         order.move_on(index)
         if isinstance(outcome, HttpReply):
-            if not _is_draining(outcome):
+            code = _code_of(outcome)
+            is_proxy = code is None and request.is_repeatable
+            if code != _DRAINING and not is_proxy:
                 return outcome
         elif outcome.may_have_run and not request.is_repeatable:
             return outcome
@@ -87,13 +90,12 @@ class _Problem(msgspec.Struct, frozen=True):
     code: str | None = None
 
 
-def _is_draining(reply: HttpReply) -> bool:
-    if reply.status != _DRAINING:
-        return False
+def _code_of(reply: HttpReply) -> str | None:
+    """The code of a server's refusal; ``None`` if something else has answered."""
     try:
-        return msgspec.json.decode(reply.body, type=_Problem).code == "draining"
+        return msgspec.json.decode(reply.body, type=_Problem).code
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
+        return None
 
 
 def _combined(failed: Sequence[HttpReply | NoReply]) -> HttpReply | NoReply:

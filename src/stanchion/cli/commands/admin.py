@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from stanchion.cli.session import (
     talks,
     time_of,
 )
-from stanchion.cli.text import cell, clock, pairs, table
+from stanchion.cli.text import Uncut, cell, clock, pairs, table
 
 __all__ = ["key", "settings", "tenant"]
 
@@ -119,12 +120,17 @@ def show_tenant(session: Session, name: str) -> None:
 
 @tenant.command("delete")
 @click.argument("name", metavar="NAME", shell_complete=complete_tenants)
+@click.option("--yes", is_flag=True, help="Do not ask, also on a terminal.")
 @talks
-def delete_tenant(session: Session, name: str) -> None:
+def delete_tenant(session: Session, name: str, *, yes: bool) -> None:
     """Delete a tenant's configuration: the defaults apply again. Its runs stay."""
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Delete the configuration of tenant {name}?", abort=True, err=True)
     removed = session.send("DELETE", path_to("admin", "tenants", name)).document
-    session.show(removed, lambda was: _tenant_lines(name, was))
-    session.note(f"deleted: tenant {name} has the defaults again")
+    session.show(
+        removed,
+        lambda _was: [f"the configuration of tenant {cell(name)} is deleted: the defaults apply"],
+    )
 
 
 @tenant.command("list")
@@ -284,7 +290,7 @@ def _key_rows(page: dict[str, Any]) -> Iterator[str]:
             ("ID", "ROLE", "TENANT", "NAME", "CREATED", "EXPIRES", "LAST USED", "REVOKED", "NOTE"),
             (
                 (
-                    cell(row["id"]),
+                    Uncut(cell(row["id"])),
                     cell(row["role"]),
                     cell(row["tenant"]),
                     cell(row["name"]),

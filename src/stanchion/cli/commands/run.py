@@ -13,8 +13,10 @@ import click
 from stanchion.cli.completion import complete_runs, complete_workflows
 from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.runs import (
+    FAILURES,
     batch_lines,
     change_lines,
+    failure,
     follow,
     item_rows,
     job_wait,
@@ -433,7 +435,12 @@ def _started(session: Session, answer: ApiAnswer, *, watch: bool) -> int:
         session.note(f"run {document['run_id']}")
         return _watched(session, document["run_id"])
     session.show(document, lambda run: [f"{run['run_id']}  {run['status']}"])
-    return Exit.OK
+    if document["status"] not in FAILURES:
+        return Exit.OK
+    # It ended in the step that started it: no one has seen the reason yet.
+    run = session.get(path_to("runs", document["run_id"]))
+    session.note(f"the run has {document['status']} at once: {failure(run['error'])}")
+    return Exit.FAILED
 
 
 def _watched(session: Session, run_id: str) -> int:

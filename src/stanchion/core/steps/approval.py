@@ -88,7 +88,8 @@ def rule_against(step: PlannedStep, run: Run, actor: str) -> str | None:
         return None
     if run.starter is None:
         return f"not_by_starter: step '{step.id}' cannot be decided: who started the run is unknown"
-    if run.starter == actor:
+    # Names are for people, who take "Kim" and "kim" for one person.
+    if run.starter.casefold() == actor.casefold():
         return f"not_by_starter: '{actor}' started the run and cannot decide step '{step.id}'"
     return None
 
