@@ -882,6 +882,7 @@ CASES: Final = (
     Case(
         args=("lease", "list"),
         asks=("GET", "/v1/admin/leases"),
+        query=PAGE,
         answer=admin.LeaseList((LEASE,)),
         shape=admin.LeaseList,
         says=("admission/acme  kim     2026-11-15 19:00:00Z  4.2 s    2         1786000",),

@@ -83,7 +83,7 @@ async def test_settings_are_patched_and_answered_as_a_whole(house: House) -> Non
 
 
 async def test_an_operator_holds_a_lock_lists_it_and_takes_it_away(house: House) -> None:
-    assert (await house.ask("GET", "/v1/admin/leases")).json == {"leases": []}
+    assert (await house.ask("GET", "/v1/admin/leases")).json["leases"] == []
     asked = {"name": "admission/acme", "ttl_s": 60}
     held = await house.ask("POST", "/v1/admin/leases", asked)
     assert held.json["name"] == "admission/acme"
@@ -92,6 +92,11 @@ async def test_an_operator_holds_a_lock_lists_it_and_takes_it_away(house: House)
     assert 0 < row["expires_in_ms"] <= 60_000
     assert (row["holder"], row["renewals"]) == (held.json["holder"], 0) == ("anonymous", 0)
     assert row["acquired_at"].endswith("Z")
+    await house.ask("POST", "/v1/admin/leases", {"name": "run/x", "ttl_s": 60})
+    page = (await house.ask("GET", "/v1/admin/leases?limit=1")).json
+    assert [each["name"] for each in page["leases"]] == ["admission/acme"]
+    rest = (await house.ask("GET", f"/v1/admin/leases?cursor={page['cursor']}")).json
+    assert ([each["name"] for each in rest["leases"]], rest["cursor"]) == (["run/x"], None)
     second = await house.ask("POST", "/v1/admin/leases", asked)
     assert (second.status, second.code) == (409, "conflict")
     assert re.fullmatch(r"another holds it, for at most \d+\.\d s", second.json["detail"])

@@ -30,6 +30,7 @@ KINDS = {
     "list_keys": "documents",
     "list_dead_letters": "dead-letters",
     "list_approvals": "approvals",
+    "list_leases": "leases",
     "list_replicas": "replicas",
     "list_workers": "workers",
     "list_audit": "audit",

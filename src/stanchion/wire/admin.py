@@ -154,9 +154,10 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseList(msgspec.Struct, frozen=True):
-    """Locks that are held, by name."""
+    """A page of locks that are held, by name."""
 
     leases: tuple[LeaseRow, ...]
+    cursor: str | None = None
 
 
 class UnlockedRow(msgspec.Struct, frozen=True, kw_only=True):

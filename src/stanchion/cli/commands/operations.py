@@ -38,10 +38,17 @@ def lease() -> None:
 
 
 @lease.command("list")
+@watch_option
+@limit_and_cursor
 @talks
-def list_leases(session: Session) -> None:
+def list_leases(session: Session, limit: int, cursor: str | None, *, watch: bool) -> None:
     """List the locks that are held: admission/TENANT and run/RUN."""
-    list_of(session, session.get(path_to("admin", "leases")), _lease_rows, "locks are held")
+
+    def show() -> None:
+        page = session.get(path_to("admin", "leases"), limit=limit, cursor=cursor)
+        list_of(session, page, _lease_rows, "locks are held")
+
+    shown_again(show, watch=watch)
 
 
 @lease.command("hold")

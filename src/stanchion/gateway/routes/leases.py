@@ -45,7 +45,7 @@ from stanchion.wire.admin import (
     SetEscalation,
     UnlockedRow,
 )
-from stanchion.wire.identifiers import Comment, LockName
+from stanchion.wire.identifiers import Comment, Cursor, Limit, LockName
 from stanchion.wire.problems import Code
 
 __all__ = ["ESCALATION_ROUTES", "HISTORY_ROUTES", "ROUTES"]
@@ -53,16 +53,30 @@ __all__ = ["ESCALATION_ROUTES", "HISTORY_ROUTES", "ROUTES"]
 _WITHIN_MS: Final = 2_000
 
 
-async def list_leases(call: Call[NoBody, NoQuery]) -> Reply:
-    """The locks that are held, by name."""
-    locks = call.services.locks
+class PagedLeases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A list, page by page."""
+
+    cursor: Cursor | None = None
+    limit: Limit = 1000
+
+
+_LISTED_MAX: Final = 10_000
+"""Locks that are read for a page."""
+
+
+async def list_leases(call: Call[NoBody, PagedLeases]) -> Reply:
+    """The locks that are held, by name. A cursor is the last name of the page before."""
+    locks, query = call.services.locks, call.query
     if locks is None:
         return Reply(LeaseList(()))
     try:
-        held = await locks.list()
+        held = await locks.list(limit=_LISTED_MAX)
     except BackendError as error:
         _away(call, error)
-    return Reply(LeaseList(tuple(_row(call, each) for each in held)))
+    rest = [each for each in held if query.cursor is None or each.name > query.cursor]
+    page = rest[: query.limit]
+    cursor = page[-1].name if len(rest) > len(page) else None
+    return Reply(LeaseList(tuple(_row(call, each) for each in page), cursor))
 
 
 async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
@@ -193,9 +207,10 @@ ROUTES: Final = (
         method="GET",
         path="/v1/admin/leases",
         handler=list_leases,
-        summary="List the locks that are held, by name; a thousand at most.",
+        summary="List the locks that are held, by name, with holder and renewals.",
         roles=OPERATORS,
         scope=RouteScope.DEPLOYMENT,
+        query=PagedLeases,
         answer=LeaseList,
         codes=(Code.LOCKS_UNAVAILABLE,),
     ),
