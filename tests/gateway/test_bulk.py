@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stanchion.core.model import Topic
 from tests.gateway.house import ADMIN, House, opened_house
 
 ASK = {"steps": {"ask": {"approval": {"message": "Now?"}}}}
@@ -83,10 +84,11 @@ async def test_every_step_that_waits_is_decided(house: House, action: str, after
 async def test_dead_letters_are_taken(house: House, action: str, after: str) -> None:
     run_ids = await begin(house, 2)
     store = house.services.store
-    await store.lease_jobs("w", ["work"], max_jobs=9, ttl_ms=1)  # type: ignore[list-item]  # a topic
     async with asyncio.timeout(5):
-        while not await store.expire_jobs(limit=10, max_deliveries=1):
-            pass
+        # All four runs; the engine's own reconciler may be first, and gives a job back.
+        while len((await store.list_dead_letters(None)).items) < 4:
+            await store.lease_jobs("w", [Topic("work")], max_jobs=9, ttl_ms=1)
+            await store.expire_jobs(limit=10, max_deliveries=1)
     bulk = await ended(house, await act(house, action))
     assert (bulk["matched"], bulk["done"]) == (2, 2), bulk
     assert await statuses(house, run_ids) == {after}
