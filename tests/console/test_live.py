@@ -8,6 +8,8 @@ import msgspec
 
 from stanchion.console.live import Shared
 from stanchion.core.lease import Moment
+from stanchion.gateway.state import KEPT_MS
+from stanchion.services.watchdog import CHECK_S
 from tests.console.visits import ConsoleHouse, opened_console
 from tests.gateway.asgi import Feed, opened
 from tests.gateway.house import ADMIN
@@ -37,6 +39,16 @@ async def _alarms(feed: Feed) -> list[str]:
     data = text.partition("data: ")[2].partition("\n")[0]
     found: list[str] = [each["text"] for each in msgspec.json.decode(data)["alarms"]]
     return found
+
+
+async def test_pages_do_not_wait_for_a_lock_store_that_hangs() -> None:
+    async with opened_console(has_keys=False) as console:
+        browser = await console.browser()
+        await browser.get("/console/runs")
+        console.house.locks.always(Fault.HANG, "ping")
+        await asyncio.sleep(KEPT_MS / 1000)  # the last result counts for so long
+        async with asyncio.timeout(CHECK_S / 2):
+            assert (await browser.get("/console/runs")).status == 200
 
 
 async def test_an_order_of_an_operator_is_on_every_page() -> None:

@@ -32,7 +32,8 @@ from stanchion.console.render import Assets, Templates, time_tag
 from stanchion.core.model import TenantId
 from stanchion.gateway.app import Gateway, Paths
 from stanchion.gateway.auth import ANONYMOUS, DEFAULT_TENANT
-from stanchion.gateway.exchange import ClientGone, EncodedAnswer, Exchange
+from stanchion.gateway.endpoint import send_large
+from stanchion.gateway.exchange import PART_BYTES, ClientGone, EncodedAnswer, Exchange
 from stanchion.gateway.load import RequestPlace, stream_counted
 from stanchion.gateway.problems import (
     Headers,
@@ -210,7 +211,10 @@ class Console:
             )
             refusal = Refusal(code=Code.INTERNAL, detail="internal error; the log has the details")
             answer = await self._problem(exchange, refusal)
-        await exchange.answer(answer)
+        if len(answer.body) <= PART_BYTES:
+            await exchange.answer(answer)
+        else:
+            await send_large(self._state, exchange, answer)
 
     async def _handle(
         self, exchange: Exchange, path: str, method: str, place: RequestPlace
@@ -242,7 +246,8 @@ class Console:
             )
         view = self._view(exchange, visitor, path, found[1], form, target)
         if view.tenant is not None and not visitor.sees_all:
-            place.take_for(TenantId(view.tenant))
+            exchange.tenant = TenantId(view.tenant)
+            place.take_for(exchange.tenant)
         if isinstance(target, Action):
             return await self._act(exchange, target, view)
         return await self._show(exchange, target, view)

@@ -29,10 +29,13 @@ from stanchion.ports.errors import BackendError
 from stanchion.services.engine import Services
 from stanchion.services.log import log_event
 from stanchion.services.work import TenantOverloaded
+from stanchion.wire.admin import Health
 
 __all__ = ["Alarm", "Pulse", "Sample", "Shared"]
 
 _LOOK_S: Final = 1.0
+_PATIENCE_S: Final = 0.1
+"""How long a page waits for backends that do not answer."""
 _TICK_S: Final = 5.0
 """Pages are fetched again this often even without a change: leases run out, times pass."""
 _TENANTS_MAX: Final = 10_000
@@ -82,6 +85,8 @@ class Pulse:
         self._looking: asyncio.Task[None] | None = None
         self._beat = asyncio.Event()
         self._stops: tuple[Callable[[], None], ...] = ()
+        self._asking: asyncio.Task[Health] | None = None
+        self._last_health: Health | None = None
         self._samples: deque[Sample] = deque(maxlen=_SAMPLES_MAX)
         self._sampled_at: Moment | None = None
         self._api = Api(services, state, ANONYMOUS, tenant=None, request_id="console")
@@ -93,15 +98,33 @@ class Pulse:
             self._looking.cancel()
 
     async def alarms(self) -> tuple[Alarm, ...]:
-        """What is wrong now. The backends are asked at most twice a second."""
-        health = await self._state.readiness.health(is_draining=self._state.draining.is_set())
-        found = list(self._found(health.checks, is_draining=health.status == "draining"))
+        """What is wrong now.
+
+        The backends are asked at most twice a second. While one does not answer, a page waits for
+        the result only a short time, and gets the last one.
+        """
+        health = await self._health()
+        found = list(self._found(health.checks, is_draining=self._state.draining.is_set()))
         now = self._services.clock.now()
         self._since = {key: self._since.get(key, now) for key, _ in found}
         self._alarms = tuple(
             msgspec.structs.replace(alarm, since=self._since[key]) for key, alarm in found
         )
         return self._alarms
+
+    async def _health(self) -> Health:
+        asking = self._asking
+        if asking is None:
+            asking = asyncio.ensure_future(self._state.readiness.health(is_draining=False))
+            self._asking = asking
+        within_s = None if self._last_health is None else _PATIENCE_S
+        await asyncio.wait({asking}, timeout=within_s)
+        if asking.done():
+            self._last_health = asking.result()
+            if self._asking is asking:
+                self._asking = None
+        assert self._last_health is not None
+        return self._last_health
 
     def version(self, tenant: str | None) -> int:
         """A number that rises with each change of the tenant's runs; of all runs for ``None``."""

@@ -63,7 +63,7 @@ from stanchion.services.work import TenantOverloaded
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
-__all__ = ["Endpoint", "listed", "note_refusal", "parameter_pattern"]
+__all__ = ["Endpoint", "listed", "note_refusal", "parameter_pattern", "send_large"]
 
 _NOBODY: Final = Caller(DEFAULT_TENANT, None, "anonymous")
 _NO_BODY: Final = NoBody()
@@ -182,7 +182,7 @@ class _RouteRunner:
         elif len(answer.body) <= PART_BYTES:
             await exchange.answer(answer)
         else:
-            await self._send_large(exchange, answer)
+            await send_large(self._state, exchange, answer)
 
     def _note(self, exchange: Exchange, refusal: Refusal) -> None:
         """Collect the receipt of a start that was refused, if its tenant is known."""
@@ -199,24 +199,6 @@ class _RouteRunner:
             request_id=exchange.request_id,
             actor=exchange.actor,
         )
-
-    async def _send_large(self, exchange: Exchange, answer: EncodedAnswer) -> None:
-        body, tenant, answers = answer.body, exchange.tenant, self._state.answers
-        if tenant is not None:
-            self._state.work.charge(tenant, len(body) * _ANSWER_S_PER_BYTE)
-        if tenant is not None and answers.is_tenant_full(body, tenant):
-            after_ms = self._state.overloaded("").retry_after_ms
-            detail = "too many large answers to the tenant are being read"
-            code = Code.TENANT_OVERLOADED
-            await exchange.refuse(Refusal(code=code, detail=detail, retry_after_ms=after_ms))
-        elif answers.take(body, tenant):
-            try:
-                await answers.turn(len(body), tenant)
-                await exchange.answer(answer)
-            finally:
-                answers.give(body, tenant)
-        else:
-            await exchange.refuse(self._state.overloaded("too many large answers are being read"))
 
     async def _answer(self, exchange: Exchange) -> HandlerAnswer:
         route = self._route
@@ -366,6 +348,26 @@ class _RouteRunner:
             },
         )
         return Refusal(code=Code.INTERNAL, detail="internal error; the log has the details")
+
+
+async def send_large(state: GatewayState, exchange: Exchange, answer: EncodedAnswer) -> None:
+    """Send a large answer within the limits of memory and turns; its tenant pays for it."""
+    body, tenant, answers = answer.body, exchange.tenant, state.answers
+    if tenant is not None:
+        state.work.charge(tenant, len(body) * _ANSWER_S_PER_BYTE)
+    if tenant is not None and answers.is_tenant_full(body, tenant):
+        after_ms = state.overloaded("").retry_after_ms
+        detail = "too many large answers to the tenant are being read"
+        code = Code.TENANT_OVERLOADED
+        await exchange.refuse(Refusal(code=code, detail=detail, retry_after_ms=after_ms))
+    elif answers.take(body, tenant):
+        try:
+            await answers.turn(len(body), tenant)
+            await exchange.answer(answer)
+        finally:
+            answers.give(body, tenant)
+    else:
+        await exchange.refuse(state.overloaded("too many large answers are being read"))
 
 
 def note_refusal(
