@@ -170,11 +170,17 @@ async def test_every_tenant_runs_a_shared_workflow_by_own_pin_or_newest(house: H
         assert (row["source"], row["version"]) == (found["source"], found["version"])
         assert (run["workflow_source"], run["workflow_version"]) == (row["source"], row["version"])
         seen.append((found["source"], found["version"], found["pinned"], sorted(run["steps"])))
+        inner = [{"id": "inner", "version": 1, "source": "shared"}]
+        assert run["uses"] == ([] if tenant == "owner" else inner)
     assert seen == [
         ("shared", 2, False, ["more", "sub", "sub.work"]),
         ("own", 1, False, ["only"]),
         ("shared", 1, True, ["sub", "sub.work"]),
     ]
+    other = await house.ask("GET", "/v1/workflows/flow?source=shared&version=2", tenant="owner")
+    assert list(other.json["definition"]["steps"]) == ["sub", "more"]
+    assert (await house.ask("GET", "/v1/workflows/inner?source=own")).status == 404
+    assert (await house.ask("GET", "/v1/workflows/flow?source=both")).status == 422
     first = (await house.ask("GET", "/v1/shared/workflows/flow/usage?limit=2")).json
     rest = (
         await house.ask("GET", f"/v1/shared/workflows/flow/usage?cursor={first['cursor']}")

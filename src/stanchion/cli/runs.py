@@ -50,9 +50,16 @@ def run_rows(page: dict[str, Any], *, is_of_all: bool = False) -> Iterator[str]:
         )
 
 
-def _workflow_of(run: dict[str, Any]) -> str:
-    shared = " (shared)" if run.get("workflow_source") == "shared" else ""
-    return f"{cell(run['workflow_id'])}@{run['workflow_version']}{shared}"
+def _versioned(name: str, version: int, of: dict[str, Any]) -> str:
+    is_shared = "shared" in (of.get("workflow_source"), of.get("source"))
+    return f"{cell(name)}@{version}{' (shared)' if is_shared else ''}"
+
+
+def _uses(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A line with the versions of the sub-workflows, if there are any."""
+    used = [_versioned(each["id"], each["version"], each) for each in run.get("uses", ())]
+    if used:
+        yield "uses", ", ".join(sorted(used))
 
 
 def batch_lines(answer: dict[str, Any]) -> Iterator[str]:
@@ -81,7 +88,8 @@ def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> It
     yield from pairs(
         [
             ("run", cell(run["run_id"])),
-            ("workflow", _workflow_of(run)),
+            ("workflow", _versioned(run["workflow_id"], run["workflow_version"], run)),
+            *_uses(run),
             ("tenant", cell(run["tenant"])),
             ("status", cell(run["status"])),
             ("risk", cell(run["risk"])),

@@ -42,6 +42,7 @@ from stanchion.core.model import (
     Wait,
     WorkflowId,
     job_id,
+    split_name,
 )
 from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunVersion
@@ -82,6 +83,7 @@ from stanchion.wire.runs import (
     RunView,
     StepView,
     TimelineLine,
+    UsedWorkflow,
     WaitingFor,
     WhyAnswer,
     WhyBlocker,
@@ -149,6 +151,7 @@ def run_view(
         workflow_id=run.workflow_id,
         workflow_version=run.workflow_version,
         workflow_source=run.workflow_source,
+        uses=tuple(_used(name, run.uses[name]) for name in run.uses),
         tenant=run.tenant,
         status=run.status,
         risk=run.risk,
@@ -316,6 +319,11 @@ def filter_of(wanted: RunSelection) -> RunFilter:
         until=None if wanted.until is None else to_instant(wanted.until),
         rerun_of=None if wanted.rerun_of is None else RunId(wanted.rerun_of),
     )
+
+
+def _used(name: WorkflowId, version: int) -> UsedWorkflow:
+    source, workflow_id = split_name(name)
+    return UsedWorkflow(id=workflow_id, version=version, source=source)
 
 
 def run_row(run: RunSummary) -> RunRow:

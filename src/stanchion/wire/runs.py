@@ -66,6 +66,7 @@ __all__ = [
     "SubmitJob",
     "TimelineAnswer",
     "TimelineLine",
+    "UsedWorkflow",
     "WaitingFor",
     "WhyAnswer",
     "WhyBlocker",
@@ -239,6 +240,14 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     """The last progress report of the step's worker, while its job is leased."""
 
 
+class UsedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
+    """A workflow that a run contains, in the version that it began with."""
+
+    id: str
+    version: int
+    source: WorkflowSource
+
+
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
@@ -247,6 +256,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     workflow_version: int
     workflow_source: WorkflowSource = WorkflowSource.OWN
     """Whether the version is one of the tenant's own workflow or of a shared one."""
+    uses: tuple[UsedWorkflow, ...] = ()
+    """Its sub-workflows, by id."""
     tenant: str
     status: RunStatus
     risk: Risk

@@ -13,7 +13,7 @@ from stanchion.console.gantt import gantt, spans_of
 from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, Shown, View
 from stanchion.console.pages.approvals import DecisionForm, decide
 from stanchion.console.step_graph import GraphStep, StepKind, zoomable_graph
-from stanchion.core.model import RunStatus
+from stanchion.core.model import RunStatus, WorkflowSource
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.wire.runs import ApprovalRow, RunView, StepView, TimelineLine
 
@@ -136,23 +136,28 @@ async def _structure(
     kinds: dict[str, StepKind] = {}
     if not view.api.allows("GET /v1/workflows/{workflow_id}"):
         return needs, kinds
-    wanted: list[tuple[str, str, int | None]] = [("", run.workflow_id, run.workflow_version)]
+    used = {(each.source, each.id): each.version for each in run.uses}
+    root = (run.workflow_source, run.workflow_id, run.workflow_version)
+    wanted: list[tuple[str, WorkflowSource, str, int | None]] = [("", *root)]
     for _ in range(_SUBWORKFLOWS_MAX):
         if not wanted:
             break
-        prefix, workflow_id, version = wanted.pop()
+        prefix, source, workflow_id, version = wanted.pop()
+        params = {"workflow_id": workflow_id}
         try:
             found = await view.api.get(
-                "/v1/workflows/{workflow_id}", {"workflow_id": workflow_id}, version=version
+                "/v1/workflows/{workflow_id}", params, version=version, source=source
             )
         except RequestRefused:
-            continue  # a shared one, or one that is no longer there
+            continue  # one that is no longer there
         for name, step in found.definition["steps"].items():
             step_id = f"{prefix}{name}"
             needs[step_id] = tuple(f"{prefix}{each}" for each in step.get("needs", ()))
             kinds[step_id] = step_kind(step)
             if "workflow" in step and "for_each" not in step:
-                wanted.append((f"{step_id}.", step["workflow"], None))
+                inner = step["workflow"]
+                of = source if (source, inner) in used else WorkflowSource.SHARED
+                wanted.append((f"{step_id}.", of, inner, used.get((of, inner))))
     return needs, kinds
 
 

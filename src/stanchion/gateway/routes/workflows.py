@@ -59,6 +59,12 @@ class AtVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: WorkflowVersion | None = None
 
 
+class OfSource(AtVersion, frozen=True, forbid_unknown_fields=True):
+    """One version, or the one in force; of the tenant's own workflow or of the shared one."""
+
+    source: WorkflowSource | None = None
+
+
 async def put_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
     """Store a workflow. The same workflow again keeps its version."""
     workflow = await _checked(call, WorkflowSource.OWN)
@@ -103,10 +109,14 @@ async def list_shared_workflows(call: Call[NoBody, PagedWorkflows]) -> Reply:
     return Reply(WorkflowList(tuple(map(_row, page.items)), page.cursor))
 
 
-async def get_workflow(call: Call[NoBody, AtVersion]) -> Reply | Refusal:
+async def get_workflow(call: Call[NoBody, OfSource]) -> Reply | Refusal:
     """One workflow as the tenant runs it, in the version in force or the one asked for."""
+    query = call.query
     stored = await call.services.store.workflow(
-        call.tenant, WorkflowId(call.params["workflow_id"]), version=call.query.version
+        call.tenant,
+        WorkflowId(call.params["workflow_id"]),
+        version=query.version,
+        source=query.source,
     )
     return not_found("workflow") if stored is None else Reply(_view(stored))
 
@@ -251,7 +261,7 @@ ROUTES: Final = (
         summary="One workflow, own or shared, in the version in force or the one asked for.",
         roles=RUNNERS,
         scope=RouteScope.TENANT,
-        query=AtVersion,
+        query=OfSource,
         answer=WorkflowView,
         codes=(Code.NOT_FOUND,),
     ),
