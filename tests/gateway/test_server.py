@@ -209,8 +209,10 @@ async def test_a_line_on_which_somebody_waited_serves_the_next_request(
         async with server.line() as (reader, writer):
             for _ in range(3):
                 writer.write(ask)
-                assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
-                await reader.readuntil(b'"starter":"anonymous"}')
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200")
+                length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                assert run_id.encode() in await reader.readexactly(length)
         await server.house.has_under_way("waits", count=0)
     assert not [record for record in caplog.records if record.exc_info]
 
