@@ -62,7 +62,7 @@ async def _put_workflow(house: House) -> Expected:
 
 async def _put_shared_workflow(house: House) -> Expected:
     answer = await house.ask("PUT", "/v1/shared/workflows/common", ONE_STEP, key=ADMIN)
-    return Expected(answer, "shared-workflow/common", None, None, {"version": 1})
+    return Expected(answer, "shared_workflow/common", None, None, {"version": 1})
 
 
 async def _finish_upgrade(house: House) -> Expected:

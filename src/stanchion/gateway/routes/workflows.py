@@ -88,7 +88,7 @@ async def put_shared_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
     workflow = await _checked(call, WorkflowSource.SHARED)
     if isinstance(workflow, Refusal):
         return workflow
-    entry = call.audit(f"shared-workflow/{workflow.id}", tenant=None)
+    entry = call.audit(f"shared_workflow/{workflow.id}", tenant=None)
     version = await call.services.store.put_shared_workflow(workflow, audit=entry)
     return Reply(ApplyAnswer(workflow.id, version))
 
@@ -269,7 +269,7 @@ ROUTES: Final = (
         method="PUT",
         path="/v1/shared/workflows/{workflow_id}",
         handler=put_shared_workflow,
-        audits="shared-workflow.put",
+        audits="shared_workflow.put",
         summary="Store a workflow file for every tenant without an own workflow of that id.",
         roles=ADMINS,
         scope=RouteScope.DEPLOYMENT,
