@@ -11,16 +11,18 @@ from importlib.resources import files
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 
 from stanchion.adapters.locks.sqlite import SqliteLocks
-from stanchion.adapters.sqlite.opening import Schema, bring_up_to_date, check_ours
+from stanchion.adapters.sqlite.opening import Schema, bring_up_to_date, check_ours, read_schema
 from stanchion.adapters.store.sqlite import SqliteStore
 from stanchion.adapters.system import ManualClock
 from stanchion.core.model import Risk, WorkflowId
+from stanchion.core.upgrade import LEVEL
 from stanchion.ports.errors import BackendCorrupt, BackendRefused
-from stanchion.ports.records import Document, RunFilter
-from tests.contract.builders import ACME, WITHIN_MS, admission, start
+from stanchion.ports.records import Document, RunFilter, Tenant
+from tests.contract.builders import ACME, WITHIN_MS, admission, start, workflow
 
 _ROOT = Path(__file__).parents[2]
 
@@ -264,6 +266,30 @@ async def test_runs_of_a_file_without_filtered_lists_are_found(tmp_path: Path) -
     for only in (RunFilter(rerun_of=first), RunFilter(workflow_id=WorkflowId("one-job"))):
         wanted_now = tuple(run for run in before if only.fits(run))
         assert (await store.list_runs(ACME, only=only)).items == wanted_now
+    await store.close()
+
+
+async def test_a_file_of_the_first_version_takes_shared_workflows(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    whole = read_schema(b"STCN", "stanchion.adapters.store.sqlite", "migrations")
+    text = msgspec.json.encode(workflow("flow"))
+    with closing(apsw.Connection(str(path))) as connection:
+        bring_up_to_date(connection, "f", Schema(whole.application_id, whole.migrations[:5]))
+        connection.execute(
+            "INSERT INTO tenants VALUES ('acme', ?)", (b'{"max_concurrent_runs":5}',)
+        )
+        connection.execute("INSERT INTO workflows VALUES ('acme', 'flow', 1, 7, ?)", (text,))
+        connection.execute("INSERT INTO newest_workflows VALUES ('acme', 'flow', 1)")
+    store = await _open(path)
+    for name in ("flow", "other"):
+        assert await store.put_shared_workflow(workflow(name)) == 1
+    found = [(each.workflow.id, each.source) for each in (await store.list_workflows(ACME)).items]
+    assert found == [("flow", "own"), ("other", "shared")]
+    assert await store.tenant(ACME) == Tenant(max_concurrent_runs=5)
+    assert [use.tenant for use in (await store.list_workflow_uses(WorkflowId("flow"))).items] == [
+        ACME
+    ]
+    assert await store.level() == LEVEL
     await store.close()
 
 
