@@ -74,6 +74,8 @@ class Scene:
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
+        self.full: list[str] = []
+        """The runs of a tenant that is full."""
         self._client = httpx2.Client(timeout=10.0)
 
     @property

@@ -18,9 +18,12 @@ from tests.acceptance.stack import ADMIN_KEY
 from tests.console import browser as found
 from tests.console.scene import RESEARCH, WAIT, Scene, running_scene, wait_for
 
-pytestmark = pytest.mark.skipif(
-    found.find() is None, reason="THERE IS NO BROWSER: the browser tests did not run"
-)
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(
+        found.find() is None, reason="THERE IS NO BROWSER: the browser tests did not run"
+    ),
+]
 
 Tab = Any
 """Playwright's page; "page" is a word of the console."""
@@ -31,6 +34,10 @@ WITHIN_MS: Final = 10_000
 def scene() -> Iterator[Scene]:
     with running_scene() as scene:
         scene.workflow("research", RESEARCH)
+        # Replicas report their figures every few seconds: by the time of its test, they have.
+        scene.tenant("full", 2)
+        scene.workflow("wait", WAIT, "full")
+        scene.full = [scene.start("wait", "full") for _ in range(2)]
         yield scene
 
 
@@ -143,22 +150,18 @@ def test_first_visit_start_watch_approve_done(scene: Scene, visits: Visits) -> N
 
 
 def test_a_full_tenant_is_seen_and_its_cap_raised(scene: Scene, visits: Visits) -> None:
-    scene.tenant("full", 2)
-    scene.workflow("wait", WAIT, "full")
-    runs = [scene.start("wait", "full") for _ in range(2)]
     refused = "max_concurrent_runs_reached"
     assert scene.start("wait", "full", status=429) == refused
     tab = visits.begin().tab("/admission")
     row = tab.locator("#tenant-full")
-    if row.locator(".slots").count():  # with the figures of admission
-        row.get_by_text("full", exact=True).first.wait_for()
-        links = row.locator(".slots a").evaluate_all("all => all.map(each => each.href)")
-        assert {link.split("?")[0].rpartition("/")[2] for link in links} == set(runs)
+    row.locator(".slots.full").wait_for()
+    links = row.locator(".slots a").evaluate_all("all => all.map(each => each.href)")
+    assert {link.split("?")[0].rpartition("/")[2] for link in links} == set(scene.full)
     row.locator("input[name=limit]").fill("3")
     row.get_by_role("button", name="Set").click()
     wait_for("the cap", lambda: row.locator("input[name=limit]").input_value() == "3")
     tab.wait_for_load_state()
-    assert scene.start("wait", "full") not in {*runs, refused}
+    assert scene.start("wait", "full") not in {*scene.full, refused}
 
 
 def test_a_cut_lock_store_is_on_every_open_page_in_time(scene: Scene, visits: Visits) -> None:
@@ -305,12 +308,7 @@ def plain_pages() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_and_a_phone_is_wide_enough(
-    scheme: str, scene: Scene, visits: Visits
-) -> None:
-    from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415 - as in browser.py
-
+def test_axe_finds_nothing_and_a_phone_is_wide_enough(scene: Scene, visits: Visits) -> None:
     scene.tenant("axe", 3)
     scene.workflow("research", RESEARCH, "axe")
     given = {"question": "Why?", "depth": 1, "review": True}
@@ -318,27 +316,31 @@ def test_axe_finds_nothing_and_a_phone_is_wide_enough(
     scene.finish(scene.lease("agent.plan", tenant="axe"), {"queries": ["a"]}, tenant="axe")
     scene.finish(scene.lease("agent.search", tenant="axe"), {"found": 1}, tenant="axe")
     wait_for("the question", lambda: scene.run(run, "axe")["status"] == "waiting")
-    is_dark = scheme == "dark"
     # axe is a script of ours that the policy of the pages would refuse.
-    visit = visits.begin(color_scheme=scheme, bypass_csp=True)
-    stranger = visits.begin(key=None, color_scheme=scheme, bypass_csp=True).tab("/login")
-    tab = visit.tab("?tenant=axe")
-    wrong = [_axe(Axe(), stranger, "/login", is_dark=is_dark)]
+    tab = visits.begin(bypass_csp=True).tab("?tenant=axe")
+    wrong = _axe(visits.begin(key=None, bypass_csp=True).tab("/login"), "/login")
     for path in (*plain_pages(), f"/console/runs/{run}", "/console/workflows/research"):
-        tab.set_viewport_size({"width": 1280, "height": 800})
         tab.goto(f"{path}?tenant=axe")
-        wrong.append(_axe(Axe(), tab, path, is_dark=is_dark))
+        wrong += _axe(tab, path)
         tab.set_viewport_size({"width": 400, "height": 800})
         width = tab.evaluate("document.documentElement.scrollWidth")
-        wrong.append([f"{path} is {width} px wide on a phone"] if width > 400 else [])
-    assert [line for lines in wrong for line in lines] == []
+        wrong += [f"{path} is {width} px wide on a phone"] if width > 400 else []
+        tab.set_viewport_size({"width": 1280, "height": 800})
+    assert wrong == []
 
 
-def _axe(axe: Any, tab: Tab, path: str, *, is_dark: bool) -> list[str]:  # noqa: ANN401 - untyped
-    # Only colours differ between the themes, and to check them all twice takes long.
-    contrast = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
-    options = {"resultTypes": ["violations"], **(contrast if is_dark else {})}
-    found = axe.run(tab, options=options).response["violations"]
+def _axe(tab: Tab, path: str) -> list[str]:
+    """What axe finds in light; in dark only colours can differ."""
+    from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415 - as in browser.py
+
+    tab.emulate_media(color_scheme="light")
+    only_wrong = {"resultTypes": ["violations"]}
+    light = Axe().run(tab, options=only_wrong).response["violations"]
+    tab.emulate_media(color_scheme="dark")
+    colours = {**only_wrong, "runOnly": {"type": "rule", "values": ["color-contrast"]}}
+    dark = tab.evaluate("async (options) => (await axe.run(document, options)).violations", colours)
     return [
-        f"{path}: {each['id']}: {[node['target'] for node in each['nodes']][:3]}" for each in found
+        f"{path} in {theme}: {each['id']}: {[node['target'] for node in each['nodes']][:3]}"
+        for theme, found in (("light", light), ("dark", dark))
+        for each in found
     ]

@@ -342,6 +342,9 @@ class Console:
         layout: str,
         more: Data | None = None,
     ) -> tuple[int, str]:
+        tenant = None if view.visitor.sees_all else view.tenant
+        # Before the data is read: a change while it is read makes the page out of date.
+        seen = self.pulse.version(tenant)
         try:
             data = await page.load(view) | (more or {})
         except BadCursor:
@@ -351,9 +354,9 @@ class Console:
             raise RequestRefused(overdrawn(over)) from None
         common = await self._common(exchange, view.visitor, view, layout)
         template = await self._templates.get(page.template)
-        shown = {**common, "page": page, **data, "title": data.get("title", page.title)}
+        title = data.get("title", page.title)
+        shown = {**common, "page": page, "seen": seen, **data, "title": title}
         # A tenant pays for the rendering of its pages, as for the rest of its work.
-        tenant = None if view.visitor.sees_all else view.tenant
         with nullcontext() if tenant is None else self._state.work.measured(TenantId(tenant)):
             return view.status, template.render(shown)
 

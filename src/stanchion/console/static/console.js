@@ -111,7 +111,8 @@
   const pulse = (data) => {
     showAlarms(data.alarms);
     const key = JSON.stringify(data.change);
-    if (change !== null && key !== change) isStale = true;
+    // The page names the change that it shows: what came between it and the first event counts too.
+    if (change === null ? String(data.change[0]) !== body.dataset.watch : key !== change) isStale = true;
     change = key;
   };
   const channel = "BroadcastChannel" in window ? new BroadcastChannel("stanchion-console") : null;
