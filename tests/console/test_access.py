@@ -173,8 +173,24 @@ async def test_a_server_without_keys_needs_no_session_but_still_the_origin() -> 
         assert (await console.house.ask("GET", "/console", headers=elsewhere)).status == 403
 
 
+async def test_a_browser_that_opens_the_servers_address_finds_the_console() -> None:
+    async with opened_console(has_keys=False) as console:
+        page = ("Accept", "text/html,application/xhtml+xml")
+        answer = await console.house.ask("GET", "/", headers=[page])
+        assert (answer.status, answer.headers["location"]) == (303, "/console")
+        for method, path, headers in (
+            ("GET", "/", []),
+            ("POST", "/", [page]),
+            ("GET", "//console", [page]),
+            ("GET", "/consoles", [page]),
+        ):
+            answer = await console.house.ask(method, path, headers=headers)
+            assert (answer.status, answer.code) == (404, "not_found"), path
+
+
 # ── The isolation matrix ──────────────────────────────────────────────────────────────────────────
 
+PARAMS = {"workflow_id": "one-step", "step_id": "only", "bulk_id": "b1", "drill": "unknown"}
 EVERY = frozenset(Role)
 READERS = EVERY - {Role.WORKER}
 RUNNERS = READERS - {Role.APPROVER}
@@ -191,6 +207,7 @@ OF_ONE_TENANT: dict[str, frozenset[Role]] = {
     "/console/keys": ADMINS,
     "/console/runs": READERS,
     "/console/runs/{run_id}": READERS,
+    "/console/runs/{run_id}/steps/{step_id}": READERS,
     "/console/search": EVERY,
     "/console/workers": OPERATORS,
     "/console/workflows": RUNNERS,
@@ -222,6 +239,7 @@ OF_ALL: dict[str, frozenset[Role]] = {
             "retries",
             "runs",
             "runs/{run_id}",
+            "runs/{run_id}/steps/{step_id}",
             "settings",
             "shared/{workflow_id}",
             "workers",
@@ -243,7 +261,7 @@ async def test_each_role_opens_its_pages_and_no_others(world: ConsoleHouse) -> N
         for role in Role if tenant != "*" else (Role.WORKER, *OPERATORS):
             browser = await world.browser(await world.house.make_key(role, tenant))
             for page in PAGES:
-                path = page.path.format(run_id=run_id, workflow_id="one-step", bulk_id="b1")
+                path = page.path.format_map({**PARAMS, "run_id": run_id})
                 answer = await browser.get(f"{path}?tenant=first")
                 expected = 200 if role in allowed.get(page.path, frozenset()) else 403
                 if expected == 200 and "{bulk_id}" in page.path:

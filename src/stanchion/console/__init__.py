@@ -17,4 +17,5 @@ def mount(gateway: Gateway) -> Console:
     """Serve the console under ``/console`` of this gateway."""
     console = Console(gateway, PAGES, ACTIONS)
     gateway.mount("console", console, close=console.close)
+    gateway.mount("", console, close=console.close)
     return console

@@ -111,6 +111,9 @@ class Console:
         observe = self._observe.get(method, self._observe["OTHER"])
         exchange = Exchange(self._state.options, scope, receive, send, observe)
         path = scope["path"].rstrip("/")
+        if not path.startswith(_PREFIX):
+            await self._at_root(exchange)
+            return
         found = exchange.flaw() or self._state.auth.foreign(exchange.headers)
         if found is not None:
             await exchange.refuse(found)
@@ -120,6 +123,14 @@ class Console:
             await self._stream(exchange)
         else:
             await self._answer(exchange, path, method)
+
+    async def _at_root(self, exchange: Exchange) -> None:
+        """Send a browser that opens the server's address to the console."""
+        is_page = b"text/html" in exchange.headers.get(b"accept", b"")
+        if exchange.scope["path"] == "/" and exchange.scope["method"] == "GET" and is_page:
+            await exchange.answer(_redirect(Redirect(_PREFIX)))
+        else:
+            await self._gateway.nowhere(exchange.scope, exchange.receive, exchange.send)
 
     def close(self) -> None:
         """Stop listening to bells."""

@@ -94,8 +94,9 @@ class Pulse:
     def close(self) -> None:
         """Stop listening and looking."""
         self._listen(is_on=False)
-        if self._looking is not None:
-            self._looking.cancel()
+        for task in (self._looking, self._asking):
+            if task is not None:
+                task.cancel()
 
     async def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong now.

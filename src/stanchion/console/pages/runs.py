@@ -13,7 +13,7 @@ from stanchion.console.gantt import gantt, spans_of
 from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, Shown, View
 from stanchion.console.pages.approvals import DecisionForm, decide
 from stanchion.console.step_graph import GraphStep, StepKind, zoomable_graph
-from stanchion.core.model import RunStatus, WorkflowSource
+from stanchion.core.model import RunStatus, StepStatus, WorkflowSource
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.wire.runs import ApprovalRow, RunView, StepView, TimelineLine
 
@@ -229,6 +229,29 @@ def _items(step: StepView) -> tuple[int, int, int] | None:
     return step.items_total, step.items_succeeded or 0, step.items_failed or 0
 
 
+async def list_items(view: View) -> Data:
+    """The items of a for-each step."""
+    api, status = view.api, view.query.get("status")
+    run: RunView = await api.get("/v1/runs/{run_id}", {"run_id": view.params["run_id"]})
+    page = await api.get(
+        "/v1/runs/{run_id}/steps/{step_id}/items",
+        view.params,
+        status=status,
+        limit=_LIMIT,
+        cursor=view.query.get("cursor"),
+    )
+    step = run.steps.get(view.params["step_id"])
+    return {
+        "title": f"Items of {view.params['step_id']}",
+        "run": run,
+        "step_id": view.params["step_id"],
+        "step": step,
+        "items": page.items,
+        "cursor": page.cursor,
+        "statuses": list(StepStatus),
+    }
+
+
 async def cancel(view: View) -> Redirect:
     """Cancel a run."""
     body = {"reason": view.form.get("reason") or None}
@@ -313,7 +336,18 @@ RUN: Final = Page(
     needs="GET /v1/runs/{run_id}",
     is_of_tenant=True,
 )
-PAGES: Final = (RUNS, RUN)
+PAGES: Final = (
+    RUNS,
+    RUN,
+    Page(
+        path="/console/runs/{run_id}/steps/{step_id}",
+        title="Items",
+        template="items.html",
+        load=list_items,
+        needs="GET /v1/runs/{run_id}/steps/{step_id}/items",
+        is_of_tenant=True,
+    ),
+)
 ACTIONS: Final = (
     Action(
         path="/console/runs",
