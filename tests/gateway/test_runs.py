@@ -450,8 +450,8 @@ async def test_a_workflow_for_each_item_over_http(house: House) -> None:
     items = f"/v1/runs/{run_id}/steps/each/items"
     rows = (await house.ask("GET", items)).json["items"]
     assert [(row["status"], row["attempt"], row["job_id"]) for row in rows] == [
-        ("succeeded", 1, None),
-        ("failed", 1, None),
+        ("succeeded", 1, f"{run_id}:each.check[0]@1"),
+        ("failed", 1, f"{run_id}:each.draft[1]@1"),
         ("running", 1, f"{run_id}:each.draft[2]@1"),
     ]
     assert rows[0]["output"] == {"check": "c"}
@@ -471,6 +471,7 @@ async def test_a_workflow_for_each_item_over_http(house: House) -> None:
     again = await house.ask("POST", f"/v1/runs/{run_id}/rerun", {"only": "failed_items"})
     rows = (await house.ask("GET", items.replace(run_id, again.json["run_id"]))).json["items"]
     assert [row["status"] for row in rows] == ["succeeded", "running", "running"]
+    assert rows[0]["job_id"] is None
     assert rows[0]["output"] == {"check": "c"}
 
 

@@ -53,6 +53,8 @@ _PATIENCE_S: Final = 35.0
 """The server answers within 30 s, or longer if it was asked to wait."""
 _SILENCE_S: Final = 5.0
 """The same for one of several servers, if the request can be sent to the next one."""
+_REPEATABLE_ENDS: Final = ("/cancel", "/approve", "/reject")
+"""Posting these twice has the effect of once."""
 _OK_MAX: Final = 299
 _WATCH_S: Final = 2.0
 
@@ -128,7 +130,9 @@ class ApiClient:
             body=b"" if content is None else content.data,
             timeout_s=self.patience_s + wait_s,
             # Otherwise it is sent once: if the response is lost, the user decides.
-            is_repeatable=method == "GET" or key is not None,
+            is_repeatable=method in {"GET", "PUT"}
+            or key is not None
+            or path.endswith(_REPEATABLE_ENDS),
         )
         reply = self._send(request)
         document = _document(reply, self.url)

@@ -207,7 +207,7 @@ def _preview(step_id: StepId, old: Run, new: Run, items_reused: int | None) -> R
 
 def _reused(item: Item) -> Item:
     """The item in the new run: as it was, and without a job, which only the old run has."""
-    return msgspec.structs.replace(item, dispatch=0, wait=None, input=msgspec.UNSET)
+    return msgspec.structs.replace(item, dispatch=0, wait=None, input=msgspec.UNSET, steps={})
 
 
 # ── What is kept ─────────────────────────────────────────────────────────────────────────────────

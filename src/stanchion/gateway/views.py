@@ -348,9 +348,8 @@ def item_row(run: Run, key: ItemKey, item: Item) -> ItemRow:
     status = item.status
     if around.is_finished and not status.is_finished:
         status = status_inside(around, status)
-    # An item that a rerun keeps has no job in this run, one with a workflow those of its steps.
-    waits = (step.wait for step in item.steps.values())
-    job = next((wait.job_id for wait in waits if isinstance(wait, OnJob)), None)
+    # An item that a rerun keeps has no job in this run.
+    job = _inner_job(run, key.item, item)
     if item.dispatch:
         job = job_id(run.id, key.step_id, key.item, item.attempt)
     return ItemRow(
@@ -361,6 +360,17 @@ def item_row(run: Run, key: ItemKey, item: Item) -> ItemRow:
         error=item.error,
         job_id=job,
     )
+
+
+def _inner_job(run: Run, index: int, item: Item) -> JobId | None:
+    """Of an item with a workflow: the job that it waits for, or else the one that ended last."""
+    jobs = [(step_id, step) for step_id, step in item.steps.items() if step.dispatch]
+    if not jobs:
+        return None
+    step_id, step = max(
+        jobs, key=lambda each: (isinstance(each[1].wait, OnJob), each[1].finished_at or 0)
+    )
+    return job_id(run.id, step_id, index, step.attempt)
 
 
 def timeline_line(entry: TimelineEntry) -> TimelineLine:
