@@ -179,6 +179,22 @@ async def _drift(house: House) -> Expected:
     return Expected(answer, "tenant/drifting", "drifting", {"active": 3}, {"active": 1})
 
 
+async def _start_bulk(house: House, rate_per_s: float = 100) -> Expected:
+    await house.start(key=ADMIN, tenant="acme")
+    asked = {"action": "cancel", "filter": {"workflow_id": "one-step"}, "rate_per_s": rate_per_s}
+    answer = await house.ask("POST", "/v1/bulk", asked, key=ADMIN, tenant="acme")
+    after = {"action": "cancel", "rate_per_s": rate_per_s}
+    return Expected(answer, f"bulk/{answer.json['bulk_id']}", "acme", None, after)
+
+
+async def _stop_bulk(house: House) -> Expected:
+    begun = (await _start_bulk(house, rate_per_s=0.1)).answer
+    path = f"/v1/bulk/{begun.json['bulk_id']}"
+    answer = await house.ask("DELETE", path, key=ADMIN, tenant="acme")
+    after = {"status": "stopped"}
+    return Expected(answer, f"bulk/{begun.json['bulk_id']}", "acme", {"status": "running"}, after)
+
+
 def _holds(found: Any, expected: Any) -> bool:  # noqa: ANN401 - any JSON value
     """Whether a value has the members that are expected. A configuration may have more."""
     if not isinstance(expected, dict) or not isinstance(found, dict):
@@ -220,6 +236,8 @@ CHANGES: Final[dict[str, Callable[[House], Awaitable[Expected]]]] = {
     "reject_step": _decide("reject", None),
     "replay_dead_letter": _of_letter("replay"),
     "discard_dead_letter": _of_letter("discard"),
+    "start_bulk": _start_bulk,
+    "stop_bulk": _stop_bulk,
     "put_tenant": _put_tenant,
     "delete_tenant": _delete_tenant,
     "patch_settings": _patch_settings,
