@@ -166,7 +166,10 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
             ("when", _when(row)),
             ("overlap", cell(row["overlap"])),
             ("catch up", cell(row["catch_up"])),
-            ("next", "paused" if row["paused"] else ", ".join(map(clock, row["next"])) or "never"),
+            (
+                "next",
+                "paused" if row["paused"] else ", ".join(map(clock, row["next"][:2])) or "never",
+            ),
         )
     )
     if row["runs"]:

@@ -16,6 +16,7 @@ from stanchion.console.pages import (
     refusals,
     repair,
     runs,
+    schedules,
     settings,
     workflows,
 )
@@ -28,6 +29,7 @@ _MODULES: Final = (
     runs,
     approvals,
     workflows,
+    schedules,
     locks,
     refusals,
     repair,

@@ -1,0 +1,104 @@
+"""Schedules: what starts by the clock, when it starts next, and what was missed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, View
+from stanchion.core.faults import Fault
+from stanchion.gateway.problems import RequestRefused, invalid
+from stanchion.wire.schedules import ScheduleView
+
+__all__ = ["ACTIONS", "PAGES"]
+
+_LIMIT: Final = 100
+_PATH: Final = "/v1/schedules/{schedule_id}"
+_KEPT: Final = (
+    *("workflow_id", "cron", "every_s", "timezone", "input", "labels", "overlap"),
+    *("catch_up", "jitter_s"),
+)
+"""What a change of ``paused`` keeps."""
+
+
+async def list_schedules(view: View) -> Data:
+    """The schedules, by tenant and id."""
+    page = await view.api.get("/v1/schedules", limit=_LIMIT, cursor=view.query.get("cursor"))
+    return {
+        "schedules": page.schedules,
+        "cursor": page.cursor,
+        "may_change": view.api.allows(f"PUT {_PATH}"),
+    }
+
+
+async def put(view: View) -> Redirect:
+    """Store a schedule as the form says."""
+    form = view.form
+    try:
+        given = json.loads(form.get("input").strip() or "{}")
+    except ValueError as error:
+        fault = Fault("input", f"not JSON: {error}")
+        raise RequestRefused(invalid([fault], str(fault))) from None
+    every = form.get("every_s").strip()
+    body: dict[str, Any] = {
+        "workflow_id": form.get("workflow_id").strip(),
+        "cron": form.get("cron").strip() or None,
+        "every_s": int(every) if every.isdecimal() else None,
+        "timezone": form.get("timezone").strip() or "UTC",
+        "input": given,
+        "overlap": form.get("overlap") or "skip",
+        "catch_up": form.get("catch_up") or "none",
+    }
+    params = {"schedule_id": form.get("schedule_id").strip()}
+    await view.api.send(f"PUT {_PATH}", params, body)
+    return Redirect(view.at("schedules"), "schedule_stored")
+
+
+async def pause(view: View) -> Redirect:
+    """Pause a schedule, or resume it."""
+    params = {"schedule_id": view.form.get("schedule_id")}
+    stored: ScheduleView = await view.api.get(_PATH, params)
+    body = {name: getattr(stored, name) for name in _KEPT}
+    await view.api.send(f"PUT {_PATH}", params, {**body, "paused": not stored.paused})
+    return Redirect(
+        view.at("schedules"), "schedule_resumed" if stored.paused else "schedule_paused"
+    )
+
+
+async def trigger(view: View) -> Redirect:
+    """Start a run now."""
+    params = {"schedule_id": view.form.get("schedule_id")}
+    answer = await view.api.send(f"POST {_PATH}/trigger", params)
+    return Redirect(view.at("runs", answer.run_id), "run_started")
+
+
+async def delete(view: View) -> Redirect:
+    """Delete a schedule."""
+    await view.api.send(f"DELETE {_PATH}", {"schedule_id": view.form.get("schedule_id")})
+    return Redirect(view.at("schedules"), "schedule_deleted")
+
+
+SCHEDULES: Final = Page(
+    path="/console/schedules",
+    title="Schedules",
+    template="schedules.html",
+    load=list_schedules,
+    needs="GET /v1/schedules",
+    nav=Nav(group="Work", label="Schedules", letter="c"),
+)
+PAGES: Final = (SCHEDULES,)
+ACTIONS: Final = (
+    Action(path="/console/schedules/put", act=put, needs=f"PUT {_PATH}", page=SCHEDULES),
+    Action(path="/console/schedules/pause", act=pause, needs=f"PUT {_PATH}", page=SCHEDULES),
+    Action(
+        path="/console/schedules/trigger",
+        act=trigger,
+        needs=f"POST {_PATH}/trigger",
+        page=SCHEDULES,
+    ),
+    Action(path="/console/schedules/delete", act=delete, needs=f"DELETE {_PATH}", page=SCHEDULES),
+)
+DONE["schedule_stored"] = "The schedule was stored: its next tick comes after now."
+DONE["schedule_paused"] = "The schedule is paused: it starts no runs."
+DONE["schedule_resumed"] = "The schedule goes on with its next tick."
+DONE["schedule_deleted"] = "The schedule was deleted. Its runs go on."
