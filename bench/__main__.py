@@ -35,6 +35,7 @@ from bench import (
     renewals,
     stores,
     storm,
+    telemetry,
     tenants,
 )
 from bench.pace import FULL, QUICK, Pace
@@ -68,6 +69,7 @@ GROUPS: Final = (
     Group("memory", memory.rows),
     Group("stores", lambda _: stores.rows(), is_long=True),
     Group("console", console.rows),
+    Group("telemetry", telemetry.rows),
     Group("redis", redis_client.rows),
     Group("growth", growth.rows, is_long=True),
 )

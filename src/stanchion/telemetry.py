@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import re
-import secrets
 import sys
 import time
 from collections.abc import Container, Iterator, Mapping
@@ -61,6 +61,7 @@ __all__ = [
     "configure",
     "context_of_run",
     "current_traceparent",
+    "is_sampled",
     "log_ids",
     "now_ns",
     "shutdown",
@@ -103,10 +104,12 @@ UNTRACED: Final = nullcontext()
 class Span:
     """A span that has begun."""
 
-    __slots__ = ("_span",)
+    __slots__ = ("_span", "is_sampled")
 
     def __init__(self, span: Any) -> None:  # noqa: ANN401 - OpenTelemetry may not be installed
         self._span = span
+        self.is_sampled: bool = span.get_span_context().trace_flags.sampled
+        """Whether it is exported."""
 
     @property
     def traceparent(self) -> str:
@@ -121,10 +124,14 @@ class Span:
     @property
     def exemplar(self) -> dict[str, str] | None:
         """What a histogram notes beside an observation; ``None`` if the span is not exported."""
-        context = self._span.get_span_context()
-        if not context.trace_flags.sampled:
+        if not self.is_sampled:
             return None
+        context = self._span.get_span_context()
         return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+
+    def rename(self, name: str) -> None:
+        """Give it another name, if more is known now."""
+        self._span.update_name(name)
 
     def note(self, attributes: Mapping[str, Attribute]) -> None:
         """Add attributes; those that are ``None`` are left out."""
@@ -172,6 +179,10 @@ class Tracing:
         self._provider = provider
         self._tracer = provider.get_tracer("stanchion")
         self._ids = ids
+        from opentelemetry import trace  # noqa: PLC0415 - only if traces are on
+
+        self._api: Any = trace
+        self._kinds = {kind.name.lower(): kind for kind in trace.SpanKind}
         opted = os.environ.get("OTEL_SEMCONV_STABILITY_OPT_IN", "").split(",")
         self._has_gen_ai = _GEN_AI_OPT_IN in {each.strip() for each in opted}
 
@@ -187,9 +198,7 @@ class Tracing:
         link: str | None = None,
     ) -> Span:
         """Begin a span. Its parent is the current span, unless a W3C context is given."""
-        from opentelemetry import trace  # noqa: PLC0415 - only if traces are on
-
-        current = CURRENT.get()
+        trace, current = self._api, CURRENT.get()
         if parent is not None:
             above = _context(parent)
         else:
@@ -201,7 +210,7 @@ class Tracing:
             self._tracer.start_span(
                 name,
                 context=above if above is not None else _ROOT,
-                kind=trace.SpanKind[kind.upper()],
+                kind=self._kinds[kind],
                 attributes=_present(attributes),
                 links=() if linked is None else (trace.Link(linked),),
                 start_time=since_ns,
@@ -232,7 +241,14 @@ class Tracing:
         kind: SpanKind = "internal",
         since_ns: int | None = None,
     ) -> Iterator[Span]:
-        """A span around a block, in which it is the current one."""
+        """A span around a block, in which it is the current one.
+
+        Below a span that is not exported no other is made.
+        """
+        current = CURRENT.get()
+        if parent is None and current is not None and not current.is_sampled:
+            yield current
+            return
         made = self.begin(name, attributes, parent=parent, kind=kind, since_ns=since_ns)
         token = CURRENT.set(made)
         try:
@@ -406,6 +422,11 @@ def checked(traceparent: bytes | None) -> str | None:
     return f"00-{found[2]}-{found[3]}-{int(found[4], 16) & 1:02x}"
 
 
+def is_sampled(traceparent: str) -> bool:
+    """Whether the spans below this context are exported."""
+    return traceparent.endswith("1")
+
+
 def now_ns() -> int:
     """The time of day, for a span that is made afterwards."""
     return time.time_ns()
@@ -419,10 +440,10 @@ class _SpanIds:
 
     def generate_span_id(self) -> int:
         chosen, self.chosen = self.chosen, None
-        return chosen or secrets.randbits(64) or 1
+        return chosen or random.getrandbits(64) or 1
 
     def generate_trace_id(self) -> int:
-        return secrets.randbits(128) or 1
+        return random.getrandbits(128) or 1
 
     def is_trace_id_random(self) -> bool:
         return True

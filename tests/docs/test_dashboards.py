@@ -25,6 +25,8 @@ from tests.docs.terminal import ROOT
 
 ALERTS = ROOT / "dashboards" / "alerts.yml"
 ALERT_TESTS = ROOT / "dashboards" / "alerts_test.yml"
+DRILL_TESTS = ROOT / "dashboards" / "drill_test.yml"
+HOW_TO = ROOT / "docs" / "how-to" / "dashboards-and-alerts.md"
 NAME = re.compile(r"stanchion_[a-z_]+")
 PART = re.compile(r"_(?:bucket|sum|count)$")
 PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=Path(sys.executable).parent)
@@ -69,6 +71,23 @@ def test_every_metric_is_on_a_dashboard_or_listed_as_not_shown() -> None:
     unlisted = metric_names() - asked - set(NOT_SHOWN)
     assert not unlisted, "add a panel, or a reason why not, in scripts/generate_dashboards.py"
     assert not asked & set(NOT_SHOWN)
+
+
+def test_the_page_says_which_metrics_are_not_shown_and_has_a_picture_of_each_dashboard() -> None:
+    page = HOW_TO.read_text(encoding="utf-8")
+    assert all(name in page or name.startswith("process_") for name in NOT_SHOWN)
+    pictures = re.findall(r"\]\(dashboards/(\w+)\.svg\)", page)
+    assert pictures == [file_of(dashboard).stem for dashboard in DASHBOARDS]
+    assert all((HOW_TO.parent / "dashboards" / f"{name}.svg").exists() for name in pictures)
+
+
+def test_cut_locks_fire_the_fallback_page_and_no_other() -> None:
+    recorded, *_ = yaml.safe_load(DRILL_TESTS.read_text(encoding="utf-8"))["tests"]
+    [asked] = recorded["promql_expr_test"]
+    assert 'severity="page"' in asked["expr"]
+    assert [each["labels"] for each in asked["exp_samples"]] == [
+        '{alertname="StanchionLockFallback"}'
+    ]
 
 
 def test_refusals_are_shown_as_ratios_by_tenant_and_workflow() -> None:
@@ -136,11 +155,12 @@ def test_every_alert_has_a_test_that_fires_it_and_one_that_does_not(rule: dict[s
     assert fires == [" fires" in test["name"] for test in about]
 
 
+@pytest.mark.parametrize("tests", [ALERT_TESTS, DRILL_TESTS], ids=lambda tests: tests.name)
 @pytest.mark.skipif(PROMTOOL is None, reason="NO promtool: the alert rules are NOT unit tested")
-def test_the_unit_tests_of_the_rules_pass() -> None:
+def test_the_unit_tests_of_the_rules_pass(tests: Path) -> None:
     assert PROMTOOL is not None
     done = subprocess.run(
-        [PROMTOOL, "test", "rules", str(ALERT_TESTS)],
+        [PROMTOOL, "test", "rules", str(tests)],
         capture_output=True,
         text=True,
         timeout=120,

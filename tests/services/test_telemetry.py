@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from stanchion import telemetry
 from stanchion.services.log import log_event
@@ -75,3 +78,42 @@ def test_log_lines_carry_the_ids_of_what_the_task_works_on(
         "tenant": "acme",
         "trace_id": TRACE,
     }
+
+
+@pytest.mark.parametrize("opted_in", ["", "http, gen_ai_latest_experimental"])
+def test_a_handlers_span_is_current_and_has_gen_ai_attributes_only_if_asked_for(
+    opted_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", opted_in)
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing = telemetry.Tracing(provider, None)
+    about = {telemetry.TOPIC: "report.plan", telemetry.RUN: "run-7", telemetry.ITEM: None}
+    with tracing.handling(f"00-{TRACE}-{SPAN}-01", about) as span:
+        assert telemetry.current_traceparent() == span.traceparent
+        assert telemetry.log_ids(()) == {"trace_id": TRACE}
+        assert span.exemplar == {"trace_id": TRACE, "span_id": span.traceparent[36:52]}
+    span.end(error="no")
+    assert telemetry.current_traceparent() is None
+    [exported] = exporter.get_finished_spans()
+    assert exported.name == "handle report.plan"
+    assert exported.parent is not None
+    assert f"{exported.parent.span_id:016x}" == SPAN
+    names = set(exported.attributes or ())
+    assert {name for name in names if name.startswith("gen_ai.")} == (
+        {"gen_ai.operation.name", "gen_ai.agent.name", "gen_ai.conversation.id"}
+        if opted_in
+        else set()
+    )
+    assert telemetry.ITEM not in names
+
+
+def test_a_span_of_an_unsampled_run_is_not_exported() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with telemetry.Tracing(provider, None).span("x", parent=f"00-{TRACE}-{SPAN}-00") as span:
+        assert span.exemplar is None
+        assert span.trace_id == TRACE
+    assert exporter.get_finished_spans() == ()

@@ -443,7 +443,7 @@ def leased_job(leased: LeasedJob, ttl_ms: int) -> LeasedJobView:
 def _traced(leased: LeasedJob, trace: JobTrace) -> str:
     """Make the spans of a delivery, if traces are on; return the context for the handler."""
     job = leased.job
-    if telemetry.tracing is None:
+    if telemetry.tracing is None or not telemetry.is_sampled(trace.parent):
         return telemetry.context_of_run(job.run_id, trace.parent)
     attributes: dict[str, str | int | None] = {
         telemetry.TENANT: job.tenant,

@@ -379,12 +379,15 @@ def _end_span(
     call: GateCall, span: telemetry.Span, answer: object, outcome: str | None
 ) -> dict[str, str] | None:
     """End the span of a call; return the exemplar for its duration."""
+    if not span.is_sampled:
+        return None
     run_id = answer.run_id if isinstance(answer, RunStarted) else None
     attributes = {
         telemetry.WORKFLOW: call.workflow_id,
         telemetry.OUTCOME: outcome or type(answer).__name__,
         telemetry.RUN: run_id,
     }
+    span.rename(f"{call.endpoint} {call.workflow_id}")  # a rerun's is known only now
     span.note(attributes)
     span.end(error=answer.error if isinstance(answer, GateFailed) else None)
     return span.exemplar

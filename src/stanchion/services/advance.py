@@ -333,7 +333,7 @@ class Advancer:
     async def _traced(
         self, loaded: Loaded, lease: Lease, turn: _Turn, traceparent: str
     ) -> Committed | CommitConflict | StaleFence | Gone | AdvanceFailed | DeadLettered | Advanced:
-        if telemetry.tracing is None:
+        if telemetry.tracing is None or not telemetry.is_sampled(traceparent):
             return await self._apply(loaded, lease)
         parent = telemetry.context_of_run(loaded.run.id, traceparent)
         with _advance_span(telemetry.tracing, loaded, turn, parent) as span:

@@ -488,7 +488,10 @@ class Gate:
     async def _ready(
         self, call: GateCall, plan: Plan, pending: Run, *, asked: str, actor: str
     ) -> PreparedStart:
-        traced = None if call.span is None else call.span.traceparent
+        traced = None
+        # A caller's decision not to sample is passed on; one of our own needs no record.
+        if call.span is not None and (call.span.is_sampled or call.traceparent is not None):
+            traced = call.span.traceparent
         pending = replace(pending, starter=actor, traceparent=traced)
         began = StartRequested(actor=actor)
         transition = await self._decider.decide(plan, pending, (began,), pending.created_at)

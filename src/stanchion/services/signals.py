@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from stanchion import telemetry
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, Risk, Run, RunStatus, TenantId, WorkflowId
@@ -384,7 +385,10 @@ class EngineSignals:
     def finished(self, run: Run, status: RunStatus) -> None:
         now = self._clock.now()
         self._finished[status].inc()
-        self._duration.observe(max(0, now - run.created_at) / 1000)
+        exemplar = None
+        if run.traceparent is not None and telemetry.is_sampled(run.traceparent):
+            exemplar = {"trace_id": run.traceparent[3:35]}
+        self._duration.observe(max(0, now - run.created_at) / 1000, exemplar)
         self._on_finished(run, now)
 
     def tenants(self) -> tuple[TenantId, ...]:
