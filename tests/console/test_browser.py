@@ -212,6 +212,23 @@ def test_a_policy_changed_on_one_replica_is_seen_on_the_other(scene: Scene, visi
         scene.ask("PATCH", "/v1/admin/settings", {"policies": None})
 
 
+def test_many_runs_are_counted_then_cancelled_at_once(scene: Scene, visits: Visits) -> None:
+    scene.workflow("wait", WAIT, "bulk")
+    runs = [scene.start("wait", "bulk", labels={"stage": "test"}) for _ in range(4)]
+    kept = scene.start("wait", "bulk", labels={"stage": "live"})
+    tab = visits.begin().tab("/bulk?tenant=bulk")
+    tab.select_option("[name=action]", "cancel")
+    tab.fill("[name=label]", "stage:test")
+    tab.click("text=Count first")
+    shows(tab, "This would cancel 4 runs")
+    tab.click("main .danger")
+    confirm(tab)
+    tab.wait_for_selector(".status.finished")
+    assert tab.locator(".figure", has_text="Done").locator("dd").inner_text() == "4"
+    assert {scene.run(run, "bulk")["status"] for run in runs} == {"cancelled"}
+    assert scene.run(kept, "bulk")["status"] == "waiting"
+
+
 def test_what_one_tab_changes_another_one_shows(scene: Scene, visits: Visits) -> None:
     scene.workflow("wait", WAIT, "tabs")
     run = scene.start("wait", "tabs")
