@@ -364,6 +364,28 @@ async def test_admission_shows_slots_and_the_answers_of_the_last_minute(house: H
     assert (other.status, other.code) == (422, "invalid_request")
 
 
+async def test_refusals_have_receipts_also_of_a_batch_and_of_an_outage(house: House) -> None:
+    await house.ask("PUT", "/v1/admin/tenants/acme", {"max_concurrent_runs": 1})
+    await house.start(tenant="acme")
+    rows = {"runs": [{"key": "first"}, {"key": "second"}]}
+    batch = await house.ask("POST", "/v1/workflows/one-step/runs/batch", rows, tenant="acme")
+    assert [row["status"] for row in batch.json["results"]] == [429, 429]
+    house.store.away()
+    away = await house.ask("POST", "/v1/workflows/one-step/runs", {}, tenant="acme")
+    assert (away.status, away.code) == (503, "gate_unavailable")
+    assert not await house.services.receipts.write(), "the store is away: they wait"
+    house.store.back()
+    assert await house.services.receipts.write()
+    await house.services.receipts.write()
+    answer = await house.ask("GET", "/v1/admin/decisions", tenant="acme")
+    found = [(row["outcome"], row["key"]) for row in answer.json["decisions"]]
+    assert found == [("gate_unavailable", None), ("full", "second"), ("full", "first")]
+    assert {row["request_id"] for row in answer.json["decisions"]} == {
+        batch.headers["x-request-id"],
+        away.headers["x-request-id"],
+    }
+
+
 async def test_a_tenants_admin_reads_its_own_entries_and_filters_hold(
     guarded_house: House,
 ) -> None:

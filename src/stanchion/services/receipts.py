@@ -66,6 +66,7 @@ class ReceiptService:
         self._waiting: dict[TenantId, _Waiting] = {}
         self._count = 0
         """Receipts in ``_waiting``, without those that were sent."""
+        self._writing = asyncio.Lock()
         self._outage = OutageLogger("receipts_write_failed", "receipts_write_recovered")
         self._left_out = Counter(
             "stanchion_receipts_left_out",
@@ -98,6 +99,10 @@ class ReceiptService:
 
     async def write(self) -> bool:
         """Write one batch for each tenant; ``False`` if the store did not take all of them."""
+        async with self._writing:
+            return await self._write_all()
+
+    async def _write_all(self) -> bool:
         tenants = [*self._waiting]
         failed: BaseException | None = None
         try:

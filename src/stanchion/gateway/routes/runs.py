@@ -15,6 +15,7 @@ from stanchion.core.model import ItemKey, Run, RunId, RunStatus, StepId, StepSta
 from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunOptions, RerunRefused
 from stanchion.gateway.body import check_value, checked_labels
+from stanchion.gateway.endpoint import note_refusal
 from stanchion.gateway.problems import (
     Refusal,
     RequestRefused,
@@ -196,6 +197,15 @@ async def start_batch(call: Call[StartBatch, NoQuery]) -> Reply | Refusal:
             run_ids[index] = answer.run_id
         else:
             refusals[index] = _not_started(answer)
+            note_refusal(
+                call.services,
+                refusals[index],
+                tenant=call.tenant,
+                workflow_id=workflow_id,
+                key=rows[index].key,
+                request_id=call.request_id,
+                actor=call.actor,
+            )
     return Reply(
         BatchAnswer(
             tuple(
