@@ -107,6 +107,8 @@ async def test_a_revoked_key_ends_its_sessions_and_streams(world: ConsoleHouse) 
 
 BAD_ORIGINS: list[tuple[str, list[tuple[str, str]]]] = [
     ("no origin", [SETTLED]),
+    ("no site", [("Origin", f"http://{HOST}")]),
+    ("no site over TLS", [("Origin", f"https://{HOST}")]),
     ("another origin", [("Origin", "http://evil.example"), SETTLED]),
     ("null origin", [("Origin", "null"), SETTLED]),
     ("another port", [("Origin", "http://127.0.0.1:1"), SETTLED]),

@@ -1,8 +1,9 @@
 """Access: cookies, and whether a request comes from the console itself.
 
-A request with a session's cookie must come from the console's own pages: ``Sec-Fetch-Site``, where
-the browser sends it, must be ``same-origin`` (or ``none`` for an address that was typed), and every
-change must come with an ``Origin`` that is this host and with the session's form token.
+A request with a session's cookie must come from the console's own pages: ``Sec-Fetch-Site``, which
+browsers send over TLS and to loopback, must be ``same-origin`` (or ``none`` for an address that was
+typed), and every change must come with an ``Origin`` that is this host and with the session's form
+token.
 
 The cookie is ``HttpOnly`` and ``SameSite=Strict``. Where the login form was sent over TLS, which
 its ``Origin`` says, it is ``Secure`` and has the prefix ``__Host-``. Browsers send
@@ -102,9 +103,11 @@ def theme_cookie(theme: str) -> Headers:
 
 def refuse_other_site(exchange: Exchange) -> None:
     """Raise ``RequestRefused`` unless a form was sent from a page of this host."""
-    site = exchange.headers.get(b"sec-fetch-site", b"same-origin")
-    origin = exchange.headers.get(b"origin")
-    is_own = origin is not None and origin.partition(b"://")[2] == _host(exchange)
+    host, origin = _host(exchange), exchange.headers.get(b"origin", b"")
+    is_own = origin.partition(b"://")[2] == host != b""
+    # Browsers send it over TLS and to loopback only: there, a request without it is not theirs.
+    is_sent = origin.startswith(b"https://") or is_loopback_host(host)
+    site = exchange.headers.get(b"sec-fetch-site", b"" if is_sent else b"same-origin")
     if site != b"same-origin" or not is_own:
         raise RequestRefused(
             Refusal(code=Code.FORBIDDEN, detail="a change must be sent by a page of this console")

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -57,11 +58,21 @@ async def list_runs(view: View) -> Data:
         "cursor": page.cursor,
         "statuses": list(RunStatus),
         "ages": AGES,
-        "has_bulk": api.allows("POST /v1/bulk"),
+        "bulk": _bulk(view, wanted) if api.allows("POST /v1/bulk") else None,
         "may_act": api.allows("POST /v1/runs/{run_id}/cancel"),
         "chosen": set(view.form.all("run")),
         "is_filtered": any(wanted.values()),
     }
+
+
+def _bulk(view: View, wanted: dict[str, Any]) -> str | None:
+    """The page that acts on all runs that fit the filters; ``None`` without filters."""
+    if not any(wanted.values()):
+        return None
+    tenant = view.tenant if view.visitor.sees_all else None
+    fields = {**wanted, "label": ", ".join(wanted["label"]), "tenant": tenant}
+    query = urlencode([(name, value) for name, value in fields.items() if value], doseq=True)
+    return f"/console/bulk?{query}"
 
 
 async def show_run(view: View) -> Data:
