@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.adapters.store.memory.runs import carry_out
-from stanchion.adapters.store.memory.state import Account, MemoryState
+from stanchion.adapters.store.memory.state import Account, MemoryState, RunPlaces
 from stanchion.core import lease, rerun
 from stanchion.core import why as why_module
 from stanchion.core.admission import Admitted, Verdict
@@ -37,7 +37,9 @@ from stanchion.core.model import (
     Instant,
     Item,
     JobId,
+    Run,
     RunId,
+    RunStatus,
     TenantId,
     WorkflowId,
     WorkflowSource,
@@ -60,6 +62,7 @@ from stanchion.ports.records import (
     OutboxRow,
     PostAnswer,
     Result,
+    RunIndex,
 )
 from stanchion.sim.bus import BusPort
 from stanchion.sim.replica import Mutant
@@ -167,6 +170,11 @@ class _SourceForgotten(SimStore):
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
         run = replace(admission.run, workflow_source=WorkflowSource.OWN)
         return await super().admit(replace(admission, run=run), within_ms=within_ms)
+
+
+def _moved_only_in(places: RunPlaces, run: Run, was: RunStatus) -> None:
+    if run.status is not was:
+        places._put(run, RunIndex.STATUS, run.status)  # noqa: SLF001 - half of what it should do
 
 
 def _unpinned(state: MemoryState, account: Account, name: WorkflowId) -> int:
@@ -458,6 +466,11 @@ ALL: Final = (
         store=_LateAdmits,
     ),
     Mutant(name="slot-freed-later", says="the slot is freed in a second step", store=_SlotLater),
+    Mutant(
+        name="listed-as-it-was",
+        says="a run stays in the list of the status that it had",
+        applied=_patched(RunPlaces, "move", _moved_only_in),
+    ),
     Mutant(
         name="source-not-recorded",
         says="a run of a shared workflow is stored as one of its tenant's own",

@@ -281,3 +281,13 @@ def test_a_result_that_was_accepted_and_never_applied_is_lost() -> None:
     file.jobs.append(JOB)
     state.jobs[JOB] = a_job(state=JobState.FINISHED)
     assert not looked_after(state, file)
+
+
+def test_a_list_that_is_not_what_a_scan_finds_is_named() -> None:
+    state, file = shelf_with()
+    (missing, *_) = must.lists_are_scans(state)
+    assert "lost ['run']" in missing
+    state.places.add(file.run)
+    assert good(must.lists_are_scans(state))
+    del state.runs[RUN]
+    assert any("gone ['run']" in said for said in must.lists_are_scans(state))

@@ -19,11 +19,16 @@ __all__ = ["check_end", "check_looked_after", "tell_unfinished"]
 def check_looked_after(world: World) -> None:
     """Check, soon after the last fault, that every run is owned, queued or finished."""
     state, now = world.store.real.state, world.store.clock.now()
+    _check_lists(world)
     for file in state.runs.values():
         world.history.check(
             "owned, queued or finished",
             must.owned_queued_or_finished(state, file, now=now, grace_ms=3_000),
         )
+
+
+def _check_lists(world: World) -> None:
+    world.history.check("lists equal scans", must.lists_are_scans(world.store.real.state))
 
 
 def tell_unfinished(world: World) -> None:
@@ -58,6 +63,7 @@ def check_end(world: World) -> None:
             must.slots_are_unfinished_runs(tenant, state.peek(TenantId(tenant)).active, 0),
         )
     _check_summaries(world)
+    _check_lists(world)
     if not world.scenario.profile.store_loses:
         _check_told(world)
     _check_metrics(world)
@@ -81,6 +87,10 @@ def _check_summaries(world: World) -> None:
 def _check_told(world: World) -> None:
     state = world.store.real.state
     for callers in world.callers:
+        world.history.check(
+            "a run is found by its label",
+            [f"{key}: run {run_id} is not listed" for key, run_id in callers.unlisted.items()],
+        )
         for key, run_ids in callers.started.items():
             missing = [run_id for run_id in run_ids if run_id not in state.runs]
             world.history.check(

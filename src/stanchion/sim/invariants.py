@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from stanchion.adapters.cursor import RunPage
+from stanchion.adapters.store.memory.runs import summary_of
 from stanchion.adapters.store.memory.state import JobFile, MemoryState, RunFile
 from stanchion.client.signals import Retrying
 from stanchion.core.events import TimerKind
@@ -44,7 +46,7 @@ from stanchion.core.settings import Settings
 from stanchion.core.transition import SetTimer, Transition
 from stanchion.core.why import Finding, WhyCode
 from stanchion.core.workflow import DelaySpec, ForEachSpec, JobSpec, StepSpec
-from stanchion.ports.records import JobState
+from stanchion.ports.records import JobState, RunFilter, RunIndex, index_for, label_texts
 
 __all__ = [
     "accepted_once",
@@ -62,6 +64,7 @@ __all__ = [
     "holder_owns",
     "inbox_has_row",
     "job_holder_owns",
+    "lists_are_scans",
     "nothing_after_deadline",
     "one_run_per_key",
     "owned_queued_or_finished",
@@ -324,6 +327,42 @@ def approvals_listed(state: MemoryState, file: RunFile) -> Iterator[str]:
         is_listed = (run.id, step_id) in state.approvals
         if is_listed is not isinstance(step.wait, OnDecision):
             yield f"run {run.id}: '{step_id}' is {step.status}, and is listed: {is_listed}"
+
+
+def lists_are_scans(state: MemoryState) -> Iterator[str]:
+    """What a filter lists is what a scan of all runs finds."""
+    runs = sorted(
+        (summary_of(file.run) for file in state.runs.values()),
+        key=lambda run: (run.created_at, run.id),
+        reverse=True,
+    )
+    filters = {RunFilter(): None, RunFilter(statuses=tuple(_FINISHED)): None}
+    for run in runs:
+        filters |= {
+            RunFilter(statuses=(run.status,)): None,
+            RunFilter(workflow_id=run.workflow_id): None,
+            RunFilter(labels=tuple(label_texts(run.labels))): None,
+            RunFilter(rerun_of=run.rerun_of): None,
+        }
+    for tenant in {None: None} | {run.tenant: None for run in runs}:
+        own = [run for run in runs if tenant in {None, run.tenant}]
+        for only in filters:
+            page = RunPage(only, None, max(1, len(runs)))
+            listed = [run_id for _, run_id in state.places.read(tenant, only, page, len(runs) + 1)]
+            fitting = {run.id: None for run in own if only.fits(run)}
+            lost = [run_id for run_id in fitting if run_id not in listed]
+            gone = [run_id for run_id in listed if RunId(run_id) not in state.runs]
+            # The index of a status has no others; a list by another index is filtered by it.
+            wrong = [
+                run_id
+                for run_id in listed
+                if run_id not in fitting and index_for(only, tenant) is RunIndex.STATUS
+            ]
+            if lost or gone or wrong or len({*listed}) < len(listed):
+                yield f"{tenant}, {only}: lost {lost}, gone {gone}, wrong {wrong}"
+
+
+_FINISHED: Final = [status for status in RunStatus if status.is_finished]
 
 
 def owned_queued_or_finished(

@@ -264,6 +264,8 @@ class Callers:
     budgets: RetryBudgets = field(default_factory=lambda: RetryBudgets(BUDGETS))
     started: dict[str, dict[str, None]] = field(default_factory=dict)
     """For every key, the run ids that callers got."""
+    unlisted: dict[str, str] = field(default_factory=dict)
+    """Runs that were not found by their label, by key."""
     told: dict[str, RunStatus] = field(default_factory=dict)
     """The final status of runs that callers got."""
     decided: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
@@ -310,6 +312,7 @@ class Callers:
         self.history.tell(f"caller {ask.key}/{copy}: has run {run_id}")
         if copy == 0:
             await self._then(client, ask, run_id)
+            await self._find(client, ask, run_id)
 
     async def _insist(self, client: AsyncClient, ask: Ask, who: str, chance: Random) -> str | None:
         """Start a run; repeat with the same key if the run may have been created."""
@@ -327,8 +330,17 @@ class Callers:
         if ask.workflow == "job":
             answer = await client.submit_job("plan", {"n": ask.key}, idempotency_key=ask.key)
             return answer.run_id
-        handle = await client.start(ask.workflow, {"n": ask.key}, idempotency_key=ask.key)
+        handle = await client.start(
+            ask.workflow, {"n": ask.key}, labels={"key": ask.key}, idempotency_key=ask.key
+        )
         return handle.run_id
+
+    async def _find(self, client: AsyncClient, ask: Ask, run_id: str) -> None:
+        """Look for the run by its label; the check at the end of the day reads the result."""
+        with suppress(CallFailed):
+            found = [row.run_id async for row in client.runs(labels={"key": ask.key})]
+            if ask.workflow != "job" and run_id not in found:
+                self.unlisted[ask.key] = run_id
 
     async def decide(self, tenant: str, run_id: str, step_id: str, verb: str) -> None:
         """Approve or reject."""

@@ -75,7 +75,7 @@ from stanchion.ports.records import (
     Tenant,
 )
 
-__all__ = ["MemoryRuns", "carry_out"]
+__all__ = ["MemoryRuns", "carry_out", "summary_of"]
 
 _DEFAULTS = Tenant()
 _NEVER = (0, 0)
@@ -220,7 +220,7 @@ class MemoryRuns(MemoryPart):
         while not page.is_full:
             asked = page.wanted
             places = self._state.places.read(tenant, only, page, asked)
-            rows = [(*place, _summary(self._state.runs[RunId(place[1])].run)) for place in places]
+            rows = [(*place, summary_of(self._state.runs[RunId(place[1])].run)) for place in places]
             page.add(rows, asked)
         return page.page()
 
@@ -321,7 +321,8 @@ def _key_record(account: Account, key: str | None, now: Instant) -> KeyRecord | 
     return found.record
 
 
-def _summary(run: Run) -> RunSummary:
+def summary_of(run: Run) -> RunSummary:
+    """The run in a list."""
     return RunSummary(
         id=run.id,
         tenant=run.tenant,
