@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from stanchion.console.page import DONE, Action, Data, Form, Nav, Page, Redirect, View
+from stanchion.console.pages.runs import wanted_runs
 from stanchion.core.json_value import JsonObject
-from stanchion.core.model import RunStatus
+from stanchion.core.model import Instant, RunStatus
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member
 from stanchion.wire.problems import Code
 
@@ -121,16 +122,20 @@ async def show_bulks(view: View) -> Data:
     """Bulk actions, newest first, and the form for a new one with its dry run."""
     page = await view.api.get("/v1/bulk", cursor=view.query.get("cursor"), limit=_LIMIT)
     sent = view.form if view.problem is not None else view.query
-    dry = None
+    dry, is_everything = None, False
     if "dry" in view.query and view.problem is None:
-        dry = await view.api.send(_BULK, body=_bulk_of(view.query) | {"dry_run": True})
+        body = _bulk_of(view.query, view.now)
+        is_everything = not body["filter"]
+        dry = await view.api.send(_BULK, body=body | {"dry_run": True})
     return {
         "bulks": page.bulks,
         "cursor": page.cursor,
         "verbs": _VERBS,
         "statuses": [str(each) for each in RunStatus],
         "sent": sent,
+        "wanted": wanted_runs(sent, view.now),
         "dry": dry,
+        "is_everything": is_everything,
         "may_act": view.api.allows(_BULK),
     }
 
@@ -145,16 +150,10 @@ async def show_bulk(view: View) -> Data:
     }
 
 
-def _bulk_of(form: Form) -> JsonObject:
+def _bulk_of(form: Form, now: Instant) -> JsonObject:
     """The body of a bulk action as the form says it."""
-    filters: JsonObject = {}
-    for name in ("status", "label"):
-        found = [
-            each.strip() for text in form.all(name) for each in text.split(",") if each.strip()
-        ]
-        if found:
-            filters[name] = list(found)
-    for name in ("workflow_id", "since", "until", "rerun_of"):
+    filters: JsonObject = {name: value for name, value in wanted_runs(form, now).items() if value}
+    for name in ("since", "until"):
         if form.get(name).strip():
             filters[name] = form.get(name).strip()
     body: JsonObject = {"action": form.get("action"), "filter": filters}
@@ -169,7 +168,7 @@ def _bulk_of(form: Form) -> JsonObject:
 
 async def start_bulk(view: View) -> Redirect:
     """Begin a bulk action."""
-    body = _bulk_of(view.form)
+    body = _bulk_of(view.form, view.now)
     if not body["filter"] and view.form.get("everything") != "yes":
         detail = "this would act on every run: name a filter, or confirm that all are meant"
         raise RequestRefused(Refusal(code=Code.INVALID_REQUEST, detail=detail))

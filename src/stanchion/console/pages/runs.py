@@ -11,10 +11,10 @@ from urllib.parse import urlencode
 import msgspec
 
 from stanchion.console.gantt import gantt, spans_of
-from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, Shown, View
+from stanchion.console.page import DONE, Action, Data, Form, Nav, Page, Redirect, Shown, View
 from stanchion.console.pages.approvals import DecisionForm, decide
 from stanchion.console.step_graph import GraphStep, StepKind, zoomable_graph
-from stanchion.core.model import RunStatus, StepStatus, WorkflowSource
+from stanchion.core.model import Instant, RunStatus, StepStatus, WorkflowSource
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.wire.runs import ApprovalRow, RunView, StepView, TimelineLine
 
@@ -39,19 +39,25 @@ GROUPS: Final = {
 """Choices of the filter by status that stand for several."""
 
 
-async def list_runs(view: View) -> Data:
-    """The runs that fit the filters."""
-    api, query = view.api, view.query
+def wanted_runs(query: Form, now: Instant) -> dict[str, Any]:
+    """The filters of a list of runs, as ``GET /v1/runs`` and a bulk action take them."""
     wanted: dict[str, Any] = {
         "status": [found for each in query.all("status") for found in GROUPS.get(each, (each,))],
-        "workflow_id": query.get("workflow_id"),
+        "workflow_id": query.get("workflow_id").strip(),
         "label": [each.replace("=", ":", 1) for each in query.get("label").split()],
-        "rerun_of": query.get("rerun_of"),
+        "rerun_of": query.get("rerun_of").strip(),
     }
     age_s = AGES.get(query.get("age"))
     if age_s is not None:
-        since = datetime.fromtimestamp(view.now / 1000 - age_s, UTC)
+        since = datetime.fromtimestamp(now / 1000 - age_s, UTC)
         wanted["since"] = since.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return wanted
+
+
+async def list_runs(view: View) -> Data:
+    """The runs that fit the filters."""
+    api, query = view.api, view.query
+    wanted = wanted_runs(query, view.now)
     page = await api.get("/v1/runs", limit=_LIMIT, cursor=query.get("cursor"), **wanted)
     return {
         "runs": page.runs,
