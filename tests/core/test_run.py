@@ -27,6 +27,7 @@ from stanchion.core.model import (
     ItemCounts,
     ItemKey,
     JobId,
+    JobTrace,
     OnDecision,
     OnDelay,
     OnJob,
@@ -41,6 +42,7 @@ from stanchion.core.model import (
 from stanchion.core.retry import Fixed
 from stanchion.core.run import decide, evolve, items_to_read
 from stanchion.core.steps.approval import data_faults, rule_against
+from stanchion.core.steps.job import ITEMS_TRACED
 from stanchion.core.transition import (
     ClearTimer,
     DispatchJob,
@@ -722,6 +724,21 @@ def test_a_for_each_dispatches_a_job_per_item_and_gathers_outputs_in_the_order_o
         world.succeed("a", f"out {index}", item=index)
     assert world.job("b").input == ["out 0", "out 1", "out 2"]
     assert world.run.step(A).items == ItemCounts(total=3, succeeded=3, output_bytes=21)
+
+
+def test_jobs_of_a_traced_run_have_its_context_and_of_many_items_the_first_are_sampled() -> None:
+    traced = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    plan = planned(fan_out())
+    pending = pending_run(plan, {"list": list(range(ITEMS_TRACED + 2))})
+    world = World(plan, msgspec.structs.replace(pending, traceparent=traced))
+    world.feed(Started(actor="caller"))
+    parents = [each.trace.parent for each in world.jobs.values() if each.trace is not None]
+    assert parents == [traced] * ITEMS_TRACED + [f"{traced[:-2]}00"] * 2
+    assert world.job("a", 0).trace == JobTrace(traced, START)
+    for index in range(ITEMS_TRACED + 2):
+        world.succeed("a", index, item=index)
+    assert world.job("b").trace == JobTrace(traced, world.now)
+    assert all(each.trace is None for each in started(fan_out(), list=[1]).jobs.values())
 
 
 def test_an_empty_for_each_succeeds_with_an_empty_list() -> None:

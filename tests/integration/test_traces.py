@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import subprocess
 import sys
@@ -71,12 +72,13 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 def _worker(directory: Path, url: str) -> Iterator[None]:
     (directory / "traced.py").write_text(PROGRAM, encoding="utf-8")
     command = [sys.executable, "-m", "stanchion", "worker", "traced:app", "--url", url]
-    process = subprocess.Popen(command, cwd=directory, stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(20)
+    with (directory / "worker.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=directory, stderr=log)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(20)
 
 
 def _start(client: httpx2.Client, url: str, *, traceparent: str | None) -> str:
@@ -174,6 +176,11 @@ def test_a_trace_shows_where_the_time_of_a_run_went(collector: Collector, tmp_pa
     handled = _named(spans, "handle traced.item")
     assert {each.attributes["stanchion.item"] for each in handled} == set(range(ITEMS_TRACED))
     assert _below(spans, handled[0]) == ["result", "tool call"]
+
+    # A log line leads to the trace.
+    lines = [json.loads(line) for line in (tmp_path / "worker.log").read_text().splitlines()]
+    [failed] = [line for line in lines if line["event"] == "job_failed"]
+    assert (failed["trace_id"], failed["run"], failed["tenant"]) == (trace_id, run_id, "default")
 
     # A sub-workflow is in the same trace, and so is a second attempt.
     flaky = _named(spans, "handle traced.flaky")
