@@ -83,6 +83,22 @@ async def test_a_cookie_without_the_prefix_does_not_count_over_tls(world: Consol
 
 
 @in_one_loop
+async def test_a_program_may_log_in_but_no_other_site(world: ConsoleHouse) -> None:
+    body = urlencode({"key": ADMIN}).encode()
+    for headers, status in (
+        ([], 303),
+        ([("Origin", f"http://{HOST}")], 303),
+        ([("Origin", "http://evil.example")], 403),
+        ([("Origin", "null")], 403),
+        ([("Sec-Fetch-Site", "cross-site")], 403),
+        ([("Origin", f"http://{HOST}"), ("Sec-Fetch-Site", "same-site")], 403),
+    ):
+        sent = [SAME_SITE[2], *headers]
+        answer = await world.house.ask("POST", "/console/login", body, headers=sent)
+        assert answer.status == status, headers
+
+
+@in_one_loop
 async def test_login_goes_on_to_pages_of_the_console_only(world: ConsoleHouse) -> None:
     for wanted in ("//evil.example", "https://evil.example", "/v1/runs", "/console\\@evil", ""):
         browser = await world.browser()

@@ -101,14 +101,18 @@ def theme_cookie(theme: str) -> Headers:
     return ((b"set-cookie", text.encode()),)
 
 
-def refuse_other_site(exchange: Exchange) -> None:
-    """Raise ``RequestRefused`` unless a form was sent from a page of this host."""
-    host, origin = _host(exchange), exchange.headers.get(b"origin", b"")
-    is_own = origin.partition(b"://")[2] == host != b""
+def refuse_other_site(exchange: Exchange, *, is_login: bool) -> None:
+    """Raise ``RequestRefused`` unless a form was sent from a page of this host.
+
+    The login form may come without the headers that browsers send: a program that has the key may
+    open a session, and no other site can leave them out.
+    """
+    host, origin = _host(exchange), exchange.headers.get(b"origin")
+    is_own = is_login if origin is None else origin.partition(b"://")[2] == host != b""
     # Browsers send it over TLS and to loopback only: there, a request without it is not theirs.
-    is_sent = origin.startswith(b"https://") or is_loopback_host(host)
-    site = exchange.headers.get(b"sec-fetch-site", b"" if is_sent else b"same-origin")
-    if site != b"same-origin" or not is_own:
+    is_sent = is_loopback_host(host) or (origin or b"").startswith(b"https://")
+    unsent = b"same-origin" if is_login or not is_sent else b""
+    if exchange.headers.get(b"sec-fetch-site", unsent) != b"same-origin" or not is_own:
         raise RequestRefused(
             Refusal(code=Code.FORBIDDEN, detail="a change must be sent by a page of this console")
         )

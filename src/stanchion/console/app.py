@@ -236,7 +236,7 @@ class Console:
             )
         form = Form()
         if method == "POST":
-            access.refuse_other_site(exchange)
+            access.refuse_other_site(exchange, is_login=path == _LOGIN)
             form = await self._form(exchange, place)
         if path == f"{_PREFIX}/theme" and method == "POST":
             return self._set_theme(form)
