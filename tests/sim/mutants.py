@@ -44,6 +44,7 @@ from stanchion.core.model import (
     WorkflowId,
     WorkflowSource,
 )
+from stanchion.core.receipts import Receipt
 from stanchion.core.retry import RetryClass
 from stanchion.core.transition import DispatchJob
 from stanchion.core.why import Finding, RunFacts, WhyCode
@@ -212,6 +213,13 @@ class _ChangeWithoutEntry(SimStore):
         audit: AuditEntry | None = None,  # noqa: ARG002 - the defect
     ) -> PostAnswer:
         return await super().post(run_id, event, entry_id=entry_id)
+
+
+class _ReceiptsLost(SimStore):
+    async def put_receipts(
+        self, tenant: TenantId, receipts: Sequence[Receipt], *, batch_id: str
+    ) -> None:
+        pass
 
 
 class _KeyLater(SimStore):
@@ -490,6 +498,11 @@ ALL: Final = (
         name="change-without-entry",
         says="a decision is recorded and its audit entry is not",
         store=_ChangeWithoutEntry,
+    ),
+    Mutant(
+        name="receipts-lost",
+        says="receipts of refusals are acknowledged and not stored",
+        store=_ReceiptsLost,
     ),
     Mutant(name="cap-read-before", says="the cap is checked on an old count", store=_CapRead),
     Mutant(

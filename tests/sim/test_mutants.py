@@ -29,6 +29,7 @@ FOUND_ON = {
     "pin-ignored": (0, "versions in force"),
     "key-reserved-apart": (0, "one run per key"),
     "change-without-entry": (0, "every change has its audit entry"),
+    "receipts-lost": (0, "refusals have receipts"),
     "cap-read-before": (109, "never above the cap"),
     "ack-before-commit": (0, "no accepted result is lost"),
     "publish-before-commit": (23, "what is waited for is out there"),

@@ -190,6 +190,12 @@ def audited_with_the_change(change: str, *, expected: int, grown: int) -> Iterat
         yield f"{change[:200]}: {grown} audit entries instead of {expected}"
 
 
+def receipts_are_kept(tenant: str, *, is_kept: bool) -> Iterator[str]:
+    """Receipts of refusals that were written can be read."""
+    if not is_kept:
+        yield f"receipts of {tenant} were written and cannot be read"
+
+
 # ── Leases ───────────────────────────────────────────────────────────────────────────────────────
 
 

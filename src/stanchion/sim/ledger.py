@@ -397,6 +397,13 @@ class Ledger:
         """Record taken outbox rows and fired timers."""
         self._rows(getattr(each, "run_id", each) for each in seen.answer)
 
+    def receipted(self, seen: _Seen) -> None:
+        """Check that receipts of refusals can be read when they are written."""
+        tenant, receipts = seen.arguments
+        kept = [each.receipts for each in self.store.real.state.receipts if each.tenant == tenant]
+        said = must.receipts_are_kept(tenant, is_kept=tuple(receipts) in kept)
+        self.history.check("refusals have receipts", said)
+
     def told(self, seen: _Seen) -> None:
         """Record a command that needs no check."""
         self.history.tell(f"store  {seen.who.name} {seen.verb} {seen.arguments[0]}")
@@ -474,6 +481,7 @@ _NOTES: Final[Mapping[str, Callable[[Ledger, _Seen], None]]] = MappingProxyType(
         "expire_jobs": Ledger.expired,
         "take_outbox": Ledger.taken_up,
         "fire_timers": Ledger.taken_up,
+        "put_receipts": Ledger.receipted,
         "post": Ledger.told,
         "replay_dead_letter": Ledger.told,
         "discard_dead_letter": Ledger.told,

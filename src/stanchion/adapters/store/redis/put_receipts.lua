@@ -34,8 +34,8 @@ while total > tonumber(ARGV[5]) do
   local found = redis.call('ZRANGEBYLEX', key.refused_of,
     '[' .. mine, '(' .. mine .. '\255', 'LIMIT', 0, 1)
   local batch_id = string.sub(found[1], #mine + 33)
-  local batch = cmsgpack.unpack(redis.call('HGET', key.receipts, batch_id))
-  if total - batch[3] < tonumber(ARGV[5]) then
+  local oldest = cmsgpack.unpack(redis.call('HGET', key.receipts, batch_id))
+  if total - oldest[3] < tonumber(ARGV[5]) then
     break
   end
   total = remove(batch_id)
