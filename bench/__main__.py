@@ -125,7 +125,7 @@ def _measured(groups: Sequence[Group], pace: Pace) -> list[Row]:
 def _write(rows: Sequence[Row]) -> None:
     REPORTS.mkdir(exist_ok=True)
     (REPORTS / "bench.json").write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
-    grown = [row for row in rows if row.name.startswith(growth.BEGINS)]
+    grown = [row for row in rows if row.name.startswith(growth.BEGINS) and row.pair]
     if grown:
         drawn = picture(grown, title="Throughput as the store grows", floor=growth.FLOOR)
         (REPORTS / "bench.svg").write_text(drawn)

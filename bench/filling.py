@@ -34,6 +34,8 @@ __all__ = ["Stock", "fill", "filled_file", "filled_namespace"]
 
 SHELF: Final = ROOT / "reports" / "growth"
 BATCH: Final = 1_000
+LABELS: Final = {"team": "red"}
+"""Of every hundredth run."""
 LEASES_MAX: Final = 100
 WITHIN_MS: Final = 60_000
 PATIENCE_S: Final = 60.0
@@ -49,7 +51,7 @@ class Stock(msgspec.Struct, frozen=True, kw_only=True):
 
 def filled_file(stock: Stock, path: Path) -> None:
     """Provide a SQLite file with this content at this path."""
-    kept = SHELF / f"{stock.finished}-{stock.tenants}-{stock.active}-{_schema()}.db"
+    kept = SHELF / f"{stock.finished}-{stock.tenants}-{stock.active}-labels-{_schema()}.db"
     if not kept.exists():
         SHELF.mkdir(parents=True, exist_ok=True)
         making = kept.with_suffix(".making")
@@ -123,7 +125,9 @@ async def _configure(store: Store, tenant: TenantId, workflows: Sequence[Workflo
 async def _start(store: Store, tenants: Sequence[TenantId], first: int, count: int) -> None:
     now = await store.now()
     wanted = [
-        builders.admission(now, tenant=tenants[number % len(tenants)])
+        builders.admission(
+            now, tenant=tenants[number % len(tenants)], labels=LABELS if number % 100 == 0 else None
+        )
         for number in range(first, first + count)
     ]
     verdicts = await asyncio.gather(*(store.admit(each, within_ms=WITHIN_MS) for each in wanted))

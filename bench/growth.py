@@ -20,7 +20,7 @@ from bench.filling import Stock, filled_file, filled_namespace
 from bench.http import BODY
 from bench.loadgen import Load, send
 from bench.pace import Pace
-from bench.row import Row, at_least, spread
+from bench.row import Row, at_least, at_most, spread
 from bench.serving import Site, backends, distributed, embedded, working
 
 __all__ = ["BEGINS", "rows"]
@@ -43,7 +43,10 @@ def rows(pace: Pace) -> list[Row]:
     ):
         for what, large in _larger(finished, pace).items():
             with opened(large) as sides:
-                found += _compare(f"{BEGINS}{store}, {what}", sides, pace)
+                name = f"{BEGINS}{store}, {what}"
+                if large.finished > SMALL.finished:
+                    found += _pages(name, sides, pace)
+                found += _compare(name, sides, pace)
     return found
 
 
@@ -81,6 +84,44 @@ def _on_valkey(large: Stock) -> Iterator[Sides]:
             return stack.enter_context(distributed(1, behind, namespace=name)), stock
 
         yield side("large", large), side("small", SMALL)
+
+
+_FILTERS = {
+    "a page by label": ("label=team:red&status=succeeded&limit=5", None),
+    "a page by status and workflow": ("status=succeeded&workflow_id=one-job&limit=50", None),
+    "a page of all tenants": ("label=team:red&limit=5", "*"),
+}
+"""Filtered pages that both stores can fill: the query, and the tenant."""
+PAGE_CEILING = 1.3
+_PAGES_PER_S = 20.0
+"""Slow enough for the tenant's share of processor time: the latency counts."""
+
+
+def _pages(name: str, sides: Sides, pace: Pace) -> list[Row]:
+    """How much longer a filtered page takes with many runs."""
+    found = []
+    for what, (query, tenant) in _FILTERS.items():
+
+        def page_ms(site: Site, query: str = query, tenant: str | None = tenant) -> float:
+            load = Load(
+                url=f"{site.url}/v1/runs?{query}",
+                method="GET",
+                body="",
+                headers={"X-Stanchion-Tenant": tenant or "tenant-0"},
+                connections=2,
+                seconds=pace.seconds,
+                rate_per_s=_PAGES_PER_S,
+            )
+            return median(send(load).only("200").latencies_ms)
+
+        pairs = [
+            tuple(page_ms(site) for site, _ in sides) for _ in range(1 + max(1, pace.rounds // 2))
+        ][1:]  # the first round reads what is not in memory yet
+        large, small = (median(side) for side in zip(*pairs, strict=True))
+        ratio = median(one / other for one, other in pairs)
+        note = f"{large:.2f} ms against {small:.2f} ms"
+        found.append(at_most(f"{name}: {what}", ratio, "×", PAGE_CEILING, note))
+    return found
 
 
 def _compare(name: str, sides: Sides, pace: Pace) -> list[Row]:
