@@ -247,7 +247,7 @@ class _CapRead(SimStore):
         tenant, now_s = admission.run.tenant, asyncio.get_running_loop().time()
         account = self._state.account(tenant)
         read_s, active = self._seen.get(tenant, (-1.0, 0))
-        if now_s - read_s > 0.01:
+        if now_s - read_s > 2.0:
             active = account.active
             self._seen[tenant] = (now_s, active)
         really, account.active = account.active, min(active, account.active)
