@@ -18,6 +18,7 @@ from stanchion.core.admission import (
     RateExceeded,
     Replayed,
     StaleDefinition,
+    TickTaken,
     TooLate,
     Verdict,
     fingerprint,
@@ -48,6 +49,8 @@ def verdict(**facts: object) -> Verdict:
     ("facts", "expected"),
     [
         ({}, Admitted(RunId("new"))),
+        ({"tick_is_taken": True, "definition_is_current": False}, TickTaken()),
+        ({"tick_is_taken": True, "key": SAME}, Replayed(RunId("old"))),
         ({"limit": 2, "active": 1}, Admitted(RunId("new"))),
         ({"limit": 2, "active": 2}, Full(2, 2)),
         ({"limit": 2, "active": 3}, Full(2, 3)),

@@ -101,6 +101,7 @@ def test_the_awkward_hours(cron: str, zone: str, begin: str, expected: list[str]
         ({"timezone": "Mars/Olympus"}, "timezone"),
         ({"timezone": "../../etc/passwd"}, "timezone"),
         ({"timezone": ""}, "timezone"),
+        ({"every_s": 366 * 86_400 + 1}, "every_s"),
         ({"jitter_s": -1}, "jitter_s"),
     ],
 )
