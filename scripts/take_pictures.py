@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stanchion.console.pages import PAGES
-from tests.acceptance.stack import ADMIN_KEY
 from tests.console.browser import find, open_browser
-from tests.console.scene import RESEARCH, Scene, running_scene, wait_for
+from tests.console.scene import RESEARCH, Scene, running_scene, sign_in, wait_for
 
 OUT: Final = Path(__file__).parent.parent / "docs" / "pictures"
 WIDTH, HEIGHT = 1280, 800
@@ -75,12 +74,11 @@ def main() -> None:
                 locale="en-GB",
                 timezone_id="UTC",
             )
-            context.request.post(
-                "/console/login", form={"key": ADMIN_KEY}, headers={"Origin": scene.url}
-            )
+            sign_in(context, scene.url)
             tab = context.new_page()
             for name, path in _places(run).items():
-                tab.goto(path)
+                answer = tab.goto(path)
+                assert answer.ok, f"{path} is answered with {answer.status}"
                 taken.add(_take(tab, blank, f"{name}-{theme}"))
             context.clear_cookies()
             tab.goto("/console/login")

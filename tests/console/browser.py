@@ -136,8 +136,9 @@ def _try(command: list[str]) -> bool:
         print(f"  {type(error).__name__}")
         return False
     if answer.returncode != 0:
-        last = answer.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        print(f"  failed: {' '.join(last)}")
+        lines = answer.stderr.decode(errors="replace").strip().splitlines()
+        told = [line for line in lines if "rror" in line or line.startswith("E:")] or lines
+        print(f"  failed: {' '.join(told[:1])}")
     return answer.returncode == 0
 
 

@@ -11,7 +11,7 @@ import httpx2
 
 from tests.acceptance.stack import ADMIN_KEY, Kind, Stack, running_stack
 
-__all__ = ["RESEARCH", "WAIT", "Scene", "running_scene", "wait_for"]
+__all__ = ["RESEARCH", "WAIT", "Scene", "running_scene", "sign_in", "wait_for"]
 
 RESEARCH: Final = {
     "risk": "high",
@@ -67,6 +67,17 @@ def wait_for(what: str, is_so: Any, *, within_s: float = 10.0) -> Any:  # noqa: 
         assert time.monotonic() < until, f"{what} did not happen within {within_s} s"
         time.sleep(0.02)
     return found
+
+
+def sign_in(context: Any, url: str, key: str = ADMIN_KEY) -> None:  # noqa: ANN401 - Playwright's
+    """Give a browser's context a session, as its login form would."""
+    answer = context.request.post(
+        f"{url}/console/login",
+        form={"key": key},
+        headers={"Origin": url, "Sec-Fetch-Site": "same-origin"},
+        max_redirects=0,
+    )
+    assert answer.status == 303, answer.text()
 
 
 class Scene:

@@ -16,7 +16,7 @@ from stanchion.console.api import route_named
 from stanchion.console.pages import PAGES
 from tests.acceptance.stack import ADMIN_KEY
 from tests.console import browser as found
-from tests.console.scene import RESEARCH, WAIT, Scene, running_scene, wait_for
+from tests.console.scene import RESEARCH, WAIT, Scene, running_scene, sign_in, wait_for
 
 pytestmark = [
     pytest.mark.alone,
@@ -72,10 +72,7 @@ class Visit:
 
     def sign_in(self, key: str = ADMIN_KEY) -> None:
         """Get a session without the form: one test uses that, and it takes its time."""
-        answer = self.context.request.post(
-            "/console/login", form={"key": key}, headers={"Origin": self.url}, max_redirects=0
-        )
-        assert answer.status == 303, answer.text()
+        sign_in(self.context, self.url, key)
 
     def close(self) -> None:
         self.context.close()
