@@ -1,130 +1,218 @@
-"""What the pages of repair and of locks do: the same as a request to the API, and what they ask."""
+"""What the pages do: forms that change something, and keep what was typed when they are refused."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 
-from stanchion.core.model import Risk
-from stanchion.services.lease_events import Fallback
-from tests.console.visits import Browser, ConsoleHouse, opened_console
-from tests.gateway.house import ADMIN
+from tests.console.visits import Browser, ConsoleHouse, opened_console, parsed
+from tests.gateway.asgi import Answer
+from tests.gateway.house import ADMIN, ONE_STEP
 
 in_one_loop = pytest.mark.asyncio(loop_scope="module")
+
+REVIEWED = {
+    "steps": {
+        "ask": {
+            "approval": {
+                "message": "How much?",
+                "data_schema": {
+                    "type": "object",
+                    "required": ["budget"],
+                    "properties": {"budget": {"type": "integer", "minimum": 0}},
+                },
+            }
+        }
+    },
+    "input_schema": {
+        "type": "object",
+        "required": ["question"],
+        "properties": {"question": {"type": "string", "minLength": 3}},
+    },
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world() -> AsyncIterator[ConsoleHouse]:
     async with opened_console() as console:
+        for name, workflow in (("reviewed", REVIEWED), ("one-step", ONE_STEP)):
+            path = f"/v1/workflows/{name}"
+            put = await console.house.ask("PUT", path, workflow, key=ADMIN, tenant="acme")
+            assert put.status == 200, put.body
         yield console
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser(world: ConsoleHouse) -> Browser:
-    return await world.browser(ADMIN)
+    browser = await world.browser(ADMIN)
+    await browser.get("/console")
+    return browser
 
 
-async def _dead_letter(world: ConsoleHouse, tenant: str) -> str:
-    """A job that was handed out too often."""
-    ask, store = world.house.ask, world.house.services.store
-    headers = [("X-Stanchion-Tenant", tenant)]
-    doomed = {"max_deliveries": 1, "steps": {"a": {"topic": "doom"}}}
-    await ask("PUT", "/v1/workflows/doomed", doomed, key=ADMIN, headers=headers)
-    await ask("POST", "/v1/workflows/doomed/runs", {}, key=ADMIN, headers=headers)
-    await store.lease_jobs("w", ["doom"], max_jobs=1, ttl_ms=1)  # type: ignore[list-item] # a topic
-    async with asyncio.timeout(5):
-        while not (await store.list_dead_letters(None)).items:
-            await store.expire_jobs(limit=10, max_deliveries=1)
-            await asyncio.sleep(0)
-    (letter,) = (await store.list_dead_letters(None)).items
-    return letter.id
+def values(answer: Answer) -> dict[str, str]:
+    """What the fields of a page hold, by name."""
+    found = {}
+    for element in parsed(answer.body):
+        name = element.attributes.get("name")
+        if name is not None and element.name in {"input", "textarea"}:
+            found[name] = element.attributes.get("value", element.text.removeprefix("\n"))
+    return found
 
 
-async def _letters(world: ConsoleHouse) -> list[Any]:
-    answer = await world.house.ask("GET", "/v1/admin/dead-letters", key=ADMIN)
-    return list(answer.json["dead_letters"])
+def notice(answer: Answer) -> str:
+    """What a page says was wrong."""
+    found = [each for each in parsed(answer.body) if each.attributes.get("class") == "problem"]
+    return found[0].text if found else ""
 
 
-@in_one_loop
-async def test_dead_letters_are_replayed_or_discarded(
-    world: ConsoleHouse, browser: Browser
-) -> None:
-    for verb in ("replay", "discard"):
-        letter = await _dead_letter(world, f"letters-{verb}")
-        page = await browser.get("/console/dead-letters")
-        assert letter.encode() in page.body
-        nothing = await browser.post("/console/dead-letters", act=verb)
-        assert (nothing.status, b"choose at least one" in nothing.body) == (422, True)
-        wrong = await browser.post("/console/dead-letters", act="bury", letter=letter)
-        assert wrong.status == 422
-        done = await browser.post("/console/dead-letters", act=verb, letter=letter)
-        assert (done.status, await _letters(world)) == (303, [])
-        gone = await browser.post("/console/dead-letters", act=verb, letter=letter)
-        assert gone.status == 404
+async def started(browser: Browser, **fields: str) -> Answer:
+    path = "/console/workflows/reviewed/start?tenant=acme"
+    return await browser.post(path, tenant="acme", **fields)
 
 
 @in_one_loop
-async def test_slots_are_compared_and_repaired(browser: Browser) -> None:
-    assert b"The last audit" in (await browser.get("/console/drift")).body
-    assert b"repaired nothing" in (await browser.get("/console/drift/try")).body
-    done = await browser.post("/console/drift")
-    assert (done.status, done.headers["location"]) == (303, "/console/drift?did=drift_repaired")
+async def test_a_form_starts_one_run_however_often_it_is_sent(browser: Browser) -> None:
+    page = await browser.get("/console/workflows/reviewed?tenant=acme")
+    key = values(page)["key"]
+    fields = {"key": key, "input.question": "why?", "labels": "team:red env=test"}
+    first, second = [await started(browser, **fields) for _ in range(2)]
+    assert first.status == 303
+    assert first.headers["location"] == second.headers["location"]
+    shown = (await browser.get(first.headers["location"])).body
+    assert b"The run was started." in shown
+    assert b"team:red" in shown
+    assert b"env:test" in shown
 
 
 @in_one_loop
-async def test_a_bulk_action_on_everything_must_be_meant(
-    world: ConsoleHouse, browser: Browser
-) -> None:
-    await world.house.start(key=ADMIN, tenant="bulk")
-    counted = await browser.get("/console/bulk?tenant=bulk&action=cancel&dry=1")
-    assert b"This would cancel 1 run" in counted.body
-    assert b"every run of bulk is meant" in counted.body
-    refused = await browser.post("/console/bulk", tenant="bulk", action="cancel")
-    assert (refused.status, b"confirm that all are meant" in refused.body) == (422, True)
-    odd = await browser.post("/console/bulk", tenant="bulk", action="cancel", rate_per_s="fast")
-    assert (odd.status, b'value="fast"' in odd.body) == (422, True)
-    begun = await browser.post("/console/bulk", tenant="bulk", action="cancel", everything="yes")
-    assert begun.status == 303
-    page = await browser.get(begun.headers["location"])
-    assert (page.status, b"Bulk cancel" in page.body) == (200, True)
+async def test_a_refused_form_keeps_what_was_typed(browser: Browser) -> None:
+    fields = {"key": "a-key", "input.question": "no", "labels": "team:red"}
+    answer = await started(browser, **fields)
+    assert answer.status == 422
+    kept = values(answer)
+    assert {name: kept[name] for name in fields} == fields
+    assert "does not accept this input" in notice(answer)
 
 
 @in_one_loop
-async def test_a_filter_of_the_list_of_runs_is_that_of_the_bulk_action(browser: Browser) -> None:
-    page = await browser.get(
-        "/console/bulk?tenant=none&action=cancel&status=active&label=a:b+c%3Dd&age=hour&dry=1"
-    )
-    assert page.status == 200
-    assert b'value="a:b c:d"' in page.body
-    for status in (b"pending", b"running", b"waiting"):
-        assert b'value="%b" checked' % status in page.body
-    assert b'name="since" value="20' in page.body
+async def test_a_decision_carries_the_data_that_its_schema_asks_for(browser: Browser) -> None:
+    run = urlsplit((await started(browser, **{"input.question": "why?"})).headers["location"])
+    run_id = run.path.rpartition("/")[2]
+    form = {"tenant": "acme", "run_id": run_id, "step_id": "ask", "verdict": "approve"}
+    for typed, status in (("much", 422), ("-1", 422)):
+        fields = {**form, "data.budget": typed, "comment": "fine"}
+        answer = await browser.post("/console/approvals/decide?tenant=acme", **fields)
+        assert answer.status == status, typed
+        assert "fine" in [
+            each.attributes.get("value")
+            for each in parsed(answer.body)
+            if each.attributes.get("name") == "comment"
+        ]
+    fields = {**form, "data.budget": "40", "comment": "fine"}
+    answer = await browser.post("/console/approvals/decide?tenant=acme", **fields)
+    assert answer.headers["location"].endswith("did=approved")
+    ended = await browser.house.ask("GET", f"/v1/runs/{run_id}", key=ADMIN, tenant="acme")
+    assert ended.json["steps"]["ask"]["output"]["data"] == {"budget": 40}
 
 
 @in_one_loop
-async def test_policies_are_previewed_then_changed(browser: Browser) -> None:
-    query = "preview=1&low.on_lock_error=fail_closed&low.renewal_failures_max=5"
-    preview = await browser.get(f"/console/policies?{query}")
-    assert b"waits until the lock store answers again" in preview.body
-    fields = {"low.on_lock_error": "fail_closed", "critical.on_lock_error": "fail_closed"}
-    done = await browser.post("/console/policies", **fields)
-    assert done.headers["location"] == "/console/policies?did=policies_changed"
-    again = await browser.post("/console/policies", **fields)
-    assert again.headers["location"] == "/console/policies?did=policies_same"
-    wrong = await browser.post("/console/policies", **{"low.on_lock_error": "fail_sideways"})
-    assert (wrong.status, b"fail_sideways" in wrong.body) == (422, True)
+async def test_a_rerun_says_first_what_it_would_do(browser: Browser) -> None:
+    run_id = await browser.house.start(key=ADMIN, tenant="acme")
+    path = f"/console/runs/{run_id}"
+    assert (await browser.post(f"{path}/rerun", tenant="acme")).status == 409
+    cancelled = await browser.post(f"{path}/cancel", tenant="acme", reason="wrong")
+    assert cancelled.status == 303
+    shown = await browser.post(f"{path}/rerun", tenant="acme", dry_run="yes")
+    assert shown.status == 200
+    assert b"It would run" in shown.body
+    bad = await browser.post(f"{path}/rerun", tenant="acme", input="{no")
+    assert (bad.status, values(bad)["input"]) == (422, "{no")
+    again = await browser.post(f"{path}/rerun", tenant="acme")
+    assert again.headers["location"].endswith("did=run_rerun")
 
 
 @in_one_loop
-async def test_work_without_a_lock_is_a_check_list(world: ConsoleHouse, browser: Browser) -> None:
-    history = world.house.services.lease_history
-    history.fell_back(Fallback(name="run/abc", risk=Risk.LOW, error="cut"))
-    page = (await browser.get("/console/leases")).body
-    assert b"made without a lock" in page
-    assert page.count(b"data-keep=") == 1
-    gone = await browser.get("/console/leases/release?name=run/none")
-    assert b"not held any more" in gone.body
+async def test_a_cap_is_changed_in_place_and_the_rest_is_kept(browser: Browser) -> None:
+    config = {"max_concurrent_runs": 2, "job_rate_per_s": 5.0}
+    put = await browser.house.ask("PUT", "/v1/admin/tenants/capped", config, key=ADMIN)
+    assert put.status == 200
+    answer = await browser.post("/console/admission/cap", of="capped", limit="many")
+    assert answer.status == 422
+    assert "whole number" in notice(answer)
+    for typed, limit in (("7", 7), ("", None)):
+        changed = await browser.post("/console/admission/cap", of="capped", limit=typed)
+        assert changed.headers["location"].endswith("did=cap_changed")
+        now = await browser.house.ask("GET", "/v1/admin/tenants/capped", key=ADMIN)
+        assert now.json["max_concurrent_runs"] == limit
+        assert now.json["job_rate_per_s"] == 5.0
+
+
+@in_one_loop
+async def test_settings_are_changed_after_a_preview(browser: Browser) -> None:
+    closes = [("escalation.closes", "high"), ("escalation.closes", "standard")]
+    change = [("lock_busy.delay_ms", "750"), *closes]
+    path = "/console/settings/change"
+    shown = await browser.send(path, change)
+    assert shown.status == 200
+    assert b"This would change 1 setting" in shown.body
+    settings = await browser.house.ask("GET", "/v1/admin/settings", key=ADMIN)
+    assert settings.json["lock_busy"]["delay_ms"] == 500
+    done = await browser.send(path, [*change, ("sure", "yes")])
+    assert done.headers["location"].endswith("did=settings_changed")
+    settings = await browser.house.ask("GET", "/v1/admin/settings", key=ADMIN)
+    assert settings.json["lock_busy"]["delay_ms"] == 750
+    assert settings.json["escalation"]["closes"] == ["high", "standard"]
+    wrong = await browser.send(path, [("lock_busy.delay_ms", "soon"), *closes])
+    assert (wrong.status, values(wrong)["lock_busy.delay_ms"]) == (422, "soon")
+    bad = [("lock_busy.delay_ms", "-5"), *closes, ("sure", "yes")]
+    assert (await browser.send(path, bad)).status == 422
+
+
+@in_one_loop
+async def test_a_new_key_is_shown_once_and_can_be_revoked(browser: Browser) -> None:
+    form = {"role": "runner", "for_tenant": "acme", "name": "ann", "note": "of team red"}
+    made = await browser.post("/console/keys/create", **form)
+    assert made.status == 200
+    (secret,) = [each.text for each in parsed(made.body) if each.name == "pre"]
+    assert (await browser.house.ask("GET", "/v1/runs", key=secret)).status == 200
+    assert secret.encode() not in (await browser.get("/console/keys")).body
+    gone = await browser.post("/console/keys/revoke", key_id=secret.split("_")[1])
+    assert gone.headers["location"].endswith("did=key_revoked")
+    assert (await browser.house.ask("GET", "/v1/runs", key=secret)).status == 401
+    bad = await browser.post("/console/keys/create", role="runner", for_tenant="*", name="bob")
+    assert (bad.status, values(bad)["name"]) == (422, "bob")
+
+
+@in_one_loop
+async def test_search_goes_straight_to_a_run(browser: Browser) -> None:
+    run_id = await browser.house.start(key=ADMIN, tenant="acme")
+    answer = await browser.get(f"/console/search?tenant=acme&q={run_id}")
+    assert answer.headers["location"] == f"/console/runs/{run_id}?tenant=acme"
+    shown = await browser.get("/console/search?tenant=acme&q=reviewed")
+    assert b"/console/workflows/reviewed?tenant=acme" in shown.body
+    for query in ("", "nothing-has-this-name", "%22%3E", "a" * 300):
+        assert (await browser.get(f"/console/search?q={query}")).status == 200, query
+
+
+@in_one_loop
+async def test_wrong_addresses_are_explained_and_never_an_error(browser: Browser) -> None:
+    for path, status in (
+        ("/console/runs?status=sleeping", 422),
+        ("/console/runs?cursor=forged", 422),
+        ("/console/runs?label=nocolon", 422),
+        ("/console/runs/unknown?tenant=acme", 404),
+        ("/console/runs/a%20b?tenant=acme", 422),
+        ("/console/runs?tenant=%00", 422),
+        ("/console/workflows/unknown?tenant=acme", 404),
+        ("/console/workflows/reviewed?tenant=acme&version=0", 422),
+        ("/console/workflows/reviewed?tenant=acme&version=9", 404),
+        ("/console/runs?%ff=%ff", 422),
+        ("/console/shared/unknown", 404),
+    ):
+        answer = await browser.get(path)
+        assert answer.status == status, path
+        assert b"<h1>" in answer.body, path
+    assert (await browser.house.ask("PUT", "/console", key=ADMIN)).status == 405

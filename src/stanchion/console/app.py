@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -419,11 +419,11 @@ class Console:
         return answer
 
     def _bare_view(self, exchange: Exchange, visitor: Visitor) -> View:
-        query = _query(exchange)
-        try:
+        """The view of a page that says why there is no other page: its address may be wrong."""
+        query, tenant = Form(), None if visitor.sees_all else visitor.holder.tenant
+        with suppress(RequestRefused):
+            query = _query(exchange)
             tenant = access.wanted_tenant(visitor, query.get(_TENANT_FIELD))
-        except RequestRefused:
-            tenant = None if visitor.sees_all else visitor.holder.tenant
         services, state = self._services, self._state
         api = Api(services, state, visitor.holder, tenant=tenant, request_id=exchange.request_id)
         path = exchange.scope["path"]
