@@ -131,6 +131,12 @@ CASES = {
     ),
     "get_bulk": Case(lambda c: c.get_bulk("b1"), "GET /v1/bulk/b1", None, BULK),
     "stop_bulk": Case(lambda c: c.stop_bulk("b1"), "DELETE /v1/bulk/b1", None, BULK),
+    "why": Case(
+        lambda c: c.why("r1"),
+        "GET /v1/runs/r1/why",
+        None,
+        {"run_id": "r1", "status": None, "as_of": "2026-11-15T19:00:00Z", "findings": []},
+    ),
     "timeline": Case(
         lambda c: c.timeline("r1"),
         "GET /v1/runs/r1/timeline?limit=1000",

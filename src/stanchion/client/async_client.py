@@ -90,6 +90,7 @@ class AsyncClient(BaseClient[AsyncTransport]):
     list = _method(calls.list_runs)
     runs = _iterating(calls.runs)
     timeline = _method(calls.timeline)
+    why = _method(calls.why)
     items = _iterating(calls.items)
     approvals = _iterating(calls.approvals)
     cancel = _method(calls.cancel)
@@ -167,6 +168,7 @@ class AsyncRunHandle(BaseRunHandle[AsyncClient]):
     approve = _of_run(AsyncClient.approve)
     reject = _of_run(AsyncClient.reject)
     timeline = _of_run(AsyncClient.timeline)
+    why = _of_run(AsyncClient.why)
     events = _of_run(AsyncClient.events)
 
 

@@ -58,6 +58,7 @@ from stanchion.wire.runs import (
     StartAnswer,
     SubmitAnswer,
     TimelineAnswer,
+    WhyAnswer,
     WorkflowList,
     WorkflowUseList,
     WorkflowView,
@@ -90,6 +91,7 @@ __all__ = [
     "submit_job",
     "timeline",
     "wait",
+    "why",
     "workflow_usage",
 ]
 
@@ -292,6 +294,12 @@ def timeline(
     """One page of a run's history, oldest first."""
     path = f"{run_path(run_id)}/timeline" + query_of({"limit": limit, "cursor": cursor})
     return (yield from engine.ask(getting(engine, "timeline", path, TimelineAnswer)))
+
+
+def why(engine: CallEngine, run_id: str) -> Op[WhyAnswer]:
+    """Why a run does not go on, and what to do, the most important cause first."""
+    path = f"{run_path(run_id)}/why"
+    return (yield from engine.ask(getting(engine, "why", path, WhyAnswer)))
 
 
 def cancel(engine: CallEngine, run_id: str, *, reason: str | None = None) -> Op[Change]:

@@ -94,6 +94,7 @@ class Client(BaseClient[SyncTransport]):
     list = _method(calls.list_runs)
     runs = _iterating(calls.runs)
     timeline = _method(calls.timeline)
+    why = _method(calls.why)
     items = _iterating(calls.items)
     approvals = _iterating(calls.approvals)
     cancel = _method(calls.cancel)
@@ -171,6 +172,7 @@ class RunHandle(BaseRunHandle[Client]):
     approve = _of_run(Client.approve)
     reject = _of_run(Client.reject)
     timeline = _of_run(Client.timeline)
+    why = _of_run(Client.why)
     events = _of_run(Client.events)
 
 
