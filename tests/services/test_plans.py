@@ -219,3 +219,27 @@ async def test_a_run_is_planned_by_its_source_and_versions_for_ever() -> None:
     spec = (await Plans(store).of_run(run)).steps[StepId("work")].spec
     assert isinstance(spec, JobSpec)
     assert spec.topic == "shared"
+
+
+async def test_a_shared_workflow_is_linked_once_for_all_tenants_that_start_it_at_once() -> None:
+    store, gate, count = MemoryStore(ManualClock()), asyncio.Event(), 0
+
+    async def link_slowly(
+        workflow: Workflow, others: Mapping[WorkflowId, Workflow], source: WorkflowSource
+    ) -> Plan | WorkflowFaults:
+        nonlocal count
+        count += 1
+        await gate.wait()
+        return await link_here(workflow, others, source)
+
+    await store.put_shared_workflow(inner("work"))
+    plans = Plans(store, linker=link_slowly)
+    tenants = [TenantId(f"tenant-{number}") for number in range(100)]
+    asking = [asyncio.create_task(linked(plans, INNER, tenant)) for tenant in tenants]
+    await asyncio.sleep(0.001)
+    asking[0].cancel()  # the one that links
+    await asyncio.sleep(0.001)
+    gate.set()
+    found = await asyncio.gather(*asking[1:])
+    assert len({id(each.plan) for each in found}) == 1
+    assert count == 2

@@ -48,6 +48,8 @@ PLANS_MAX: Final = 2_000
 DEFINITIONS_MAX: Final = 500
 """Workflows that one plan may contain; more do not fit into the maximum number of steps."""
 
+_ALL_TENANTS: Final = TenantId("*")
+"""Whose work it is to link a shared workflow. No tenant has this name."""
 JOB_STEP: Final = StepId("job")
 _JOB_PREFIX: Final = "job/"
 """No workflow of a tenant can have such an id: a slash is not allowed in workflow ids."""
@@ -112,6 +114,7 @@ class Plans:
         self._by_version: OrderedDict[object, Plan] = OrderedDict()
         self._by_content: OrderedDict[bytes, Plan] = OrderedDict()
         self._jobs: OrderedDict[Topic, Linked] = OrderedDict()
+        self._linking: CoalescedRead[bytes, Plan | WorkflowFaults] = CoalescedRead()
         self._reading: CoalescedRead[tuple[TenantId, WorkflowId], _Newest] = CoalescedRead()
 
     async def newest(
@@ -210,19 +213,38 @@ class Plans:
         content = _content(name, workflows)
         plan = self._by_content.get(content)
         if plan is None:
-            workflow = workflows[name]
-            if self._executor is None:
-                linked = await self._link(workflow, workflows, source)
-            else:
-                linked = await self._executor.run(
-                    tenant, lambda: link(workflow, workflows, source=source), may_refuse=False
+            is_shared = source is WorkflowSource.SHARED
+            # After a change, the next starts of all tenants need the same new plan. One links it,
+            # in a turn of its own: a tenant with much waiting must not hold up the others.
+            while is_shared and self._linking.is_under_way(content):
+                joined = await self._linking.found(content)
+                if joined is not None:
+                    return joined
+            if is_shared:
+                linked = await self._linking.read(
+                    content, lambda: self._linked(_ALL_TENANTS, workflows[name], workflows, source)
                 )
+            else:
+                linked = await self._linked(tenant, workflows[name], workflows, source)
             if isinstance(linked, WorkflowFaults):
                 return linked
             plan = linked
             _keep(self._by_content, content, plan, PLANS_MAX)
         _keep(self._by_version, key, plan)
         return plan
+
+    async def _linked(
+        self,
+        tenant: TenantId,
+        workflow: Workflow,
+        workflows: Mapping[WorkflowId, Workflow],
+        source: WorkflowSource,
+    ) -> Plan | WorkflowFaults:
+        if self._executor is None:
+            return await self._link(workflow, workflows, source)
+        return await self._executor.run(
+            tenant, lambda: link(workflow, workflows, source=source), may_refuse=False
+        )
 
     async def _gather(
         self, tenant: TenantId, workflow_id: WorkflowId
