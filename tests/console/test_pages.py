@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 
+from stanchion import console
 from tests.console.visits import Browser, ConsoleHouse, opened_console, parsed
 from tests.gateway.asgi import Answer
 from tests.gateway.house import ADMIN, ONE_STEP
@@ -37,12 +41,12 @@ REVIEWED = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world() -> AsyncIterator[ConsoleHouse]:
-    async with opened_console() as console:
+    async with opened_console() as opened:
         for name, workflow in (("reviewed", REVIEWED), ("one-step", ONE_STEP)):
             path = f"/v1/workflows/{name}"
-            put = await console.house.ask("PUT", path, workflow, key=ADMIN, tenant="acme")
+            put = await opened.house.ask("PUT", path, workflow, key=ADMIN, tenant="acme")
             assert put.status == 200, put.body
-        yield console
+        yield opened
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -216,3 +220,22 @@ async def test_wrong_addresses_are_explained_and_never_an_error(browser: Browser
         assert answer.status == status, path
         assert b"<h1>" in answer.body, path
     assert (await browser.house.ask("PUT", "/console", key=ADMIN)).status == 405
+
+
+def test_files_of_others_are_the_published_ones_and_nothing_is_fetched_elsewhere() -> None:
+    static = Path(console.__file__).parent / "static"
+    listed = (static / "VENDORED.txt").read_text(encoding="utf-8")
+    noted = re.findall(r"^(\S+\.(?:js|css)) .*\n  sha256 (\w{64})$", listed, re.MULTILINE)
+    assert {name for name, _ in noted} == {"htmx.min.js", "uplot.min.css", "uplot.min.js"}
+    for name, digest in noted:
+        assert hashlib.sha256((static / name).read_bytes()).hexdigest() == digest, name
+    own = [each for each in static.iterdir() if each.suffix in {".css", ".js"}]
+    assert sum(each.stat().st_size for each in own) < 160 * 1024
+    for file in own:
+        if file.name not in dict(noted):
+            text = file.read_text(encoding="utf-8")
+            assert re.search(r"https?://|//[a-z]+\.|eval\(|innerHTML", text) is None, file.name
+    for template in (static.parent / "templates").iterdir():
+        text = template.read_text(encoding="utf-8")
+        assert "|safe" not in text, template.name
+        assert re.search(r"\sstyle=|\son\w+=|<script(?! src)", text) is None, template.name
