@@ -517,7 +517,7 @@ def test_a_blocking_client_pays_for_no_event_loop_and_no_server() -> None:
     heavy = {"asyncio", "ssl", "http.client", "email", "logging", "httpx2", "starlette", "redis"}
     assert heavy & set(loaded) == set()
     ours = {name.split(".")[1] for name in loaded if name.startswith("stanchion.")}
-    assert ours == {"client", "core", "transport", "wire"}
+    assert ours == {"client", "core", "telemetry", "transport", "wire"}
     third = {"msgspec", "cel_expr_python", "jsonschema_rs", "yaml", "apsw", "click"}
     assert third & set(loaded) == {"msgspec"}
 
