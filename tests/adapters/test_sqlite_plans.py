@@ -46,6 +46,7 @@ _MAY_SCAN = {
     "count_ready": "one row per topic and tenant with ready jobs: what waits, not what is kept",
     "count_rows": "one entry per run that is to be advanced: what waits, not what is kept",
     "highest_ticket": "once, when the store is opened, over what is waiting",
+    "list_notes": "notes of locks changed by hand that are not in the audit log yet",
     "look": "the first row of a table, and no more",
 }
 
