@@ -307,7 +307,7 @@ def test_a_fence_has_a_block_until_the_next_and_refused_writes_are_crossed() -> 
         "refused: a write with the older fence 10",
         "released by force: fence 11",
     ]
-    assert next(root.iter("svg")).get("aria-label") == "2 terms in 1 min, 1 refused writes"
+    assert next(root.iter("svg")).get("aria-label") == "2 terms in 1 min, 1 refused write"
 
 
 def test_a_histogram_has_a_bar_a_bucket_and_a_line_for_what_is_expected() -> None:

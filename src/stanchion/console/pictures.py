@@ -147,7 +147,9 @@ def fence_strip(marks: Sequence[FenceMark], *, begin: datetime, end: datetime) -
             )
     height = _STRIP_TOP + _STRIP_HEIGHT + 20
     refused = sum(mark.what == "refused" for mark in shown)
-    label = f"{number} terms in {_span(begin, end)}, {refused} refused writes"
+    terms = f"{number} {'term' if number == 1 else 'terms'}"
+    writes = f"{refused} refused {'write' if refused == 1 else 'writes'}"
+    label = f"{terms} in {_span(begin, end)}, {writes}"
     drawn.append(f'<text class="end" x="{_STRIP_WIDTH}" y="{height - 5}">now</text>')
     drawn.append(f'<text x="0" y="{height - 5}">{escape(_span(begin, end))} ago</text>')
     return Markup(  # noqa: S704 - made of numbers, class names and escaped text

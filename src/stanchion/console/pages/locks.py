@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
+
+from markupsafe import Markup
 
 from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, View
 from stanchion.console.pictures import FenceMark, fence_strip
-from stanchion.core.json_value import JsonObject
+from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.lease import RENEWAL_FAILURES_MAX, OnLockError, OnRenewalLost
 from stanchion.core.model import Risk
-from stanchion.wire.admin import LeaseMarkRow, LockHistory
+from stanchion.wire.admin import LeaseMarkRow, LeaseRow
 
 __all__ = ["ACTIONS", "PAGES"]
 
 _LEASES: Final = "GET /v1/admin/leases"
 _RELEASE: Final = "DELETE /v1/admin/leases/{name}"
+_AUDIT: Final = "GET /v1/admin/audit"
 _PATCH: Final = "PATCH /v1/admin/settings"
 _STRIP: Final = timedelta(minutes=15)
 
@@ -28,11 +31,14 @@ async def show_leases(view: View) -> Data:
     name = view.query.get("name") or None
     held = await view.api.get("/v1/admin/leases")
     history = await view.api.get("/v1/admin/lock-history", name=name)
+    marks = [_mark(each) for each in history.marks]
+    if name is not None:
+        marks += await _by_hand(view, name, held.leases)
     return {
         "leases": [{"row": row, **_about(row.name)} for row in held.leases],
         "name": name,
         "history": history,
-        "strip": None if name is None else _strip(history),
+        "strip": _strip(marks, history.until) if marks else None,
         "unlocked": [{"row": row, **_about(row.name)} for row in history.unlocked[:200]],
         "may_release": view.api.allows(_RELEASE),
     }
@@ -47,12 +53,32 @@ def _about(name: str) -> dict[str, str | None]:
     }
 
 
-def _strip(history: LockHistory) -> object:
+def _strip(marks: list[FenceMark], until: datetime) -> Markup:
     """The fences of the last quarter of an hour; from the first moment on, if that is later."""
-    begin = history.until - _STRIP
-    if history.marks:
-        begin = max(begin, history.marks[0].at - timedelta(seconds=1))
-    return fence_strip([_mark(each) for each in history.marks], begin=begin, end=history.until)
+    first = min(mark.at for mark in marks) - timedelta(seconds=1)
+    return fence_strip(marks, begin=max(first, until - _STRIP), end=until)
+
+
+async def _by_hand(view: View, name: str, leases: tuple[LeaseRow, ...]) -> list[FenceMark]:
+    """The holder of now, whoever it is, and when operators took the lock away."""
+    marks = [
+        FenceMark(at=row.acquired_at, what="acquired", fence=row.fence, holder=row.holder or "")
+        for row in leases
+        if row.name == name and row.acquired_at is not None
+    ]
+    if view.api.allows(_AUDIT):
+        page = await view.api.get("/v1/admin/audit", action="lease.release", limit=100)
+        marks += [
+            FenceMark(at=entry.at, what="forced", fence=_fence(entry.before), holder=entry.actor)
+            for entry in page.entries
+            if entry.subject == f"lease/{name}"
+        ]
+    return marks
+
+
+def _fence(before: JsonValue) -> int:
+    fence = before.get("fence") if isinstance(before, dict) else None
+    return fence if isinstance(fence, int) else 0
 
 
 def _mark(row: LeaseMarkRow) -> FenceMark:

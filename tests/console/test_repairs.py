@@ -1,0 +1,137 @@
+"""What the pages of repair and of locks do: the same as a request to the API, and what they ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from stanchion.core.model import Risk
+from stanchion.services.lease_events import Fallback
+from tests.console.visits import Browser, ConsoleHouse, opened_console
+from tests.gateway.house import ADMIN
+
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world() -> AsyncIterator[ConsoleHouse]:
+    async with opened_console() as console:
+        yield console
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser(world: ConsoleHouse) -> Browser:
+    return await world.browser(ADMIN)
+
+
+async def _dead_letter(world: ConsoleHouse, tenant: str) -> str:
+    """A job that was handed out too often."""
+    ask, store = world.house.ask, world.house.services.store
+    headers = [("X-Stanchion-Tenant", tenant)]
+    doomed = {"max_deliveries": 1, "steps": {"a": {"topic": "doom"}}}
+    await ask("PUT", "/v1/workflows/doomed", doomed, key=ADMIN, headers=headers)
+    await ask("POST", "/v1/workflows/doomed/runs", {}, key=ADMIN, headers=headers)
+    await store.lease_jobs("w", ["doom"], max_jobs=1, ttl_ms=1)  # type: ignore[list-item] # a topic
+    async with asyncio.timeout(5):
+        while not (await store.list_dead_letters(None)).items:
+            await store.expire_jobs(limit=10, max_deliveries=1)
+            await asyncio.sleep(0)
+    (letter,) = (await store.list_dead_letters(None)).items
+    return letter.id
+
+
+async def _letters(world: ConsoleHouse) -> list[Any]:
+    answer = await world.house.ask("GET", "/v1/admin/dead-letters", key=ADMIN)
+    return list(answer.json["dead_letters"])
+
+
+@in_one_loop
+async def test_dead_letters_are_replayed_or_discarded(
+    world: ConsoleHouse, browser: Browser
+) -> None:
+    for verb in ("replay", "discard"):
+        letter = await _dead_letter(world, f"letters-{verb}")
+        page = await browser.get("/console/dead-letters")
+        assert letter.encode() in page.body
+        nothing = await browser.post("/console/dead-letters", act=verb)
+        assert (nothing.status, b"choose at least one" in nothing.body) == (422, True)
+        wrong = await browser.post("/console/dead-letters", act="bury", letter=letter)
+        assert wrong.status == 422
+        done = await browser.post("/console/dead-letters", act=verb, letter=letter)
+        assert (done.status, await _letters(world)) == (303, [])
+        gone = await browser.post("/console/dead-letters", act=verb, letter=letter)
+        assert gone.status == 404
+
+
+@in_one_loop
+async def test_slots_are_compared_and_repaired(browser: Browser) -> None:
+    assert b"The last audit" in (await browser.get("/console/drift")).body
+    assert b"repaired nothing" in (await browser.get("/console/drift/try")).body
+    done = await browser.post("/console/drift")
+    assert (done.status, done.headers["location"]) == (303, "/console/drift?did=drift_repaired")
+
+
+@in_one_loop
+async def test_a_bulk_action_on_everything_must_be_meant(
+    world: ConsoleHouse, browser: Browser
+) -> None:
+    await world.house.start(key=ADMIN, tenant="bulk")
+    counted = await browser.get("/console/bulk?tenant=bulk&action=cancel&dry=1")
+    assert b"This would cancel 1 run" in counted.body
+    assert b"every run of bulk is meant" in counted.body
+    refused = await browser.post("/console/bulk", tenant="bulk", action="cancel")
+    assert (refused.status, b"confirm that all are meant" in refused.body) == (422, True)
+    odd = await browser.post("/console/bulk", tenant="bulk", action="cancel", rate_per_s="fast")
+    assert (odd.status, b'value="fast"' in odd.body) == (422, True)
+    begun = await browser.post("/console/bulk", tenant="bulk", action="cancel", everything="yes")
+    assert begun.status == 303
+    page = await browser.get(begun.headers["location"])
+    assert (page.status, b"Bulk cancel" in page.body) == (200, True)
+
+
+@in_one_loop
+async def test_a_filter_of_the_list_of_runs_is_that_of_the_bulk_action(browser: Browser) -> None:
+    page = await browser.get(
+        "/console/bulk?tenant=none&action=cancel&status=active&label=a:b+c%3Dd&age=hour&dry=1"
+    )
+    assert page.status == 200
+    assert b'value="a:b c:d"' in page.body
+    for status in (b"pending", b"running", b"waiting"):
+        assert b'value="%b" checked' % status in page.body
+    assert b'name="since" value="20' in page.body
+
+
+@in_one_loop
+async def test_policies_are_previewed_then_changed(browser: Browser) -> None:
+    query = "preview=1&low.on_lock_error=fail_closed&low.renewal_failures_max=5"
+    preview = await browser.get(f"/console/policies?{query}")
+    assert b"waits until the lock store answers again" in preview.body
+    fields = {"low.on_lock_error": "fail_closed", "critical.on_lock_error": "fail_closed"}
+    done = await browser.post("/console/policies", **fields)
+    assert done.headers["location"] == "/console/policies?did=policies_changed"
+    again = await browser.post("/console/policies", **fields)
+    assert again.headers["location"] == "/console/policies?did=policies_same"
+    wrong = await browser.post("/console/policies", **{"low.on_lock_error": "fail_sideways"})
+    assert (wrong.status, b"fail_sideways" in wrong.body) == (422, True)
+
+
+@in_one_loop
+async def test_work_without_a_lock_is_a_check_list(world: ConsoleHouse, browser: Browser) -> None:
+    history = world.house.services.lease_history
+    history.fell_back(Fallback(name="run/abc", risk=Risk.LOW, error="cut"))
+    page = (await browser.get("/console/leases")).body
+    assert b"made without a lock" in page
+    assert page.count(b"data-keep=") == 1
+    lock = {"name": "run/taken", "ttl_s": 60}
+    await world.house.ask("POST", "/v1/admin/leases", lock, key=ADMIN)
+    held = (await browser.get("/console/leases?name=run/taken")).body
+    assert b"1 term in" in held
+    done = await browser.post("/console/leases/release", name="run/taken", reason="gone")
+    assert done.status == 303
+    assert b"released by force: fence" in (await browser.get("/console/leases?name=run/taken")).body
+    gone = await browser.get("/console/leases/release?name=run/none")
+    assert b"not held any more" in gone.body
