@@ -57,12 +57,24 @@ async def show_settings(view: View) -> Data:
     }
 
 
-async def _history(view: View) -> Any:  # noqa: ANN401 - the route's own type
-    """Who changed settings last, if this version keeps an audit log."""
+async def _history(view: View) -> list[tuple[Any, list[tuple[str, Any, Any]]]]:
+    """The last changes: each audit entry with the settings that it changed, before and after."""
     if not view.api.allows("GET /v1/admin/audit"):
-        return ()
+        return []
     found = await view.api.get("/v1/admin/audit", action="settings.patch", limit=10)
-    return found.entries
+    return [(entry, _changed(entry.before, entry.after)) for entry in found.entries]
+
+
+def _changed(before: Any, after: Any) -> list[tuple[str, Any, Any]]:  # noqa: ANN401 - JSON
+    """The members that differ, by their paths."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return []
+    old, new = (dict(_flat(each, "")) for each in (before, after))
+    return [
+        (path.removeprefix("."), old.get(path), new.get(path))
+        for path in {**old, **new}
+        if old.get(path) != new.get(path)
+    ]
 
 
 def _flat(value: Any, path: str) -> list[tuple[str, Any]]:  # noqa: ANN401 - JSON
@@ -93,6 +105,8 @@ def _field(view: View, name: str, value: Any) -> Data:  # noqa: ANN401 - JSON
 def _label(name: str) -> str:
     """The name of a setting in words, its unit in parentheses."""
     words = name.partition(".")[2].replace("_", " ").replace(".", ", ")
+    if words.endswith(" per s"):
+        return f"{words}econd"
     for unit in ("ms", "s"):
         if words.endswith(f" {unit}"):
             return f"{words.removesuffix(unit)}({unit})"
