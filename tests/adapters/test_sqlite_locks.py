@@ -14,9 +14,10 @@ import apsw
 import pytest
 
 from stanchion.adapters.locks.sqlite import SqliteLocks
+from stanchion.adapters.sqlite.opening import Schema, bring_up_to_date, read_schema
 from stanchion.adapters.system import ManualClock, SystemClock
 from stanchion.ports.errors import BackendTimeout
-from stanchion.ports.locks import AcquireTooLate, Granted, Held, NotOwned
+from stanchion.ports.locks import AcquireTooLate, Granted, Held, NotOwned, Renewed
 
 _ROOT: Final = Path(__file__).parents[2]
 _PROCESSES: Final = 4
@@ -39,6 +40,23 @@ def test_processes_that_open_one_file_at_once_have_one_holder_at_a_time(tmp_path
     assert number.read_text() == str(_PROCESSES * _TURNS)
     fences = [int(line) for output in said for line in output.split()]
     assert len(set(fences)) == _PROCESSES * _TURNS
+
+
+async def test_a_file_of_an_older_version_keeps_its_locks(tmp_path: Path) -> None:
+    path, clock = tmp_path / "locks.db", ManualClock()
+    whole = read_schema(b"STLK", "stanchion.adapters.locks", "sqlite_migrations")
+    with closing(apsw.Connection(str(path))) as connection:
+        bring_up_to_date(connection, "f", Schema(whole.application_id, whole.migrations[:2]))
+        held = ("run/1", "me", 7, clock.now() + _DAY_MS)
+        connection.execute("INSERT INTO locks VALUES (?, ?, ?, ?)", held).fetchall()
+    locks = await SqliteLocks.open(path, clock=clock)
+    try:
+        assert await locks.renew("run/1", "me", ttl_ms=1_000, within_ms=_WITHIN_MS) == Renewed()
+        view = await locks.inspect("run/1")
+        assert view is not None
+        assert (view.fence, view.held_ms, view.renewals) == (7, None, 1)
+    finally:
+        await locks.close()
 
 
 async def test_two_openers_in_one_process_see_the_same_locks(tmp_path: Path) -> None:
