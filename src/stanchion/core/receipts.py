@@ -28,7 +28,7 @@ KEPT_MAX: Final = 1_000
 DAY_MS: Final = 86_400_000
 
 
-class Receipt(msgspec.Struct, frozen=True, array_like=True):
+class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One refusal."""
 
     at: Instant
