@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from msgspec.structs import replace
 
 from stanchion.core.escalation import Order
@@ -22,6 +23,7 @@ from stanchion.core.workflow import (
 from stanchion.ports.locks import operator_token
 from stanchion.services.engine import Terms
 from stanchion.services.why import Explanation
+from stanchion.services.work import TenantOverloaded
 from tests.services.faulty_locks import Fault
 from tests.services.stage import ACME, GLOBEX, Replica, World, job, virtual, workflow
 
@@ -224,3 +226,20 @@ async def test_another_tenants_run_is_not_there(world: World) -> None:
     assert await one.services.explainer.explain(run_id, ACME) is None
     assert await one.services.explainer.explain(RunId("nonsense"), ACME) is None
     assert StepId("step") in (await world.run(run_id)).steps
+
+
+@virtual
+async def test_explanations_of_large_runs_are_charged_to_their_tenant(world: World) -> None:
+    one = world.add()
+    many = workflow(
+        "many", each=ForEachSpec(for_each="${input.items}", topic=Topic("items"), input="${item}")
+    )
+    await world.define(many)
+    run_id = await world.start(one, "many", {"items": [0] * 1_000})
+    for _ in range(20):
+        await explained(one, run_id)
+    while one.services.work.wait_ms(ACME) == 0:
+        await explained(one, run_id)
+    with pytest.raises(TenantOverloaded):
+        await explained(one, run_id)
+    assert one.services.work.wait_ms(GLOBEX) == 0

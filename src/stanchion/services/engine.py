@@ -222,6 +222,7 @@ class Engine:
                 escalating=self._escalating,
                 replicas=replicas,
                 lock_error=self._lock_error,
+                work=work,
             ),
             lock_audit=self._lock_audit,
             overview=OverviewService(

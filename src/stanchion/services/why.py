@@ -35,11 +35,14 @@ from stanchion.services.escalation import EscalationService
 from stanchion.services.limiter import SingleFlight
 from stanchion.services.plans import DefinitionMissing, Plans
 from stanchion.services.replicas import ReplicaReporter, ReplicaView
+from stanchion.services.work import TenantWorkBudget
 
 __all__ = ["Explanation", "RunExplainer", "demand_for"]
 
 _PATIENCE_S: Final = 1.0
 """How long locks and summaries may take to answer."""
+_FACT_S: Final = 0.000_015
+"""The processor time of the store and of this replica for each job, timer or event of a run."""
 _VIEW_MS: Final = 1_000
 """How old the summaries of other replicas may be."""
 
@@ -66,6 +69,7 @@ class RunExplainer:
         escalating: EscalationService,
         replicas: ReplicaReporter,
         lock_error: Callable[[], str | None],
+        work: TenantWorkBudget,
     ) -> None:
         """``lock_error``: why this replica does not call the lock store now, if it does not."""
         self._store = backends.store
@@ -76,13 +80,16 @@ class RunExplainer:
         self._escalating = escalating
         self._replicas = replicas
         self._lock_error = lock_error
+        self._work = work
         self._flights = SingleFlight()
 
     async def explain(self, run_id: RunId, tenant: TenantId) -> Explanation | None:
         """Why the run does not go on; ``None`` if the tenant has no such run.
 
         Concurrent callers that ask about one run share the reads, which begin after their calls.
+        The tenant is charged for them. Raises ``TenantOverloaded`` if it is over its share.
         """
+        self._work.check(tenant)
         owner, found = await self._flights.read(run_id, lambda: self._explain(run_id))
         return found if owner in {None, tenant} else None
 
@@ -100,6 +107,8 @@ class RunExplainer:
         around = Surroundings()
         if not facts.run.status.is_finished:
             around = await self._around(facts)
+        read = len(facts.jobs) + len(facts.timers) + len(facts.letters) + facts.inbox
+        self._work.charge(facts.run.tenant, read * _FACT_S)
         told = Explanation(run_id, facts.run.status, facts.at, why(facts, around))
         return facts.run.tenant, told
 
