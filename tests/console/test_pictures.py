@@ -246,6 +246,18 @@ def test_a_gantt_chart_says_in_words_what_its_bars_show() -> None:
         ("write", "attempt 1 · 11 s · 2 attempts · 2.0 s waited"),
         ("never", "not begun"),
     ]
+    key = ["".join(each.itertext()) for each in parsed(drawn).iter("li")]
+    assert key == [
+        "attempt, died",
+        "attempt, failed",
+        "attempt, running",
+        "attempt, succeeded",
+        "lost delivery",
+        "wait for the retry",
+        "wait for a decision",
+        "wait for an operator",
+        "items",
+    ]
 
 
 def test_a_redelivery_that_succeeds_in_the_same_millisecond_has_succeeded() -> None:

@@ -222,8 +222,37 @@ def gantt(
         '<table class="gantt"><thead><tr><th scope="col">step</th>'
         f'<th scope="col"><span class="axis-title">since the start</span>{_axis(ticks)}</th>'
         '<th scope="col">what happened</th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
+        f"<tbody>{''.join(rows)}</tbody></table>{_key(spans)}"
     )
+
+
+def _key(spans: Sequence[Span]) -> str:
+    """What the bars mean: one sample of each kind that there is."""
+    kinds = {(span.kind, _outcome(span) if span.kind is SpanKind.ATTEMPT else "") for span in spans}
+    samples = []
+    for kind, outcome in sorted(kinds, key=lambda each: (list(SpanKind).index(each[0]), each[1])):
+        y, height = _place(kind)
+        name = f"{kind}, {outcome.replace('_', ' ')}" if outcome else str(kind)
+        samples.append(
+            f'<li><svg aria-hidden="true"><rect class="span {_class(kind)} o-{outcome or "done"}"'
+            f' x="1" y="{y}" width="26" height="{height}" rx="2"/></svg>{escape(name)}</li>'
+        )
+    return f'<ul class="gantt-key">{"".join(samples)}</ul>' if len(samples) > 1 else ""
+
+
+def _class(kind: SpanKind) -> str:
+    return kind.name.lower().replace("_", "-")
+
+
+def _outcome(span: Span) -> str:
+    return span.outcome if span.outcome.isidentifier() else "done"
+
+
+def _place(kind: SpanKind) -> tuple[int, int]:
+    """Top and height of a bar in its row: waits are lower than work, containers are lines."""
+    if kind in _CONTAINERS:
+        return 9, 4
+    return (7, 8) if kind in _WAITS else (3, 16)
 
 
 def _worth_a_row(items: Mapping[int | None, Sequence[Span]], end: datetime) -> list[int | None]:
@@ -268,18 +297,11 @@ def _bar(span: Span, scale: _Scale, end: datetime) -> str:
     left = scale.at(span.begin)
     width = max(_NARROWEST, scale.at(span.end or end) - left)
     left = min(left, 100 - width)
-    kind = span.kind.name.lower().replace("_", "-")
-    outcome = span.outcome if span.outcome.isidentifier() else "done"
     title = escape(_sentence(span, end))
-    if span.kind in _CONTAINERS:
-        y, height = 9, 4
-    elif span.kind in _WAITS:
-        y, height = 7, 8
-    else:
-        y, height = 3, 16
+    y, height = _place(span.kind)
     drawn = (
-        f'<rect class="span {kind} o-{outcome}" x="{left:.2f}%" y="{y}" width="{width:.2f}%"'
-        f' height="{height}" rx="2"><title>{title}</title></rect>'
+        f'<rect class="span {_class(span.kind)} o-{_outcome(span)}" x="{left:.2f}%" y="{y}"'
+        f' width="{width:.2f}%" height="{height}" rx="2"><title>{title}</title></rect>'
     )
     if span.kind is SpanKind.LOST_DELIVERY:
         right = left + width
