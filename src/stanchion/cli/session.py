@@ -497,7 +497,8 @@ def list_of(
     """Show a page, with a remark if it is empty or not the last."""
     session.show(page, lines)
     if not any(isinstance(value, list) and value for value in page.values()):
-        session.note(f"no {what}")
+        where = " on this page" if page.get("cursor") else ""
+        session.note(f"no {what}{where}")
     if page.get("cursor"):
         session.note(f"there are more: add --cursor {page['cursor']}")
 
