@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from stanchion.charts import Bars, Histogram, LineChart, Series, svg_of
-from stanchion.console.gantt import ITEMS_MAX, Span, SpanKind, gantt, spans_of
+from stanchion.console.gantt import ITEMS_MAX, SpanKind, TimelineSpan, gantt, spans_of
 from stanchion.console.pictures import (
     CELLS_MAX,
     FenceMark,
@@ -194,7 +194,9 @@ TIMELINE = [
 ]
 
 
-def told(spans: list[Span], step: str, item: int | None = None) -> list[tuple[str, float, str]]:
+def told(
+    spans: list[TimelineSpan], step: str, item: int | None = None
+) -> list[tuple[str, float, str]]:
     return [
         (span.kind.name, ((span.end or at(20)) - BEGIN).total_seconds(), span.outcome)
         for span in spans

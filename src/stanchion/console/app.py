@@ -20,10 +20,10 @@ from stanchion.console.live import Pulse, Shared
 from stanchion.console.page import (
     DONE,
     Action,
+    ConsolePage,
     Data,
     Elsewhere,
     Form,
-    Page,
     Redirect,
     View,
     Visitor,
@@ -78,7 +78,9 @@ _TENANT_FIELD: Final = "tenant"
 class Console:
     """The ASGI app of the console, beside the API in the same server."""
 
-    def __init__(self, gateway: Gateway, pages: Sequence[Page], actions: Sequence[Action]) -> None:
+    def __init__(
+        self, gateway: Gateway, pages: Sequence[ConsolePage], actions: Sequence[Action]
+    ) -> None:
         self._services = services = gateway.services
         self._state = state = gateway.state
         self._gateway = gateway
@@ -93,7 +95,7 @@ class Console:
         self._assets = Assets()
         self._templates = Templates(self._assets)
         self._pages = tuple(pages)
-        by_path: dict[str, dict[str, Page | Action]] = {}
+        by_path: dict[str, dict[str, ConsolePage | Action]] = {}
         for page in self._pages:
             by_path.setdefault(page.path, {})["GET"] = page
         for action in actions:
@@ -270,12 +272,12 @@ class Console:
         path: str,
         params: Mapping[str, str],
         form: Form,
-        target: Page | Action,
+        target: ConsolePage | Action,
     ) -> View:
         query = _query(exchange)
         tenant = access.wanted_tenant(visitor, form.get(_TENANT_FIELD) or query.get(_TENANT_FIELD))
         page = target.page if isinstance(target, Action) else target
-        if tenant is None and page.is_of_tenant and isinstance(target, Page):
+        if tenant is None and page.is_of_tenant and isinstance(target, ConsolePage):
             tenant = DEFAULT_TENANT
         api = Api(
             self._services,
@@ -320,7 +322,7 @@ class Console:
         return await self._show(exchange, action.page, view)
 
     async def _show(
-        self, exchange: Exchange, page: Page, view: View, more: Data | None = None
+        self, exchange: Exchange, page: ConsolePage, view: View, more: Data | None = None
     ) -> EncodedAnswer:
         is_refresh = exchange.headers.get(b"hx-request") == b"true" and not view.form.pairs
         if is_refresh:
@@ -347,7 +349,7 @@ class Console:
     async def _rendered(
         self,
         exchange: Exchange,
-        page: Page,
+        page: ConsolePage,
         view: View,
         *,
         layout: str,
@@ -376,7 +378,7 @@ class Console:
     ) -> dict[str, Any]:
         now = self._services.clock.now()
         groups = ("Now", "Work", "Locks", "Repair", "System")
-        nav: dict[str, list[Page]] = {group: [] for group in groups}
+        nav: dict[str, list[ConsolePage]] = {group: [] for group in groups}
         if view is not None:
             for page in self._pages:
                 if page.nav is not None and (page.needs is None or view.api.allows(page.needs)):

@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from stanchion.console.text import duration, foreign, visible
 from stanchion.wire.runs import TimelineLine
 
-__all__ = ["Span", "SpanKind", "gantt", "spans_of"]
+__all__ = ["SpanKind", "TimelineSpan", "gantt", "spans_of"]
 
 ITEMS_MAX: Final = 20
 """Items of one for-each that get a row of their own: the failed and the slowest ones first."""
@@ -52,7 +52,7 @@ _WAITS: Final = frozenset(
 )
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class TimelineSpan(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of a step's or item's time. ``end`` is ``None`` while it lasts."""
 
     step: str
@@ -76,7 +76,7 @@ _BEGINS: Final[Mapping[str, SpanKind]] = {
 }
 
 
-def spans_of(entries: Iterable[TimelineLine]) -> list[Span]:
+def spans_of(entries: Iterable[TimelineLine]) -> list[TimelineSpan]:
     """The spans of a timeline, oldest first. Those without an end last still."""
     reading = _Reading()
     for entry in entries:
@@ -88,8 +88,8 @@ class _Reading:
     """Spans that have ended, and the open one of each place."""
 
     def __init__(self) -> None:
-        self.ended: list[Span] = []
-        self.open: dict[tuple[str, int | None], Span] = {}
+        self.ended: list[TimelineSpan] = []
+        self.open: dict[tuple[str, int | None], TimelineSpan] = {}
 
     def read(self, entry: TimelineLine) -> None:
         if entry.step is None:
@@ -117,7 +117,7 @@ class _Reading:
 
     def _begin(self, entry: TimelineLine, kind: SpanKind, *, attempt: int | None = None) -> None:
         assert entry.step is not None
-        self.open[entry.step, entry.item] = Span(
+        self.open[entry.step, entry.item] = TimelineSpan(
             step=entry.step,
             item=entry.item,
             kind=kind,
@@ -185,7 +185,7 @@ class _Scale(msgspec.Struct, frozen=True):
 
 
 def gantt(
-    spans: Sequence[Span],
+    spans: Sequence[TimelineSpan],
     order: Sequence[str],
     *,
     begin: datetime,
@@ -199,7 +199,7 @@ def gantt(
     """
     length_ms = max(1.0, (end - begin).total_seconds() * 1_000)
     scale = _Scale(begin, length_ms)
-    by_place: dict[tuple[str, int | None], list[Span]] = {}
+    by_place: dict[tuple[str, int | None], list[TimelineSpan]] = {}
     for span in spans:
         by_place.setdefault((span.step, span.item), []).append(span)
     ticks = _ticks(length_ms)
@@ -226,7 +226,7 @@ def gantt(
     )
 
 
-def _key(spans: Sequence[Span]) -> str:
+def _key(spans: Sequence[TimelineSpan]) -> str:
     """What the bars mean: one sample of each kind that there is."""
     kinds = {(span.kind, _outcome(span) if span.kind is SpanKind.ATTEMPT else "") for span in spans}
     samples = []
@@ -244,7 +244,7 @@ def _class(kind: SpanKind) -> str:
     return kind.name.lower().replace("_", "-")
 
 
-def _outcome(span: Span) -> str:
+def _outcome(span: TimelineSpan) -> str:
     return span.outcome if span.outcome.isidentifier() else "done"
 
 
@@ -255,7 +255,9 @@ def _place(kind: SpanKind) -> tuple[int, int]:
     return (7, 8) if kind in _WAITS else (3, 16)
 
 
-def _worth_a_row(items: Mapping[int | None, Sequence[Span]], end: datetime) -> list[int | None]:
+def _worth_a_row(
+    items: Mapping[int | None, Sequence[TimelineSpan]], end: datetime
+) -> list[int | None]:
     """The items to show, in their order: those that failed or were retried, then the slowest."""
 
     def weight(item: int | None) -> tuple[int, float]:
@@ -271,7 +273,7 @@ def _worth_a_row(items: Mapping[int | None, Sequence[Span]], end: datetime) -> l
 def _row(
     step: str,
     item: int | None,
-    spans: Sequence[Span],
+    spans: Sequence[TimelineSpan],
     scale: _Scale,
     ticks: Sequence[tuple[float, str]],
     end: datetime,
@@ -293,7 +295,7 @@ def _row(
     )
 
 
-def _bar(span: Span, scale: _Scale, end: datetime) -> str:
+def _bar(span: TimelineSpan, scale: _Scale, end: datetime) -> str:
     left = scale.at(span.begin)
     width = max(_NARROWEST, scale.at(span.end or end) - left)
     left = min(left, 100 - width)
@@ -309,7 +311,7 @@ def _bar(span: Span, scale: _Scale, end: datetime) -> str:
     return drawn
 
 
-def _sentence(span: Span, end: datetime) -> str:
+def _sentence(span: TimelineSpan, end: datetime) -> str:
     took = duration(((span.end or end) - span.begin).total_seconds() * 1_000)
     words = [str(span.kind)]
     if span.attempt is not None:
@@ -324,7 +326,7 @@ def _sentence(span: Span, end: datetime) -> str:
     return visible(" · ".join(words))
 
 
-def _words(spans: Sequence[Span], end: datetime) -> str:
+def _words(spans: Sequence[TimelineSpan], end: datetime) -> str:
     """One row in words, for the last column and for readers who cannot see the bars."""
     if not spans:
         return "not begun"

@@ -31,7 +31,7 @@ from stanchion.services.log import log_event
 from stanchion.services.work import TenantOverloaded
 from stanchion.wire.admin import Health
 
-__all__ = ["Alarm", "Pulse", "Sample", "Shared"]
+__all__ = ["AdmissionSample", "Alarm", "Pulse", "Shared"]
 
 _LOOK_S: Final = 1.0
 _PATIENCE_S: Final = 0.1
@@ -59,7 +59,7 @@ class Alarm(msgspec.Struct, frozen=True):
     """Where to look further."""
 
 
-class Sample(msgspec.Struct, frozen=True, array_like=True):
+class AdmissionSample(msgspec.Struct, frozen=True, array_like=True):
     """Figures of all tenants together at one moment; counts are of the minute before it."""
 
     at_s: int
@@ -87,7 +87,7 @@ class Pulse:
         self._stops: tuple[Callable[[], None], ...] = ()
         self._asking: asyncio.Task[Health] | None = None
         self._last_health: Health | None = None
-        self._samples: deque[Sample] = deque(maxlen=_SAMPLES_MAX)
+        self._samples: deque[AdmissionSample] = deque(maxlen=_SAMPLES_MAX)
         self._sampled_at: Moment | None = None
         self._api = Api(services, state, ANONYMOUS, tenant=None, request_id="console")
 
@@ -133,7 +133,7 @@ class Pulse:
         return own + self._common
 
     @property
-    def samples(self) -> tuple[Sample, ...]:
+    def samples(self) -> tuple[AdmissionSample, ...]:
         """The samples of the last half hour, taken while anybody watched."""
         return tuple(self._samples)
 
@@ -147,7 +147,7 @@ class Pulse:
         page = await self._api.get("/v1/admin/admission", limit=_SAMPLED_TENANTS)
         rows = page.tenants
         self._samples.append(
-            Sample(
+            AdmissionSample(
                 self._services.clock.now() // 1000,
                 sum(row.active for row in rows),
                 sum(row.admitted_1m for row in rows),

@@ -1,6 +1,6 @@
 """Pages and actions: how the console's pages are declared.
 
-A ``Page`` has a path, a template and a function that gets the data for it from the API. An
+A ``ConsolePage`` has a path, a template and a function that gets the data for it from the API. An
 ``Action`` is a form's target: it changes something through the API and sends the browser to a page;
 if the API refuses, the form's page is shown again with the reason and what was typed. Both name the
 API route that they need, and the route's roles decide who may use them.
@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
 from stanchion.console.api import Api
-from stanchion.console.live import Sample
+from stanchion.console.live import AdmissionSample
 from stanchion.core.model import Instant
 from stanchion.gateway.problems import Refusal
 from stanchion.services.keys import KeyHolder
@@ -23,11 +23,11 @@ from stanchion.wire.identifiers import ALL_TENANTS
 __all__ = [
     "DONE",
     "Action",
+    "ConsolePage",
     "Data",
     "Elsewhere",
     "Form",
     "Nav",
-    "Page",
     "Redirect",
     "Shown",
     "View",
@@ -97,7 +97,7 @@ class View:
     """The fields of the form that was sent; of a page that is only looked at, empty."""
     tenant: str | None
     """The tenant that is looked at; ``None``: all of them."""
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[AdmissionSample, ...] = ()
     """Figures of all tenants over the last half hour, for a viewer who may see them."""
     problem: Refusal | None = None
     """Why the API refused what the form asked for."""
@@ -163,7 +163,7 @@ Act: TypeAlias = Callable[[View], Awaitable[Redirect | Shown]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class ConsolePage:
     """A page: ``load`` gets the data, ``template`` shows it."""
 
     path: str
@@ -186,7 +186,7 @@ class Action:
     path: str
     act: Act
     needs: str
-    page: Page
+    page: ConsolePage
     """Shown again with the problem, if the API refuses."""
     method: str = field(default="POST", init=False)
 

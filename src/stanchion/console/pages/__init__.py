@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from stanchion.console.api import route_named
-from stanchion.console.page import Action, Page
+from stanchion.console.page import Action, ConsolePage
 from stanchion.console.pages import (
     admission,
     approvals,
@@ -44,7 +44,7 @@ def _exists(name: str | None) -> bool:
     return name is None or route_named(name) is not None
 
 
-PAGES: Final[tuple[Page, ...]] = tuple(
+PAGES: Final[tuple[ConsolePage, ...]] = tuple(
     page for module in _MODULES for page in module.PAGES if _exists(page.needs)
 )
 ACTIONS: Final[tuple[Action, ...]] = tuple(

@@ -11,7 +11,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from stanchion.console.api import Api
-from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, View
+from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
 from stanchion.console.pictures import CELLS_MAX, TakenSlot, slot_board
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.ports.errors import BackendError
@@ -148,7 +148,7 @@ async def change_cap(view: View) -> Redirect:
     return Redirect(f"{view.at('admission')}{view.query.with_(did=None)}", "cap_changed")
 
 
-BOARD: Final = Page(
+BOARD: Final = ConsolePage(
     path="/console/admission",
     title="Admission",
     template="admission.html",

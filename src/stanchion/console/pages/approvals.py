@@ -7,7 +7,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, View
+from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
 from stanchion.console.schema_form import faults_by_field, form_fields, form_html, parse_form
 from stanchion.core.faults import Fault
 from stanchion.gateway.problems import RequestRefused, invalid
@@ -101,7 +101,7 @@ async def act(view: View) -> Redirect:
     return Redirect(view.at("approvals"), "approved" if is_approved else "rejected")
 
 
-APPROVALS: Final = Page(
+APPROVALS: Final = ConsolePage(
     path="/console/approvals",
     title="Approvals",
     template="approvals.html",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from stanchion.console.page import Action, Data, Nav, Page, View
+from stanchion.console.page import Action, ConsolePage, Data, Nav, View
 from stanchion.gateway.views import when
 from stanchion.wire.admin import ReplicaRow, WorkerRow
 
@@ -117,7 +117,7 @@ def _is_filtered(view: View) -> bool:
 
 
 PAGES: Final = (
-    Page(
+    ConsolePage(
         path="/console/workers",
         title="Workers and topics",
         template="workers.html",
@@ -125,7 +125,7 @@ PAGES: Final = (
         needs="GET /v1/admin/workers",
         nav=Nav(group="System", label="Workers", letter="h"),
     ),
-    Page(
+    ConsolePage(
         path="/console/replicas",
         title="Replicas",
         template="replicas.html",
@@ -133,7 +133,7 @@ PAGES: Final = (
         needs="GET /v1/admin/replicas",
         nav=Nav(group="System", label="Replicas", letter="n"),
     ),
-    Page(
+    ConsolePage(
         path="/console/drills",
         title="Drills",
         template="drills.html",
@@ -141,7 +141,7 @@ PAGES: Final = (
         needs="GET /v1/admin/drills",
         nav=Nav(group="System", label="Drills", letter="i"),
     ),
-    Page(
+    ConsolePage(
         path="/console/audit",
         title="Audit",
         template="audit.html",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, Shown, View
+from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, Shown, View
 from stanchion.wire.admin import Role
 
 __all__ = ["ACTIONS", "PAGES"]
@@ -46,7 +46,7 @@ async def revoke(view: View) -> Redirect:
     return Redirect(view.at("keys"), "key_revoked")
 
 
-KEYS: Final = Page(
+KEYS: Final = ConsolePage(
     path="/console/keys",
     title="Keys",
     template="keys.html",

@@ -7,7 +7,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, View
+from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
 from stanchion.console.pictures import FenceMark, fence_strip
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.lease import RENEWAL_FAILURES_MAX, OnLockError, OnRenewalLost
@@ -106,7 +106,7 @@ async def release(view: View) -> Redirect:
     return Redirect(view.at("leases", name=name), "lease_released")
 
 
-LEASES: Final = Page(
+LEASES: Final = ConsolePage(
     path="/console/leases",
     title="Leases",
     template="leases.html",
@@ -114,7 +114,7 @@ LEASES: Final = Page(
     needs=_LEASES,
     nav=Nav(group="Locks", label="Leases", letter="l"),
 )
-RELEASE: Final = Page(
+RELEASE: Final = ConsolePage(
     path="/console/leases/release",
     title="Release a lock by force",
     template="release.html",
@@ -214,7 +214,7 @@ async def change_policies(view: View) -> Redirect:
     return Redirect(view.at("policies"), "policies_changed" if patch else "policies_same")
 
 
-POLICIES: Final = Page(
+POLICIES: Final = ConsolePage(
     path="/console/policies",
     title="Policies",
     template="policies.html",

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from stanchion.console.live import Sample
-from stanchion.console.page import Action, Data, Elsewhere, Nav, Page, View
+from stanchion.console.live import AdmissionSample
+from stanchion.console.page import Action, ConsolePage, Data, Elsewhere, Nav, View
 from stanchion.console.text import duration
 from stanchion.gateway.problems import RequestRefused
 
@@ -55,7 +55,7 @@ async def overview(view: View) -> Data:
     return {**data, "sentence": _sentence(view, data), "series": series}
 
 
-def _numbers(sample: Sample) -> tuple[int, ...]:
+def _numbers(sample: AdmissionSample) -> tuple[int, ...]:
     return sample.at_s, sample.active, sample.admitted, sample.refused, sample.unavailable
 
 
@@ -168,14 +168,14 @@ async def search(view: View) -> Data:
 
 
 PAGES: Final = (
-    Page(
+    ConsolePage(
         path="/console",
         title="Overview",
         template="overview.html",
         load=overview,
         nav=Nav(group="Now", label="Overview", letter="o"),
     ),
-    Page(
+    ConsolePage(
         path="/console/search",
         title="Search",
         template="search.html",

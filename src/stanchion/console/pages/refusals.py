@@ -9,7 +9,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from stanchion.charts import Bars, Histogram
-from stanchion.console.page import Action, Data, Nav, Page, View
+from stanchion.console.page import Action, ConsolePage, Data, Nav, View
 from stanchion.console.pictures import chart
 from stanchion.console.rhythm import (
     MODEL_BUCKET_MS,
@@ -151,7 +151,7 @@ def _model(rhythm: Rhythm) -> Data:
 
 
 PAGES: Final = (
-    Page(
+    ConsolePage(
         path="/console/decisions",
         title="Decisions",
         template="decisions.html",
@@ -159,7 +159,7 @@ PAGES: Final = (
         needs=_DECISIONS,
         nav=Nav(group="Now", label="Decisions", letter="d"),
     ),
-    Page(
+    ConsolePage(
         path="/console/retries",
         title="Retry rhythm",
         template="retries.html",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stanchion.console.page import DONE, Action, Data, Form, Nav, Page, Redirect, View
+from stanchion.console.page import DONE, Action, ConsolePage, Data, Form, Nav, Redirect, View
 from stanchion.console.pages.runs import wanted_runs
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant, RunStatus
@@ -55,7 +55,7 @@ async def act_on_letters(view: View) -> Redirect:
     return Redirect(view.at("dead-letters"), f"letters_{verb}ed")
 
 
-LETTERS: Final = Page(
+LETTERS: Final = ConsolePage(
     path="/console/dead-letters",
     title="Dead letters",
     template="dead_letters.html",
@@ -93,7 +93,7 @@ async def repair_drift(view: View) -> Redirect:
     return Redirect(view.at("drift"), "drift_repaired")
 
 
-DRIFT: Final = Page(
+DRIFT: Final = ConsolePage(
     path="/console/drift",
     title="Drift",
     template="drift.html",
@@ -101,7 +101,7 @@ DRIFT: Final = Page(
     needs="GET /v1/admin/drift",
     nav=Nav(group="Repair", label="Drift", letter="f"),
 )
-DRIFT_TRIED: Final = Page(
+DRIFT_TRIED: Final = ConsolePage(
     path="/console/drift/try",
     title="Drift: an audit that repairs nothing",
     template="drift.html",
@@ -182,7 +182,7 @@ async def stop_bulk(view: View) -> Redirect:
     return Redirect(view.at("bulk", view.params["bulk_id"]), "bulk_stopped")
 
 
-BULKS: Final = Page(
+BULKS: Final = ConsolePage(
     path="/console/bulk",
     title="Bulk actions",
     template="bulks.html",
@@ -190,7 +190,7 @@ BULKS: Final = Page(
     needs="GET /v1/bulk",
     nav=Nav(group="Repair", label="Bulk", letter="b"),
 )
-BULK: Final = Page(
+BULK: Final = ConsolePage(
     path="/console/bulk/{bulk_id}",
     title="Bulk action",
     template="bulk.html",

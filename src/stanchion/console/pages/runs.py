@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from stanchion.console.gantt import gantt, spans_of
-from stanchion.console.page import DONE, Action, Data, Form, Nav, Page, Redirect, Shown, View
+from stanchion.console.page import DONE, Action, ConsolePage, Data, Form, Nav, Redirect, Shown, View
 from stanchion.console.pages.approvals import DecisionForm, decide
 from stanchion.console.step_graph import GraphStep, StepKind, zoomable_graph
 from stanchion.core.model import Instant, RunStatus, StepStatus, WorkflowSource
@@ -337,7 +337,7 @@ async def reject(view: View) -> Redirect:
     return Redirect(view.at("runs", view.params["run_id"]), "rejected")
 
 
-RUNS: Final = Page(
+RUNS: Final = ConsolePage(
     path="/console/runs",
     title="Runs",
     template="runs.html",
@@ -345,7 +345,7 @@ RUNS: Final = Page(
     needs="GET /v1/runs",
     nav=Nav(group="Work", label="Runs", letter="r"),
 )
-RUN: Final = Page(
+RUN: Final = ConsolePage(
     path="/console/runs/{run_id}",
     title="Run",
     template="run.html",
@@ -356,7 +356,7 @@ RUN: Final = Page(
 PAGES: Final = (
     RUNS,
     RUN,
-    Page(
+    ConsolePage(
         path="/console/runs/{run_id}/steps/{step_id}",
         title="Items",
         template="items.html",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, View
+from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
 from stanchion.core.faults import Fault
 from stanchion.gateway.problems import RequestRefused, invalid
 from stanchion.wire.schedules import ScheduleView
@@ -78,7 +78,7 @@ async def delete(view: View) -> Redirect:
     return Redirect(view.at("schedules"), "schedule_deleted")
 
 
-SCHEDULES: Final = Page(
+SCHEDULES: Final = ConsolePage(
     path="/console/schedules",
     title="Schedules",
     template="schedules.html",

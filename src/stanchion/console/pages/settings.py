@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, Shown, View
+from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, Shown, View
 from stanchion.core.model import Risk
 from stanchion.gateway.problems import RequestRefused, invalid_member
 
@@ -166,7 +166,7 @@ async def preview(view: View) -> Shown | Redirect:
     return Redirect(view.at("settings"), "settings_changed")
 
 
-SETTINGS: Final = Page(
+SETTINGS: Final = ConsolePage(
     path="/console/settings",
     title="Settings",
     template="settings.html",
@@ -196,7 +196,7 @@ async def order(view: View) -> Redirect:
     return Redirect(view.at("escalation"), "escalation_ordered")
 
 
-ESCALATION: Final = Page(
+ESCALATION: Final = ConsolePage(
     path="/console/escalation",
     title="Escalation",
     template="escalation.html",

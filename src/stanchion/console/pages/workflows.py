@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any, Final
 
-from stanchion.console.page import DONE, Action, Data, Nav, Page, Redirect, View
+from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
 from stanchion.console.pages.runs import graph_steps
 from stanchion.console.schema_form import faults_by_field, form_fields, form_html, parse_form
 from stanchion.console.step_graph import zoomable_graph
@@ -112,7 +112,7 @@ async def start(view: View) -> Redirect:
     return Redirect(view.at("runs", answer.run_id), "run_started")
 
 
-WORKFLOW: Final = Page(
+WORKFLOW: Final = ConsolePage(
     path="/console/workflows/{workflow_id}",
     title="Workflow",
     template="workflow.html",
@@ -121,7 +121,7 @@ WORKFLOW: Final = Page(
     is_of_tenant=True,
 )
 PAGES: Final = (
-    Page(
+    ConsolePage(
         path="/console/workflows",
         title="Workflows",
         template="workflows.html",
@@ -131,7 +131,7 @@ PAGES: Final = (
         is_of_tenant=True,
     ),
     WORKFLOW,
-    Page(
+    ConsolePage(
         path="/console/shared/{workflow_id}",
         title="Shared workflow",
         template="workflow.html",
