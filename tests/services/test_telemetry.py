@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -117,3 +118,12 @@ def test_a_span_of_an_unsampled_run_is_not_exported() -> None:
         assert span.exemplar is None
         assert span.trace_id == TRACE
     assert exporter.get_finished_spans() == ()
+
+
+def test_a_missing_package_is_named_and_traces_stay_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    missing = telemetry.configure("test")
+    assert missing is not None
+    assert "pip install 'stanchion[otel]'" in missing
+    assert telemetry.tracing is None
