@@ -14,14 +14,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import click
 import pytest
 
 import stanchion
+from stanchion.cli.app import app
 from tests.docs.terminal import PATIENCE_S, ROOT, Block, Terminal, blocks_of, ready_url, serving
 from tests.servers import NatsServer, Server, running_nats, running_server
 
 PAGE = ROOT / "docs" / "how-to" / "deploy.md"
-KINDS = ["server", "backup", "", "replica", "keys", "revoke", "scrape-key", "yaml"]
+KINDS = ["server", "backup", "", "replica", "keys", "revoke", "upgrade", "scrape-key", "yaml"]
 ADMIN_KEY = "an-admin-key-of-our-own"
 WORKFLOW = 'id: echo\nsteps:\n  echo: {topic: echo, input: "${input}"}\n'
 WORKER = """
@@ -162,3 +164,15 @@ def until_unknown(caller: stanchion.Client, run_id: str) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("a revoked key is still good")
+
+
+def test_an_upgrade_is_finished_with_commands_that_exist() -> None:
+    for line in block("upgrade").lines:
+        program, *words = line.split()
+        assert program == "stanchion"
+        command_of: click.Command = app
+        for word in words:
+            assert isinstance(command_of, click.Group)
+            found = command_of.get_command(click.Context(command_of), word)
+            assert found is not None, line
+            command_of = found
