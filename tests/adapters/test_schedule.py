@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stanchion.adapters.store.memory.state import Schedule
+from stanchion.adapters.store.memory.state import DueTimes
 from stanchion.core.model import Instant
 
 _THINGS = st.sampled_from("abcdef")
@@ -49,7 +49,7 @@ class _Plain:
 def test_a_schedule_does_what_the_plainest_one_does(
     steps: list[tuple[str, str | int, Instant]],
 ) -> None:
-    schedule: Schedule[str] = Schedule()
+    schedule: DueTimes[str] = DueTimes()
     plain = _Plain()
     for verb, what, when in steps:
         if verb == "take":
@@ -67,7 +67,7 @@ def test_a_schedule_does_what_the_plainest_one_does(
 
 
 def test_a_schedule_does_not_grow_with_what_was_moved_or_removed() -> None:
-    schedule: Schedule[int] = Schedule()
+    schedule: DueTimes[int] = DueTimes()
     for turn in range(10_000):
         schedule.put(turn % 200, Instant(10_000 - turn))
         schedule.put(-1, Instant(turn))

@@ -1079,9 +1079,9 @@ CASES: Final = (
         says=("level        escalated", "closed now   high", "closes       high, standard"),
     ),
     Case(
-        args=("escalation", "set", "force_closed"),
+        args=("escalation", "set", "force_closed", "--reason", "maintenance"),
         asks=("POST", "/v1/admin/escalation"),
-        body={"order": "force_closed"},
+        body={"order": "force_closed", "reason": "maintenance"},
         answer=ESCALATION,
         shape=admin.EscalationView,
         says=("level        escalated",),

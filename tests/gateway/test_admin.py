@@ -188,11 +188,21 @@ async def test_an_operators_word_on_the_escalation_is_in_force_when_answered(
     assert calm == {
         "level": "normal",
         "forced": None,
+        **dict.fromkeys(("forced_by", "forced_at", "reason", "expires_at")),
         "closes": ["high", "standard"],
         "closed_now": [],
         "trips_today": 0,
     }
-    closed = (await house.ask("POST", path, {"order": "force_closed"})).json
+    ends = "2999-01-01T00:00:00Z"
+    for wrong in (
+        {"order": "clear", "expires_at": ends},
+        {"order": "force_open", "expires_at": "2020-01-01T00:00:00Z"},
+    ):
+        assert (await house.ask("POST", path, wrong)).json["errors"][0]["path"] == "expires_at"
+    order = {"order": "force_closed", "reason": "maintenance", "expires_at": ends}
+    closed = (await house.ask("POST", path, order)).json
+    assert (closed["reason"], closed["expires_at"]) == ("maintenance", ends)
+    assert closed["forced_by"] == "anonymous"
     assert (closed["level"], closed["forced"]) == ("escalated", "force_closed")
     assert set(closed["closed_now"]) == {"high", "standard"}
     assert (await house.ask("POST", path, {"order": "clear"})).json == calm

@@ -12,7 +12,7 @@ from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.audit import AuditEntry
 from stanchion.core.escalation import Announcement, Escalation, Level, Order
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Risk
+from stanchion.core.model import Instant, Risk
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.records import Document
 from stanchion.services.escalation import EscalationService
@@ -338,3 +338,21 @@ async def test_it_looks_by_itself_until_it_is_cancelled(fleet: Fleet) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@virtual
+async def test_a_forced_level_ends_on_every_replica_when_its_time_is_over(fleet: Fleet) -> None:
+    first, second = fleet.add(), fleet.add()
+    until = Instant(fleet.clock.now() + 60_000)
+    await first.order(Order.FORCE_CLOSED, actor="kim", reason="maintenance", expires_at=until)
+    await fleet.seconds(10)
+    assert fleet.levels() == ["escalated", "escalated"]
+    order = second.order_in_force
+    assert order is not None
+    assert (order.actor, order.reason, order.expires_at) == ("kim", "maintenance", until)
+    await fleet.seconds(90)  # announcements of the other replica lapse after 30 s
+    assert fleet.levels() == ["normal", "normal"]
+    assert first.order_in_force is second.order_in_force is None
+    late = fleet.add()  # it reads an order whose time is over
+    await fleet.seconds(4)
+    assert late.level is Level.NORMAL

@@ -46,6 +46,7 @@ __all__ = [
     "announcement",
     "begin",
     "effective_policy",
+    "end_order",
     "faults",
     "hear",
     "level_at",
@@ -109,6 +110,11 @@ def obey(state: EscalationState, order: Order, now: Instant) -> EscalationState:
             return EscalationState(state.replica, fresh.clock, fresh.skew_ms)
         case _:
             assert_never(order)
+
+
+def end_order(state: EscalationState) -> EscalationState:
+    """The state when the time of a forced level is over: the level follows the counts again."""
+    return replace(state, forced=None)
 
 
 def announcement(state: EscalationState, now: Instant) -> Announcement:

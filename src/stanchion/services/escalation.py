@@ -47,6 +47,9 @@ class StoredOrder(msgspec.Struct, frozen=True):
     number: int
     cleared: int = 0
     """The number of the last ``clear``. Later orders keep it."""
+    reason: str | None = None
+    expires_at: Instant | None = None
+    """When a forced level ends by itself."""
 
 
 _NO_ORDER: Final = StoredOrder(Order.CLEAR, "", Instant(0), 0)
@@ -80,6 +83,7 @@ class EscalationService:
         self._announce = announce
         self._state = rules.begin(replica, clock.now())
         self._seen = Observation()
+        self._given: StoredOrder | None = None
         self._obeyed: int | None = None
         """The number of the last order; ``None`` before the store was first read."""
         self._level = Level.NORMAL
@@ -100,6 +104,11 @@ class EscalationService:
     def forced(self) -> Order | None:
         """The operator's order, if it is in force."""
         return self._state.forced
+
+    @property
+    def order_in_force(self) -> StoredOrder | None:
+        """Who forced the level, why, and until when; ``None`` if no order is in force."""
+        return self._given if self._state.forced is not None else None
 
     @property
     def trips_today(self) -> int:
@@ -131,10 +140,18 @@ class EscalationService:
         self._state = rules.hear(self._state, said, self._clock.now())
         self._show()
 
-    async def order(self, order: Order, *, actor: str, audit: AuditEntry | None = None) -> None:
+    async def order(
+        self,
+        order: Order,
+        *,
+        actor: str,
+        reason: str | None = None,
+        expires_at: Instant | None = None,
+        audit: AuditEntry | None = None,
+    ) -> None:
         """Write an operator's order: in force here at once, on other replicas within two seconds.
 
-        Raises ``BackendError``.
+        A forced level ends at ``expires_at``, or when it is cleared. Raises ``BackendError``.
         """
         for _ in range(_WRITES_MAX):
             last, revision = await self._read_order()
@@ -142,10 +159,12 @@ class EscalationService:
             # Not just last + 1: after a store lost an order, its number would be reused.
             number = max(last.number + 1, now)
             cleared = number if order is Order.CLEAR else last.cleared
-            given = StoredOrder(order, actor, now, number, cleared)
+            given = StoredOrder(order, actor, now, number, cleared, reason, expires_at)
             value = msgspec.to_builtins(given)
             entry = audit and msgspec.structs.replace(
-                audit, before={"order": last.order} if revision else None, after={"order": order}
+                audit,
+                before={"order": last.order} if revision else None,
+                after={"order": order, **({"reason": reason} if reason else {})},
             )
             written = await self._documents.put_document(
                 _KIND, _ORDER, value, read=revision, audit=entry
@@ -169,6 +188,7 @@ class EscalationService:
         """Evaluate the counts, apply the stored order and latch, and announce the level."""
         seen, self._seen = self._seen, Observation()
         self._state = rules.observe(self._settings(), self._state, seen, self._clock.now())
+        self._end_order()
         with suppress(BackendError):  # the last order read stays in force; the next look retries
             await self._share()
         self._show()
@@ -210,9 +230,17 @@ class EscalationService:
             return
         is_old = self._obeyed is None
         self._obeyed = order.number
+        self._given = order
         # A clear that is found at the start is older than all that this process has observed.
         if order.order is not Order.CLEAR or not is_old:
             self._state = rules.obey(self._state, order.order, self._clock.now())
+        self._end_order()
+
+    def _end_order(self) -> None:
+        """End a forced level whose time is over. What was counted meanwhile stays."""
+        ends_at = None if self._given is None else self._given.expires_at
+        if ends_at is not None and self._clock.now() >= ends_at:
+            self._state = rules.end_order(self._state)
 
     def _show(self) -> None:
         level = rules.level_at(self._state, self._clock.now())

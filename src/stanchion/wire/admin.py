@@ -16,6 +16,7 @@ from stanchion.wire.identifiers import (
     KeyLabel,
     LockName,
     TenantOrAll,
+    Time,
     WorkflowVersion,
 )
 
@@ -371,6 +372,9 @@ class SetEscalation(_Request, frozen=True, kw_only=True):
     """An operator's order: force open or closed, or clear the latch and every order."""
 
     order: Literal["force_open", "force_closed", "clear"]
+    reason: Comment | None = None
+    expires_at: Time | None = None
+    """When a forced level ends by itself. Without it, when it is cleared."""
 
 
 class EscalationView(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,6 +382,10 @@ class EscalationView(msgspec.Struct, frozen=True, kw_only=True):
 
     level: Literal["normal", "escalated", "latched"]
     forced: Literal["force_open", "force_closed"] | None
+    forced_by: str | None = None
+    forced_at: datetime | None = None
+    reason: str | None = None
+    expires_at: datetime | None = None
     closes: tuple[Risk, ...]
     closed_now: tuple[Risk, ...]
     trips_today: int

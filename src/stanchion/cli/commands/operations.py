@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -212,10 +212,13 @@ def show_escalation(session: Session) -> None:
 
 @escalation.command("set")
 @click.argument("order", metavar="ORDER", type=click.Choice(["force_open", "force_closed"]))
+@click.option("--reason", metavar="TEXT", help="Why; shown and kept in the audit log.")
+@click.option("--expires-at", metavar="TIME", help="When it ends by itself: 2027-01-31T12:00:00Z.")
 @talks
-def set_order(session: Session, order: str) -> None:
-    """Give an order: force_open or force_closed, until it is cleared."""
-    _send_order(session, order)
+def set_order(session: Session, order: str, reason: str | None, expires_at: str | None) -> None:
+    """Give an order: force_open or force_closed, until it is cleared or its time is over."""
+    given = {"reason": reason, "expires_at": expires_at}
+    _send_order(session, order, {name: each for name, each in given.items() if each is not None})
 
 
 @escalation.command("clear")
@@ -225,9 +228,9 @@ def clear_order(session: Session) -> None:
     _send_order(session, "clear")
 
 
-def _send_order(session: Session, order: str) -> None:
-    path = path_to("admin", "escalation")
-    session.show(session.send("POST", path, {"order": order}).document, _escalation_lines)
+def _send_order(session: Session, order: str, given: Mapping[str, str] | None = None) -> None:
+    path, body = path_to("admin", "escalation"), {"order": order, **(given or {})}
+    session.show(session.send("POST", path, body).document, _escalation_lines)
 
 
 def _escalation_lines(view: dict[str, Any]) -> list[str]:
@@ -235,6 +238,9 @@ def _escalation_lines(view: dict[str, Any]) -> list[str]:
         [
             ("level", cell(view["level"])),
             ("forced", cell(view["forced"])),
+            ("by", cell(view.get("forced_by"))),
+            ("reason", cell(view.get("reason"))),
+            ("until", clock(view.get("expires_at"))),
             ("closes", ", ".join(map(cell, view["closes"])) or "nothing"),
             ("closed now", ", ".join(map(cell, view["closed_now"])) or "nothing"),
             ("trips today", cell(view["trips_today"])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, Shown, View
@@ -190,9 +191,18 @@ async def show_escalation(view: View) -> Data:
     }
 
 
+_HOURS_MAX: Final = 24 * 366
+
+
 async def order(view: View) -> Redirect:
     """Give an order, or clear it."""
-    await view.api.send("POST /v1/admin/escalation", {}, {"order": view.form.get("order")})
+    body: dict[str, object] = {"order": view.form.get("order")}
+    reason, hours = view.form.get("reason").strip(), view.form.get("hours").strip()
+    if reason:
+        body["reason"] = reason
+    if hours.isdecimal() and 0 < int(hours) <= _HOURS_MAX:
+        body["expires_at"] = (datetime.now(UTC) + timedelta(hours=int(hours))).isoformat()
+    await view.api.send("POST /v1/admin/escalation", {}, body)
     return Redirect(view.at("escalation"), "escalation_ordered")
 
 

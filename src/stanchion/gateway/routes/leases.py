@@ -13,7 +13,7 @@ import msgspec
 
 from stanchion.core.escalation import Level, Order
 from stanchion.core.model import Instant, Risk
-from stanchion.gateway.problems import Refusal, RequestRefused, not_found
+from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member, not_found
 from stanchion.gateway.route import (
     OPERATORS,
     Call,
@@ -24,7 +24,7 @@ from stanchion.gateway.route import (
     RouteScope,
     Takes,
 )
-from stanchion.gateway.views import when
+from stanchion.gateway.views import to_instant, when
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.locks import (
     AcquireTooLate,
@@ -271,19 +271,33 @@ async def get_escalation(call: Call[NoBody, NoQuery]) -> Reply:
     return Reply(_view(call))
 
 
-async def set_escalation(call: Call[SetEscalation, NoQuery]) -> Reply:
+async def set_escalation(call: Call[SetEscalation, NoQuery]) -> Reply | Refusal:
     """Force open or closed, or clear: on this replica at once, on others within 2 s."""
+    body, ends_at = call.body, None
+    if body.expires_at is not None:
+        ends_at = to_instant(body.expires_at)
+        if body.order == "clear" or ends_at <= call.services.clock.now():
+            return invalid_member("expires_at", "must be later than now, and not for a clear")
     await call.services.escalating.order(
-        Order(call.body.order), actor=call.actor, audit=call.audit("escalation", tenant=None)
+        Order(body.order),
+        actor=call.actor,
+        reason=body.reason,
+        expires_at=ends_at,
+        audit=call.audit("escalation", tenant=None),
     )
     return Reply(_view(call))
 
 
 def _view(call: Call[Any, Any]) -> EscalationView:
     escalating = call.services.escalating
+    order = escalating.order_in_force
     return EscalationView(
         level=_LEVELS[escalating.level],
         forced=_FORCED.get(escalating.forced),
+        forced_by=None if order is None else order.actor,
+        forced_at=None if order is None else when(order.at),
+        reason=None if order is None else order.reason,
+        expires_at=None if order is None or order.expires_at is None else when(order.expires_at),
         closes=call.services.settings.current.escalation.closes,
         closed_now=tuple(risk for risk in Risk if escalating.closes(risk)),
         trips_today=escalating.trips_today,

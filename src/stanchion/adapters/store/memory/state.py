@@ -59,6 +59,7 @@ from stanchion.ports.records import (
 
 __all__ = [
     "Account",
+    "DueTimes",
     "JobFile",
     "Key",
     "MemoryPart",
@@ -67,7 +68,6 @@ __all__ = [
     "ReadyIndex",
     "RunFile",
     "RunPlaces",
-    "Schedule",
 ]
 
 _FEED_ENTRIES_MAX: Final = 10_000
@@ -161,9 +161,9 @@ class MemoryState:
         self.jobs: dict[JobId, JobFile] = {}
         self.accounts: dict[TenantId, Account] = {}
         self.ready = ReadyIndex()
-        self.leases: Schedule[JobId] = Schedule()
-        self.timers: Schedule[tuple[RunId, Timer]] = Schedule()
-        self.outbox: Schedule[RunId] = Schedule()
+        self.leases: DueTimes[JobId] = DueTimes()
+        self.timers: DueTimes[tuple[RunId, Timer]] = DueTimes()
+        self.outbox: DueTimes[RunId] = DueTimes()
         self.approvals: dict[tuple[RunId, StepId], PendingApproval] = {}
         self.places = RunPlaces()
         self.finished: list[tuple[Instant, RunId]] = []
@@ -423,7 +423,7 @@ class ReadyIndex:
 _Thing = TypeVar("_Thing", bound=Hashable)
 
 
-class Schedule(Generic[_Thing]):
+class DueTimes(Generic[_Thing]):
     """A set of values with due times. ``take`` returns the earliest first, then the oldest."""
 
     def __init__(self) -> None:
