@@ -49,6 +49,8 @@ async def _checked(stack: Stack, directory: Path, *options: str) -> int:
         "run",
         f"{stack.urls[0]}/openapi.json",
         *("--checks", "all"),
+        # A stopped bulk action can still be read, and a tenant without configuration has defaults.
+        *("--exclude-checks", "use_after_free"),
         # A stream has no end.
         *("--exclude-path", "/v1/events"),
         *("--header", f"Authorization: Bearer {ADMIN_KEY}"),

@@ -137,7 +137,7 @@ Comment: TypeAlias = Annotated[
     ),
 ]
 _VISIBLE: Final = (
-    r"[^\x00-\x20\x7f-\xa0\xad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ud800-\udfff\ufeff"
+    r"[^\x00-\x20\x7f-\xa0\xad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff"
     rf"\ufff0-\uffff]{{1,{LABEL_CHARS_MAX}}}"
 )
 LABEL_PATTERN: Final = rf"^{_VISIBLE}\Z"
