@@ -34,7 +34,7 @@ __all__ = ["FILES_MAX", "Walks", "walks_on"]
 FILES_MAX: Final = 40
 """The maximum number of files per request."""
 _ROOT: Final = Path(__file__).parent.parent / "src" / "stanchion"
-_ROUNDS: Final = 8
+_ROUNDS: Final = 16
 _REST_S: Final = 0.03
 """Pause before each request, so that the work of the previous one has ended."""
 _APPLIED: Final = frozenset({"adapters/bus/local.py"})
