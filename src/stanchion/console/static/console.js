@@ -69,7 +69,7 @@
   };
 
   // ── Fetching the page again, without disturbing who reads it ──
-  let isStale = false, isFetching = false, fetchedAt = performance.now();
+  let isStale = false, isFetching = false, fetchedAt = performance.now(), changedAt = -Infinity;
   const isBusy = () => {
     const live = $("#live"), focused = document.activeElement, selection = getSelection();
     if ($("dialog[open]")) return true;
@@ -80,6 +80,8 @@
   const refresh = async () => {
     if (!body.hasAttribute("data-refresh") || document.hidden || isFetching || isBusy()) return;
     if (performance.now() - fetchedAt < 1000) return;
+    // The answer may have been rendered for another viewer up to a second ago, before the change.
+    const isDoubtful = performance.now() - changedAt < 1000;
     isStale = false;
     isFetching = true;
     try {
@@ -87,6 +89,7 @@
     } catch { isStale = true; } finally {
       isFetching = false;
       fetchedAt = performance.now();
+      if (isDoubtful) { changedAt = -Infinity; isStale = true; }
     }
   };
   setInterval(() => { if (isStale) refresh(); }, 500);
@@ -112,7 +115,10 @@
     showAlarms(data.alarms);
     const key = JSON.stringify(data.change);
     // The page names the change that it shows: what came between it and the first event counts too.
-    if (change === null ? String(data.change[0]) !== body.dataset.watch : key !== change) isStale = true;
+    if (change === null ? String(data.change[0]) !== body.dataset.watch : key !== change) {
+      isStale = true;
+      changedAt = performance.now();
+    }
     change = key;
   };
   const channel = "BroadcastChannel" in window ? new BroadcastChannel("stanchion-console") : null;
