@@ -136,6 +136,9 @@ for pid, since in seen.items():
     @classmethod
     def end(cls) -> None:
         """Let it end, because this process ends by itself."""
+        with contextlib.suppress(ValueError):  # not in the main thread
+            # Another Ctrl-C now would print a traceback and change nothing.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         with cls._lock:
             if cls._process is not None and cls._owner == os.getpid():
                 with contextlib.suppress(OSError, subprocess.TimeoutExpired):
