@@ -96,6 +96,7 @@ def test_the_awkward_hours(cron: str, zone: str, begin: str, expected: list[str]
         ({"every_s": None}, "cron"),
         ({"every_s": None, "cron": "61 * * * *"}, "cron"),
         ({"every_s": None, "cron": "* * * *"}, "cron"),
+        ({"every_s": None, "cron": "* * * * * *"}, "cron"),
         ({"every_s": None, "cron": "0 0 31 2 *"}, "cron"),
         ({"every_s": 0}, "every_s"),
         ({"timezone": "Mars/Olympus"}, "timezone"),
@@ -160,8 +161,9 @@ def test_overlap() -> None:
     assert plan(schedule(overlap=Overlap.ALLOW), 1, BUSY).start == MINUTE
 
 
-def test_one_tick_is_held_back_and_later_ones_are_missed() -> None:
-    which = schedule(overlap=Overlap.QUEUE)
+@pytest.mark.parametrize("catch_up", list(CatchUp))
+def test_one_tick_is_held_back_and_later_ones_are_missed(catch_up: CatchUp) -> None:
+    which = schedule(overlap=Overlap.QUEUE, catch_up=catch_up)
     for minute in (1, 1.5, 2, 3, 3.2):
         decided = plan(which, minute, BUSY)
         assert decided.hold == MINUTE

@@ -50,6 +50,7 @@ RUNS_MAX: Final = 20
 """Runs that a schedule lists: the newest."""
 LATE_MS_MAX: Final = 60_000
 """Without catching up, a tick is too late after this time, unless it was tried before."""
+_CRON_FIELDS: Final = 5
 _EVERY_S_MAX: Final = 366 * 86_400
 _JITTER_S_MAX: Final = 86_400
 
@@ -90,13 +91,15 @@ def schedule_faults(spec: ScheduleSpec) -> list[Fault]:
     """What is wrong with a schedule; empty if it can be used."""
     faults = []
     if (spec.cron is None) == (spec.every_s is None):
-        faults.append(Fault("cron", "give cron or every_s, and not both"))
+        faults.append(Fault("cron", "give either cron or every_s"))
     try:
         zone = ZoneInfo(spec.timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         faults.append(Fault("timezone", f"there is no time zone {spec.timezone!r}"))
         zone = ZoneInfo("UTC")
-    if spec.cron is not None:
+    if spec.cron is not None and len(spec.cron.split()) != _CRON_FIELDS:
+        faults.append(Fault("cron", "not a cron expression of five fields"))
+    elif spec.cron is not None:
         try:
             next(CronSim(spec.cron, datetime(2026, 1, 1, tzinfo=zone)))
         except CronSimError as error:
@@ -133,6 +136,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     spec: ScheduleSpec
     generation: int
     """Raised by every change of the specification."""
+    author: str | None = None
+    """Who stored it: the starter of its runs, who may not approve what they ask for."""
     since: Instant
     """Ticks after this instant are due: when the specification was stored, or resumed."""
     handled: Instant
@@ -240,9 +245,7 @@ def decide_ticks(schedule: Schedule, now: Instant, jitter: float, busy: _Busy) -
     if spec.overlap is Overlap.QUEUE and held is not None and held <= schedule.handled:
         if busy is None:
             return TickPlan(start=held)
-        missed = (
-            () if spec.catch_up is CatchUp.ALL else tuple(MissedTick(each, _HELD) for each in due)
-        )
+        missed = tuple(MissedTick(each, _HELD) for each in due)
         return TickPlan(hold=held, missed=missed, wake_at=Instant(now + _HOLD_MS))
     if not due:
         return TickPlan(wake_at=None if following is None else Instant(following + delay_ms))
@@ -282,7 +285,7 @@ def _due(schedule: Schedule, now: Instant) -> tuple[list[Instant], Instant | Non
 
 _LOOKED_AT_MAX: Final = 200_000
 _HOLD_MS: Final = 1_000
-_PASSED: Final = "no replica was running"
+_PASSED: Final = "passed before it could be tried"
 _CAUGHT_UP: Final = "caught up by the newest tick"
 _HELD: Final = "an earlier tick is held back already"
 _LATE: Final = "late by more than a minute"

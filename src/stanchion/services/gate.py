@@ -135,10 +135,12 @@ class Gate:
         labels: Mapping[str, str] = _NO_LABELS,
         traceparent: str | None = None,
         tick: TickMark | None = None,
+        starter: str | None = None,
     ) -> StartAnswer:
         """Start a run of the newest version of a workflow. Raises ``TenantOverloaded``.
 
-        With ``tick``, the answer is ``KeyMismatch`` if the schedule has had a run for it.
+        With ``tick``, the answer is ``KeyMismatch`` if the schedule has had a run for it, and
+        ``starter`` is the author of the schedule.
         """
         self._work.check(tenant)
         call = GateCall(
@@ -149,7 +151,7 @@ class Gate:
             traceparent=traceparent,
         )
         return await self._admitter.in_time(
-            call, self._start(call, _Given(input, dict(labels), actor, tick=tick))
+            call, self._start(call, _Given(input, dict(labels), actor, tick=tick, starter=starter))
         )
 
     async def start_many(
@@ -346,7 +348,7 @@ class Gate:
         if not refresh and (full := await self._admitter.full_already(call)) is not None:
             return full
         pending = self._pending(call.tenant, linked, given.input, labels=given.labels)
-        pending = replace(pending, rerun_of=given.rerun_of)
+        pending = replace(pending, rerun_of=given.rerun_of, starter=given.starter or given.actor)
         ready = await self._ready(call, linked.plan, pending, asked=asked, actor=given.actor)
         if too_many := _too_many_items(ready.admission.transition):
             return InvalidInput(too_many)
@@ -492,7 +494,7 @@ class Gate:
         # A caller's decision not to sample is passed on; one of our own needs no record.
         if call.span is not None and (call.span.is_sampled or call.traceparent is not None):
             traced = call.span.traceparent
-        pending = replace(pending, starter=actor, traceparent=traced)
+        pending = replace(pending, starter=pending.starter or actor, traceparent=traced)
         began = StartRequested(actor=actor)
         transition = await self._decider.decide(plan, pending, (began,), pending.created_at)
         stamp = Stamp(1, self._context.entropy.token())
@@ -525,6 +527,8 @@ class _Given(NamedTuple):
     """Of a rerun."""
     tick: TickMark | None = None
     """Of a schedule."""
+    starter: str | None = None
+    """Who the run is started for, if not the actor."""
 
     @property
     def subject(self) -> WorkflowId | None:

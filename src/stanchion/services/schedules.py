@@ -25,6 +25,7 @@ from stanchion.core.schedule import (
     ScheduleSpec,
     TickMark,
     decide_ticks,
+    next_ticks,
     schedule_faults,
     with_held,
     with_missed,
@@ -94,15 +95,25 @@ class ScheduleService:
     async def put(
         self, tenant: TenantId, schedule_id: str, spec: ScheduleSpec, audit: AuditEntry
     ) -> Schedule:
-        """Store a schedule. Raises ``BackendError`` and ``ScheduleConflict``."""
+        """Store a schedule. The same one again changes nothing: its ticks go on.
+
+        Raises ``BackendError`` and ``ScheduleConflict``.
+        """
 
         def change(old: Schedule | None) -> Schedule:
-            now = self._clock.now()
+            now, author = self._clock.now(), audit.actor
             if old is None:
-                return Schedule(spec=spec, generation=now, since=now, handled=now)
-            generation = max(now, old.generation + 1)
+                return Schedule(spec=spec, generation=now, author=author, since=now, handled=now)
+            if old.spec == spec:
+                return old
             return replace(
-                old, spec=spec, generation=generation, since=now, handled=now, tried=None
+                old,
+                spec=spec,
+                generation=max(now, old.generation + 1),
+                author=author,
+                since=now,
+                handled=now,
+                tried=None,
             )
 
         changed = await self._change((tenant, schedule_id), change, audit)
@@ -130,6 +141,14 @@ class ScheduleService:
             for name, (schedule, _) in sorted((await self._read()).items())
             if tenant in {None, name[0]}
         ]
+
+    def next_starts(self, name: _Name, schedule: Schedule, count: int) -> tuple[Instant, ...]:
+        """When the next ticks will start their runs, with the jitter."""
+        if schedule.spec.paused:
+            return ()
+        delay_ms = round(schedule.spec.jitter_s * 1_000 * _fraction(name))
+        after = Instant(self._clock.now() - delay_ms)
+        return tuple(Instant(each + delay_ms) for each in next_ticks(schedule, after, count))
 
     # ── The loop ─────────────────────────────────────────────────────────────────────────────────
 
@@ -210,6 +229,7 @@ class ScheduleService:
                 spec.input,
                 key=f"{_NAMESPACE}{schedule_id}/{schedule.generation}/{tick}",
                 actor=f"schedule {schedule_id}",
+                starter=schedule.author,
                 labels=spec.labels,
                 tick=TickMark(schedule_id, schedule.generation, tick),
             )
@@ -261,6 +281,8 @@ class ScheduleService:
             found = await self._store.document(_KIND, _name(name))
             old = None if found is None else _decoded(found)
             new = change(old)
+            if new is old:
+                return new
             entry = replace(audit, before=_shown(old), after=_shown(new))
             written = await self._store.put_document(
                 _KIND,

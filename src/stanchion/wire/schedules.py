@@ -12,7 +12,14 @@ from stanchion.core.json_value import JsonObject
 from stanchion.core.schedule import CatchUp, Overlap
 from stanchion.wire.identifiers import Labels, Name
 
-__all__ = ["MissedTickRow", "PutSchedule", "ScheduleList", "ScheduleView", "TickRunRow"]
+__all__ = [
+    "MissedTickRow",
+    "PutSchedule",
+    "ScheduleList",
+    "ScheduleView",
+    "TickRunRow",
+    "TriggerSchedule",
+]
 
 
 class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,6 +39,10 @@ class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     jitter_s: Annotated[int, Meta(ge=0, le=86_400)] = 0
     """Every tick is later by the same time of up to so much."""
     paused: bool = False
+
+
+class TriggerSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Start a run of a schedule now. The body has no members."""
 
 
 class TickRunRow(msgspec.Struct, frozen=True):
@@ -66,7 +77,7 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     """Rises with every change."""
     next: tuple[datetime, ...]
-    """The next five ticks, without the jitter; none while it is paused."""
+    """When its next five runs will start, with the jitter; none while it is paused."""
     runs: tuple[TickRunRow, ...]
     """The last runs, newest first."""
     missed: tuple[MissedTickRow, ...]

@@ -8,7 +8,7 @@ import msgspec
 
 from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import TenantId, WorkflowId
-from stanchion.core.schedule import Schedule, ScheduleSpec, next_ticks
+from stanchion.core.schedule import Schedule, ScheduleSpec
 from stanchion.gateway.body import check_value, checked_labels
 from stanchion.gateway.problems import Refusal, invalid, not_found
 from stanchion.gateway.route import (
@@ -33,6 +33,7 @@ from stanchion.wire.schedules import (
     ScheduleList,
     ScheduleView,
     TickRunRow,
+    TriggerSchedule,
 )
 
 __all__ = ["ROUTES"]
@@ -104,7 +105,7 @@ async def list_schedules(call: Call[NoBody, PagedSchedules]) -> Reply:
     return Reply(ScheduleList(views, page[-1][0] if len(rest) > len(page) else None))
 
 
-async def trigger_schedule(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
+async def trigger_schedule(call: Call[TriggerSchedule, NoQuery]) -> Reply | Refusal:
     """Start a run of the schedule now, beside its ticks."""
     schedule_id = call.params["schedule_id"]
     stored = await call.services.schedules.get(call.tenant, schedule_id)
@@ -125,7 +126,7 @@ def _view(
     call: Call[Any, Any], tenant: TenantId, schedule_id: str, stored: Schedule
 ) -> ScheduleView:
     spec = stored.spec
-    following = [] if spec.paused else next_ticks(stored, call.services.clock.now(), _NEXT)
+    following = call.services.schedules.next_starts((tenant, schedule_id), stored, _NEXT)
     return ScheduleView(
         id=schedule_id,
         tenant=tenant,
@@ -199,6 +200,8 @@ ROUTES: Final = (
         summary="Start a run of a schedule now, beside its ticks.",
         roles=RUNNERS,
         scope=RouteScope.TENANT,
+        takes=Takes.JSON_OR_NOTHING,
+        body=TriggerSchedule,
         answer=StartAnswer,
         codes=(Code.NOT_FOUND, Code.INVALID_INPUT, Code.INVALID_WORKFLOW, *GATE_CODES),
         takes_key=True,
