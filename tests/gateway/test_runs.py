@@ -288,6 +288,7 @@ async def test_an_approval_is_decided_by_another_with_the_data_it_wants() -> Non
         ended = (await house.ask("GET", path, key=lee)).json
         said = {"approved": True, "by": "lee", "comment": "ok", "data": data}
         assert ended["steps"]["ask"]["output"] == said
+        assert ended["steps"]["ask"]["question"] == "Pay 5?"  # as it was asked
         assert (await house.ask("POST", approve, {"data": data}, key=lee)).status == 200
         other = await house.ask("POST", approve, {"data": {"up_to": 8}}, key=lee)
         assert (other.status, other.code) == (409, "conflict")
@@ -426,7 +427,8 @@ async def test_a_workflow_for_each_item_over_http(house: House) -> None:
     assert (await house.ask("PUT", "/v1/workflows/outer", shown)).json["version"] == 1
     path = "/v1/workflows/outer/runs"
     many = await house.ask("POST", path, {"input": {"items": [0] * 10_001}})
-    assert many.status == 200  # more items than any for-each may have: the step fails
+    assert (many.status, many.code) == (422, "invalid_input")
+    assert "10001 items; at most 10000" in many.json["errors"][0]["message"]
     wide = {"steps": {f"s{n}": {"delay_s": 0} for n in range(3)}}
     assert (await house.ask("PUT", "/v1/workflows/inner", wide)).status == 200
     many = await house.ask("POST", path, {"input": {"items": [0] * 6_667}})

@@ -22,6 +22,7 @@ from stanchion.core.model import (
     Item,
     ItemFailure,
     ItemKey,
+    OnDecision,
     OnDelay,
     OnJob,
     OnRetry,
@@ -407,12 +408,15 @@ class Draft:
         done: _Done = _NOTHING,
         error: Failure | None = None,
     ) -> None:
+        before = self.step(step_id)
+        wait = before.wait
         self.put(
             step_id,
             msgspec.structs.replace(
-                self.step(step_id),
+                before,
                 status=status,
                 wait=None,
+                question=wait.message if isinstance(wait, OnDecision) else None,
                 output=done.output,
                 output_bytes=done.output_bytes,
                 failures=done.failures,

@@ -307,6 +307,8 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a for-each step that has ended: its failed items, the first ``ITEM_FAILURES_MAX``."""
     output_bytes: int = 0
     """The size of ``output`` and ``failures`` as JSON; 0 without, and in runs of older versions."""
+    question: str | None = None
+    """Of an approval that has ended: what the person was asked, as it was rendered."""
 
 
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -159,7 +159,7 @@ def run_view(
         output=run.output,
         error=run.error,
         steps={
-            step_id: _step_view(step, _question(plan, step_id), progress)
+            step_id: _step_view(step, _question(plan, step_id, step), progress)
             for step_id, step in steps.items()
         },
         created_at=when(run.created_at),
@@ -229,11 +229,15 @@ _SLICES: Final = 64
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def _question(plan: Plan | None, step_id: StepId) -> str | None:
+def _question(plan: Plan | None, step_id: StepId, step: Step) -> str | None:
+    """The message of an approval: as rendered, or from the workflow if it has no expression."""
+    if isinstance(step.wait, OnDecision):
+        return step.wait.message
     planned = None if plan is None else plan.steps.get(step_id)
-    if planned is None or not isinstance(planned.spec, ApprovalSpec):
-        return None
-    return planned.spec.message
+    if step.question or planned is None or not isinstance(planned.spec, ApprovalSpec):
+        return step.question
+    message = planned.spec.message
+    return None if message is None or "${" in message else message
 
 
 def _step_view(step: Step, question: str | None, progress: Mapping[JobId, JsonValue]) -> StepView:
@@ -250,7 +254,7 @@ def _step_view(step: Step, question: str | None, progress: Mapping[JobId, JsonVa
         items_failed=None if items is None else items.failed,
         failures=None if items is None or not step.status.is_finished else step.failures,
         waiting_for=None if step.wait is None else _waiting_for(step.wait),
-        question=step.wait.message if isinstance(step.wait, OnDecision) else question,
+        question=question,
         decide_by=when_if(step.wait.due) if isinstance(step.wait, OnDecision) else None,
         progress=progress.get(step.wait.job_id) if isinstance(step.wait, OnJob) else None,
     )

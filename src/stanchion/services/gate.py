@@ -551,7 +551,7 @@ def _with_run(entry: AuditEntry, run_id: RunId) -> AuditEntry:
 
 
 def _too_many_items(transition: Transition) -> tuple[Fault, ...]:
-    """The for-each steps that fail in the first decision because their items have too many steps.
+    """The for-each steps that fail in the first decision because they have too many items.
 
     Of those that begin later it is known only then.
     """

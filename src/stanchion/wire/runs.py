@@ -233,7 +233,7 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     """The failed items of a for-each that has ended: the first hundred."""
     waiting_for: WaitingFor | None = None
     question: str | None = None
-    """The message of an approval: rendered while it waits, otherwise as in the workflow file."""
+    """The message of an approval as rendered; before that ``null`` if it has expressions."""
     decide_by: datetime | None = None
     """When the time for a decision ends."""
     progress: JsonValue = None

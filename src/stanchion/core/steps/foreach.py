@@ -76,7 +76,7 @@ Inside: TypeAlias = "Callable[[ItemDraft, Event | None], Ignored | None]"
 """Applies an event to an item with a workflow, or starts it, and does all that follows in it."""
 
 TOO_MANY_ITEMS: Final = "too_many_items"
-"""The code of a step whose items have more steps together than are allowed."""
+"""The code of a step with more items than allowed, by themselves or by their steps."""
 BEGUN_AT_ONCE_MAX: Final = limits.FOR_EACH_PARALLEL_MAX
 """Items with a workflow that begin in one event: each evaluates the expressions of its first
 steps. A timer that is due at once begins the others."""
@@ -392,7 +392,7 @@ def _values(draft: Draft, step: PlannedStep) -> list[JsonValue]:
         raise ExpressionError(reason)
     if len(values) > limits.FOR_EACH_ITEMS_MAX:
         reason = f"for_each: {len(values)} items; at most {limits.FOR_EACH_ITEMS_MAX} are allowed"
-        raise ExpressionError(reason)
+        raise _TooManyItems(reason)
     if draft.step(step.id).items is not None:
         return values
     if step.item_plan is not None:
@@ -413,12 +413,12 @@ def _values(draft: Draft, step: PlannedStep) -> list[JsonValue]:
             f"for_each: {len(values)} items; with those of the run's other steps, at most"
             f" {limits.RUN_ITEMS_MAX} are allowed"
         )
-        raise ExpressionError(reason)
+        raise _TooManyItems(reason)
     return values
 
 
 class _TooManyItems(ExpressionError):
-    """The items have more steps together than are allowed."""
+    """There are more items than allowed, or they have more steps together than are allowed."""
 
 
 def _weight(step: PlannedStep) -> int:
