@@ -78,6 +78,16 @@ async def test_every_step_that_waits_is_decided(house: House, action: str, after
     bulk = await ended(house, await act(house, action))
     assert (bulk["matched"], bulk["done"]) == (3, 3)
     assert await statuses(house, run_ids) == {after}
+    # The audit log has the entries that decisions about single runs make, with the bulk's id.
+    single = (await house.ask("POST", "/v1/workflows/ask/runs")).json["run_id"]
+    await house.ask("POST", f"/v1/runs/{single}/steps/ask/{action}", {})
+    path = f"/v1/admin/audit?action=step.{action}"
+    by_hand, *by_bulk = (await house.ask("GET", path)).json["entries"]
+    assert by_hand["subject"] == f"run/{single}/step/ask"
+    assert {each["subject"] for each in by_bulk} == {f"run/{each}/step/ask" for each in run_ids}
+    for each in by_bulk:
+        assert each["before"] == by_hand["before"]
+        assert each["after"] == by_hand["after"] | {"bulk": bulk["bulk_id"]}
 
 
 @pytest.mark.parametrize(("action", "after"), [("replay", "running"), ("discard", "failed")])
@@ -144,3 +154,29 @@ async def test_a_runner_cannot_touch_dead_letters_nor_other_tenants() -> None:
         assert (await house.ask("GET", path, key=runner)).status == 404
         assert (await house.ask("GET", "/v1/bulk", key=runner)).json["bulks"] == []
         assert (await house.ask("GET", path, key=ADMIN)).json["tenant"] == "*"
+
+
+async def test_a_bulk_action_ends_with_its_key() -> None:
+    from stanchion.gateway import GatewayOptions  # noqa: PLC0415 - beside its one use
+
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        limits = {"max_concurrent_runs": None}
+        await house.ask("PUT", "/v1/admin/tenants/acme", limits, key=ADMIN)
+        runner = await house.make_key("runner", "acme")
+        run_ids = {await house.start(key=ADMIN, tenant="acme") for _ in range(4)}
+        slow = {"action": "cancel", "filter": {}, "rate_per_s": 0.1}
+        began = await house.ask("POST", "/v1/bulk", slow, key=runner)
+        path = f"/v1/bulk/{began.json['bulk_id']}"
+        await house.ask("DELETE", f"/v1/admin/keys/{runner.split('_')[1]}", key=ADMIN)
+        async with asyncio.timeout(8):
+            while True:
+                bulk = (await house.ask("GET", path, key=ADMIN)).json
+                if bulk["status"] != "running":
+                    break
+                await asyncio.sleep(0.02)
+        assert (bulk["status"], bulk["done"] + bulk["failed"]) == ("finished", 4)
+        failed = {each["run_id"] for each in bulk["errors"]}
+        assert len(failed) == bulk["failed"] >= 3
+        assert failed <= run_ids
+        codes = {(each["code"], each["detail"].rpartition(" ")[2]) for each in bulk["errors"]}
+        assert codes == {("unauthenticated", "revoked")}

@@ -144,6 +144,7 @@ class Api:
             only=caller.only,
             actor=caller.actor,
             role=caller.role,
+            key_id=caller.key_id,
             params=params,
             query=read_query(query, route.query or NoQuery),
             body=_body(route, raw),

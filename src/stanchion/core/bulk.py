@@ -12,7 +12,7 @@ write names the revision that it read: a holder that was replaced cannot write a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -35,6 +35,7 @@ __all__ = [
     "BulkPace",
     "BulkStatus",
     "begin",
+    "fail_rest",
     "settle",
     "stop",
 ]
@@ -104,6 +105,8 @@ class Bulk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: Instant
     rate_per_s: float
     matched: int
+    key_id: str | None = None
+    """The key that began it: it ends with that key."""
     done: int = 0
     failed: int = 0
     status: BulkStatus = BulkStatus.RUNNING
@@ -145,6 +148,19 @@ def settle(bulk: Bulk, outcomes: Mapping[int, BulkDone | BulkFailed], now: Insta
         open=tuple(number for number in bulk.open if number not in new),
         status=BulkStatus.FINISHED if is_last else bulk.status,
         finished_at=now if is_last else bulk.finished_at,
+    )
+
+
+def fail_rest(bulk: Bulk, failures: Sequence[BulkFailed], now: Instant) -> Bulk:
+    """Finish it: every run that is not settled has failed, of which some are named."""
+    return replace(
+        bulk,
+        failed=bulk.matched - bulk.done,
+        errors=(*bulk.errors, *failures)[:BULK_ERRORS_MAX],
+        next=bulk.matched,
+        open=(),
+        status=BulkStatus.FINISHED,
+        finished_at=now,
     )
 
 

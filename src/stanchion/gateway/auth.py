@@ -74,6 +74,7 @@ class Caller(msgspec.Struct, frozen=True):
     only: TenantId | None
     actor: str
     role: Role = Role.ADMIN
+    key_id: str | None = None
 
 
 class Auth:
@@ -158,7 +159,7 @@ def authorised(holder: KeyHolder, named: bytes | None, route: Route) -> Caller:
         raise RequestRefused(invalid_member("X-Stanchion-Tenant", _NOT_ALL[route.scope]))
     if named is None and route.scope in _ONE_UNLESS_NAMED:
         only = only or DEFAULT_TENANT
-    return Caller(only or DEFAULT_TENANT, only, holder.actor, holder.role)
+    return Caller(only or DEFAULT_TENANT, only, holder.actor, holder.role, holder.key_id)
 
 
 _OWN_SITE: Final = frozenset({b"same-origin", b"none"})

@@ -305,6 +305,7 @@ class _RouteRunner:
             only=caller.only,
             actor=caller.actor,
             role=caller.role,
+            key_id=caller.key_id,
             params=exchange.scope["path_params"],
             query=query,
             body=body,

@@ -98,6 +98,8 @@ class Call(Generic[_Body, _Query]):
     request_id: str
     traceparent: str | None = None
     """The caller's trace context; ``None`` while traces are off."""
+    key_id: str | None = None
+    """The caller's key, for work that must end with it."""
 
     def audit(
         self,

@@ -19,8 +19,9 @@ from typing import Final, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from stanchion.core.audit import AuditEntry
+from stanchion.core.audit import AuditEntry, redacted
 from stanchion.core.bulk import (
+    BULK_ERRORS_MAX,
     BULK_RUNS_MAX,
     Bulk,
     BulkAction,
@@ -31,6 +32,7 @@ from stanchion.core.bulk import (
     BulkPace,
     BulkStatus,
     begin,
+    fail_rest,
     settle,
     stop,
 )
@@ -59,6 +61,7 @@ from stanchion.services.inbox import (
     RunChange,
     UnknownTarget,
 )
+from stanchion.services.keys import Keys, end_of_key
 from stanchion.services.log import log_event
 from stanchion.services.plans import DefinitionMissing, UnknownWorkflow
 from stanchion.services.work import TenantOverloaded
@@ -72,6 +75,8 @@ _EXTENDED_MS: Final = 1_000
 _LOOK_S: Final = 2.0
 """How often a replica looks for bulk actions that no replica carries out."""
 _TICK_S: Final = 0.1
+_KEY_CHECKED_MS: Final = 1_000
+"""How often a bulk action's key is looked up."""
 _AT_ONCE: Final = 128
 """Runs that are acted on at a time."""
 _PAGE: Final = 1_000
@@ -99,6 +104,7 @@ class NewBulk(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float
     actor: str
     request_id: str
+    key_id: str | None = None
 
 
 class TooManyRuns(Exception):
@@ -115,6 +121,12 @@ class BulkService:
         self._entropy = backends.entropy
         self._gate = gate
         self._inbox = inbox
+        self._keys = Keys(
+            documents=backends.store,
+            clock=backends.clock,
+            entropy=backends.entropy,
+            admin_key=None,
+        )
         self._wake = asyncio.Event()
         self._under_way: set[str] = set()
         self._letters: dict[TenantId, tuple[int, dict[RunId, list[DeadLetter]]]] = {}
@@ -146,6 +158,7 @@ class BulkService:
             created_at=now,
             rate_per_s=wanted.rate_per_s,
             matched=len(run_ids),
+            key_id=wanted.key_id,
         )
         bulk = settle(bulk, {}, now)
         for number, first in enumerate(range(0, len(run_ids), _CHUNK)):
@@ -277,6 +290,12 @@ class BulkService:
         """The record as it is now."""
         return await self._read(bulk_id)
 
+    async def end_of_key(self, bulk: Bulk) -> str | None:
+        """What ended the key that began it; ``None`` if it still works, or if there was none."""
+        if bulk.key_id is None:
+            return None
+        return end_of_key(await self._keys.record(bulk.key_id), self._clock.now())
+
     async def run_ids(self, bulk_id: str, number: int) -> Sequence[str]:
         """One chunk of the list of runs."""
         found = await self._store.document(_RUNS, _chunk(bulk_id, number))
@@ -322,23 +341,34 @@ class BulkService:
             return BulkFailed(run_id, "internal", "internal error; the log has the details")
 
     async def _cancel(self, bulk: Bulk, run: Run) -> BulkOutcome:
+        reason = f"bulk action {bulk.id}"
         entry = self._entry(
-            bulk, "run.cancel", f"run/{run.id}", run, {"status": RunStatus.CANCELLED}
+            bulk,
+            "run.cancel",
+            f"run/{run.id}",
+            run,
+            {"status": RunStatus.CANCELLED, "reason": reason},
+            before={"status": run.status},
         )
-        changed = await self._inbox.cancel(
-            run.id, reason=f"bulk action {bulk.id}", actor=bulk.actor, audit=entry
-        )
+        changed = await self._inbox.cancel(run.id, reason=reason, actor=bulk.actor, audit=entry)
         return _outcome(run.id, changed)
 
     async def _rerun(self, bulk: Bulk, run: Run) -> BulkOutcome:
+        options = RerunOptions()
         answer = await self._gate.rerun(
             run.tenant,
             run.id,
-            RerunOptions(),
+            options,
             # No caller can use such a key: theirs have no spaces.
             key=f"bulk {bulk.id} {run.id}",
             actor=bulk.actor,
-            audit=self._entry(bulk, "run.rerun", f"run/{run.id}", run, None),
+            audit=self._entry(
+                bulk,
+                "run.rerun",
+                f"run/{run.id}",
+                run,
+                redacted(msgspec.to_builtins(options), "input"),
+            ),
         )
         match answer:
             case RunStarted():
@@ -386,7 +416,7 @@ class BulkService:
         taken = 0
         for letter in letters:
             action = "dead_letter.replay" if is_replay else "dead_letter.discard"
-            entry = self._entry(bulk, action, f"dead_letter/{letter.id}", run, None)
+            entry = self._entry(bulk, action, f"dead_letter/{letter.id}", run, {})
             take = self._inbox.replay if is_replay else self._inbox.discard
             taken += await take(letter.id, actor=bulk.actor, audit=entry) is not None
         if taken or is_repeat:
@@ -411,19 +441,29 @@ class BulkService:
         return known
 
     def _decision_entry(self, bulk: Bulk, run: Run, step_id: StepId) -> AuditEntry:
-        subject = f"run/{run.id}/steps/{step_id}"
-        return self._entry(bulk, f"step.{bulk.action}", subject, run, None)
+        approved = bulk.action is BulkAction.APPROVE
+        decision = redacted({"approved": approved, "comment": None, "data": None}, "data")
+        subject = f"run/{run.id}/step/{step_id}"
+        return self._entry(bulk, f"step.{bulk.action}", subject, run, decision)
 
+    @staticmethod
     def _entry(
-        self, bulk: Bulk, action: str, subject: str, run: Run, after: JsonObject | None
+        bulk: Bulk,
+        action: str,
+        subject: str,
+        run: Run,
+        after: JsonObject,
+        *,
+        before: JsonObject | None = None,
     ) -> AuditEntry:
+        """The entry that the request about one run writes, and the bulk action's id."""
         return AuditEntry(
             action=action,
             actor=bulk.actor,
             subject=subject,
             tenant=run.tenant,
-            before={"status": run.status},
-            after={**(after or {}), "bulk": bulk.id},
+            before=before,
+            after={**after, "bulk": bulk.id},
             request_id=bulk.request_id,
         )
 
@@ -462,6 +502,7 @@ class _Course:
         self._outcomes: dict[int, BulkDone | BulkFailed] = {}
         self._pace = BulkPace(bulk.rate_per_s)
         self._written_at = -HELD_MS
+        self._key_checked_at: int | None = None
         self._chunks: dict[int, Sequence[str]] = {}
 
     async def run(self) -> None:
@@ -481,8 +522,12 @@ class _Course:
     async def _advance(self, now: int) -> bool:
         """Write outcomes and take the next runs; ``False`` if there is nothing more to do here."""
         bulk = settle(self._bulk, self._outcomes, await self._service.now())
+        ended = await self._end_of_key(now)
+        if ended is not None and bulk.status is BulkStatus.RUNNING:
+            bulk = await self._without_key(bulk, ended)
         bulk, taken = begin(bulk, min(self._pace.count, _AT_ONCE))
-        if not (self._outcomes or taken or now - self._written_at >= _EXTENDED_MS):
+        is_over = bulk.status is not BulkStatus.RUNNING
+        if not (is_over or self._outcomes or taken or now - self._written_at >= _EXTENDED_MS):
             return True
         written = await self._service.write(bulk, self._revision)
         if written is None:
@@ -497,6 +542,25 @@ class _Course:
             return True
         await self._service.finish(self._bulk)
         return False
+
+    async def _end_of_key(self, now: int) -> str | None:
+        checked_at = self._key_checked_at
+        if checked_at is not None and now - checked_at < _KEY_CHECKED_MS:
+            return None
+        ended = await self._service.end_of_key(self._bulk)
+        self._key_checked_at = now
+        return ended
+
+    async def _without_key(self, bulk: Bulk, ended: str) -> Bulk:
+        """The bulk action after its key has ended: the rest of its runs fails."""
+        left = (*bulk.open, *range(bulk.next, bulk.matched))
+        detail = f"not acted on: the key that began the bulk action is {ended}"
+        failures = [
+            BulkFailed(await self._run_id(number) or RunId(""), "unauthenticated", detail)
+            for number in left[: BULK_ERRORS_MAX - len(bulk.errors)]
+        ]
+        log_event(logging.WARNING, "bulk_key_ended", bulk=bulk.id, key=bulk.key_id, left=len(left))
+        return fail_rest(bulk, failures, await self._service.now())
 
     async def _give_up(self) -> None:
         """Count what was done, if the bulk action was stopped meanwhile."""

@@ -43,7 +43,7 @@ from stanchion.services.log import log_event
 from stanchion.wire.admin import Role
 from stanchion.wire.identifiers import ALL_TENANTS
 
-__all__ = ["ADMIN_HOLDER", "ApiKeyRecord", "KeyHolder", "Keys", "NewKey"]
+__all__ = ["ADMIN_HOLDER", "ApiKeyRecord", "KeyHolder", "Keys", "NewKey", "end_of_key"]
 
 _Answer = TypeVar("_Answer")
 
@@ -89,6 +89,15 @@ class ApiKeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     revoked_by: str | None = None
 
 
+def end_of_key(record: ApiKeyRecord | None, now: Instant) -> str | None:
+    """``None`` if a key works; otherwise what it is: ``gone``, ``revoked`` or ``expired``."""
+    if record is None:
+        return "gone"
+    if record.revoked_at is not None:
+        return "revoked"
+    return "expired" if record.expires_at is not None and record.expires_at <= now else None
+
+
 class NewKey(msgspec.Struct, frozen=True):
     """A key that was just created. ``key`` contains the secret, which is shown only once."""
 
@@ -104,6 +113,8 @@ class KeyHolder(msgspec.Struct, frozen=True):
     tenant: str
     """``*``: every tenant."""
     actor: str
+    key_id: str | None = None
+    """``None`` without keys, and for the admin key of the process's environment."""
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -198,13 +209,11 @@ class Keys:
         return hmac.new(secret.encode(), self._admin_hash.encode(), "sha256").hexdigest()
 
     def _holder(self, key_id: str, record: ApiKeyRecord | None) -> KeyHolder | None:
-        if record is None or record.revoked_at is not None:
-            return None
         now = self._clock.now()
-        if record.expires_at is not None and record.expires_at <= now:
+        if record is None or end_of_key(record, now) is not None:
             return None
         self._note_use(key_id, record, now)
-        return KeyHolder(record.role, record.tenant, record.name or f"key:{key_id}")
+        return KeyHolder(record.role, record.tenant, record.name or f"key:{key_id}", key_id)
 
     async def would_lock_out(self, *, role: Role, tenant: str, expires: bool = False) -> bool:
         """Whether this key, as the first one, would lock out its creator.

@@ -46,6 +46,7 @@ async def start_bulk(call: Call[StartBulk, NoQuery]) -> Reply | Refusal:
         rate_per_s=body.rate_per_s,
         actor=call.actor,
         request_id=call.request_id,
+        key_id=call.key_id,
     )
     try:
         if body.dry_run:
