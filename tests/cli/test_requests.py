@@ -195,6 +195,41 @@ def test_watching_says_that_no_worker_takes_the_job(cli: Cli, server: Script) ->
     assert "no worker asks; start one" in seen.err.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("remedy", "said"),
+    [
+        (
+            "stanchion run cancel R, or stanchion approval list",
+            "stanchion run cancel R --tenant cap, or stanchion approval list --tenant cap",
+        ),
+        (
+            "a cap (stanchion tenant set cap --max N), or stanchion run cancel R",
+            "a cap (stanchion tenant set cap --max N), or stanchion run cancel R --tenant cap",
+        ),
+        ("restore it; then stanchion worker list", "restore it; then stanchion worker list"),
+    ],
+)
+def test_commands_to_do_name_the_tenant_that_was_given(
+    remedy: str, said: str, cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = dict.fromkeys(("step_id", "since", "until", "blocked_by"))
+    finding |= {"code": "approval_pending", "detail": "it waits", "remedy": remedy}
+    server.says(*[Said({"findings": [finding]})] * 3)
+    assert f"to do: {said}\n" in cli("run", "why", "07-01h", "--tenant", "cap").out
+    assert f"to do: {remedy}\n" in cli("run", "why", "07-01h").out
+    monkeypatch.setenv("STANCHION_TENANT", "cap")
+    assert f"to do: {said}\n" in cli("run", "why", "07-01h").out
+
+
+def test_a_long_message_is_cut_in_the_list_of_approvals(cli: Cli, server: Script) -> None:
+    row = dict.fromkeys(("starter", "since", "expires_at"))
+    row |= dict.fromkeys(("run_id", "step_id", "tenant", "workflow_id"), "x")
+    server.says(Said({"approvals": [row | {"message": "m" * 2_000}], "cursor": None}))
+    line = cli("approval", "list").out.splitlines()[1]
+    assert line.endswith("mm…")
+    assert len(line) < 200
+
+
 @pytest.mark.parametrize("command", [("run", "list"), ("run", "show", "x"), ("key", "list")])
 def test_json_of_another_service_is_not_taken_for_an_answer(
     command: tuple[str, ...], cli: Cli, server: Script

@@ -249,6 +249,12 @@ CASES: dict[str, tuple[RunFacts, Surroundings, WhyCode, str, str]] = {
 }
 
 
+@pytest.mark.parametrize("demand", [SILENT, NEVER])
+def test_no_worker_is_since_one_last_asked_not_since_the_job(demand: TopicDemand) -> None:
+    first, *_ = why(READY, Surroundings(topics={TOPIC: demand}))
+    assert (first.code, first.since) == (WhyCode.NO_WORKER, demand.asked_at)
+
+
 @pytest.mark.parametrize(
     ("facts", "around", "code", "detail", "remedy"), CASES.values(), ids=list(CASES)
 )

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.session import Session, path_to
-from stanchion.cli.text import Flexible, cell, clock, clock_ms, ident, lines_of, pairs, table
+from stanchion.cli.text import (
+    Flexible,
+    cell,
+    clock,
+    clock_ms,
+    excerpt,
+    ident,
+    lines_of,
+    pairs,
+    table,
+)
 
 __all__ = [
     "FAILURES",
@@ -142,7 +154,7 @@ def step_cells(name: str, step: dict[str, Any], waits_for: str | None = None) ->
 def _waits_for(step: dict[str, Any]) -> str:
     waiting_for, question = step.get("waiting_for"), step.get("question")
     if waiting_for == "decision" and question:
-        return f"decision: {cell(question)}"
+        return f"decision: {excerpt(question)}"
     return cell(waiting_for)
 
 
@@ -166,11 +178,14 @@ def timeline_lines(answer: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def why_lines(answer: dict[str, Any]) -> Iterator[str]:
-    """Why a run does not go on: a sentence, what to do, and a table of all causes."""
+def why_lines(answer: dict[str, Any], tenant: str | None) -> Iterator[str]:
+    """Why a run does not go on: a sentence, what to do, and a table of all causes.
+
+    ``tenant``: the one that was asked for, which the commands to do it need too.
+    """
     first, *_ = findings = answer["findings"]
     yield f"{cell(first['detail'])} ({cell(first['code'])})"
-    yield f"to do: {cell(first['remedy'])}"
+    yield f"to do: {_remedy(first, tenant)}"
     yield ""
     yield from table(
         ("CAUSE", "STEP", "SINCE", "UNTIL", "DETAIL"),
@@ -320,12 +335,25 @@ def _statuses(run: dict[str, Any]) -> list[str]:
     return [step["status"] for step in run["steps"].values()]
 
 
+_OF_A_TENANT: Final = re.compile(r"stanchion (?:run|approval|job|dead-letter) [a-z][^,;()]*")
+"""A command about one tenant, to its end, in a sentence."""
+
+
+def _remedy(finding: dict[str, Any], tenant: str | None) -> str:
+    """What to do, with commands for the tenant. The server does not know how it was named."""
+    text = cell(finding["remedy"])
+    if not tenant:
+        return text
+    flag = f" --tenant {shlex.quote(tenant)}"
+    return _OF_A_TENANT.sub(lambda command: command[0] + flag, text)
+
+
 def _worker_hint(session: Session, run_id: str) -> str | None:
     """What the server says about a job that no worker takes."""
     with suppress(CliError):  # a server without this route
         for finding in session.get(path_to("runs", run_id, "why"))["findings"]:
             if finding["code"] in {"no_worker", "job_ready"}:
-                return f"{cell(finding['detail'])}; {cell(finding['remedy'])}"
+                return f"{cell(finding['detail'])}; {_remedy(finding, session.server.tenant)}"
     return None
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "cell",
     "clock",
     "clock_ms",
+    "excerpt",
     "ident",
     "lines_of",
     "pairs",
@@ -67,6 +68,13 @@ def cell(value: object) -> str:
     if isinstance(value, str):
         return printable(value)
     return printable(json.dumps(value, ensure_ascii=False))
+
+
+def excerpt(value: str | None) -> str:
+    """A text that may be long: as much of it as fits into a line, also into a pipe."""
+    width = shutil.get_terminal_size().columns
+    whole = cell(value)
+    return whole if len(whole) <= width else whole[: width - 1] + "…"
 
 
 class Flexible(str):

@@ -557,7 +557,7 @@ def _job(
                 base,
                 detail=f"no worker has asked for topic '{job.topic}' for"
                 f" {NO_WORKER_MS // 1000} s: the job of {place} is ready",
-                since=demand.asked_at or base.since,
+                since=demand.asked_at,
                 blocked_by=changed(blocker, ahead=job.ahead),
                 remedy=f"start a worker with a handler for '{job.topic}':"
                 " stanchion worker MODULE:APP; those that run: stanchion worker list",

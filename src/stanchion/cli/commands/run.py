@@ -39,7 +39,7 @@ from stanchion.cli.session import (
     time_of,
     watch_option,
 )
-from stanchion.cli.text import cell, clock, ident, lines_of, pairs, table
+from stanchion.cli.text import cell, clock, excerpt, ident, lines_of, pairs, table
 
 __all__ = ["approval", "job", "run", "selection", "selects_runs"]
 
@@ -286,8 +286,11 @@ def show_run(
 @talks
 def explain_run(session: Session, run_id: str, *, watch: bool) -> None:
     """Say why a run does not go on, and what to do."""
-    path = path_to("runs", run_id, "why")
-    shown_again(lambda: session.show(session.get(path), why_lines), watch=watch)
+    path, tenant = path_to("runs", run_id, "why"), session.server.tenant
+    shown_again(
+        lambda: session.show(session.get(path), lambda answer: why_lines(answer, tenant)),
+        watch=watch,
+    )
 
 
 @run.command("items")
@@ -395,7 +398,7 @@ def _approval_rows(page: dict[str, Any]) -> Iterator[str]:
                     cell(row["starter"]),
                     clock(row["since"]),
                     clock(row["expires_at"]),
-                    cell(row["message"]),
+                    excerpt(row["message"]),
                 )
                 for row in page["approvals"]
             ),
