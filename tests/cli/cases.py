@@ -742,6 +742,7 @@ CASES: Final = (
             "rate_per_s": 5.0,
         },
         answer=BULK,
+        has_key=True,
         shape=runs.BulkView,
         says=("bulk      b1", 'filter    {"label": ["team:red"]}', "conflict  it has ended"),
     ),

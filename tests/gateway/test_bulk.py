@@ -130,6 +130,8 @@ async def test_what_cannot_be_is_refused(house: House) -> None:
         ({"action": "cancel", "filter": {"labels": ["a:b"]}}, "filter.labels"),
         ({"action": "cancel", "filter": {"label": "a:b"}}, "filter.label"),
         ({"action": "cancel", "filter": {}, "rate_per_s": 0}, "rate_per_s"),
+        ({"action": "cancel", "filter": {"status": []}}, "filter.status"),
+        ({"action": "cancel", "filter": {"label": [], "status": ["running"]}}, "filter.label"),
     ):
         refused = await house.ask("POST", "/v1/bulk", body)
         assert (refused.status, refused.json["errors"][0]["path"]) == (422, path)
@@ -137,6 +139,26 @@ async def test_what_cannot_be_is_refused(house: House) -> None:
     assert (empty.json["matched"], empty.json["status"]) == (0, "finished")
     assert (await house.ask("GET", "/v1/bulk/nonsense")).status == 404
     assert (await house.ask("DELETE", "/v1/bulk/nonsense")).status == 404
+
+
+async def test_the_same_idempotency_key_begins_one_bulk_action(house: House) -> None:
+    await begin(house, 2)
+    body = {"action": "cancel", "filter": {"label": ["in:bulk"]}, "rate_per_s": 1000}
+    headers = [("Idempotency-Key", "k1")]
+    both = await asyncio.gather(
+        *(house.ask("POST", "/v1/bulk", body, headers=headers) for _ in range(2))
+    )
+    (bulk_id,) = {each.json["bulk_id"] for each in both}
+    done = await ended(house, bulk_id)
+    assert (done["matched"], done["done"]) == (2, 2)
+    again = await house.ask("POST", "/v1/bulk", body, headers=headers)
+    assert (again.json, again.headers["idempotency-replayed"]) == (done, "true")
+    assert len((await house.ask("GET", "/v1/bulk")).json["bulks"]) == 1
+    other = await house.ask("POST", "/v1/bulk", body | {"action": "rerun"}, headers=headers)
+    assert (other.status, other.code) == (422, "idempotency_mismatch")
+    elsewhere = await house.ask("POST", "/v1/bulk", body, headers=headers, tenant="other")
+    assert elsewhere.json["bulk_id"] != bulk_id
+    assert "idempotency-replayed" not in elsewhere.headers
 
 
 async def test_a_runner_cannot_touch_dead_letters_nor_other_tenants() -> None:

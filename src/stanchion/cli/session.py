@@ -280,8 +280,8 @@ class Session:
         """Send a request that changes something."""
         return self.server.ask(method, path, body=body, key=key, query=query)
 
-    def create(self, path: str, body: object, key: str | None) -> ApiAnswer:
-        """Create a run or job, with a random idempotency key if none is given.
+    def create(self, path: str, body: object, key: str | None, *, what: str = "run") -> ApiAnswer:
+        """Create a run, job or bulk action, with a random idempotency key if none is given.
 
         After a lost response the error names that key: a retry with it creates no second run.
         """
@@ -296,7 +296,7 @@ class Session:
                 error.problem = (error.problem or {}) | {"idempotency_key": sent}
             raise
         if answer.is_replay:
-            self.note("this key was used for the same request before: this is the same run")
+            self.note(f"this key was used for the same request before: this is the same {what}")
         return answer
 
     def show(self, document: object, lines: Callable[[Any], Iterable[str]]) -> None:

@@ -447,6 +447,7 @@ def start_bulk(  # noqa: PLR0913 - one for each filter
     until: datetime | None = None,
     rerun_of: str | None = None,
     rate_per_s: float = 50,
+    idempotency_key: str | None = None,
 ) -> Op[BulkView]:
     """Cancel, rerun, replay, discard, approve or reject all runs that fit and exist now.
 
@@ -459,7 +460,7 @@ def start_bulk(  # noqa: PLR0913 - one for each filter
         "filter": _given(chosen),
         "rate_per_s": rate_per_s,
     }
-    sent = posting(engine, "start_bulk", "/v1/bulk", body)
+    sent = keyed(posting(engine, "start_bulk", "/v1/bulk", body), key_or_own(idempotency_key))
     return (yield from engine.ask(ApiCall(sent, reader(BulkView))))
 
 

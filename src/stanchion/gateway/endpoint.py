@@ -322,7 +322,7 @@ class _RouteRunner:
         )
 
     def _no_store(self) -> Refusal:
-        if self._route.takes_key:
+        if Code.GATE_UNAVAILABLE in self._route.codes:
             # The key could not be checked, so the gate was not asked.
             return self._state.unavailable(Code.GATE_UNAVAILABLE, GATE_UNAVAILABLE)
         return self._state.unavailable(Code.STORE_UNAVAILABLE, "the store does not answer")

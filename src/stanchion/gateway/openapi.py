@@ -174,7 +174,7 @@ def _parameters(route: Route, schema_of: dict[int, dict[str, Any]]) -> list[Json
             {
                 "name": "Idempotency-Key",
                 "in": "header",
-                "description": "The same key and request give the same run.",
+                "description": "The same key and request give the same run, job or bulk action.",
                 "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
             }
         )

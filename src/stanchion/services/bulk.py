@@ -10,6 +10,7 @@ rules; a run whose tenant is full is tried again, without holding up the others.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -40,7 +41,7 @@ from stanchion.core.faults import WorkflowFaults
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant, OnDecision, Run, RunId, RunStatus, StepId, TenantId
 from stanchion.core.rerun import RerunOptions, RerunRefused
-from stanchion.ports.errors import BackendError
+from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.records import DeadLetter, Page, RunFilter, RunSummary
 from stanchion.services.context import Backends
 from stanchion.services.gate import Gate
@@ -65,8 +66,9 @@ from stanchion.services.keys import Keys, end_of_key
 from stanchion.services.log import log_event
 from stanchion.services.plans import DefinitionMissing, UnknownWorkflow
 from stanchion.services.work import TenantOverloaded
+from stanchion.wire.identifiers import ALL_TENANTS
 
-__all__ = ["BulkService", "NewBulk", "TooManyRuns"]
+__all__ = ["BulkBegun", "BulkService", "NewBulk", "TooManyRuns"]
 
 HELD_MS: Final = 3_000
 """How long a replica holds a bulk action with each write."""
@@ -91,6 +93,8 @@ _RECORDS: Final = "bulk"
 _RUNNING: Final = "bulk_running"
 """Names of bulk actions that are not finished: what replicas look for."""
 _RUNS: Final = "bulk_runs"
+_KEYS: Final = "bulk_keys"
+"""What was begun with an idempotency key. Written before the record, and removed before it."""
 _LAST_TIME: Final = 2**44
 
 
@@ -105,6 +109,32 @@ class NewBulk(msgspec.Struct, frozen=True, kw_only=True):
     actor: str
     request_id: str
     key_id: str | None = None
+    idempotency_key: str | None = None
+
+    @property
+    def key_name(self) -> str:
+        """The name of its idempotency key's document."""
+        whole = f"{self.tenant or ALL_TENANTS} {self.idempotency_key}"
+        return hashlib.sha256(whole.encode()).hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same request."""
+        members = [self.action, self.filter, float(self.rate_per_s)]
+        return hashlib.sha256(msgspec.json.encode(members, order="sorted")).hexdigest()
+
+
+class BulkBegun(msgspec.Struct, frozen=True):
+    """A bulk action that was begun, now or before with the same idempotency key."""
+
+    bulk: Bulk
+    replayed: bool
+
+
+class _BegunWithKey(msgspec.Struct, frozen=True):
+    fingerprint: str
+    bulk: Bulk
+    """As it began: whoever finds no record writes this one."""
 
 
 class TooManyRuns(Exception):
@@ -142,8 +172,15 @@ class BulkService:
 
     async def create(
         self, wanted: NewBulk, audit: Callable[[str], AuditEntry] | None = None
-    ) -> Bulk:
-        """Fix the runs and begin. Raises ``TooManyRuns``. ``audit`` makes the entry for its id."""
+    ) -> BulkBegun | KeyMismatch:
+        """Fix the runs and begin, unless the same key did before.
+
+        ``audit`` makes the entry for its id. Raises ``TooManyRuns``.
+        """
+        has_key = wanted.idempotency_key is not None
+        known = await self._begun_before(wanted, audit) if has_key else None
+        if known is not None:
+            return known
         now = await self._store.now()
         # Ids of later ones sort before those of earlier ones: the list begins with the newest.
         bulk_id = f"{_LAST_TIME - now:011x}{self._entropy.token()[:12]}"
@@ -166,20 +203,47 @@ class BulkService:
             await self._store.put_document(_RUNS, _chunk(bulk_id, number), [*some], read=None)
         if bulk.status is BulkStatus.RUNNING:
             await self._store.put_document(_RUNNING, bulk_id, now, read=None)
-        entry = None if audit is None else audit(bulk_id)
-        await self._store.put_document(
-            _RECORDS, bulk_id, msgspec.to_builtins(bulk), read=0, audit=entry
-        )
+        if has_key:
+            value = msgspec.to_builtins(_BegunWithKey(wanted.fingerprint, bulk))
+            if await self._store.put_document(_KEYS, wanted.key_name, value, read=0) is None:
+                await self.clean_up(bulk)
+                known = await self._begun_before(wanted, audit)
+                if known is None:
+                    raise BackendUnavailable("the idempotency key expired in this moment")
+                return known
+        await self._begin(bulk, audit)
+        return BulkBegun(bulk, replayed=False)
+
+    async def _begun_before(
+        self, wanted: NewBulk, audit: Callable[[str], AuditEntry] | None
+    ) -> BulkBegun | KeyMismatch | None:
+        """What the idempotency key began before; ``None`` if the key is new."""
+        found = await self._store.document(_KEYS, wanted.key_name)
+        if found is None:
+            return None
+        known = msgspec.convert(found.value, _BegunWithKey)
+        if known.fingerprint != wanted.fingerprint:
+            return KeyMismatch()
+        bulk = await self.get(known.bulk.id)
+        if bulk is None:
+            await self._begin(known.bulk, audit)
+        return BulkBegun(bulk or known.bulk, replayed=True)
+
+    async def _begin(self, bulk: Bulk, audit: Callable[[str], AuditEntry] | None) -> None:
+        """Write the record, unless it is there."""
+        entry = None if audit is None else audit(bulk.id)
+        value = msgspec.to_builtins(bulk)
+        if await self._store.put_document(_RECORDS, bulk.id, value, read=0, audit=entry) is None:
+            return
         log_event(
             logging.INFO,
             "bulk_created",
-            bulk=bulk_id,
+            bulk=bulk.id,
             action=str(bulk.action),
             matched=bulk.matched,
             actor=bulk.actor,
         )
         self._wake.set()
-        return bulk
 
     async def get(self, bulk_id: str) -> Bulk | None:
         """One bulk action."""
@@ -235,12 +299,15 @@ class BulkService:
     async def tidy(self) -> None:
         """Remove bulk actions that ended a month ago, with their lists of runs."""
         before = await self._store.now() - _KEPT_MS
-        for kind in (_RECORDS, _RUNNING, _RUNS):
+        for kind in (_KEYS, _RECORDS, _RUNNING, _RUNS):
             cursor: str | None = None
             while True:
                 page = await self._store.list_documents(kind, cursor=cursor, limit=_PAGE)
-                for name, _ in page.items:
-                    if _LAST_TIME - int(name[:11], 16) < before:
+                for name, each in page.items:
+                    bulk_id = name
+                    if kind == _KEYS:
+                        bulk_id = msgspec.convert(each.value, _BegunWithKey).bulk.id
+                    if _LAST_TIME - int(bulk_id[:11], 16) < before:
                         await self._store.delete_document(kind, name)
                 cursor = page.cursor
                 if cursor is None:

@@ -39,6 +39,7 @@ __all__ = [
     "BatchResult",
     "BatchRow",
     "BulkError",
+    "BulkFilter",
     "BulkList",
     "BulkPreview",
     "BulkView",
@@ -498,11 +499,20 @@ class WhyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[WhyFinding, ...]
 
 
+class BulkFilter(RunSelection, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which runs: those that fit all of it. Lists are not empty, as that would mean all runs."""
+
+    status: Annotated[tuple[RunStatus, ...], Meta(min_length=1, max_length=len(RunStatus))] = ()
+    """One of these."""
+    label: Annotated[tuple[LabelName, ...], Meta(min_length=1, max_length=LABELS_MAX)] = ()
+    """Every one of these, each `name:value`."""
+
+
 class StartBulk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Act on all runs that match and were created before."""
 
     action: BulkAction
-    filter: RunSelection
+    filter: BulkFilter
     """The members of the query of `GET /v1/runs`; lists where that repeats one."""
     dry_run: bool = False
     """Only say how many runs match, by tenant."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, Final
@@ -32,6 +33,13 @@ def bulk() -> None:
     "--rate", type=click.FloatRange(0.1, 1000), default=50, show_default=True, help="Runs a second."
 )
 @click.option("--dry-run", is_flag=True, help="Only say how many runs fit, by tenant.")
+@click.option("--all", "everything", is_flag=True, help="Act on every run, without a filter.")
+@click.option(
+    "--idempotency-key",
+    "key",
+    metavar="KEY",
+    help="A key that makes retries safe: the same key and request give the same bulk action.",
+)
 @_watch_option
 @talks
 def start_bulk(
@@ -39,19 +47,27 @@ def start_bulk(
     /,
     action: str,
     rate: float,
+    key: str | None,
     *,
     dry_run: bool,
+    everything: bool,
     watch: bool,
     **options: Any,  # noqa: ANN401 - the options of selects_runs
 ) -> int:
     """Act on all runs that fit every filter and exist now; with --tenant '*' of all tenants."""
     chosen = selection(options)
     given = {name: value for name, value in chosen.items() if value is not None and value != ()}
+    if everything and given:
+        raise click.UsageError("--all and a filter contradict each other")
     body = {"action": action, "filter": given, "dry_run": dry_run, "rate_per_s": rate}
-    answer = session.send("POST", path_to("bulk"), body).document
     if dry_run:
-        session.show(answer, _preview_lines)
+        session.show(session.send("POST", path_to("bulk"), body).document, _preview_lines)
         return Exit.OK
+    if not given and not everything:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"this would {action} every run: give a filter, or --all")
+        click.confirm(f"Without a filter: {action} every run?", abort=True, err=True)
+    answer = session.create(path_to("bulk"), body, key, what="bulk action").document
     return _shown(session, answer, watch=watch)
 
 

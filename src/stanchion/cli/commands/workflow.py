@@ -41,6 +41,9 @@ _shared_option = click.option(
 
 
 def _path(*names: str, shared: bool) -> str:
+    given = click.get_current_context().get_parameter_source("tenant")
+    if shared and given is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("a shared workflow is for all tenants: leave --tenant out")
     return path_to(*(("shared",) if shared else ()), "workflows", *names)
 
 

@@ -21,8 +21,9 @@ from stanchion.gateway.route import (
     Takes,
 )
 from stanchion.gateway.routes.workflows import PagedWorkflows
-from stanchion.gateway.views import filter_of, when, when_if
+from stanchion.gateway.views import REPLAYED, filter_of, refusal_of, when, when_if
 from stanchion.services.bulk import NewBulk, TooManyRuns
+from stanchion.services.gate_answers import KeyMismatch
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import BulkError, BulkList, BulkPreview, BulkView, StartBulk
@@ -47,6 +48,7 @@ async def start_bulk(call: Call[StartBulk, NoQuery]) -> Reply | Refusal:
         actor=call.actor,
         request_id=call.request_id,
         key_id=call.key_id,
+        idempotency_key=call.idempotency_key,
     )
     try:
         if body.dry_run:
@@ -58,13 +60,15 @@ async def start_bulk(call: Call[StartBulk, NoQuery]) -> Reply | Refusal:
             "filter": wanted.filter,
             "rate_per_s": body.rate_per_s,
         }
-        bulk = await call.services.bulk.create(
+        begun = await call.services.bulk.create(
             wanted, lambda bulk_id: call.audit(f"bulk/{bulk_id}", tenant=call.only, after=asked)
         )
     except TooManyRuns:
         wrong = f"more than {BULK_RUNS_MAX} runs match: narrow it, for example with since and until"
         return invalid_member("filter", wrong)
-    return Reply(_view(bulk))
+    if isinstance(begun, KeyMismatch):
+        return refusal_of(begun)
+    return Reply(_view(begun.bulk), headers=REPLAYED if begun.replayed else ())
 
 
 async def list_bulks(call: Call[NoBody, PagedWorkflows]) -> Reply:
@@ -133,7 +137,8 @@ ROUTES: Final = (
         dry_answer=BulkPreview,
         admits=True,
         audits="bulk.start",
-        codes=(Code.DRAINING,),
+        codes=(Code.DRAINING, Code.IDEMPOTENCY_MISMATCH),
+        takes_key=True,
     ),
     Route(
         method="GET",
