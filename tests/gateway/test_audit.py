@@ -386,6 +386,23 @@ async def test_refusals_have_receipts_also_of_a_batch_and_of_an_outage(house: Ho
     }
 
 
+async def test_receipts_of_reruns_and_schedules_name_the_workflow(house: House) -> None:
+    await house.start(tenant="acme")
+    ended = await house.start(tenant="acme")
+    await house.ask("POST", f"/v1/runs/{ended}/cancel", tenant="acme")
+    daily = {"workflow_id": "one-step", "every_s": 86_400}
+    made = await house.ask("PUT", "/v1/schedules/daily", daily, tenant="acme")
+    assert made.status == 200, made.json
+    await house.ask("PUT", "/v1/admin/tenants/acme", {"max_concurrent_runs": 1})
+    for path in (f"/v1/runs/{ended}/rerun", "/v1/schedules/daily/trigger"):
+        full = await house.ask("POST", path, {}, tenant="acme")
+        assert full.status == 429, full.json
+        assert "workflow_id" not in full.json
+    await house.services.receipts.write()
+    receipts = await house.ask("GET", "/v1/admin/decisions", tenant="acme")
+    assert [row["workflow_id"] for row in receipts.json["decisions"]] == ["one-step"] * 2
+
+
 async def test_a_tenants_admin_reads_its_own_entries_and_filters_hold(
     guarded_house: House,
 ) -> None:

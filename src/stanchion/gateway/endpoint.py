@@ -388,7 +388,7 @@ def note_refusal(
             Receipt(
                 services.clock.now(),
                 tenant,
-                workflow_id,
+                workflow_id or refusal.workflow_id,
                 outcome,
                 refusal.limit,
                 refusal.active,

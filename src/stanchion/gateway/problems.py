@@ -95,6 +95,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     active: int | None = None
     remedy: str | None = None
     headers: Headers = ()
+    workflow_id: str | None = None
+    """For the receipt, if the path does not name the workflow. The caller is not told."""
 
     @property
     def status(self) -> int:

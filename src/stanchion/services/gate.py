@@ -179,7 +179,7 @@ class Gate:
                 return answers + [failed] * (len(rows) - len(answers))
         return answers
 
-    async def rerun(
+    async def rerun(  # noqa: PLR0913 - what a rerun may carry, by keyword
         self,
         tenant: TenantId,
         run_id: RunId,
@@ -189,10 +189,12 @@ class Gate:
         actor: str,
         audit: AuditEntry | None = None,
         traceparent: str | None = None,
+        learn: Callable[[WorkflowId], object] | None = None,
     ) -> RerunAnswer:
         """Do a finished run again, all of it or a part. Raises ``TenantOverloaded``.
 
-        ``options`` have no ``fault``. The new run's id is added to the audit entry.
+        ``options`` have no ``fault``. The new run's id is added to the audit entry. ``learn`` is
+        told the workflow once it is known, also of a rerun that is then refused.
         """
         self._work.check(tenant)
         call = GateCall(
@@ -203,7 +205,10 @@ class Gate:
             audit=audit,
             traceparent=traceparent,
         )
-        return await self._admitter.in_time(call, self._rerun(call, run_id, options, actor))
+        answer = await self._admitter.in_time(call, self._rerun(call, run_id, options, actor))
+        if learn is not None and call.exists:
+            learn(call.workflow_id)
+        return answer
 
     async def preview_rerun(
         self, tenant: TenantId, run_id: RunId, options: RerunOptions

@@ -253,6 +253,7 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
     if fault is not None:
         return invalid_member(fault.path, fault.message)
     gate = call.services.gate
+    known: list[WorkflowId] = []
     answer = (
         await gate.preview_rerun(call.tenant, run_id, options)
         if body.dry_run
@@ -263,6 +264,7 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
             key=call.idempotency_key,
             actor=call.actor,
             traceparent=call.traceparent,
+            learn=known.append,
             audit=call.audit(
                 f"run/{run_id}", tenant=call.tenant, after=redacted(to_builtins(options), "input")
             ),
@@ -286,7 +288,8 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
         case RerunRefused():
             return Refusal(code=Code.CONFLICT, detail=answer.message)
         case GateFull() | KeyMismatch() | JobThrottled() | GateFailed():
-            return refusal_of(answer)
+            workflow_id = known[0] if known else None
+            return msgspec.structs.replace(refusal_of(answer), workflow_id=workflow_id)
         case _:
             assert_never(answer)
 

@@ -119,7 +119,10 @@ async def trigger_schedule(call: Call[TriggerSchedule, NoQuery]) -> Reply | Refu
         key=call.idempotency_key,
         actor=call.actor,
     )
-    return start_answer(answer)
+    told = start_answer(answer)
+    if isinstance(told, Refusal):
+        return msgspec.structs.replace(told, workflow_id=stored.spec.workflow_id)
+    return told
 
 
 def _view(
