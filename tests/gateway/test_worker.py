@@ -107,6 +107,28 @@ async def test_results_are_judged_one_by_one(house: House) -> None:
     assert again.json == {"accepted": [job["job_id"]], "rejected": []}
 
 
+async def test_the_second_of_two_results_that_contradict_each_other_is_rejected(
+    house: House,
+) -> None:
+    run_id = await house.start()
+    job = await house.lease()
+    good = {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded", "output": 1}
+    contrary = {**good, "status": "failed", "output": None}
+    stale = [{**good, "fence": 1}, {**contrary, "fence": 1}]
+    body = {"worker_id": "worker-1", "results": stale}
+    refused = {"job_id": job["job_id"], "code": "stale_fence"}
+    answer = await house.ask("POST", "/v1/worker/results", body)
+    assert answer.json == {"accepted": [], "rejected": [refused] * 2}
+    body["results"] = [good, contrary, good]
+    answer = await house.ask("POST", "/v1/worker/results", body)
+    assert answer.json == {
+        "accepted": [job["job_id"]] * 2,
+        "rejected": [{"job_id": job["job_id"], "code": "already_finished"}],
+    }
+    run = (await house.ask("GET", f"/v1/runs/{run_id}?wait=5")).json
+    assert (run["status"], run["steps"]["only"]["output"]) == ("succeeded", 1)
+
+
 async def test_a_fault_in_one_result_names_its_place_and_takes_none(house: House) -> None:
     await house.start()
     job = await house.lease()

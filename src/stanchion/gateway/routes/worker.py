@@ -11,6 +11,8 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, Literal, TypeAlias, TypeVar, assert_never
 
+import msgspec
+
 from stanchion import telemetry
 from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, PROGRESS_BYTES_MAX, RESULT_BYTES_MAX
 from stanchion.core.model import Failure, JobId, Topic
@@ -129,7 +131,11 @@ async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
     results = [_result(call, place, each) for place, each in enumerate(call.body.results)]
     accepted: list[str] = []
     rejected: list[RejectedResult] = []
-    async for some in _in_parts(results):
+    contrary = _contrary(results) if len({each.job_id for each in results}) < len(results) else {}
+    sent = results
+    if contrary:
+        sent = [each for place, each in enumerate(results) if place not in contrary]
+    async for some in _in_parts(sent):
         for answer in await call.services.inbox.results(some, tenant=call.only):
             match answer:
                 case Accepted():
@@ -138,11 +144,29 @@ async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
                     rejected.append(RejectedResult(answer.job_id, answer.code.value))
                 case _:
                     assert_never(answer)
+    if contrary:
+        codes = {each.job_id: each.code for each in rejected}
+        codes.update(dict.fromkeys(accepted, "already_finished"))
+        rejected.extend(RejectedResult(job_id, codes[job_id]) for job_id in contrary.values())
     if telemetry.tracing is not None:
         _trace_results(telemetry.tracing, call.body, began_ns, frozenset(accepted))
-    sent = [each.job_id for each in results]
-    call.services.scheduler.finished(call.body.worker_id, sent, tenant=call.only)
+    ended = [each.job_id for each in results]
+    call.services.scheduler.finished(call.body.worker_id, ended, tenant=call.only)
     return Reply(ResultsAnswer(tuple(accepted), tuple(rejected)))
+
+
+def _contrary(results: Sequence[Result]) -> dict[int, JobId]:
+    """The jobs of results that contradict an earlier one for the same job and fence, by place.
+
+    The store takes any second result for an accepted one that was sent again.
+    """
+    first: dict[tuple[JobId, int], bytes] = {}
+    found: dict[int, JobId] = {}
+    for place, each in enumerate(results):
+        said = msgspec.json.encode(each, order="sorted")
+        if first.setdefault((each.job_id, each.fence), said) != said:
+            found[place] = each.job_id
+    return found
 
 
 def _trace_results(
