@@ -266,6 +266,24 @@ async def test_many_headers_in_one_go_are_refused_cheaply() -> None:
         assert answer.startswith(b"HTTP/1.1 431")
 
 
+async def test_white_space_around_a_header_value_is_not_part_of_it() -> None:
+    lines = (
+        b"POST /v1/jobs HTTP/1.1",
+        b"Host: localhost",
+        b"Connection: close",
+        b"Content-Type: application/json",
+        b"Content-Length: 13",
+        b"Idempotency-Key:%babc%b",
+        b"X-Stanchion-Tenant:%bdefault%b",
+    )
+    head = b"\r\n".join(lines) + b"\r\n\r\n"
+    async with served() as server:
+        for space in (b" \t ", b""):
+            answer = await server.say(head % ((space,) * 4) + b'{"topic":"t"}')
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            assert (b"idempotency-replayed: true" in answer) == (not space)
+
+
 @asynccontextmanager
 async def process_with_files(
     soft: int, hard: int, directory: Path

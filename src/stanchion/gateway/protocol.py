@@ -244,8 +244,9 @@ class GuardedProtocol(HttpToolsProtocol):
         # The parser reports trailers here as well. They are ignored: a key, tenant or length must
         # not come after a body. One header over the limit is kept, so that the request is refused.
         if self._is_in_head and len(self.headers) <= self.headers_max:
-            # The same as in the base class, without its second call for each header.
-            name = name.lower()
+            # The same as in the base class, without its second call for each header. White space
+            # around a value is not part of it, and the parser keeps what comes after it.
+            name, value = name.lower(), value.rstrip(b" \t")
             if name == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
             self.headers.append((name, value))
