@@ -11,8 +11,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from stanchion.core.bulk import BulkAction
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Instant, Run, RunId, Step, StepId, TenantId, WorkflowId
+from stanchion.core.model import Instant, Run, RunId, RunStatus, Step, StepId, TenantId, WorkflowId
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.views import encoded_run, run_view
 from tests.gateway.asgi import opened
@@ -113,7 +114,7 @@ async def test_a_batch_under_a_lock_is_judged_in_order(house: House) -> None:
 
 async def test_labels_are_shown_kept_by_a_rerun_and_part_of_the_request(house: House) -> None:
     await house.ask("PUT", "/v1/workflows/approval", APPROVAL)
-    labels = {"team": "red", "of:what": "a:b", "Größe": "✓"}
+    labels = {"team": "red", "of-what": "a:b", "Größe": "✓"}
     path, key = "/v1/workflows/approval/runs", [("Idempotency-Key", "k")]
     began = await house.ask("POST", path, {"labels": labels}, headers=key)
     assert began.status == 200, began.body
@@ -184,6 +185,19 @@ async def test_a_filter_that_cannot_be_is_422(house: House, query: str) -> None:
     assert refused.json["errors"][0]["path"].startswith(query.split("=", maxsplit=1)[0])
 
 
+async def test_a_refused_value_is_told_what_is_allowed(house: House) -> None:
+    for path, message in (
+        ("/v1/runs?label=red", "expected a label: write name:value"),
+        ("/v1/runs?status=bogus", f"'bogus' is not one of {', '.join(RunStatus)}"),
+        ("/v1/runs?rerun_of=", "expected a run's id"),
+        ("/v1/runs?workflow_id=%20", "expected 1 to 200 visible ASCII characters"),
+    ):
+        refused = await house.ask("GET", path)
+        assert refused.json["errors"][0]["message"] == message
+    bulk = await house.ask("POST", "/v1/bulk", {"action": "delete", "filter": {}})
+    assert bulk.json["errors"][0]["message"] == f"'delete' is not one of {', '.join(BulkAction)}"
+
+
 @pytest.mark.parametrize(
     ("labels", "named"),
     [
@@ -193,6 +207,7 @@ async def test_a_filter_that_cannot_be_is_422(house: House, query: str) -> None:
         ({"team": 5}, "labels.team"),
         ({"": "red"}, "labels."),
         ({"a\tb": "red"}, "labels.a\tb"),
+        ({"a:b": "zz"}, "labels.a:b"),
         ({str(number): "x" for number in range(17)}, "labels"),
         (["team"], "labels"),
     ],

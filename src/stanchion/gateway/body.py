@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final, Never, cast
 from urllib.parse import unquote_to_bytes
 
 import msgspec
+from msgspec import inspect
 
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonValue
@@ -25,7 +26,7 @@ from stanchion.gateway.exchange import ClientGone, Message, Receive
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid, invalid_member
 from stanchion.gateway.route import Call
-from stanchion.wire.identifiers import LABEL_PATTERN
+from stanchion.wire.identifiers import LABEL_NAME_PATTERN, LABEL_PATTERN
 from stanchion.wire.problems import Code
 
 __all__ = [
@@ -178,7 +179,7 @@ def _with_whole_numbers(
             return msgspec.convert(value, decoder.type)
         except msgspec.ValidationError as next_error:
             error = next_error
-    raise InvalidJson(why_not(error)) from None
+    raise InvalidJson(why_not(error, decoder.type)) from None
 
 
 def _made_whole(value: Any, steps: list[str | int]) -> bool:  # noqa: ANN401 - any JSON
@@ -237,8 +238,8 @@ def fault_in(value: JsonValue, path: str) -> Fault | None:
     return Fault(path, _TOO_DEEP)
 
 
-def why_not(error: msgspec.ValidationError) -> Fault:
-    """Place and reason, parsed from the decoder's message."""
+def why_not(error: msgspec.ValidationError, shape: object) -> Fault:
+    """Place and reason, from the decoder's message and the type that it decoded."""
     message, _, place = str(error).partition(" - at `")
     path = place.rstrip("`").removeprefix("$").removeprefix(".")
     unknown = _UNKNOWN_MEMBER.fullmatch(message)
@@ -247,9 +248,85 @@ def why_not(error: msgspec.ValidationError) -> Fault:
     missing = _MISSING_MEMBER.fullmatch(message)
     if missing is not None:
         return Fault(f"{path}.{missing[1]}" if path else missing[1], "missing")
+    if message.startswith(_NOT_ALLOWED):
+        given = message.removeprefix(_NOT_ALLOWED)[:_NAMED_CHARS]
+        allowed = _allowed(_types_at(shape, place))
+        if allowed:
+            return Fault(path, f"{given} is not one of {', '.join(allowed)}")
+    if message.startswith(_NO_MATCH):
+        described = _described(_types_at(shape, place), message.removeprefix(_NO_MATCH))
+        if described is not None:
+            return Fault(path, f"expected {described}")
     return Fault(path, _readable(message))
 
 
+def _types_at(shape: object, place: str) -> list[inspect.Type]:
+    """The types that are possible at a place of the decoder's message: ``$.runs[0].key``."""
+    found = [_type_info(shape)]
+    for name in _ANY_STEP.findall(place):
+        found = [inner for each in _plain(found) for inner in _inside(each, name)]
+    return found
+
+
+@functools.cache
+def _type_info(shape: Hashable) -> inspect.Type:
+    return inspect.type_info(shape)
+
+
+def _inside(kind: inspect.Type, name: str) -> list[inspect.Type]:
+    """The type of a member; without a name, of the entries of a list or of an object."""
+    match kind:
+        case inspect.StructType():
+            return [field.type for field in kind.fields if field.encode_name == name]
+        case inspect.CollectionType() if not name:
+            return [kind.item_type]
+        case inspect.DictType() if not name:
+            return [kind.key_type, kind.value_type]
+        case _:
+            return []
+
+
+def _plain(kinds: Sequence[inspect.Type]) -> Iterator[inspect.Type]:
+    """The types without their descriptions, and those of unions one by one."""
+    for kind in kinds:
+        if isinstance(kind, inspect.Metadata):
+            yield from _plain([kind.type])
+        elif isinstance(kind, inspect.UnionType):
+            yield from _plain(kind.types)
+        else:
+            yield kind
+
+
+def _allowed(kinds: Sequence[inspect.Type]) -> list[str]:
+    """The values of enumerations."""
+    allowed: list[str] = []
+    for kind in _plain(kinds):
+        if isinstance(kind, inspect.EnumType):
+            allowed += [str(each.value) for each in kind.cls]
+        elif isinstance(kind, inspect.LiteralType):
+            allowed += map(str, kind.values)
+    return allowed
+
+
+def _described(kinds: Sequence[inspect.Type], pattern: str) -> str | None:
+    """The description of the type with this pattern, as the end of a sentence."""
+    for kind in kinds:
+        if isinstance(kind, inspect.UnionType):
+            found = _described(kind.types, pattern)
+            if found is not None:
+                return found
+        if not isinstance(kind, inspect.Metadata) or not isinstance(kind.type, inspect.StrType):
+            continue
+        text = (kind.extra_json_schema or {}).get("description")
+        if text is not None and repr(kind.type.pattern) == pattern:
+            text = text.replace("`", "").removesuffix(".")
+            return f"{text[:1].lower()}{text[1:]}"
+    return None
+
+
+_NOT_ALLOWED: Final = "Invalid enum value "
+_NO_MATCH: Final = "Expected `str` matching regex "
+_ANY_STEP = re.compile(r"\.([^.\[\]`]+)|\[(?:\d+|\.\.\.)\]")
 _UNKNOWN_MEMBER = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING_MEMBER = re.compile(r"Object missing required field `(.*)`")
 _TOO_DEEP: Final = f"nested more than {JSON_DEPTH_MAX} levels deep"
@@ -257,7 +334,7 @@ _MESSAGE_CHARS_MAX: Final = 300
 
 
 def _readable(message: str) -> str:
-    message = message.replace("`", "").replace(r"\Z'", "$'")
+    message = message.replace("`", "").replace(r"\\Z'", "$'")
     message = message[:1].lower() + message[1:]
     return message if len(message) <= _MESSAGE_CHARS_MAX else f"{message[:_MESSAGE_CHARS_MAX]}…"
 
@@ -306,7 +383,7 @@ def checked_labels(labels: dict[str, Any], path: str = "labels") -> dict[str, st
         wrong = f"{len(labels)} labels; at most {LABELS_MAX} are allowed"
         raise RequestRefused(invalid_member(path, wrong))
     for name, value in labels.items():
-        if _LABEL.match(name) is None:
+        if _LABEL_NAME.match(name) is None:
             raise RequestRefused(invalid_member(f"{path}.{name[:_NAMED_CHARS]}", _NOT_A_NAME))
         if not isinstance(value, str) or _LABEL.match(value) is None:
             raise RequestRefused(invalid_member(f"{path}.{name}", _NOT_A_VALUE))
@@ -314,9 +391,12 @@ def checked_labels(labels: dict[str, Any], path: str = "labels") -> dict[str, st
 
 
 _LABEL = re.compile(LABEL_PATTERN)
+_LABEL_NAME = re.compile(LABEL_NAME_PATTERN)
 _NAMED_CHARS: Final = 100
 """Characters of a name that is too long, in the message about it."""
-_NOT_A_NAME: Final = f"the name of a label has 1 to {LABEL_CHARS_MAX} visible characters"
+_NOT_A_NAME: Final = (
+    f"the name of a label has 1 to {LABEL_CHARS_MAX} visible characters, and no colon"
+)
 _NOT_A_VALUE: Final = f"the value must be text of 1 to {LABEL_CHARS_MAX} visible characters"
 _PARAMETERS_MAX: Final = 50
 
@@ -340,7 +420,7 @@ def read_query(text: bytes, shape: type[Any]) -> Any:  # noqa: ANN401 - the rout
     try:
         query = msgspec.convert(given, shape, strict=False)
     except msgspec.ValidationError as error:
-        fault = why_not(error)
+        fault = why_not(error, shape)
         raise RequestRefused(invalid((_as_parameter(fault),), f"query: {fault}")) from None
     for key in given:
         # The decoder reads the text ``null`` as None; a parameter that is given must have a value.

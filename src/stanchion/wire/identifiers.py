@@ -21,6 +21,7 @@ from stanchion.core.limits import (
 
 __all__ = [
     "ALL_TENANTS",
+    "LABEL_NAME_PATTERN",
     "LABEL_PATTERN",
     "BulkName",
     "Comment",
@@ -53,7 +54,7 @@ Name: TypeAlias = Annotated[
     str,
     Meta(
         pattern=rf"^[A-Za-z][A-Za-z0-9_-]{{0,{ID_CHARS_MAX - 1}}}\Z",
-        description='A letter, then letters, digits, "_" or "-".',
+        description=f'A letter, then letters, digits, "_" or "-"; {ID_CHARS_MAX} at most.',
         examples=["research"],
     ),
 ]
@@ -62,7 +63,7 @@ TenantName: TypeAlias = Annotated[
     str,
     Meta(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z",
-        description='A letter or digit, then letters, digits, "_", "." or "-".',
+        description='A letter or digit, then letters, digits, "_", "." or "-"; 64 at most.',
         examples=["default"],
     ),
 ]
@@ -99,7 +100,10 @@ KeyLabel: TypeAlias = Annotated[
     str,
     Meta(
         pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9 _.@+-]{0,62}[A-Za-z0-9_.@+-])?\Z",
-        description="A key's name, shown as the actor: letters, digits, spaces or any of `_.@+-`.",
+        description=(
+            "A key's name, shown as the actor: letters, digits, spaces or any of `_.@+-`,"
+            " 64 at most."
+        ),
         examples=["kim@example.com"],
     ),
 ]
@@ -116,7 +120,11 @@ LockName: TypeAlias = Annotated[
 ]
 WorkerName: TypeAlias = Annotated[
     str,
-    Meta(pattern=r"^[!-~]{1,128}\Z", description="Visible ASCII.", examples=["worker-1"]),
+    Meta(
+        pattern=r"^[!-~]{1,128}\Z",
+        description="1 to 128 visible ASCII characters.",
+        examples=["worker-1"],
+    ),
 ]
 TopicName: TypeAlias = Annotated[
     str,
@@ -127,7 +135,13 @@ TopicName: TypeAlias = Annotated[
         examples=["agent.plan"],
     ),
 ]
-ErrorCode: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,64}\Z")]
+ErrorCode: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_.:-]{1,64}\Z",
+        description="Letters, digits or any of `_.:-`, 64 at most.",
+    ),
+]
 Comment: TypeAlias = Annotated[
     str,
     Meta(
@@ -141,16 +155,20 @@ _VISIBLE: Final = (
     rf"\ufff0-\uffff]{{1,{LABEL_CHARS_MAX}}}"
 )
 LABEL_PATTERN: Final = rf"^{_VISIBLE}\Z"
-"""The name or the value of a label: characters that can be seen."""
+"""The value of a label: characters that can be seen."""
+LABEL_NAME_PATTERN: Final = LABEL_PATTERN.replace("[^", "[^:", 1)
+"""The name of a label has no colon, so that ``name:value`` means one label."""
 _LABEL: Final[dict[str, Any]] = {"type": "string", "pattern": LABEL_PATTERN}
 Labels: TypeAlias = Annotated[
     dict[str, Any],
     Meta(
-        description="Names and values of 1 to 64 visible characters, 16 at most.",
+        description=(
+            "Names and values of 1 to 64 visible characters, names without `:`; 16 at most."
+        ),
         examples=[{"team": "red"}],
         extra_json_schema={
             "maxProperties": LABELS_MAX,
-            "propertyNames": _LABEL,
+            "propertyNames": {"type": "string", "pattern": LABEL_NAME_PATTERN},
             "additionalProperties": _LABEL,
         },
     ),
@@ -160,7 +178,7 @@ LabelName: TypeAlias = Annotated[
     str,
     Meta(
         pattern=rf"^{_VISIBLE}:{_VISIBLE}\Z",
-        description="A label as `name:value`.",
+        description="A label: write `name:value`.",
         examples=["team:red"],
     ),
 ]

@@ -97,7 +97,13 @@ class BatchRow(_Request, frozen=True, kw_only=True):
 
     input: JsonObject = {}
     labels: Labels = {}
-    key: Annotated[str, Meta(pattern=r"^[!-~]{1,255}\Z")] | None = None
+    key: (
+        Annotated[
+            str,
+            Meta(pattern=r"^[!-~]{1,255}\Z", description="1 to 255 visible ASCII characters."),
+        ]
+        | None
+    ) = None
     """The run's idempotency key. Without one it is the request's key, a slash and the index."""
 
 
@@ -167,7 +173,13 @@ class RunSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     status: Annotated[tuple[RunStatus, ...], Meta(max_length=len(RunStatus))] = ()
     """One of these."""
-    workflow_id: Annotated[str, Meta(pattern=r"^[!-~]{1,200}\Z")] | None = None
+    workflow_id: (
+        Annotated[
+            str,
+            Meta(pattern=r"^[!-~]{1,200}\Z", description="1 to 200 visible ASCII characters."),
+        ]
+        | None
+    ) = None
     label: Annotated[tuple[LabelName, ...], Meta(max_length=LABELS_MAX)] = ()
     """Every one of these, each `name:value`."""
     since: Annotated[datetime, Meta(tz=True)] | None = None
