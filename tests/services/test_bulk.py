@@ -96,14 +96,12 @@ class Pair:
         return ended
 
 
-async def _dies(lives: int) -> int:
+async def _dies(lives: int, *, is_sent_again: bool = False) -> int:
     """Let the first replica die after so many breaths; how many it had left otherwise."""
     pair = Pair(10**9)
     run_ids = await pair.ended_runs()
     pair.mortal.lives = lives
     tasks = [asyncio.create_task(pair.first.services.bulk.run())]
-    # Every second time the caller sends it again with its key, to the replica that lives.
-    is_sent_again = lives % 2 == 1
     wanted = replace(WANTED, idempotency_key="k") if is_sent_again else WANTED
     creating = asyncio.create_task(pair.first.services.bulk.create(wanted))
     await asyncio.sleep(2)
@@ -138,3 +136,9 @@ def test_every_run_is_acted_on_once_wherever_the_replica_dies() -> None:
     # A prime step, so that every kind of call is the last one somewhere.
     for lives in range(0, min(used, 400), 7):
         loop.run(_dies(lives))
+
+
+def test_a_request_that_is_sent_again_with_its_key_begins_one_bulk_action() -> None:
+    # To the replica that lives, after the first one died at any point of creating it.
+    for lives in range(30):
+        loop.run(_dies(lives, is_sent_again=True))
