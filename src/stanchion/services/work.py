@@ -11,7 +11,6 @@ for each.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -60,9 +59,6 @@ _FREE_EFFECTS: Final = 100
 """Effects of one decision that are not charged: an ordinary decision has a few."""
 _PIECE_S: Final = 0.005
 """After a piece of work that took longer, the event loop serves others first."""
-_SWITCH_S: Final = 0.000_1
-"""How long the worker thread may keep the interpreter while other threads wait for it. The store's
-thread needs it again after each of its statements, and waited this long each time."""
 _OVER: Final = "the tenant uses more processor time than its share"
 _SPREAD: Final = 0.25
 """Jitter: refused callers are told to wait up to this much longer."""
@@ -237,14 +233,10 @@ class TenantExecutor:
         before_s = self._budget.processor_s()
         result: object = None
         error: BaseException | None = None
-        usual_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(usual_s, _SWITCH_S))
         try:
             result = work()
         except Exception as raised:  # noqa: BLE001 - raised again for the caller
             error = raised
-        finally:
-            sys.setswitchinterval(usual_s)
         return result, error, max(0.0, self._budget.processor_s() - before_s)
 
     def _end(
