@@ -215,6 +215,11 @@ class DrillTenant:
         )
         return any(count > 1 for count in ended.values())
 
+    async def waits_for(self, run_id: str) -> str:
+        """Why a run has not ended, in one sentence."""
+        found = await self.expect("GET", f"/v1/runs/{run_id}/why")
+        return "; ".join(each["detail"] for each in found["findings"]) or "nothing"
+
     async def cancel_all(self) -> None:
         """End every unfinished run, so that the tenant's slots are free."""
         for _ in range(10):

@@ -106,8 +106,9 @@ async def _observed(
     began = time.time()
     cuts: list[tuple[float, float]] = []
     provoked: float | None = None
-    async with sampled(tenant) as sampler:
-        async with _loaded(options, plan, tenant, worker):
+    # The workers go on after the load: a job that one of them has leased ends with its result only.
+    async with sampled(tenant) as sampler, _working(worker):
+        async with _loaded(options, plan, tenant):
             await asyncio.sleep(plan.before_s)
             progress.next()
             cuts.append(await _cut(deployment, began, plan.cut_s))
@@ -123,8 +124,7 @@ async def _observed(
                 progress.next()
                 await _until_level(sampler, 0.0, RECOVERS_WITHIN_S)
         progress.next()
-        async with _working(worker):
-            await tenant.wait_idle(CATCH_UP_S)
+        await tenant.wait_idle(CATCH_UP_S)
         await asyncio.sleep(METRICS_OLD_S)
     seen = await _seen(deployment, tenant, worker, sampler, cuts, began)
     if provoked is not None:
@@ -155,10 +155,8 @@ async def _working(worker: RawWorker) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _loaded(
-    options: DrillOptions, plan: _Plan, tenant: DrillTenant, worker: RawWorker
-) -> AsyncIterator[None]:
-    """Starts of every class at a steady rate, and workers, while the block lasts."""
+async def _loaded(options: DrillOptions, plan: _Plan, tenant: DrillTenant) -> AsyncIterator[None]:
+    """Starts of every class at a steady rate while the block lasts."""
 
     async def start(risk: Risk) -> None:
         chance = options.chance(str(risk))
@@ -166,14 +164,13 @@ async def _loaded(
             await asyncio.sleep(chance.uniform(0.5, 1.5) / plan.per_s)
             await tenant.start(str(risk))
 
-    async with _working(worker):
-        tasks = [asyncio.create_task(start(risk)) for risk in Risk]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    tasks = [asyncio.create_task(start(risk)) for risk in Risk]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _cut(deployment: Deployment, began: float, cut_s: float) -> tuple[float, float]:
@@ -234,15 +231,17 @@ _LOOKUPS: Final = asyncio.Semaphore(16)
 
 
 async def _run_seen(tenant: DrillTenant, row: Mapping[str, Any], began: float) -> RunSeen:
+    finished = row["finished_at"]
     async with _LOOKUPS:
         changed_twice = await tenant.is_changed_twice(row["run_id"])
-    finished = row["finished_at"]
+        waits_for = "" if finished else await tenant.waits_for(row["run_id"])
     return RunSeen(
         risk=Risk(row["workflow_id"]),
         status=row["status"],
         created_at=time_of(row["created_at"]) - began,
         finished_at=None if finished is None else time_of(finished) - began,
         changed_twice=changed_twice,
+        waits_for=waits_for,
     )
 
 

@@ -43,6 +43,8 @@ KEEP_UP: Final = 0.4
 """Of its rate before, what an open class must keep up during the cut."""
 TRIPS_WITHIN_S: Final = 40.0
 RECOVERS_WITHIN_S: Final = 75.0
+_NAMED_MAX: Final = 3
+"""Runs that are described in the report if they did not succeed."""
 DUPLICATES: Final = ("stanchion_commit_conflicts_total", "stanchion_duplicate_completions_total")
 
 
@@ -55,6 +57,8 @@ class RunSeen(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float | None
     changed_twice: bool = False
     """Whether a step of it, or the run itself, ended more than once."""
+    waits_for: str = ""
+    """What an unfinished run waited for in the end."""
 
 
 class EscalationSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,16 +161,17 @@ def _closed_stop(seen: FallbackSeen) -> Promise:
 
 def _closed_finish(seen: FallbackSeen) -> Promise:
     last = seen.cuts[-1][1]
-    unfinished = sum(run.finished_at is None or run.status != "succeeded" for run in seen.runs)
+    failed = [run for run in seen.runs if run.finished_at is None or run.status != "succeeded"]
     waited = [run for run in seen.runs if run.risk in CLOSED and run.created_at < last]
     slowest = max((run.finished_at or last for run in waited), default=last) - last
     return Promise(
         id="all_finish",
         says="every run of every class succeeds in the end, those that waited within"
         f" {CATCH_UP_S:g} s of the last cut",
-        measured=f"{unfinished} of {len(seen.runs)} did not; the last of those that waited ended"
-        f" {seconds(max(0.0, slowest))} after the cut",
-        holds=bool(seen.runs) and unfinished == 0 and slowest <= CATCH_UP_S,
+        measured=f"{len(failed)} of {len(seen.runs)} did not; the last of those that waited ended"
+        f" {seconds(max(0.0, slowest))} after the cut"
+        + "".join(f"; one is {run.status}: {run.waits_for}" for run in failed[:_NAMED_MAX]),
+        holds=bool(seen.runs) and not failed and slowest <= CATCH_UP_S,
     )
 
 
