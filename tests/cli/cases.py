@@ -158,6 +158,22 @@ ESCALATION: Final = admin.EscalationView(
     closes=(Risk.HIGH, Risk.STANDARD),
     closed_now=(Risk.HIGH,),
     trips_today=1,
+    counters=admin.EscalationCounters(
+        replica="a1b2",
+        window_s=300,
+        fallbacks_per_s=0.25,
+        fallbacks_per_s_max=0.1,
+        fifths_at_threshold=5,
+        duplicates=3,
+        duplicates_before=1,
+        fallbacks_running=2,
+        duplicates_running=0,
+        quiet_s=12.4,
+        dwell_s=600,
+        probes_ok=1,
+        probes_min=3,
+        trips_per_day_max=2,
+    ),
 )
 
 
@@ -908,10 +924,17 @@ CASES: Final = (
             until=AT,
             bucket_ms=500,
             busy=(0, 3),
+            waits=(admin.LockWaitRow(name="run/r-3", since=AT, tried_at=AT, tries=4),),
             marks=(admin.LeaseMarkRow(at=AT, what="acquired", fence=7),),
         ),
         shape=admin.LockHistory,
-        says=("without a lock: 1", "run/r-2  low    no answer", "last minute: 3", "acquired  7"),
+        says=(
+            "without a lock: 1",
+            "run/r-2  low    no answer",
+            "last minute: 3",
+            "acquired  7",
+            "run/r-3",
+        ),
     ),
     Case(
         args=("lease", "release", "admission/acme", "--reason", "its holder is gone"),
@@ -1077,7 +1100,11 @@ CASES: Final = (
         asks=("GET", "/v1/admin/escalation"),
         answer=ESCALATION,
         shape=admin.EscalationView,
-        says=("level        escalated", "closed now   high", "closes       high, standard"),
+        says=(
+            "level           escalated",
+            "closed now      high",
+            "without a lock  0.25/s over 300 s on a1b2; trips above 0.1/s",
+        ),
     ),
     Case(
         args=("escalation", "set", "force_closed", "--reason", "maintenance"),
@@ -1085,7 +1112,7 @@ CASES: Final = (
         body={"order": "force_closed", "reason": "maintenance"},
         answer=ESCALATION,
         shape=admin.EscalationView,
-        says=("level        escalated",),
+        says=("level           escalated",),
     ),
     Case(
         args=("escalation", "clear"),
@@ -1093,6 +1120,6 @@ CASES: Final = (
         body={"order": "clear"},
         answer=ESCALATION,
         shape=admin.EscalationView,
-        says=("level        escalated",),
+        says=("level           escalated",),
     ),
 )

@@ -123,6 +123,50 @@ async def test_a_decision_carries_the_data_that_its_schema_asks_for(browser: Bro
 
 
 @in_one_loop
+async def test_who_started_a_run_cannot_decide_a_step_for_four_eyes(
+    world: ConsoleHouse, browser: Browser
+) -> None:
+    house, steps = world.house, {"ask": {"approval": {"not_by_starter": True}}}
+    path = "/v1/workflows/four-eyes"
+    await house.ask("PUT", path, {"steps": steps}, key=ADMIN, tenant="pairs")
+    await house.ask("POST", f"{path}/runs", {}, key=ADMIN, tenant="pairs")
+    made = {"role": "approver", "tenant": "pairs", "name": "bo"}
+    other = await house.ask("POST", "/v1/admin/keys", made, key=ADMIN)
+    for looking, says, is_disabled in (
+        (browser, b"You started this run", True),
+        (await world.browser(other.json["key"]), b"you may", False),
+    ):
+        page = await looking.get("/console/approvals?tenant=pairs")
+        assert says in page.body
+        buttons = [each for each in parsed(page.body) if each.attributes.get("name") == "verdict"]
+        assert [("disabled" in each.attributes) for each in buttons] == [is_disabled] * 2
+
+
+@in_one_loop
+async def test_a_lock_shows_who_waits_for_it(world: ConsoleHouse, browser: Browser) -> None:
+    house = world.house
+    await house.ask("POST", "/v1/admin/leases", {"name": "run/held", "ttl_s": 60}, key=ADMIN)
+    house.services.lease_history.was_busy("run/held")
+    assert b"1 try since" in (await browser.get("/console/leases")).body
+
+
+async def test_a_full_tenant_shows_since_when_and_what_another_slot_would_do() -> None:
+    async with opened_console() as world:
+        house, browser = world.house, await world.browser(ADMIN)
+        await house.ask("PUT", "/v1/admin/tenants/tight", {"max_concurrent_runs": 1}, key=ADMIN)
+        await house.ask("PUT", "/v1/workflows/one", ONE_STEP, key=ADMIN, tenant="tight")
+        starts = [
+            await house.ask("POST", "/v1/workflows/one/runs", {}, key=ADMIN, tenant="tight")
+            for _ in range(3)
+        ]
+        assert [each.status for each in starts] == [200, 429, 429]
+        await house.services.receipts.write()
+        page = (await browser.get("/console/admission?tenant=tight")).body.decode()
+        assert "filled <time" in page
+        assert "1 of 2" in page  # a second slot stays taken: no run has ended
+
+
+@in_one_loop
 async def test_a_rerun_says_first_what_it_would_do(browser: Browser) -> None:
     run_id = await browser.house.start(key=ADMIN, tenant="acme")
     path = f"/console/runs/{run_id}"

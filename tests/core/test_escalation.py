@@ -21,6 +21,7 @@ from stanchion.core.escalation import (
     Slice,
     announcement,
     begin,
+    counts_of,
     effective_policy,
     faults,
     hear,
@@ -84,6 +85,22 @@ def tripped() -> Story:
 def test_sustained_fallbacks_with_rising_duplicates_escalate() -> None:
     story = Story().minutes(4, fallbacks=7)
     assert story.minutes(1, fallbacks=7, duplicates=1).level is ESCALATED
+
+
+@pytest.mark.parametrize("fallbacks", [0, 5, 6, 7])
+@pytest.mark.parametrize("duplicates", [0, 1])
+def test_the_counts_shown_are_those_that_trip(fallbacks: int, duplicates: int) -> None:
+    story = Story().minutes(5, fallbacks, duplicates)
+    seen = counts_of(RULES, story.state, Observation(2, 1), story.now)
+    assert (seen.fallbacks_running, seen.duplicates_running) == (2, 1)
+    assert seen.fallbacks_per_s == pytest.approx(fallbacks / 60)
+    is_over = (
+        seen.fallbacks_per_s > RULES.fallbacks_per_s
+        and seen.slices_at_threshold == 5
+        and seen.duplicates > seen.duplicates_before
+    )
+    story.minutes(1)
+    assert is_over == (story.state.level is ESCALATED)
 
 
 def test_a_rate_exactly_at_the_threshold_does_not_escalate() -> None:

@@ -110,13 +110,17 @@ async def test_an_operator_holds_a_lock_lists_it_and_takes_it_away(house: House)
 async def test_the_history_of_locks_says_what_ran_without_one(house: House) -> None:
     history, clock = house.services.lease_history, house.services.clock
     history.mark("run/x", "acquired", 7)
-    history.was_busy()
+    history.was_busy("run/z")
+    history.was_busy("run/z")
+    history.was_busy("run/x")
+    history.mark("run/x", "acquired", 8)
     history.busy.appendleft(Instant(clock.now() - 60_001))
     error = Fallback(name="run/y", risk=Risk.LOW, error="cut")
     history.fell_back(error)
     seen = (await house.ask("GET", "/v1/admin/lock-history?name=run%2Fx")).json
     assert (seen["marks"][0]["what"], seen["marks"][0]["fence"]) == ("acquired", 7)
-    assert (len(seen["busy"]), sum(seen["busy"]), seen["bucket_ms"]) == (1200, 1, 50)
+    assert (len(seen["busy"]), sum(seen["busy"]), seen["bucket_ms"]) == (1200, 3, 50)
+    assert [(wait["name"], wait["tries"]) for wait in seen["waits"]] == [("run/z", 2)]
     assert (seen["unlocked_count"], seen["unlocked"][0]["name"]) == (1, "run/y")
     assert (await house.ask("GET", "/v1/admin/lock-history")).json["marks"] == []
     assert (await house.ask("GET", "/v1/admin/lock-history?nam=x")).status == 422
@@ -184,7 +188,11 @@ async def test_an_operators_word_on_the_escalation_is_in_force_when_answered(
     house: House,
 ) -> None:
     path = "/v1/admin/escalation"
+    house.services.escalating.count(fallbacks=2, duplicates=1)
     calm = (await house.ask("GET", path)).json
+    counters = calm.pop("counters")
+    assert (counters["fallbacks_running"], counters["duplicates_running"]) == (2, 1)
+    assert (counters["fallbacks_per_s"], counters["fallbacks_per_s_max"]) == (0, 0.1)
     assert calm == {
         "level": "normal",
         "forced": None,
@@ -205,7 +213,9 @@ async def test_an_operators_word_on_the_escalation_is_in_force_when_answered(
     assert closed["forced_by"] == "anonymous"
     assert (closed["level"], closed["forced"]) == ("escalated", "force_closed")
     assert set(closed["closed_now"]) == {"high", "standard"}
-    assert (await house.ask("POST", path, {"order": "clear"})).json == calm
+    cleared = (await house.ask("POST", path, {"order": "clear"})).json
+    assert cleared.pop("counters")["fallbacks_running"] == 0
+    assert cleared == calm
 
 
 async def test_keys_are_shown_once_listed_without_secrets_and_revoked(guarded_house: House) -> None:

@@ -288,11 +288,12 @@ async def test_an_approval_is_decided_by_another_with_the_data_it_wants() -> Non
         assert run["steps"]["ask"]["decide_by"] is not None
         listed = (await house.ask("GET", "/v1/approvals", key=lee)).json
         asked = DECIDED["steps"]["ask"]["approval"]
-        said_of = {"message": "Pay 5?", "data_schema": asked["data_schema"], "starter": "kim"}
+        said_of = {"message": "Pay 5?", "starter": "kim", "not_by_starter": True}
         where = {"run_id": run["run_id"], "step_id": "ask", "tenant": "acme", "workflow_id": "pay"}
         since = run["steps"]["ask"]["started_at"]
         times = {"since": since, "expires_at": run["steps"]["ask"]["decide_by"]}
         nothing = {"item": None, "ask": None, "data": None, "labels": None}
+        said_of["data_schema"] = asked["data_schema"]
         assert listed == {"approvals": [{**where, **said_of, **times, **nothing}], "cursor": None}
         everywhere = await house.ask("GET", "/v1/approvals", key=ADMIN, tenant="*")
         assert everywhere.json == listed

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from stanchion.charts import Chart, sparkline, svg_of
 from stanchion.console.text import duration, visible
 
-__all__ = ["FenceMark", "TakenSlot", "chart", "fence_strip", "slot_board", "spark"]
+__all__ = ["FenceMark", "TakenSlot", "chart", "fence_strip", "share_bar", "slot_board", "spark"]
 
 CELLS_MAX: Final = 60
 """Cells of one board. A larger cap is drawn as a bar with its share."""
@@ -52,7 +52,7 @@ def slot_board(
     label = f"{active:,} of {'unlimited' if limit is None else f'{limit:,}'} slots in use"
     size = max(active, limit or 0)
     if size > CELLS_MAX:
-        return _share(active, limit, label)
+        return share_bar(active, limit, label)
     cells = [_cell(slot) for slot in taken[:active]]
     plain = Markup('<a class="cell" href="{}" aria-label="a run"></a>')
     for _ in range(active - len(cells)):
@@ -76,9 +76,11 @@ def _cell(slot: TakenSlot) -> Markup:
     ).format(status, slot.href, visible(words), visible(words))
 
 
-def _share(active: int, limit: int | None, label: str) -> Markup:
+def share_bar(active: float, limit: float | None, label: str, *, is_bad: bool = True) -> Markup:
+    """A bar that is filled as far as the limit is used."""
     percent = 100.0 if not limit else min(100.0, 100 * active / limit)
-    state = " full" if limit is not None and active >= limit else ""
+    is_reached = limit is not None and active >= limit
+    state = "" if not is_reached else " full" if is_bad else " met"
     return Markup(
         '<svg class="share{}" viewBox="0 0 100 10" preserveAspectRatio="none" role="img"'
         ' aria-label="{}"><rect class="track" width="100" height="10"/>'

@@ -37,6 +37,7 @@ __all__ = [
     "PEERS_MAX",
     "Announcement",
     "Escalation",
+    "EscalationCounts",
     "EscalationState",
     "Heard",
     "Level",
@@ -45,6 +46,7 @@ __all__ = [
     "Slice",
     "announcement",
     "begin",
+    "counts_of",
     "effective_policy",
     "end_order",
     "faults",
@@ -233,6 +235,25 @@ class EscalationState(msgspec.Struct, frozen=True):
     peers: tuple[Heard, ...] = ()
 
 
+class EscalationCounts(msgspec.Struct, frozen=True):
+    """What a replica has counted, in the terms of the rules for a trip and for its end."""
+
+    fallbacks_per_s: float
+    """Over the complete slices of the window."""
+    slices_at_threshold: int
+    """Complete slices of the window whose own rate is not below the threshold."""
+    duplicates: int
+    duplicates_before: int
+    """In the window before. A trip needs more than these."""
+    fallbacks_running: int
+    """In the slice that is not complete, which does not count yet."""
+    duplicates_running: int
+    quiet_ms: int
+    """Since when the rate has been low, without duplicates and failed probes."""
+    probes_ok: int
+    """Successful answers of the lock store since then."""
+
+
 def begin(replica: str, now: Instant, *, latched: bool = False) -> EscalationState:
     """The initial state. ``latched``: whether the store holds a latch from before the start."""
     level = Level.LATCHED if latched else Level.NORMAL
@@ -251,6 +272,25 @@ def faults(settings: Escalation) -> Faults:
         *fault_unless(
             len(set(settings.closes)) == len(settings.closes), "closes", "names a class twice"
         ),
+    )
+
+
+def counts_of(
+    settings: Escalation, state: EscalationState, unseen: Observation, now: Instant
+) -> EscalationCounts:
+    """The counts that decide on a trip. ``unseen`` was counted since the last observation."""
+    state = _sliced(settings, _clocked(state, now))
+    window, before = _windows(state)
+    counted = sum(part.fallbacks for part in window)
+    return EscalationCounts(
+        fallbacks_per_s=_per_s(settings, counted, slices=_WINDOW_SLICES),
+        slices_at_threshold=sum(_is_at_threshold(settings, part) for part in window),
+        duplicates=sum(part.duplicates for part in window),
+        duplicates_before=sum(part.duplicates for part in before),
+        fallbacks_running=state.slices[-1].fallbacks + unseen.fallbacks,
+        duplicates_running=state.slices[-1].duplicates + unseen.duplicates,
+        quiet_ms=max(0, state.clock - state.quiet_since) if state.quiet_since else 0,
+        probes_ok=state.probes_ok + unseen.probes_ok,
     )
 
 
@@ -305,18 +345,27 @@ def _per_s(settings: Escalation, count: int, *, slices: int = 1) -> float:
 
 
 def _is_bet_lost(settings: Escalation, state: EscalationState) -> bool:
-    complete = state.slices[:-1]
-    window, before = complete[-_WINDOW_SLICES:], complete[:-_WINDOW_SLICES]
+    window, before = _windows(state)
     # The window is above the threshold and no slice is below it. Requiring every slice to be above
     # would miss a steady rate that exceeds the threshold by less than one fallback per slice.
     sustained = (
         len(window) == _WINDOW_SLICES
-        and all(_per_s(settings, part.fallbacks) >= settings.fallbacks_per_s for part in window)
+        and all(_is_at_threshold(settings, part) for part in window)
         and _per_s(settings, sum(part.fallbacks for part in window), slices=_WINDOW_SLICES)
         > settings.fallbacks_per_s
     )
     rising = sum(part.duplicates for part in window) > sum(part.duplicates for part in before)
     return sustained and rising
+
+
+def _windows(state: EscalationState) -> tuple[tuple[Slice, ...], tuple[Slice, ...]]:
+    """The complete slices of the window, and those of the window before."""
+    complete = state.slices[:-1]
+    return complete[-_WINDOW_SLICES:], complete[:-_WINDOW_SLICES]
+
+
+def _is_at_threshold(settings: Escalation, part: Slice) -> bool:
+    return _per_s(settings, part.fallbacks) >= settings.fallbacks_per_s
 
 
 def _tripped(settings: Escalation, state: EscalationState) -> EscalationState:

@@ -379,6 +379,8 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     message: str | None = None
     data: JsonValue = None
     data_schema: JsonObject | None = None
+    not_by_starter: bool = False
+    """Whether another person than the one who started the run must decide."""
     starter: str | None = None
     labels: dict[str, str] | None = None
 

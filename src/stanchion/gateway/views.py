@@ -292,6 +292,7 @@ def approval_row(approval: PendingApproval) -> ApprovalRow:
         message=approval.message,
         data=approval.data,
         data_schema=approval.data_schema,
+        not_by_starter=approval.not_by_starter,
         since=when(approval.since),
         expires_at=when_if(approval.expires_at),
         starter=approval.starter,

@@ -21,7 +21,14 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from stanchion.core import escalation as rules
 from stanchion.core.audit import AuditEntry
-from stanchion.core.escalation import Announcement, Escalation, Level, Observation, Order
+from stanchion.core.escalation import (
+    Announcement,
+    Escalation,
+    EscalationCounts,
+    Level,
+    Observation,
+    Order,
+)
 from stanchion.core.model import Instant, Risk
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError, BackendUnavailable
@@ -114,6 +121,11 @@ class EscalationService:
     def trips_today(self) -> int:
         """How often this replica tripped in the last day."""
         return len(self._state.trips)
+
+    @property
+    def counts(self) -> EscalationCounts:
+        """What this replica has counted until now, as the rules count it."""
+        return rules.counts_of(self._settings(), self._state, self._seen, self._clock.now())
 
     def closes(self, risk: Risk) -> bool:
         """Whether runs of this class fail closed now."""

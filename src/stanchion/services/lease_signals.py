@@ -20,7 +20,15 @@ from stanchion.services import lease_events as events
 from stanchion.services.lease_events import LeaseEvent
 from stanchion.services.log import log_event
 
-__all__ = ["LeaseErrors", "LeaseHistory", "LeaseMark", "MarkKind", "RunLeaseSignals", "Unlocked"]
+__all__ = [
+    "LeaseErrors",
+    "LeaseHistory",
+    "LeaseMark",
+    "LockWait",
+    "MarkKind",
+    "RunLeaseSignals",
+    "Unlocked",
+]
 
 # A wait is a round trip to the lock store, a hold is a few of them and one commit.
 _WAIT_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
@@ -73,9 +81,20 @@ class Unlocked(msgspec.Struct, frozen=True):
     error: str
 
 
+class LockWait(msgspec.Struct, frozen=True):
+    """Work of this replica that has found a lock busy and tries again."""
+
+    name: str
+    since: Instant
+    tried_at: Instant
+    tries: int
+
+
 UNLOCKED_MAX: Final = 1_000
 BUSY_MAX: Final = 10_000
 _NAMES_MAX: Final = 500
+_WAIT_MS: Final = 15_000
+"""Work that has not tried again for so long was done by another replica, or is no longer due."""
 _MARKS_MAX: Final = 50
 
 
@@ -92,6 +111,7 @@ class LeaseHistory:
         self.busy: deque[Instant] = deque(maxlen=BUSY_MAX)
         """When a run's lock was found busy, oldest first."""
         self._marks: OrderedDict[str, deque[LeaseMark]] = OrderedDict()
+        self._waits: OrderedDict[str, LockWait] = OrderedDict()
 
     def of_lock(self, name: str) -> tuple[LeaseMark, ...]:
         """The last moments of one lock, oldest first."""
@@ -102,12 +122,27 @@ class LeaseHistory:
         self.unlocked_count += 1
         self.unlocked.append(Unlocked(self._now(), event.name, event.risk, event.error))
 
-    def was_busy(self) -> None:
+    @property
+    def waits(self) -> tuple[LockWait, ...]:
+        """Who waits for a lock, the one that tried last at the end."""
+        oldest = self._now() - _WAIT_MS
+        return tuple(wait for wait in self._waits.values() if wait.tried_at >= oldest)
+
+    def was_busy(self, name: str) -> None:
         """Note that a run's lock was busy."""
-        self.busy.append(self._now())
+        now = self._now()
+        self.busy.append(now)
+        wait = self._waits.pop(name, None)
+        if wait is None or now - wait.tried_at > _WAIT_MS:
+            wait = LockWait(name, now, now, 0)
+            if len(self._waits) >= _NAMES_MAX:
+                self._waits.popitem(last=False)
+        self._waits[name] = LockWait(name, wait.since, now, wait.tries + 1)
 
     def mark(self, name: str, what: MarkKind, fence: int | None = None) -> None:
         """Note a moment of one lock. Of many locks the ones that moved last are kept."""
+        if what == "acquired" and self._waits:
+            self._waits.pop(name, None)
         marks = self._marks.get(name)
         if marks is None:
             marks = self._marks[name] = deque(maxlen=_MARKS_MAX)
@@ -185,7 +220,7 @@ class RunLeaseSignals:
                 self.history.mark(event.name, "acquired", event.fence)
             case events.Contended():
                 self._contended.inc()
-                self.history.was_busy()
+                self.history.was_busy(event.name)
             case events.Released():
                 self._held.observe(event.held_ms / 1000)
                 self.history.mark(event.name, "released")

@@ -29,6 +29,7 @@ __all__ = [
     "DriftRow",
     "DrillList",
     "DrillRow",
+    "EscalationCounters",
     "EscalationView",
     "FinishUpgrade",
     "Health",
@@ -40,6 +41,7 @@ __all__ = [
     "LeaseMarkRow",
     "LeaseRow",
     "LockHistory",
+    "LockWaitRow",
     "OlderReplica",
     "PromiseRow",
     "ReplayAnswer",
@@ -179,6 +181,15 @@ class LeaseMarkRow(msgspec.Struct, frozen=True, kw_only=True):
     fence: int | None
 
 
+class LockWaitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of the replica that answers, which found a lock busy and tries again."""
+
+    name: str
+    since: datetime
+    tried_at: datetime
+    tries: int
+
+
 class LockHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What the replica that answers has lately done with run leases. It is kept in memory."""
 
@@ -193,6 +204,8 @@ class LockHistory(msgspec.Struct, frozen=True, kw_only=True):
     bucket_ms: int
     busy: tuple[int, ...]
     """How often a run's lock was busy, in each bucket of the last minute before ``until``."""
+    waits: tuple[LockWaitRow, ...]
+    """Locks that this replica waits for: tried in the last 15 s and not acquired since."""
     marks: tuple[LeaseMarkRow, ...]
     """The last moments of the lock that was asked for, oldest first."""
 
@@ -377,6 +390,35 @@ class SetEscalation(_Request, frozen=True, kw_only=True):
     """When a forced level ends by itself. Without it, when it is cleared."""
 
 
+class EscalationCounters(msgspec.Struct, frozen=True, kw_only=True):
+    """What the replica that answers has counted, beside the thresholds of the settings."""
+
+    replica: str
+    window_s: float
+    fallbacks_per_s: float
+    """Runs that went on without a lock, over the complete fifths of the window."""
+    fallbacks_per_s_max: float
+    """A trip needs more, and more duplicates than before."""
+    fifths_at_threshold: int
+    """Fifths of the window with at least that rate. A trip needs all five."""
+    duplicates: int
+    """Runs that two replicas wrote at once, in the window."""
+    duplicates_before: int
+    """In the window before."""
+    fallbacks_running: int
+    """In the fifth that is not complete; it counts when it is."""
+    duplicates_running: int
+    quiet_s: float
+    """Since when the rate has been low enough, without duplicates and failed probes."""
+    dwell_s: float
+    """An escalation ends after so much quiet."""
+    probes_ok: int
+    """Answers of the lock store in that time."""
+    probes_min: int
+    trips_per_day_max: int
+    """More trips latch it."""
+
+
 class EscalationView(msgspec.Struct, frozen=True, kw_only=True):
     """The escalation level: whether failing open is allowed now."""
 
@@ -389,6 +431,7 @@ class EscalationView(msgspec.Struct, frozen=True, kw_only=True):
     closes: tuple[Risk, ...]
     closed_now: tuple[Risk, ...]
     trips_today: int
+    counters: EscalationCounters
 
 
 class AuditSlots(_Request, frozen=True, kw_only=True):

@@ -326,6 +326,8 @@ class ApprovalRow(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None
     starter: str | None
     labels: dict[str, str] | None
+    not_by_starter: bool = False
+    """Whether another person than ``starter`` must decide."""
 
 
 class ApprovalList(msgspec.Struct, frozen=True):

@@ -103,6 +103,11 @@ def _history_lines(seen: dict[str, Any]) -> Iterator[str]:
             ),
         )
     yield f"locks found busy in the last minute: {sum(seen['busy'])}"
+    if seen.get("waits"):
+        yield from table(
+            ("WAITS FOR", "SINCE", "TRIES"),
+            ((cell(row["name"]), clock(row["since"]), cell(row["tries"])) for row in seen["waits"]),
+        )
     if seen["marks"]:
         yield from table(
             ("AT", "WHAT", "FENCE"),
@@ -244,8 +249,22 @@ def _escalation_lines(view: dict[str, Any]) -> list[str]:
             ("closes", ", ".join(map(cell, view["closes"])) or "nothing"),
             ("closed now", ", ".join(map(cell, view["closed_now"])) or "nothing"),
             ("trips today", cell(view["trips_today"])),
+            *_counter_lines(view.get("counters")),
         ]
     )
+
+
+def _counter_lines(seen: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """What the replica has counted, beside what trips or ends an escalation."""
+    if seen is None:  # an older server
+        return
+    rate, rate_max = seen["fallbacks_per_s"], seen["fallbacks_per_s_max"]
+    window = f"over {seen['window_s']:g} s on {cell(seen['replica'])}"
+    yield "without a lock", f"{rate:.3g}/s {window}; trips above {rate_max:g}/s"
+    before = seen["duplicates_before"]
+    yield "duplicates", f"{seen['duplicates']}; {before} in the window before"
+    yield "quiet for", f"{seen['quiet_s']:.0f} s of {seen['dwell_s']:g} s"
+    yield "probes", f"{seen['probes_ok']} of {seen['probes_min']}"
 
 
 @click.group("replica")

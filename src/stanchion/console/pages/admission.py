@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -15,6 +16,7 @@ from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirec
 from stanchion.console.pictures import CELLS_MAX, TakenSlot, slot_board
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.ports.errors import BackendError
+from stanchion.wire.runs import RunRow
 
 __all__ = ["ACTIONS", "PAGES", "would_admit"]
 
@@ -38,8 +40,11 @@ async def board(view: View) -> Data:
     found = [each for each in page.tenants if view.tenant in {None, each.tenant}]
     rows = [_seen(each) for each in found]
     boards = await asyncio.gather(*(_board(view, row) for row in rows))
+    for row, (_, newest) in zip(rows, boards, strict=True):
+        # Every slot has been taken since the newest of its runs took the last one.
+        row["full_since"] = newest if row["is_full"] else None
     return {
-        "rows": list(zip(rows, boards, strict=True)),
+        "rows": [(row, drawn) for row, (drawn, _) in zip(rows, boards, strict=True)],
         "cursor": page.cursor if view.tenant is None else None,
         "missing": page.replicas_missing,
         "may_change": api.allows("PUT /v1/admin/tenants/{tenant}"),
@@ -88,15 +93,14 @@ async def _what_if(view: View, row: dict[str, Any]) -> Data | None:
         for run in ended.runs
         if run.finished_at is not None
     ]
-    if not refused or not lengths:
-        return {"callers": 0, "caps": [], "held_ms": None, "left_out": 0}
-    held_ms = sum(lengths) / len(lengths)
+    # If no run has ended yet, a slot that is taken stays taken.
+    held_ms = sum(lengths) / len(lengths) if lengths else math.inf
     callers = {key if key is not None else number for number, (_, key) in enumerate(refused)}
     caps = sorted({limit + 1, limit + 2, limit * 2, limit * 4} - {limit, 0})
     return {
         "callers": len(callers),
         "caps": [(cap, would_admit(refused, extra=cap - limit, held_ms=held_ms)) for cap in caps],
-        "held_ms": held_ms,
+        "held_ms": held_ms if lengths else None,
         "left_out": sum(each.left_out for each in listed.decisions),
     }
 
@@ -107,21 +111,34 @@ def _seen(row: Any) -> dict[str, Any]:  # noqa: ANN401 - a wire type
     return {**figures, "is_full": is_full}
 
 
-async def _board(view: View, row: dict[str, Any]) -> Markup:
-    """The slots of a tenant as cells that lead to their runs."""
+async def _board(view: View, row: dict[str, Any]) -> tuple[Markup, datetime | None]:
+    """The slots of a tenant as cells that lead to their runs, and when the last one was taken."""
     active, limit = row["active"], row["limit"]
     tenant = row["tenant"]
-    taken: list[TakenSlot] = []
-    if active > 0 and max(active, limit or 0) <= CELLS_MAX:
-        taken = await _taken(view, view.api.of(tenant), tenant, active)
-    return slot_board(taken, active=active, limit=limit, href=view.at("runs", tenant=tenant))
+    runs: tuple[RunRow, ...] = ()
+    is_drawn = max(active, limit or 0) <= CELLS_MAX
+    if active > 0 and (is_drawn or row["is_full"]):
+        runs = await _active(view.api.of(tenant), active if is_drawn else 1)
+    board = slot_board(
+        _slots(view, tenant, runs) if is_drawn else (),
+        active=active,
+        limit=limit,
+        href=view.at("runs", tenant=tenant),
+    )
+    return board, max((run.created_at for run in runs), default=None)
 
 
-async def _taken(view: View, api: Api, tenant: str, active: int) -> list[TakenSlot]:
+async def _active(api: Api, limit: int) -> tuple[RunRow, ...]:
+    """The newest runs that hold a slot."""
     try:
-        page = await api.get("/v1/runs", limit=active, status=list(_ACTIVE))
+        page = await api.get("/v1/runs", limit=limit, status=list(_ACTIVE))
     except (RequestRefused, BackendError):
-        return []
+        return ()
+    found: tuple[RunRow, ...] = page.runs
+    return found
+
+
+def _slots(view: View, tenant: str, runs: Sequence[RunRow]) -> list[TakenSlot]:
     return [
         TakenSlot(
             run_id=run.run_id,
@@ -129,7 +146,7 @@ async def _taken(view: View, api: Api, tenant: str, active: int) -> list[TakenSl
             href=view.at("runs", run.run_id, tenant=tenant),
             title=f"{run.workflow_id} {run.run_id}",
         )
-        for run in page.runs
+        for run in runs
     ]
 
 

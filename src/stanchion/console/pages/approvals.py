@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from markupsafe import Markup
 
@@ -31,6 +31,8 @@ class DecisionForm:
     comment: str
     is_refused: bool
     """Whether this is the form that the API has just refused."""
+    four_eyes: Literal["barred", "unknown", "open"] | None
+    """Whether the visitor may decide a step with ``not_by_starter``; ``None`` for other steps."""
 
     @staticmethod
     def of(view: View, row: ApprovalRow) -> DecisionForm:
@@ -49,11 +51,20 @@ class DecisionForm:
             posted = view.form.mapping() if is_refused else None
             fields = form_html(made, posted, faults, scope=place)
         comment = view.form.get("comment") if is_refused else ""
-        return DecisionForm(row, _place(row), fields, comment, is_refused)
+        return DecisionForm(row, _place(row), fields, comment, is_refused, _four_eyes(view, row))
 
 
 def _place(row: ApprovalRow) -> str:
     return f"decide-{row.run_id}-{row.step_id}".replace(".", "-")
+
+
+def _four_eyes(view: View, row: ApprovalRow) -> Literal["barred", "unknown", "open"] | None:
+    if not row.not_by_starter:
+        return None
+    if row.starter is None:
+        return "unknown"
+    actor = view.visitor.holder.actor
+    return "barred" if row.starter.casefold() == actor.casefold() else "open"
 
 
 async def decide(view: View, run_id: str, step_id: str, *, approve: bool) -> None:

@@ -32,10 +32,13 @@ async def show_leases(view: View) -> Data:
     held = await view.api.get("/v1/admin/leases")
     history = await view.api.get("/v1/admin/lock-history", name=name)
     marks = [_mark(each) for each in history.marks]
+    waits = {each.name: each for each in history.waits}
     if name is not None:
         marks += await _by_hand(view, name, held.leases)
     return {
-        "leases": [{"row": row, **_about(row.name)} for row in held.leases],
+        "leases": [
+            {"row": row, "wait": waits.get(row.name), **_about(row.name)} for row in held.leases
+        ],
         "name": name,
         "history": history,
         "strip": _strip(marks, history.until) if marks else None,

@@ -7,8 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, Shown, View
+from stanchion.console.pictures import share_bar
+from stanchion.console.text import duration
 from stanchion.core.model import Risk
 from stanchion.gateway.problems import RequestRefused, invalid_member
+from stanchion.wire.admin import EscalationCounters
 
 __all__ = ["ACTIONS", "PAGES"]
 
@@ -187,7 +190,74 @@ async def show_escalation(view: View) -> Data:
         "rules": settings["escalation"],
         "policies": settings["policies"],
         "risks": list(Risk),
+        "counters": _counters(shown.counters, settings["escalation"]["quiet_divisor"]),
         "may_order": view.api.allows("POST /v1/admin/escalation"),
+    }
+
+
+def _counters(seen: EscalationCounters, quiet_divisor: int) -> list[Data]:
+    """Each counter beside its threshold: the first three trip the escalation, the rest end it."""
+    window = duration(seen.window_s * 1000)
+    calm = seen.fallbacks_per_s_max / quiet_divisor
+    return [
+        _counter(
+            "Runs without a lock, per second",
+            seen.fallbacks_per_s,
+            seen.fallbacks_per_s_max,
+            f"Over the last {window}. It trips above the threshold, if duplicates rise as well.",
+        ),
+        _counter(
+            "Fifths of the window at that rate",
+            seen.fifths_at_threshold,
+            5,
+            "All five must be: a short burst does not trip it.",
+        ),
+        _counter(
+            "Runs written by two replicas at once",
+            seen.duplicates,
+            seen.duplicates_before + 1,
+            f"In the same window; it had {seen.duplicates_before} in the one before.",
+        ),
+        _counter(
+            "Quiet for",
+            seen.quiet_s,
+            seen.dwell_s,
+            f"Below {calm:.3g} per second, no duplicates, no failed probe: then it ends.",
+            is_bad=False,
+            is_time=True,
+        ),
+        _counter(
+            "Answers of the lock store since then",
+            seen.probes_ok,
+            seen.probes_min,
+            "It ends only after so many.",
+            is_bad=False,
+        ),
+    ]
+
+
+def _counter(
+    name: str,
+    now: float,
+    threshold: float,
+    means: str,
+    *,
+    is_bad: bool = True,
+    is_time: bool = False,
+) -> Data:
+    shown, of = (
+        (duration(now * 1000), duration(threshold * 1000))
+        if is_time
+        else (f"{round(now, 3):,g}", f"{threshold:,g}")
+    )
+    return {
+        "name": name,
+        "now": shown,
+        "threshold": of,
+        "is_reached": now >= threshold,
+        "is_bad": is_bad,
+        "bar": share_bar(now, threshold, f"{shown} of {of}", is_bad=is_bad),
+        "means": means,
     }
 
 

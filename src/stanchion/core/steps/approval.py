@@ -55,6 +55,7 @@ def start(draft: Draft, step: PlannedStep) -> None:
         expires_at=due,
         message=message,
         data_schema=spec.data_schema,
+        not_by_starter=spec.not_by_starter,
         starter=run.starter,
         labels=run.labels or None,
     )

@@ -36,12 +36,14 @@ from stanchion.ports.locks import (
 from stanchion.services.lock_audit import LockAudit
 from stanchion.services.log import log_event
 from stanchion.wire.admin import (
+    EscalationCounters,
     EscalationView,
     HoldLease,
     LeaseList,
     LeaseMarkRow,
     LeaseRow,
     LockHistory,
+    LockWaitRow,
     SetEscalation,
     UnlockedRow,
 )
@@ -155,6 +157,15 @@ async def get_lock_history(call: Call[NoBody, OneLock]) -> Reply:
             until=when(now),
             bucket_ms=_BUCKET_MS,
             busy=_buckets(history.busy, now),
+            waits=tuple(
+                LockWaitRow(
+                    name=each.name,
+                    since=when(each.since),
+                    tried_at=when(each.tried_at),
+                    tries=each.tries,
+                )
+                for each in history.waits
+            ),
             marks=tuple(
                 LeaseMarkRow(at=when(each.at), what=each.what, fence=each.fence) for each in marks
             ),
@@ -301,6 +312,28 @@ def _view(call: Call[Any, Any]) -> EscalationView:
         closes=call.services.settings.current.escalation.closes,
         closed_now=tuple(risk for risk in Risk if escalating.closes(risk)),
         trips_today=escalating.trips_today,
+        counters=_counters(call),
+    )
+
+
+def _counters(call: Call[Any, Any]) -> EscalationCounters:
+    counts = call.services.escalating.counts
+    rules = call.services.settings.current.escalation
+    return EscalationCounters(
+        replica=call.services.replicas.replica,
+        window_s=rules.window_s,
+        fallbacks_per_s=counts.fallbacks_per_s,
+        fallbacks_per_s_max=rules.fallbacks_per_s,
+        fifths_at_threshold=counts.slices_at_threshold,
+        duplicates=counts.duplicates,
+        duplicates_before=counts.duplicates_before,
+        fallbacks_running=counts.fallbacks_running,
+        duplicates_running=counts.duplicates_running,
+        quiet_s=counts.quiet_ms / 1000,
+        dwell_s=rules.dwell_s,
+        probes_ok=counts.probes_ok,
+        probes_min=rules.probes_min,
+        trips_per_day_max=rules.trips_per_day_max,
     )
 
 
