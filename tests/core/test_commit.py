@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from stanchion.core.commit import Apply, CommitConflict, Committed, StaleFence, judge_commit
+from stanchion.core.commit import (
+    Apply,
+    CommitAnswer,
+    CommitConflict,
+    Committed,
+    Gone,
+    SettleMiss,
+    SettleMissed,
+    StaleFence,
+    judge_commit,
+    judge_settle,
+)
 from stanchion.core.model import Stamp
 
 STORED = Stamp(7, "n7")
@@ -32,3 +43,27 @@ def test_a_commit_is_judged_by_nonce_then_fence_then_stamp(
     read: Stamp, nonce: str, fence: int | None, expected: object
 ) -> None:
     assert judge_commit(STORED, HIGHEST, read=read, nonce=nonce, fence=fence) == expected
+
+
+MAY_BE_WRITTEN = Apply(Stamp(8, "new"), 100)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "inbox_is_empty", "jobs_are_held", "expected"),
+    [
+        (MAY_BE_WRITTEN, True, True, MAY_BE_WRITTEN),
+        (MAY_BE_WRITTEN, False, True, SettleMissed(SettleMiss.INBOX)),
+        (MAY_BE_WRITTEN, True, False, SettleMissed(SettleMiss.JOB)),
+        (MAY_BE_WRITTEN, False, False, SettleMissed(SettleMiss.INBOX)),
+        # The answer of the first one was lost: it has emptied the inbox and ended the jobs.
+        (Committed(STORED), False, False, Committed(STORED)),
+        (Gone(), True, True, SettleMissed(SettleMiss.GONE)),
+        (StaleFence(100), True, True, SettleMissed(SettleMiss.STALE_FENCE)),
+        (CommitConflict(), True, True, SettleMissed(SettleMiss.CHANGED)),
+    ],
+)
+def test_a_settle_is_a_commit_that_overtakes_nothing_and_takes_results_of_holders_only(
+    verdict: Apply | CommitAnswer, *, inbox_is_empty: bool, jobs_are_held: bool, expected: object
+) -> None:
+    judged = judge_settle(verdict, inbox_is_empty=inbox_is_empty, jobs_are_held=jobs_are_held)
+    assert judged == expected

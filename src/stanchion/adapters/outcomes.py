@@ -15,7 +15,6 @@ from msgspec.structs import asdict, replace
 from stanchion.core.audit import AuditEntry
 from stanchion.core.events import (
     AttemptFailed,
-    AttemptSucceeded,
     CancelRequested,
     Event,
     JobDied,
@@ -33,7 +32,6 @@ from stanchion.ports.records import (
     Drift,
     JobState,
     LostReason,
-    Result,
     StoredSummaries,
     StoredSummary,
     Tenant,
@@ -54,7 +52,6 @@ __all__ = [
     "job_dead_letter",
     "job_died_entry",
     "replay_entry",
-    "result_event",
     "step_of",
     "timed_out_entry",
     "why_lost",
@@ -145,28 +142,6 @@ def event_dead_letter(
         cause=cause,
         at=at,
         event=event,
-    )
-
-
-def result_event(
-    result: Result, step_id: StepId, item: int | None = None
-) -> AttemptSucceeded | AttemptFailed:
-    """The event for the run from the result of a worker."""
-    if result.error is None:
-        return AttemptSucceeded(
-            job_id=result.job_id,
-            step_id=step_id,
-            item=item,
-            output=result.output,
-            actor=result.worker_id,
-        )
-    return AttemptFailed(
-        job_id=result.job_id,
-        step_id=step_id,
-        item=item,
-        error=result.error,
-        final=result.final,
-        actor=result.worker_id,
     )
 
 

@@ -7,6 +7,10 @@ The rules, in this order:
 3. The stored stamp is not the one that the writer read: the run has changed since.
 4. Otherwise the commit is applied.
 
+``judge_settle`` judges a commit together with the results that it applies, which are not in the
+inbox. It also requires that the inbox is empty, so that no event is overtaken, and that every
+result comes from the holder of its job. Any other outcome is a miss: nothing is written.
+
 The nonce comes first, so that a repeated commit is a success even after a later holder has written.
 The fence comes before the stamp, so that a stale holder learns that its lease is gone: a conflict
 would only make it load the run and try again.
@@ -14,7 +18,8 @@ would only make it load the run and try again.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from enum import StrEnum
+from typing import TypeAlias, assert_never
 
 import msgspec
 
@@ -26,8 +31,12 @@ __all__ = [
     "CommitConflict",
     "Committed",
     "Gone",
+    "SettleAnswer",
+    "SettleMiss",
+    "SettleMissed",
     "StaleFence",
     "judge_commit",
+    "judge_settle",
 ]
 
 
@@ -54,6 +63,29 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
 CommitAnswer: TypeAlias = Committed | CommitConflict | StaleFence | Gone
 
 
+class SettleMiss(StrEnum):
+    """Why results and their transition were not written in one step."""
+
+    GONE = "gone"
+    STALE_FENCE = "stale_fence"
+    """A holder with a higher fence has written to the run."""
+    CHANGED = "changed"
+    """The run is no longer what was read."""
+    INBOX = "inbox"
+    """Another event waits in the inbox."""
+    JOB = "job"
+    """A result is not from the holder of its job."""
+
+
+class SettleMissed(msgspec.Struct, frozen=True, tag="missed"):
+    """Nothing is written: accept the results instead."""
+
+    cause: SettleMiss
+
+
+SettleAnswer: TypeAlias = Committed | SettleMissed
+
+
 class Apply(msgspec.Struct, frozen=True):
     """The commit may be written, with this stamp and this fence."""
 
@@ -76,3 +108,24 @@ def judge_commit(
     if stored != read:
         return CommitConflict()
     return Apply(Stamp(stored.version + 1, nonce), highest if fence is None else fence)
+
+
+def judge_settle(
+    verdict: Apply | CommitAnswer, *, inbox_is_empty: bool, jobs_are_held: bool
+) -> Apply | SettleAnswer:
+    """Decide on results and their commit, from the verdict on the commit alone."""
+    match verdict:
+        case Apply():
+            if not inbox_is_empty:
+                return SettleMissed(SettleMiss.INBOX)
+            return verdict if jobs_are_held else SettleMissed(SettleMiss.JOB)
+        case Committed():
+            return verdict
+        case Gone():
+            return SettleMissed(SettleMiss.GONE)
+        case StaleFence():
+            return SettleMissed(SettleMiss.STALE_FENCE)
+        case CommitConflict():
+            return SettleMissed(SettleMiss.CHANGED)
+        case _:
+            assert_never(verdict)

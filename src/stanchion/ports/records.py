@@ -9,8 +9,17 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from stanchion.core.audit import AuditEntry
-from stanchion.core.commit import CommitAnswer, CommitConflict, Committed, Gone, StaleFence
-from stanchion.core.events import Event
+from stanchion.core.commit import (
+    CommitAnswer,
+    CommitConflict,
+    Committed,
+    Gone,
+    SettleAnswer,
+    SettleMiss,
+    SettleMissed,
+    StaleFence,
+)
+from stanchion.core.events import AttemptFailed, AttemptSucceeded, Event
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (
     Failure,
@@ -69,6 +78,9 @@ __all__ = [
     "RunFilter",
     "RunIndex",
     "RunSummary",
+    "SettleAnswer",
+    "SettleMiss",
+    "SettleMissed",
     "SlotAudit",
     "StaleFence",
     "StoredSummaries",
@@ -79,6 +91,7 @@ __all__ = [
     "WorkflowUse",
     "index_for",
     "label_texts",
+    "result_event",
 ]
 
 _Each = TypeVar("_Each")
@@ -315,6 +328,28 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     error: Failure | None = None
     final: bool = False
     """Whether the error is permanent: the attempt is not retried."""
+
+
+def result_event(
+    result: Result, step_id: StepId, item: int | None = None
+) -> AttemptSucceeded | AttemptFailed:
+    """The event for the run from the result of a worker."""
+    if result.error is None:
+        return AttemptSucceeded(
+            job_id=result.job_id,
+            step_id=step_id,
+            item=item,
+            output=result.output,
+            actor=result.worker_id,
+        )
+    return AttemptFailed(
+        job_id=result.job_id,
+        step_id=step_id,
+        item=item,
+        error=result.error,
+        final=result.final,
+        actor=result.worker_id,
+    )
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):

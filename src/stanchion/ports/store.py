@@ -9,6 +9,8 @@ suite (``tests/contract``) tests every guarantee with every adapter. In short:
   is durable in the inbox of the run, with an outbox row that stays until the result is applied.
 * ``commit`` writes a transition only if the run is unchanged since the writer read it, and the
   writer's fence is not below the highest that has written. Repeating it is safe.
+* ``settle`` is ``accept`` and ``commit`` in one: the results of one run and the transition that
+  applies them are written together, or nothing is.
 * A slot is held exactly while its run is unfinished: both change in the same transaction.
 * A method with an ``audit`` argument writes that entry to the audit log in the same transaction, if
   and only if it changes something.
@@ -67,6 +69,7 @@ from stanchion.ports.records import (
     Result,
     RunFilter,
     RunSummary,
+    SettleAnswer,
     SlotAudit,
     StoredSummaries,
     StoredWorkflow,
@@ -130,6 +133,17 @@ class Runs(Protocol):
         outbox row of the run is removed when its inbox is empty. Checked in this order: whether
         the run exists, whether the nonce is stored (then the commit has succeeded before), whether
         the fence is stale, whether the stamp matches.
+        """
+
+    async def settle(self, results: Sequence[Result], commit: Commit) -> SettleAnswer:
+        """Accept results of one run, and write the transition that applies them, in one step.
+
+        The jobs are ended as ``accept`` ends them, without entries in the inbox, and the transition
+        is written as by ``commit``. Both happen for all results, or nothing does: if ``commit``
+        would not be accepted, if the inbox is not empty, or if a result would not be accepted, is
+        for a job of another run, or is for the same job as another one. ``commit.applied`` is
+        empty. Repeating it is safe as long as the run has not changed again; after that the answer
+        is a miss, although the results were accepted.
         """
 
     async def post(

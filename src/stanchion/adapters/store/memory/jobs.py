@@ -8,11 +8,10 @@ from stanchion.adapters.outcomes import (
     is_last_delivery,
     job_dead_letter,
     job_died_entry,
-    result_event,
     timed_out_entry,
     why_lost,
 )
-from stanchion.adapters.store.memory.state import JobFile, MemoryPart
+from stanchion.adapters.store.memory.state import JobFile, MemoryPart, MemoryState
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import next_fence
 from stanchion.core.model import Instant, JobId, RunId, TenantId, Topic
@@ -29,9 +28,10 @@ from stanchion.ports.records import (
     Renewals,
     Result,
     ResultRefused,
+    result_event,
 )
 
-__all__ = ["MemoryJobs"]
+__all__ = ["MemoryJobs", "end_job", "is_held"]
 
 
 class MemoryJobs(MemoryPart):
@@ -165,12 +165,9 @@ class MemoryJobs(MemoryPart):
             return ResultRefused(job.id, RejectedCode.ALREADY_FINISHED)
         # A result of an expired lease is accepted until the expiry is processed: no other worker
         # has the job yet, and finished work should not be repeated.
-        if file.state is not JobState.LEASED or file.fence != result.fence:
+        if not is_held(file, result):
             return ResultRefused(job.id, RejectedCode.STALE_FENCE)
-        file.state = JobState.FINISHED
-        file.worker_id = result.worker_id
-        file.expires_at = file.progress = None
-        self._state.leases.remove(job.id)
+        end_job(self._state, file, result)
         run, event = self._state.runs[job.run_id], result_event(result, job.step_id, job.item)
         self._state.deliver(run, f"result:{job.id}#{result.fence}", event, row_due)
         return Accepted(job.id, job.run_id)
@@ -207,3 +204,16 @@ class MemoryJobs(MemoryPart):
         run = self._state.runs[job.run_id]
         self._state.add_letter(run, job_dead_letter(job, file.deliveries, now))
         self._state.deliver(run, *job_died_entry(job, file.deliveries), now)
+
+
+def is_held(file: JobFile, result: Result) -> bool:
+    """Whether the result is from the holder of the job."""
+    return file.state is JobState.LEASED and file.fence == result.fence
+
+
+def end_job(state: MemoryState, file: JobFile, result: Result) -> None:
+    """End a job by the result of its holder."""
+    file.state = JobState.FINISHED
+    file.worker_id = result.worker_id
+    file.expires_at = file.progress = None
+    state.leases.remove(file.job.id)

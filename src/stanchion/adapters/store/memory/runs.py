@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from stanchion.adapters.cursor import RunPage, read_cursor, write_cursor
 from stanchion.adapters.outcomes import by_place, dead_work, first_of_steps
+from stanchion.adapters.store.memory.jobs import end_job, is_held
 from stanchion.adapters.store.memory.state import (
     Account,
     JobFile,
@@ -22,7 +23,17 @@ from stanchion.adapters.store.memory.state import (
 )
 from stanchion.core.admission import Admitted, Facts, KeyRecord, Rate, Verdict, judge
 from stanchion.core.audit import AuditEntry
-from stanchion.core.commit import Apply, CommitAnswer, Committed, Gone, judge_commit
+from stanchion.core.commit import (
+    Apply,
+    CommitAnswer,
+    Committed,
+    Gone,
+    SettleAnswer,
+    SettleMiss,
+    SettleMissed,
+    judge_commit,
+    judge_settle,
+)
 from stanchion.core.events import Event, Timer
 from stanchion.core.model import (
     Instant,
@@ -70,6 +81,7 @@ from stanchion.ports.records import (
     Loaded,
     Page,
     PostAnswer,
+    Result,
     RunFilter,
     RunSummary,
     Tenant,
@@ -167,15 +179,31 @@ class MemoryRuns(MemoryPart):
         file = self._state.runs.get(commit.run_id)
         if file is None:
             return Gone()
-        verdict = judge_commit(
-            file.run.stamp,
-            file.run.fence,
-            read=commit.read,
-            nonce=commit.nonce,
-            fence=commit.fence,
+        verdict = _judged(file, commit)
+        return self._write(file, commit, verdict) if isinstance(verdict, Apply) else verdict
+
+    async def settle(self, results: Sequence[Result], commit: Commit) -> SettleAnswer:
+        file = self._state.runs.get(commit.run_id)
+        if file is None:
+            return SettleMissed(SettleMiss.GONE)
+        jobs = {each.job_id: self._state.jobs.get(each.job_id) for each in results}
+        verdict = judge_settle(
+            _judged(file, commit),
+            inbox_is_empty=not file.inbox,
+            jobs_are_held=len(jobs) == len(results)
+            and all(
+                job is not None and job.job.run_id == commit.run_id and is_held(job, each)
+                for job, each in zip(jobs.values(), results, strict=True)
+            ),
         )
         if not isinstance(verdict, Apply):
             return verdict
+        for job, each in zip(jobs.values(), results, strict=True):
+            assert job is not None
+            end_job(self._state, job, each)
+        return self._write(file, commit, verdict)
+
+    def _write(self, file: RunFile, commit: Commit, verdict: Apply) -> Committed:
         after = evolve(file.run, commit.transition)
         after = replace(after, stamp=verdict.stamp, fence=verdict.fence)
         self._state.remove_entries(file, *commit.applied)
@@ -312,6 +340,16 @@ class MemoryRuns(MemoryPart):
         self._state.record(file, transition.timeline)
         if after.status.is_finished and not file.is_closed:
             self._state.close_run(file)
+
+
+def _judged(file: RunFile, commit: Commit) -> Apply | CommitAnswer:
+    return judge_commit(
+        file.run.stamp,
+        file.run.fence,
+        read=commit.read,
+        nonce=commit.nonce,
+        fence=commit.fence,
+    )
 
 
 def _key_record(account: Account, key: str | None, now: Instant) -> KeyRecord | None:

@@ -80,7 +80,6 @@ from typing import Final, TypeAlias, TypeVar, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from stanchion.adapters.outcomes import result_event
 from stanchion.adapters.redis.address import checked_namespace
 from stanchion.adapters.redis.topology import slot_of
 from stanchion.adapters.store.redis.decode import RunEnd, RunHeader, StoredTenant
@@ -119,7 +118,14 @@ from stanchion.core.transition import (
     StopStep,
     Transition,
 )
-from stanchion.ports.records import Admission, Commit, Result, Tenant, label_texts
+from stanchion.ports.records import (
+    Admission,
+    Commit,
+    Result,
+    Tenant,
+    label_texts,
+    result_event,
+)
 
 __all__ = [
     "COMMON_TAG",

@@ -59,9 +59,13 @@ from stanchion.ports.records import (
     Loaded,
     Page,
     PostAnswer,
+    Result,
     RunFilter,
     RunIndex,
     RunSummary,
+    SettleAnswer,
+    SettleMiss,
+    SettleMissed,
     StaleFence,
     index_for,
 )
@@ -77,6 +81,15 @@ _OF_SHARD_MIN: Final = 16
 _OF_SHARD_PART: Final = 8
 """A page of all tenants reads from each shard this part of what it may hold."""
 _STREAM_ID: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
+
+
+_MISSES: Final = {
+    b"gone": SettleMiss.GONE,
+    b"stale_fence": SettleMiss.STALE_FENCE,
+    b"conflict": SettleMiss.CHANGED,
+    b"inbox": SettleMiss.INBOX,
+    b"job": SettleMiss.JOB,
+}
 
 
 class RedisRuns(Sharded):
@@ -188,6 +201,33 @@ class RedisRuns(Sharded):
                 return CommitConflict()
             case other:
                 raise BackendCorrupt(f"commit answered {other!r}")
+
+    async def settle(self, results: Sequence[Result], commit: Commit) -> SettleAnswer:
+        run_id = commit.run_id
+        if any(encode.run_of_job(each.job_id) != run_id for each in results):
+            return SettleMissed(SettleMiss.JOB)
+        deadline = self._shards.client.deadline()
+        shard = shard_of_run(run_id)
+        tenant = await self._shards.owner_of(run_id, deadline)
+        if shard is None or tenant is None:
+            return SettleMissed(SettleMiss.GONE)
+        asked = encode.encode_commit(commit, tenant, key_ttl_ms=self._shards.key_ttl_ms)
+        words: list[str | int] = []
+        for each in results:
+            words += [each.job_id, each.fence, each.worker_id]
+        # Not repeatable: if the run has changed since, the repeat would be a miss, and its caller
+        # would take the results for duplicates.
+        step = self._shards.step(
+            "settle", shard, asked, *words, run_id=run_id, tenant=tenant, is_repeatable=False
+        )
+        match await self._shards.ask(step, deadline):
+            case [b"committed", version]:
+                self._shards.expect_jobs(shard, commit.transition.effects)
+                return Committed(Stamp(int(version), commit.nonce))
+            case [cause, *_] if cause in _MISSES:
+                return SettleMissed(_MISSES[cause])
+            case other:
+                raise BackendCorrupt(f"settle answered {other!r}")
 
     async def post(
         self, run_id: RunId, event: Event, *, entry_id: str, audit: AuditEntry | None = None

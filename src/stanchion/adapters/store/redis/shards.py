@@ -54,7 +54,7 @@ _OWNERS_MAX: Final = 50_000
 _KEPT_MAX: Final = 100
 _SKIPPED_WHEN_IDLE: Final = frozenset({"timers", "outbox"})
 _WRITES: Final = frozenset(
-    {"accept", "admit", "commit", "defer", "expire", "fire", "post", "replay", "take"}
+    {"accept", "admit", "commit", "defer", "expire", "fire", "post", "replay", "settle", "take"}
 )
 """Scripts after which something may be due."""
 _IDLE_LOOKS: Final = 25

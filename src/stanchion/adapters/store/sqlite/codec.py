@@ -55,6 +55,7 @@ __all__ = [
     "encode",
     "encode_some",
     "encode_text",
+    "pending_inbox",
     "pending_job",
     "pending_key",
     "pending_run",
@@ -150,6 +151,11 @@ ANY_RUN: Final = "begun"
 def pending_run(run_id: RunId) -> tuple[str, str]:
     """The row of a run."""
     return "run", run_id
+
+
+def pending_inbox(run_id: RunId) -> tuple[str, str]:
+    """The inbox of a run."""
+    return "inbox", run_id
 
 
 def pending_job(job_id: JobId) -> tuple[str, str]:

@@ -18,7 +18,6 @@ from stanchion.adapters.outcomes import (
     is_last_delivery,
     job_dead_letter,
     job_died_entry,
-    result_event,
     timed_out_entry,
     why_lost,
 )
@@ -29,6 +28,7 @@ from stanchion.adapters.store.sqlite.codec import (
     VALUE,
     encode,
     encode_text,
+    pending_inbox,
     pending_job,
     pending_run,
 )
@@ -50,12 +50,15 @@ from stanchion.ports.records import (
     Renewals,
     Result,
     ResultRefused,
+    result_event,
 )
 
 __all__ = [
     "accept",
+    "end_job",
     "enter_ready",
     "expire_jobs",
+    "held_job",
     "job",
     "lease_jobs",
     "leave_ready",
@@ -137,18 +140,44 @@ def _accept(db: Database, result: Result, due: Instant, tenant: TenantId | None)
     # the job yet, and finished work should not be repeated.
     if state != JobState.LEASED or fence != result.fence or ended_at is not None:
         return ResultRefused(result.job_id, RejectedCode.STALE_FENCE)
+    event = encode(result_event(result, step_id, item))
+    end_job(db, result, job, run, entry_id=f"result:{result.job_id}#{fence}", event=event, due=due)
+    db.pending.touch(pending_inbox(run_id))
+    return Accepted(result.job_id, run_id)
+
+
+def held_job(db: Database, result: Result, run: int) -> int | None:
+    """The number of the job, if the result is from its holder and it is one of this run."""
+    found = db.peek(SQL["find_job"], job_id=result.job_id, tenant=None)
+    if found is None:
+        return None
+    job, its_run, _, ended_at, _, _, state, fence = found
+    is_held = state == JobState.LEASED and fence == result.fence and ended_at is None
+    return job if is_held and its_run == run else None
+
+
+def end_job(
+    db: Database,
+    result: Result,
+    job: int,
+    run: int,
+    *,
+    entry_id: str | None = None,
+    event: bytes | None = None,
+    due: Instant | None = None,
+) -> None:
+    """End a job by the result of its holder, and post the entry to its run, if there is one."""
     db.later(
         SQL["accept_result"],
         job=job,
         worker_id=result.worker_id,
         run=run,
         ticket=db.ticket(),
-        entry_id=f"result:{result.job_id}#{fence}",
-        event=encode(result_event(result, step_id, item)),
+        entry_id=entry_id,
+        event=event,
         due=due,
     )
     db.pending.touch(pending_job(result.job_id))
-    return Accepted(result.job_id, run_id)
 
 
 def _run_of(job_id: JobId) -> RunId:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 from msgspec.structs import replace
 
@@ -31,12 +31,23 @@ from stanchion.adapters.store.sqlite.codec import (
     encode,
     encode_some,
     encode_text,
+    pending_inbox,
     pending_job,
     pending_run,
     slot_freed,
 )
-from stanchion.adapters.store.sqlite.jobs import leave_ready
-from stanchion.core.commit import Apply, CommitAnswer, Committed, Gone, judge_commit
+from stanchion.adapters.store.sqlite.jobs import end_job, held_job, leave_ready
+from stanchion.core.commit import (
+    Apply,
+    CommitAnswer,
+    Committed,
+    Gone,
+    SettleAnswer,
+    SettleMiss,
+    SettleMissed,
+    judge_commit,
+    judge_settle,
+)
 from stanchion.core.events import Timer
 from stanchion.core.model import (
     Instant,
@@ -83,6 +94,7 @@ from stanchion.ports.records import (
     JobState,
     Loaded,
     Page,
+    Result,
     RunFilter,
     RunIndex,
     RunSummary,
@@ -102,6 +114,7 @@ __all__ = [
     "load_items",
     "put_items",
     "run_facts",
+    "settle",
     "timeline",
     "timeline_lines",
 ]
@@ -160,12 +173,43 @@ def commit(db: Database, commit: Commit) -> CommitAnswer:
     found = db.peek(SQL["read_stamp"], run_id=commit.run_id)
     if found is None:
         return Gone()
-    run, tenant, holds_slot, ended_at, version, nonce, fence = found
-    verdict = judge_commit(
-        Stamp(version, nonce), fence, read=commit.read, nonce=commit.nonce, fence=commit.fence
+    verdict = _judged(found, commit)
+    return _write(db, found, commit, verdict) if isinstance(verdict, Apply) else verdict
+
+
+def settle(db: Database, results: Sequence[Result], commit: Commit) -> SettleAnswer:
+    """See ``ports.store.Runs.settle``."""
+    jobs = {each.job_id: each for each in results}
+    db.settle(pending_run(commit.run_id), pending_inbox(commit.run_id), *(map(pending_job, jobs)))
+    found = db.peek(SQL["read_to_settle"], run_id=commit.run_id)
+    if found is None:
+        return SettleMissed(SettleMiss.GONE)
+    *row, has_entries = found
+    run = row[0]
+    held = [held_job(db, each, run) for each in jobs.values()]
+    verdict = judge_settle(
+        _judged(row, commit),
+        inbox_is_empty=not has_entries,
+        jobs_are_held=len(jobs) == len(results) and None not in held,
     )
     if not isinstance(verdict, Apply):
         return verdict
+    for job, each in zip(held, jobs.values(), strict=True):
+        assert job is not None
+        end_job(db, each, job, run)
+    return _write(db, row, commit, verdict)
+
+
+def _judged(row: Sequence[Any], commit: Commit) -> Apply | CommitAnswer:
+    """The verdict on a commit to the run of this row of ``read_stamp``."""
+    *_, version, nonce, fence = row
+    return judge_commit(
+        Stamp(version, nonce), fence, read=commit.read, nonce=commit.nonce, fence=commit.fence
+    )
+
+
+def _write(db: Database, row: Sequence[Any], commit: Commit, verdict: Apply) -> Committed:
+    run, tenant, holds_slot, ended_at, *_ = row
     transition, now = commit.transition, db.now()
     stamp = verdict.stamp
     ends = transition.status.is_finished and ended_at is None

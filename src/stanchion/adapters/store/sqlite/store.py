@@ -148,6 +148,7 @@ class SqliteStore:
     load_items = _reads(runs.load_items)
     items_at = _reads(runs.items_at)
     commit = _writes(runs.commit)
+    settle = _writes(runs.settle)
     timeline = _reads(runs.timeline)
     list_runs = _reads(runs.list_runs)
     list_approvals = _reads(runs.list_approvals)

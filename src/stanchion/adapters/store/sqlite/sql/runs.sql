@@ -30,6 +30,14 @@ WHERE (runs.tail, runs.head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 SELECT run, tenant, holds_slot, ended_at, version, nonce, fence FROM runs
 WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 
+-- name: read_to_settle
+-- Answers as read_stamp, and whether the inbox has an entry.
+SELECT
+    run, tenant, holds_slot, ended_at, version, nonce, fence,
+    EXISTS (SELECT 1 FROM inbox WHERE inbox.run = runs.run)
+FROM runs
+WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
+
 -- name: commit_run
 -- Writes a transition without its items and effects, see together.sql.
 INSERT INTO commits (

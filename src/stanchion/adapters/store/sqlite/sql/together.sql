@@ -164,7 +164,7 @@ CREATE TEMP TRIGGER put_entry INSTEAD OF INSERT ON arrivals BEGIN
             due = iif(due <= excluded.due, due, excluded.due);
 END;
 
--- A result: ends the lease and posts the event to the run.
+-- A result: ends the lease and posts the event to the run, unless `entry_id` is NULL.
 CREATE TEMP VIEW results AS SELECT
     NULL AS job, NULL AS worker_id, NULL AS run, NULL AS ticket, NULL AS entry_id, NULL AS event,
     NULL AS due;
@@ -174,7 +174,8 @@ CREATE TEMP TRIGGER accept_result INSTEAD OF INSERT ON results BEGIN
         state = 'finished', worker_id = NEW.worker_id, expires_at = NULL, progress = NULL
         WHERE job = NEW.job;
     INSERT INTO arrivals (run, ticket, entry_id, event, due)
-        VALUES (NEW.run, NEW.ticket, NEW.entry_id, NEW.event, NEW.due);
+        SELECT NEW.run, NEW.ticket, NEW.entry_id, NEW.event, NEW.due
+        WHERE NEW.entry_id IS NOT NULL;
 END;
 
 -- A job that is leased. Its queue moves to the tail of its ring with one job less; an empty queue
