@@ -121,13 +121,19 @@ class ServesTheNewestJobFirst(MemoryStore):
         max_jobs: int,
         ttl_ms: int,
         tenant: TenantId | None = None,
+        not_after: Instant | None = None,
     ) -> tuple[LeasedJob, ...]:
         ready = [file.job for file in self._state.jobs.values() if file.state == "ready"]
         for job in reversed(ready):
             self._state.ready.remove(job)
             self._state.ready.add(job)
         return await super().lease_jobs(
-            worker_id, topics, max_jobs=max_jobs, ttl_ms=ttl_ms, tenant=tenant
+            worker_id,
+            topics,
+            max_jobs=max_jobs,
+            ttl_ms=ttl_ms,
+            tenant=tenant,
+            not_after=not_after,
         )
 
 

@@ -45,11 +45,11 @@ __all__ = [
     "Outage",
     "PendingTimer",
     "QueuePlace",
+    "ReachedLimit",
     "RunFacts",
     "RunLock",
     "Surroundings",
     "TopicDemand",
-    "TopicLimit",
     "WhyCode",
     "store_outage",
     "why",
@@ -199,7 +199,7 @@ class TopicDemand(msgspec.Struct, frozen=True):
     seen_at: Instant
 
 
-class TopicLimit(msgspec.Struct, frozen=True):
+class ReachedLimit(msgspec.Struct, frozen=True):
     """A limit that keeps jobs of a topic from being leased."""
 
     id: str
@@ -222,7 +222,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     closed: ClosedClass | None = None
     outages: tuple[Outage, ...] = ()
     topics: Mapping[Topic, TopicDemand] = {}
-    limits: Mapping[Topic, TopicLimit] = {}
+    limits: Mapping[Topic, ReachedLimit] = {}
     queue: QueuePlace | None = None
 
 

@@ -44,6 +44,7 @@ from stanchion.core.model import (
     WorkflowSource,
 )
 from stanchion.core.receipts import Receipt, ReceiptBatch
+from stanchion.core.topic_limits import PoolUse, TokenGrant, TokenPool, TokenRenewal
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.why import RunFacts
 from stanchion.core.workflow import Workflow
@@ -90,6 +91,7 @@ __all__ = [
     "Runs",
     "Store",
     "Tenants",
+    "Tokens",
 ]
 
 
@@ -207,21 +209,42 @@ class Jobs(Protocol):
         max_jobs: int,
         ttl_ms: int,
         tenant: TenantId | None = None,
+        not_after: Instant | None = None,
     ) -> tuple[LeasedJob, ...]:
         """Lease ready jobs, one per tenant in turn; within a tenant and topic the oldest first.
 
         Each gets a fence above all earlier ones of the job (``core.lease.next_fence``). ``tenant``
-        restricts it to one tenant.
+        restricts it to one tenant. After ``not_after`` nothing is leased.
+        """
+
+    async def ready_tenants(
+        self,
+        topics: Collection[Topic],
+        *,
+        limit: int,
+        tenant: TenantId | None = None,
+        but_not: Collection[TenantId] = (),
+    ) -> Mapping[TenantId, int]:
+        """At most ``limit`` tenants with ready jobs of these topics, and how many of them.
+
+        ``tenant`` restricts it to one tenant; those in ``but_not`` are left out. If a queue is
+        longer than that, the tenants that wait longest for their turn are among them.
         """
 
     async def renew_jobs(
-        self, leases: Sequence[JobLease], *, ttl_ms: int, tenant: TenantId | None = None
+        self,
+        leases: Sequence[JobLease],
+        *,
+        ttl_ms: int,
+        tenant: TenantId | None = None,
+        not_after: Instant | None = None,
     ) -> Renewals:
         """Extend the leases that have not expired; results are in the order of the request.
 
         An expired lease is lost, even if the job has not been leased again. With ``tenant``, jobs
         of other tenants are unknown. A lease with ``progress`` replaces the progress of the job,
-        which is kept until the lease ends.
+        which is kept until the lease ends. After ``not_after`` nothing is extended, and no lease
+        is in the answer.
         """
 
     async def lost_leases(
@@ -267,6 +290,41 @@ class Jobs(Protocol):
 
     async def ready_topics(self) -> Mapping[Topic, int]:
         """The number of ready jobs, by topic."""
+
+
+class Tokens(Protocol):
+    """Tokens of topic limits, in pools (``core.topic_limits``). Expired tokens do not count.
+
+    The numbers of a limit come with each call; the store has only its tokens, and the time up to
+    which its rate is used.
+    """
+
+    async def take_tokens(
+        self, pool: TokenPool, tokens: Sequence[str], *, ttl_ms: int
+    ) -> TokenGrant:
+        """Take tokens with these names, as many as there are (``core.topic_limits.grant_tokens``).
+
+        Tokens that are there already are granted and extended, and use no rate: repeating the call
+        is safe.
+        """
+
+    async def renew_tokens(
+        self, pool: TokenPool, tokens: Mapping[str, str], *, ttl_ms: int
+    ) -> TokenRenewal:
+        """Extend tokens, each under the name to which ``tokens`` maps its present one.
+
+        Returns the new names. A token that keeps its name is extended only if fewer than
+        ``max_running`` of the unexpired ones were taken before it. One that is not there under
+        either name is taken if there are fewer than ``max_running``, and uses no rate.
+        """
+
+    async def release_tokens(
+        self, pool: TokenPool, tokens: Collection[str], *, is_unused: bool = False
+    ) -> int:
+        """Remove tokens; returns how many were there. Unused ones are given back to the rate."""
+
+    async def pool_uses(self, pools: Sequence[TokenPool]) -> tuple[PoolUse, ...]:
+        """How much of each pool is in use, in the order of the pools."""
 
 
 class Outbox(Protocol):
@@ -558,6 +616,7 @@ class Receipts(Protocol):
 class Store(
     Runs,
     Jobs,
+    Tokens,
     Outbox,
     Definitions,
     Tenants,

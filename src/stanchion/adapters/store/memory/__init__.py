@@ -20,7 +20,7 @@ from stanchion.adapters.store.memory.housekeeping import (
     MemoryOutbox,
     MemoryReceiptBatches,
 )
-from stanchion.adapters.store.memory.jobs import MemoryJobs
+from stanchion.adapters.store.memory.jobs import MemoryJobs, MemoryTokens
 from stanchion.adapters.store.memory.runs import MemoryRuns
 from stanchion.adapters.store.memory.state import MemoryState
 from stanchion.ports.clock import Clock
@@ -34,6 +34,7 @@ _AUDIT_TTL_MS: Final = 90 * _DAY_MS
 class MemoryStore(
     MemoryRuns,
     MemoryJobs,
+    MemoryTokens,
     MemoryOutbox,
     MemoryDefinitions,
     MemoryTenants,

@@ -11,10 +11,18 @@ from stanchion.adapters.outcomes import (
     timed_out_entry,
     why_lost,
 )
-from stanchion.adapters.store.memory.state import JobFile, MemoryPart, MemoryState
+from stanchion.adapters.store.memory.state import JobFile, MemoryPart, MemoryState, PoolFile
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import next_fence
 from stanchion.core.model import Instant, JobId, RunId, TenantId, Topic
+from stanchion.core.topic_limits import (
+    PoolUse,
+    TokenGrant,
+    TokenPool,
+    TokenRenewal,
+    grant_tokens,
+    retry_after_ms,
+)
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
@@ -31,7 +39,7 @@ from stanchion.ports.records import (
     result_event,
 )
 
-__all__ = ["MemoryJobs", "end_job", "is_held"]
+__all__ = ["MemoryJobs", "MemoryTokens", "end_job", "is_held"]
 
 
 class MemoryJobs(MemoryPart):
@@ -45,8 +53,11 @@ class MemoryJobs(MemoryPart):
         max_jobs: int,
         ttl_ms: int,
         tenant: TenantId | None = None,
+        not_after: Instant | None = None,
     ) -> tuple[LeasedJob, ...]:
         leased: list[LeasedJob] = []
+        if self._is_after(not_after):
+            return ()
         while len(leased) < max_jobs:
             job_id = self._state.ready.take(topics, tenant)
             if job_id is None:
@@ -54,11 +65,28 @@ class MemoryJobs(MemoryPart):
             leased.append(self._lease(self._state.jobs[job_id], worker_id, ttl_ms))
         return tuple(leased)
 
+    async def ready_tenants(
+        self,
+        topics: Collection[Topic],
+        *,
+        limit: int,
+        tenant: TenantId | None = None,
+        but_not: Collection[TenantId] = (),
+    ) -> Mapping[TenantId, int]:
+        return self._state.ready.tenants(topics, limit, tenant, but_not)
+
     async def renew_jobs(
-        self, leases: Sequence[JobLease], *, ttl_ms: int, tenant: TenantId | None = None
+        self,
+        leases: Sequence[JobLease],
+        *,
+        ttl_ms: int,
+        tenant: TenantId | None = None,
+        not_after: Instant | None = None,
     ) -> Renewals:
         renewed: list[JobId] = []
         lost: list[JobId] = []
+        if self._is_after(not_after):
+            return Renewals((), ())
         for lease in leases:
             file = self._find(lease.job_id, tenant)
             if file is not None and self._is_current(file, lease.fence):
@@ -134,6 +162,9 @@ class MemoryJobs(MemoryPart):
             file.attempt_ends_at = Instant(self._state.now() + timeout_ms)
         expires_at = self._begin_term(file, ttl_ms)
         return LeasedJob(file.job, file.fence, file.deliveries, expires_at)
+
+    def _is_after(self, not_after: Instant | None) -> bool:
+        return not_after is not None and self._state.now() > not_after
 
     def _begin_term(self, file: JobFile, ttl_ms: int) -> Instant:
         expires_at = file.expires_at = Instant(self._state.now() + ttl_ms)
@@ -217,3 +248,60 @@ def end_job(state: MemoryState, file: JobFile, result: Result) -> None:
     file.worker_id = result.worker_id
     file.expires_at = file.progress = None
     state.leases.remove(file.job.id)
+
+
+class MemoryTokens(MemoryPart):
+    """See ``ports.store.Tokens``."""
+
+    async def take_tokens(
+        self, pool: TokenPool, tokens: Sequence[str], *, ttl_ms: int
+    ) -> TokenGrant:
+        now, file = self._state.now(), self._file(pool)
+        known = [token for token in tokens if token in file.tokens]
+        new = [token for token in dict.fromkeys(tokens) if token not in file.tokens]
+        grant = grant_tokens(
+            pool,
+            len(new),
+            running=len(file.tokens),
+            used_until_ms=file.used_until_ms,
+            now=now,
+        )
+        file.used_until_ms = grant.used_until_ms
+        granted = (*known, *new[: grant.count])
+        file.tokens |= dict.fromkeys(granted, Instant(now + ttl_ms))
+        return TokenGrant(granted, now, len(file.tokens), grant.is_rate_spent, grant.retry_after_ms)
+
+    async def renew_tokens(
+        self, pool: TokenPool, tokens: Mapping[str, str], *, ttl_ms: int
+    ) -> TokenRenewal:
+        now, file = self._state.now(), self._file(pool)
+        renewed: set[str] = set()
+        for held, name in tokens.items():
+            present = held if held in file.tokens else name
+            if file.may_extend(present, pool.max_running, is_renamed=present != name):
+                file.extend(present, name, Instant(now + ttl_ms))
+                renewed.add(name)
+        return TokenRenewal(frozenset(renewed), now)
+
+    async def release_tokens(
+        self, pool: TokenPool, tokens: Collection[str], *, is_unused: bool = False
+    ) -> int:
+        file = self._file(pool)
+        released = sum(file.tokens.pop(token, None) is not None for token in {*tokens})
+        if is_unused and pool.rate_per_s is not None:
+            file.used_until_ms -= released * 1000 / pool.rate_per_s
+        return released
+
+    async def pool_uses(self, pools: Sequence[TokenPool]) -> tuple[PoolUse, ...]:
+        now = self._state.now()
+        files = [self._file(pool) for pool in pools]
+        return tuple(
+            PoolUse(len(file.tokens), retry_after_ms(pool, file.used_until_ms, now), now)
+            for pool, file in zip(pools, files, strict=True)
+        )
+
+    def _file(self, pool: TokenPool) -> PoolFile:
+        """The pool without its expired tokens."""
+        file, now = self._state.pools.setdefault(pool.name, PoolFile()), self._state.now()
+        file.tokens = {name: at for name, at in file.tokens.items() if at > now}
+        return file

@@ -65,6 +65,7 @@ __all__ = [
     "MemoryPart",
     "MemoryReceipts",
     "MemoryState",
+    "PoolFile",
     "ReadyIndex",
     "RunFile",
     "RunPlaces",
@@ -139,6 +140,34 @@ class Account:
     """The total number of entries ever written."""
 
 
+@dataclass(slots=True)
+class PoolFile:
+    """The tokens of a topic limit."""
+
+    tokens: dict[str, Instant] = field(default_factory=dict)
+    """When each expires, in the order in which they were taken."""
+    used_until_ms: float = 0.0
+    """The time up to which the rate is used."""
+
+    def may_extend(self, token: str, max_running: int | None, *, is_renamed: bool) -> bool:
+        """Whether the token may be extended, or taken if it is not there."""
+        if max_running is None or (is_renamed and token in self.tokens):
+            return True
+        if token in self.tokens:
+            return list(self.tokens).index(token) < max_running
+        return len(self.tokens) < max_running
+
+    def extend(self, token: str, name: str, expires_at: Instant) -> None:
+        """Extend a token under a new name, in its place in the order."""
+        if token not in self.tokens or token == name:
+            self.tokens[name] = expires_at
+            return
+        self.tokens = {
+            (name if each == token else each): (expires_at if each == token else at)
+            for each, at in self.tokens.items()
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryReceipts:
     """A batch of receipts."""
@@ -161,6 +190,8 @@ class MemoryState:
         self.jobs: dict[JobId, JobFile] = {}
         self.accounts: dict[TenantId, Account] = {}
         self.ready = ReadyIndex()
+        self.pools: dict[str, PoolFile] = {}
+        """The tokens of topic limits, by the name of their pool."""
         self.leases: DueTimes[JobId] = DueTimes()
         self.timers: DueTimes[tuple[RunId, Timer]] = DueTimes()
         self.outbox: DueTimes[RunId] = DueTimes()
@@ -407,6 +438,21 @@ class ReadyIndex:
         """The place of each ready job in its tenant's queue; the first has 0."""
         queue = self._rings.get(topic, {}).get(tenant, {})
         return {job_id: place for place, job_id in enumerate(queue)}
+
+    def tenants(
+        self,
+        topics: Collection[Topic],
+        limit: int,
+        tenant: TenantId | None,
+        but_not: Collection[TenantId],
+    ) -> dict[TenantId, int]:
+        """The first tenants in the rings of these topics, with the number of their ready jobs."""
+        found: dict[TenantId, int] = {}
+        for topic in dict.fromkeys(topics):
+            for each, queue in self._rings.get(topic, {}).items():
+                if tenant in {None, each} and each not in but_not:
+                    found[each] = found.get(each, 0) + len(queue)
+        return dict(islice(found.items(), limit))
 
     def counts(self) -> dict[Topic, int]:
         """The number of ready jobs, by topic."""

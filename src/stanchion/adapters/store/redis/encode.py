@@ -57,6 +57,11 @@ every shard, and once more under that tag, which gives out their versions.
     workflows   hash         every version of every workflow
     names       sorted set   the workflows' ids
 
+    per pool of a topic limit, in the shard of the tenant or of the limit
+    tokens      sorted set   tokens, by the time at which they expire
+    token_order sorted set   the same in the order in which they were taken
+    token_rate  text         the time up to which the rate is used
+
     per run
     run         hash         the run, and a field ``s:<step>`` for each step that has changed
     items       hash         items of for-each steps
@@ -456,6 +461,11 @@ class StoreKeys:
     def of_run(self, run_id: RunId, name: str) -> str:
         assert name in OF_RUN, name
         return f"{self._roots[_shard(run_id)]}{name}:{run_id}"
+
+    def of_pool(self, shard: int, pool: str) -> list[str]:
+        """The keys of a pool of tokens of a topic limit."""
+        root = self._roots[shard]
+        return [f"{root}{name}:{pool}" for name in ("tokens", "token_order", "token_rate")]
 
     def common_audit(self, tenant: TenantId | None) -> tuple[str, str]:
         """The audit log of data that belongs to no tenant: all entries, and a tenant's."""

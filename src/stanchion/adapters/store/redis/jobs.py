@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from itertools import islice, zip_longest
+from typing import Final, NamedTuple
 
 from stanchion.adapters.outcomes import (
     is_last_delivery,
@@ -34,6 +35,7 @@ from stanchion.core.model import (
     shard_of_run,
     shard_of_tenant,
 )
+from stanchion.core.topic_limits import PoolUse, TokenGrant, TokenPool, TokenRenewal
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import (
     Acceptance,
@@ -49,13 +51,22 @@ from stanchion.ports.records import (
     ResultRefused,
 )
 
-__all__ = ["RedisJobs"]
+__all__ = ["RedisJobs", "RedisTokens"]
 
 
 _TIMED_OUT: Final = 2
 """The answer of ``expire.lua`` for a job whose attempt has taken too long."""
 _LOOKS_MAX: Final = 3
 """How often one call reads the shards, if other callers took the jobs first."""
+
+
+class _LeaseTerms(NamedTuple):
+    """The arguments of ``lease.lua`` that are the same for all shards."""
+
+    worker_id: str
+    ttl_ms: int
+    tenant: str
+    not_after: int | str
 
 
 class RedisJobs(Sharded):
@@ -69,14 +80,15 @@ class RedisJobs(Sharded):
         max_jobs: int,
         ttl_ms: int,
         tenant: TenantId | None = None,
+        not_after: Instant | None = None,
     ) -> tuple[LeasedJob, ...]:
         deadline = self._shards.client.deadline()
         wanted = tuple(dict.fromkeys(topics))
-        terms = (worker_id, ttl_ms)
+        terms = _LeaseTerms(worker_id, ttl_ms, tenant or "", "" if not_after is None else not_after)
         if tenant is not None:
             ordered = self._shards.rounds.in_turn(wanted)
             shares: Shares = {shard_of_tenant(tenant): dict.fromkeys(ordered, max_jobs)}
-            found = await self._lease(shares, terms, tenant, max_jobs, deadline)
+            found = await self._lease(shares, terms, max_jobs, deadline)
             for each in found:
                 self._shards.rounds.served(each.job.topic)
             return tuple(found)
@@ -88,7 +100,7 @@ class RedisJobs(Sharded):
             taken = self._shards.rounds.take(wanted, left)
             if not taken:
                 break
-            leased += await self._lease(taken, terms, None, left, deadline)
+            leased += await self._lease(taken, terms, left, deadline)
         return tuple(leased)
 
     async def _look(self, topics: Sequence[Topic], deadline: float) -> None:
@@ -116,8 +128,7 @@ class RedisJobs(Sharded):
     async def _lease(
         self,
         shares: Shares,
-        terms: tuple[str, int],
-        tenant: TenantId | None,
+        terms: _LeaseTerms,
         max_jobs: int,
         deadline: float,
     ) -> list[LeasedJob]:
@@ -126,9 +137,7 @@ class RedisJobs(Sharded):
                 self._shards.step(
                     "lease",
                     shard,
-                    *terms,
-                    tenant or "",
-                    max_jobs,
+                    *(terms.worker_id, terms.ttl_ms, terms.tenant, max_jobs, terms.not_after),
                     *(word for share in of_shard.items() for word in share),
                     # Not repeatable: the jobs of a lost reply are leased, and a repeat would
                     # lease others. Leases of a lost reply expire.
@@ -147,8 +156,53 @@ class RedisJobs(Sharded):
             )
         ]
 
+    async def ready_tenants(
+        self,
+        topics: Collection[Topic],
+        *,
+        limit: int,
+        tenant: TenantId | None = None,
+        but_not: Collection[TenantId] = (),
+    ) -> Mapping[TenantId, int]:
+        deadline = self._shards.client.deadline()
+        if tenant is not None:
+            shards = [shard_of_tenant(tenant)]
+        else:
+            sizes = await self._shards.run_on_all("each", ["ready"], "ZCARD", deadline=deadline)
+            shards = [shard for shard in ALL_SHARDS if _is_filled(sizes[shard])]
+        names = tuple(dict.fromkeys(topics))
+        words = (tenant or "", limit, len(names), *names)
+        others: dict[int, list[TenantId]] = {}
+        for each in but_not:
+            others.setdefault(shard_of_tenant(each), []).append(each)
+        # One from each shard in turn: the order of tenants is known within a shard only.
+        found = await self._shards.ask_some(
+            [
+                self._shards.step("ready_tenants", shard, *words, *others.get(shard, ()))
+                for shard in shards
+            ],
+            deadline,
+        )
+        ready: dict[TenantId, int] = {}
+        pairs = [
+            zip(reply[::2], reply[1::2], strict=True)
+            for reply in found
+            if not isinstance(reply, BackendError)
+        ]
+        for row in zip_longest(*pairs):
+            for pair in row:
+                if pair is not None:
+                    whose = TenantId(pair[0].decode())
+                    ready[whose] = ready.get(whose, 0) + pair[1]
+        return dict(islice(ready.items(), limit))
+
     async def renew_jobs(
-        self, leases: Sequence[JobLease], *, ttl_ms: int, tenant: TenantId | None = None
+        self,
+        leases: Sequence[JobLease],
+        *,
+        ttl_ms: int,
+        tenant: TenantId | None = None,
+        not_after: Instant | None = None,
     ) -> Renewals:
         by_shard: dict[int, list[int]] = {}
         for place, lease in enumerate(leases):
@@ -163,20 +217,19 @@ class RedisJobs(Sharded):
                     shard,
                     ttl_ms,
                     tenant or "",
+                    "" if not_after is None else not_after,
                     *(word for place in some for word in _renewal(leases[place])),
                 )
                 for shard, some in by_shard.items()
             ]
         )
-        good = {
-            place
-            for some, reply in zip(by_shard.values(), replies, strict=True)
-            for place, answer in zip(some, reply, strict=True)
-            if answer
-        }
+        answers = dict.fromkeys(range(len(leases)), 0)
+        for some, reply in zip(by_shard.values(), replies, strict=True):
+            # A step that came too late answers nothing about its leases.
+            answers |= dict(zip(some, reply or [None] * len(some), strict=True))
         return Renewals(
-            tuple(lease.job_id for place, lease in enumerate(leases) if place in good),
-            tuple(lease.job_id for place, lease in enumerate(leases) if place not in good),
+            tuple(lease.job_id for place, lease in enumerate(leases) if answers[place] == 1),
+            tuple(lease.job_id for place, lease in enumerate(leases) if answers[place] == 0),
         )
 
     async def lost_leases(
@@ -352,6 +405,59 @@ class RedisJobs(Sharded):
             *last_words,
             run_id=job.run_id,
         )
+
+
+class RedisTokens(Sharded):
+    """See ``ports.store.Tokens``."""
+
+    async def take_tokens(
+        self, pool: TokenPool, tokens: Sequence[str], *, ttl_ms: int
+    ) -> TokenGrant:
+        words = (ttl_ms, _or_empty(pool.max_running), _or_empty(pool.rate_per_s))
+        reply = await self._ask_pool("take_tokens", pool, *words, *tokens)
+        at, running, is_rate_spent, retry_after_ms, *granted = reply
+        names = tuple(name.decode() for name in granted)
+        return TokenGrant(names, Instant(at), running, bool(is_rate_spent), retry_after_ms)
+
+    async def renew_tokens(
+        self, pool: TokenPool, tokens: Mapping[str, str], *, ttl_ms: int
+    ) -> TokenRenewal:
+        names = [name for pair in tokens.items() for name in pair]
+        terms = (ttl_ms, _or_empty(pool.max_running))
+        at, *renewed = await self._ask_pool("renew_tokens", pool, *terms, *names)
+        return TokenRenewal(frozenset(name.decode() for name in renewed), Instant(at))
+
+    async def release_tokens(
+        self, pool: TokenPool, tokens: Collection[str], *, is_unused: bool = False
+    ) -> int:
+        rate = _or_empty(pool.rate_per_s) if is_unused else ""
+        released: int = await self._ask_pool("release_tokens", pool, rate, *tokens)
+        return released
+
+    async def pool_uses(self, pools: Sequence[TokenPool]) -> tuple[PoolUse, ...]:
+        replies = await self._shards.ask_all(
+            [self._pool_step("pool_use", pool, _or_empty(pool.rate_per_s)) for pool in pools]
+        )
+        return tuple(
+            PoolUse(running, retry_after_ms, Instant(at)) for running, retry_after_ms, at in replies
+        )
+
+    async def _ask_pool(self, name: str, pool: TokenPool, *words: str | int) -> Reply:
+        return await self._shards.ask(self._pool_step(name, pool, *words))
+
+    def _pool_step(self, name: str, pool: TokenPool, *words: str | int) -> RedisRequest:
+        """A step on the keys of the pool: those of a tenant are in its shard."""
+        shard = shard_of_tenant(pool.tenant or TenantId(pool.limit_id))
+        keys = self._shards.keys
+        return self._shards.step_at(name, keys.slots[shard], keys.of_pool(shard, pool.name), *words)
+
+
+def _or_empty(number: float | None) -> str:
+    return "" if number is None else repr(number)
+
+
+def _is_filled(size: Reply | BackendError) -> bool:
+    return not isinstance(size, BackendError) and size > 0
 
 
 def _renewal(lease: JobLease) -> tuple[str | int, ...]:

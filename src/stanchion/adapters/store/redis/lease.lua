@@ -1,11 +1,15 @@
 -- lease: lease ready jobs of one shard, of one tenant after the other.
 -- KEYS   ready ring turns counters open deadlines
 -- ARGV   1 worker id  2 term in ms  3 the only tenant, or ''  4 how many at most
+--        5 the time after which nothing is leased, or ''
 --        then for each topic: topic, how many of it at most
 -- ANSWER for each job: its content, fence, deliveries, end of the lease
 -- USES   time text jobs
 local worker, expires, only = ARGV[1], now + tonumber(ARGV[2]), ARGV[3]
 local answer = {}
+if ARGV[5] ~= '' and now > tonumber(ARGV[5]) then
+  return answer
+end
 
 -- The first member with this prefix. '\255' occurs neither in numbers nor in UTF-8.
 local function first(at, prefix)
@@ -74,7 +78,7 @@ local function from_ring(topic)
 end
 
 local left, shares = tonumber(ARGV[4]), {}
-for i = 5, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
   shares[#shares + 1] = {topic = ARGV[i], left = tonumber(ARGV[i + 1])}
 end
 repeat

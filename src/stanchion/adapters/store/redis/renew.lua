@@ -1,11 +1,14 @@
 -- renew: extend the leases that have not expired.
 -- KEYS   open deadlines
--- ARGV   1 term in ms  2 the only tenant, or ''
+-- ARGV   1 term in ms  2 the only tenant, or ''  3 the time after which nothing is extended, or ''
 --        then for each lease: job id, fence, new progress as JSON or ''
--- ANSWER for each lease: 1 renewed, 0 lost
+-- ANSWER for each lease: 1 renewed, 0 lost; nothing if it is too late
 -- USES   time jobs
 local answer, only = {}, ARGV[2]
-for i = 3, #ARGV, 3 do
+if ARGV[3] ~= '' and now > tonumber(ARGV[3]) then
+  return answer
+end
+for i = 4, #ARGV, 3 do
   local job = read_state(ARGV[i])
   if job and job.state == 'leased' and job.fence == tonumber(ARGV[i + 1]) and now < job.expires
       and is_of(ARGV[i], job, only) then

@@ -26,7 +26,7 @@ from stanchion.adapters.store.redis.housekeeping import (
     RedisLetters,
     adopt_runs,
 )
-from stanchion.adapters.store.redis.jobs import RedisJobs
+from stanchion.adapters.store.redis.jobs import RedisJobs, RedisTokens
 from stanchion.adapters.store.redis.outbox import RedisOutbox
 from stanchion.adapters.store.redis.runs import RedisRuns
 from stanchion.adapters.store.redis.shards import Rounds, Shards
@@ -47,6 +47,7 @@ _log = logging.getLogger(__name__)
 class RedisStore(
     RedisRuns,
     RedisJobs,
+    RedisTokens,
     RedisOutbox,
     RedisDefinitions,
     RedisTenants,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Final
 
 from stanchion.adapters.outcomes import (
@@ -64,16 +65,24 @@ __all__ = [
     "leave_ready",
     "lost_leases",
     "progress",
+    "ready_tenants",
     "ready_topics",
     "renew_jobs",
 ]
 
 
 def renew_jobs(
-    db: Database, leases: Sequence[JobLease], *, ttl_ms: int, tenant: TenantId | None = None
+    db: Database,
+    leases: Sequence[JobLease],
+    *,
+    ttl_ms: int,
+    tenant: TenantId | None = None,
+    not_after: Instant | None = None,
 ) -> Renewals:
     """See ``ports.store.Jobs.renew_jobs``."""
     now = db.now()
+    if not_after is not None and now > not_after:
+        return Renewals((), ())
     renewed: list[JobId] = []
     lost: list[JobId] = []
     for lease in leases:
@@ -269,8 +278,11 @@ def lease_jobs(
     max_jobs: int,
     ttl_ms: int,
     tenant: TenantId | None = None,
+    not_after: Instant | None = None,
 ) -> tuple[LeasedJob, ...]:
     """See ``ports.store.Jobs.lease_jobs``."""
+    if not_after is not None and db.now() > not_after:
+        return ()
     taking = _Taking(db, worker_id, Instant(db.now() + ttl_ms))
     ring = _Ring(db, frozenset(topics), tenant, max_jobs)
     while len(taking.leased) < max_jobs:
@@ -300,6 +312,27 @@ def leave_ready(db: Database, topic: Topic, tenant: TenantId, count: int) -> Non
         left = db.first(SQL["leave_queue"], topic=topic, tenant=tenant, count=count)
         if left is not None and left[0] <= 0:
             db.run(SQL["remove_queue"], topic=topic, tenant=tenant)
+
+
+def ready_tenants(
+    db: Database,
+    topics: Collection[Topic],
+    *,
+    limit: int,
+    tenant: TenantId | None = None,
+    but_not: Collection[TenantId] = (),
+) -> dict[TenantId, int]:
+    """See ``ports.store.Jobs.ready_tenants``."""
+    found: dict[TenantId, int] = {}
+    for topic in dict.fromkeys(topics):
+        if tenant is None:
+            rows = db.every(SQL["ready_in_ring"], topic=topic, limit=limit + len(but_not))
+        else:
+            rows = db.every(SQL["ready_of_tenant"], topic=topic, tenant=tenant)
+        for whose, ready in rows:
+            if ready > 0 and whose not in but_not:
+                found[whose] = found.get(whose, 0) + ready
+    return dict(islice(found.items(), limit))
 
 
 def ready_topics(db: Database) -> dict[Topic, int]:

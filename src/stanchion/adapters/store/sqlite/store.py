@@ -19,7 +19,7 @@ from stanchion.adapters.sqlite.opening import MEMORY, resolved
 from stanchion.adapters.sqlite.thread import WorkerThread, read_together, write_together
 from stanchion.adapters.store.sqlite import admission as gate
 from stanchion.adapters.store.sqlite import audit as log
-from stanchion.adapters.store.sqlite import definitions, housekeeping, jobs, outbox, runs
+from stanchion.adapters.store.sqlite import definitions, housekeeping, jobs, limits, outbox, runs
 from stanchion.adapters.store.sqlite.codec import SQL
 from stanchion.adapters.store.sqlite.file import open_reader, open_writer, shut
 from stanchion.core.admission import Verdict
@@ -162,6 +162,11 @@ class SqliteStore:
     accept = _writes(jobs.accept)
     job = _reads(jobs.job)
     progress = _reads(jobs.progress)
+    ready_tenants = _reads(jobs.ready_tenants)
+    take_tokens = _writes(limits.take_tokens)
+    renew_tokens = _writes(limits.renew_tokens)
+    release_tokens = _writes(limits.release_tokens)
+    pool_uses = _reads(limits.pool_uses)
     expire_jobs = _writes(jobs.expire_jobs)
     ready_topics = _reads(jobs.ready_topics)
 

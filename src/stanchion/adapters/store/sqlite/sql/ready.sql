@@ -53,3 +53,11 @@ INSERT INTO leasings (
 -- name: count_ready
 -- Answers (topic, ready).
 SELECT topic, sum(ready) FROM queues GROUP BY topic
+
+-- name: ready_in_ring
+-- Answers (tenant, ready): the next tenants of a topic, in order, with the number of their jobs.
+SELECT tenant, ready FROM queues WHERE topic = :topic ORDER BY turn, served LIMIT :limit
+
+-- name: ready_of_tenant
+-- Like ready_in_ring, for one tenant.
+SELECT tenant, ready FROM queues WHERE topic = :topic AND tenant = :tenant
