@@ -45,12 +45,12 @@ from stanchion.services.log import log_event
 from stanchion.services.watchdog import MemoryTrimmer
 from stanchion.services.work import DEFAULT_ALLOWANCE
 
-__all__ = ["run_server"]
+__all__ = ["GC_THRESHOLDS", "run_server"]
 
 OnReady: TypeAlias = Callable[[str, str | None], None]
 """Called with the server's URL, and with that of its metrics if they have a listener."""
 START_S_MAX: Final = 20.0
-_GC_THRESHOLDS: Final = (20_000, 20, 50)
+GC_THRESHOLDS: Final = (20_000, 20, 50)
 _SWITCH_S: Final = 0.000_1
 """How long one thread may keep the interpreter while another waits for it. The store's threads need
 it again after each of their statements: with a millisecond each time, a busy event loop delays
@@ -148,7 +148,7 @@ def _tune_runtime() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
+    gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(_SWITCH_S)
 
 

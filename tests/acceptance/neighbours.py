@@ -493,11 +493,17 @@ async def _small_bodies(loud: Loud) -> Awaitable[None]:
     )
 
 
-# Decoding 250,000 lists takes 30 ms, and nothing can interrupt it.
-@_neighbour("bodies of 1 MB that are not JSON at their end", p99_ms=100.0)
+@_neighbour("bodies of 1 MB with 99,000 lists that are not JSON at their end")
 async def _broken_large_bodies(loud: Loud) -> Awaitable[None]:
     path = f"/v1/workflows/{await loud.hold()}/runs"
-    body = b'{"input": {"x": [' + b"[0]," * 250_000 + b"!]}}"
+    body = b'{"input": {"x": [' + b"[0]," * 99_000 + b'"%s"!]}}' % (b"y" * 600_000)
+    return loud.flood([loud.request("POST", path, body)], connections=4)
+
+
+@_neighbour("bodies of 1 MB with numbers like `1e300`, which are slow to read")
+async def _extreme_numbers(loud: Loud) -> Awaitable[None]:
+    path = f"/v1/workflows/{await loud.hold()}/runs"
+    body = b'{"input": {"x": [' + b"1e300," * 170_000 + b"0]}}"
     return loud.flood([loud.request("POST", path, body)], connections=4)
 
 

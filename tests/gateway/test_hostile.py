@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
+from stanchion.assemble import GC_THRESHOLDS
+from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import TenantId
 from stanchion.gateway import GatewayOptions
+from stanchion.gateway.body import decoded, fault_in, is_suspect
 from stanchion.gateway.load import TURN_BYTES, HeavyRequests, LargeAnswers, Load, LoadKind
+from stanchion.gateway.problems import RequestRefused
 from stanchion.ports.records import Result
 from stanchion.services.keys import Keys
 from stanchion.wire.admin import Role
+from stanchion.wire.runs import StartRun
 from tests.gateway.asgi import Stuck
 from tests.gateway.house import ADMIN, ONE_STEP, House, opened_house
 from tests.services.faulty_locks import Fault
@@ -372,7 +380,7 @@ async def test_an_answer_that_cannot_be_written_is_a_fault_like_any_other(
 @pytest.mark.parametrize(
     ("end", "status", "says"),
     [
-        (b"!", 400, "the body is not JSON: JSON is malformed: invalid character (byte 600018)"),
+        (b"!", 400, "the body is not JSON: JSON is malformed: invalid character (byte 360018)"),
         (b"-Infinity", 422, "-Infinity is not a finite number"),
         (b'"\\ud83d"', 400, "the body is not JSON: text holds half of a surrogate pair"),
         (b'"\\ud83d\\ude00" "', 400, "the body is not JSON: JSON is malformed"),
@@ -381,9 +389,83 @@ async def test_an_answer_that_cannot_be_written_is_a_fault_like_any_other(
 async def test_what_is_wrong_at_the_end_of_a_large_body_is_told(
     house: House, end: bytes, status: int, says: str
 ) -> None:
-    answer = await house.ask("POST", START, b'{"input": {"xy": [' + b"[0]," * 150_000 + end)
+    answer = await house.ask("POST", START, b'{"input": {"xy": [' + b"[0]," * 90_000 + end)
     assert answer.status == status
     assert says in answer.json["detail"]
+
+
+def filled(unit: bytes, begin: bytes = b'{"input": {"x": [', end: bytes = b"0]}}") -> bytes:
+    """A body of one megabyte made of this unit."""
+    return begin + unit * ((MIB - len(begin) - len(end)) // len(unit)) + end
+
+
+class Large(NamedTuple):
+    """A body at a limit, and what is said about it."""
+
+    name: str
+    body: bytes
+    says: str = ""
+
+
+_LISTS = "more than 100,000 objects and lists"
+_EXTREME = "more than 500 numbers with an exponent of three digits, or with more than 100 digits"
+_LARGE = "more than 10,000 numbers over 1e20"
+LARGEST = [
+    Large("lists", filled(b"[0],"), _LISTS),
+    Large("nested lists", filled(b"[[[[[[[[]]]]]]]],"), _LISTS),
+    Large("as many lists as allowed", b'{"input": {"x": [' + b"[0]," * 99_990 + b"0]}}"),
+    Large("as many objects as allowed", b'{"input": {"x": [' + b'{"":0},' * 99_990 + b"0]}}"),
+    Large("names", b'{"input":{%s}}' % b",".join(b'"%x":0' % each for each in range(100_000))),
+    Large("one name again and again", filled(b'"a":0,', b'{"input": {', b'"b": 0}}')),
+    Large("digits", filled(b"0,")),
+    Large("texts", filled(b'"a",')),
+    Large("escapes", filled(b'"\\u00e9",')),
+    Large("hash values", filled(b'"%s",' % (b"0e000e12345678ab" * 4))),
+    Large("numbers of 16 digits with exponents", filled(b"1.234567890123456e-05,")),
+    Large("1e300", filled(b"1e300,"), _EXTREME),
+    Large("1E-0310", filled(b"1E-0310 ,"), _EXTREME),
+    Large("the largest number", filled(b"1.7976931348623157e+308\n,"), _EXTREME),
+    Large("250 zeros", filled(b"1" + b"0" * 250 + b".0,"), _EXTREME),
+    Large("integers of 4,000 digits", filled(b"9" * 4_000 + b","), _EXTREME),
+    Large("1e23", filled(b"1e23,"), _LARGE),
+    Large("0.1E+24", filled(b"0.1E+24,"), _LARGE),
+    Large("1e300 in 4 KB", b'{"input": {"x": [' + b"1e300," * 670 + b"0]}}"),
+]
+DECODE_S_MAX = 0.02
+MARGIN = 2.5
+"""For a slower processor. What is refused here took 45 ms to 2.9 s."""
+
+
+@pytest.fixture
+def as_in_a_server() -> Iterator[None]:
+    """The garbage collector as a server sets it."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("as_in_a_server")
+@pytest.mark.parametrize("large", LARGEST, ids=lambda each: each.name)
+def test_no_body_holds_the_event_loop_for_long(large: Large) -> None:
+    assert len(large.body) <= MIB
+    decoder = msgspec.json.Decoder(StartRun)
+    for body in (large.body, large.body[:-3] + b"!"):
+        took_s, said = [], ""
+        for _ in range(3):
+            began_s = time.thread_time()
+            try:
+                value = decoded(body, decoder)
+                if is_suspect(body) and len(msgspec.json.encode(value.input)) <= INPUT_BYTES_MAX:
+                    fault_in(value.input, "input")
+            except RequestRefused as refused:
+                said = refused.refusal.detail
+            took_s.append(time.thread_time() - began_s)
+        assert min(took_s) < MARGIN * DECODE_S_MAX
+        assert (large.says or ("" if body is large.body else "not JSON")) in said
+        assert bool(said) == (bool(large.says) or body is not large.body)
 
 
 async def test_large_bodies_and_answers_are_charged_to_their_tenant(house: House) -> None:
