@@ -39,6 +39,8 @@ __all__ = [
 ]
 
 ROOT: Final = Path(__file__).parents[1]
+OURS: Final = ("-m", "stanchion")
+"""What Python runs as a server."""
 STOP_S_MAX: Final = 10.0
 READY_S_MAX: Final = 30.0
 LOOK_EVERY_S: Final = 0.05
@@ -104,22 +106,27 @@ class Site:
 
 
 @contextmanager
-def embedded(file: Path | None = None) -> Iterator[Site]:
+def embedded(file: Path | None = None, *, program: Sequence[str] = OURS) -> Iterator[Site]:
     """One server on a SQLite file: a new one, unless one is given."""
-    with _serving(["--store", f"sqlite:{file}"] if file else [], count=1) as site:
+    flags = ["--store", f"sqlite:{file}"] if file else []
+    with _serving(flags, count=1, program=program) as site:
         yield site
 
 
 @contextmanager
 def distributed(
-    replicas: int = 1, behind: Backends | None = None, *, namespace: str | None = None
+    replicas: int = 1,
+    behind: Backends | None = None,
+    *,
+    namespace: str | None = None,
+    program: Sequence[str] = OURS,
 ) -> Iterator[Site]:
     """Servers on a Valkey and a NATS: new ones, unless some are given."""
     with ExitStack() as stack:
         behind = behind or stack.enter_context(backends())
         name = namespace or f"bench-{secrets.token_hex(4)}"
         flags = ["--store", behind.store, "--bus", behind.bus, "--namespace", name]
-        yield stack.enter_context(_serving(flags, count=replicas))
+        yield stack.enter_context(_serving(flags, count=replicas, program=program))
 
 
 @contextmanager
@@ -130,7 +137,7 @@ def backends() -> Iterator[Backends]:
 
 
 @contextmanager
-def _serving(flags: Sequence[str], count: int) -> Iterator[Site]:
+def _serving(flags: Sequence[str], count: int, program: Sequence[str]) -> Iterator[Site]:
     with ExitStack() as stack:
         made = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
         directory = Path(stack.enter_context(made))
@@ -141,6 +148,7 @@ def _serving(flags: Sequence[str], count: int) -> Iterator[Site]:
                 flags=["--data-dir", str(directory / f"data-{number}"), *flags],
                 settings={"STANCHION_LOG_LEVEL": "error"},
                 log=directory / f"server-{number}.log",
+                program=program,
             )
             stack.callback(replica.stop)
             replica.start()

@@ -5,10 +5,15 @@ Both are measured alternately, each time with a new tenant. Then refusals are ti
 callers that each send one start at the same moment, over new and over kept connections; and,
 without a promise, of a thousand callers that never pause, as no client that honours ``Retry-After``
 would. The baseline is a bare endpoint with a thousand concurrent callers on the same machine.
+
+The same storm is then sent to two servers in turns: ours, and one that writes no receipts. The
+processor time that the server spends on an answer is compared, as it depends less on what else the
+machine does than the time that passes.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from statistics import median
 
@@ -16,12 +21,23 @@ from bench.http import BODY, PATH
 from bench.loadgen import Load, Seen, send
 from bench.pace import Pace
 from bench.row import Row, at_most, below, recorded, spread
-from bench.serving import Site, distributed, echoing, embedded
+from bench.serving import Site, backends, distributed, echoing, embedded
 from bench.workflows import ONE_JOB
+from stanchion.services.receipts import EVERY_S as RECEIPTS_EVERY_S
 
 __all__ = ["rows"]
 
 CALLERS, CAP = 1_000, 2
+STORM_S = 2.0
+RECEIPTS_COST_MAX = 1.05
+WITHOUT_RECEIPTS = (
+    "-c",
+    (
+        "import stanchion.cli, stanchion.gateway.endpoint as endpoint;"
+        " endpoint.note_refusal = lambda *_, **__: None; stanchion.cli.main()"
+    ),
+)
+"""A server whose refusals leave no receipt."""
 LOCKED = {"strategy": "lock", "lock_retry": {"kind": "fixed", "delay_ms": 10, "jitter_ms": 0}}
 
 
@@ -33,11 +49,19 @@ def rows(pace: Pace) -> list[Row]:
                 *_all_at_once("SQLite", site, pace),
                 *_refusals("SQLite", site, echo, pace),
             ]
+        with embedded() as site, embedded(program=WITHOUT_RECEIPTS) as without:
+            on_sqlite.append(_receipts("SQLite", site, without, pace))
         with distributed() as site:
             on_redis = [
                 *_all_at_once("Valkey", site, pace),
                 *_refusals("Valkey", site, echo, pace),
             ]
+        with (
+            backends() as behind,
+            distributed(behind=behind) as site,
+            distributed(behind=behind, program=WITHOUT_RECEIPTS) as without,
+        ):
+            on_redis.append(_receipts("Valkey", site, without, pace))
     return [*on_sqlite, *on_redis]
 
 
@@ -94,6 +118,34 @@ def _refusals(name: str, site: Site, echo: str, pace: Pace) -> list[Row]:
         below(f"{label} kept connections", _p99(kept), "ms", 150, beside),
         recorded(f"{label} callers without a pause", _p99(unending), "ms", _noted(unending)),
     ]
+
+
+def _receipts(name: str, site: Site, without: Site, pace: Pace) -> Row:
+    """What the receipts of a storm cost: processor time of the server for each answer."""
+    for each in (site, without):
+        each.prepare({"one-job": ONE_JOB}, tenant="full", cap=CAP)
+        send(_asking(each.url, "full", requests_max=CALLERS))
+    seconds = 1.0 if pace.is_quick else STORM_S
+    pairs = []
+    for number in range(pace.rounds * 2):
+        # Alternate which server is first, so that order effects cancel out.
+        turns = (site, without) if number % 2 else (without, site)
+        costs = {each: _cost_us(each, seconds) for each in turns}
+        pairs.append((costs[site], costs[without]))
+    # The lowest of each side: what else the machine does only adds time.
+    with_, bare = (min(side) for side in zip(*pairs, strict=True))
+    ratios = spread([one / other for one, other in pairs])
+    note = f"{with_:.0f} µs against {bare:.0f} µs an answer, the lowest of each; pairs {ratios}"
+    label = f"a storm of {CALLERS:,} callers on {name}, with receipts against without"
+    return at_most(label, with_ / bare, "×", RECEIPTS_COST_MAX, note)
+
+
+def _cost_us(site: Site, seconds: float) -> float:
+    before_s = site.cpu_s
+    seen = send(_asking(site.url, "full", seconds=seconds))
+    # The receipts of the last second are written now: they belong to the storm.
+    time.sleep(RECEIPTS_EVERY_S + 0.2)
+    return (site.cpu_s - before_s) / seen.requests * 1_000_000
 
 
 def _asking(

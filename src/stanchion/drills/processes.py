@@ -399,8 +399,10 @@ class ServerProcess(ChildProcess):
         settings: Mapping[str, str],
         log: Path,
         cwd: Path | None = None,
+        program: Sequence[str] = ("-m", "stanchion"),
     ) -> None:
         super().__init__()
+        self._program = tuple(program)
         self.port = port
         self.log = log
         self._cwd = cwd or log.parent
@@ -416,7 +418,7 @@ class ServerProcess(ChildProcess):
         with self.log.open("ab") as sink:
             self._process = spawn(
                 [
-                    *(sys.executable, "-m", "stanchion", "serve"),
+                    *(sys.executable, *self._program, "serve"),
                     *("--port", str(self.port)),
                     *self._flags,
                 ],

@@ -159,11 +159,13 @@ def decision() -> None:
 @click.option("--outcome", metavar="OUTCOME", help="full, mismatch, or the code of the refusal.")
 @time_option("--since", "Refusals from this time on.")
 @time_option("--until", "Refusals before this time, like 2027-01-31T12:00:00Z or 2h (ago).")
+@watch_option
 @limit_and_cursor
 @talks
 def list_decisions(  # noqa: PLR0913 - one for each option
     session: Session,
     *,
+    watch: bool,
     limit: int,
     cursor: str | None,
     key: str | None,
@@ -176,20 +178,24 @@ def list_decisions(  # noqa: PLR0913 - one for each option
 
     The newest thousand of each tenant are kept for a day.
     """
-    page = session.get(
-        path_to("admin", "decisions"),
-        limit=limit,
-        cursor=cursor,
-        key=key,
-        request_id=request_id,
-        outcome=outcome,
-        since=since,
-        until=until,
-    )
-    list_of(session, page, _decision_rows, "refused starts")
-    left_out = sum(row["left_out"] for row in page["decisions"])
-    if left_out:
-        session.note(f"{left_out} refusals among these have no receipt: there were too many")
+
+    def show() -> None:
+        page = session.get(
+            path_to("admin", "decisions"),
+            limit=limit,
+            cursor=cursor,
+            key=key,
+            request_id=request_id,
+            outcome=outcome,
+            since=since,
+            until=until,
+        )
+        list_of(session, page, _decision_rows, "refused starts")
+        left_out = sum(row["left_out"] for row in page["decisions"])
+        if left_out:
+            session.note(f"{left_out} refusals among these have no receipt: there were too many")
+
+    shown_again(show, watch=watch)
 
 
 def _decision_rows(page: dict[str, Any]) -> Iterator[str]:

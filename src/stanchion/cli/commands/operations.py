@@ -150,12 +150,17 @@ def dead_letter() -> None:
 
 
 @dead_letter.command("list")
+@watch_option
 @limit_and_cursor
 @talks
-def list_letters(session: Session, limit: int, cursor: str | None) -> None:
+def list_letters(session: Session, limit: int, cursor: str | None, *, watch: bool) -> None:
     """List dead letters, oldest first."""
-    page = session.get(path_to("admin", "dead-letters"), limit=limit, cursor=cursor)
-    list_of(session, page, _letter_rows, "dead letters")
+
+    def show() -> None:
+        page = session.get(path_to("admin", "dead-letters"), limit=limit, cursor=cursor)
+        list_of(session, page, _letter_rows, "dead letters")
+
+    shown_again(show, watch=watch)
 
 
 @dead_letter.command("replay")
@@ -209,10 +214,12 @@ def escalation() -> None:
 
 
 @escalation.command("show")
+@watch_option
 @talks
-def show_escalation(session: Session) -> None:
-    """Show the level, and which risk classes are closed."""
-    session.show(session.get(path_to("admin", "escalation")), _escalation_lines)
+def show_escalation(session: Session, *, watch: bool) -> None:
+    """Show the level, which risk classes are closed, and the counters beside their thresholds."""
+    path = path_to("admin", "escalation")
+    shown_again(lambda: session.show(session.get(path), _escalation_lines), watch=watch)
 
 
 @escalation.command("set")

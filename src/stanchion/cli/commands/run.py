@@ -252,14 +252,27 @@ def selection(options: dict[str, Any]) -> dict[str, Any]:
 
 @run.command("list")
 @selects_runs
+@watch_option
 @limit_and_cursor
 @talks
-def list_runs(session: Session, /, limit: int, cursor: str | None, **options: Any) -> None:  # noqa: ANN401 - the options of selects_runs
+def list_runs(
+    session: Session,
+    /,
+    limit: int,
+    cursor: str | None,
+    *,
+    watch: bool,
+    **options: Any,  # noqa: ANN401 - the options of selects_runs
+) -> None:
     """List runs, newest first; with --tenant '*' of all tenants."""
-    page = session.get(path_to("runs"), **selection(options), limit=limit, cursor=cursor)
-    is_of_all = session.server.tenant == "*"
+    only, is_of_all = selection(options), session.server.tenant == "*"
     whose = "all tenants" if is_of_all else session.whose
-    list_of(session, page, lambda shown: run_rows(shown, is_of_all=is_of_all), f"runs of {whose}")
+
+    def show() -> None:
+        page = session.get(path_to("runs"), **only, limit=limit, cursor=cursor)
+        list_of(session, page, lambda it: run_rows(it, is_of_all=is_of_all), f"runs of {whose}")
+
+    shown_again(show, watch=watch)
 
 
 @run.command("show")
@@ -377,12 +390,17 @@ def approval() -> None:
 
 
 @approval.command("list")
+@watch_option
 @limit_and_cursor
 @talks
-def list_approvals(session: Session, limit: int, cursor: str | None) -> None:
+def list_approvals(session: Session, limit: int, cursor: str | None, *, watch: bool) -> None:
     """List approvals that wait for a decision, oldest first."""
-    page = session.get(path_to("approvals"), limit=limit, cursor=cursor)
-    list_of(session, page, _approval_rows, "approvals wait for a decision")
+
+    def show() -> None:
+        page = session.get(path_to("approvals"), limit=limit, cursor=cursor)
+        list_of(session, page, _approval_rows, "approvals wait for a decision")
+
+    shown_again(show, watch=watch)
 
 
 def _approval_rows(page: dict[str, Any]) -> Iterator[str]:
@@ -494,13 +512,18 @@ def show_job(session: Session, job_id: str) -> None:
 
 
 @job.command("topics")
+@watch_option
 @talks
-def list_topics(session: Session) -> None:
+def list_topics(session: Session, *, watch: bool) -> None:
     """List the topics whose jobs wait for a worker, of all tenants."""
-    ready = session.get(path_to("worker", "topics"))
-    session.show(ready, _topic_rows)
-    if not ready["ready"]:
-        session.note("no job waits for a worker")
+
+    def show() -> None:
+        ready = session.get(path_to("worker", "topics"))
+        session.show(ready, _topic_rows)
+        if not ready["ready"]:
+            session.note("no job waits for a worker")
+
+    shown_again(show, watch=watch)
 
 
 def _topic_rows(answer: dict[str, Any]) -> Iterator[str]:
