@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from importlib import resources
 
 import msgspec
 import pytest
@@ -15,6 +16,13 @@ from msgspec.structs import replace
 from stanchion.adapters.store.redis import RedisStore, shards
 from stanchion.adapters.store.redis.encode import OF_RUN, OF_SHARD, OF_TENANT
 from stanchion.core.admission import Admitted
+from stanchion.core.budget import (
+    BudgetLimit,
+    BudgetWindow,
+    OverBudget,
+    window_end,
+    window_start,
+)
 from stanchion.core.events import CancelRequested
 from stanchion.core.model import (
     Instant,
@@ -505,3 +513,68 @@ async def test_a_store_that_opens_finishes_what_was_shared_by_halves(
     found = await store.workflow(ACME, flow.id)
     assert found is not None
     assert (found.version, found.workflow.timeout_s) == (2, 2.0)
+
+
+# ── Budgets ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_windows_in_lua_are_those_of_the_core(server: Server) -> None:
+    source = resources.files("stanchion.adapters.store.redis").joinpath("part_budgets.lua")
+    part = re.sub(r"key\.\w+", "''", source.read_text("utf-8"))
+    script = (
+        "local now, sized = 0, tostring\n" + part + "local answer = {}\n"
+        "for i = 2, #ARGV do\n"
+        "  local start = window_start(ARGV[1], tonumber(ARGV[i]))\n"
+        "  answer[#answer + 1] = start\n"
+        "  answer[#answer + 1] = window_end(ARGV[1], start) or -1\n"
+        "end return answer"
+    )
+    day_ms = 86_400_000
+    # Every day of 140 years, at its first and last millisecond.
+    instants = [
+        Instant(at) for day in range(0, 51_000, 7) for at in (day * day_ms, (day + 1) * day_ms - 1)
+    ]
+    instants += [Instant(day * day_ms) for day in range(10_000, 12_000)]
+    with server.client() as client:
+        for window in BudgetWindow:
+            told = client.eval(script, 0, window, *instants)
+            expected = []
+            for at in instants:
+                start = window_start(window, at)
+                ends = window_end(window, start)
+                expected += [start, -1 if ends is None else ends]
+            assert told == expected
+
+
+async def test_a_window_that_has_ended_is_begun_anew(store: RedisStore, server: Server) -> None:
+    limits = {"tokens": BudgetLimit(100, BudgetWindow.HOUR)}
+    await store.put_tenant(ACME, Tenant(budgets=limits))
+    wanted = replace(admission(await store.now()), budget={"tokens": 90})
+    assert isinstance(await store.admit(wanted, within_ms=WITHIN_MS), Admitted)
+    leased = await lease_one(store)
+    key = f"{_NAMESPACE}:{{{shard_of_tenant(ACME):02x}}}:budgets"
+    hour_ms = 3_600_000
+    for moved_by_ms, is_kept in ((-hour_ms, False), (hour_ms, True), (2 * hour_ms, False)):
+        with redis.Redis.from_url(server.url) as client:
+            (field,) = client.hkeys(key)
+            window, start, *rest = msgspec.msgpack.decode(client.hget(key, field))
+            moved = [window, start + moved_by_ms, *rest]
+            client.hset(key, field, msgspec.msgpack.encode(moved))
+        again = replace(admission(await store.now()), budget={"tokens": 90})
+        verdict = await store.admit(again, within_ms=WITHIN_MS)
+        assert isinstance(verdict, OverBudget if is_kept else Admitted)
+        with redis.Redis.from_url(server.url) as client:  # back, for the next case
+            window, _, *rest = msgspec.msgpack.decode(client.hget(key, field))
+            client.hset(key, field, msgspec.msgpack.encode([window, start, *rest]))
+    # What the first run used is of a window that is over.
+    usage = {"tokens": 50}
+    await store.renew_jobs([JobLease(leased.job.id, leased.fence, usage=usage)], ttl_ms=60_000)
+    assert (await store.budgets(ACME))["tokens"].used == 0
+
+
+async def test_nothing_of_a_budget_is_left_of_a_run_that_ended(
+    store: RedisStore, server: Server
+) -> None:
+    await store.put_tenant(ACME, Tenant(budgets={"tokens": BudgetLimit(1, BudgetWindow.DAY)}))
+    await cancel(store, await start(store))
+    assert not [key for key in _keys(server) if key.endswith(":reservations")]

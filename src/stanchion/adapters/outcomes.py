@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import assert_never
 
+import msgspec
 from msgspec.structs import asdict, replace
 
 from stanchion.core.audit import AuditEntry
@@ -254,8 +255,8 @@ def audit_of_config(entry: AuditEntry, before: Tenant | None, after: Tenant | No
     """The audit entry for a tenant's configuration, with the members at their defaults."""
     return replace(
         entry,
-        before=None if before is None else asdict(before),
-        after=None if after is None else asdict(after),
+        before=None if before is None else msgspec.to_builtins(asdict(before)),
+        after=None if after is None else msgspec.to_builtins(asdict(after)),
     )
 
 

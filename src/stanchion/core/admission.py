@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from stanchion.core.budget import OverBudget
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, RunId, WorkflowId
 
@@ -81,7 +82,9 @@ class TooLate(msgspec.Struct, frozen=True, tag="too_late"):
     """The store executed the request after its deadline: the caller no longer waits."""
 
 
-Refused: TypeAlias = Full | RateExceeded | Mismatch | StaleDefinition | TickTaken | TooLate
+Refused: TypeAlias = (
+    Full | OverBudget | RateExceeded | Mismatch | StaleDefinition | TickTaken | TooLate
+)
 Verdict: TypeAlias = Admitted | Replayed | Refused
 
 
@@ -103,6 +106,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     tick_is_taken: bool = False
     """Whether the mark of the run's schedule is at or beyond the run's tick."""
     definition_is_current: bool = True
+    over_budget: OverBudget | None = None
+    """A budget of the tenant that has too little left for the run."""
     takes_slot: bool = True
     limit: int | None = None
     active: int = 0
@@ -124,6 +129,8 @@ def judge(facts: Facts) -> Verdict:
         return TickTaken()
     if not facts.definition_is_current:
         return StaleDefinition()
+    if facts.over_budget is not None:
+        return facts.over_budget
     if facts.takes_slot and facts.limit is not None and facts.active >= facts.limit:
         return Full(facts.limit, facts.active)
     if facts.rate is not None and facts.rate.spent_until(facts.now) > facts.now:

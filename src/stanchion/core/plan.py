@@ -118,6 +118,8 @@ class Plan:
     """The strictest risk class of its workflows."""
     lock_policy: LeaseOverride | None
     timeout_s: float
+    budget: Mapping[str, int] = field(default_factory=dict)
+    """What a run of it reserves, from the workflow itself and not from its sub-workflows."""
     item_steps: Mapping[StepId, StepId] = field(default_factory=dict)
     """The steps of item plans, each with the for-each step that has it."""
 
@@ -158,6 +160,7 @@ def link(
         risk=max(linking.risks, key=lambda risk: risk.rank),
         lock_policy=workflow.lock_policy,
         timeout_s=workflow.timeout_s or RUN_TIMEOUT_S_DEFAULT,
+        budget=workflow.budget,
         item_steps=linking.item_steps,
     )
 

@@ -17,6 +17,7 @@ import msgspec
 from stanchion.core.model import Instant
 
 __all__ = [
+    "BUDGETS",
     "ITEM_WORKFLOWS",
     "LEVEL",
     "REPORTING_LEVEL",
@@ -35,7 +36,9 @@ SHARED_WORKFLOWS: Final = 2
 """The level of shared workflows and pins: older replicas would look for an own workflow."""
 ITEM_WORKFLOWS: Final = 2
 """The level of for-each steps with a workflow: older replicas cannot decode them."""
-LEVEL: Final = 2
+BUDGETS: Final = 3
+"""The level of budgets: older replicas would admit runs without a reservation."""
+LEVEL: Final = 3
 """The level of this version."""
 
 

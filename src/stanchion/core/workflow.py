@@ -153,6 +153,8 @@ class Workflow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The time limit of a run, 24 hours by default; as a sub-workflow, that of its step."""
     max_deliveries: int | None = None
     """Deliveries of one attempt before it is a dead letter; the server's setting unless given."""
+    budget: dict[str, int] = {}
+    """What a run reserves of its tenant's budgets; not counted in a sub-workflow."""
     input_schema: JsonObject | None = None
     output: JsonValue | msgspec.UnsetType = msgspec.UNSET
     """A template; if unset, the outputs of the steps that no other step needs, by id."""

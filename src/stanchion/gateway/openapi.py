@@ -321,6 +321,7 @@ _MEANS: Final[Mapping[Code, str]] = MappingProxyType(
         Code.INVALID_REQUEST: "A member, parameter or header is invalid.",
         Code.INVALID_WORKFLOW: "The workflow file has faults, or does not fit its sub-workflows.",
         Code.MAX_CONCURRENT_RUNS_REACHED: "The tenant has as many unfinished runs as its cap.",
+        Code.BUDGET_EXHAUSTED: "The run would reserve more than is left of a budget.",
         Code.JOB_THROTTLED: "The tenant submits jobs faster than its rate limit.",
         Code.TENANT_OVERLOADED: "The tenant uses more of the server than its share.",
         Code.HEADERS_TOO_LARGE: "More than 100 headers, or more than 32 KiB of them.",

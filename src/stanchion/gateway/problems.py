@@ -8,9 +8,10 @@ status and the retry class: 429 means the caller's quota, 503 the server's state
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -26,6 +27,7 @@ __all__ = [
     "LIMIT_CHECK_FAILED",
     "STATUS",
     "TENANT_FULL",
+    "BudgetFacts",
     "Headers",
     "Refusal",
     "RequestRefused",
@@ -65,6 +67,7 @@ STATUS: Final[Mapping[Code, int]] = MappingProxyType(
         Code.INVALID_INPUT: 422,
         Code.IDEMPOTENCY_MISMATCH: 422,
         Code.MAX_CONCURRENT_RUNS_REACHED: 429,
+        Code.BUDGET_EXHAUSTED: 429,
         Code.JOB_THROTTLED: 429,
         Code.TENANT_OVERLOADED: 429,
         Code.HEADERS_TOO_LARGE: 431,
@@ -84,6 +87,15 @@ _UNAVAILABLE_FROM_MS: Final = 1_000
 _UNAVAILABLE_SPREAD_MS: Final = 2_000
 
 
+class BudgetFacts(NamedTuple):
+    """A budget that has too little left."""
+
+    budget: str
+    used: int
+    reserved: int
+    resets_at: datetime | None
+
+
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request was refused: a code for programs, and a sentence for people."""
 
@@ -93,6 +105,9 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[FieldError, ...] = ()
     limit: int | None = None
     active: int | None = None
+    budget: BudgetFacts | None = None
+    is_final: bool = False
+    """Whether a retry cannot succeed for longer than any delay: it has no retry class."""
     remedy: str | None = None
     headers: Headers = ()
     workflow_id: str | None = None
@@ -156,19 +171,23 @@ def retry_after_s(retry_after_ms: int) -> int:
 
 def problem_of(refusal: Refusal, request_id: str) -> Problem:
     """The problem that tells a caller of the refusal."""
-    status = refusal.status
+    status, budget = refusal.status, refusal.budget
     unset = msgspec.UNSET
     return Problem(
         status=status,
         code=refusal.code,
         title=_TITLE[status],
         detail=refusal.detail,
-        retry_class=_RETRY_CLASS.get(status),
+        retry_class=None if refusal.is_final else _RETRY_CLASS.get(status),
         retry_after_ms=refusal.retry_after_ms,
         request_id=request_id,
         errors=refusal.errors or unset,
         limit=unset if refusal.limit is None else refusal.limit,
         active=unset if refusal.active is None else refusal.active,
+        budget=unset if budget is None else budget.budget,
+        used=unset if budget is None else budget.used,
+        reserved=unset if budget is None else budget.reserved,
+        resets_at=unset if budget is None else budget.resets_at,
         remedy=unset if refusal.remedy is None else refusal.remedy,
     )
 

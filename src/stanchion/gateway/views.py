@@ -53,6 +53,7 @@ from stanchion.gateway.problems import (
     GATE_UNAVAILABLE,
     LIMIT_CHECK_FAILED,
     TENANT_FULL,
+    BudgetFacts,
     Headers,
     Refusal,
 )
@@ -63,6 +64,7 @@ from stanchion.services.gate_answers import (
     GateCode,
     GateFailed,
     GateFull,
+    GateOverBudget,
     JobThrottled,
     KeyMismatch,
     RunStarted,
@@ -541,7 +543,9 @@ def started(answer: RunStarted, value: object) -> Reply:
     return Reply(value, headers=REPLAYED if answer.replayed else ())
 
 
-def refusal_of(answer: GateFull | KeyMismatch | JobThrottled | GateFailed) -> Refusal:
+def refusal_of(
+    answer: GateFull | GateOverBudget | KeyMismatch | JobThrottled | GateFailed,
+) -> Refusal:
     """The refusal for an answer of the gate that is not a run."""
     match answer:
         case GateFull():
@@ -551,6 +555,17 @@ def refusal_of(answer: GateFull | KeyMismatch | JobThrottled | GateFailed) -> Re
                 retry_after_ms=answer.retry_after_ms,
                 limit=answer.limit,
                 active=answer.active,
+            )
+        case GateOverBudget(over=over):
+            left = over.limit - over.used - over.reserved
+            return Refusal(
+                code=Code.BUDGET_EXHAUSTED,
+                detail=f"the run would reserve {over.asked} of the budget '{over.budget}', and"
+                f" {max(0, left)} of {over.limit} are left",
+                retry_after_ms=answer.retry_after_ms,
+                is_final=not answer.can_wait,
+                limit=over.limit,
+                budget=BudgetFacts(over.budget, over.used, over.reserved, _when(over.resets_at)),
             )
         case KeyMismatch():
             return Refusal(

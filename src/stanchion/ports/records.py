@@ -9,6 +9,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from stanchion.core.audit import AuditEntry
+from stanchion.core.budget import BudgetLimit
 from stanchion.core.commit import (
     CommitAnswer,
     CommitConflict,
@@ -137,6 +138,8 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it counts against the job rate of the tenant."""
     audit: AuditEntry | None = None
     """Written with the run. Starts have none, reruns do."""
+    budget: dict[str, int] = {}
+    """What the run reserves of the tenant's budgets. It is charged to the others as well."""
     tick: TickMark | None = None
     """For a scheduled run: it needs a higher mark than the last run of its schedule."""
 
@@ -293,6 +296,8 @@ class JobLease(msgspec.Struct, frozen=True):
     fence: int
     progress: JsonValue = None
     """The progress reported since the last renewal; ``None`` if there is none."""
+    usage: dict[str, int] = {}
+    """What the job has used of budgets under this fence, in all."""
 
 
 class Renewals(msgspec.Struct, frozen=True):
@@ -328,6 +333,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     error: Failure | None = None
     final: bool = False
     """Whether the error is permanent: the attempt is not retried."""
+    usage: dict[str, int] = {}
+    """What the job has used of budgets under this fence, in all."""
 
 
 def result_event(
@@ -481,6 +488,8 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
     admission: JsonObject | None = None
     workflows: dict[WorkflowId, int] = {}
     """Versions of shared workflows that the tenant runs in place of the newest."""
+    budgets: dict[str, BudgetLimit] = {}
+    """By name, what its runs may use in a window of time."""
 
     def __post_init__(self) -> None:
         """Check the ranges that every store supports. Raises ``ValueError``."""

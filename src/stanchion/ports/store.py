@@ -11,6 +11,8 @@ suite (``tests/contract``) tests every guarantee with every adapter. In short:
   writer's fence is not below the highest that has written. Repeating it is safe.
 * ``settle`` is ``accept`` and ``commit`` in one: the results of one run and the transition that
   applies them are written together, or nothing is.
+* A reservation of a budget is held exactly while its run is unfinished, and what a worker reports
+  as used is charged once, in the transaction that takes the report (``core.budget``).
 * A slot is held exactly while its run is unfinished: both change in the same transaction.
 * A method with an ``audit`` argument writes that entry to the audit log in the same transaction, if
   and only if it changes something.
@@ -27,6 +29,7 @@ from typing import Protocol
 
 from stanchion.core.admission import Verdict
 from stanchion.core.audit import EVERY_ENTRY, AuditEntry, AuditFilter
+from stanchion.core.budget import BudgetStanding
 from stanchion.core.events import Event
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
@@ -243,8 +246,9 @@ class Jobs(Protocol):
 
         An expired lease is lost, even if the job has not been leased again. With ``tenant``, jobs
         of other tenants are unknown. A lease with ``progress`` replaces the progress of the job,
-        which is kept until the lease ends. After ``not_after`` nothing is extended, and no lease
-        is in the answer.
+        which is kept until the lease ends. What a lease with ``usage`` adds to earlier reports of
+        the same job and fence is charged to the run. After ``not_after`` nothing is extended, and
+        no lease is in the answer.
         """
 
     async def lost_leases(
@@ -266,8 +270,9 @@ class Jobs(Protocol):
         """Accept results, each independently; returns one answer each, in order.
 
         With ``tenant``, jobs of other tenants are unknown. A result is accepted only with the
-        current fence of the job, until ``expire_jobs`` has ended the lease. The outbox row becomes
-        due after ``row_due_in_ms``: the caller can advance the run before other replicas do.
+        current fence of the job, until ``expire_jobs`` has ended the lease; its ``usage`` is
+        charged as that of a renewal is. The outbox row becomes due after ``row_due_in_ms``: the
+        caller can advance the run before other replicas do.
         """
 
     async def job(self, job_id: JobId) -> JobView | None:
@@ -434,6 +439,9 @@ class Tenants(Protocol):
 
     async def tenant(self, tenant: TenantId) -> Tenant:
         """The configuration of a tenant; the defaults if none is stored."""
+
+    async def budgets(self, tenant: TenantId) -> dict[str, BudgetStanding]:
+        """The budgets of a tenant, by name, as of now."""
 
     async def list_tenants(
         self, *, cursor: str | None = None, limit: int = 100

@@ -19,6 +19,7 @@ from stanchion import telemetry
 from stanchion.core import admission as judged
 from stanchion.core.admission import Verdict
 from stanchion.core.audit import AuditEntry
+from stanchion.core.budget import OverBudget
 from stanchion.core.lease import Moment
 from stanchion.core.model import Risk, Run, RunId, RunStatus, TenantId, WorkflowId
 from stanchion.core.plan import Plan
@@ -35,6 +36,7 @@ from stanchion.services.gate_answers import (
     GateCode,
     GateFailed,
     GateFull,
+    GateOverBudget,
     JobThrottled,
     KeyMismatch,
     Pacing,
@@ -345,6 +347,8 @@ class Admitter:
                 return await self.replayed(call, run_id, run.status)
             case judged.Full(limit, active):
                 return GateFull(limit, active, self._pacing.full(call.tenant))
+            case OverBudget():
+                return self._pacing.over_budget(call.tenant, verdict)
             case judged.Mismatch() | judged.TickTaken():
                 # A tick is the key of its run: this one, or a later one, has another run.
                 return KeyMismatch()
@@ -400,6 +404,8 @@ def _outcome(answer: object) -> str | None:
             return "replayed" if replayed else "admitted"
         case GateFull():
             return "full"
+        case GateOverBudget():
+            return "budget_exhausted"
         case KeyMismatch():
             return "mismatch"
         case JobThrottled():

@@ -48,6 +48,7 @@ from stanchion.services.gate import Gate
 from stanchion.services.gate_answers import (
     GateFailed,
     GateFull,
+    GateOverBudget,
     InvalidInput,
     JobThrottled,
     KeyMismatch,
@@ -440,7 +441,7 @@ class BulkService:
         match answer:
             case RunStarted():
                 return BulkDone()
-            case GateFull() | JobThrottled() | GateFailed():
+            case GateFull() | GateOverBudget() | JobThrottled() | GateFailed():
                 return BulkLater(answer.retry_after_ms)
             case RerunRefused():
                 return BulkFailed(run.id, "conflict", answer.message)

@@ -60,6 +60,7 @@ from stanchion.services.context import ReplicaContext
 from stanchion.services.gate_answers import (
     GateFailed,
     GateFull,
+    GateOverBudget,
     InvalidInput,
     KeyMismatch,
     NoRerun,
@@ -265,8 +266,8 @@ class Gate:
         asked = _asked(call, call.workflow_id, {"input": input})
         ready = await self._ready(call, linked.plan, pending, asked=asked, actor=actor)
         answer = await self._admitter.in_time(call, self._admitter.admit(call, ready))
-        # Only a run that takes a slot can meet a full tenant.
-        assert not isinstance(answer, GateFull)
+        # Only a run that takes a slot can meet a full tenant, and a single job reserves nothing.
+        assert not isinstance(answer, GateFull | GateOverBudget)
         return answer
 
     async def close(self) -> None:
@@ -510,6 +511,7 @@ class Gate:
             fingerprint=asked,
             # A run without a slot is limited by rate, also when it is a rerun.
             is_rate_limited=not pending.holds_slot,
+            budget=dict(plan.budget),
             audit=call.audit and _with_run(call.audit, pending.id),
         )
         return PreparedStart(admission, plan)

@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from stanchion.core.budget import OverBudget
 from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, RunId, RunStatus, TenantId
@@ -32,6 +33,7 @@ __all__ = [
     "GateCode",
     "GateFailed",
     "GateFull",
+    "GateOverBudget",
     "InvalidInput",
     "JobThrottled",
     "KeyMismatch",
@@ -148,6 +150,20 @@ class Pacing:
         self._keep(tenant, replace(known, refused=known.refused + 1))
         return within(*window, self._entropy.unit())
 
+    def over_budget(self, tenant: TenantId, over: OverBudget) -> GateOverBudget:
+        """The answer to a caller for whom too little is left of a budget.
+
+        It need not retry before the window ends, or, if unfinished runs hold what it needs, before
+        one of them may have ended.
+        """
+        now = self._clock.now()
+        can_wait = over.can_end_within(FULL_MS_MAX, now)
+        ends_in_ms = FULL_MS_MAX if over.resets_at is None else over.resets_at - now
+        wait_ms = _bounded(ends_in_ms, FULL_MS_MIN, FULL_MS_MAX)
+        if over.is_held:
+            wait_ms = min(wait_ms, self.full(tenant))
+        return GateOverBudget(over, wait_ms, can_wait)
+
     def away(self, backend: Backend) -> int:
         """Note a failure of the backend; when the caller should retry, in milliseconds."""
         now = self._clock.moment()
@@ -201,6 +217,15 @@ class GateFull(msgspec.Struct, frozen=True):
     retry_after_ms: int
 
 
+class GateOverBudget(msgspec.Struct, frozen=True):
+    """The run would reserve more than is left of a budget of its tenant."""
+
+    over: OverBudget
+    retry_after_ms: int
+    can_wait: bool
+    """Whether a retry can succeed within the longest delay."""
+
+
 class KeyMismatch(msgspec.Struct, frozen=True):
     """The idempotency key was used for another request."""
 
@@ -230,7 +255,7 @@ class GateFailed(msgspec.Struct, frozen=True):
     retry_after_ms: int
 
 
-_Refused: TypeAlias = KeyMismatch | GateFull | JobThrottled | GateFailed
+_Refused: TypeAlias = KeyMismatch | GateFull | GateOverBudget | JobThrottled | GateFailed
 Passed: TypeAlias = RunStarted | _Refused
 """The possible answers to a prepared start."""
 NotStarted: TypeAlias = _Refused | UnknownWorkflow | WorkflowFaults | InvalidInput

@@ -36,7 +36,13 @@ from stanchion.ports.errors import BackendError
 from stanchion.ports.records import Document
 from stanchion.services.context import Backends
 from stanchion.services.gate import Gate
-from stanchion.services.gate_answers import GateFull, InvalidInput, KeyMismatch, RunStarted
+from stanchion.services.gate_answers import (
+    GateFull,
+    GateOverBudget,
+    InvalidInput,
+    KeyMismatch,
+    RunStarted,
+)
 from stanchion.services.log import OutageLogger, log_event
 from stanchion.services.plans import Plans, UnknownWorkflow
 from stanchion.services.work import TenantOverloaded
@@ -324,6 +330,8 @@ def _refusal(answer: object) -> str:
     match answer:
         case GateFull(limit=limit):
             return f"the tenant was full: {limit} runs"
+        case GateOverBudget(over=over):
+            return f"too little was left of the budget '{over.budget}': {over.limit}"
         case UnknownWorkflow():
             return "there was no such workflow"
         case InvalidInput(faults=faults) | WorkflowFaults(faults=faults):

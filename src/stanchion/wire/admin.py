@@ -9,9 +9,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from stanchion.core.budget import BUDGET_LIMIT_MAX, BUDGETS_MAX
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Risk
 from stanchion.wire.identifiers import (
+    BudgetName,
     Comment,
     KeyLabel,
     LockName,
@@ -22,6 +24,7 @@ from stanchion.wire.identifiers import (
 
 __all__ = [
     "AuditSlots",
+    "BudgetConfig",
     "CreateKey",
     "DeadLetterList",
     "DeadLetterRow",
@@ -90,6 +93,16 @@ class TenantConfig(_Request, frozen=True, kw_only=True):
     """``strategy`` and ``lock_retry``, in place of those of the settings."""
     workflows: Annotated[dict[str, WorkflowVersion], Meta(max_length=200)] = {}
     """Versions of shared workflows that the tenant runs in place of the newest."""
+    budgets: Annotated[dict[BudgetName, BudgetConfig], Meta(max_length=BUDGETS_MAX)] = {}
+    """What its runs may use in a window of time, by name."""
+
+
+class BudgetConfig(_Request, frozen=True, kw_only=True):
+    """A budget of a tenant."""
+
+    limit: Annotated[int, Meta(ge=0, le=BUDGET_LIMIT_MAX)]
+    window: Literal["hour", "day", "month", "total"]
+    """Hours, days and months begin in UTC; ``total`` never ends."""
 
 
 class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +113,7 @@ class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
     job_rate_per_s: float | None
     admission: JsonObject | None
     workflows: dict[str, int] = {}
+    budgets: dict[str, BudgetConfig] = {}
     active: int = 0
     """Runs that use a slot now."""
     is_configured: bool = True
@@ -123,7 +137,7 @@ class TenantBudget(msgspec.Struct, frozen=True, kw_only=True):
     """A budget, and how much of it is used in its present window."""
 
     limit: int
-    window: str
+    window: Literal["hour", "day", "month", "total"]
     used: int
     reserved: int
     resets_at: datetime | None

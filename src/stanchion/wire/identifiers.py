@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta
 
+from stanchion.core.budget import BUDGET_AMOUNT_MAX, BUDGET_NAME_PATTERN, BUDGETS_MAX
 from stanchion.core.limits import (
     ERROR_MESSAGE_CHARS_MAX,
     ID_CHARS_MAX,
@@ -23,6 +24,7 @@ __all__ = [
     "ALL_TENANTS",
     "LABEL_NAME_PATTERN",
     "LABEL_PATTERN",
+    "BudgetName",
     "BulkName",
     "Comment",
     "Cursor",
@@ -43,6 +45,7 @@ __all__ = [
     "TenantOrAll",
     "Time",
     "TopicName",
+    "Usage",
     "WaitS",
     "WorkerName",
     "WorkflowVersion",
@@ -180,6 +183,22 @@ LabelName: TypeAlias = Annotated[
         pattern=rf"^{_VISIBLE}:{_VISIBLE}\Z",
         description="A label: write `name:value`.",
         examples=["team:red"],
+    ),
+]
+BudgetName: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=rf"^{BUDGET_NAME_PATTERN}\Z",
+        description="1 to 64 visible characters.",
+        examples=["tokens"],
+    ),
+]
+Usage: TypeAlias = Annotated[
+    dict[BudgetName, Annotated[int, Meta(ge=0, le=BUDGET_AMOUNT_MAX)]],
+    Meta(
+        max_length=BUDGETS_MAX,
+        description="What the job has used of budgets since it was leased, in all.",
+        examples=[{"tokens": 1200}],
     ),
 ]
 Cursor: TypeAlias = Annotated[

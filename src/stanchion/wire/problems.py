@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
 
 import msgspec
@@ -34,6 +35,7 @@ class Code(StrEnum):
     MALFORMED_REQUEST = "malformed_request"
     REQUEST_TIMEOUT = "request_timeout"
     MAX_CONCURRENT_RUNS_REACHED = "max_concurrent_runs_reached"
+    BUDGET_EXHAUSTED = "budget_exhausted"
     JOB_THROTTLED = "job_throttled"
     TENANT_OVERLOADED = "tenant_overloaded"
     GATE_UNAVAILABLE = "gate_unavailable"
@@ -68,5 +70,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[FieldError, ...] | msgspec.UnsetType = msgspec.UNSET
     limit: int | msgspec.UnsetType = msgspec.UNSET
     active: int | msgspec.UnsetType = msgspec.UNSET
+    budget: str | msgspec.UnsetType = msgspec.UNSET
+    """The budget that has too little left."""
+    used: int | msgspec.UnsetType = msgspec.UNSET
+    reserved: int | msgspec.UnsetType = msgspec.UNSET
+    """What unfinished runs have reserved and not used."""
+    resets_at: datetime | msgspec.UnsetType | None = msgspec.UNSET
+    """When the window of the budget ends; ``null`` if never."""
     remedy: str | msgspec.UnsetType = msgspec.UNSET
     """What an operator does about it."""

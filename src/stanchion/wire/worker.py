@@ -14,6 +14,7 @@ from stanchion.wire.identifiers import (
     JobName,
     Limit,
     TopicName,
+    Usage,
     WaitS,
     WorkerName,
 )
@@ -84,6 +85,7 @@ class LeaseRef(_Request, frozen=True, kw_only=True, omit_defaults=True):
     fence: Fence
     progress: JsonValue = None
     """The handler's last progress report, at most 4 KiB. Shown while the job is leased."""
+    usage: Usage = {}
 
 
 class RenewRequest(_Request, frozen=True, kw_only=True, omit_defaults=True):
@@ -127,6 +129,7 @@ class JobResult(_Request, frozen=True, kw_only=True):
     status: Literal["succeeded", "failed"]
     output: JsonValue = None
     error: JobError | str | None = None
+    usage: Usage = {}
     traceparent: Annotated[str, Meta(max_length=100)] | UnsetType = UNSET
     """The W3C context of the handler's span, if the job had one."""
 

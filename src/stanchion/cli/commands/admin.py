@@ -54,6 +54,17 @@ def tenant() -> None:
 @click.option(
     "--unpin", "unpins", multiple=True, metavar="ID", help="Run the newest version again."
 )
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="NAME=LIMIT/WINDOW",
+    help="What its runs may use in an hour, day, month or in total (tokens=2000000/day);"
+    " repeatable.",
+)
+@click.option(
+    "--no-budget", "no_budgets", multiple=True, metavar="NAME", help="Remove this budget."
+)
 @talks
 def set_tenant(  # noqa: PLR0913 - one for each option
     session: Session,
@@ -64,6 +75,8 @@ def set_tenant(  # noqa: PLR0913 - one for each option
     pins: tuple[str, ...],
     unpins: tuple[str, ...],
     *,
+    budgets: tuple[str, ...],
+    no_budgets: tuple[str, ...],
     no_cap: bool,
     no_job_rate: bool,
 ) -> None:
@@ -80,7 +93,8 @@ def set_tenant(  # noqa: PLR0913 - one for each option
     if admission is not None:
         changes["admission"] = json_of(admission, "--admission")
     pinned = dict(map(_pin, pins))
-    if not changes and not pinned and not unpins:
+    budgeted = dict(map(_budget, budgets))
+    if not changes and not pinned and not unpins and not budgeted and not no_budgets:
         raise click.UsageError("nothing to change: give --max-concurrent-runs N, or another option")
     path = path_to("admin", "tenants", name)
     # PUT replaces the whole configuration, so start from the present one.
@@ -93,12 +107,17 @@ def set_tenant(  # noqa: PLR0913 - one for each option
             for workflow_id, version in {**before, **pinned}.items()
             if workflow_id not in unpins
         }
+    if budgeted or no_budgets:
+        limits = {**present.get("budgets", {}), **budgeted}
+        changes["budgets"] = {
+            budget: limit for budget, limit in limits.items() if budget not in no_budgets
+        }
     session.show(
         session.send("PUT", path, kept | changes).document, lambda now: _tenant_lines(name, now)
     )
 
 
-_TENANT_MEMBERS = ("max_concurrent_runs", "job_rate_per_s", "admission", "workflows")
+_TENANT_MEMBERS = ("max_concurrent_runs", "job_rate_per_s", "admission", "workflows", "budgets")
 
 
 def _pin(given: str) -> tuple[str, int]:
@@ -106,6 +125,20 @@ def _pin(given: str) -> tuple[str, int]:
     if not equals or not workflow_id or not version.isdecimal():
         raise click.UsageError(f"--pin takes ID=VERSION, as in --pin report=3: {given!r}")
     return workflow_id, int(version)
+
+
+def _budget(given: str) -> tuple[str, dict[str, object]]:
+    name, equals, rest = given.rpartition("=")
+    limit, _, window = rest.partition("/")
+    if not equals or not name or not limit.isdecimal() or window not in _WINDOWS:
+        raise click.UsageError(
+            "--budget takes NAME=LIMIT/WINDOW, as in --budget tokens=2000000/day, with one of"
+            f" {', '.join(_WINDOWS)}: {given!r}"
+        )
+    return name, {"limit": int(limit), "window": window}
+
+
+_WINDOWS = ("hour", "day", "month", "total")
 
 
 @tenant.command("show")
@@ -152,8 +185,7 @@ def show_limits(session: Session) -> None:
 def _limit_lines(limits: dict[str, Any]) -> list[str]:
     cap = _or(limits["max_concurrent_runs"], "no cap")
     budgets = [
-        (f"budget {cell(name)}", f"{each['used'] + each['reserved']} of {each['limit']}")
-        for name, each in limits["budgets"].items()
+        (f"budget {cell(name)}", _use_of(budget)) for name, budget in limits["budgets"].items()
     ]
     return pairs(
         [
@@ -166,6 +198,13 @@ def _limit_lines(limits: dict[str, Any]) -> list[str]:
     )
 
 
+def _use_of(budget: dict[str, Any]) -> str:
+    used = f"{budget['used']} used, {budget['reserved']} reserved of {budget['limit']}"
+    if budget["resets_at"] is None:
+        return f"{used} in total"
+    return f"{used} a {budget['window']}, until {cell(budget['resets_at'])}"
+
+
 def _tenant_lines(name: str, tenant: dict[str, Any]) -> list[str]:
     return pairs(
         [
@@ -174,6 +213,7 @@ def _tenant_lines(name: str, tenant: dict[str, Any]) -> list[str]:
             ("job_rate_per_s", _or(tenant["job_rate_per_s"], "no limit")),
             ("admission", _or(tenant.get("admission"), "as in the settings")),
             ("workflows", _pins(tenant)),
+            ("budgets", _budgets(tenant)),
         ]
     )
 
@@ -198,6 +238,12 @@ def _tenant_rows(page: dict[str, Any]) -> Iterator[str]:
 def _pins(tenant: dict[str, Any]) -> str:
     pins = tenant.get("workflows") or {}
     return ", ".join(f"{cell(each)}={pins[each]}" for each in sorted(pins)) or "none pinned"
+
+
+def _budgets(tenant: dict[str, Any]) -> str:
+    budgets = tenant.get("budgets") or {}
+    shown = (f"{cell(name)}={each['limit']}/{each['window']}" for name, each in budgets.items())
+    return ", ".join(sorted(shown)) or "none"
 
 
 def _or(value: object, nothing: str) -> str:

@@ -11,6 +11,12 @@ from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from stanchion.core import retry
+from stanchion.core.budget import (
+    BUDGET_AMOUNT_MAX,
+    BUDGET_NAME_CHARS_MAX,
+    BUDGET_NAME_PATTERN,
+    BUDGETS_MAX,
+)
 from stanchion.core.expression import SOURCE_CHARS_MAX
 from stanchion.core.lease import (
     RENEWAL_FAILURES_MAX,
@@ -78,6 +84,7 @@ _ID: Final = Text(
     f"[A-Za-z][A-Za-z0-9_-]{{0,{ID_CHARS_MAX - 1}}}",
     'an id: a letter, then letters, digits, "_" or "-"',
 )
+_BUDGET: Final = Text(BUDGET_NAME_CHARS_MAX, BUDGET_NAME_PATTERN, "visible characters")
 _TOPIC: Final = Text(
     TOPIC_CHARS_MAX,
     r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*",
@@ -319,6 +326,10 @@ WORKFLOW: Final = Record(
         "max_deliveries": Member(
             Whole(1, DELIVERIES_MAX),
             "Deliveries of one attempt before it is a dead letter; the server's if absent.",
+        ),
+        "budget": Member(
+            Entries(_BUDGET, Whole(0, BUDGET_AMOUNT_MAX), "budgets", BUDGETS_MAX, entries_min=0),
+            "What a run reserves of its tenant's budgets, by name; not of a sub-workflow.",
         ),
         "input_schema": Member(AnyObject(), "What the input must look like: JSON Schema 2020-12."),
         "steps": Member(

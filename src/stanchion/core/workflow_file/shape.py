@@ -225,14 +225,14 @@ class Entries(Generic[_T]):
     value: Shape[_T]
     noun: str
     entries_max: int
+    entries_min: int = 1
 
     def read(self, value: JsonValue, path: Path, findings: Findings) -> dict[str, _T] | Unfit:
         if not isinstance(value, dict):
             return unfit("an object", value, path, findings)
-        if not 1 <= len(value) <= self.entries_max:
-            findings.note(
-                path, f"has {len(value)} {self.noun}; from 1 to {self.entries_max} are allowed"
-            )
+        if not self.entries_min <= len(value) <= self.entries_max:
+            allowed = f"from {self.entries_min} to {self.entries_max} are allowed"
+            findings.note(path, f"has {len(value)} {self.noun}; {allowed}")
             return UNFIT
         good: dict[str, _T] = {}
         for name, entry in value.items():
@@ -247,6 +247,6 @@ class Entries(Generic[_T]):
             "type": "object",
             "propertyNames": self.key.schema(),
             "additionalProperties": self.value.schema(),
-            "minProperties": 1,
+            "minProperties": self.entries_min,
             "maxProperties": self.entries_max,
         }

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+from stanchion.core.budget import BudgetLimit, BudgetStanding, BudgetWindow
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import (
@@ -16,7 +17,7 @@ from stanchion.core.model import (
     WorkflowId,
 )
 from stanchion.core.settings import override_faults
-from stanchion.core.upgrade import SHARED_WORKFLOWS
+from stanchion.core.upgrade import BUDGETS, SHARED_WORKFLOWS
 from stanchion.gateway.body import check_value
 from stanchion.gateway.problems import (
     Refusal,
@@ -46,11 +47,13 @@ from stanchion.ports.records import (
 from stanchion.ports.store import Definitions
 from stanchion.services.log import log_event
 from stanchion.wire.admin import (
+    BudgetConfig,
     CreateKey,
     KeyCreated,
     KeyList,
     KeyRow,
     Role,
+    TenantBudget,
     TenantConfig,
     TenantList,
     TenantRow,
@@ -79,6 +82,10 @@ async def put_tenant(call: Call[TenantConfig, NoQuery]) -> Reply | Refusal:
         unfinished = await call.services.upgrades.require(SHARED_WORKFLOWS)
         if unfinished is not None:
             return upgrade_unfinished("a pin of a shared workflow", unfinished)
+    if config.budgets:
+        unfinished = await call.services.upgrades.require(BUDGETS)
+        if unfinished is not None:
+            return upgrade_unfinished("a budget", unfinished)
     tenant = TenantId(call.params["tenant"])
     await call.services.gate.tenants.put(
         tenant,
@@ -87,6 +94,10 @@ async def put_tenant(call: Call[TenantConfig, NoQuery]) -> Reply | Refusal:
             config.job_rate_per_s,
             config.admission,
             {WorkflowId(name): version for name, version in config.workflows.items()},
+            {
+                name: BudgetLimit(each.limit, BudgetWindow(each.window))
+                for name, each in config.budgets.items()
+            },
         ),
         audit=call.audit(f"tenant/{tenant}", tenant=tenant),
     )
@@ -131,7 +142,15 @@ def _config(tenant: Tenant) -> TenantConfig:
         job_rate_per_s=tenant.job_rate_per_s,
         admission=tenant.admission,
         workflows={str(name): version for name, version in tenant.workflows.items()},
+        budgets=_budgets(tenant),
     )
+
+
+def _budgets(tenant: Tenant) -> dict[str, BudgetConfig]:
+    return {
+        name: BudgetConfig(limit=each.limit, window=each.window.value)
+        for name, each in tenant.budgets.items()
+    }
 
 
 _SEEN_MS: Final = 30 * 24 * 60 * 60 * 1_000
@@ -156,6 +175,7 @@ def _tenant_row(standing: TenantStanding) -> TenantRow:
         job_rate_per_s=config.job_rate_per_s,
         admission=config.admission,
         workflows={str(each): version for each, version in config.workflows.items()},
+        budgets=_budgets(config),
         active=standing.active,
         is_configured=standing.config is not None,
         seen_at=when(standing.seen_at) if standing.seen_at else None,
@@ -164,8 +184,9 @@ def _tenant_row(standing: TenantStanding) -> TenantRow:
 
 async def own_tenant(call: Call[NoBody, NoQuery]) -> Reply:
     """What the caller's tenant may use, and what it uses now."""
-    config, active = await asyncio.gather(
-        call.services.store.tenant(call.tenant), call.services.store.active_runs(call.tenant)
+    store = call.services.store
+    config, active, budgets = await asyncio.gather(
+        store.tenant(call.tenant), store.active_runs(call.tenant), store.budgets(call.tenant)
     )
     return Reply(
         TenantView(
@@ -174,8 +195,19 @@ async def own_tenant(call: Call[NoBody, NoQuery]) -> Reply:
             active=active,
             queued=0,
             job_rate_per_s=config.job_rate_per_s,
-            budgets={},
+            budgets={name: _budget(each) for name, each in budgets.items()},
         )
+    )
+
+
+def _budget(standing: BudgetStanding) -> TenantBudget:
+    resets_at = standing.resets_at
+    return TenantBudget(
+        limit=standing.limit,
+        window=standing.window.value,
+        used=standing.used,
+        reserved=standing.reserved,
+        resets_at=None if resets_at is None else when(resets_at),
     )
 
 

@@ -54,6 +54,7 @@ from stanchion.services.gate import RerunPreview, StartRow
 from stanchion.services.gate_answers import (
     GateFailed,
     GateFull,
+    GateOverBudget,
     InvalidInput,
     JobThrottled,
     KeyMismatch,
@@ -99,6 +100,7 @@ __all__ = ["GATE_CODES", "ROUTES", "own_run", "start_answer"]
 GATE_CODES: Final = (
     Code.IDEMPOTENCY_MISMATCH,
     Code.MAX_CONCURRENT_RUNS_REACHED,
+    Code.BUDGET_EXHAUSTED,
     Code.GATE_UNAVAILABLE,
     Code.GATE_BUSY,
     Code.LIMIT_CHECK_FAILED,
@@ -164,7 +166,7 @@ def _not_started(answer: NotStarted) -> Refusal:
             return _invalid_input(answer)
         case WorkflowFaults():
             return _invalid_workflow(answer)
-        case GateFull() | KeyMismatch() | JobThrottled() | GateFailed():
+        case GateFull() | GateOverBudget() | KeyMismatch() | JobThrottled() | GateFailed():
             return refusal_of(answer)
         case _:
             assert_never(answer)
@@ -287,7 +289,7 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
             return invalid_member("from_step", answer.message)
         case RerunRefused():
             return Refusal(code=Code.CONFLICT, detail=answer.message)
-        case GateFull() | KeyMismatch() | JobThrottled() | GateFailed():
+        case GateFull() | GateOverBudget() | KeyMismatch() | JobThrottled() | GateFailed():
             workflow_id = known[0] if known else None
             return msgspec.structs.replace(refusal_of(answer), workflow_id=workflow_id)
         case _:

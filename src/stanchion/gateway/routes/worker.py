@@ -86,7 +86,10 @@ async def renew_leases(call: Call[RenewRequest, NoQuery]) -> Reply:
     """Extend the leases that have not expired; if asked to, wait until one is lost."""
     scheduler, clock = call.services.scheduler, call.services.clock
     began = clock.moment()
-    leases = [JobLease(JobId(each.job_id), each.fence, each.progress) for each in call.body.leases]
+    leases = [
+        JobLease(JobId(each.job_id), each.fence, each.progress, each.usage)
+        for each in call.body.leases
+    ]
     for place, lease in enumerate(leases):
         if lease.progress is not None:
             path = f"leases[{place}].progress"
@@ -204,7 +207,13 @@ def _result(call: Call[ResultsRequest, NoQuery], place: int, given: JobResult) -
                 invalid_member(f"{path}.error", "a job that succeeded has no error")
             )
         check_value(call, f"{path}.output", given.output, bytes_max=RESULT_BYTES_MAX)
-        return Result(job_id=job_id, fence=given.fence, worker_id=worker_id, output=given.output)
+        return Result(
+            job_id=job_id,
+            fence=given.fence,
+            worker_id=worker_id,
+            output=given.output,
+            usage=given.usage,
+        )
     error = given.error if isinstance(given.error, JobError) else _error(given.error)
     failure = Failure(error.code, _cut(error.message))
     return Result(
@@ -213,6 +222,7 @@ def _result(call: Call[ResultsRequest, NoQuery], place: int, given: JobResult) -
         worker_id=worker_id,
         error=failure,
         final=not error.retryable,
+        usage=given.usage,
     )
 
 

@@ -13,6 +13,7 @@ from stanchion.adapters.cursor import read_cursor, write_cursor
 from stanchion.adapters.outcomes import audit_of_config, audit_of_version
 from stanchion.adapters.store.memory.state import Account, MemoryPart
 from stanchion.core.audit import AuditEntry
+from stanchion.core.budget import BudgetStanding, standing_of
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, RunId, TenantId, WorkflowId, WorkflowSource, shared_name
 from stanchion.core.workflow import Workflow
@@ -158,6 +159,11 @@ class MemoryTenants(MemoryPart):
 
     async def tenant(self, tenant: TenantId) -> Tenant:
         return self._state.peek(tenant).config or Tenant()
+
+    async def budgets(self, tenant: TenantId) -> dict[str, BudgetStanding]:
+        account, now = self._state.peek(tenant), self._state.now()
+        limits = {} if account.config is None else account.config.budgets
+        return {name: standing_of(limits[name], account.budgets.get(name), now) for name in limits}
 
     async def list_tenants(
         self, *, cursor: str | None = None, limit: int = 100

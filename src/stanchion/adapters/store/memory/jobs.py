@@ -93,6 +93,8 @@ class MemoryJobs(MemoryPart):
                 self._begin_term(file, ttl_ms)
                 if lease.progress is not None:
                     file.progress = lease.progress
+                if lease.usage:
+                    self._state.charge_usage(file, lease.usage)
                 renewed.append(lease.job_id)
             else:
                 lost.append(lease.job_id)
@@ -154,7 +156,7 @@ class MemoryJobs(MemoryPart):
     def _lease(self, file: JobFile, worker_id: str, ttl_ms: int) -> LeasedJob:
         file.state = JobState.LEASED
         file.worker_id = worker_id
-        file.progress = None
+        file.progress, file.usage = None, {}
         file.deliveries += 1
         file.fence = next_fence(file.fence, 0, self._state.now_us())
         timeout_ms = file.job.attempt_timeout_ms
@@ -244,6 +246,8 @@ def is_held(file: JobFile, result: Result) -> bool:
 
 def end_job(state: MemoryState, file: JobFile, result: Result) -> None:
     """End a job by the result of its holder."""
+    if result.usage:
+        state.charge_usage(file, result.usage)
     file.state = JobState.FINISHED
     file.worker_id = result.worker_id
     file.expires_at = file.progress = None

@@ -23,6 +23,7 @@ from stanchion.adapters.store.memory.state import (
 )
 from stanchion.core.admission import Admitted, Facts, KeyRecord, Rate, Verdict, judge
 from stanchion.core.audit import AuditEntry
+from stanchion.core.budget import over_budget
 from stanchion.core.commit import (
     Apply,
     CommitAnswer,
@@ -307,6 +308,11 @@ class MemoryRuns(MemoryPart):
                 self._state.version_in_force(account, name) == version
                 for name, version in admission.definitions.items()
             ),
+            over_budget=over_budget(
+                config.budgets, self._state.tallies(run.tenant), admission.budget
+            )
+            if config.budgets
+            else None,
             takes_slot=run.holds_slot,
             limit=config.max_concurrent_runs,
             active=account.active,
@@ -324,6 +330,7 @@ class MemoryRuns(MemoryPart):
             account.active += 1
         if admission.key is not None:
             account.keys[admission.key] = Key(KeyRecord(admission.fingerprint, run.id))
+        self._state.reserve_budgets(file, admission.budget)
         if admission.tick is not None:
             mark = (admission.tick.generation, admission.tick.tick)
             account.ticks[admission.tick.schedule_id] = mark

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Final, Generic, TypeVar, assert_never
@@ -21,6 +21,16 @@ from stanchion.adapters.cursor import RunPage, write_cursor
 from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.core.admission import KeyRecord
 from stanchion.core.audit import AuditEntry
+from stanchion.core.budget import (
+    BudgetTally,
+    Reservation,
+    charge,
+    merge_usage,
+    new_usage,
+    reserve,
+    rolled,
+    settle,
+)
 from stanchion.core.events import Event, Timer
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
@@ -86,6 +96,8 @@ class JobFile:
     worker_id: str | None = None
     expires_at: Instant | None = None
     progress: JsonValue = None
+    usage: Mapping[str, int] = field(default_factory=dict)
+    """What it has reported as used under its fence."""
     attempt_ends_at: Instant | None = None
     """The end of the attempt's time, once the job was leased."""
 
@@ -105,6 +117,8 @@ class RunFile:
     jobs: list[JobId] = field(default_factory=list)
     timers: dict[Timer, Instant] = field(default_factory=dict)
     letters: set[str] = field(default_factory=set)
+    reservations: dict[str, Reservation] = field(default_factory=dict)
+    """By budget; none once the run has ended."""
     is_closed: bool = False
     """Whether ``close_run`` was called."""
 
@@ -129,6 +143,7 @@ class Account:
     holders: set[RunId] = field(default_factory=set)
     """The unfinished runs with a slot: their number must equal the count."""
     rate_used_until_ms: float = 0.0
+    budgets: dict[str, BudgetTally] = field(default_factory=dict)
     ticks: dict[str, tuple[int, int]] = field(default_factory=dict)
     """The mark of each schedule: generation and tick of its last run."""
     keys: dict[str, Key] = field(default_factory=dict)
@@ -297,6 +312,42 @@ class MemoryState:
             if gone is not None:
                 self.account(gone.tenant).approvals.remove((gone.since, run_id, step_id))
 
+    def tallies(self, tenant: TenantId) -> dict[str, BudgetTally]:
+        """The tallies of the present windows of the tenant's budgets."""
+        account = self.peek(tenant)
+        limits = {} if account.config is None else account.config.budgets
+        return {
+            name: rolled(account.budgets.get(name), limits[name].window, self.now())
+            for name in limits
+        }
+
+    def reserve_budgets(self, file: RunFile, asked: Mapping[str, int]) -> None:
+        """Reserve what a new run asks for, of each budget that the tenant has."""
+        for name, tally in self.tallies(file.run.tenant).items():
+            after, reservation = reserve(tally, asked.get(name, 0))
+            self.account(file.run.tenant).budgets[name] = after
+            file.reservations[name] = reservation
+
+    def charge_usage(self, job: JobFile, told: Mapping[str, int]) -> None:
+        """Charge what a report of a job adds to earlier ones under the same fence."""
+        file, tallies = self.runs[job.job.run_id], self.account(job.job.tenant).budgets
+        for name, amount in new_usage(job.usage, told).items():
+            if name in file.reservations:
+                after, reservation = charge(tallies.get(name), file.reservations[name], amount)
+                file.reservations[name] = reservation
+                if after is not None:
+                    tallies[name] = after
+        job.usage = merge_usage(job.usage, told)
+
+    def settle_budgets(self, file: RunFile) -> None:
+        """Return what is left of the reservations of a run that has ended."""
+        tallies = self.account(file.run.tenant).budgets
+        for name, reservation in file.reservations.items():
+            after = settle(tallies.get(name), reservation)
+            if after is not None:
+                tallies[name] = after
+        file.reservations.clear()
+
     def close_run(self, file: RunFile) -> None:
         """Handle the end of a run: free its slot, start the expiry of its key, clear its inbox."""
         file.is_closed = True
@@ -304,6 +355,7 @@ class MemoryState:
         if file.run.id in account.holders:
             account.holders.remove(file.run.id)
             account.active -= 1
+        self.settle_budgets(file)
         if file.key is not None:
             account.keys[file.key].expires_at = Instant(self.now() + self.key_ttl_ms)
         self.remove_entries(file, *file.inbox)

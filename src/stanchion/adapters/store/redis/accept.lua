@@ -1,17 +1,18 @@
 -- accept: accept results for jobs of one run, each independently.
--- KEYS   run inbox out jobs outbox rows open deadlines
+-- KEYS   run inbox out jobs outbox rows open deadlines budgets reservations
 -- ARGV   1 run id  2 the outbox row is due in so many ms  3 the only tenant, or ''
---        then for each result: job id, fence, worker id, event as JSON without step and item
+--        then for each result: job id, fence, worker id, event as JSON without step and item,
+--        usage by budget as MessagePack or ''
 -- ANSWER for each result: 'accepted' 'repeated' 'unknown_job' 'already_finished' 'stale_fence'
--- USES   time jobs retired results inbox
+-- USES   time text budgets jobs retired results inbox
 local answer, due, only = {}, now + tonumber(ARGV[2]), ARGV[3]
-for i = 4, #ARGV, 4 do
+for i = 4, #ARGV, 5 do
   local job_id, fence = ARGV[i], tonumber(ARGV[i + 1])
   local job, work = read_job(job_id)
   if job and not is_of(job_id, job, only) then
     answer[#answer + 1] = 'unknown_job'
   elseif is_held(job, fence) then
-    end_job(job_id, job, work, ARGV[i + 2])
+    end_job(job_id, job, work, ARGV[i + 2], ARGV[i + 4])
     local entry_id = 'result:' .. job_id .. '#' .. whole(fence)
     put(ARGV[1], entry_id, ARGV[i + 3], due, job.step, job.item)
     answer[#answer + 1] = 'accepted'

@@ -4,7 +4,7 @@
 -- KEYS   approvals asked asked_of
 -- KEYS   active unfinished known finished keys aging configs rates ticks listed seen seen_names
 -- KEYS   runs feed versions shared_versions shared_runs
--- KEYS   audit_log audit_log_of
+-- KEYS   audit_log audit_log_of budgets reservations
 -- ARGV   1  the admission, a MessagePack map: see part run, and
 --             not_after                 in this server's milliseconds
 --             key, fingerprint          the idempotency key with its tenant, or false
@@ -12,6 +12,7 @@
 --             shared                    the same of shared workflows, or false
 --             shared_run                its member of shared_runs, or false
 --             takes_slot, is_limited    whether it counts against the cap, against the job rate
+--             budget                    what it reserves of budgets, by name
 --             limit, rate               defaults for a tenant without configuration, or false
 --             created                   the run's position in its tenant's list
 --             status, listed            see part listed
@@ -20,8 +21,9 @@
 --             audit                     an audit entry (see part audit), or false
 -- ANSWER {'admitted'} {'too_late'} {'mismatch'} {'replayed', run} {'tick_taken'}
 --        {'stale_definition'}
+--        {'over_budget', name, limit, used, reserved, end of its window or -1, what is asked}
 --        {'full', limit, active} {'throttled'}
--- USES   time text ready jobs retired effects listed run audit
+-- USES   time text budgets ready jobs retired effects listed run audit
 local ask = cmsgpack.unpack(ARGV[1])
 
 -- The checks and their order are those of core.admission.judge. Keep them identical.
@@ -54,11 +56,11 @@ for i = 1, #ask.definitions, 2 do
     return {'stale_definition'}
   end
 end
-local limit, rate, pins = ask.limit, ask.rate, nil
+local limit, rate, pins, budgets = ask.limit, ask.rate, nil, nil
 local config = redis.call('HGET', key.configs, ask.tenant)
 if config then
   config = cmsgpack.unpack(config)
-  limit, rate, pins = config[1], config[2], config[4]
+  limit, rate, pins, budgets = config[1], config[2], config[4], config[5]
 end
 if ask.shared then
   for i = 1, #ask.shared, 2 do
@@ -67,6 +69,12 @@ if ask.shared then
     if tonumber(version) ~= ask.shared[i + 1] then
       return {'stale_definition'}
     end
+  end
+end
+if budgets and #budgets > 0 then
+  local refused = over_budget(ask.tenant, budgets, ask.budget)
+  if refused then
+    return refused
   end
 end
 if ask.takes_slot and limit then
@@ -90,6 +98,11 @@ if ask.is_limited and rate then
   redis.call('HSET', key.rates, ask.tenant, string.format('%.17g', after_one))
 end
 
+if budgets and #budgets > 0 then
+  reserve_budgets(ask.run, ask.tenant, budgets, ask.budget)
+  ask.fields[#ask.fields + 1] = 'budgets'
+  ask.fields[#ask.fields + 1] = 1
+end
 if ask.tick then
   redis.call('HSET', key.ticks, ask.tick[1], ask.tick[2])
 end

@@ -23,6 +23,7 @@ from stanchion.adapters.outcomes import (
     why_lost,
 )
 from stanchion.core.audit import AuditEntry
+from stanchion.core.budget import BudgetStanding, BudgetTally, standing_of
 from stanchion.core.events import AttemptFailed, AttemptSucceeded, Event, TimerFired
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
@@ -72,6 +73,7 @@ __all__ = [
     "read_approval",
     "read_audit",
     "read_base",
+    "read_budgets",
     "read_document",
     "read_item",
     "read_job",
@@ -454,8 +456,15 @@ class StoredTenant(msgspec.Struct, frozen=True, array_like=True):
     rate: float | bool
     tenant: str
     pins: dict[WorkflowId, int] = {}
+    budgets: list[str | int] = []
+    """Name, limit and window of each, sorted by name."""
 
 
+class _Tally(BudgetTally, frozen=True, array_like=True):
+    """A tally as ``part_budgets.lua`` writes it."""
+
+
+_tally_decoder = msgspec.msgpack.Decoder(_Tally)
 _version_decoder = msgspec.msgpack.Decoder(_Version)
 _config_decoder = msgspec.msgpack.Decoder(StoredTenant)
 _workflow_decoder = msgspec.json.Decoder(Workflow)
@@ -518,6 +527,22 @@ def read_receipts(packed: bytes) -> tuple[Receipt, ...]:
 def read_tenant(packed: bytes) -> Tenant:
     """Decode the configuration of a tenant."""
     return _tenant_decoder.decode(_config_decoder.decode(packed).tenant)
+
+
+@checked
+def read_budgets(
+    now: int, config: bytes | None, *tallies: bytes | None
+) -> dict[str, BudgetStanding]:
+    """Decode the reply of ``budgets.lua``."""
+    if config is None:
+        return {}
+    limits = read_tenant(config).budgets
+    stored = {
+        name.decode(): None if packed is None else _tally_decoder.decode(packed)
+        for name, packed in zip(tallies[::2], tallies[1::2], strict=True)
+        if name is not None
+    }
+    return {name: standing_of(limits[name], stored.get(name), Instant(now)) for name in limits}
 
 
 @checked

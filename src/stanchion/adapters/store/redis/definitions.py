@@ -15,6 +15,7 @@ from stanchion.adapters.redis.node import pack
 from stanchion.adapters.store.redis import decode, encode
 from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.audit import AuditEntry
+from stanchion.core.budget import BudgetStanding
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
     Instant,
@@ -291,6 +292,10 @@ class RedisTenants(Sharded):
     async def tenant(self, tenant: TenantId) -> Tenant:
         packed = await self._shards.ask(self._config(tenant))
         return Tenant() if packed is None else decode.read_tenant(packed)
+
+    async def budgets(self, tenant: TenantId) -> dict[str, BudgetStanding]:
+        step = self._shards.step("budgets", shard_of_tenant(tenant), tenant)
+        return decode.read_budgets(*await self._shards.ask(step))
 
     async def list_tenants(
         self, *, cursor: str | None = None, limit: int = 100

@@ -40,6 +40,8 @@ every shard, and once more under that tag, which gives out their versions.
     asked_of    sorted set   the same by tenant
     listed      sorted set   every run by status, workflow, labels and what it is a rerun of: a
                              prefix, then the time of creation and run id
+    budgets     hash         what is used and held of each budget of each tenant
+    reservations hash        what each unfinished run has reserved and used of budgets
     seen        hash         when each tenant last started a run
     seen_names  sorted set   these tenants, by name
 
@@ -154,6 +156,7 @@ __all__ = [
     "pack_audit",
     "pack_listed",
     "pack_tenant",
+    "pack_usage",
     "rerun_range",
     "run_of_job",
     "sized",
@@ -202,6 +205,7 @@ def encode_admission(
     ask["shared_run"] = _or_false(shared_run)
     ask["takes_slot"] = run.holds_slot
     ask["is_limited"] = admission.is_rate_limited
+    ask["budget"] = admission.budget
     ask["limit"] = _or_false(_DEFAULTS.max_concurrent_runs)
     ask["rate"] = _or_false(_DEFAULTS.job_rate_per_s)
     ask["created"] = place
@@ -243,7 +247,15 @@ def event_of(result: Result) -> AttemptSucceeded | AttemptFailed:
 def pack_tenant(config: Tenant) -> bytes:
     """The configuration of a tenant, for ``put_tenant.lua``."""
     limit, rate = _or_false(config.max_concurrent_runs), _or_false(config.job_rate_per_s)
-    return _pack(StoredTenant(limit, rate, to_json(config), config.workflows))
+    budgets: list[str | int] = []
+    for name in sorted(config.budgets):
+        budgets += [name, config.budgets[name].limit, config.budgets[name].window]
+    return _pack(StoredTenant(limit, rate, to_json(config), config.workflows, budgets))
+
+
+def pack_usage(usage: Mapping[str, int]) -> bytes:
+    """What a job has used, for ``charge_usage`` in Lua; empty for none."""
+    return _pack(usage) if usage else b""
 
 
 def format_text(level: int) -> str:
@@ -419,7 +431,7 @@ OF_SHARD: Final = frozenset(
         *("outbox", "rows", "active", "unfinished", "known", "finished", "keys", "aging"),
         *("configs", "configured", "rates", "ticks", "letters", "dead", "dead_of", "mark"),
         *("approvals", "asked", "asked_of", "audit_log"),
-        *("listed", "seen", "seen_names"),
+        *("listed", "seen", "seen_names", "budgets", "reservations"),
         *("receipts", "refused", "refused_of", "refused_count"),
         *("shared_versions", "shared_workflows", "shared_names", "shared_runs", "authors"),
     )

@@ -382,10 +382,11 @@ class RedisJobs(Sharded):
     def _acceptance(
         self, run_id: RunId, results: Sequence[Result], terms: tuple[int, str]
     ) -> RedisRequest:
-        words: list[str | int] = []
+        words: list[str | bytes | int] = []
         for result in results:
             event = encode.to_json(encode.event_of(result))
-            words += [result.job_id, result.fence, result.worker_id, event]
+            usage = encode.pack_usage(result.usage)
+            words += [result.job_id, result.fence, result.worker_id, event, usage]
         return self._shards.step("accept", _shard_of(run_id), run_id, *terms, *words, run_id=run_id)
 
     def _expiry(self, view: JobView, max_deliveries: int) -> RedisRequest:
@@ -460,9 +461,9 @@ def _is_filled(size: Reply | BackendError) -> bool:
     return not isinstance(size, BackendError) and size > 0
 
 
-def _renewal(lease: JobLease) -> tuple[str | int, ...]:
+def _renewal(lease: JobLease) -> tuple[str | bytes | int, ...]:
     progress = "" if lease.progress is None else encode.to_json(lease.progress)
-    return lease.job_id, lease.fence, progress
+    return lease.job_id, lease.fence, progress, encode.pack_usage(lease.usage)
 
 
 def _names(leases: Sequence[JobLease]) -> list[str | int]:

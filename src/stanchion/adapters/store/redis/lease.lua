@@ -41,6 +41,7 @@ local function hand_out(queue, entry)
     job.ends = now + job.timeout
   end
   job.state, job.worker, job.expires, job.progress = 'leased', worker, expires, ''
+  job.usage = nil -- of an earlier fence
   job.deliveries = job.deliveries + 1
   -- core.lease.next_fence(previous, 0, server time)
   job.fence = math.max(job.fence + 1, 1, now_us)

@@ -19,6 +19,8 @@ local function unpack_job(packed)
     tenant = v[11],
     -- How long the attempt may take, and when that is over, once it was leased. 0 is no limit.
     timeout = v[12] or 0, ends = v[13] or 0,
+    -- What was reported as used under its fence, by budget.
+    usage = v[14] or nil,
   }
 end
 
@@ -49,7 +51,7 @@ local function pack_job(job)
   return cmsgpack.pack({
     job.state, job.deliveries, job.fence, job.number, job.expires,
     job.worker, job.topic, job.step, job.item, job.progress or '', job.tenant,
-    job.timeout or 0, job.ends or 0,
+    job.timeout or 0, job.ends or 0, job.usage or false,
   })
 end
 

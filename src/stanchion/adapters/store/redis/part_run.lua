@@ -1,8 +1,8 @@
 -- part run: the record of a run, written by admission and by every commit.
 --   stamped(version, fence, nonce)       the stamp and fence as text
 --   unstamped(text)                      version, fence, nonce
---   uses time text effects; keys run items timeline feed inbox outbox rows active unfinished
---        finished keys aging shared_runs, and those of effects
+--   uses time text budgets effects; keys run items timeline feed inbox outbox rows active unfinished
+--        finished keys aging shared_runs budgets reservations, and those of effects
 --   become(ask, stamp, is_new)   writes the run after the transition. ``ask`` has
 --     run, tenant            the ids
 --     fields, dropped        of the run's hash: name, value, …; names
@@ -36,8 +36,11 @@ local function close(ask)
   if redis.call('ZREM', key.unfinished, sized(ask.tenant) .. ask.run) == 1 then
     redis.call('HINCRBY', key.active, ask.tenant, -1)
   end
-  local found = redis.call('HMGET', key.run, 'key', 'shared')
+  local found = redis.call('HMGET', key.run, 'key', 'shared', 'budgets')
   local name, shared = found[1], found[2]
+  if found[3] then
+    settle_budgets(ask.run)
+  end
   if shared then
     redis.call('ZREM', key.shared_runs, shared)
   end

@@ -1,7 +1,7 @@
 -- put_tenant: replace the configuration of a tenant.
 -- KEYS   configs configured known audit_log audit_log_of
 -- ARGV   1 tenant  2 MessagePack: cap or false, rate or false, the configuration as JSON,
---        the versions of shared workflows that it pins
+--        the versions of shared workflows that it pins, and its budgets: name, limit, window, …
 --        3 audit entry (see part audit), or ''
 -- ANSWER nothing
 -- USES   time audit

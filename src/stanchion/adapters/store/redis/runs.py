@@ -23,6 +23,7 @@ from stanchion.core.admission import (
     Verdict,
 )
 from stanchion.core.audit import AuditEntry
+from stanchion.core.budget import OverBudget
 from stanchion.core.events import Event
 from stanchion.core.model import (
     Instant,
@@ -212,9 +213,10 @@ class RedisRuns(Sharded):
         if shard is None or tenant is None:
             return SettleMissed(SettleMiss.GONE)
         asked = encode.encode_commit(commit, tenant, key_ttl_ms=self._shards.key_ttl_ms)
-        words: list[str | int] = []
+        words: list[str | bytes | int] = []
         for each in results:
-            words += [each.job_id, each.fence, each.worker_id]
+            usage = encode.pack_usage(each.usage)
+            words += [each.job_id, each.fence, each.worker_id, usage]
         # Not repeatable: if the run has changed since, the repeat would be a miss, and its caller
         # would take the results for duplicates.
         step = self._shards.step(
@@ -401,6 +403,9 @@ def _verdict(run_id: RunId, reply: Reply) -> Verdict:
             return Replayed(RunId(other.decode()))
         case [b"full", limit, active]:
             return Full(limit, active)
+        case [b"over_budget", name, limit, used, reserved, ends, asked]:
+            resets_at = None if ends < 0 else Instant(ends)
+            return OverBudget(name.decode(), limit, used, reserved, resets_at, asked)
         case [b"mismatch"]:
             return Mismatch()
         case [b"tick_taken"]:

@@ -3,12 +3,12 @@
 -- KEYS   ready ring turns counters open deadlines timers outbox rows
 -- KEYS   approvals asked asked_of
 -- KEYS   active unfinished finished keys aging shared_runs listed
--- KEYS   feed
+-- KEYS   feed budgets reservations
 -- ARGV   1  the commit, a MessagePack map: see part commit
---        then for each result: job id, fence, worker id
+--        then for each result: job id, fence, worker id, usage by budget as MessagePack or ''
 -- ANSWER {'gone'} {'committed', version} {'stale_fence', highest} {'conflict'}
 --        {'inbox'} if it is not empty, {'job'} if a result is not from the holder of its job
--- USES   time text ready jobs retired results inbox effects listed run commit
+-- USES   time text budgets ready jobs retired results inbox effects listed run commit
 local ask = cmsgpack.unpack(ARGV[1])
 local answer, version, highest = judge_commit(ask)
 if answer then
@@ -18,7 +18,7 @@ if redis.call('EXISTS', key.inbox) == 1 then
   return {'inbox'}
 end
 local held = {}
-for i = 2, #ARGV, 3 do
+for i = 2, #ARGV, 4 do
   local job_id = ARGV[i]
   local job, work = read_job(job_id)
   if held[job_id] or not is_held(job, ARGV[i + 1]) then
@@ -26,8 +26,8 @@ for i = 2, #ARGV, 3 do
   end
   held[job_id] = {job, work}
 end
-for i = 2, #ARGV, 3 do
+for i = 2, #ARGV, 4 do
   local job, work = unpack(held[ARGV[i]])
-  end_job(ARGV[i], job, work, ARGV[i + 2])
+  end_job(ARGV[i], job, work, ARGV[i + 2], ARGV[i + 3])
 end
 return write_commit(ask, version, highest)

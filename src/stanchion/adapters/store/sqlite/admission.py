@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.store.sqlite.audit import add_audit
+from stanchion.adapters.store.sqlite.budgets import present_tallies, reserve_budgets, settle_budgets
 from stanchion.adapters.store.sqlite.codec import (
     ANY_RUN,
     SQL,
@@ -23,6 +25,7 @@ from stanchion.adapters.store.sqlite.codec import (
 )
 from stanchion.adapters.store.sqlite.runs import carry_out, put_items, timeline_lines
 from stanchion.core.admission import Admitted, Facts, KeyRecord, Rate, Verdict, judge
+from stanchion.core.budget import BudgetTally, over_budget
 from stanchion.core.model import Instant, Risk, Run, TenantId, WorkflowSource
 from stanchion.core.schedule import TickMark
 from stanchion.ports.records import Admission, Tenant, label_texts
@@ -56,7 +59,9 @@ def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: in
     if standing is None:
         exists, standing = _read_standing(db, admission)
         db.pending.known[asked] = standing
-    facts = _facts(db, admission, standing, not_after, key_ttl_ms)
+    limits = standing.tenant.budgets
+    tallies = present_tallies(db, run.tenant, limits) if limits else {}
+    facts = _facts(db, admission, standing, tallies, not_after, key_ttl_ms)
     verdict = judge(replace(facts, exists=exists))
     if is_known and not isinstance(verdict, Admitted):
         # Only the first admission of a batch checks whether its run exists, and the others before
@@ -64,7 +69,12 @@ def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: in
         exists, _ = _read_standing(db, admission)
         verdict = judge(replace(facts, exists=exists))
     if isinstance(verdict, Admitted) and not exists:
-        _begin(db, admission, facts, standing.next_run + db.pending.touched(ANY_RUN))
+        number = standing.next_run + db.pending.touched(ANY_RUN)
+        _begin(db, admission, facts, number)
+        if tallies:
+            reserve_budgets(db, run.tenant, number, tallies, admission.budget)
+            if run.status.is_finished:
+                settle_budgets(db, run.tenant, number)
     return verdict
 
 
@@ -87,7 +97,12 @@ def _read_standing(db: Database, admission: Admission) -> tuple[bool, _Standing]
 
 
 def _facts(
-    db: Database, admission: Admission, standing: _Standing, not_after: Instant, key_ttl_ms: int
+    db: Database,
+    admission: Admission,
+    standing: _Standing,
+    tallies: Mapping[str, BudgetTally],
+    not_after: Instant,
+    key_ttl_ms: int,
 ) -> Facts:
     run, now, tenant = admission.run, db.now(), standing.tenant
     rate = None
@@ -101,6 +116,7 @@ def _facts(
         fingerprint=admission.fingerprint,
         tick_is_taken=admission.tick is not None and _is_taken(db, run.tenant, admission.tick),
         definition_is_current=standing.is_current,
+        over_budget=over_budget(tenant.budgets, tallies, admission.budget) if tallies else None,
         takes_slot=run.holds_slot,
         limit=tenant.max_concurrent_runs,
         active=standing.active + slots_pending(db, run.tenant),

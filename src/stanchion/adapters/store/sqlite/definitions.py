@@ -8,8 +8,10 @@ from stanchion.adapters.cursor import read_cursor, write_cursor
 from stanchion.adapters.outcomes import audit_of_config, audit_of_version
 from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.store.sqlite.audit import add_audit
+from stanchion.adapters.store.sqlite.budgets import stored_tallies
 from stanchion.adapters.store.sqlite.codec import SQL, TENANT, VALUE, WORKFLOW, encode
 from stanchion.core.audit import AuditEntry
+from stanchion.core.budget import BudgetStanding, standing_of
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
     Instant,
@@ -28,6 +30,7 @@ from stanchion.ports.records import (
 )
 
 __all__ = [
+    "budgets_of",
     "delete_document",
     "document",
     "list_documents",
@@ -182,6 +185,12 @@ def tenant_of(db: Database, tenant: TenantId) -> Tenant:
     """See ``ports.store.Tenants.tenant``."""
     row = db.first(SQL["read_tenant"], tenant=tenant)
     return Tenant() if row is None else TENANT.decode(row[0])
+
+
+def budgets_of(db: Database, tenant: TenantId) -> dict[str, BudgetStanding]:
+    """See ``ports.store.Tenants.budgets``."""
+    limits, stored, now = tenant_of(db, tenant).budgets, stored_tallies(db, tenant), db.now()
+    return {name: standing_of(limits[name], stored.get(name), now) for name in limits}
 
 
 def list_tenants(

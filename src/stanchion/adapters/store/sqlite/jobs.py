@@ -23,6 +23,7 @@ from stanchion.adapters.outcomes import (
     why_lost,
 )
 from stanchion.adapters.sqlite.database import Database, Row
+from stanchion.adapters.store.sqlite.budgets import charge_usage
 from stanchion.adapters.store.sqlite.codec import (
     JOB_TRACE,
     SQL,
@@ -95,6 +96,8 @@ def renew_jobs(
             tenant=tenant,
             progress=None if lease.progress is None else encode(lease.progress),
         )
+        if extended and lease.usage:
+            charge_usage(db, lease.job_id, lease.usage)
         (renewed if extended else lost).append(lease.job_id)
     return Renewals(tuple(renewed), tuple(lost))
 
@@ -176,6 +179,8 @@ def end_job(
     due: Instant | None = None,
 ) -> None:
     """End a job by the result of its holder, and post the entry to its run, if there is one."""
+    if result.usage:
+        charge_usage(db, result.job_id, result.usage)
     db.later(
         SQL["accept_result"],
         job=job,

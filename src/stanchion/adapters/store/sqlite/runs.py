@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from stanchion.adapters.cursor import RunPage, read_cursor, write_cursor
 from stanchion.adapters.outcomes import by_place, dead_work, first_of_steps
 from stanchion.adapters.sqlite.database import Database, Row
+from stanchion.adapters.store.sqlite.budgets import settle_budgets
 from stanchion.adapters.store.sqlite.codec import (
     APPROVAL,
     DEAD_LETTER,
@@ -209,7 +210,7 @@ def _judged(row: Sequence[Any], commit: Commit) -> Apply | CommitAnswer:
 
 
 def _write(db: Database, row: Sequence[Any], commit: Commit, verdict: Apply) -> Committed:
-    run, tenant, holds_slot, ended_at, *_ = row
+    run, tenant, holds_slot, ended_at, has_budgets, *_ = row
     transition, now = commit.transition, db.now()
     stamp = verdict.stamp
     ends = transition.status.is_finished and ended_at is None
@@ -236,6 +237,8 @@ def _write(db: Database, row: Sequence[Any], commit: Commit, verdict: Apply) -> 
         db.pending.touch(slot_freed(tenant))
     put_items(db, run, transition.items)
     carry_out(db, run, transition.effects)
+    if ends and has_budgets:
+        settle_budgets(db, tenant, run)
     return Committed(stamp)
 
 

@@ -188,6 +188,7 @@ class SqliteStore:
     put_tenant = _writes(definitions.put_tenant)
     delete_tenant = _writes(definitions.delete_tenant)
     tenant = _reads(definitions.tenant_of)
+    budgets = _reads(definitions.budgets_of)
     list_tenants = _reads(definitions.list_tenants)
     list_standings = _reads(definitions.list_standings)
     document = _reads(definitions.document)

@@ -26,14 +26,21 @@ FROM runs JOIN origins ON origins.run = runs.run
 WHERE (runs.tail, runs.head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 
 -- name: read_stamp
--- Answers (run, tenant, holds_slot, ended_at, version, nonce, fence), for the checks of a commit.
-SELECT run, tenant, holds_slot, ended_at, version, nonce, fence FROM runs
+-- Answers (run, tenant, holds_slot, ended_at, whether it has reservations, version, nonce, fence),
+-- for the checks of a commit.
+SELECT
+    run, tenant, holds_slot, ended_at,
+    EXISTS (SELECT 1 FROM reservations WHERE reservations.run = runs.run),
+    version, nonce, fence
+FROM runs
 WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 
 -- name: read_to_settle
 -- Answers as read_stamp, and whether the inbox has an entry.
 SELECT
-    run, tenant, holds_slot, ended_at, version, nonce, fence,
+    run, tenant, holds_slot, ended_at,
+    EXISTS (SELECT 1 FROM reservations WHERE reservations.run = runs.run),
+    version, nonce, fence,
     EXISTS (SELECT 1 FROM inbox WHERE inbox.run = runs.run)
 FROM runs
 WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))

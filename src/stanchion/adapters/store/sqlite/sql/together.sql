@@ -188,7 +188,7 @@ CREATE TEMP TRIGGER lease_job INSTEAD OF INSERT ON leasings BEGIN
     UPDATE jobs SET
         state = 'leased', ticket = NULL, fence = NEW.fence, deliveries = NEW.deliveries,
         worker_id = NEW.worker_id, expires_at = NEW.expires_at,
-        attempt_ends_at = NEW.attempt_ends_at
+        attempt_ends_at = NEW.attempt_ends_at, usage = NULL
         WHERE job = NEW.job;
     UPDATE queues SET turn = NEW.turn, served = NEW.turn, ready = ready - 1
         WHERE topic = NEW.topic AND tenant = NEW.tenant;
