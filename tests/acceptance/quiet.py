@@ -22,12 +22,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from bench.connection import Answer, Connection, as_bytes, connect
+from stanchion.drills.processes import starvation
 from tests.acceptance.caller import calling
 from tests.acceptance.neighbours import CATALOGUE, Spec, Statuses
 from tests.acceptance.stack import ADMIN_KEY, Kind, Stack, running_stack
@@ -215,27 +215,13 @@ class Street:
         self._program.tell(name)
         begun = await self._program.line(_BEGIN_S_MAX)
         assert begun == {"begun": name}, begun
-        before = [_scheduled(replica.process.pid) for replica in self._stack.replicas]
+        before = [replica.processor_ns() for replica in self._stack.replicas]
         seen = await self.quiet.measure(seconds)
-        after = [_scheduled(replica.process.pid) for replica in self._stack.replicas]
+        after = [replica.processor_ns() for replica in self._stack.replicas]
         self._program.tell("stop")
         said = msgspec.convert(await self._program.line(_BEGIN_S_MAX), Statuses)
-        starvation = max(map(_starvation, before, after))
-        return msgspec.structs.replace(seen, statuses=said.statuses, starvation=starvation)
-
-
-def _scheduled(pid: int) -> tuple[int, int]:
-    """For how long the main thread of a process ran, and waited for a core, in nanoseconds."""
-    try:
-        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
-    except OSError:
-        return 0, 0
-    return int(ran), int(waited)
-
-
-def _starvation(before: tuple[int, int], after: tuple[int, int]) -> float:
-    ran, waited = after[0] - before[0], after[1] - before[1]
-    return 1 + waited / ran if ran > 0 else 1.0
+        starved = max(map(starvation, before, after))
+        return msgspec.structs.replace(seen, statuses=said.statuses, starvation=starved)
 
 
 @contextmanager

@@ -57,12 +57,13 @@ JITTER_BURST = replace(GOOD, strategy=JITTER, lock_requests=SPREAD)
 QUIET = Isolation(
     stack="SQLite", beside="bursts", control_s=(0.1,) * 20, beside_s=(0.15,) * 20, refused=0
 )
+STARVED = replace(QUIET, control_s=(0.01,) * 20, beside_s=(0.1,) * 20, starvation=2.1, lag_s=0.01)
 CELL = Cell(
     wait_s=2, retries=25, callers=50, admitted=50, runs=50, requests=60, refused=10, p95_s=1
 )
 SEEN = AdmissionSeen(
     bursts=(GOOD, FIXED_BURST, JITTER_BURST),
-    isolation=(QUIET,),
+    isolation=(QUIET, STARVED),
     cells=(CELL,),
     counted={"SQLite": (6.0, 6.0)},
 )
@@ -115,6 +116,8 @@ def test_a_burst_that_breaks_a_promise(seen: Burst, expected: set[str]) -> None:
         (replace(SEEN, cells=(replace(CELL, runs=51),)), {"one_run_each"}),
         (replace(SEEN, isolation=(replace(QUIET, beside_s=(0.3,) * 20),)), {"other_tenant"}),
         (replace(SEEN, isolation=(replace(QUIET, refused=1),)), {"other_tenant"}),
+        (replace(SEEN, isolation=(replace(STARVED, starvation=1.0),)), {"other_tenant"}),
+        (replace(SEEN, isolation=(replace(STARVED, beside_s=(0.2,) * 20),)), {"other_tenant"}),
         (
             replace(SEEN, bursts=(FIXED_BURST, replace(JITTER_BURST, lock_requests=IN_STEP))),
             {"jitter_flatter"},
@@ -185,6 +188,9 @@ def with_split(*tries: Try) -> RetrySeen:
 def test_retries_as_promised() -> None:
     assert broken(judge_retry(STORM)) == set()
     assert "gate_503" not in {each.id for each in judge_retry(replace(STORM, cut=None))}
+    # The caller of a third key gave up after a 503; the key has one run.
+    untold = replace(SWIFT, runs=3, untold=1)
+    assert broken(judge_retry(replace(STORM, fleets=(SLOW, untold, THRIFTY)))) == set()
 
 
 @pytest.mark.parametrize(
@@ -200,10 +206,17 @@ def test_retries_as_promised() -> None:
         ),
         (
             with_split(*SWIFT.tries[:3]),
-            {"no_second_run", "admitted", "sooner_admitted"},
+            {"no_second_run", "admitted", "sooner_admitted", "sooner_done"},
         ),
         (with_split(*SWIFT.tries, *(admitted("a", 21 + n) for n in range(9))), {"fewer_requests"}),
-        (with_split(*SWIFT.tries[:3], admitted("b", 31.0)), {"sooner_admitted"}),
+        (
+            with_split(*SWIFT.tries[:3], admitted("b", 31.0)),
+            {"sooner_admitted", "sooner_done"},
+        ),
+        (
+            with_split(admitted("a", 0.1), *SWIFT.tries[2:3], admitted("b", 30.5)),
+            {"sooner_done"},
+        ),
         (with_split(refused("a", 0, 2_500), *SWIFT.tries[1:]), {"retry_after_honoured"}),
         (
             with_split(*SWIFT.tries, refused("a", 40, 1, status=503, code="gate_unavailable")),

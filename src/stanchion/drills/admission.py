@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -30,11 +29,12 @@ from stanchion.drills.callers import DrillTenant, Sample, drill_tenant, waiting_
 from stanchion.drills.observe import (
     METRICS_OLD_S,
     LockCommands,
+    late_timers,
     monitored,
     read_metrics,
 )
 from stanchion.drills.options import DrillOptions, Progress
-from stanchion.drills.processes import start_program, started
+from stanchion.drills.processes import Deployment, start_program, started, starvation
 from stanchion.drills.promises.admission import (
     CAP,
     FIXED,
@@ -140,7 +140,7 @@ async def _on_stack(
         isolation: list[Isolation] = []
         if plan.quiet_s:
             progress.next()
-            isolation = await _isolation(stack, deployment.urls, plan, chance, deployment.directory)
+            isolation = await _isolation(stack, deployment, plan, chance)
         cells: list[Cell] = []
         if plan.sweep_waits_s:
             progress.next()
@@ -212,15 +212,18 @@ async def _counted(tenant: DrillTenant, bursts: Sequence[Burst]) -> tuple[float,
 
 
 async def _isolation(
-    stack: str, urls: Sequence[str], plan: _Plan, chance: Random, directory: Path
+    stack: str, deployment: Deployment, plan: _Plan, chance: Random
 ) -> list[Isolation]:
     """The start times of a tenant with room, beside another that has none or whose lock is held."""
-    async with drill_tenant(urls, "quiet") as quiet, drill_tenant(urls, "noisy") as noisy:
+    async with (
+        drill_tenant(deployment.urls, "quiet") as quiet,
+        drill_tenant(deployment.urls, "noisy") as noisy,
+    ):
         for tenant in (quiet, noisy):
             await tenant.apply("hold", waiting_run())
         await quiet.configure(max_concurrent_runs=None, admission=STRATEGIES["atomic"])
         await noisy.configure(max_concurrent_runs=CAP, admission=STRATEGIES["atomic"])
-        beside = partial(_beside, quiet, noisy, chance, directory, plan.quiet_s)
+        beside = partial(_beside, quiet, noisy, chance, deployment, plan.quiet_s)
         rows = [_compared(stack, "bursts of 100", await beside("nothing"), await beside("hold"))]
         await noisy.cancel_all()
         # Under `lock`, bursts take processor time from every tenant. Whether the lock is the
@@ -234,16 +237,24 @@ async def _isolation(
     return rows
 
 
-def _compared(
-    stack: str, beside: str, control: Sequence[Sample], samples: Sequence[Sample]
-) -> Isolation:
+def _compared(stack: str, beside: str, control: _Starts, seen: _Starts) -> Isolation:
     return Isolation(
         stack=stack,
         beside=beside,
-        control_s=tuple(sample.took_s for sample in control),
-        beside_s=tuple(sample.took_s for sample in samples),
-        refused=sum(sample.status != 200 for sample in samples),  # noqa: PLR2004 - HTTP's OK
+        control_s=tuple(sample.took_s for sample in control.samples),
+        beside_s=tuple(sample.took_s for sample in seen.samples),
+        refused=sum(sample.status != 200 for sample in seen.samples),  # noqa: PLR2004 - HTTP's OK
+        starvation=seen.starvation,
+        lag_s=seen.lag_s,
     )
+
+
+class _Starts(msgspec.Struct, frozen=True):
+    """Starts of one tenant, and how busy the machine was meanwhile."""
+
+    samples: list[Sample]
+    starvation: float
+    lag_s: float
 
 
 _BURST_CALLERS, _BURST_EVERY_S, _QUIET_PER_S = 100, 1.0, 40.0
@@ -255,23 +266,27 @@ async def _beside(
     quiet: DrillTenant,
     noisy: DrillTenant,
     chance: Random,
-    directory: Path,
+    deployment: Deployment,
     quiet_s: float,
     workflow: str | None,
-) -> list[Sample]:
+) -> _Starts:
     noise = None
     if workflow is not None:
         noise = start_program(
             "stanchion.drills.programs",
             *("burst", ",".join(noisy.urls), noisy.name, workflow),
             *(str(_BURST_CALLERS), str(_BURST_EVERY_S), str(quiet_s + _NOISE_STARTS_S), "1"),
-            log=directory / "burst.log",
-            cwd=directory,
+            log=deployment.directory / "burst.log",
+            cwd=deployment.directory,
         )
         await asyncio.sleep(_NOISE_STARTS_S)
     try:
         start = partial(quiet.start, "hold")
-        return await quiet.paced(start, per_s=_QUIET_PER_S, seconds=quiet_s, chance=chance)
+        before = [replica.processor_ns() for replica in deployment.replicas]
+        async with late_timers() as lags_s:
+            samples = await quiet.paced(start, per_s=_QUIET_PER_S, seconds=quiet_s, chance=chance)
+        after = [replica.processor_ns() for replica in deployment.replicas]
+        return _Starts(samples, max(map(starvation, before, after)), percentile(lags_s, 0.95))
     finally:
         if noise is not None:
             await asyncio.to_thread(noise.stop)

@@ -27,6 +27,7 @@ __all__ = [
     "Sampler",
     "counts_per",
     "cumulative",
+    "late_timers",
     "log_lines",
     "monitored",
     "rate_series",
@@ -237,6 +238,26 @@ def log_lines(path: Path, event: str) -> list[dict[str, Any]]:
 
 
 # ── Times ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@asynccontextmanager
+async def late_timers(*, every_s: float = 0.01) -> AsyncIterator[list[float]]:
+    """Note how late this process wakes up while the block lasts, in seconds."""
+    late_s: list[float] = []
+
+    async def note() -> None:
+        while True:
+            due = time.perf_counter() + every_s
+            await asyncio.sleep(every_s)
+            late_s.append(time.perf_counter() - due)
+
+    task = asyncio.create_task(note(), name="note late timers")
+    try:
+        yield late_s
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 def counts_per(times: Iterable[float], width_s: float, *, since: float, until: float) -> list[int]:

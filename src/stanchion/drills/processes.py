@@ -49,6 +49,7 @@ __all__ = [
     "start_program",
     "start_valkey",
     "started",
+    "starvation",
     "valkey_binary",
 ]
 
@@ -192,6 +193,20 @@ class ChildProcess:
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
         return int(line.split()[1]) * 1024
+
+    def processor_ns(self) -> tuple[int, int]:
+        """For how long its main thread ran, and for how long it waited for a core."""
+        try:
+            ran, waited, _ = Path(f"/proc/{self.process.pid}/schedstat").read_text().split()
+        except OSError:
+            return 0, 0
+        return int(ran), int(waited)
+
+
+def starvation(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """How much longer a process took between two readings of ``processor_ns`` for want of cores."""
+    ran, waited = after[0] - before[0], after[1] - before[1]
+    return 1 + waited / ran if ran > 0 else 1.0
 
 
 def free_port() -> int:

@@ -241,7 +241,12 @@ class _Fleet:
         for each in fleet.admitted:
             again = await self._tenant.start("short", key=each.key)
             wrong += not (again.is_replay and again.run_id == each.run_id)
-        return replace(fleet, wrong_replays=wrong)
+        # An admission may be answered 503 if the store's reply is late: its key still has one run.
+        await self._tenant.configure(max_concurrent_runs=None)
+        told = {each.key for each in fleet.admitted}
+        others = {each.key for each in fleet.tries if each.key not in told and each.may_have_run}
+        again_for = [await self._tenant.start("short", key=key) for key in sorted(others)]
+        return replace(fleet, wrong_replays=wrong, untold=sum(each.is_replay for each in again_for))
 
 
 class _RecordingTransport:
