@@ -132,6 +132,10 @@ pictures: $(READY) ## take pictures of every page of the console, in light and d
 	@$(BIN)/python -m tests.console.browser
 	@PYTHONPATH=. $(BIN)/python scripts/take_pictures.py
 
+.PHONY: transcripts
+transcripts: $(READY) ## take the transcripts of "run why" for the how-to page anew
+	@PYTHONPATH=. $(BIN)/python -m tests.docs.transcripts
+
 .PHONY: generate
 generate: $(READY) ## regenerate schemas, reference pages and dashboards
 	@$(BIN)/python scripts/generate_schema.py

@@ -136,7 +136,7 @@ async def test_dead_letters_of_jobs_and_events_are_known(store: Store, harness: 
     assert facts.jobs == ()
     of_job, of_event = facts.letters
     assert (of_job.step_id, of_job.item) == ("each", 0)
-    assert of_job.cause.startswith("delivered 1 times")
+    assert of_job.cause.startswith("delivered once")
     assert (of_event.step_id, of_event.item, of_event.cause) == (None, None, "it broke")
     assert of_job.at <= of_event.at
 

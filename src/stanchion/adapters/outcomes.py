@@ -69,13 +69,14 @@ def is_last_delivery(deliveries: int, own: int | None, usual: int) -> bool:
 
 def job_dead_letter(job: Job, deliveries: int, at: Instant) -> DeadLetter:
     """The dead letter of a job that reached its limit of deliveries."""
+    often = "once" if deliveries == 1 else f"{deliveries} times"
     return DeadLetter(
         id=f"job:{job.id}#{job.dispatch}",
         kind=DeadLetterKind.JOB,
         tenant=job.tenant,
         run_id=job.run_id,
         step_id=job.step_id,
-        cause=f"delivered {deliveries} times, and no worker finished it",
+        cause=f"delivered {often}, and no worker finished it",
         at=at,
         job=job,
     )
