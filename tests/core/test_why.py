@@ -192,10 +192,10 @@ CASES: dict[str, tuple[RunFacts, Surroundings, WhyCode, str, str]] = {
     ),
     "limited": (
         READY,
-        Surroundings(limits={TOPIC: ReachedLimit("llm", "5 at a time", NOW)}),
+        Surroundings(limits={TOPIC: ReachedLimit("llm", "5 at a time", "a result", NOW)}),
         WhyCode.TOPIC_LIMITED,
-        "limit 'llm' holds back the job of step 'publish.render': 5 at a time",
-        "PUT /v1/admin/limits/llm",
+        "limit 'llm' holds back the job of step 'publish.render': 5 at a time; room",
+        "stanchion limit set llm",
     ),
     "suspended": (
         replace(READY, jobs=(job(state=OpenJobState.SUSPENDED),)),

@@ -96,7 +96,7 @@ async def test_workers_are_reported_with_topics_and_leases(world: World) -> None
     assert world.clock.now() - worker.last_seen_at >= 4_000
 
     await scheduler.renew("w", [JobLease(leased.job.id, leased.fence)], tenant=ACME)
-    scheduler.finished("w", [leased.job.id], tenant=ACME)
+    await scheduler.finished("w", [JobLease(leased.job.id, leased.fence)], tenant=ACME)
     await asyncio.sleep(4)
     (worker,) = await _workers(one, "replica-2")
     assert worker.jobs == 0

@@ -76,6 +76,7 @@ app = LazyGroup(
         "job": (_HERE + "run:job", "Submit single jobs."),
         "schedule": (_HERE + "schedule:schedule", "Start runs by the clock."),
         "tenant": (_HERE + "admin:tenant", "Configure tenants: caps, rates, admission."),
+        "limit": (_HERE + "limit:limit", "Limit how many jobs of some topics run at once."),
         "settings": (_HERE + "admin:settings", "See and change the settings of running servers."),
         "lease": (_HERE + "operations:lease", "See, hold and release locks."),
         "key": (_HERE + "admin:key", "Create, list and revoke API keys."),

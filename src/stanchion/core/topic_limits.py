@@ -28,7 +28,6 @@ from stanchion.core.model import Instant, JobId, TenantId, Topic
 
 __all__ = [
     "LIMITS_MAX",
-    "PATTERNS_MAX",
     "LimitScope",
     "PoolGrant",
     "PoolUse",
@@ -38,7 +37,6 @@ __all__ = [
     "TopicLimit",
     "TopicLimits",
     "grant_tokens",
-    "is_pattern",
     "not_after",
     "retry_after_ms",
     "token_name",
@@ -47,8 +45,6 @@ __all__ = [
 
 LIMITS_MAX: Final = 500
 """Limits of a deployment: every replica keeps all of them in memory."""
-PATTERNS_MAX: Final = 100
-"""Topics and prefixes of one limit."""
 _TOPICS_KEPT: Final = 10_000
 _MARGIN_MS: Final = 2_000
 _LATE_MS: Final = 1_000
@@ -100,11 +96,6 @@ class TopicLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 def _matches(pattern: str, topic: Topic) -> bool:
     return topic.startswith(pattern[:-1]) if pattern.endswith(".*") else topic == pattern
-
-
-def is_pattern(text: str) -> bool:
-    """Whether the text is a topic, or a prefix that ends in ``.*`` and has no other ``*``."""
-    return "*" not in (text[:-2] if text.endswith(".*") and len(text) > len(".*") else text)
 
 
 class TopicLimits:

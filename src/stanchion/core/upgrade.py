@@ -22,6 +22,7 @@ __all__ = [
     "LEVEL",
     "REPORTING_LEVEL",
     "SHARED_WORKFLOWS",
+    "TOPIC_LIMITS",
     "MayRaise",
     "ReportedLevel",
     "UpgradeFinished",
@@ -38,6 +39,8 @@ ITEM_WORKFLOWS: Final = 2
 """The level of for-each steps with a workflow: older replicas cannot decode them."""
 BUDGETS: Final = 3
 """The level of budgets: older replicas would admit runs without a reservation."""
+TOPIC_LIMITS: Final = 3
+"""The level of topic limits: older replicas would lease jobs without tokens."""
 LEVEL: Final = 3
 """The level of this version."""
 

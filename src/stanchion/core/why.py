@@ -204,7 +204,11 @@ class ReachedLimit(msgspec.Struct, frozen=True):
 
     id: str
     rule: str
+    frees: str
+    """What gives it room again."""
     seen_at: Instant
+    until: Instant | None = None
+    """When it has room again, if that is known."""
 
 
 class QueuePlace(msgspec.Struct, frozen=True):
@@ -566,11 +570,14 @@ def _job(
             assert limit is not None
             return changed(
                 base,
-                detail=f"limit '{limit.id}' holds back the job of {place}: {limit.rule}",
+                detail=f"limit '{limit.id}' holds back the job of {place}: {limit.rule};"
+                f" room comes with {limit.frees}",
+                until=limit.until,
                 blocked_by=changed(
                     blocker, kind="limit", id=limit.id, rule=limit.rule, seen_at=limit.seen_at
                 ),
-                remedy=f"wait, or raise limit '{limit.id}': PUT /v1/admin/limits/{limit.id}",
+                remedy=f"wait, or raise it: stanchion limit set {limit.id};"
+                f" its use: stanchion limit show {limit.id}",
             )
         case WhyCode.SUSPENDED:
             return changed(

@@ -25,6 +25,7 @@ from stanchion.wire.identifiers import (
     JobName,
     KeyName,
     LetterName,
+    LimitName,
     LockName,
     Name,
     RunName,
@@ -162,6 +163,7 @@ PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType(
         "name": LockName,
         "letter_id": LetterName,
         "schedule_id": Name,
+        "limit_id": LimitName,
     }
 )
 """The types of path parameters, by their name in the template."""

@@ -63,6 +63,8 @@ class Bell(StrEnum):
     """A tenant's feed has grown; the note is the tenant."""
     SETTINGS = "settings"
     """Settings were written; the note is the tenant, empty for the deployment."""
+    ROOM = "room"
+    """A token of a topic limit was released; the note is the name of its pool."""
     ESCALATION = "escalation"
     """The escalation level of a replica; the note is the announcement as JSON."""
 

@@ -42,6 +42,7 @@ from stanchion.services.scheduler import Scheduler
 from stanchion.services.schedules import ScheduleService
 from stanchion.services.settings import RulesInForce, SettingsService
 from stanchion.services.signals import AdmissionSignals, EngineSignals, TenantLabels
+from stanchion.services.topic_limits import TopicLimitService
 from stanchion.services.upgrade import Upgrades
 from stanchion.services.waiters import RunWaiters
 from stanchion.services.why import RunExplainer
@@ -167,7 +168,8 @@ class Engine:
             retention_ms=terms.retention_ms,
             lock_audit=self._lock_audit,
         )
-        scheduler = Scheduler(context, ttl_ms=terms.job_lease_ttl_ms)
+        limits = TopicLimitService(context, registry=registry, ttl_ms=terms.job_lease_ttl_ms)
+        scheduler = Scheduler(context, ttl_ms=terms.job_lease_ttl_ms, limits=limits)
         replicas = ReplicaReporter(
             replica,
             backends,
@@ -203,6 +205,7 @@ class Engine:
             inbox=inbox,
             bulk=BulkService(replica, backends, gate=gate, inbox=inbox),
             scheduler=scheduler,
+            limits=limits,
             waiters=waiters,
             settings=settings,
             escalating=self._escalating,
@@ -221,6 +224,7 @@ class Engine:
                 rules=rules,
                 escalating=self._escalating,
                 replicas=replicas,
+                limits=limits,
                 lock_error=self._lock_error,
                 work=work,
             ),
@@ -253,6 +257,7 @@ class Engine:
         self._stop_hearing()
         await self.services.gate.close()
         self.services.scheduler.close()
+        await self.services.limits.close()
         self.services.waiters.close()
         await self._leasing.close()
         self.services.schedules.close()
@@ -268,6 +273,7 @@ class Engine:
             "relay": self._relay.run,
             "calls": lambda: self._bus.consume(self._calls.handle, at_once_max=AT_ONCE_MAX),
             "ready": services.scheduler.run,
+            "limits": services.limits.run,
             "reconcile": self._reconciler.run,
             "replicas": services.replicas.run,
             "receipts": services.receipts.run,
@@ -319,6 +325,7 @@ class Services(Backends):
     gate: Gate
     inbox: Inbox
     scheduler: Scheduler
+    limits: TopicLimitService
     waiters: RunWaiters
     settings: SettingsService
     escalating: EscalationService

@@ -30,6 +30,7 @@ import msgspec
 
 from stanchion.core.lease import Moment
 from stanchion.core.model import JobId, RunId, TenantId, Topic
+from stanchion.core.topic_limits import TopicLimit
 from stanchion.ports.bus import Bell
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError
@@ -37,6 +38,7 @@ from stanchion.ports.records import JobLease, LeasedJob, LostReason, Renewals
 from stanchion.ports.store import Jobs
 from stanchion.services.context import ReplicaContext
 from stanchion.services.log import OutageLogger
+from stanchion.services.topic_limits import LeaseCall, TopicLimitService
 
 __all__ = ["JobBatch", "Scheduler", "SeenWorkers", "WorkerSighting"]
 
@@ -88,8 +90,10 @@ class _Watch(msgspec.Struct, eq=False):
 class Scheduler:
     """Leases jobs to workers and renews the leases."""
 
-    def __init__(self, context: ReplicaContext, *, ttl_ms: int) -> None:
+    def __init__(self, context: ReplicaContext, *, ttl_ms: int, limits: TopicLimitService) -> None:
         self.ttl_ms = ttl_ms
+        self._limits = limits
+        limits.on_room = self._hear_room
         self._jobs: Jobs = context.store
         self._clock = context.clock
         self._waiting: dict[_Waiter, None] = {}
@@ -138,16 +142,21 @@ class Scheduler:
         self, worker_id: str, leases: Sequence[JobLease], *, tenant: TenantId | None = None
     ) -> Renewals:
         """Extend the leases that have not expired; with ``tenant``, only those of its jobs."""
-        renewals = await self._jobs.renew_jobs(leases, ttl_ms=self.ttl_ms, tenant=tenant)
+        if self._limits.limits:
+            renewals = await self._limits.renew(leases, tenant=tenant)
+        else:
+            renewals = await self._jobs.renew_jobs(leases, ttl_ms=self.ttl_ms, tenant=tenant)
         self._seen.has(worker_id, tenant, renewals.renewed)
         self._seen.let_go(worker_id, tenant, renewals.lost)
         return renewals
 
-    def finished(
-        self, worker_id: str, jobs: Iterable[JobId], *, tenant: TenantId | None = None
+    async def finished(
+        self, worker_id: str, leases: Sequence[JobLease], *, tenant: TenantId | None = None
     ) -> None:
-        """Note that a worker has sent the results of these jobs."""
-        self._seen.let_go(worker_id, tenant, jobs)
+        """Note that a worker has sent the results of these jobs, and release their tokens."""
+        self._seen.let_go(worker_id, tenant, [lease.job_id for lease in leases])
+        if self._limits.limits:
+            await self._limits.release(leases, tenant=tenant)
 
     def workers(self) -> tuple[WorkerSighting, ...]:
         """The workers that called this replica lately, those that wait for jobs included."""
@@ -189,6 +198,9 @@ class Scheduler:
                 del watches[watch]
                 if not watches:
                     del self._watches[run_id]
+        if watch.lost:
+            ended = [lease for lease in leases if lease.job_id in watch.lost]
+            await self._limits.release(ended, tenant=None)
         return watch.lost
 
     def drain(self) -> None:
@@ -262,13 +274,7 @@ class Scheduler:
         waiter.looked = self._rung
         is_spent = False
         try:
-            jobs = await self._jobs.lease_jobs(
-                waiter.worker_id,
-                waiter.topics,
-                max_jobs=waiter.max_jobs,
-                ttl_ms=self.ttl_ms,
-                tenant=waiter.tenant,
-            )
+            jobs = await self._lease(waiter)
             is_spent = 0 < len(jobs) < waiter.max_jobs
             if not jobs and waiter.tenant is not None and heard.topics.issubset(waiter.topics):
                 heard = _Heard(heard.topics, heard.tried | {waiter.tenant})
@@ -276,6 +282,27 @@ class Scheduler:
         finally:
             if not is_spent:
                 self._wake(heard)
+
+    async def _lease(self, waiter: _Waiter) -> tuple[LeasedJob, ...]:
+        await self._limits.refresh()
+        if self._limits.limits:
+            call = LeaseCall(waiter.worker_id, waiter.topics, waiter.max_jobs, waiter.tenant)
+            return await self._limits.lease(call)
+        return await self._jobs.lease_jobs(
+            waiter.worker_id,
+            waiter.topics,
+            max_jobs=waiter.max_jobs,
+            ttl_ms=self.ttl_ms,
+            tenant=waiter.tenant,
+        )
+
+    def _hear_room(self, limit: TopicLimit) -> None:
+        """A topic limit may have room again: wake a worker that waits for its topics."""
+        asked = {topic for waiter in self._waiting for topic in waiter.topics}
+        covered = frozenset(topic for topic in asked if limit.covers(topic))
+        if covered:
+            self._rung += 1
+            self._wake(_Heard(covered))
 
     def _hear(self, note: str) -> None:
         self._rung += 1

@@ -22,6 +22,7 @@ from stanchion.core.why import (
     Finding,
     OpenJobState,
     Outage,
+    ReachedLimit,
     RunFacts,
     RunLock,
     Surroundings,
@@ -35,6 +36,7 @@ from stanchion.services.escalation import EscalationService
 from stanchion.services.limiter import SingleFlight
 from stanchion.services.plans import DefinitionMissing, Plans
 from stanchion.services.replicas import ReplicaReporter, ReplicaView
+from stanchion.services.topic_limits import TopicLimitService
 from stanchion.services.work import TenantWorkBudget
 
 __all__ = ["Explanation", "RunExplainer", "demand_for"]
@@ -60,7 +62,7 @@ class Explanation(msgspec.Struct, frozen=True):
 class RunExplainer:
     """Explains why runs do not go on."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each of them knows one kind of cause
         self,
         backends: Backends,
         *,
@@ -68,6 +70,7 @@ class RunExplainer:
         rules: Rules,
         escalating: EscalationService,
         replicas: ReplicaReporter,
+        limits: TopicLimitService,
         lock_error: Callable[[], str | None],
         work: TenantWorkBudget,
     ) -> None:
@@ -79,6 +82,7 @@ class RunExplainer:
         self._rules = rules
         self._escalating = escalating
         self._replicas = replicas
+        self._limits = limits
         self._lock_error = lock_error
         self._work = work
         self._flights = SingleFlight()
@@ -113,14 +117,17 @@ class RunExplainer:
         return facts.run.tenant, told
 
     async def _around(self, facts: RunFacts) -> Surroundings:
-        found, view = await asyncio.gather(self._lock(facts), self._view())
         ready = {job.topic for job in facts.jobs if job.state is OpenJobState.READY}
+        found, view, limits = await asyncio.gather(
+            self._lock(facts), self._view(), self._reached(ready, facts.run.tenant)
+        )
         outages = [each for each in (found, self._bus(facts.at)) if isinstance(each, Outage)]
         return Surroundings(
             lock=found if isinstance(found, RunLock) else None,
             closed=await self._closed(facts.run, found) if isinstance(found, Outage) else None,
             outages=tuple(outages),
             topics={} if view is None else demand_for(ready, facts.run.tenant, view),
+            limits=limits,
         )
 
     async def _lock(self, facts: RunFacts) -> RunLock | Outage | None:
@@ -190,6 +197,16 @@ class RunExplainer:
             return (await self._plans.of_run(run)).lock_policy
         except (DefinitionMissing, BackendError):
             return None
+
+    async def _reached(self, topics: set[Topic], tenant: TenantId) -> Mapping[Topic, ReachedLimit]:
+        """The topic limits that keep these topics from being leased now."""
+        if not self._limits.limits or not topics:
+            return {}
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await self._limits.reached(topics, tenant)
+        except (BackendError, TimeoutError):
+            return {}
 
     async def _view(self) -> ReplicaView | None:
         try:

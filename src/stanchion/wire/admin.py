@@ -16,6 +16,7 @@ from stanchion.wire.identifiers import (
     BudgetName,
     Comment,
     KeyLabel,
+    LimitedTopic,
     LockName,
     TenantOrAll,
     Time,
@@ -43,10 +44,13 @@ __all__ = [
     "LeaseList",
     "LeaseMarkRow",
     "LeaseRow",
+    "LimitList",
+    "LimitView",
     "LockHistory",
     "LockWaitRow",
     "OlderReplica",
     "PromiseRow",
+    "PutLimit",
     "ReplayAnswer",
     "ReplayLetter",
     "ReplicaList",
@@ -147,6 +151,42 @@ class TenantList(msgspec.Struct, frozen=True):
     """A page of tenants, by name."""
 
     tenants: tuple[TenantRow, ...]
+    cursor: str | None = None
+
+
+class PutLimit(_Request, frozen=True, kw_only=True):
+    """A topic limit: how many jobs of some topics may be leased at once, and per second.
+
+    At least one of ``max_running`` and ``rate_per_s`` is given.
+    """
+
+    topics: Annotated[tuple[LimitedTopic, ...], Meta(min_length=1, max_length=100)]
+    per: Literal["deployment", "tenant"] = "deployment"
+    """Whether all tenants share the limit, or each tenant has it for itself."""
+    max_running: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """Jobs that are leased at the same time; 0 stops the topics."""
+    rate_per_s: Annotated[float, Meta(ge=0.000_001, le=1_000_000)] | None = None
+    """New leases per second. So many, and at least one, may come at once."""
+
+
+class LimitView(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic limit, and how much of it is in use."""
+
+    id: str
+    topics: tuple[str, ...]
+    per: Literal["deployment", "tenant"]
+    max_running: int | None
+    rate_per_s: float | None
+    running: int | None
+    """Leased jobs that count against it; ``null`` for a limit of each tenant."""
+    retry_after_ms: int | None
+    """When the rate allows the next lease; ``null`` for a limit of each tenant or without rate."""
+
+
+class LimitList(msgspec.Struct, frozen=True):
+    """A page of topic limits, by id."""
+
+    limits: tuple[LimitView, ...]
     cursor: str | None = None
 
 

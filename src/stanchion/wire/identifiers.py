@@ -37,6 +37,8 @@ __all__ = [
     "Labels",
     "LetterName",
     "Limit",
+    "LimitName",
+    "LimitedTopic",
     "LockName",
     "Name",
     "RunName",
@@ -136,6 +138,24 @@ TopicName: TypeAlias = Annotated[
         max_length=TOPIC_CHARS_MAX,
         description='Words of letters, digits, "_" or "-", with dots between them.',
         examples=["agent.plan"],
+    ),
+]
+LimitName: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z",
+        description='A letter or digit, then letters, digits, "_", "." or "-"; 64 at most.',
+        examples=["llm"],
+    ),
+]
+"""A topic limit's id."""
+LimitedTopic: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*(?:\.\*)?\Z",
+        max_length=TOPIC_CHARS_MAX,
+        description="A topic, or a prefix of topics up to a dot: `llm.*`.",
+        examples=["llm.*"],
     ),
 ]
 ErrorCode: TypeAlias = Annotated[

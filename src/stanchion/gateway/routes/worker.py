@@ -153,8 +153,8 @@ async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
         rejected.extend(RejectedResult(job_id, codes[job_id]) for job_id in contrary.values())
     if telemetry.tracing is not None:
         _trace_results(telemetry.tracing, call.body, began_ns, frozenset(accepted))
-    ended = [each.job_id for each in results]
-    call.services.scheduler.finished(call.body.worker_id, ended, tenant=call.only)
+    ended = [JobLease(each.job_id, each.fence) for each in results]
+    await call.services.scheduler.finished(call.body.worker_id, ended, tenant=call.only)
     return Reply(ResultsAnswer(tuple(accepted), tuple(rejected)))
 
 

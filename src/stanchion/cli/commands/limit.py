@@ -1,0 +1,110 @@
+"""``stanchion limit``: how many jobs of some topics may be leased at once, and per second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from stanchion.cli.session import Session, limit_and_cursor, list_of, path_to, talks
+from stanchion.cli.text import cell, pairs, table
+
+__all__ = ["limit"]
+
+
+@click.group("limit")
+def limit() -> None:
+    """Limit how many jobs of some topics run at once, and start per second."""
+
+
+@limit.command("list")
+@limit_and_cursor
+@talks
+def list_limits(session: Session, limit: int, cursor: str | None) -> None:
+    """List topic limits, by id."""
+    page = session.get(path_to("admin", "limits"), limit=limit, cursor=cursor)
+    list_of(session, page, _rows, "limits")
+
+
+@limit.command("show")
+@click.argument("limit_id", metavar="ID")
+@talks
+def show_limit(session: Session, limit_id: str) -> None:
+    """Show a topic limit, and how much of it is in use."""
+    session.show(session.get(path_to("admin", "limits", limit_id)), _lines)
+
+
+@limit.command("set")
+@click.argument("limit_id", metavar="ID")
+@click.option(
+    "--topic",
+    "topics",
+    metavar="TOPIC",
+    multiple=True,
+    required=True,
+    help="A topic, or a prefix like llm.*; may be given several times.",
+)
+@click.option(
+    "--per",
+    type=click.Choice(("deployment", "tenant")),
+    help="All tenants together, or each for itself; deployment if not given.",
+)
+@click.option("--max-running", metavar="N", type=click.INT, help="Jobs that run at once.")
+@click.option("--rate-per-s", metavar="N", type=click.FLOAT, help="Jobs that begin per second.")
+@talks
+def set_limit(
+    session: Session,
+    /,
+    limit_id: str,
+    topics: tuple[str, ...],
+    **members: Any,  # noqa: ANN401 - the options that are sent as they are
+) -> None:
+    """Store a topic limit, or replace it."""
+    given = {name: value for name, value in members.items() if value is not None}
+    path = path_to("admin", "limits", limit_id)
+    session.show(session.send("PUT", path, {"topics": topics, **given}).document, _lines)
+
+
+@limit.command("delete")
+@click.argument("limit_id", metavar="ID")
+@talks
+def delete_limit(session: Session, limit_id: str) -> None:
+    """Delete a topic limit. Jobs that it held back can run at once."""
+    answer = session.send("DELETE", path_to("admin", "limits", limit_id))
+    session.show(answer.document, lambda gone: [f"deleted: {cell(gone['id'])}"])
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _rows(page: dict[str, Any]) -> Iterator[str]:
+    if page["limits"]:
+        yield from table(
+            ("ID", "TOPICS", "PER", "RUNNING", "MAX", "RATE/S"),
+            (
+                (
+                    cell(row["id"]),
+                    cell(" ".join(row["topics"])),
+                    cell(row["per"]),
+                    _shown(row["running"]),
+                    _shown(row["max_running"]),
+                    _shown(row["rate_per_s"]),
+                )
+                for row in page["limits"]
+            ),
+        )
+
+
+def _lines(row: dict[str, Any]) -> Iterator[str]:
+    yield from pairs(
+        (
+            ("limit", cell(row["id"])),
+            ("topics", cell(" ".join(row["topics"]))),
+            ("per", cell(row["per"])),
+            ("running", _shown(row["running"])),
+            ("max running", _shown(row["max_running"])),
+            ("rate per s", _shown(row["rate_per_s"])),
+        )
+    )
