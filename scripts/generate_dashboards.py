@@ -338,6 +338,23 @@ WORKERS: Final = Dashboard(
     "Stanchion / Workers and topics",
     (
         Panel(
+            "Topic limits: leased jobs and limit",
+            "short",
+            (
+                Query("{{limit}}", "max by (limit) (stanchion_topic_limit_running)"),
+                Query("{{limit}}, max", "max by (limit) (stanchion_topic_limit_max)"),
+            ),
+            "A limit that is reached holds back jobs of its topics.",
+        ),
+        Panel(
+            "Topic limits: leases, and requests for more",
+            "ops",
+            (
+                Query("{{limit}}, leased", _rate("topic_limit_leases_total", "limit")),
+                Query("{{limit}}, {{reason}}", _rate("topic_limit_refused_total", "limit, reason")),
+            ),
+        ),
+        Panel(
             "Calls of workers",
             "ops",
             (

@@ -241,6 +241,15 @@ SCHEDULE: Final = ScheduleView(
     missed=(MissedTickRow(AT, "the tenant was full: 2 runs"),),
     missed_total=3,
 )
+LIMIT = admin.LimitView(
+    id="llm",
+    topics=("llm.*", "embed"),
+    per="deployment",
+    max_running=3,
+    rate_per_s=None,
+    running=2,
+    retry_after_ms=None,
+)
 _SCHEDULE: Final = {
     "workflow_id": "research",
     "cron": "0 2 * * *",
@@ -422,6 +431,36 @@ CASES: Final = (
         answer=SCHEDULE,
         shape=ScheduleView,
         says=("deleted: nightly",),
+    ),
+    Case(
+        args=("limit", "list"),
+        asks=("GET", "/v1/admin/limits"),
+        query=PAGE,
+        answer=admin.LimitList((LIMIT,), "next"),
+        shape=admin.LimitList,
+        says=("llm  llm.* embed  deployment  2        3    -", "add --cursor next"),
+    ),
+    Case(
+        args=("limit", "show", "llm"),
+        asks=("GET", "/v1/admin/limits/llm"),
+        answer=LIMIT,
+        shape=admin.LimitView,
+        says=("running      2", "max running  3"),
+    ),
+    Case(
+        args=("limit", "set", "llm", "--topic", "llm.*", "--topic", "embed", "--max-running", "3"),
+        asks=("PUT", "/v1/admin/limits/llm"),
+        body={"topics": ["llm.*", "embed"], "max_running": 3},
+        answer=LIMIT,
+        shape=admin.LimitView,
+        says=("topics       llm.* embed",),
+    ),
+    Case(
+        args=("limit", "delete", "llm"),
+        asks=("DELETE", "/v1/admin/limits/llm"),
+        answer=LIMIT,
+        shape=admin.LimitView,
+        says=("deleted: llm",),
     ),
     Case(
         args=("run", "rerun", "07-01h", "--from-step", "search"),

@@ -224,10 +224,27 @@ async def _delete_schedule(house: House) -> Expected:
     return Expected(answer, "schedule/nightly", "acme", before, None)
 
 
+_LIMIT: Final = {"topics": ["llm.*"], "per": "tenant", "max_running": 3, "rate_per_s": None}
+
+
+async def _put_limit(house: House) -> Expected:
+    await house.ask("PUT", "/v1/admin/limits/llm", {**_LIMIT, "max_running": 2}, key=ADMIN)
+    answer = await house.ask("PUT", "/v1/admin/limits/llm", _LIMIT, key=ADMIN)
+    return Expected(answer, "limit/llm", None, {**_LIMIT, "max_running": 2}, _LIMIT)
+
+
+async def _delete_limit(house: House) -> Expected:
+    await house.ask("PUT", "/v1/admin/limits/llm", _LIMIT, key=ADMIN)
+    answer = await house.ask("DELETE", "/v1/admin/limits/llm", key=ADMIN)
+    return Expected(answer, "limit/llm", None, _LIMIT, None)
+
+
 CHANGES: Final[dict[str, Callable[[House], Awaitable[Expected]]]] = {
     "put_workflow": _put_workflow,
     "put_schedule": _put_schedule,
     "delete_schedule": _delete_schedule,
+    "put_limit": _put_limit,
+    "delete_limit": _delete_limit,
     "put_shared_workflow": _put_shared_workflow,
     "finish_upgrade": _finish_upgrade,
     "cancel_run": _cancel,

@@ -21,6 +21,7 @@ KINDS = {
     "list_runs": "runs",
     "list_schedules": "schedules",
     "list_bulks": "documents",
+    "list_limits": "documents",
     "get_timeline": "timeline",
     "list_items": "items",
     "list_workflows": "workflows",

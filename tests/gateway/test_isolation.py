@@ -66,6 +66,7 @@ async def world() -> AsyncIterator[World]:
             "name": "run/x",
             "letter_id": quote(letter, safe=""),
             "schedule_id": "nightly",
+            "limit_id": "llm",
         }
         yield World(house, ids, keys, job, letter)
 
@@ -96,6 +97,7 @@ def body_of(route: Route, world: World) -> object:
     bodies: dict[str, object] = {
         "put_workflow": ONE_STEP,
         "put_schedule": {"workflow_id": "one-step", "every_s": 3600, "paused": True},
+        "put_limit": {"topics": ["llm.*"], "max_running": 1},
         "start_batch": {"runs": [{"key": "k"}]},
         "put_shared_workflow": ONE_STEP,
         "submit_job": {"topic": "work"},
@@ -270,6 +272,10 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "delete_schedule": not_there,
     "trigger_schedule": not_there,
     "follow_events": lambda answer, world: world.ids["run_id"].encode() not in answer.body,
+    "put_limit": forbidden,
+    "delete_limit": forbidden,
+    "get_limit": forbidden,
+    "list_limits": forbidden,
     "put_tenant": forbidden,
     "delete_tenant": forbidden,
     "get_tenant": forbidden,

@@ -142,7 +142,7 @@ class Scheduler:
         self, worker_id: str, leases: Sequence[JobLease], *, tenant: TenantId | None = None
     ) -> Renewals:
         """Extend the leases that have not expired; with ``tenant``, only those of its jobs."""
-        if self._limits.limits:
+        if self._limits.limits.by_id:
             renewals = await self._limits.renew(leases, tenant=tenant)
         else:
             renewals = await self._jobs.renew_jobs(leases, ttl_ms=self.ttl_ms, tenant=tenant)
@@ -155,7 +155,7 @@ class Scheduler:
     ) -> None:
         """Note that a worker has sent the results of these jobs, and release their tokens."""
         self._seen.let_go(worker_id, tenant, [lease.job_id for lease in leases])
-        if self._limits.limits:
+        if self._limits.limits.by_id:
             await self._limits.release(leases, tenant=tenant)
 
     def workers(self) -> tuple[WorkerSighting, ...]:
@@ -285,7 +285,7 @@ class Scheduler:
 
     async def _lease(self, waiter: _Waiter) -> tuple[LeasedJob, ...]:
         await self._limits.refresh()
-        if self._limits.limits:
+        if self._limits.limits.by_id:
             call = LeaseCall(waiter.worker_id, waiter.topics, waiter.max_jobs, waiter.tenant)
             return await self._limits.lease(call)
         return await self._jobs.lease_jobs(

@@ -15,7 +15,7 @@ __all__ = ["limit"]
 
 @click.group("limit")
 def limit() -> None:
-    """Limit how many jobs of some topics run at once, and start per second."""
+    """Limit how many jobs of some topics run at once."""
 
 
 @limit.command("list")
