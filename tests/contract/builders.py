@@ -25,6 +25,7 @@ from stanchion.core.model import (
     make_run_id,
 )
 from stanchion.core.plan import Plan, link
+from stanchion.core.queue import QueueRequest
 from stanchion.core.run import decide_all, evolve, items_to_read
 from stanchion.core.transition import DispatchJob, TimelineEntry, Transition
 from stanchion.core.workflow import (
@@ -166,6 +167,7 @@ def admission(  # noqa: PLR0913 - each case varies one of them
     rerun_of: RunId | None = None,
     risk: Risk = Risk.STANDARD,
     traceparent: str | None = None,
+    queue: QueueRequest | None = None,
 ) -> Admission:
     """A run of the plan that wants to begin, decided on at ``now``."""
     given: JsonObject = {"say": "hello"} if run_input is None else run_input
@@ -184,8 +186,11 @@ def admission(  # noqa: PLR0913 - each case varies one of them
         traceparent=traceparent,
     )
     transition = decide_all(plan, pending, (Started(actor="caller"),), now)
+    stamp = Stamp(1, nonce())
     return Admission(
-        run=replace(evolve(pending, transition), stamp=Stamp(1, nonce())),
+        run=replace(evolve(pending, transition), stamp=stamp),
+        before=None if queue is None else replace(pending, stamp=stamp),
+        queue=queue or QueueRequest(),
         transition=transition,
         key=key,
         fingerprint=fingerprint(plan.workflow_id, given),

@@ -42,7 +42,6 @@ from stanchion.core.why import (
     OpenJobState,
     Outage,
     PendingTimer,
-    QueuePlace,
     ReachedLimit,
     RunFacts,
     RunLock,
@@ -121,10 +120,10 @@ CASES: dict[str, tuple[RunFacts, Surroundings, WhyCode, str, str]] = {
         "stanchion run rerun r1",
     ),
     "queued": (
-        READY,
-        Surroundings(queue=QueuePlace(2, BEGAN, LATER)),
+        replace(READY, position=3),
+        Surroundings(),
         WhyCode.QUEUED,
-        "tenant 'acme' is full; 2 runs ahead in its queue",
+        "tenant 'acme' is full; position 3 in its queue, 2 runs ahead",
         "stanchion tenant set acme",
     ),
     "approval": (

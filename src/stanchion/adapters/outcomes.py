@@ -21,13 +21,16 @@ from stanchion.core.events import (
     JobDied,
     JobDiscarded,
     JobReplayed,
+    Promoted,
     Started,
     TimerFired,
 )
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Failure, Instant, Job, JobId, RunId, RunStatus, StepId, TenantId
+from stanchion.core.queue import queued_run
 from stanchion.core.why import DeadWork, OpenJob
 from stanchion.ports.records import (
+    Admission,
     DeadLetter,
     DeadLetterKind,
     Drift,
@@ -52,6 +55,7 @@ __all__ = [
     "is_last_delivery",
     "job_dead_letter",
     "job_died_entry",
+    "queued_admission",
     "replay_entry",
     "step_of",
     "timed_out_entry",
@@ -185,7 +189,7 @@ def discard_entry(letter: DeadLetter, actor: str) -> tuple[str, Event] | None:
 def step_of(event: Event) -> StepId | None:
     """The step that an event names, if any."""
     match event:
-        case Started() | CancelRequested():
+        case Started() | Promoted() | CancelRequested():
             return None
         case TimerFired(timer=timer):
             return timer.step_id
@@ -270,3 +274,10 @@ def audit_of_drift(entry: AuditEntry, drift: Drift) -> AuditEntry:
         before={"active": drift.counted},
         after={"active": drift.actual},
     )
+
+
+def queued_admission(admission: Admission, wait_ms: int) -> Admission:
+    """The admission of a run that must wait for a slot."""
+    assert admission.before is not None, "a run that is never queued"
+    run, transition = queued_run(admission.before, wait_ms=wait_ms)
+    return replace(admission, run=replace(run, stamp=admission.run.stamp), transition=transition)

@@ -16,6 +16,7 @@ import msgspec
 from stanchion.core.budget import OverBudget
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, RunId, WorkflowId
+from stanchion.core.queue import OnFull
 
 __all__ = [
     "Admitted",
@@ -23,6 +24,9 @@ __all__ = [
     "Full",
     "KeyRecord",
     "Mismatch",
+    "NoQueue",
+    "QueueFull",
+    "Queued",
     "Rate",
     "RateExceeded",
     "Refused",
@@ -62,6 +66,26 @@ class Full(msgspec.Struct, frozen=True, tag="full"):
     active: int
 
 
+class Queued(msgspec.Struct, frozen=True, tag="queued"):
+    """The run was created without a slot, and waits for one."""
+
+    run_id: RunId
+    position: int = 0
+    """Its place in the queue, 1 for the next one. The store adds it."""
+
+
+class QueueFull(msgspec.Struct, frozen=True, tag="queue_full"):
+    """The tenant is at its limit, and as many runs wait as its configuration allows."""
+
+    limit: int
+    active: int
+    queue_max: int
+
+
+class NoQueue(msgspec.Struct, frozen=True, tag="no_queue"):
+    """The start asks to be queued, and its tenant rejects starts while it is full."""
+
+
 class Mismatch(msgspec.Struct, frozen=True, tag="mismatch"):
     """The key was used for a different request before."""
 
@@ -83,9 +107,17 @@ class TooLate(msgspec.Struct, frozen=True, tag="too_late"):
 
 
 Refused: TypeAlias = (
-    Full | OverBudget | RateExceeded | Mismatch | StaleDefinition | TickTaken | TooLate
+    Full
+    | QueueFull
+    | NoQueue
+    | OverBudget
+    | RateExceeded
+    | Mismatch
+    | StaleDefinition
+    | TickTaken
+    | TooLate
 )
-Verdict: TypeAlias = Admitted | Replayed | Refused
+Verdict: TypeAlias = Admitted | Queued | Replayed | Refused
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +132,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     not_after: Instant
     exists: bool = False
     """A run with this id exists: this request was executed before."""
+    position: int | None = None
+    """The place of that run in the queue, if it is queued."""
     key: KeyRecord | None = None
     """The record of the tenant's idempotency key; ``None`` without a key or for a new one."""
     fingerprint: str = ""
@@ -111,14 +145,28 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     takes_slot: bool = True
     limit: int | None = None
     active: int = 0
+    on_full: OnFull = OnFull.REJECT
+    """Of the tenant's configuration."""
+    asked_on_full: OnFull | None = None
+    """Of the start itself."""
+    queued: int = 0
+    """How many runs of the tenant wait, after promoting those for which there is a slot."""
+    queue_max: int = 0
     rate: Rate | None = None
     """The rate limit of the tenant, for runs that take no slot."""
 
 
 def judge(facts: Facts) -> Verdict:
-    """Decide on a start. The store creates the run only if this returns ``Admitted``."""
+    """Decide on a start.
+
+    The store creates the run only if this returns ``Admitted``, or ``Queued``: then without a slot.
+    """
     if facts.exists:
-        return Admitted(facts.run_id)
+        return (
+            Admitted(facts.run_id)
+            if facts.position is None
+            else Queued(facts.run_id, facts.position)
+        )
     if facts.now > facts.not_after:
         return TooLate()
     if facts.key is not None:
@@ -131,11 +179,22 @@ def judge(facts: Facts) -> Verdict:
         return StaleDefinition()
     if facts.over_budget is not None:
         return facts.over_budget
+    if facts.asked_on_full is OnFull.QUEUE and facts.on_full is not OnFull.QUEUE:
+        return NoQueue()
     if facts.takes_slot and facts.limit is not None and facts.active >= facts.limit:
-        return Full(facts.limit, facts.active)
+        return _without_slot(facts, facts.limit)
     if facts.rate is not None and facts.rate.spent_until(facts.now) > facts.now:
         return RateExceeded()
     return Admitted(facts.run_id)
+
+
+def _without_slot(facts: Facts, limit: int) -> Queued | QueueFull | Full:
+    """What a full tenant answers."""
+    if OnFull.REJECT in {facts.on_full, facts.asked_on_full}:
+        return Full(limit, facts.active)
+    if facts.queued >= facts.queue_max:
+        return QueueFull(limit, facts.active, facts.queue_max)
+    return Queued(facts.run_id)
 
 
 class Rate(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from typing import TypeAlias, assert_never
 
 import msgspec
 
-from stanchion.core.model import Stamp
+from stanchion.core.model import RunId, Stamp
 
 __all__ = [
     "Apply",
@@ -44,6 +44,8 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     """The transition is written and durable."""
 
     stamp: Stamp
+    promoted: tuple[RunId, ...] = ()
+    """Queued runs that got the slots which the commit freed. A repeated commit names none."""
 
 
 class CommitConflict(msgspec.Struct, frozen=True, tag="conflict"):

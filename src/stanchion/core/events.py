@@ -25,6 +25,7 @@ __all__ = [
     "JobDiscarded",
     "JobReplayed",
     "JobReturned",
+    "Promoted",
     "Rejected",
     "Started",
     "Timer",
@@ -43,6 +44,8 @@ class TimerKind(StrEnum):
     DECISION = "decision"
     ITEMS = "items"
     """More items of a for-each with a workflow may begin."""
+    QUEUE = "queue"
+    """The run has waited for a slot as long as its tenant allows."""
 
 
 class Timer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -67,6 +70,10 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
 class Started(_Event, frozen=True, kw_only=True, tag="started"):
     """The run was admitted."""
+
+
+class Promoted(_Event, frozen=True, kw_only=True, tag="promoted"):
+    """The run left its tenant's queue with a slot."""
 
 
 class AttemptSucceeded(_Event, frozen=True, kw_only=True, tag="job_succeeded"):
@@ -158,6 +165,7 @@ class CancelRequested(_Event, frozen=True, kw_only=True, tag="cancel_requested")
 
 Event: TypeAlias = (
     Started
+    | Promoted
     | AttemptSucceeded
     | AttemptFailed
     | JobDied

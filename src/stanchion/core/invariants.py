@@ -26,6 +26,7 @@ from stanchion.core.model import (
     StepId,
     StepStatus,
 )
+from stanchion.core.queue import QUEUE_TIMER
 from stanchion.core.steps import foreach
 from stanchion.core.workflow import (
     ApprovalSpec,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["of_run", "of_slots", "of_transition", "of_work"]
 
+_NOT_BEGUN = frozenset({RunStatus.QUEUED, RunStatus.PENDING})
 _WAITS: dict[type[object], tuple[type[object], ...]] = {
     JobSpec: (OnJob, OnRetry, OnReplay),
     ForEachSpec: (OnItems,),
@@ -63,7 +65,7 @@ def of_run(plan: Plan, run: Run) -> list[str]:
     states = [run.step(step_id).status for step_id in plan.steps]
     if run.status.is_finished:
         broken += _of_finished(plan, run, states)
-    elif run.status is not RunStatus.PENDING:
+    elif run.status not in _NOT_BEGUN:
         if not any(status.is_active for status in states):
             broken.append("an unfinished run waits for nothing")
         tops = [run.step(step_id).status for step_id in plan.body.steps]
@@ -123,7 +125,11 @@ def of_work(
         if key.step_id in active:
             _expect(key.step_id, key.item, item.attempt, item.wait, jobs, clocks)
             _expect_inside(plan.steps[key.step_id], key.item, item, jobs, clocks)
-    if run.status is not RunStatus.PENDING and not run.status.is_finished:
+    if run.status is RunStatus.QUEUED:
+        clocks.add(QUEUE_TIMER)
+    elif run.status is RunStatus.PENDING and QUEUE_TIMER in timers:
+        clocks.add(QUEUE_TIMER)  # cleared by the first decision after the promotion
+    elif not run.status.is_finished and run.status is not RunStatus.PENDING:
         clocks.add(Timer(TimerKind.RUN_TIMEOUT))
     return [
         *(f"job '{job}' is waited for and not out" for job in sorted(jobs - set(open_jobs))),
@@ -134,8 +140,8 @@ def of_work(
 
 
 def of_slots(*, counted: int, runs: Iterable[Run]) -> list[str]:
-    """Check that the slots a tenant uses are as many as its unfinished runs."""
-    active = sum(run.holds_slot and not run.status.is_finished for run in runs)
+    """Check that the slots a tenant uses are as many as its unfinished runs that do not wait."""
+    active = sum(run.holds_slot and run.status.uses_slot for run in runs)
     return [] if counted == active else [f"{counted} slots are held for {active} unfinished runs"]
 
 
@@ -239,7 +245,7 @@ def _of_item(step: PlannedStep, index: int, item: Item) -> Iterable[str]:
 
 def _could_begin(run: Run, step: PlannedStep) -> bool:
     opened = (
-        run.status is not RunStatus.PENDING and not run.status.is_finished
+        run.status not in _NOT_BEGUN and not run.status.is_finished
         if step.parent is None
         else run.step(step.parent).status.is_active
     )

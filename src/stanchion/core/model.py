@@ -98,6 +98,8 @@ _RISK_RANK = {risk: rank for rank, risk in enumerate(Risk)}
 class RunStatus(StrEnum):
     """The status of a run. The last four are final: a finished run never changes again."""
 
+    QUEUED = "queued"
+    """It waits for a slot of its tenant and holds none."""
     PENDING = "pending"
     RUNNING = "running"
     WAITING = "waiting"
@@ -108,13 +110,21 @@ class RunStatus(StrEnum):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has ended. Its slot is held exactly while this is false."""
+        """Whether the run has ended."""
         return self in _RUN_FINISHED
+
+    @property
+    def uses_slot(self) -> bool:
+        """Whether the run is unfinished and not queued: exactly then it may hold a slot."""
+        return self not in _RUN_WITHOUT_SLOT
 
 
 _RUN_FINISHED = frozenset(
     {RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMED_OUT}
 )
+
+
+_RUN_WITHOUT_SLOT = _RUN_FINISHED | {RunStatus.QUEUED}
 
 
 class StepStatus(StrEnum):
@@ -411,7 +421,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ``shared_name``."""
     risk: Risk = Risk.STANDARD
     holds_slot: bool = True
-    """Whether the run counts against its tenant's cap while it is unfinished."""
+    """Whether the run counts against its tenant's cap while it is unfinished and not queued."""
     rerun_of: RunId | None = None
     starter: str | None = None
     """The actor who started it; ``None`` for a run that an older version started."""

@@ -15,6 +15,7 @@ The rules:
   fails if one of them failed or timed out, unless that one has ``on_failure: continue``; its error
   is that of the first such step in file order.
 * Cancelling a run, or its timeout, ends every unfinished step at once.
+* A queued run can only time out or be cancelled. It starts when the store has promoted it.
 * An active step waits for one named thing. An event about anything else changes nothing.
 """
 
@@ -36,6 +37,7 @@ from stanchion.core.events import (
     JobDiscarded,
     JobReplayed,
     JobReturned,
+    Promoted,
     Rejected,
     Started,
     Timer,
@@ -44,8 +46,10 @@ from stanchion.core.events import (
 )
 from stanchion.core.expression import ExpressionError
 from stanchion.core.model import Failure, Instant, Run, RunStatus, Step, StepId, StepStatus
+from stanchion.core.queue import QUEUE_TIMEOUT, QUEUE_TIMER
 from stanchion.core.steps import approval, delay, foreach, job, subworkflow
 from stanchion.core.transition import (
+    ClearTimer,
     Ignored,
     RevokeJob,
     SetTimer,
@@ -146,6 +150,11 @@ def _apply(draft: Draft, event: Event) -> Ignored | None:
     match event:
         case Started():
             ignored = _start(draft)
+        case Promoted():
+            draft.begin_event(draft.run.starter or event.actor)
+            ignored = _start(draft)
+            if ignored is None:
+                draft.then(ClearTimer(QUEUE_TIMER))
         case CancelRequested():
             reason = event.reason or f"cancelled by {event.actor}"
             draft.finish(RunStatus.CANCELLED, error=Failure("cancelled", reason))
@@ -154,6 +163,8 @@ def _apply(draft: Draft, event: Event) -> Ignored | None:
             message = f"not finished within {draft.plan.timeout_s:g} s"
             draft.finish(RunStatus.TIMED_OUT, error=Failure("run_timeout", message))
             ignored = None
+        case TimerFired(timer=Timer(kind=TimerKind.QUEUE)):
+            ignored = _leave_queue(draft)
         case TimerFired(timer=timer):
             ignored = _handle(draft, timer.step_id, event)
         case JobReturned():
@@ -181,6 +192,16 @@ def _start(draft: Draft) -> Ignored | None:
     _note_start(draft)
     draft.then(SetTimer(Timer(TimerKind.RUN_TIMEOUT), draft.after(draft.plan.timeout_s)))
     draft.unsettled.extend(draft.plan.body.steps)
+    return None
+
+
+def _leave_queue(draft: Draft) -> Ignored | None:
+    """End a run that has waited too long, unless it was promoted meanwhile."""
+    if draft.status is not RunStatus.QUEUED:
+        return Ignored.NOT_WAITING_FOR_IT
+    waited_s = (draft.now - draft.run.created_at) / 1000
+    message = f"no slot was free within {waited_s:.1f} s"
+    draft.finish(RunStatus.TIMED_OUT, error=Failure(QUEUE_TIMEOUT, message))
     return None
 
 
@@ -411,7 +432,7 @@ def _step_named_by(event: Event) -> StepId | None:
     match event:
         case TimerFired(timer=timer):
             return timer.step_id
-        case Started() | CancelRequested():
+        case Started() | Promoted() | CancelRequested():
             return None
         case _:
             return event.step_id

@@ -17,6 +17,7 @@ import msgspec
 from stanchion.core.model import Instant
 
 __all__ = [
+    "ADMISSION_QUEUE",
     "BUDGETS",
     "ITEM_WORKFLOWS",
     "LEVEL",
@@ -37,6 +38,8 @@ SHARED_WORKFLOWS: Final = 2
 """The level of shared workflows and pins: older replicas would look for an own workflow."""
 ITEM_WORKFLOWS: Final = 2
 """The level of for-each steps with a workflow: older replicas cannot decode them."""
+ADMISSION_QUEUE: Final = 3
+"""The level of tenants that queue: older replicas would free slots without promoting a run."""
 BUDGETS: Final = 3
 """The level of budgets: older replicas would admit runs without a reservation."""
 TOPIC_LIMITS: Final = 3

@@ -29,6 +29,7 @@ from stanchion.core.model import (
     StepId,
     Topic,
 )
+from stanchion.core.queue import QUEUE_TIMER
 
 __all__ = [
     "FINDINGS_MAX",
@@ -44,7 +45,6 @@ __all__ = [
     "OpenJobState",
     "Outage",
     "PendingTimer",
-    "QueuePlace",
     "ReachedLimit",
     "RunFacts",
     "RunLock",
@@ -156,6 +156,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """At most ``JOBS_LOOKED_AT_MAX``, sorted by step and item."""
     timers: tuple[PendingTimer, ...] = ()
     letters: tuple[DeadWork, ...] = ()
+    position: int | None = None
+    """The place in its tenant's queue, 1 for the next one; ``None`` if it is not queued."""
 
 
 class RunLock(msgspec.Struct, frozen=True):
@@ -211,14 +213,6 @@ class ReachedLimit(msgspec.Struct, frozen=True):
     """When it has room again, if that is known."""
 
 
-class QueuePlace(msgspec.Struct, frozen=True):
-    """The place of a run that waits for a slot of its tenant."""
-
-    ahead: int
-    since: Instant
-    until: Instant | None
-
-
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """What a replica knows besides the run's shard. Everything that is absent is not the cause."""
 
@@ -227,7 +221,6 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     outages: tuple[Outage, ...] = ()
     topics: Mapping[Topic, TopicDemand] = {}
     limits: Mapping[Topic, ReachedLimit] = {}
-    queue: QueuePlace | None = None
 
 
 # ── Findings ─────────────────────────────────────────────────────────────────────────────────────
@@ -268,8 +261,8 @@ def why(facts: RunFacts, around: Surroundings) -> tuple[Finding, ...]:
     """
     if facts.run.status.is_finished:
         return (_finished(facts.run),)
-    if around.queue is not None:
-        return (_queued(facts.run, around.queue),)
+    if facts.position is not None:
+        return (_queued(facts, facts.position),)
     stops_all = [*_stops_all(facts, around)]
     waits = sorted(_waits(facts, around), key=lambda found: _RANK[found.code])
     # A run always waits for something. If it does not, a replica finds out at its next try.
@@ -295,13 +288,17 @@ def _finished(run: Run) -> Finding:
     )
 
 
-def _queued(run: Run, place: QueuePlace) -> Finding:
+def _queued(facts: RunFacts, position: int) -> Finding:
+    run, ahead = facts.run, position - 1
     return Finding(
         code=WhyCode.QUEUED,
-        detail=f"tenant '{run.tenant}' is full; {_number(place.ahead, 'run')} ahead in its queue",
-        since=place.since,
-        until=place.until,
-        blocked_by=Blocker(kind="queue", id=run.tenant, ahead=place.ahead),
+        detail=(
+            f"tenant '{run.tenant}' is full; position {position} in its queue,"
+            f" {_number(ahead, 'run')} ahead"
+        ),
+        since=run.created_at,
+        until=next((each.due for each in facts.timers if each.timer == QUEUE_TIMER), None),
+        blocked_by=Blocker(kind="queue", id=run.tenant, ahead=ahead),
         remedy=(
             "wait for a slot, raise the cap (stanchion tenant set"
             f" {run.tenant} --max-concurrent-runs N), or stanchion run cancel {run.id}"

@@ -101,7 +101,8 @@ def _types(routes: Iterable[Route]) -> list[Any]:
     # By identity: annotated types do not hash equal, and each is declared once.
     found = {id(each): each for each in (Problem, FeedLine, TenantOrAll, TenantName)}
     for route in routes:
-        for each in (route.body, route.answer, route.dry_answer, *_parameter_types(route)):
+        answers = (route.answer, route.dry_answer, route.queued_answer)
+        for each in (route.body, *answers, *_parameter_types(route)):
             if each is not None:
                 found[id(each)] = each
     return list(found.values())
@@ -211,11 +212,12 @@ def _body(route: Route, schema_of: dict[int, dict[str, Any]]) -> JsonObject | No
 
 def _responses(route: Route, schema_of: dict[int, dict[str, Any]]) -> JsonObject:
     shown: dict[int, JsonObject] = {}
-    for status in route.statuses:
-        shown[status] = {
-            "description": HTTPStatus(status).phrase,
-            "content": _content(route, schema_of),
-        }
+    contents = {status: _content(route, schema_of) for status in route.statuses}
+    if route.queued_answer is not None:
+        queued: JsonObject = {"schema": schema_of[id(route.queued_answer)]}
+        contents[HTTPStatus.ACCEPTED] = {"application/json": queued}
+    for status, content in contents.items():
+        shown[status] = {"description": HTTPStatus(status).phrase, "content": content}
         if route.takes_key:
             shown[status]["headers"] = {
                 "Idempotency-Replayed": {
@@ -322,6 +324,7 @@ _MEANS: Final[Mapping[Code, str]] = MappingProxyType(
         Code.INVALID_WORKFLOW: "The workflow file has faults, or does not fit its sub-workflows.",
         Code.MAX_CONCURRENT_RUNS_REACHED: "The tenant has as many unfinished runs as its cap.",
         Code.BUDGET_EXHAUSTED: "The run would reserve more than is left of a budget.",
+        Code.QUEUE_FULL: "The tenant is full, and as many runs wait as its `queue_max` allows.",
         Code.JOB_THROTTLED: "The tenant submits jobs faster than its rate limit.",
         Code.TENANT_OVERLOADED: "The tenant uses more of the server than its share.",
         Code.HEADERS_TOO_LARGE: "More than 100 headers, or more than 32 KiB of them.",

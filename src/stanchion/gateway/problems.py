@@ -68,6 +68,7 @@ STATUS: Final[Mapping[Code, int]] = MappingProxyType(
         Code.IDEMPOTENCY_MISMATCH: 422,
         Code.MAX_CONCURRENT_RUNS_REACHED: 429,
         Code.BUDGET_EXHAUSTED: 429,
+        Code.QUEUE_FULL: 429,
         Code.JOB_THROTTLED: 429,
         Code.TENANT_OVERLOADED: 429,
         Code.HEADERS_TOO_LARGE: 431,

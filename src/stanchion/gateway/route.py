@@ -216,6 +216,8 @@ class Route:
     """The type of a successful answer; ``None`` if it is not JSON."""
     dry_answer: Any = None
     """The type of the answer to a dry run, if it is another one."""
+    queued_answer: Any = None
+    """The type of the answer 202, if the run may have to wait for a slot."""
     query: Any = None
     takes: Takes = Takes.NOTHING
     body: Any = None

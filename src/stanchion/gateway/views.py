@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Final, assert_never
 
@@ -36,6 +37,7 @@ from stanchion.core.model import (
     PendingApproval,
     Run,
     RunId,
+    RunStatus,
     Step,
     StepId,
     StepStatus,
@@ -56,6 +58,7 @@ from stanchion.gateway.problems import (
     BudgetFacts,
     Headers,
     Refusal,
+    invalid_member,
 )
 from stanchion.gateway.route import Reply
 from stanchion.ports.records import DeadLetter, JobState, JobView, LeasedJob, RunFilter, RunSummary
@@ -67,6 +70,7 @@ from stanchion.services.gate_answers import (
     GateOverBudget,
     JobThrottled,
     KeyMismatch,
+    QueueOff,
     RunStarted,
 )
 from stanchion.services.keys import ApiKeyRecord
@@ -540,14 +544,26 @@ _FAILED: Final[Mapping[GateCode, tuple[Code, str]]] = {
 
 def started(answer: RunStarted, value: object) -> Reply:
     """The answer to a start; a header says whether it is a replay."""
-    return Reply(value, headers=REPLAYED if answer.replayed else ())
+    status = HTTPStatus.ACCEPTED if answer.status is RunStatus.QUEUED else HTTPStatus.OK
+    return Reply(value, status=status, headers=REPLAYED if answer.replayed else ())
 
 
 def refusal_of(
-    answer: GateFull | GateOverBudget | KeyMismatch | JobThrottled | GateFailed,
+    answer: GateFull | QueueOff | GateOverBudget | KeyMismatch | JobThrottled | GateFailed,
 ) -> Refusal:
     """The refusal for an answer of the gate that is not a run."""
     match answer:
+        case GateFull(queue_max=int(queue_max)):
+            return Refusal(
+                code=Code.QUEUE_FULL,
+                detail=f"max concurrent runs reached, and {queue_max} runs wait already",
+                retry_after_ms=answer.retry_after_ms,
+                limit=answer.limit,
+                active=answer.active,
+            )
+        case QueueOff():
+            wrong = "'queue' needs a tenant whose configuration says so; this one rejects"
+            return invalid_member("on_full", wrong)
         case GateFull():
             return Refusal(
                 code=Code.MAX_CONCURRENT_RUNS_REACHED,

@@ -38,6 +38,13 @@ from stanchion.core.model import (
     WorkflowId,
     WorkflowSource,
 )
+from stanchion.core.queue import (
+    QUEUE_MAX_MAX,
+    QUEUE_WAIT_S_MAX,
+    QUEUE_WAIT_S_MIN,
+    OnFull,
+    QueueRequest,
+)
 from stanchion.core.schedule import TickMark
 from stanchion.core.transition import TimelineEntry, Transition
 from stanchion.core.workflow import Workflow
@@ -142,6 +149,12 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     """What the run reserves of the tenant's budgets. It is charged to the others as well."""
     tick: TickMark | None = None
     """For a scheduled run: it needs a higher mark than the last run of its schedule."""
+    before: Run | None = None
+    """The run before its first transition, as it would wait in the queue; ``None``: it never does.
+
+    Its stamp is that of ``run``.
+    """
+    queue: QueueRequest = QueueRequest()
 
 
 class InboxEntry(msgspec.Struct, frozen=True):
@@ -490,6 +503,17 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
     """Versions of shared workflows that the tenant runs in place of the newest."""
     budgets: dict[str, BudgetLimit] = {}
     """By name, what its runs may use in a window of time."""
+    on_full: OnFull = OnFull.REJECT
+    """What a start gets while no slot is free."""
+    queue_max: int = 100
+    """How many runs may wait."""
+    queue_wait_s: float = 300
+    """How long a run may wait, from its creation on."""
+
+    @property
+    def queue_wait_ms(self) -> int:
+        """How long a run may wait, in milliseconds."""
+        return round(self.queue_wait_s * 1000)
 
     def __post_init__(self) -> None:
         """Check the ranges that every store supports. Raises ``ValueError``."""
@@ -498,6 +522,10 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
         # Written so that NaN, for which every comparison is false, is refused.
         if self.job_rate_per_s is not None and not RATE_MIN <= self.job_rate_per_s <= RATE_MAX:
             raise ValueError(f"job_rate_per_s must be from {RATE_MIN:f} to {RATE_MAX}")
+        if not 1 <= self.queue_max <= QUEUE_MAX_MAX:
+            raise ValueError(f"queue_max must be from 1 to {QUEUE_MAX_MAX}")
+        if not QUEUE_WAIT_S_MIN <= self.queue_wait_s <= QUEUE_WAIT_S_MAX:
+            raise ValueError(f"queue_wait_s must be from {QUEUE_WAIT_S_MIN} to {QUEUE_WAIT_S_MAX}")
 
 
 class TenantStanding(msgspec.Struct, frozen=True, kw_only=True):
@@ -508,6 +536,8 @@ class TenantStanding(msgspec.Struct, frozen=True, kw_only=True):
     """``None``: it has the defaults."""
     active: int
     """The slots that it uses."""
+    queued: int = 0
+    """The runs that wait for a slot."""
     seen_at: Instant
     """When it last started a run; 0 if never."""
 

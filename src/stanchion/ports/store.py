@@ -13,7 +13,11 @@ suite (``tests/contract``) tests every guarantee with every adapter. In short:
   applies them are written together, or nothing is.
 * A reservation of a budget is held exactly while its run is unfinished, and what a worker reports
   as used is charged once, in the transaction that takes the report (``core.budget``).
-* A slot is held exactly while its run is unfinished: both change in the same transaction.
+* A slot is held exactly while its run is unfinished and not queued: both change in the same
+  transaction.
+* Every transaction that frees or adds a slot of a tenant promotes its queued runs, in the order of
+  ``core.queue``: afterwards a run is queued only if no slot is free. A promotion changes the stamp
+  of the run and its status to ``pending``, and posts ``Promoted`` to its inbox.
 * A method with an ``audit`` argument writes that entry to the audit log in the same transaction, if
   and only if it changes something.
 
@@ -104,6 +108,9 @@ class Runs(Protocol):
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
         """Create a run, or return why not, as ``core.admission.judge`` decides.
 
+        Queued runs for which there is a slot are promoted first. If the verdict is ``Queued``, the
+        run of ``core.queue.queued_run`` is created, and the verdict has its position.
+
         The caller waits at most ``within_ms``, and the store changes nothing after that time.
         """
 
@@ -134,7 +141,9 @@ class Runs(Protocol):
     async def commit(self, commit: Commit) -> CommitAnswer:
         """Write a transition: steps, items, jobs, timers, timeline, slot, inbox and outbox.
 
-        A run that finishes frees its slot, and the retention of its idempotency key begins. The
+        A run that finishes frees its slot, and the retention of its idempotency key begins; the key
+        of a run that waited too long in the queue is removed at once. The answer names the runs
+        that were promoted. The
         outbox row of the run is removed when its inbox is empty. Checked in this order: whether
         the run exists, whether the nonce is stored (then the commit has succeeded before), whether
         the fence is stale, whether the stamp matches.
@@ -199,6 +208,12 @@ class Runs(Protocol):
 
     async def active_runs(self, tenant: TenantId) -> int:
         """The number of slots that the tenant uses."""
+
+    async def queued_runs(self, tenant: TenantId) -> int:
+        """The number of the tenant's runs that wait for a slot."""
+
+    async def queue_position(self, run_id: RunId) -> int | None:
+        """The place of a run in its tenant's queue, 1 for the next one; ``None`` outside of it."""
 
 
 class Jobs(Protocol):

@@ -41,10 +41,12 @@ from stanchion.services.gate_answers import (
     KeyMismatch,
     Pacing,
     Passed,
+    QueueOff,
     RunStarted,
 )
 from stanchion.services.limiter import RefusalQuery, SharedRefusals, TenantLimiter
 from stanchion.services.log import OutageLogger
+from stanchion.services.queue import QueueEstimates
 from stanchion.services.settings import TenantConfigs
 from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 from stanchion.services.work import Deadlines
@@ -127,6 +129,7 @@ class Admitter:
         self._deadlines = Deadlines(sweep_s=SWEEP_S)
         self._refusals = SharedRefusals()
         self._limiter = TenantLimiter()
+        self._estimates = QueueEstimates(context.store, context.clock)
         self._outage = OutageLogger("admission_failed", "admission_recovered", level=logging.ERROR)
         self._lock: admission_lock.AdmissionLock = (
             SoleLock(context.clock)
@@ -264,12 +267,13 @@ class Admitter:
         self._pacing.answered(Backend.STORE)
         if self._outage.error is not None:
             self._outage.worked()
-        if isinstance(verdict, judged.Full):
+        if isinstance(verdict, judged.Full) and admission.queue.on_full is None:
+            # A start with a wish of its own speaks for itself alone.
             call.full = verdict
             if not self._refusals.is_full(call.tenant):
                 self._refusals.heard(call.tenant, verdict)
                 self._limiter.send_away(call.tenant)
-        elif isinstance(verdict, judged.Admitted) and admission.run.holds_slot:
+        elif isinstance(verdict, judged.Admitted | judged.Queued) and admission.run.holds_slot:
             self._refusals.heard(call.tenant, None)
         return verdict
 
@@ -285,8 +289,26 @@ class Admitter:
                 loaded = await self._context.store.load(run_id)
         except (BackendError, TimeoutError):
             loaded = None
+        status = told_before if loaded is None else loaded.run.status
+        if status is RunStatus.QUEUED:
+            position = await self._context.store.queue_position(run_id)
+            if position is not None:
+                return await self._queued(call, run_id, position, replayed=True)
+            status = RunStatus.PENDING
+        return RunStarted(run_id, status, replayed=True)
+
+    async def _queued(
+        self, call: GateCall, run_id: RunId, position: int, *, replayed: bool
+    ) -> RunStarted:
+        left_ms = call.ends_at - self._context.clock.moment()
+        within_ms = max(0, min(STATUS_MS_MAX, left_ms // 2))
+        estimate = await self._estimates.of(call.tenant, position, within_ms=within_ms)
         return RunStarted(
-            run_id, told_before if loaded is None else loaded.run.status, replayed=True
+            run_id,
+            RunStatus.QUEUED,
+            replayed=replayed,
+            position=position,
+            estimate_s=estimate,
         )
 
     async def _gate(
@@ -343,8 +365,16 @@ class Admitter:
             case judged.Admitted():
                 self._tell(ready)
                 return RunStarted(run.id, run.status, replayed=False)
+            case judged.Queued(run_id, position):
+                self._context.bus.ring(Bell.CHANGED, run.tenant)
+                return await self._queued(call, run_id, position, replayed=False)
             case judged.Replayed(run_id):
                 return await self.replayed(call, run_id, run.status)
+            case judged.QueueFull(limit, active, queue_max):
+                retry_after_ms = self._pacing.full(call.tenant)
+                return GateFull(limit, active, retry_after_ms, queue_max)
+            case judged.NoQueue():
+                return QueueOff()
             case judged.Full(limit, active):
                 return GateFull(limit, active, self._pacing.full(call.tenant))
             case OverBudget():
@@ -400,10 +430,12 @@ def _end_span(
 def _outcome(answer: object) -> str | None:
     """The metric's label for an answer; ``None`` if the store was not asked to admit anything."""
     match answer:
-        case RunStarted(replayed=replayed):
-            return "replayed" if replayed else "admitted"
-        case GateFull():
-            return "full"
+        case RunStarted(replayed=True):
+            return "replayed"
+        case RunStarted(status=status):
+            return "queued" if status is RunStatus.QUEUED else "admitted"
+        case GateFull(queue_max=queue_max):
+            return "full" if queue_max is None else "queue_full"
         case GateOverBudget():
             return "budget_exhausted"
         case KeyMismatch():

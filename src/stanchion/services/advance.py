@@ -395,6 +395,8 @@ class Advancer:
             if tracing is not None and ended.traceparent is not None:
                 tracing.run_ended(ended, ended.traceparent)
         self._tell(loaded.run, transition)
+        for run_id in answer.promoted:
+            self.nudge(run_id)
         if transition.status.is_finished:
             self._classes.pop(loaded.run.id, None)
             return Advanced(transition.status)
@@ -473,6 +475,8 @@ class Advancer:
             self._bus.ring(Bell.REVOKED, run.id)
         if transition.timeline:
             self._bus.ring(Bell.CHANGED, run.tenant)
+        if run.status is RunStatus.PENDING:
+            self._signals.left_queue(run)
         if transition.status.is_finished:
             self._bus.ring(Bell.FINISHED, run.id)
             self._signals.finished(run, transition.status)

@@ -52,6 +52,7 @@ from stanchion.services.gate_answers import (
     InvalidInput,
     JobThrottled,
     KeyMismatch,
+    QueueOff,
     RunStarted,
     UnknownRun,
 )
@@ -449,6 +450,8 @@ class BulkService:
                 return BulkFailed(run.id, "not_found", "the run or its workflow is gone")
             case InvalidInput() | WorkflowFaults():
                 return BulkFailed(run.id, "invalid_input", str(answer.faults[0]))
+            case QueueOff():
+                raise AssertionError("a rerun does not ask to be queued")
             case KeyMismatch():
                 return BulkFailed(run.id, "idempotency_mismatch", "it was rerun in another way")
             case _:

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from stanchion.core import lease
 from stanchion.core.escalation import Announcement
-from stanchion.core.model import Instant, Run
+from stanchion.core.model import Instant, Run, RunStatus
 from stanchion.core.retry import WorkAllowance
 from stanchion.ports.bus import Bell
 from stanchion.services.advance import Advancer
@@ -303,7 +303,7 @@ class Engine:
         return None if remote is None else remote.health.error
 
     def _finished(self, run: Run, at: Instant) -> None:
-        if run.holds_slot:
+        if run.holds_slot and run.status is not RunStatus.QUEUED:
             self._pacing.finished(run.tenant, at)
 
     async def _announce(self, said: Announcement) -> None:

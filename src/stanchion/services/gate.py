@@ -38,6 +38,7 @@ from stanchion.core.model import (
     make_run_id,
 )
 from stanchion.core.plan import Plan
+from stanchion.core.queue import ANY_PLACE, QueueRequest
 from stanchion.core.rerun import (
     RerunOptions,
     RerunRefused,
@@ -65,6 +66,7 @@ from stanchion.services.gate_answers import (
     KeyMismatch,
     NoRerun,
     Pacing,
+    QueueOff,
     RerunAnswer,
     RunStarted,
     StartAnswer,
@@ -92,6 +94,7 @@ class StartRow(NamedTuple):
     input: JsonObject
     labels: Mapping[str, str]
     key: str
+    queue: QueueRequest = ANY_PLACE
 
 
 class RerunPreview(msgspec.Struct, frozen=True):
@@ -137,6 +140,7 @@ class Gate:
         traceparent: str | None = None,
         tick: TickMark | None = None,
         starter: str | None = None,
+        queue: QueueRequest = ANY_PLACE,
     ) -> StartAnswer:
         """Start a run of the newest version of a workflow. Raises ``TenantOverloaded``.
 
@@ -152,7 +156,11 @@ class Gate:
             traceparent=traceparent,
         )
         return await self._admitter.in_time(
-            call, self._start(call, _Given(input, dict(labels), actor, tick=tick, starter=starter))
+            call,
+            self._start(
+                call,
+                _Given(input, dict(labels), actor, tick=tick, starter=starter, queue=queue),
+            ),
         )
 
     async def start_many(
@@ -267,7 +275,7 @@ class Gate:
         ready = await self._ready(call, linked.plan, pending, asked=asked, actor=actor)
         answer = await self._admitter.in_time(call, self._admitter.admit(call, ready))
         # Only a run that takes a slot can meet a full tenant, and a single job reserves nothing.
-        assert not isinstance(answer, GateFull | GateOverBudget)
+        assert not isinstance(answer, GateFull | QueueOff | GateOverBudget)
         return answer
 
     async def close(self) -> None:
@@ -296,7 +304,7 @@ class Gate:
                     key=row.key,
                     traceparent=traceparent,
                 )
-                given = _Given(row.input, dict(row.labels), actor)
+                given = _Given(row.input, dict(row.labels), actor, queue=row.queue)
                 order = (before, before := asyncio.Event())
                 begun = self._admitter.in_time(call, self._start(call, given, order))
                 starting.append(group.create_task(begun))
@@ -358,7 +366,12 @@ class Gate:
         ready = await self._ready(call, linked.plan, pending, asked=asked, actor=given.actor)
         if too_many := _too_many_items(ready.admission.transition):
             return InvalidInput(too_many)
-        admission = replace(ready.admission, definitions=linked.definitions, tick=given.tick)
+        admission = replace(
+            ready.admission,
+            definitions=linked.definitions,
+            tick=given.tick,
+            queue=given.queue,
+        )
         return PreparedStart(admission, ready.plan)
 
     async def _known(
@@ -506,6 +519,7 @@ class Gate:
         stamp = Stamp(1, self._context.entropy.token())
         admission = Admission(
             run=replace(evolve(pending, transition), stamp=stamp),
+            before=pending if pending.holds_slot else None,
             transition=transition,
             key=call.key,
             fingerprint=asked,
@@ -536,6 +550,7 @@ class _Given(NamedTuple):
     """Of a schedule."""
     starter: str | None = None
     """Who the run is started for, if not the actor."""
+    queue: QueueRequest = ANY_PLACE
 
     @property
     def subject(self) -> WorkflowId | None:
@@ -544,11 +559,18 @@ class _Given(NamedTuple):
 
     @property
     def body(self) -> JsonObject:
-        """What the fingerprint covers. Without labels it is what older versions covered."""
+        """What the fingerprint covers.
+
+        Without labels and a wish for the queue it is what older versions covered.
+        """
         if self.rerun_of is not None:
             return self.options.fingerprinted()
         body: JsonObject = {"input": self.input}
-        return {**body, "labels": {**self.labels}} if self.labels else body
+        if self.labels:
+            body["labels"] = {**self.labels}
+        if self.queue != ANY_PLACE:
+            body |= msgspec.to_builtins(self.queue)  # without the members that have their default
+        return body
 
 
 def _with_run(entry: AuditEntry, run_id: RunId) -> AuditEntry:

@@ -41,6 +41,7 @@ __all__ = [
     "NotStarted",
     "Pacing",
     "Passed",
+    "QueueOff",
     "RerunAnswer",
     "RunStarted",
     "StartAnswer",
@@ -195,6 +196,10 @@ class RunStarted(msgspec.Struct, frozen=True):
     status: RunStatus
     replayed: bool
     """Whether an earlier request with the same key created it."""
+    position: int | None = None
+    """Its place in the queue, if it is queued; 1 is the next one."""
+    estimate_s: float | None = None
+    """How long it will probably wait; ``None`` if that is not known."""
 
 
 class InvalidInput(msgspec.Struct, frozen=True):
@@ -215,6 +220,12 @@ class GateFull(msgspec.Struct, frozen=True):
     limit: int
     active: int
     retry_after_ms: int
+    queue_max: int | None = None
+    """How many runs may wait, if as many do; ``None`` if the start was not to wait."""
+
+
+class QueueOff(msgspec.Struct, frozen=True):
+    """The start asks to be queued, and its tenant rejects starts while it is full."""
 
 
 class GateOverBudget(msgspec.Struct, frozen=True):
@@ -255,7 +266,7 @@ class GateFailed(msgspec.Struct, frozen=True):
     retry_after_ms: int
 
 
-_Refused: TypeAlias = KeyMismatch | GateFull | GateOverBudget | JobThrottled | GateFailed
+_Refused: TypeAlias = KeyMismatch | GateFull | QueueOff | GateOverBudget | JobThrottled | GateFailed
 Passed: TypeAlias = RunStarted | _Refused
 """The possible answers to a prepared start."""
 NotStarted: TypeAlias = _Refused | UnknownWorkflow | WorkflowFaults | InvalidInput

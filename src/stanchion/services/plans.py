@@ -27,6 +27,7 @@ from stanchion.core.model import (
 )
 from stanchion.core.plan import Plan, link, subworkflows
 from stanchion.core.workflow import JobSpec, Workflow
+from stanchion.ports.records import RunSummary
 from stanchion.ports.store import Definitions
 from stanchion.services.limiter import CoalescedRead
 from stanchion.services.work import TenantExecutor
@@ -84,7 +85,7 @@ class DefinitionMissing(RuntimeError):
     """A workflow version that a run needs is not in the store any more."""
 
 
-def is_single_job(run: Run) -> bool:
+def is_single_job(run: Run | RunSummary) -> bool:
     """Whether the run is a job that was submitted alone."""
     return run.workflow_id.startswith(_JOB_PREFIX)
 

@@ -328,6 +328,8 @@ def _fraction(name: _Name) -> float:
 
 def _refusal(answer: object) -> str:
     match answer:
+        case GateFull(queue_max=int(queue_max)):
+            return f"the tenant was full, and so was its queue: {queue_max} runs"
         case GateFull(limit=limit):
             return f"the tenant was full: {limit} runs"
         case GateOverBudget(over=over):

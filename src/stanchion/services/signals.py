@@ -131,7 +131,7 @@ class AdmissionFigures:
         window = windows[-1]
         if outcome == "admitted":
             window.admitted += 1
-        elif outcome == "full":
+        elif outcome in {"full", "queue_full"}:
             window.full += 1
         elif outcome not in _DECIDED:
             window.unavailable += 1
@@ -169,7 +169,7 @@ class AdmissionFigures:
         return windows
 
 
-_DECIDED: Final = frozenset({"replayed", "mismatch", "throttled"})
+_DECIDED: Final = frozenset({"queued", "replayed", "mismatch", "throttled"})
 """Other outcomes that are no failure of the gate."""
 _LAST_BUCKET: Final = len(WAIT_BOUNDS_MS) - 1
 _TENANTS_COUNTED_MAX: Final = 10_000
@@ -243,6 +243,7 @@ class AdmissionSignals:
 
 BUCKET_MS: Final = 500
 _BURST_BUCKETS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_QUEUE_BUCKETS_S: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _RUN_BUCKETS_S: Final = (0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800, 3600, 21600, 86400)
 
 
@@ -329,6 +330,19 @@ class EngineSignals:
             ["tenant"],
             registry=registry,
         )
+        self._queue_length = Gauge(
+            "stanchion_queue_length",
+            "Runs that wait for a slot, for the tenants seen by this process.",
+            ["tenant"],
+            registry=registry,
+        )
+        self._queue_wait = Histogram(
+            "stanchion_queue_wait_seconds",
+            "Time that runs waited for a slot before they began.",
+            ["tenant"],
+            buckets=_QUEUE_BUCKETS_S,
+            registry=registry,
+        )
         self._bucket: Moment | None = None
         self._in_bucket = 0
 
@@ -396,12 +410,26 @@ class EngineSignals:
         return tuple(TenantId(tenant) for tenant in self._labels.seen)
 
     def active(self, runs: Mapping[TenantId, int]) -> None:
-        by_label: Counts[str] = Counts()
-        for tenant, number in runs.items():
-            by_label[self._labels.tenant(tenant)] += number
-        for label, number in by_label.items():
-            self._active.labels(label).set(number)
+        _set(self._active, self._labels, runs)
+
+    def left_queue(self, run: Run) -> None:
+        """Observe how long a promoted run has waited, as its first decision is committed."""
+        waited_ms = max(0, self._clock.now() - run.created_at)
+        self._queue_wait.labels(self._labels.tenant(run.tenant)).observe(waited_ms / 1000)
+
+    def queued(self, runs: Mapping[TenantId, int]) -> None:
+        """Set the lengths of the tenants' queues."""
+        _set(self._queue_length, self._labels, runs)
 
     def waiting(self, *, pending: int, rows: int) -> None:
         self._pending.set(pending)
         self._outbox.set(rows)
+
+
+def _set(gauge: Gauge, labels: TenantLabels, numbers: Mapping[TenantId, int]) -> None:
+    """Set a gauge by tenant; those without a label of their own are added up."""
+    by_label: Counts[str] = Counts()
+    for tenant, number in numbers.items():
+        by_label[labels.tenant(tenant)] += number
+    for label, number in by_label.items():
+        gauge.labels(label).set(number)

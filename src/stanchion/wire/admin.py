@@ -12,6 +12,7 @@ from msgspec import Meta
 from stanchion.core.budget import BUDGET_LIMIT_MAX, BUDGETS_MAX
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Risk
+from stanchion.core.queue import QUEUE_MAX_MAX, QUEUE_WAIT_S_MAX, QUEUE_WAIT_S_MIN, OnFull
 from stanchion.wire.identifiers import (
     BudgetName,
     Comment,
@@ -99,6 +100,12 @@ class TenantConfig(_Request, frozen=True, kw_only=True):
     """Versions of shared workflows that the tenant runs in place of the newest."""
     budgets: Annotated[dict[BudgetName, BudgetConfig], Meta(max_length=BUDGETS_MAX)] = {}
     """What its runs may use in a window of time, by name."""
+    on_full: OnFull = OnFull.REJECT
+    """What a start gets while no slot is free: 429, or a place in the queue."""
+    queue_max: Annotated[int, Meta(ge=1, le=QUEUE_MAX_MAX)] = 100
+    """How many runs may wait; further starts get 429 ``queue_full``."""
+    queue_wait_s: Annotated[float, Meta(ge=QUEUE_WAIT_S_MIN, le=QUEUE_WAIT_S_MAX)] = 300
+    """How long a run may wait; then it ends as ``timed_out`` with the code ``queue_timeout``."""
 
 
 class BudgetConfig(_Request, frozen=True, kw_only=True):
@@ -118,8 +125,13 @@ class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
     admission: JsonObject | None
     workflows: dict[str, int] = {}
     budgets: dict[str, BudgetConfig] = {}
+    on_full: OnFull = OnFull.REJECT
+    queue_max: int = 100
+    queue_wait_s: float = 300
     active: int = 0
     """Runs that use a slot now."""
+    queued: int = 0
+    """Runs that wait for a slot."""
     is_configured: bool = True
     """Whether it has a configuration; otherwise it has the defaults."""
     seen_at: datetime | None = None
@@ -135,6 +147,9 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     job_rate_per_s: float | None
     budgets: dict[str, TenantBudget]
+    on_full: OnFull = OnFull.REJECT
+    queue_max: int = 100
+    queue_wait_s: float = 300
 
 
 class TenantBudget(msgspec.Struct, frozen=True, kw_only=True):

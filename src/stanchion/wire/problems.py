@@ -36,6 +36,7 @@ class Code(StrEnum):
     REQUEST_TIMEOUT = "request_timeout"
     MAX_CONCURRENT_RUNS_REACHED = "max_concurrent_runs_reached"
     BUDGET_EXHAUSTED = "budget_exhausted"
+    QUEUE_FULL = "queue_full"
     JOB_THROTTLED = "job_throttled"
     TENANT_OVERLOADED = "tenant_overloaded"
     GATE_UNAVAILABLE = "gate_unavailable"

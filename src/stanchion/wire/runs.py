@@ -19,6 +19,12 @@ from stanchion.core.model import (
     StepStatus,
     WorkflowSource,
 )
+from stanchion.core.queue import (
+    FAIRNESS_KEY_CHARS_MAX,
+    PRIORITY_DEFAULT,
+    PRIORITY_MAX,
+    OnFull,
+)
 from stanchion.core.rerun import RerunAction, RerunOnly, RerunVersion
 from stanchion.core.why import WhyCode
 from stanchion.wire.identifiers import (
@@ -51,6 +57,7 @@ __all__ = [
     "ItemRow",
     "JobAnswer",
     "JobList",
+    "QueuedAnswer",
     "RerunPlan",
     "RerunRun",
     "RerunStepPlan",
@@ -84,12 +91,22 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pass
 
 
+Priority: TypeAlias = Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
+FairnessKey: TypeAlias = Annotated[str, Meta(max_length=FAIRNESS_KEY_CHARS_MAX)]
+
+
 class StartRun(_Request, frozen=True, kw_only=True):
     """Start a run."""
 
     input: JsonObject = {}
     labels: Labels = {}
     """To find the run by; a rerun keeps them."""
+    priority: Priority = PRIORITY_DEFAULT
+    """Higher ones are served first, while runs wait for a slot."""
+    fairness_key: FairnessKey = ""
+    """Runs of one priority that wait take turns by this key."""
+    on_full: OnFull | None = None
+    """``reject``: this start does not wait, also if its tenant queues."""
 
 
 class BatchRow(_Request, frozen=True, kw_only=True):
@@ -105,6 +122,9 @@ class BatchRow(_Request, frozen=True, kw_only=True):
         | None
     ) = None
     """The run's idempotency key. Without one it is the request's key, a slash and the index."""
+    priority: Priority = PRIORITY_DEFAULT
+    fairness_key: FairnessKey = ""
+    on_full: OnFull | None = None
 
 
 class StartBatch(_Request, frozen=True, kw_only=True):
@@ -196,6 +216,17 @@ class StartAnswer(msgspec.Struct, frozen=True):
     status: RunStatus
 
 
+class QueuedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that waits for a slot of its tenant."""
+
+    run_id: str
+    status: RunStatus
+    position: int
+    """Its place in the queue; 1 is the next one."""
+    estimate_s: float | None
+    """How long it will probably wait; `null` until two runs of the tenant have ended."""
+
+
 class BatchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The answer to one run of a batch: its id, or why it was not started."""
 
@@ -203,6 +234,9 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The HTTP status that a start of this run alone would have."""
     run_id: str | None = None
     problem: Problem | None = None
+    position: int | None = None
+    """With 202: its place in the queue."""
+    estimate_s: float | None = None
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from stanchion.core.events import (
     JobDiscarded,
     JobReplayed,
     JobReturned,
+    Promoted,
     Rejected,
     Started,
     Timer,
@@ -170,6 +171,7 @@ def advance(
             | Approved()
             | Rejected()
             | Started()
+            | Promoted()
             | CancelRequested()
         ):
             return Ignored.NOT_WAITING_FOR_IT

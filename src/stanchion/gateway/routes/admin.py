@@ -16,8 +16,9 @@ from stanchion.core.model import (
     TenantId,
     WorkflowId,
 )
+from stanchion.core.queue import OnFull
 from stanchion.core.settings import override_faults
-from stanchion.core.upgrade import BUDGETS, SHARED_WORKFLOWS
+from stanchion.core.upgrade import ADMISSION_QUEUE, BUDGETS, SHARED_WORKFLOWS
 from stanchion.gateway.body import check_value
 from stanchion.gateway.problems import (
     Refusal,
@@ -86,6 +87,10 @@ async def put_tenant(call: Call[TenantConfig, NoQuery]) -> Reply | Refusal:
         unfinished = await call.services.upgrades.require(BUDGETS)
         if unfinished is not None:
             return upgrade_unfinished("a budget", unfinished)
+    if config.on_full is OnFull.QUEUE:
+        unfinished = await call.services.upgrades.require(ADMISSION_QUEUE)
+        if unfinished is not None:
+            return upgrade_unfinished("a tenant that queues", unfinished)
     tenant = TenantId(call.params["tenant"])
     await call.services.gate.tenants.put(
         tenant,
@@ -98,6 +103,9 @@ async def put_tenant(call: Call[TenantConfig, NoQuery]) -> Reply | Refusal:
                 name: BudgetLimit(each.limit, BudgetWindow(each.window))
                 for name, each in config.budgets.items()
             },
+            config.on_full,
+            config.queue_max,
+            config.queue_wait_s,
         ),
         audit=call.audit(f"tenant/{tenant}", tenant=tenant),
     )
@@ -176,7 +184,11 @@ def _tenant_row(standing: TenantStanding) -> TenantRow:
         admission=config.admission,
         workflows={str(each): version for each, version in config.workflows.items()},
         budgets=_budgets(config),
+        on_full=config.on_full,
+        queue_max=config.queue_max,
+        queue_wait_s=config.queue_wait_s,
         active=standing.active,
+        queued=standing.queued,
         is_configured=standing.config is not None,
         seen_at=when(standing.seen_at) if standing.seen_at else None,
     )
@@ -185,15 +197,21 @@ def _tenant_row(standing: TenantStanding) -> TenantRow:
 async def own_tenant(call: Call[NoBody, NoQuery]) -> Reply:
     """What the caller's tenant may use, and what it uses now."""
     store = call.services.store
-    config, active, budgets = await asyncio.gather(
-        store.tenant(call.tenant), store.active_runs(call.tenant), store.budgets(call.tenant)
+    config, active, queued, budgets = await asyncio.gather(
+        store.tenant(call.tenant),
+        store.active_runs(call.tenant),
+        store.queued_runs(call.tenant),
+        store.budgets(call.tenant),
     )
     return Reply(
         TenantView(
             tenant=call.tenant,
             max_concurrent_runs=config.max_concurrent_runs,
             active=active,
-            queued=0,
+            queued=queued,
+            on_full=config.on_full,
+            queue_max=config.queue_max,
+            queue_wait_s=config.queue_wait_s,
             job_rate_per_s=config.job_rate_per_s,
             budgets={name: _budget(each) for name, each in budgets.items()},
         )

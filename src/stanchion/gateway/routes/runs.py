@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -13,6 +14,7 @@ from stanchion.core.faults import WorkflowFaults
 from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import ItemKey, Run, RunId, RunStatus, StepId, StepStatus, WorkflowId
 from stanchion.core.plan import Plan
+from stanchion.core.queue import QueueRequest
 from stanchion.core.rerun import RerunOptions, RerunRefused
 from stanchion.gateway.body import check_value, checked_labels
 from stanchion.gateway.endpoint import note_refusal
@@ -59,6 +61,7 @@ from stanchion.services.gate_answers import (
     JobThrottled,
     KeyMismatch,
     NotStarted,
+    QueueOff,
     RunStarted,
     UnknownRun,
 )
@@ -83,6 +86,7 @@ from stanchion.wire.runs import (
     DecideStep,
     ItemList,
     ItemRow,
+    QueuedAnswer,
     RerunPlan,
     RerunRun,
     RunList,
@@ -101,6 +105,7 @@ GATE_CODES: Final = (
     Code.IDEMPOTENCY_MISMATCH,
     Code.MAX_CONCURRENT_RUNS_REACHED,
     Code.BUDGET_EXHAUSTED,
+    Code.QUEUE_FULL,
     Code.GATE_UNAVAILABLE,
     Code.GATE_BUSY,
     Code.LIMIT_CHECK_FAILED,
@@ -147,14 +152,31 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
         key=call.idempotency_key,
         actor=call.actor,
         traceparent=call.traceparent,
+        queue=_queue_request(call.body),
     )
     return start_answer(answer)
+
+
+def _queue_request(body: StartRun | BatchRow) -> QueueRequest:
+    """Where the run wants to wait, if it has to."""
+    return QueueRequest(body.priority, body.fairness_key, body.on_full)
+
+
+def _start_body(answer: RunStarted) -> StartAnswer | QueuedAnswer:
+    if answer.position is None:
+        return StartAnswer(answer.run_id, answer.status)
+    return QueuedAnswer(
+        run_id=answer.run_id,
+        status=answer.status,
+        position=answer.position,
+        estimate_s=answer.estimate_s,
+    )
 
 
 def start_answer(answer: RunStarted | NotStarted) -> Reply | Refusal:
     """The response to a start."""
     if isinstance(answer, RunStarted):
-        return started(answer, StartAnswer(answer.run_id, answer.status))
+        return started(answer, _start_body(answer))
     return _not_started(answer)
 
 
@@ -166,7 +188,14 @@ def _not_started(answer: NotStarted) -> Refusal:
             return _invalid_input(answer)
         case WorkflowFaults():
             return _invalid_workflow(answer)
-        case GateFull() | GateOverBudget() | KeyMismatch() | JobThrottled() | GateFailed():
+        case (
+            GateFull()
+            | QueueOff()
+            | GateOverBudget()
+            | KeyMismatch()
+            | JobThrottled()
+            | GateFailed()
+        ):
             return refusal_of(answer)
         case _:
             assert_never(answer)
@@ -180,7 +209,7 @@ async def start_batch(call: Call[StartBatch, NoQuery]) -> Reply | Refusal:
     for index, (row, key) in enumerate(zip(call.body.runs, keys, strict=True)):
         try:
             check_value(call, "input", row.input, bytes_max=INPUT_BYTES_MAX)
-            rows[index] = StartRow(row.input, checked_labels(row.labels), key)
+            rows[index] = StartRow(row.input, checked_labels(row.labels), key, _queue_request(row))
         except RequestRefused as refused:
             refusals[index] = refused.refusal
     workflow_id = WorkflowId(call.params["workflow_id"])
@@ -193,10 +222,10 @@ async def start_batch(call: Call[StartBatch, NoQuery]) -> Reply | Refusal:
     )
     if any(isinstance(each, UnknownWorkflow) for each in answers):
         return not_found("workflow")
-    run_ids: dict[int, RunId] = {}
+    begun: dict[int, RunStarted] = {}
     for index, answer in zip(rows, answers, strict=True):
         if isinstance(answer, RunStarted):
-            run_ids[index] = answer.run_id
+            begun[index] = answer
         else:
             refusals[index] = _not_started(answer)
             note_refusal(
@@ -211,8 +240,8 @@ async def start_batch(call: Call[StartBatch, NoQuery]) -> Reply | Refusal:
     return Reply(
         BatchAnswer(
             tuple(
-                BatchResult(status=200, run_id=run_ids[index])
-                if index in run_ids
+                _batch_result(begun[index])
+                if index in begun
                 else _batch_problem(call, refusals[index])
                 for index in range(len(keys))
             )
@@ -235,6 +264,17 @@ def _batch_key(call: Call[StartBatch, NoQuery], index: int, row: BatchRow) -> st
 
 
 _KEY_CHARS_MAX: Final = 255
+
+
+def _batch_result(answer: RunStarted) -> BatchResult:
+    if answer.position is None:
+        return BatchResult(status=HTTPStatus.OK, run_id=answer.run_id)
+    return BatchResult(
+        status=HTTPStatus.ACCEPTED,
+        run_id=answer.run_id,
+        position=answer.position,
+        estimate_s=answer.estimate_s,
+    )
 
 
 def _batch_problem(call: Call[StartBatch, NoQuery], refusal: Refusal) -> BatchResult:
@@ -274,7 +314,7 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
     )
     match answer:
         case RunStarted():
-            return started(answer, StartAnswer(answer.run_id, answer.status))
+            return started(answer, _start_body(answer))
         case RerunPreview():
             return Reply(rerun_plan(answer, options.version))
         case UnknownRun():
@@ -289,7 +329,14 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
             return invalid_member("from_step", answer.message)
         case RerunRefused():
             return Refusal(code=Code.CONFLICT, detail=answer.message)
-        case GateFull() | GateOverBudget() | KeyMismatch() | JobThrottled() | GateFailed():
+        case (
+            GateFull()
+            | QueueOff()
+            | GateOverBudget()
+            | KeyMismatch()
+            | JobThrottled()
+            | GateFailed()
+        ):
             workflow_id = known[0] if known else None
             return msgspec.structs.replace(refusal_of(answer), workflow_id=workflow_id)
         case _:
@@ -517,6 +564,7 @@ ROUTES: Final = (
         takes=Takes.JSON_OR_NOTHING,
         body=StartRun,
         answer=StartAnswer,
+        queued_answer=QueuedAnswer,
         codes=(Code.NOT_FOUND, Code.INVALID_INPUT, Code.INVALID_WORKFLOW, *GATE_CODES),
         takes_key=True,
         admits=True,
@@ -610,6 +658,7 @@ ROUTES: Final = (
         takes=Takes.JSON_OR_NOTHING,
         body=RerunRun,
         answer=StartAnswer,
+        queued_answer=QueuedAnswer,
         dry_answer=RerunPlan,
         codes=(
             Code.NOT_FOUND,

@@ -26,7 +26,7 @@ from stanchion.gateway.views import when
 from stanchion.services.schedules import ScheduleConflict
 from stanchion.wire.identifiers import Cursor, Limit
 from stanchion.wire.problems import Code
-from stanchion.wire.runs import StartAnswer
+from stanchion.wire.runs import QueuedAnswer, StartAnswer
 from stanchion.wire.schedules import (
     MissedTickRow,
     PutSchedule,
@@ -206,6 +206,7 @@ ROUTES: Final = (
         takes=Takes.JSON_OR_NOTHING,
         body=TriggerSchedule,
         answer=StartAnswer,
+        queued_answer=QueuedAnswer,
         codes=(Code.NOT_FOUND, Code.INVALID_INPUT, Code.INVALID_WORKFLOW, *GATE_CODES),
         takes_key=True,
         admits=True,

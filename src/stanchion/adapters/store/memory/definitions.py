@@ -147,12 +147,14 @@ class MemoryTenants(MemoryPart):
     ) -> None:
         account = self._state.account(tenant)
         before, account.config = account.config, config
+        self._state.promote(tenant)
         if audit is not None and before != config:
             self._state.audit(audit_of_config(audit, before, config))
 
     async def delete_tenant(self, tenant: TenantId, *, audit: AuditEntry | None = None) -> bool:
         account = self._state.account(tenant)
         before, account.config = account.config, None
+        self._state.promote(tenant)
         if audit is not None and before is not None:
             self._state.audit(audit_of_config(audit, before, None))
         return before is not None
@@ -183,6 +185,7 @@ class MemoryTenants(MemoryPart):
                 tenant=tenant,
                 config=account.config,
                 active=account.active,
+                queued=len(account.queue),
                 seen_at=account.seen_at,
             )
             for tenant, account in self._state.accounts.items()

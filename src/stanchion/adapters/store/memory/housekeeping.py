@@ -114,6 +114,8 @@ class MemoryHousekeeping(MemoryPart):
                     account.active = drift.actual
                 if repair and audit is not None:
                     self._state.audit(audit_of_drift(audit, drift))
+            if repair:
+                self._state.promote(tenant)
         checked = tenants[:limit]
         onward = write_cursor("slots", checked[-1]) if len(tenants) > limit else None
         return SlotAudit(len(checked), tuple(drifts), onward)

@@ -11,7 +11,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from stanchion.adapters.cursor import RunPage, read_cursor, write_cursor
-from stanchion.adapters.outcomes import by_place, dead_work, first_of_steps
+from stanchion.adapters.outcomes import by_place, dead_work, first_of_steps, queued_admission
 from stanchion.adapters.store.memory.jobs import end_job, is_held
 from stanchion.adapters.store.memory.state import (
     Account,
@@ -21,7 +21,7 @@ from stanchion.adapters.store.memory.state import (
     MemoryState,
     RunFile,
 )
-from stanchion.core.admission import Admitted, Facts, KeyRecord, Rate, Verdict, judge
+from stanchion.core.admission import Admitted, Facts, KeyRecord, Queued, Rate, Verdict, judge
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import over_budget
 from stanchion.core.commit import (
@@ -45,10 +45,12 @@ from stanchion.core.model import (
     PendingApproval,
     Run,
     RunId,
+    RunStatus,
     Stamp,
     StepId,
     TenantId,
 )
+from stanchion.core.queue import OnFull, frees_key
 from stanchion.core.run import evolve
 from stanchion.core.transition import (
     ClearTimer,
@@ -99,10 +101,13 @@ class MemoryRuns(MemoryPart):
     """See ``ports.store.Runs``."""
 
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+        self._state.promote(admission.run.tenant)
         facts = self._facts(admission, within_ms)
         verdict = judge(facts)
         if isinstance(verdict, Admitted) and not facts.exists:
             self._begin(admission, facts)
+        elif isinstance(verdict, Queued) and not facts.exists:
+            return self._enqueue(admission, facts)
         return verdict
 
     async def load(self, run_id: RunId) -> Loaded | None:
@@ -131,6 +136,7 @@ class MemoryRuns(MemoryPart):
                 dead_work(letter)
                 for _, letter in sorted(letters, key=lambda each: each[0])[:LETTERS_LOOKED_AT_MAX]
             ),
+            position=state.peek(file.run.tenant).queue.position(run_id),
         )
 
     def _open_jobs(self, file: RunFile) -> tuple[OpenJob, ...]:
@@ -209,7 +215,8 @@ class MemoryRuns(MemoryPart):
         after = replace(after, stamp=verdict.stamp, fence=verdict.fence)
         self._state.remove_entries(file, *commit.applied)
         self._become(file, after, commit.transition)
-        return Committed(verdict.stamp)
+        promoted = self._state.promote(after.tenant) if after.status.is_finished else ()
+        return Committed(verdict.stamp, promoted)
 
     async def post(
         self, run_id: RunId, event: Event, *, entry_id: str, audit: AuditEntry | None = None
@@ -287,6 +294,13 @@ class MemoryRuns(MemoryPart):
     async def active_runs(self, tenant: TenantId) -> int:
         return self._state.peek(tenant).active
 
+    async def queued_runs(self, tenant: TenantId) -> int:
+        return len(self._state.peek(tenant).queue)
+
+    async def queue_position(self, run_id: RunId) -> int | None:
+        file = self._state.runs.get(run_id)
+        return None if file is None else self._state.peek(file.run.tenant).queue.position(run_id)
+
     def _facts(self, admission: Admission, within_ms: int) -> Facts:
         run = admission.run
         account = self._state.peek(run.tenant)
@@ -300,6 +314,7 @@ class MemoryRuns(MemoryPart):
             now=now,
             not_after=Instant(now + within_ms),
             exists=run.id in self._state.runs,
+            position=account.queue.position(run.id),
             key=_key_record(account, admission.key, now),
             fingerprint=admission.fingerprint,
             tick_is_taken=tick is not None
@@ -316,6 +331,10 @@ class MemoryRuns(MemoryPart):
             takes_slot=run.holds_slot,
             limit=config.max_concurrent_runs,
             active=account.active,
+            on_full=config.on_full if admission.before is not None else OnFull.REJECT,
+            asked_on_full=admission.queue.on_full,
+            queued=len(account.queue),
+            queue_max=config.queue_max,
             rate=rate,
         )
 
@@ -325,9 +344,8 @@ class MemoryRuns(MemoryPart):
         file = self._state.runs[run.id] = RunFile(run, admission.key)
         self._state.places.add(run)
         account.seen_at = run.created_at
-        if run.holds_slot:
-            account.holders.add(run.id)
-            account.active += 1
+        if run.holds_slot and run.status is not RunStatus.QUEUED:
+            self._state.take_slot(run)
         if admission.key is not None:
             account.keys[admission.key] = Key(KeyRecord(admission.fingerprint, run.id))
         self._state.reserve_budgets(file, admission.budget)
@@ -339,6 +357,14 @@ class MemoryRuns(MemoryPart):
         self._become(file, run, admission.transition)
         self._state.audit(admission.audit)
 
+    def _enqueue(self, admission: Admission, facts: Facts) -> Queued:
+        run = admission.run
+        account = self._state.account(run.tenant)
+        config = account.config or _DEFAULTS
+        self._begin(queued_admission(admission, config.queue_wait_ms), facts)
+        account.queue.add(run.id, admission.queue)
+        return Queued(run.id, account.queue.position(run.id) or 0)
+
     def _become(self, file: RunFile, after: Run, transition: Transition) -> None:
         file.items.update(transition.items)
         self._state.places.move(after, file.run.status)
@@ -346,7 +372,7 @@ class MemoryRuns(MemoryPart):
         carry_out(self._state, file, transition.effects)
         self._state.record(file, transition.timeline)
         if after.status.is_finished and not file.is_closed:
-            self._state.close_run(file)
+            self._state.close_run(file, frees_key=frees_key(transition))
 
 
 def _judged(file: RunFile, commit: Commit) -> Apply | CommitAnswer:

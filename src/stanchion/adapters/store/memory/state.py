@@ -31,7 +31,7 @@ from stanchion.core.budget import (
     rolled,
     settle,
 )
-from stanchion.core.events import Event, Timer
+from stanchion.core.events import Event, Promoted, Timer
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
     Instant,
@@ -43,6 +43,7 @@ from stanchion.core.model import (
     Run,
     RunId,
     RunStatus,
+    Stamp,
     StepId,
     TenantId,
     Topic,
@@ -50,6 +51,7 @@ from stanchion.core.model import (
     WorkflowSource,
     split_name,
 )
+from stanchion.core.queue import PROMOTED_ENTRY, FairQueue
 from stanchion.core.receipts import Receipt
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.upgrade import LEVEL
@@ -142,6 +144,8 @@ class Account:
     """The count of slots, which admission compares with the limit."""
     holders: set[RunId] = field(default_factory=set)
     """The unfinished runs with a slot: their number must equal the count."""
+    queue: FairQueue = field(default_factory=FairQueue)
+    """The runs that wait for a slot."""
     rate_used_until_ms: float = 0.0
     budgets: dict[str, BudgetTally] = field(default_factory=dict)
     ticks: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -153,6 +157,11 @@ class Account:
     feed: deque[FeedEntry] = field(default_factory=lambda: deque(maxlen=_FEED_ENTRIES_MAX))
     feed_length: int = 0
     """The total number of entries ever written."""
+
+    @property
+    def has_free_slot(self) -> bool:
+        limit = (self.config or Tenant()).max_concurrent_runs
+        return limit is None or self.active < limit
 
 
 @dataclass(slots=True)
@@ -348,15 +357,41 @@ class MemoryState:
                 tallies[name] = after
         file.reservations.clear()
 
-    def close_run(self, file: RunFile) -> None:
+    def take_slot(self, run: Run) -> None:
+        """Count a slot for the run."""
+        account = self.account(run.tenant)
+        account.holders.add(run.id)
+        account.active += 1
+
+    def promote(self, tenant: TenantId) -> tuple[RunId, ...]:
+        """Give every free slot of the tenant to the next queued run; returns these runs."""
+        account = self.accounts.get(tenant)
+        promoted: list[RunId] = []
+        while account is not None and account.queue and account.has_free_slot:
+            run_id = account.queue.take()
+            assert run_id is not None
+            promoted.append(run_id)
+            file = self.runs[run_id]
+            # Without chance: the state after a promotion depends on the state before it alone.
+            stamp = Stamp(file.run.stamp.version + 1, f"+{file.run.stamp.nonce}")
+            file.run = replace(file.run, status=RunStatus.PENDING, stamp=stamp)
+            self.places.move(file.run, RunStatus.QUEUED)
+            self.take_slot(file.run)
+            self.deliver(file, PROMOTED_ENTRY, Promoted(), self.now())
+        return tuple(promoted)
+
+    def close_run(self, file: RunFile, *, frees_key: bool) -> None:
         """Handle the end of a run: free its slot, start the expiry of its key, clear its inbox."""
         file.is_closed = True
         account = self.account(file.run.tenant)
+        account.queue.remove(file.run.id)
         if file.run.id in account.holders:
             account.holders.remove(file.run.id)
             account.active -= 1
         self.settle_budgets(file)
-        if file.key is not None:
+        if file.key is not None and frees_key:
+            del account.keys[file.key]
+        elif file.key is not None:
             account.keys[file.key].expires_at = Instant(self.now() + self.key_ttl_ms)
         self.remove_entries(file, *file.inbox)
         insort(self.finished, (file.run.finished_at or self.now(), file.run.id))

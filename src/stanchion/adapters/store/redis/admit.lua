@@ -5,6 +5,7 @@
 -- KEYS   active unfinished known finished keys aging configs rates ticks listed seen seen_names
 -- KEYS   runs feed versions shared_versions shared_runs
 -- KEYS   audit_log audit_log_of budgets reservations
+-- KEYS   queue queue_ring queue_turns waiting queued promoted
 -- ARGV   1  the admission, a MessagePack map: see part run, and
 --             not_after                 in this server's milliseconds
 --             key, fingerprint          the idempotency key with its tenant, or false
@@ -18,17 +19,25 @@
 --             status, listed            see part listed
 --             version, fence, nonce     its stamp
 --             tick                      the schedule with its tenant, and its new mark, or false
+--             queue                     rank, fairness key (see part queue), on_full or false
+--             waiting                   the run as it would wait: how many of the fields stay, its
+--                                       further fields, items, timeline, timer; false if it never
+--                                       waits
+--             created_at                of the run
 --             audit                     an audit entry (see part audit), or false
 -- ANSWER {'admitted'} {'too_late'} {'mismatch'} {'replayed', run} {'tick_taken'}
 --        {'stale_definition'}
 --        {'over_budget', name, limit, used, reserved, end of its window or -1, what is asked}
 --        {'full', limit, active} {'throttled'}
--- USES   time text budgets ready jobs retired effects listed run audit
+--        {'queued', position, when it has waited too long; absent if it was queued before}
+--        {'queue_full', limit, active, how many may wait} {'no_queue'}
+-- USES   time text budgets ready jobs retired effects listed run audit queue place
 local ask = cmsgpack.unpack(ARGV[1])
 
 -- The checks and their order are those of core.admission.judge. Keep them identical.
 if redis.call('EXISTS', key.run) == 1 then
-  return {'admitted'}
+  local position = queue_position(ask.tenant, ask.run)
+  return position and {'queued', position} or {'admitted'}
 end
 if now > ask.not_after then
   return {'too_late'}
@@ -56,11 +65,12 @@ for i = 1, #ask.definitions, 2 do
     return {'stale_definition'}
   end
 end
-local limit, rate, pins, budgets = ask.limit, ask.rate, nil, nil
+local limit, rate, pins, budgets, queues = ask.limit, ask.rate, nil, nil, false
 local config = redis.call('HGET', key.configs, ask.tenant)
 if config then
   config = cmsgpack.unpack(config)
   limit, rate, pins, budgets = config[1], config[2], config[4], config[5]
+  queues = config[6] and ask.waiting
 end
 if ask.shared then
   for i = 1, #ask.shared, 2 do
@@ -77,10 +87,21 @@ if budgets and #budgets > 0 then
     return refused
   end
 end
-if ask.takes_slot and limit then
-  local active = tonumber(redis.call('HGET', key.active, ask.tenant) or '0')
-  if active >= limit then
-    return {'full', limit, active}
+if ask.queue[3] == 'queue' and not queues then
+  return {'no_queue'}
+end
+local must_wait = false
+if ask.takes_slot then
+  promote(ask.tenant, ask.limit)
+  local active = limit and tonumber(redis.call('HGET', key.active, ask.tenant) or '0')
+  if limit and active >= limit then
+    if not queues or ask.queue[3] == 'reject' then
+      return {'full', limit, active}
+    end
+    if queue_length(ask.tenant) >= config[7] then
+      return {'queue_full', limit, active, config[7]}
+    end
+    must_wait = true
   end
 end
 if ask.is_limited and rate then
@@ -98,19 +119,30 @@ if ask.is_limited and rate then
   redis.call('HSET', key.rates, ask.tenant, string.format('%.17g', after_one))
 end
 
+if ask.tick then
+  redis.call('HSET', key.ticks, ask.tick[1], ask.tick[2])
+end
+local waits_until
+if must_wait then
+  local kept, fields, items, timeline, timer = unpack(ask.waiting)
+  for i = kept + 1, #ask.fields do
+    ask.fields[i] = nil
+  end
+  for i = 1, #fields do
+    ask.fields[kept + i] = fields[i]
+  end
+  waits_until = ask.created_at + config[8]
+  ask.status, ask.items, ask.timeline, ask.is_finished = 'queued', items, timeline, false
+  ask.effects = {{'set', timer[1], waits_until, '', timer[2]}}
+  enqueue(ask.tenant, ask.run, ask.queue[1], ask.queue[2], ask.created)
+  redis.call('ZADD', key.known, 0, ask.tenant)
+elseif ask.takes_slot then
+  take_slot(ask.tenant, ask.run)
+end
 if budgets and #budgets > 0 then
   reserve_budgets(ask.run, ask.tenant, budgets, ask.budget)
   ask.fields[#ask.fields + 1] = 'budgets'
   ask.fields[#ask.fields + 1] = 1
-end
-if ask.tick then
-  redis.call('HSET', key.ticks, ask.tick[1], ask.tick[2])
-end
-if ask.takes_slot then
-  redis.call('ZADD', key.unfinished, 0, sized(ask.tenant) .. ask.run)
-  if redis.call('HINCRBY', key.active, ask.tenant, 1) == 1 then
-    redis.call('ZADD', key.known, 0, ask.tenant)
-  end
 end
 if ask.key then
   redis.call('HSET', key.keys, ask.key, cmsgpack.pack({'0', ask.fingerprint, ask.run}))
@@ -135,5 +167,8 @@ if ask.key then
     redis.call('HDEL', key.keys, name)
     redis.call('ZREM', key.aging, name)
   end
+end
+if must_wait then
+  return {'queued', queue_position(ask.tenant, ask.run), waits_until}
 end
 return {'admitted'}

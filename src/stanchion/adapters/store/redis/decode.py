@@ -391,7 +391,7 @@ def read_run_facts(reply: Sequence[Any]) -> RunFacts | None:
     """Decode the reply of ``run_facts.lua``."""
     if not reply:
         return None
-    now, fields, entries, next_try, jobs, timers, letters = reply
+    now, fields, entries, next_try, jobs, timers, letters, position = reply
     loaded = read_loaded(fields, entries)
     assert loaded is not None
     return RunFacts(
@@ -419,6 +419,7 @@ def read_run_facts(reply: Sequence[Any]) -> RunFacts | None:
                 key=lambda each: (each.at, each.id),
             )
         ),
+        position=int(position) if position else None,
     )
 
 
@@ -458,6 +459,9 @@ class StoredTenant(msgspec.Struct, frozen=True, array_like=True):
     pins: dict[WorkflowId, int] = {}
     budgets: list[str | int] = []
     """Name, limit and window of each, sorted by name."""
+    queues: bool = False
+    queue_max: int = 0
+    queue_wait_ms: int = 0
 
 
 class _Tally(BudgetTally, frozen=True, array_like=True):

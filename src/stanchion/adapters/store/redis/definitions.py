@@ -286,7 +286,8 @@ class RedisTenants(Sharded):
     async def delete_tenant(self, tenant: TenantId, *, audit: AuditEntry | None = None) -> bool:
         packed = encode.pack_audit(audit, self._shards.audit_ttl_ms)
         shard = shard_of_tenant(tenant)
-        step = self._shards.step("delete_tenant", shard, tenant, packed, tenant=tenant)
+        words = (tenant, packed, encode.DEFAULT_CAP)
+        step = self._shards.step("delete_tenant", shard, *words, tenant=tenant)
         return bool(await self._shards.ask(step))
 
     async def tenant(self, tenant: TenantId) -> Tenant:
@@ -345,7 +346,7 @@ class RedisTenants(Sharded):
     async def _standings(
         self, tenants: Sequence[TenantId], deadline: float
     ) -> list[TenantStanding]:
-        parts = ("configs", "active", "seen")
+        parts = ("configs", "active", "queued", "seen")
         replies = await self._shards.ask_all(
             [
                 self._shards.command(shard, "HGET", self._shards.keys.of_shard(shard, part), tenant)
@@ -360,10 +361,11 @@ class RedisTenants(Sharded):
                 tenant=tenant,
                 config=None if config is None else decode.read_tenant(config),
                 active=int(active or 0),
+                queued=int(queued or 0),
                 seen_at=Instant(int(seen or 0)),
             )
-            for tenant, config, active, seen in zip(
-                tenants, replies[::3], replies[1::3], replies[2::3], strict=True
+            for tenant, config, active, queued, seen in zip(
+                tenants, *(replies[part :: len(parts)] for part in range(len(parts))), strict=True
             )
         ]
 

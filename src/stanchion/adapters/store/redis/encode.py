@@ -89,7 +89,7 @@ from msgspec.structs import replace
 
 from stanchion.adapters.redis.address import checked_namespace
 from stanchion.adapters.redis.topology import slot_of
-from stanchion.adapters.store.redis.decode import RunEnd, RunHeader, StoredTenant
+from stanchion.adapters.store.redis.decode import RunEnd, RunHeader
 from stanchion.core.audit import AuditEntry
 from stanchion.core.events import AttemptFailed, AttemptSucceeded, TimerFired
 from stanchion.core.model import (
@@ -112,6 +112,7 @@ from stanchion.core.model import (
     shard_of_tenant,
     split_name,
 )
+from stanchion.core.queue import PRIORITY_MAX, QUEUE_TIMER, OnFull, frees_key, queued_run
 from stanchion.core.schedule import TickMark
 from stanchion.core.transition import (
     ClearTimer,
@@ -136,6 +137,7 @@ from stanchion.ports.records import (
 
 __all__ = [
     "COMMON_TAG",
+    "DEFAULT_CAP",
     "OF_RUN",
     "OF_SHARD",
     "OF_TENANT",
@@ -172,6 +174,8 @@ _encode = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode
 _UNSTAMPED: Final = Stamp(0, "")
 _DEFAULTS: Final = Tenant()
+DEFAULT_CAP: Final = _DEFAULTS.max_concurrent_runs or ""
+"""The cap of a tenant without configuration, as an argument of scripts."""
 
 
 def encode_admission(
@@ -186,14 +190,17 @@ def encode_admission(
         shared_run = sized(run.workflow_id) + sized(run.tenant) + run.id
     # The run of the admission is stored: its first transition holds only the changes.
     ask = _ask(run.id, run.tenant, admission.transition, key_ttl_ms)
-    ask["fields"] = [
+    constant = [
         *("base", _base(run), "whose", place + run.tenant),
         *("about", about(run)),
         *(() if key is None else ("key", key)),
         *(() if shared_run is None else ("shared", shared_run)),
-        *_changing(run),
-        *_steps(run.steps),
     ]
+    ask["fields"] = [*constant, *_changing(run), *_steps(run.steps)]
+    ask["waiting"] = admission.before is not None and _waiting(admission.before, len(constant))
+    queue = admission.queue
+    ask["queue"] = (str(PRIORITY_MAX - queue.priority), queue.fairness_key, queue.on_full or False)
+    ask["created_at"] = run.created_at
     ask["version"], ask["fence"], ask["nonce"] = run.stamp.version, run.fence, run.stamp.nonce
     ask["items"] = _items(run.items)  # the transition has the same items
     ask["is_finished"] = run.status.is_finished
@@ -216,6 +223,14 @@ def encode_admission(
     return _pack(ask)
 
 
+def _waiting(before: Run, constant: int) -> tuple[object, ...]:
+    """The run as it would wait in the queue; ``constant``: how many words of its fields stay."""
+    run, transition = queued_run(before, wait_ms=0)
+    timeline = [to_json(entry) for entry in transition.timeline]
+    fields = [*_changing(run), *_steps(run.steps)]
+    return constant, fields, _items(run.items), timeline, _QUEUE_TIMER
+
+
 def _mark(tenant: TenantId, tick: TickMark) -> list[str]:
     """The name of a schedule, and its mark as text that sorts as the mark does."""
     return [sized(tenant) + tick.schedule_id, f"{tick.generation:020d}:{tick.tick:020d}"]
@@ -236,6 +251,8 @@ def encode_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> bytes
     ask["fence"] = _or_false(commit.fence)
     ask["applied"] = commit.applied
     ask["status"] = transition.status
+    ask["frees_key"] = frees_key(transition)
+    ask["limit"] = _or_false(_DEFAULTS.max_concurrent_runs)
     return _pack(ask)
 
 
@@ -250,7 +267,11 @@ def pack_tenant(config: Tenant) -> bytes:
     budgets: list[str | int] = []
     for name in sorted(config.budgets):
         budgets += [name, config.budgets[name].limit, config.budgets[name].window]
-    return _pack(StoredTenant(limit, rate, to_json(config), config.workflows, budgets))
+    stored = (limit, rate, to_json(config), config.workflows, budgets)
+    if config.on_full is OnFull.QUEUE:
+        return _pack((*stored, True, config.queue_max, config.queue_wait_ms))
+    # As versions without a queue wrote it: a configuration that is written again is the same.
+    return _pack(stored)
 
 
 def pack_usage(usage: Mapping[str, int]) -> bytes:
@@ -425,6 +446,8 @@ def _or_false(value: _T | None) -> _T | bool:
     return False if value is None else value
 
 
+_QUEUE_TIMER: Final = (QUEUE_TIMER.key, to_json(TimerFired(timer=QUEUE_TIMER)))
+
 OF_SHARD: Final = frozenset(
     (
         *("ready", "ring", "turns", "counters", "open", "deadlines", "timers"),
@@ -432,6 +455,7 @@ OF_SHARD: Final = frozenset(
         *("configs", "configured", "rates", "ticks", "letters", "dead", "dead_of", "mark"),
         *("approvals", "asked", "asked_of", "audit_log"),
         *("listed", "seen", "seen_names", "budgets", "reservations"),
+        *("queue", "queue_ring", "queue_turns", "waiting", "queued", "promoted"),
         *("receipts", "refused", "refused_of", "refused_count"),
         *("shared_versions", "shared_workflows", "shared_names", "shared_runs", "authors"),
     )

@@ -94,7 +94,8 @@ class RedisHousekeeping(Sharded):
         # The script adds the two counts.
         entry = None if audit is None else audit_of_drift(audit, Drift(tenant, 0, 0))
         packed = encode.pack_audit(entry, self._shards.audit_ttl_ms)
-        return self._shards.step("audit", shard, tenant, packed, int(repair), tenant=tenant)
+        words = (tenant, packed, int(repair), encode.DEFAULT_CAP)
+        return self._shards.step("audit", shard, *words, tenant=tenant)
 
     def _purge(self, shard: int, name: str) -> RedisRequest:
         run_id, tenant = RunId(name[:RUN_ID_CHARS]), name[RUN_ID_CHARS:]

@@ -1,16 +1,20 @@
 -- part commit: whether a commit may be written, and writing it.
---   uses time text inbox listed run; keys run inbox outbox rows, and those of run and listed
+--   uses time text inbox promoted listed run queue; keys run inbox outbox rows, and those of run,
+--        listed and queue
 --   judge_commit(ask)                        answer, or nil; then version, highest
 --     answer   why it is not written: {'gone'} {'committed', version} {'stale_fence', highest}
 --              {'conflict'}
---   write_commit(ask, version, highest)      {'committed', version}
+--   write_commit(ask, version, highest)      {'committed', version, promoted run, …}
 -- ``ask`` is the commit: see part run, and
 --   read_version, read_nonce  the stamp that the writer read
 --   nonce                     of the new stamp
 --   fence                     of the writer's lease, or false
 --   applied                   inbox entries to remove
 --   status                    of the run from now on
+--   frees_key                 whether its key can be used again at once
+--   limit                     the cap of a tenant without configuration, or false
 local function judge_commit(ask)
+  apply_promotion(ask.run)
   local found = redis.call('HGET', key.run, 'stamp')
   if not found then
     return {'gone'}
@@ -28,10 +32,27 @@ local function judge_commit(ask)
   return nil, version, highest
 end
 
+-- Let waiting runs have the slot of a run that ends; their ids are added to the answer.
+local function leave_slot(ask, answer)
+  leave_queue(ask.tenant, ask.run)
+  local name = ask.frees_key and redis.call('HGET', key.run, 'key')
+  if name then
+    redis.call('HDEL', key.keys, name)
+    redis.call('ZREM', key.aging, name)
+  end
+  for _, run_id in ipairs(promote(ask.tenant, ask.limit)) do
+    answer[#answer + 1] = run_id
+  end
+end
+
 local function write_commit(ask, version, highest)
   many('HDEL', key.inbox, ask.applied)
   settle_row(ask.run)
   relist(ask.tenant, ask.status)
   become(ask, stamped(version + 1, ask.fence or highest, ask.nonce), false)
-  return {'committed', whole(version + 1)}
+  local answer = {'committed', whole(version + 1)}
+  if ask.is_finished then
+    leave_slot(ask, answer)
+  end
+  return answer
 end

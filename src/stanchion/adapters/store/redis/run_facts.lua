@@ -1,12 +1,13 @@
 -- run_facts: a run and all that it waits for, read atomically.
 -- KEYS   run inbox out buried
--- KEYS   open ready timers outbox letters
+-- KEYS   open ready timers outbox rows letters promoted queue queue_ring waiting
 -- ARGV   1 run id  2 jobs at most  3 timers at most  4 dead letters at most
 -- ANSWER the time, {fields of the run}, {entries of the inbox}, due time of the outbox row or '',
 --        {id, state, jobs ahead or '' of each open job}, {due time, content of each timer},
---        {dead letters}
--- USES   time text jobs
+--        {dead letters}, position in the queue or ''
+-- USES   time text jobs inbox promoted place
 local run_id = ARGV[1]
+apply_promotion(run_id)
 local fields = redis.call('HGETALL', key.run)
 if #fields == 0 then
   return {}
@@ -45,4 +46,5 @@ for _, letter_id in ipairs(redis.call('SMEMBERS', key.buried)) do
   end
 end
 local next_try = redis.call('ZSCORE', key.outbox, run_id) or ''
-return {now, fields, redis.call('HGETALL', key.inbox), next_try, jobs, timers, letters}
+return {now, fields, redis.call('HGETALL', key.inbox), next_try, jobs, timers, letters,
+  queue_position(tenant, run_id) or ''}

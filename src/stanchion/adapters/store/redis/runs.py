@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, assert_never
 
+from msgspec.structs import replace
+
 from stanchion.adapters.cursor import RunPage, read_cursor, write_cursor
 from stanchion.adapters.redis.client import RedisRequest, ask_in_time
 from stanchion.adapters.redis.connection import Reply
@@ -15,6 +17,9 @@ from stanchion.core.admission import (
     Admitted,
     Full,
     Mismatch,
+    NoQueue,
+    Queued,
+    QueueFull,
     RateExceeded,
     Replayed,
     StaleDefinition,
@@ -39,7 +44,8 @@ from stanchion.core.model import (
     shard_of_run,
     shard_of_tenant,
 )
-from stanchion.core.transition import TimelineEntry
+from stanchion.core.queue import QUEUE_TIMER
+from stanchion.core.transition import SetTimer, TimelineEntry
 from stanchion.core.why import (
     JOBS_LOOKED_AT_MAX,
     LETTERS_LOOKED_AT_MAX,
@@ -116,13 +122,19 @@ class RedisRuns(Sharded):
         if isinstance(verdict, Admitted):
             self._shards.remember(run.id, run.tenant)
             self._shards.expect_jobs(shard, admission.transition.effects)
+        elif isinstance(verdict, Queued):
+            self._shards.remember(run.id, run.tenant)
+            due = Instant(reply[2] if len(reply) > 2 else run.created_at)  # noqa: PLR2004 - see admit.lua
+            self._shards.expect_jobs(shard, (SetTimer(QUEUE_TIMER, due),))
         return verdict
 
     async def load(self, run_id: RunId) -> Loaded | None:
         shard = shard_of_run(run_id)
         if shard is None:
             return None
-        fields, entries = await self._shards.ask(self._shards.step("load", shard, run_id=run_id))
+        fields, entries = await self._shards.ask(
+            self._shards.step("load", shard, run_id, run_id=run_id)
+        )
         loaded = decode.read_loaded(fields, entries)
         if loaded is not None:
             self._shards.remember(run_id, loaded.run.tenant)
@@ -193,9 +205,8 @@ class RedisRuns(Sharded):
         match await self._shards.ask(step, deadline):
             case [b"gone"]:
                 return Gone()
-            case [b"committed", version]:
-                self._shards.expect_jobs(shard, commit.transition.effects)
-                return Committed(Stamp(int(version), commit.nonce))
+            case [b"committed", version, *promoted]:
+                return self._committed(shard, commit, version, promoted)
             case [b"stale_fence", highest]:
                 return StaleFence(int(highest))
             case [b"conflict"]:
@@ -223,13 +234,19 @@ class RedisRuns(Sharded):
             "settle", shard, asked, *words, run_id=run_id, tenant=tenant, is_repeatable=False
         )
         match await self._shards.ask(step, deadline):
-            case [b"committed", version]:
-                self._shards.expect_jobs(shard, commit.transition.effects)
-                return Committed(Stamp(int(version), commit.nonce))
+            case [b"committed", version, *promoted]:
+                return self._committed(shard, commit, version, promoted)
             case [cause, *_] if cause in _MISSES:
                 return SettleMissed(_MISSES[cause])
             case other:
                 raise BackendCorrupt(f"settle answered {other!r}")
+
+    def _committed(
+        self, shard: int, commit: Commit, version: bytes, promoted: Sequence[bytes]
+    ) -> Committed:
+        self._shards.expect_jobs(shard, commit.transition.effects)
+        run_ids = tuple(RunId(each.decode()) for each in promoted)
+        return Committed(Stamp(int(version), commit.nonce), run_ids)
 
     async def post(
         self, run_id: RunId, event: Event, *, entry_id: str, audit: AuditEntry | None = None
@@ -372,6 +389,21 @@ class RedisRuns(Sharded):
         active = self._shards.keys.of_shard(shard, "active")
         return int(await self._shards.ask(self._shards.command(shard, "HGET", active, tenant)) or 0)
 
+    async def queued_runs(self, tenant: TenantId) -> int:
+        shard = shard_of_tenant(tenant)
+        queued = self._shards.keys.of_shard(shard, "queued")
+        return int(await self._shards.ask(self._shards.command(shard, "HGET", queued, tenant)) or 0)
+
+    async def queue_position(self, run_id: RunId) -> int | None:
+        deadline = self._shards.client.deadline()
+        shard, tenant = shard_of_run(run_id), await self._shards.owner_of(run_id, deadline)
+        if shard is None or tenant is None:
+            return None
+        found = await self._shards.ask(
+            self._shards.step("position", shard, run_id, tenant), deadline
+        )
+        return None if found is None else int(found)
+
     async def _summaries(self, places: Sequence[str], deadline: float) -> list[RunSummary | None]:
         """The runs at these places; ``None`` for one that was purged since its place was read."""
         run_ids = [RunId(place[_TIME_CHARS:]) for place in places]
@@ -385,14 +417,48 @@ class RedisRuns(Sharded):
             ],
             deadline,
         )
-        return [
+        runs = [
             decode.read_summary(run_id, values)
             for run_id, values in zip(run_ids, replies, strict=True)
+        ]
+        queued = {
+            run.id: shard_of_run(run.id) or 0
+            for run in runs
+            if run is not None and run.status is RunStatus.QUEUED
+        }
+        if not queued:
+            return runs
+        # The record of a promoted run is written when a replica loads it.
+        are_promoted = await self._shards.ask_all(
+            [
+                self._shards.command(
+                    shard, "HEXISTS", self._shards.keys.of_shard(shard, "promoted"), run_id
+                )
+                for run_id, shard in queued.items()
+            ],
+            deadline,
+        )
+        promoted = {run_id for run_id, is_one in zip(queued, are_promoted, strict=True) if is_one}
+        return [
+            replace(run, status=RunStatus.PENDING)
+            if run is not None and run.id in promoted
+            else run
+            for run in runs
         ]
 
 
 def _chunks(keys: Sequence[ItemKey]) -> list[Sequence[ItemKey]]:
     return [keys[start : start + _CHUNK] for start in range(0, len(keys), _CHUNK)]
+
+
+_REFUSED: Final[Mapping[bytes, Verdict]] = {
+    b"mismatch": Mismatch(),
+    b"no_queue": NoQueue(),
+    b"stale_definition": StaleDefinition(),
+    b"throttled": RateExceeded(),
+    b"tick_taken": TickTaken(),
+    b"too_late": TooLate(),
+}
 
 
 def _verdict(run_id: RunId, reply: Reply) -> Verdict:
@@ -401,21 +467,17 @@ def _verdict(run_id: RunId, reply: Reply) -> Verdict:
             return Admitted(run_id)
         case [b"replayed", other]:
             return Replayed(RunId(other.decode()))
+        case [b"queued", position, *_]:
+            return Queued(run_id, position)
         case [b"full", limit, active]:
             return Full(limit, active)
         case [b"over_budget", name, limit, used, reserved, ends, asked]:
             resets_at = None if ends < 0 else Instant(ends)
             return OverBudget(name.decode(), limit, used, reserved, resets_at, asked)
-        case [b"mismatch"]:
-            return Mismatch()
-        case [b"tick_taken"]:
-            return TickTaken()
-        case [b"stale_definition"]:
-            return StaleDefinition()
-        case [b"throttled"]:
-            return RateExceeded()
-        case [b"too_late"]:
-            return TooLate()
+        case [b"queue_full", limit, active, queue_max]:
+            return QueueFull(limit, active, queue_max)
+        case [word] if word in _REFUSED:
+            return _REFUSED[word]
         case other:
             raise BackendCorrupt(f"admit answered {other!r}")
 

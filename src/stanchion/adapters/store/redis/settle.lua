@@ -2,13 +2,14 @@
 -- KEYS   run items out jobs inbox timeline
 -- KEYS   ready ring turns counters open deadlines timers outbox rows
 -- KEYS   approvals asked asked_of
--- KEYS   active unfinished finished keys aging shared_runs listed
+-- KEYS   active unfinished known finished keys aging configs shared_runs listed
+-- KEYS   queue queue_ring queue_turns waiting queued promoted
 -- KEYS   feed budgets reservations
 -- ARGV   1  the commit, a MessagePack map: see part commit
 --        then for each result: job id, fence, worker id, usage by budget as MessagePack or ''
--- ANSWER {'gone'} {'committed', version} {'stale_fence', highest} {'conflict'}
+-- ANSWER {'gone'} {'committed', version, promoted run, …} {'stale_fence', highest} {'conflict'}
 --        {'inbox'} if it is not empty, {'job'} if a result is not from the holder of its job
--- USES   time text budgets ready jobs retired results inbox effects listed run commit
+-- USES   time text budgets ready jobs retired results inbox promoted effects listed run queue commit
 local ask = cmsgpack.unpack(ARGV[1])
 local answer, version, highest = judge_commit(ask)
 if answer then

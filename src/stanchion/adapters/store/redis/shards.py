@@ -54,7 +54,10 @@ _OWNERS_MAX: Final = 50_000
 _KEPT_MAX: Final = 100
 _SKIPPED_WHEN_IDLE: Final = frozenset({"timers", "outbox"})
 _WRITES: Final = frozenset(
-    {"accept", "admit", "commit", "defer", "expire", "fire", "post", "replay", "settle", "take"}
+    {
+        *("accept", "admit", "commit", "defer", "expire", "fire", "post", "replay", "settle"),
+        *("take", "audit", "delete_tenant", "put_tenant"),  # they may promote queued runs
+    }
 )
 """Scripts after which something may be due."""
 _IDLE_LOOKS: Final = 25

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from stanchion.adapters.outcomes import queued_admission
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.store.sqlite.audit import add_audit
 from stanchion.adapters.store.sqlite.budgets import present_tallies, reserve_budgets, settle_budgets
@@ -23,10 +24,12 @@ from stanchion.adapters.store.sqlite.codec import (
     slot_taken,
     slots_pending,
 )
+from stanchion.adapters.store.sqlite.queue import enqueue, promote, queue_position
 from stanchion.adapters.store.sqlite.runs import carry_out, put_items, timeline_lines
-from stanchion.core.admission import Admitted, Facts, KeyRecord, Rate, Verdict, judge
+from stanchion.core.admission import Admitted, Facts, KeyRecord, Queued, Rate, Verdict, judge
 from stanchion.core.budget import BudgetTally, over_budget
 from stanchion.core.model import Instant, Risk, Run, TenantId, WorkflowSource
+from stanchion.core.queue import OnFull
 from stanchion.core.schedule import TickMark
 from stanchion.ports.records import Admission, Tenant, label_texts
 
@@ -40,6 +43,7 @@ class _Standing(NamedTuple):
 
     tenant: Tenant
     active: int
+    queued: int
     rate_used_until_ms: float
     is_current: bool
     """Whether the definitions that were decided on are in force."""
@@ -63,6 +67,8 @@ def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: in
     tallies = present_tallies(db, run.tenant, limits) if limits else {}
     facts = _facts(db, admission, standing, tallies, not_after, key_ttl_ms)
     verdict = judge(replace(facts, exists=exists))
+    if standing.queued or isinstance(verdict, Queued):
+        return _admit_in_turn(db, admission, not_after, key_ttl_ms)
     if is_known and not isinstance(verdict, Admitted):
         # Only the first admission of a batch checks whether its run exists, and the others before
         # they are refused. Writing a run that exists fails: then the batch is repeated one by one.
@@ -72,9 +78,42 @@ def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: in
         number = standing.next_run + db.pending.touched(ANY_RUN)
         _begin(db, admission, facts, number)
         if tallies:
-            reserve_budgets(db, run.tenant, number, tallies, admission.budget)
-            if run.status.is_finished:
-                settle_budgets(db, run.tenant, number)
+            _reserve(db, admission, number, tallies)
+    return verdict
+
+
+def _reserve(
+    db: Database, admission: Admission, number: int, tallies: Mapping[str, BudgetTally]
+) -> None:
+    run = admission.run
+    reserve_budgets(db, run.tenant, number, tallies, admission.budget)
+    if run.status.is_finished:
+        settle_budgets(db, run.tenant, number)
+
+
+def _admit_in_turn(
+    db: Database, admission: Admission, not_after: Instant, key_ttl_ms: int
+) -> Verdict:
+    """Admit a run of a tenant with a queue: after those that wait for longer."""
+    run = admission.run
+    db.pending.write()
+    promote(db, run.tenant)
+    exists, standing = _read_standing(db, admission)
+    number, limits = standing.next_run, standing.tenant.budgets
+    tallies = present_tallies(db, run.tenant, limits) if limits else {}
+    facts = _facts(db, admission, standing, tallies, not_after, key_ttl_ms)
+    position = queue_position(db, run.id) if exists else None
+    verdict = judge(replace(facts, exists=exists, position=position))
+    if exists or not isinstance(verdict, Admitted | Queued):
+        return verdict
+    if isinstance(verdict, Queued):
+        admission = queued_admission(admission, standing.tenant.queue_wait_ms)
+    _begin(db, admission, facts, number)
+    if tallies:
+        _reserve(db, admission, number, tallies)
+    if isinstance(verdict, Queued):
+        enqueue(db, number, run.tenant, admission.queue)
+        return Queued(run.id, queue_position(db, run.id) or 0)
     return verdict
 
 
@@ -86,10 +125,11 @@ def _read_standing(db: Database, admission: Admission) -> tuple[bool, _Standing]
         definitions=encode_text(admission.definitions),
     )
     assert found is not None
-    exists, config, active, rate_used_until_ms, current, next_run = found
+    exists, config, active, queued, rate_used_until_ms, current, next_run = found
     return bool(exists), _Standing(
         tenant=_DEFAULTS if config is None else TENANT.decode(config),
         active=active or 0,
+        queued=queued or 0,
         rate_used_until_ms=rate_used_until_ms or 0.0,
         is_current=current == len(admission.definitions),
         next_run=next_run,
@@ -120,6 +160,10 @@ def _facts(
         takes_slot=run.holds_slot,
         limit=tenant.max_concurrent_runs,
         active=standing.active + slots_pending(db, run.tenant),
+        on_full=OnFull.REJECT if admission.before is None else tenant.on_full,
+        asked_on_full=admission.queue.on_full,
+        queued=standing.queued,
+        queue_max=tenant.queue_max,
         rate=rate,
     )
 
@@ -170,7 +214,7 @@ def _begin(db: Database, admission: Admission, facts: Facts, number: int) -> Non
     db.pending.touch(pending_run(run.id))
     if admission.key is not None:
         db.pending.touch(pending_key(run.tenant, admission.key))
-    if run.holds_slot and not run.status.is_finished:
+    if run.holds_slot and run.status.uses_slot:
         db.pending.touch(slot_taken(run.tenant))
     if run.workflow_source is WorkflowSource.SHARED and not run.status.is_finished:
         db.later(

@@ -10,6 +10,7 @@ from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.store.sqlite.audit import add_audit
 from stanchion.adapters.store.sqlite.budgets import stored_tallies
 from stanchion.adapters.store.sqlite.codec import SQL, TENANT, VALUE, WORKFLOW, encode
+from stanchion.adapters.store.sqlite.queue import promote
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import BudgetStanding, standing_of
 from stanchion.core.json_value import JsonValue
@@ -169,6 +170,7 @@ def put_tenant(
     db.run(SQL["delete_pins"], tenant=tenant)
     for workflow_id, version in config.workflows.items():
         db.run(SQL["put_pin"], tenant=tenant, workflow_id=workflow_id, version=version)
+    promote(db, tenant)
 
 
 def delete_tenant(db: Database, tenant: TenantId, *, audit: AuditEntry | None = None) -> bool:
@@ -178,6 +180,7 @@ def delete_tenant(db: Database, tenant: TenantId, *, audit: AuditEntry | None = 
     is_removed = db.first(SQL["delete_tenant"], tenant=tenant) is not None
     if audit is not None and is_removed:
         add_audit(db, audit_of_config(audit, before, None))
+    promote(db, tenant)
     return is_removed
 
 
@@ -213,9 +216,10 @@ def list_standings(
             tenant=TenantId(name),
             config=None if config is None else TENANT.decode(config),
             active=active or 0,
+            queued=queued or 0,
             seen_at=Instant(seen_at or 0),
         )
-        for name, config, active, seen_at in rows[:limit]
+        for name, config, active, queued, seen_at in rows[:limit]
     )
     return Page(found, _next(_TENANTS, rows, limit))
 

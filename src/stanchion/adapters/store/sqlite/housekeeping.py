@@ -18,6 +18,7 @@ from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.store.sqlite.audit import add_audit
 from stanchion.adapters.store.sqlite.codec import DEAD_LETTER, EVENT, SQL, encode
 from stanchion.adapters.store.sqlite.outbox import drop_entry, put_entry
+from stanchion.adapters.store.sqlite.queue import promote
 from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Event
 from stanchion.core.model import Instant, RunId, TenantId
@@ -145,6 +146,8 @@ def audit_slots(
                 db.run(SQL["repair_slots"], tenant=tenant, actual=drift.actual)
             if repair and audit is not None:
                 add_audit(db, audit_of_drift(audit, drift))
+        if repair:
+            promote(db, tenant)
     onward = None if tenant is None else write_cursor("slots", after)
     return SlotAudit(checked, tuple(drifts), onward)
 

@@ -38,6 +38,7 @@ from stanchion.adapters.store.sqlite.codec import (
     slot_freed,
 )
 from stanchion.adapters.store.sqlite.jobs import end_job, held_job, leave_ready
+from stanchion.adapters.store.sqlite.queue import leave_queue, promote, queue_position
 from stanchion.core.commit import (
     Apply,
     CommitAnswer,
@@ -66,6 +67,7 @@ from stanchion.core.model import (
     TenantId,
     Topic,
 )
+from stanchion.core.queue import frees_key
 from stanchion.core.transition import (
     ClearTimer,
     CloseApproval,
@@ -77,6 +79,7 @@ from stanchion.core.transition import (
     StopRun,
     StopStep,
     TimelineEntry,
+    Transition,
 )
 from stanchion.core.why import (
     JOBS_LOOKED_AT_MAX,
@@ -210,10 +213,12 @@ def _judged(row: Sequence[Any], commit: Commit) -> Apply | CommitAnswer:
 
 
 def _write(db: Database, row: Sequence[Any], commit: Commit, verdict: Apply) -> Committed:
-    run, tenant, holds_slot, ended_at, has_budgets, *_ = row
+    run, tenant, holds_slot, status, queued, ended_at, has_budgets, *_ = row
     transition, now = commit.transition, db.now()
     stamp = verdict.stamp
     ends = transition.status.is_finished and ended_at is None
+    is_queued = status == RunStatus.QUEUED
+    holds_slot = holds_slot and not is_queued
     db.later(
         SQL["commit_run"],
         run=run,
@@ -239,7 +244,20 @@ def _write(db: Database, row: Sequence[Any], commit: Commit, verdict: Apply) -> 
     carry_out(db, run, transition.effects)
     if ends and has_budgets:
         settle_budgets(db, tenant, run)
+    if ends and queued:
+        return Committed(stamp, _leave_slot(db, run, tenant, transition, is_queued=is_queued))
     return Committed(stamp)
+
+
+def _leave_slot(
+    db: Database, run: int, tenant: TenantId, transition: Transition, *, is_queued: bool
+) -> tuple[RunId, ...]:
+    """Let waiting runs have the slot of a run that ends; returns these runs."""
+    if is_queued:
+        leave_queue(db, run, tenant)
+        if frees_key(transition):
+            db.run(SQL["free_key"], run=run)
+    return promote(db, tenant)
 
 
 def active_runs(db: Database, tenant: TenantId) -> int:
@@ -282,6 +300,7 @@ def run_facts(db: Database, run_id: RunId) -> RunFacts | None:
             )
         ),
         letters=tuple(dead_work(DEAD_LETTER.decode(body)) for (body,) in letters),
+        position=queue_position(db, run_id),
     )
 
 

@@ -19,7 +19,15 @@ from stanchion.adapters.sqlite.opening import MEMORY, resolved
 from stanchion.adapters.sqlite.thread import WorkerThread, read_together, write_together
 from stanchion.adapters.store.sqlite import admission as gate
 from stanchion.adapters.store.sqlite import audit as log
-from stanchion.adapters.store.sqlite import definitions, housekeeping, jobs, limits, outbox, runs
+from stanchion.adapters.store.sqlite import (
+    definitions,
+    housekeeping,
+    jobs,
+    limits,
+    outbox,
+    queue,
+    runs,
+)
 from stanchion.adapters.store.sqlite.codec import SQL
 from stanchion.adapters.store.sqlite.file import open_reader, open_writer, shut
 from stanchion.core.admission import Verdict
@@ -155,6 +163,8 @@ class SqliteStore:
     feed = _reads(runs.feed)
     feed_position = _reads(runs.feed_position)
     active_runs = _reads(runs.active_runs)
+    queued_runs = _reads(queue.queued_runs)
+    queue_position = _reads(queue.queue_position)
 
     lease_jobs = _writes(jobs.lease_jobs)
     renew_jobs = _writes(jobs.renew_jobs)

@@ -1,7 +1,7 @@
 -- Admission: its facts, and the first rows of a run.
 
 -- name: read_facts
--- Answers (exists, config, active, rate_used_until_ms, current, next): whether the run exists, so
+-- Answers (exists, config, active, queued, rate_used_until_ms, current, next): whether the run exists, so
 -- that the same request was executed before; the stored data of its tenant, or NULL; how many of
 -- :definitions, a JSON object of workflow names and versions, are in force; and the number of a new
 -- run.
@@ -11,6 +11,7 @@ SELECT
     ),
     (SELECT config FROM tenants WHERE tenant = :tenant),
     (SELECT active FROM accounts WHERE tenant = :tenant),
+    (SELECT queued FROM accounts WHERE tenant = :tenant),
     (SELECT rate_used_until_ms FROM accounts WHERE tenant = :tenant),
     (
         SELECT count(*) FROM json_each(:definitions)

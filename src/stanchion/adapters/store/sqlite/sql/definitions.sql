@@ -117,7 +117,7 @@ SELECT config FROM tenants WHERE tenant = :tenant
 SELECT tenant, config FROM tenants WHERE tenant > :after ORDER BY tenant LIMIT :limit
 
 -- name: list_standings
--- Answers (tenant, config, active, seen_at), by name, after :after: of tenants that are configured,
+-- Answers (tenant, config, active, queued, seen_at), by name, after :after: of tenants that are configured,
 -- use a slot or have started a run since :since.
 WITH picked AS (
     SELECT tenant FROM tenants WHERE tenant > :after
@@ -125,7 +125,7 @@ WITH picked AS (
     WHERE tenant > :after AND (active > 0 OR seen_at >= :since)
     ORDER BY tenant LIMIT :limit
 )
-SELECT picked.tenant, tenants.config, accounts.active, accounts.seen_at
+SELECT picked.tenant, tenants.config, accounts.active, accounts.queued, accounts.seen_at
 FROM picked
     LEFT JOIN tenants ON tenants.tenant = picked.tenant
     LEFT JOIN accounts ON accounts.tenant = picked.tenant

@@ -26,10 +26,12 @@ FROM runs JOIN origins ON origins.run = runs.run
 WHERE (runs.tail, runs.head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 
 -- name: read_stamp
--- Answers (run, tenant, holds_slot, ended_at, whether it has reservations, version, nonce, fence),
--- for the checks of a commit.
+-- Answers (run, tenant, holds_slot, status, queued, ended_at, whether it has reservations, version,
+-- nonce, fence), for the checks of a commit; `queued` is how many runs of its tenant wait for a slot.
 SELECT
-    run, tenant, holds_slot, ended_at,
+    run, tenant, holds_slot, status,
+    (SELECT queued FROM accounts WHERE accounts.tenant = runs.tenant),
+    ended_at,
     EXISTS (SELECT 1 FROM reservations WHERE reservations.run = runs.run),
     version, nonce, fence
 FROM runs
@@ -38,7 +40,9 @@ WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 -- name: read_to_settle
 -- Answers as read_stamp, and whether the inbox has an entry.
 SELECT
-    run, tenant, holds_slot, ended_at,
+    run, tenant, holds_slot, status,
+    (SELECT queued FROM accounts WHERE accounts.tenant = runs.tenant),
+    ended_at,
     EXISTS (SELECT 1 FROM reservations WHERE reservations.run = runs.run),
     version, nonce, fence,
     EXISTS (SELECT 1 FROM inbox WHERE inbox.run = runs.run)

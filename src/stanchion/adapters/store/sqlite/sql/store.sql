@@ -6,7 +6,9 @@ SELECT max(
     coalesce((SELECT max(ticket) FROM inbox), 0),
     coalesce((SELECT max(turn) FROM outbox), 0),
     coalesce((SELECT max(ticket) FROM jobs WHERE state = 'ready'), 0),
-    coalesce((SELECT max(turn) FROM queues), 0)
+    coalesce((SELECT max(turn) FROM queues), 0),
+    coalesce((SELECT max(ticket) FROM waiting), 0),
+    coalesce((SELECT max(turn) FROM fairness_keys), 0)
 )
 
 -- name: look

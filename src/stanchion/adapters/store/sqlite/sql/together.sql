@@ -32,7 +32,8 @@ CREATE TEMP TRIGGER begin_run INSTEAD OF INSERT ON beginnings BEGIN
         DO UPDATE SET run = excluded.run, fingerprint = excluded.fingerprint;
     -- Counts one more slot, unless the run has none, and creates the account of a new tenant.
     INSERT INTO accounts (tenant, active, seen_at) VALUES (
-            NEW.tenant, NEW.holds_slot AND NEW.ended_at IS NULL, NEW.created_at
+            NEW.tenant, NEW.holds_slot AND NEW.ended_at IS NULL AND NEW.status <> 'queued',
+            NEW.created_at
         )
         ON CONFLICT (tenant) DO UPDATE SET
             active = active + excluded.active, seen_at = excluded.seen_at;

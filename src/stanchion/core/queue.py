@@ -1,0 +1,199 @@
+"""The admission queue: runs that wait for a slot of their tenant, and who gets the next one.
+
+A tenant whose configuration says ``on_full: queue`` keeps the starts that find no free slot. A
+queued run is stored and holds no slot. The order of the queue:
+
+* The highest priority is served first, strictly.
+* Within a priority, fairness keys take turns: the key at the head of the ring gives one run and
+  moves to the tail. A key without waiting runs leaves the ring, and joins at the tail when it comes
+  back.
+* Within a key, the oldest run is first.
+
+``FairQueue`` states this order. The memory store uses it; SQLite and Redis keep the same order in
+tables and sorted sets, and the contract suite compares them. Every step of a store that frees or
+adds a slot promotes waiting runs in the same step, so that no slot is free while a run waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from stanchion.core.events import Timer, TimerKind
+from stanchion.core.model import Instant, Run, RunId, RunStatus
+from stanchion.core.transition import SetTimer, TimelineEntry, Transition
+
+__all__ = [
+    "ANY_PLACE",
+    "ENDS_MAX",
+    "FAIRNESS_KEY_CHARS_MAX",
+    "PRIORITY_DEFAULT",
+    "PRIORITY_MAX",
+    "PROMOTED_ENTRY",
+    "QUEUE_MAX_MAX",
+    "QUEUE_TIMEOUT",
+    "QUEUE_TIMER",
+    "QUEUE_WAIT_S_MAX",
+    "QUEUE_WAIT_S_MIN",
+    "FairQueue",
+    "OnFull",
+    "QueueRequest",
+    "estimate_s",
+    "frees_key",
+    "queued_run",
+]
+
+PRIORITY_MAX: Final = 9
+PRIORITY_DEFAULT: Final = 5
+FAIRNESS_KEY_CHARS_MAX: Final = 64
+QUEUE_MAX_MAX: Final = 10_000
+"""Bounds the work of one step: raising a cap may promote all of them at once."""
+QUEUE_WAIT_S_MIN: Final = 0.1
+QUEUE_WAIT_S_MAX: Final = 604_800
+QUEUE_TIMEOUT: Final = "queue_timeout"
+"""The error code of a run that waited too long."""
+QUEUE_TIMER: Final = Timer(TimerKind.QUEUE)
+PROMOTED_ENTRY: Final = "promoted"
+"""The id of the inbox entry that a promotion adds."""
+ENDS_MAX: Final = 20
+"""How many ends of runs an estimate is made from."""
+
+
+class OnFull(StrEnum):
+    """What a start gets if its tenant has no free slot."""
+
+    REJECT = "reject"
+    QUEUE = "queue"
+
+
+class QueueRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a start wants to wait, if it has to."""
+
+    priority: int = PRIORITY_DEFAULT
+    """From 0 to ``PRIORITY_MAX``; higher ones are served first."""
+    fairness_key: str = ""
+    on_full: OnFull | None = None
+    """``None``: as the tenant's configuration says."""
+
+
+ANY_PLACE: Final = QueueRequest()
+
+
+class FairQueue:
+    """The waiting runs of one tenant, in the order in which they get slots."""
+
+    def __init__(self) -> None:
+        # Dictionaries keep their order and allow removal: rings of keys, each with its runs.
+        self._rings: dict[int, dict[str, dict[RunId, None]]] = {}
+        self._places: dict[RunId, tuple[int, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, run_id: RunId) -> bool:
+        return run_id in self._places
+
+    def __iter__(self) -> Iterator[RunId]:
+        return iter(self._places)
+
+    def add(self, run_id: RunId, request: QueueRequest) -> None:
+        """Add a run at the tail of its key; a key without runs joins at the tail of the ring."""
+        ring = self._rings.setdefault(request.priority, {})
+        ring.setdefault(request.fairness_key, {})[run_id] = None
+        self._places[run_id] = (request.priority, request.fairness_key)
+
+    def remove(self, run_id: RunId) -> bool:
+        """Remove a run; ``False`` if it does not wait."""
+        place = self._places.pop(run_id, None)
+        if place is None:
+            return False
+        priority, key = place
+        del self._rings[priority][key][run_id]
+        self._tidy(priority, key)
+        return True
+
+    def take(self) -> RunId | None:
+        """Remove and return the next run; ``None`` if none waits."""
+        if not self._places:
+            return None
+        priority = max(self._rings)
+        ring = self._rings[priority]
+        key = next(iter(ring))
+        runs = ring.pop(key)
+        run_id = next(iter(runs))
+        del runs[run_id]
+        ring[key] = runs
+        self._tidy(priority, key)
+        del self._places[run_id]
+        return run_id
+
+    def position(self, run_id: RunId) -> int | None:
+        """The place of a run: 1 is the next one. ``None`` if it does not wait."""
+        place = self._places.get(run_id)
+        if place is None:
+            return None
+        priority, key = place
+        ring = self._rings[priority]
+        before = list(ring[key]).index(run_id)
+        ahead = before + sum(
+            len(runs)
+            for each, ring_of in self._rings.items()
+            if each > priority
+            for runs in ring_of.values()
+        )
+        is_earlier = True
+        for other, runs in ring.items():
+            if other == key:
+                is_earlier = False
+                continue
+            # Each turn of the run's own key is preceded by one of every other key; those earlier
+            # in the ring have one turn more.
+            ahead += min(len(runs), before + is_earlier)
+        return ahead + 1
+
+    def _tidy(self, priority: int, key: str) -> None:
+        ring = self._rings[priority]
+        if not ring[key]:
+            del ring[key]
+        if not ring:
+            del self._rings[priority]
+
+
+def queued_run(before: Run, *, wait_ms: int) -> tuple[Run, Transition]:
+    """The run as it waits, and the transition that makes it so.
+
+    ``before`` is the run before its first decision, which is made after its promotion. A rerun
+    already has the steps and items that it keeps.
+    """
+    due = Instant(before.created_at + wait_ms)
+    transition = Transition(
+        status=RunStatus.QUEUED,
+        steps=before.steps,
+        items=before.items,
+        effects=(SetTimer(QUEUE_TIMER, due),),
+        timeline=(TimelineEntry(before.created_at, "run_queued", before.starter or "system"),),
+    )
+    return replace(before, status=RunStatus.QUEUED), transition
+
+
+def frees_key(transition: Transition) -> bool:
+    """Whether the run ends without ever having begun, so that its key may be used again."""
+    return transition.error is not None and transition.error.code == QUEUE_TIMEOUT
+
+
+def estimate_s(ends: Sequence[Instant], *, position: int, now: Instant) -> float | None:
+    """How long a waiting run will probably wait, from the last ends of the tenant's runs.
+
+    ``None`` until two runs have ended.
+    """
+    newest = sorted(ends)[-ENDS_MAX:]
+    if len(newest) < 2:  # noqa: PLR2004 - an interval has two ends
+        return None
+    gap_ms = (newest[-1] - newest[0]) / (len(newest) - 1)
+    # If nothing has ended for longer than that, the next end is overdue: runs have become slower.
+    first_ms = max(gap_ms, now - newest[-1])
+    return round(max(0.0, first_ms + (position - 1) * gap_ms) / 1000, 1)
