@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stanchion.client.engine import Pace, RetryBudgets
     from stanchion.client.errors import (
         AccessDenied,
+        BudgetExhausted,
         CallFailed,
         CallRefused,
         Conflict,
@@ -51,6 +52,7 @@ __all__ = [
     "AccessDenied",
     "AsyncClient",
     "AsyncRunHandle",
+    "BudgetExhausted",
     "CallFailed",
     "CallRefused",
     "Cancelled",
@@ -99,6 +101,7 @@ _HOMES: Final = {
     "stanchion.client.errors": frozenset(
         {
             "AccessDenied",
+            "BudgetExhausted",
             "CallFailed",
             "CallRefused",
             "Conflict",

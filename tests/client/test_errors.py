@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from datetime import UTC, datetime
 from itertools import chain
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from stanchion.client.errors import (
     retry_after_ms,
 )
 from stanchion.core.model import Instant
-from stanchion.core.retry import RetryClass
+from stanchion.core.retry import Answer, RetryClass
 from stanchion.transport.messages import HttpReply, Request
 from tests.client.scripted import DEAD, full, problem
 
@@ -49,6 +51,7 @@ def failed(outcome: HttpReply) -> CallFailed:
         (422, "invalid_request", errors.InvalidRequest),
         (422, "idempotency_mismatch", errors.IdempotencyMismatch),
         (429, "max_concurrent_runs_reached", errors.TenantFull),
+        (429, "budget_exhausted", errors.BudgetExhausted),
         (429, "job_throttled", errors.Throttled),
         (500, "internal", errors.ServerUnavailable),
         (503, "gate_busy", errors.ServerUnavailable),
@@ -66,7 +69,7 @@ def test_every_answer_has_its_error(status: int, code: str, kind: type[CallFaile
 
 def test_errors_are_split_by_who_acts() -> None:
     tree: dict[type[CallFailed], set[type[CallFailed]]] = {
-        errors.TryLater: {errors.TenantFull, errors.Throttled},
+        errors.TryLater: {errors.TenantFull, errors.BudgetExhausted, errors.Throttled},
         errors.ServerUnavailable: set(),
         errors.CallRefused: {
             errors.InvalidRequest,
@@ -154,3 +157,21 @@ def test_no_answer_says_so_and_whether_it_was_sent() -> None:
     error = failure(REQUEST, DEAD, attempts=8, gave_up=GaveUpBecause.ATTEMPTS_SPENT, wall=WALL)
     assert str(error) == "start: no connection: refused, after 8 tries"
     assert not error.facts.may_have_run
+
+
+def test_an_exhausted_budget_says_what_is_left_and_is_retried_only_if_that_can_help() -> None:
+    members: dict[str, Any] = {
+        "budget": "tokens",
+        "limit": 100,
+        "used": 70,
+        "reserved": 20,
+        "resets_at": "2026-11-17T00:00:00Z",
+    }
+    reply = problem(429, "budget_exhausted", retry_class=None, retry_after_ms=30_000, **members)
+    error = failed(reply)
+    assert isinstance(error, errors.BudgetExhausted)
+    assert (error.budget, error.limit, error.used, error.reserved) == ("tokens", 100, 70, 20)
+    assert error.resets_at == datetime(2026, 11, 17, tzinfo=UTC)
+    assert answer_of(reply, WALL) == Answer(None)
+    again = problem(429, "budget_exhausted", retry_class="quota", retry_after_ms=900, **members)
+    assert answer_of(again, WALL) == Answer(RetryClass.QUOTA, 900)

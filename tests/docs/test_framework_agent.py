@@ -53,6 +53,9 @@ def test_a_tool_does_not_act_for_a_job_that_was_lost() -> None:
         def note(self, progress: object) -> None:
             raise AssertionError(progress)
 
+        def use(self, usage: object) -> None:
+            raise AssertionError(usage)
+
     job = stanchion.Job("agent.search", {"q": "rope"}, hold=Gone())
     with pytest.raises(stanchion.LeaseLost):
         asyncio.run(searcher.run("rope", deps=job))

@@ -51,6 +51,7 @@ def burn_in_a_thread(job: Job) -> str:
 @app.task("compute", executor="process")
 def compute(job: Job) -> dict[str, object]:
     job.heartbeat({"half": True})
+    job.usage(calls=2)
     return {"pid": os.getpid(), "double": 2 * int(str(job.input))}
 
 

@@ -66,6 +66,7 @@ class Ledger:
         self.results: dict[str, JobResult] = {}
         self.rejected: list[tuple[str, str]] = []
         self.progress: list[JsonValue] = []
+        self.usage: list[dict[str, int]] = []
         self.keys: set[str] = set()
         """The keys that came over HTTP."""
         self.renewed: list[tuple[int, tuple[str, ...]]] = []
@@ -251,6 +252,8 @@ class Ledger:
     def _renew(self, request: RenewRequest) -> RenewAnswer:
         renewed, lost = [], []
         for ref in request.leases:
+            if ref.usage:
+                self.usage.append(ref.usage)
             if ref.progress is not None:
                 self.progress.append(ref.progress)
             job = self._jobs.get(ref.job_id)

@@ -406,3 +406,24 @@ def test_a_job_for_a_test_of_ones_own_needs_a_topic_only() -> None:
     for wrong in (b"x", {"a": {1}}, float("nan"), object()):
         with pytest.raises(ValueError, match="progress is not JSON"):
             job.heartbeat(wrong)  # type: ignore[arg-type]  # the mistake that this is about
+
+
+def test_usage_adds_up_and_refuses_what_the_server_would() -> None:
+    job = Job("t")
+    job.usage(tokens=2)
+    job.usage(tokens=3, calls=0)
+    assert job.used == {"tokens": 5, "calls": 0}
+    wrong: list[dict[str, object]] = [
+        {"tokens": -1},
+        {"tokens": 1.5},
+        {"tokens": True},
+        {"tokens": 10**12},
+        {"": 1},
+        {"a b": 1},
+        {"x" * 65: 1},
+        {f"n{number}": 1 for number in range(15)},
+    ]
+    for amounts in wrong:
+        with pytest.raises(ValueError, match=r"amount|name|at most"):
+            job.usage(**amounts)  # type: ignore[arg-type]  # the mistakes that this is about
+    assert job.used == {"tokens": 5, "calls": 0}

@@ -281,6 +281,7 @@ async def test_a_handler_in_a_process_returns_notes_and_fails_like_any_other() -
     async with serving(ledger) as url, _working(everything, url):
         await ledger.all_done()
     computed = ledger.results["run:0@1"].output
+    assert ledger.results["run:0@1"].usage == {"calls": 2}
     assert isinstance(computed, dict)
     assert computed["double"] == 42
     assert computed["pid"] != os.getpid()

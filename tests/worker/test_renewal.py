@@ -228,6 +228,46 @@ async def test_progress_that_cannot_be_sent_is_no_failed_renewal(stage: Stage) -
 
 
 @on_stage
+async def test_usage_is_sent_in_sums_with_renewals_and_the_result(stage: Stage) -> None:
+    @stage.app.task("t")
+    async def spend(job: Job) -> str:
+        for _ in range(30):
+            job.usage(tokens=10, calls=1)
+            await asyncio.sleep(0.1)
+        job.usage(tokens=5)
+        raise ValueError("it failed, and the tokens are gone")
+
+    stage.ledger.put("run:step@1")
+    async with stage.working():
+        await stage.ledger.all_done()
+    first, second, third, *_ = stage.ledger.asked["renew"]
+    assert first <= 10
+    assert {second - first, third - second} <= {1_000, 1_001}
+    assert stage.ledger.usage[0] == {"tokens": 10, "calls": 1}
+    assert stage.ledger.usage == sorted(stage.ledger.usage, key=lambda told: told["tokens"])
+    result = stage.ledger.results["run:step@1"]
+    assert (result.status, result.usage) == ("failed", {"tokens": 305, "calls": 30})
+
+
+@on_stage
+async def test_usage_that_cannot_be_sent_waits_for_the_renewal_that_is_due(stage: Stage) -> None:
+    stage.ledger.always("renew", Fault.AWAY)
+
+    @stage.app.task("t")
+    async def spend(job: Job) -> str:
+        for _ in range(15):
+            job.usage(tokens=1)
+            await asyncio.sleep(1)
+        return "done"
+
+    stage.ledger.put("run:step@1")
+    async with stage.working():
+        await stage.ledger.all_done()
+    assert len(stage.ledger.asked["renew"]) == 1
+    assert stage.ledger.results["run:step@1"].usage == {"tokens": 15}
+
+
+@on_stage
 async def test_a_loop_that_stood_still_past_the_deadline_loses_the_job(stage: Stage) -> None:
     @stage.app.task("t")
     async def wedged(_job: Job) -> str:

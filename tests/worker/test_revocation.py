@@ -101,6 +101,9 @@ class Lost:
     def note(self, progress: object) -> None:
         raise AssertionError(progress)
 
+    def use(self, usage: object) -> None:
+        raise AssertionError(usage)
+
 
 @pytest.mark.parametrize("cause", FenceCause)
 def test_a_handler_that_asks_is_told_of_a_cancel_apart_from_a_lost_lease(cause: FenceCause) -> None:

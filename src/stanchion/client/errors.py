@@ -3,6 +3,7 @@
     CallFailed
     ├── TryLater               the caller waits, and retries: nothing is wrong
     │   ├── TenantFull           429: the tenant has as many active runs as its cap
+    │   ├── BudgetExhausted      429: the run would reserve more than is left of a budget
     │   └── Throttled            429: more than the tenant's rate
     ├── ServerUnavailable      the operator looks: 5xx, no connection, no answer in time
     ├── CallRefused            the programmer changes the call: any other 4xx
@@ -23,11 +24,13 @@ and nothing is sent.
 
 ``answer_of`` classifies a response for the retry policy, ``failure`` makes the error. The status
 decides the class, not the body: a proxy in front of the server answers 502 or 429 with a page of
-its own. ``retry_after_ms`` in the body is preferred to the header, which has whole seconds only.
+its own. Only an exhausted budget may be final, if the body says so. ``retry_after_ms`` in the body
+is preferred to the header, which has whole seconds only.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Final, assert_never
@@ -42,6 +45,7 @@ from stanchion.wire.runs import RunView
 
 __all__ = [
     "AccessDenied",
+    "BudgetExhausted",
     "CallFacts",
     "CallFailed",
     "CallRefused",
@@ -96,6 +100,10 @@ class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[FieldError, ...] = ()
     limit: int | None = None
     active: int | None = None
+    budget: str | None = None
+    used: int | None = None
+    reserved: int | None = None
+    resets_at: datetime | None = None
     may_have_run: bool = False
     """The server may have executed it. With the same key, a retry does not execute it twice."""
     idempotency_key: str | None = None
@@ -149,6 +157,38 @@ class TenantFull(TryLater):
     def active(self) -> int | None:
         """How many runs are active."""
         return self.facts.active
+
+
+class BudgetExhausted(TryLater):
+    """The run would reserve more than is left of a budget of the tenant.
+
+    It was retried only if that could help within 30 s.
+    """
+
+    @property
+    def budget(self) -> str | None:
+        """The name of the budget."""
+        return self.facts.budget
+
+    @property
+    def limit(self) -> int | None:
+        """How much may be used in a window of time."""
+        return self.facts.limit
+
+    @property
+    def used(self) -> int | None:
+        """How much is used."""
+        return self.facts.used
+
+    @property
+    def reserved(self) -> int | None:
+        """How much unfinished runs have reserved and not used."""
+        return self.facts.reserved
+
+    @property
+    def resets_at(self) -> datetime | None:
+        """When the window ends; ``None`` if never."""
+        return self.facts.resets_at
 
 
 class Throttled(TryLater):
@@ -230,6 +270,9 @@ def answer_of(outcome: HttpReply | NoReply, wall: Instant) -> Answer:
         case NoReply():
             return Answer(RetryClass.UNAVAILABLE)
         case HttpReply(status=HTTPStatus.TOO_MANY_REQUESTS):
+            problem = _problem(outcome)
+            if problem.code == Code.BUDGET_EXHAUSTED and problem.retry_class is None:
+                return Answer(None)
             return Answer(RetryClass.QUOTA, retry_after_ms(outcome, wall))
         case HttpReply(status=status) if status in _UNAVAILABLE:
             return Answer(RetryClass.UNAVAILABLE, retry_after_ms(outcome, wall))
@@ -294,6 +337,10 @@ def failure(
         errors=problem.errors,
         limit=problem.limit,
         active=problem.active,
+        budget=problem.budget,
+        used=problem.used,
+        reserved=problem.reserved,
+        resets_at=problem.resets_at,
     )
     return _kind(facts)(f"{request.name}: {_sentence(outcome, problem)}{tail}", facts)
 
@@ -312,6 +359,8 @@ def _kind(facts: CallFacts) -> type[CallFailed]:
             return IdempotencyMismatch
         case 400 | 413 | 414 | 415 | 422 | 431:
             return InvalidRequest
+        case 429 if facts.code == Code.BUDGET_EXHAUSTED:
+            return BudgetExhausted
         case 429:
             full = facts.code == Code.MAX_CONCURRENT_RUNS_REACHED
             return TenantFull if full else Throttled
@@ -333,6 +382,11 @@ class _Problem(msgspec.Struct, frozen=True):
     errors: tuple[FieldError, ...] = ()
     limit: int | None = None
     active: int | None = None
+    retry_class: str | None = None
+    budget: str | None = None
+    used: int | None = None
+    reserved: int | None = None
+    resets_at: datetime | None = None
 
 
 _PROBLEM: Final = msgspec.json.Decoder(_Problem)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import threading
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 
+from stanchion.core.budget import BUDGET_AMOUNT_MAX, BUDGET_NAME_PATTERN, BUDGETS_MAX
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import FenceCause
 from stanchion.core.limits import PROGRESS_BYTES_MAX
@@ -24,12 +28,16 @@ class JobHold(Protocol):
 
     def note(self, progress: JsonValue) -> None: ...
 
+    def use(self, usage: dict[str, int]) -> None: ...
+
 
 class Job:
     """One attempt at one step or item. To test a handler, make one: ``Job("topic", {"q": 1})``."""
 
     __slots__ = (
         "_hold",
+        "_lock",
+        "_used",
         "attempt",
         "delivery",
         "fence",
@@ -72,6 +80,8 @@ class Job:
         self.fence = fence
         """To be compared by whatever you write to: higher with every delivery."""
         self._hold = hold
+        self._used: dict[str, int] = {}
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<Job {self.job_id} on {self.topic}, delivery {self.delivery}>"
@@ -108,6 +118,39 @@ class Job:
             raise ValueError(f"progress of {size} bytes; at most {PROGRESS_BYTES_MAX} are sent")
         if self._hold is not None:
             self._hold.note(progress)
+
+    @property
+    def used(self) -> Mapping[str, int]:
+        """What this delivery has used so far, by budget."""
+        return dict(self._used)
+
+    def usage(self, **amounts: int) -> None:
+        """Add to what this job has used of budgets: ``job.usage(tokens=1200)``.
+
+        The sums are sent with the next renewal, within about a second, and with the result, also if
+        the handler fails. A name that is no identifier: ``job.usage(**{"eu-tokens": 5})``. May be
+        called from any thread. Raises ``ValueError`` for a name or an amount that the server would
+        refuse, and then adds nothing.
+        """
+        with self._lock:
+            used = dict(self._used)
+            for name, amount in amounts.items():
+                used[name] = used.get(name, 0) + _checked_amount(name, amount)
+                if used[name] > BUDGET_AMOUNT_MAX:
+                    raise ValueError(f"{name}: a job may use {BUDGET_AMOUNT_MAX} at most")
+            if len(used) > BUDGETS_MAX:
+                raise ValueError(f"{len(used)} names; a job may use {BUDGETS_MAX} budgets at most")
+            self._used = used
+            if self._hold is not None and amounts:
+                self._hold.use(used)
+
+
+def _checked_amount(name: str, amount: int) -> int:
+    if not re.fullmatch(BUDGET_NAME_PATTERN, name):
+        raise ValueError(f"{name[:100]!r} is not the name of a budget: 1 to 64 visible characters")
+    if type(amount) is not int or amount < 0:
+        raise ValueError(f"{name}: an amount is an integer of at least 0; {amount!r} is not")
+    return amount
 
 
 def job_of(leased: LeasedJob, hold: JobHold) -> Job:

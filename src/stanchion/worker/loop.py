@@ -228,6 +228,8 @@ class WorkerLoop:
             stalled_ms = self._renewer.stalled_ms(began) if cause is FenceCause.DEADLINE else 0
             self._tell(_stopped(leased, cause, stalled_ms))
             return
+        if held.usage:
+            result = msgspec.structs.replace(result, usage=held.usage)
         self._reporter.report(held, result)
         took_ms = self._clock.moment() - began
         self._tell(

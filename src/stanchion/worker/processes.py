@@ -32,6 +32,7 @@ __all__ = ["ProcessExecutor"]
 # Forking a process that has threads copies locks in any state. Starting afresh is slower, once.
 _START: Final = multiprocessing.get_context("spawn")
 _RESULT: Final = msgspec.json.Decoder(JobResult)
+_USAGE: Final = msgspec.json.Decoder(dict[str, int])
 _LEASED: Final = msgspec.json.Decoder(LeasedJob)
 
 
@@ -114,7 +115,10 @@ class _Child:
             kind, text = self._pipe.recv()
             if kind == "result":
                 return _RESULT.decode(text)
-            held.note(msgspec.json.decode(text))
+            if kind == "use":
+                held.use(_USAGE.decode(text))
+            else:
+                held.note(msgspec.json.decode(text))
 
     def is_alive(self) -> bool:
         return self._process.is_alive()
@@ -166,3 +170,6 @@ class _ChildHold:
 
     def note(self, progress: JsonValue) -> None:
         self._pipe.send(("note", msgspec.json.encode(progress)))
+
+    def use(self, usage: dict[str, int]) -> None:
+        self._pipe.send(("use", msgspec.json.encode(usage)))

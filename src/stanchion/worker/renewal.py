@@ -84,8 +84,14 @@ class HeldJob:
         """Stops the work. Called once, on the loop."""
         self.deadline: SharedDeadline | None = None
         self.progress: JsonValue = None
+        self.usage: dict[str, int] = {}
+        """What the handler has used of budgets, in all."""
+        self.usage_sent: dict[str, int] = {}
+        """What the server knows of it, or refused."""
+        self.usage_waits = False
+        """Whether the last attempt to send it failed: the next renewal that is due has it."""
         self.on_progress: Callable[[], None] | None = None
-        """Has the progress sent soon. Called by any thread."""
+        """Has progress and usage sent soon. Called by any thread."""
         self.is_renewing = False
         self.since = clock.moment()
         """When the worker got it."""
@@ -110,6 +116,11 @@ class HeldJob:
 
     def note(self, progress: JsonValue) -> None:
         self.progress = progress
+        if self.on_progress is not None:
+            self.on_progress()
+
+    def use(self, usage: dict[str, int]) -> None:
+        self.usage = usage
         if self.on_progress is not None:
             self.on_progress()
 
@@ -262,7 +273,12 @@ class LeaseRenewer:
         sent_at = self._clock.moment()
         terms = [job_terms_for(held.leased.lease_ttl_ms) for held in batch]
         refs = tuple(
-            LeaseRef(job_id=held.leased.job_id, fence=held.leased.fence, progress=held.progress)
+            LeaseRef(
+                job_id=held.leased.job_id,
+                fence=held.leased.fence,
+                progress=held.progress,
+                usage={} if held.usage == held.usage_sent else held.usage,
+            )
             for held in batch
         )
         patience_ms = min(each.renew_timeout_ms for each in terms)
@@ -278,6 +294,8 @@ class LeaseRenewer:
                 for held, ref in zip(batch, refs, strict=True):
                     if held.progress is ref.progress:
                         held.progress = None
+                    held.usage_sent = ref.usage or held.usage_sent
+                    held.usage_waits = False
                 self._answered(batch, sent_at, value)
             case ServerUnreachable(error) | ServerRefused(detail=error):
                 # One sample for all of them, so that they are retried in one call too.
@@ -286,6 +304,10 @@ class LeaseRenewer:
                     # Without the progress, in case that is what the server refuses.
                     if held.progress is ref.progress:
                         held.progress = None
+                    # Usage that was not refused is sent again: it is the sum of all.
+                    if isinstance(answer, ServerRefused):
+                        held.usage_sent = ref.usage or held.usage_sent
+                    held.usage_waits = True
                     # Progress is sent before a renewal is due, so this is no failed renewal.
                     if is_due:
                         self._failed(held, sample)
@@ -341,8 +363,12 @@ def _cause_of(reason: str | None) -> FenceCause:
 
 
 def _has_news(held: HeldJob, trust: Holding) -> bool:
-    """Whether progress is to be sent before the lease is due. While renewals fail, it waits."""
-    return held.progress is not None and trust.failures == 0
+    """Whether progress or usage is to be sent before the lease is due.
+
+    While renewals fail, it waits.
+    """
+    has_usage = held.usage != held.usage_sent and not held.usage_waits
+    return (held.progress is not None or has_usage) and trust.failures == 0
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
