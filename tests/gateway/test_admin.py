@@ -19,13 +19,20 @@ async def test_a_tenant_that_nobody_configured_has_the_defaults(house: House) ->
         "job_rate_per_s": None,
         "admission": None,
         "workflows": {},
+        "budgets": {},
     }
 
 
 async def test_a_put_replaces_and_is_in_force_when_answered(house: House) -> None:
     path = "/v1/admin/tenants/acme"
     override = {"strategy": "lock", "lock_retry": {"kind": "fixed", "delay_ms": 20}}
-    full = {"max_concurrent_runs": 0, "job_rate_per_s": 2.5, "admission": override, "workflows": {}}
+    full = {
+        "max_concurrent_runs": 0,
+        "job_rate_per_s": 2.5,
+        "admission": override,
+        "workflows": {},
+        "budgets": {"tokens": {"limit": 5, "window": "hour"}},
+    }
     assert (await house.ask("PUT", path, full)).json == full
     assert (await house.ask("GET", path)).json == full
     await house.ask("PUT", "/v1/workflows/one", {"steps": {"a": {"topic": "t"}}}, tenant="acme")
@@ -37,6 +44,7 @@ async def test_a_put_replaces_and_is_in_force_when_answered(house: House) -> Non
         "job_rate_per_s": None,
         "admission": None,
         "workflows": {},
+        "budgets": {},
     }
     assert (await house.ask("POST", "/v1/workflows/one/runs", {}, tenant="acme")).status == 200
     listed = (await house.ask("GET", "/v1/admin/tenants")).json
@@ -50,6 +58,7 @@ async def test_a_deleted_tenant_has_the_defaults_when_answered(house: House) -> 
         "job_rate_per_s": 2.5,
         "admission": None,
         "workflows": {},
+        "budgets": {},
     }
     await house.ask("PUT", path, full)
     await house.ask("PUT", "/v1/workflows/one", {"steps": {"a": {"topic": "t"}}}, tenant="acme")
@@ -320,3 +329,88 @@ async def test_without_keys_all_tenants_are_not_the_default_tenant(house: House)
     everywhere = (await house.ask("GET", "/v1/runs", tenant="*")).json["runs"]
     assert [row["tenant"] for row in everywhere] == ["acme", "default"]
     assert len((await house.ask("GET", "/v1/runs")).json["runs"]) == 1
+
+
+async def test_budgets_are_shown_as_they_were_configured_and_refuse_with_a_receipt(
+    house: House,
+) -> None:
+    day = {"limit": 100, "window": "day"}
+    budgets = {"tokens": day, "größe:1": {"limit": 0, "window": "total"}}
+    path = "/v1/admin/tenants/acme"
+    answer = await house.ask("PUT", path, {"budgets": budgets})
+    assert (answer.status, answer.json["budgets"]) == (200, budgets)
+    assert (await house.ask("GET", path)).json["budgets"] == budgets
+    (row,) = (await house.ask("GET", "/v1/admin/tenants")).json["tenants"]
+    assert row["budgets"] == budgets
+    shown = (await house.ask("GET", "/v1/tenant", tenant="acme")).json["budgets"]
+    assert shown["größe:1"] == {
+        "limit": 0,
+        "window": "total",
+        "used": 0,
+        "reserved": 0,
+        "resets_at": None,
+    }
+    steps = {"steps": {"a": {"topic": "t"}}, "budget": {"tokens": 101}}
+    stored = await house.ask("PUT", "/v1/workflows/spend", steps, tenant="acme")
+    assert stored.status == 200
+    file = (await house.ask("GET", "/v1/workflows/spend", tenant="acme")).json
+    assert file["definition"]["budget"] == {"tokens": 101}
+    refused = await house.ask("POST", "/v1/workflows/spend/runs", {}, tenant="acme")
+    assert (refused.status, refused.code) == (429, "budget_exhausted")
+    # It asks for more than the whole budget: no wait helps.
+    told = ("budget", "limit", "used", "reserved", "resets_at", "retry_class")
+    resets_at = shown["tokens"]["resets_at"]
+    assert [refused.json[each] for each in told] == ["tokens", 100, 0, 0, resets_at, None]
+    batch = await house.ask(
+        "POST", "/v1/workflows/spend/runs/batch", {"runs": [{"key": "k"}]}, tenant="acme"
+    )
+    (result,) = batch.json["results"]
+    assert (result["status"], result["problem"]["code"]) == (429, "budget_exhausted")
+    assert result["problem"]["budget"] == "tokens"
+    async with asyncio.timeout(5):
+        while True:
+            query = "/v1/admin/decisions?outcome=budget_exhausted"
+            found = (await house.ask("GET", query, tenant="acme")).json["decisions"]
+            if found:
+                break
+            await asyncio.sleep(0.05)
+    assert {(each["workflow_id"], each["limit"]) for each in found} == {("spend", 100)}
+    labels = {"tenant": "acme", "workflow": "spend", "outcome": "budget_exhausted"}
+    assert house.metric("stanchion_admission_decisions_total", **labels) == 2
+    (entry,) = (await house.ask("GET", "/v1/admin/audit?action=tenant.put")).json["entries"]
+    assert entry["after"]["budgets"] == budgets
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [
+        {"tokens": {"limit": -1, "window": "day"}},
+        {"tokens": {"limit": 10**15 + 1, "window": "day"}},
+        {"tokens": {"limit": 1.5, "window": "day"}},
+        {"tokens": {"limit": 1, "window": "week"}},
+        {"tokens": {"limit": 1}},
+        {"tokens": {"limit": 1, "window": "day", "other": 1}},
+        {"": {"limit": 1, "window": "day"}},
+        {"a b": {"limit": 1, "window": "day"}},
+        {"x" * 65: {"limit": 1, "window": "day"}},
+        {f"n{number}": {"limit": 1, "window": "day"} for number in range(17)},
+        [],
+    ],
+)
+async def test_a_budget_that_is_none_is_refused(house: House, budget: object) -> None:
+    answer = await house.ask("PUT", "/v1/admin/tenants/acme", {"budgets": budget})
+    assert (answer.status, answer.code) == (422, "invalid_request")
+    assert answer.json["errors"][0]["path"].startswith("budgets")
+
+
+@pytest.mark.parametrize("usage", [{"t": -1}, {"t": 1.5}, {"t": 10**12 + 1}, {"a b": 1}, 5])
+async def test_a_usage_that_is_none_is_refused(house: House, usage: object) -> None:
+    lease = {"job_id": "r:s@1", "fence": 1, "usage": usage}
+    asked: dict[str, dict[str, object]] = {
+        "renew": {"worker_id": "w", "leases": [lease]},
+        "results": {"worker_id": "w", "results": [{**lease, "status": "succeeded"}]},
+    }
+    for path, body in asked.items():
+        answer = await house.ask("POST", f"/v1/worker/{path}", body)
+        assert (answer.status, answer.code) == (422, "invalid_request")
+        assert "usage" in answer.json["errors"][0]["path"]

@@ -221,7 +221,12 @@ async def test_what_is_missing_of_a_shared_workflow_is_named(house: House) -> No
     assert (await house.ask("PUT", "/v1/workflows/outer", contains)).status == 200
 
 
-async def test_shared_workflows_wait_until_no_older_process_is_left(house: House) -> None:
+BUDGET = {"limit": 5, "window": "day"}
+
+
+async def test_shared_workflows_and_budgets_wait_until_no_older_process_is_left(
+    house: House,
+) -> None:
     await _share(house, "flow", only={"topic": "t"})
     older_store(house)
 
@@ -230,6 +235,7 @@ async def test_shared_workflows_wait_until_no_older_process_is_left(house: House
         answers = [
             await house.ask("PUT", "/v1/shared/workflows/flow", ONE_STEP),
             await house.ask("PUT", "/v1/admin/tenants/acme", {"workflows": {"flow": 1}}),
+            await house.ask("PUT", "/v1/admin/tenants/acme", {"budgets": {"tokens": BUDGET}}),
         ]
         for answer in answers:
             assert (answer.status, answer.code) == (409, "upgrade_unfinished"), answer.body

@@ -283,9 +283,14 @@ def fault_in(value: JsonValue, path: str) -> Fault | None:
     return Fault(path, _TOO_DEEP)
 
 
+_KEY_IN: Final = "key` in `"
+
+
 def why_not(error: msgspec.ValidationError, shape: object) -> Fault:
     """Place and reason, from the decoder's message and the type that it decoded."""
     message, _, place = str(error).partition(" - at `")
+    if place.startswith(_KEY_IN):  # the name of an entry: its type is beside that of the values
+        place = f"{place.removeprefix(_KEY_IN).rstrip('`')}[...]"
     path = place.rstrip("`").removeprefix("$").removeprefix(".")
     unknown = _UNKNOWN_MEMBER.fullmatch(message)
     if unknown is not None:
