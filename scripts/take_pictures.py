@@ -3,8 +3,8 @@
     make pictures
 
 Two replicas and their servers are started on 127.0.0.1 and given something to show: a full tenant,
-an agent that waits for a person, a job whose worker died, work without a lock. Pictures that are
-not taken again are removed.
+an agent that waits for a person, a job whose worker died, work without a lock. The reports of drills
+are those of ``make drill``, if it was run. Pictures that are not taken again are removed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from tests.console.browser import find, open_browser
 from tests.console.scene import RESEARCH, Scene, running_scene, sign_in, wait_for
 
 OUT: Final = Path(__file__).parent.parent / "docs" / "pictures"
+REPORTS: Final = Path(__file__).parent.parent / "drill-reports"
+"""What ``make drill`` wrote, if it was run."""
 WIDTH, HEIGHT = 1280, 800
 HEIGHT_MAX: Final = 1_100
 LETTERS: Final = 2
@@ -62,7 +64,8 @@ def main() -> None:
     if find() is None:
         sys.exit("there is no browser: see tests/console/browser.py")
     OUT.mkdir(exist_ok=True)
-    with running_scene(job_lease_ttl_s=4.0) as scene, open_browser() as browser:
+    reports = {"drill_reports": str(REPORTS.resolve())}
+    with running_scene(job_lease_ttl_s=4.0, **reports) as scene, open_browser() as browser:
         run = _play(scene)
         taken = set()
         blank = browser.new_page()
@@ -101,6 +104,7 @@ def _places(run: str) -> dict[str, str]:
     places["workflow"] = "/console/workflows/report?tenant=acme"
     places["workflows"] += "?tenant=acme"
     places["retries"] += "?tenant=initech"
+    places["tenant"] = "/console/admission?tenant=initech"
     places["leases"] += f"?name=run/{run}"
     return places
 
@@ -179,6 +183,13 @@ def _play(scene: Scene) -> str:
         scene.workflow(
             "doomed", {"max_deliveries": 1, "steps": {"call": {"topic": "doom"}}}, tenant
         )
+    budgets = {
+        "tokens": {"limit": 2_000_000, "window": "day"},
+        "searches": {"limit": 500, "window": "hour"},
+    }
+    scene.ask("PUT", "/v1/admin/tenants/initech", {"max_concurrent_runs": 2, "budgets": budgets})
+    spends = {**REPORT, "budget": {"tokens": 600_000, "searches": 40}}
+    scene.workflow("report", spends, "initech")
     run = _report(scene)
     _index(scene)
     _without_locks(scene)

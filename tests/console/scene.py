@@ -176,10 +176,14 @@ class Scene:
 
 
 @contextlib.contextmanager
-def running_scene(job_lease_ttl_s: float = 30.0) -> Iterator[Scene]:
-    """Two replicas for as long as the block lasts."""
+def running_scene(job_lease_ttl_s: float = 30.0, **settings: str | float) -> Iterator[Scene]:
+    """Two replicas for as long as the block lasts. Settings are those of ``running_stack``."""
     with running_stack(
-        Kind.REPLICAS, has_own_locks=True, admin_key=ADMIN_KEY, job_lease_ttl_s=job_lease_ttl_s
+        Kind.REPLICAS,
+        has_own_locks=True,
+        admin_key=ADMIN_KEY,
+        job_lease_ttl_s=job_lease_ttl_s,
+        **settings,
     ) as stack:
         scene = Scene(stack)
         try:

@@ -12,6 +12,9 @@ import pytest
 import pytest_asyncio
 
 from stanchion import console
+from stanchion.charts import LineChart, Series
+from stanchion.drills.page import write_report
+from stanchion.drills.verdict import DrillResult, Promise, report_of
 from tests.console.visits import Browser, ConsoleHouse, opened_console, parsed
 from tests.gateway.asgi import Answer
 from tests.gateway.house import ADMIN, ONE_STEP
@@ -148,6 +151,33 @@ async def test_a_lock_shows_who_waits_for_it(world: ConsoleHouse, browser: Brows
     await house.ask("POST", "/v1/admin/leases", {"name": "run/held", "ttl_s": 60}, key=ADMIN)
     house.services.lease_history.was_busy("run/held")
     assert b"1 try since" in (await browser.get("/console/leases")).body
+
+
+async def test_a_drills_charts_are_drawn_and_those_of_another_version_left_out(
+    tmp_path: Path,
+) -> None:
+    promise = Promise(id="a", says="it holds", measured="3", holds=True)
+    result = DrillResult(
+        promises=(promise,),
+        figures={},
+        charts=(
+            LineChart(title="Waits <b>", unit="ms", series=(Series("p95", ((0, 1), (1, 3))),)),
+        ),
+        settings={},
+    )
+    times = {"started_at": 1_790_000_000.0, "duration_s": 1.0}
+    report = report_of("retry", result, seed=7, environment={}, **times)
+    write_report(report, result.charts, tmp_path)
+    other = tmp_path / "retry" / "charts.json"
+    other.write_bytes(other.read_bytes().rstrip()[:-1] + b',{"type":"pie"}]')
+    async with opened_console(drill_reports=tmp_path) as world:
+        browser = await world.browser(ADMIN)
+        assert b"drill=retry" in (await browser.get("/console/drills")).body
+        page = (await browser.get("/console/drills?drill=retry")).body
+        assert page.count(b"Chart 1") == 1
+        assert b"Chart 2" not in page
+        assert b"Waits &lt;b&gt;" in page
+        assert b"There is no report" in (await browser.get("/console/drills?drill=none")).body
 
 
 async def test_a_full_tenant_shows_since_when_and_what_another_slot_would_do() -> None:

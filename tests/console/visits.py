@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import urlencode
 
 from stanchion.console import Console, mount
@@ -122,9 +123,15 @@ SAME_SITE = (
 
 
 @asynccontextmanager
-async def opened_console(*, has_keys: bool = True) -> AsyncIterator[ConsoleHouse]:
+async def opened_console(
+    *, has_keys: bool = True, drill_reports: Path | None = None
+) -> AsyncIterator[ConsoleHouse]:
     """A running gateway with the console, with an admin key unless told otherwise."""
-    async with opened_house(GatewayOptions(admin_key=ADMIN if has_keys else None)) as house:
+    options = GatewayOptions(
+        admin_key=ADMIN if has_keys else None,
+        drill_reports=None if drill_reports is None else str(drill_reports),
+    )
+    async with opened_house(options) as house:
         console = mount(house.app)
         try:
             yield ConsoleHouse(house, console)

@@ -116,11 +116,16 @@ async def test_reports_of_drills_are_read_from_the_directory(tmp_path: Path) -> 
         }
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_bytes(msgspec.json.encode(report))
+    (tmp_path / "retry" / "charts.json").write_text('[{"type": "lines"}]', encoding="utf-8")
     for name, text in (("broken", "{"), ("naive", '{"started_at": "2026-08-01T10:00:00"}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_text(text, encoding="utf-8")
     async with opened_house(GatewayOptions(drill_reports=str(tmp_path))) as house:
         found = (await house.ask("GET", "/v1/admin/drills")).json
+        one = (await house.ask("GET", "/v1/admin/drills?drill=retry")).json["drills"]
+        assert (await house.ask("GET", "/v1/admin/drills?dril=x")).status == 422
+    assert [(row["drill"], row["charts"]) for row in one] == [("retry", [{"type": "lines"}])]
+    assert all(row["charts"] == [] for row in found["drills"])
     assert [row["drill"] for row in found["drills"]] == ["renewal", "retry"]
     assert found["drills"][0]["promises"] == [promise]
     async with opened_house(GatewayOptions(drill_reports=str(tmp_path / "none"))) as house:

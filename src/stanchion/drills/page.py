@@ -26,11 +26,15 @@ TITLES: Final = {
 
 
 def write_report(report: Report, charts: Sequence[Chart], out: Path) -> Path:
-    """Write ``report.json``, ``index.html`` and the pictures; the path of the page."""
+    """Write ``report.json``, ``index.html`` and the charts; the path of the page.
+
+    ``charts.json`` has the charts as data: a server's console draws them from it.
+    """
     folder = out / report.drill
     folder.mkdir(parents=True, exist_ok=True)
     document = msgspec.json.format(msgspec.json.encode(report), indent=2)
     (folder / "report.json").write_bytes(document + b"\n")
+    (folder / "charts.json").write_bytes(msgspec.json.encode(tuple(charts)) + b"\n")
     for number, chart in enumerate(charts, 1):
         (folder / f"chart-{number}.svg").write_text(svg_of(chart) + "\n", encoding="utf-8")
     page = folder / "index.html"

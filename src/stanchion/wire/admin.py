@@ -575,6 +575,8 @@ class DrillRow(msgspec.Struct, frozen=True, kw_only=True):
     started_at: Annotated[datetime, Meta(tz=True)]
     duration_s: float
     promises: tuple[PromiseRow, ...]
+    charts: tuple[JsonObject, ...] = ()
+    """What was measured over time, of the drill that was asked for."""
 
 
 class DrillList(msgspec.Struct, frozen=True):

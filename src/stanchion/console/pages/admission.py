@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from stanchion.console.api import Api
 from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
+from stanchion.console.pages.overview import budget_rows
 from stanchion.console.pictures import CELLS_MAX, TakenSlot, slot_board
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.ports.errors import BackendError
@@ -47,6 +48,7 @@ async def board(view: View) -> Data:
         "rows": [(row, drawn) for row, (drawn, _) in zip(rows, boards, strict=True)],
         "cursor": page.cursor if view.tenant is None else None,
         "missing": page.replicas_missing,
+        "budgets": await _budgets(view) if rows and view.tenant is not None else (),
         "may_change": api.allows("PUT /v1/admin/tenants/{tenant}"),
         "has_decisions": api.allows("GET /v1/admin/decisions"),
         "what_if": await _what_if(view, rows[0]) if view.tenant is not None and rows else None,
@@ -72,6 +74,11 @@ def would_admit(refused: Sequence[tuple[int, str | None]], *, extra: int, held_m
         if key is not None:
             admitted.add(key)
     return count
+
+
+async def _budgets(view: View) -> list[Data]:
+    own = await view.api.get("/v1/tenant") if view.api.allows("GET /v1/tenant") else None
+    return budget_rows(own)
 
 
 async def _what_if(view: View, row: dict[str, Any]) -> Data | None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
+import msgspec
+from markupsafe import Markup
+
+from stanchion.charts import Chart
 from stanchion.console.page import Action, ConsolePage, Data, Nav, View
+from stanchion.console.pictures import chart
+from stanchion.core.json_value import JsonObject
 from stanchion.gateway.views import when
 from stanchion.wire.admin import ReplicaRow, WorkerRow
 
@@ -82,15 +89,27 @@ DRILLS: Final = ("admission", "retry", "fallback", "renewal", "lock-busy")
 
 
 async def show_drills(view: View) -> Data:
-    """The reports of drills, and those that there is none of."""
-    found = await view.api.get("/v1/admin/drills")
+    """The reports of drills, and those that there is none of; or one with its charts."""
+    only = view.query.get("drill") or None
+    found = await view.api.get("/v1/admin/drills", drill=only)
     done = {row.drill for row in found.drills}
     return {
         "drills": found.drills,
         "directory": found.directory,
+        "only": only,
+        "charts": [drawn for row in found.drills for drawn in _drawn(row.charts)],
         "missing": [name for name in DRILLS if name not in done],
         "old": when(view.now) - _OLD,
     }
+
+
+def _drawn(charts: tuple[JsonObject, ...]) -> list[Markup]:
+    """The charts that this version can draw."""
+    drawn = []
+    for each in charts:
+        with suppress(msgspec.ValidationError, ValueError, ArithmeticError):
+            drawn.append(chart(msgspec.convert(each, Chart)))
+    return drawn
 
 
 # ── Audit ────────────────────────────────────────────────────────────────────────────────────────

@@ -12,8 +12,10 @@ import msgspec
 
 from stanchion.console.live import AdmissionSample
 from stanchion.console.page import Action, ConsolePage, Data, Elsewhere, Nav, View
+from stanchion.console.pictures import share_bar
 from stanchion.console.text import duration
 from stanchion.gateway.problems import RequestRefused
+from stanchion.wire.admin import TenantView
 
 __all__ = ["ACTIONS", "PAGES"]
 
@@ -48,6 +50,7 @@ async def overview(view: View) -> Data:
         "replicas": None if replicas is None else replicas.replicas,
         "unserved": unserved,
         "own": own,
+        "budgets": budget_rows(own),
         "sees_admission": view.api.allows("GET /v1/admin/tenants") and view.tenant is None,
     }
     columns = list(zip(*(_numbers(each) for each in view.samples), strict=True))
@@ -90,12 +93,30 @@ async def _tenants(view: View) -> Data | None:
     }
 
 
-async def _own(view: View) -> Any:  # noqa: ANN401 - a wire type
+async def _own(view: View) -> TenantView | None:
     """What a viewer may know of the tenant that it looks at."""
     path = "/v1/tenant"
     if view.tenant is None or not view.api.allows(f"GET {path}"):
         return None
-    return await view.api.get(path)
+    found: TenantView = await view.api.get(path)
+    return found
+
+
+def budget_rows(own: TenantView | None) -> list[Data]:
+    """The budgets of a tenant, each with a bar of what is used and reserved of it."""
+    rows = []
+    for name, budget in sorted(() if own is None else own.budgets.items()):
+        taken = budget.used + budget.reserved
+        words = f"{taken:,} of {budget.limit:,}"
+        rows.append(
+            {
+                "name": name,
+                "budget": budget,
+                "left": max(0, budget.limit - taken),
+                "bar": share_bar(taken, budget.limit, f"{name}: {words}"),
+            }
+        )
+    return rows
 
 
 async def _unserved(view: View) -> list[tuple[str, int]] | None:

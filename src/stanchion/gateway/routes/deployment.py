@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+from stanchion.core.json_value import JsonObject
 from stanchion.core.model import TenantId, Topic
 from stanchion.core.upgrade import LEVEL, UpgradeUnfinished
 from stanchion.gateway.problems import Refusal, upgrade_unfinished
@@ -201,27 +202,44 @@ def _worker_row(worker: SeenWorker) -> WorkerRow:
     )
 
 
+_Document = TypeVar("_Document")
 _REPORTS_MAX: Final = 50
 _REPORT_BYTES_MAX: Final = 1024 * 1024
 
 
-async def list_drills(call: Call[NoBody, NoQuery]) -> Reply:
+class OneDrill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The drill whose report is returned, with its charts."""
+
+    drill: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | None = None
+
+
+async def list_drills(call: Call[NoBody, OneDrill]) -> Reply:
     """The reports of drills in this server's directory for them, newest first."""
     directory = call.state.options.drill_reports
     if directory is None:
         return Reply(DrillList((), ""))
-    found = await asyncio.to_thread(_reports, Path(directory))
+    found = await asyncio.to_thread(_reports, Path(directory), call.query.drill)
     return Reply(DrillList(found, directory))
 
 
-def _reports(directory: Path) -> tuple[DrillRow, ...]:
+def _reports(directory: Path, only: str | None) -> tuple[DrillRow, ...]:
     """The reports that can be read. A file that is no report is left out."""
     rows = []
     for path in sorted(directory.glob("*/report.json"))[:_REPORTS_MAX]:
-        with suppress(OSError, msgspec.MsgspecError):
-            if path.stat().st_size <= _REPORT_BYTES_MAX:
-                rows.append(msgspec.json.decode(path.read_bytes(), type=DrillRow))
+        row = _read(path, DrillRow)
+        if row is not None and only in {None, row.drill}:
+            charts = None
+            if only is not None:
+                charts = _read(path.with_name("charts.json"), tuple[JsonObject, ...])
+            rows.append(msgspec.structs.replace(row, charts=charts or ()))
     return tuple(sorted(rows, key=lambda row: row.started_at, reverse=True))
+
+
+def _read(path: Path, kind: type[_Document]) -> _Document | None:
+    with suppress(OSError, msgspec.MsgspecError):
+        if path.stat().st_size <= _REPORT_BYTES_MAX:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+    return None
 
 
 ROUTES: Final = (
@@ -232,6 +250,7 @@ ROUTES: Final = (
         summary="The reports of drills in this server's directory, newest first.",
         roles=OPERATORS,
         scope=RouteScope.DEPLOYMENT,
+        query=OneDrill,
         answer=DrillList,
     ),
     Route(
