@@ -3,8 +3,8 @@
     make pictures
 
 Two replicas and their servers are started on 127.0.0.1 and given something to show: a full tenant,
-an agent that waits for a person, a job whose worker died, work without a lock. The reports of drills
-are those of ``make drill``, if it was run. Pictures that are not taken again are removed.
+an agent that waits for a person, a job whose worker died, work without a lock. The reports of
+drills are those of ``make drill``, if it was run. Pictures that are not taken again are removed.
 """
 
 from __future__ import annotations
