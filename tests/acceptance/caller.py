@@ -53,7 +53,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def run_id(self) -> str:
-        assert self.status == 200, (self.status, self.text)
+        assert self.status in {200, 202}, (self.status, self.text)
         return str(self.body["run_id"])
 
     @property

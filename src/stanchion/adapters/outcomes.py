@@ -27,7 +27,7 @@ from stanchion.core.events import (
 )
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Failure, Instant, Job, JobId, RunId, RunStatus, StepId, TenantId
-from stanchion.core.queue import queued_run
+from stanchion.core.run import queued_run
 from stanchion.core.why import DeadWork, OpenJob
 from stanchion.ports.records import (
     Admission,

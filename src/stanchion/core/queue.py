@@ -21,15 +21,15 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
-from msgspec.structs import replace
 
 from stanchion.core.events import Timer, TimerKind
-from stanchion.core.model import Instant, Run, RunId, RunStatus
-from stanchion.core.transition import SetTimer, TimelineEntry, Transition
+from stanchion.core.model import Instant, RunId
+from stanchion.core.transition import Transition
 
 __all__ = [
     "ANY_PLACE",
     "ENDS_MAX",
+    "ENDS_MIN",
     "FAIRNESS_KEY_CHARS_MAX",
     "PRIORITY_DEFAULT",
     "PRIORITY_MAX",
@@ -44,7 +44,6 @@ __all__ = [
     "QueueRequest",
     "estimate_s",
     "frees_key",
-    "queued_run",
 ]
 
 PRIORITY_MAX: Final = 9
@@ -59,6 +58,7 @@ QUEUE_TIMEOUT: Final = "queue_timeout"
 QUEUE_TIMER: Final = Timer(TimerKind.QUEUE)
 PROMOTED_ENTRY: Final = "promoted"
 """The id of the inbox entry that a promotion adds."""
+ENDS_MIN: Final = 2
 ENDS_MAX: Final = 20
 """How many ends of runs an estimate is made from."""
 
@@ -163,23 +163,6 @@ class FairQueue:
             del self._rings[priority]
 
 
-def queued_run(before: Run, *, wait_ms: int) -> tuple[Run, Transition]:
-    """The run as it waits, and the transition that makes it so.
-
-    ``before`` is the run before its first decision, which is made after its promotion. A rerun
-    already has the steps and items that it keeps.
-    """
-    due = Instant(before.created_at + wait_ms)
-    transition = Transition(
-        status=RunStatus.QUEUED,
-        steps=before.steps,
-        items=before.items,
-        effects=(SetTimer(QUEUE_TIMER, due),),
-        timeline=(TimelineEntry(before.created_at, "run_queued", before.starter or "system"),),
-    )
-    return replace(before, status=RunStatus.QUEUED), transition
-
-
 def frees_key(transition: Transition) -> bool:
     """Whether the run ends without ever having begun, so that its key may be used again."""
     return transition.error is not None and transition.error.code == QUEUE_TIMEOUT
@@ -191,7 +174,7 @@ def estimate_s(ends: Sequence[Instant], *, position: int, now: Instant) -> float
     ``None`` until two runs have ended.
     """
     newest = sorted(ends)[-ENDS_MAX:]
-    if len(newest) < 2:  # noqa: PLR2004 - an interval has two ends
+    if len(newest) < ENDS_MIN:
         return None
     gap_ms = (newest[-1] - newest[0]) / (len(newest) - 1)
     # If nothing has ended for longer than that, the next end is overdue: runs have become slower.

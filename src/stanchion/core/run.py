@@ -55,6 +55,7 @@ from stanchion.core.transition import (
     SetTimer,
     StopRun,
     StopStep,
+    TimelineEntry,
     Transition,
 )
 from stanchion.core.workflow import (
@@ -71,7 +72,15 @@ if TYPE_CHECKING:
     from stanchion.core.json_value import JsonValue
     from stanchion.core.plan import Body, Plan, PlannedStep
 
-__all__ = ["DecisionTooLong", "decide", "decide_all", "evolve", "items_to_read", "revokes_jobs"]
+__all__ = [
+    "DecisionTooLong",
+    "decide",
+    "decide_all",
+    "evolve",
+    "items_to_read",
+    "queued_run",
+    "revokes_jobs",
+]
 
 
 def decide(plan: Plan, run: Run, event: Event, now: Instant) -> Transition:
@@ -104,6 +113,23 @@ def decide_all(
     if None in ignored and not draft.status.is_finished:
         _show_status(draft)
     return draft.transition(tuple(ignored))
+
+
+def queued_run(before: Run, *, wait_ms: int) -> tuple[Run, Transition]:
+    """The run as it waits, and the transition that makes it so.
+
+    ``before`` is the run before its first decision, which is made after its promotion. A rerun
+    already has the steps and items that it keeps.
+    """
+    due = Instant(before.created_at + wait_ms)
+    transition = Transition(
+        status=RunStatus.QUEUED,
+        steps=before.steps,
+        items=before.items,
+        effects=(SetTimer(QUEUE_TIMER, due),),
+        timeline=(TimelineEntry(before.created_at, "run_queued", before.starter or "system"),),
+    )
+    return msgspec.structs.replace(before, status=RunStatus.QUEUED), transition
 
 
 def items_to_read(plan: Plan, run: Run, events: Iterable[Event]) -> Mapping[StepId, Sequence[int]]:

@@ -145,11 +145,16 @@ def jobs_out(run: Run) -> tuple[JobId, ...]:
 
 
 def run_view(
-    run: Run, plan: Plan | None, progress: Mapping[JobId, JsonValue] = MappingProxyType({})
+    run: Run,
+    plan: Plan | None,
+    progress: Mapping[JobId, JsonValue] = MappingProxyType({}),
+    *,
+    position: int | None = None,
 ) -> RunView:
     """A whole run. With its plan, steps that have not begun are shown too.
 
-    ``progress``: what workers have reported for the jobs of ``jobs_out``.
+    ``progress``: what workers have reported for the jobs of ``jobs_out``. ``position``: in the
+    queue, while it waits for a slot.
     """
     steps = dict(run.steps) if plan is None else {each: run.step(each) for each in plan.steps}
     return RunView(
@@ -173,6 +178,7 @@ def run_view(
         rerun_of=run.rerun_of,
         starter=run.starter,
         labels=run.labels,
+        position=position,
     )
 
 

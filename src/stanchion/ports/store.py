@@ -109,7 +109,7 @@ class Runs(Protocol):
         """Create a run, or return why not, as ``core.admission.judge`` decides.
 
         Queued runs for which there is a slot are promoted first. If the verdict is ``Queued``, the
-        run of ``core.queue.queued_run`` is created, and the verdict has its position.
+        run of ``core.run.queued_run`` is created, and the verdict has its position.
 
         The caller waits at most ``within_ms``, and the store changes nothing after that time.
         """

@@ -90,6 +90,7 @@ class OverviewService:
                 tenant=each.tenant,
                 limit=(each.config or _DEFAULTS).max_concurrent_runs,
                 active=each.active,
+                queued=each.queued,
                 figures=figures.pop(each.tenant, GateFigures()),
             )
             for each in standings

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, RunStatus, TenantId
-from stanchion.core.queue import ENDS_MAX, QUEUE_TIMEOUT, estimate_s
+from stanchion.core.queue import ENDS_MAX, ENDS_MIN, QUEUE_TIMEOUT, estimate_s
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import RunFilter, RunSummary
@@ -55,6 +55,8 @@ class QueueEstimates:
             for run in page.items
             if run.finished_at is not None and _freed_slot(run)
         )
+        if len(ends) < ENDS_MIN:
+            return ends  # read again next time: the second end makes a difference
         self._known[tenant] = _Ends(now, ends)
         self._known.move_to_end(tenant)
         if len(self._known) > TENANTS_MAX:

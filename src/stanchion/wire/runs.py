@@ -318,6 +318,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     starter: str | None = None
     """The actor that started the run."""
     labels: dict[str, str] = {}
+    position: int | None = None
+    """Its place in the queue while it waits for a slot; 1 is the next one."""
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -360,8 +360,10 @@ async def _rendered(call: Call[NoBody, Waiting], loaded: Loaded) -> bytes:
     """The encoded answer for all callers that get this reading of the run."""
     run, out = loaded.run, jobs_out(loaded.run)
     progress = await call.services.store.progress(run.id, out) if out else {}
-    plan = await _plan(call, run)
-    return await encoded_run(run_view(run, plan, progress))
+    plan, position = await _plan(call, run), None
+    if run.status is RunStatus.QUEUED:
+        position = await call.services.store.queue_position(run.id)
+    return await encoded_run(run_view(run, plan, progress, position=position))
 
 
 async def _plan(call: Call[Any, Any], run: Run) -> Plan | None:

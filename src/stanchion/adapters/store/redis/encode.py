@@ -112,7 +112,8 @@ from stanchion.core.model import (
     shard_of_tenant,
     split_name,
 )
-from stanchion.core.queue import PRIORITY_MAX, QUEUE_TIMER, OnFull, frees_key, queued_run
+from stanchion.core.queue import PRIORITY_MAX, QUEUE_TIMER, OnFull, frees_key
+from stanchion.core.run import queued_run
 from stanchion.core.schedule import TickMark
 from stanchion.core.transition import (
     ClearTimer,
@@ -251,7 +252,7 @@ def encode_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> bytes
     ask["fence"] = _or_false(commit.fence)
     ask["applied"] = commit.applied
     ask["status"] = transition.status
-    ask["frees_key"] = frees_key(transition)
+    ask["frees_key"] = transition.error is not None and frees_key(transition)
     ask["limit"] = _or_false(_DEFAULTS.max_concurrent_runs)
     return _pack(ask)
 
