@@ -47,6 +47,8 @@ class Fault(StrEnum):
 class FaultyLocks:
     """In-memory locks with a script of faults for each verb; when it runs out, all is well."""
 
+    is_local = False
+
     def __init__(self, clock: Clock) -> None:
         self.real = MemoryLocks(clock)
         self.calls: Counter[str] = Counter()

@@ -163,6 +163,8 @@ class _ProcessClock:
 class _Line:
     """The way from one process to the lock server, and back."""
 
+    is_local = False
+
     def __init__(self, process: _Process, server: MemoryLocks, chance: Random) -> None:
         self._process = process
         self._server = server

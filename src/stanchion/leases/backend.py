@@ -53,6 +53,8 @@ def store_at(url: str, *, namespace: str, clock: Clock) -> LazyLocks:
 class LazyLocks:
     """A ``ports.turns.Turns`` that opens its store at first use, and again after a failure."""
 
+    is_local = False
+
     def __init__(self, make: _Open, *, prefix: str = "") -> None:
         self._make = make
         self._prefix = prefix

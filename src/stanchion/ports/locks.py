@@ -119,6 +119,9 @@ AcquireAnswer: TypeAlias = Granted | Held | AcquireTooLate
 class Locks(Protocol):
     """A store of leases. Every call returns within its time limit or raises ``BackendError``."""
 
+    is_local: bool
+    """Whether its calls return at once, because the locks are in the memory of this process."""
+
     async def acquire(
         self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
     ) -> AcquireAnswer:

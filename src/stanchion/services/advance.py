@@ -2,9 +2,15 @@
 
     hold the run's lease → load run and inbox → decide on all of it → commit → ring the bells
 
-Results, timers, approvals, cancels and the reconciler all put an event into the inbox and then call
+Timers, approvals, cancels and the reconciler all put an event into the inbox and then call
 ``advance``. A caller that finds the run being advanced in this process joins that task, which reads
 the inbox once more before it releases the lease; so many events of one run cost one hold.
+
+Results are settled if possible. If this process has the last committed value of the run, and need
+not wait for the lease, it decides on that value; then the results and their transition are one step
+of the store (``settle``), which refuses if the run has changed or its inbox is not empty. In all
+other cases the results are accepted into the inbox first, and the turn goes on as above. Results
+that arrive while the run is being settled wait for the next step of the same turn.
 
 No event is lost. It stays in the inbox, and its outbox row in the store, until the commit that
 applies it; so an answer other than ``Advanced`` means that the run is advanced later.
@@ -25,23 +31,39 @@ from contextlib import contextmanager
 from typing import Final, TypeAlias, assert_never
 
 import msgspec
+from msgspec.structs import replace
 
 from stanchion import telemetry
+from stanchion.core.events import AttemptFailed, AttemptSucceeded
+from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import LeaseLost, LeaseOverride
-from stanchion.core.model import Risk, Run, RunId, RunStatus, TenantId
+from stanchion.core.model import (
+    JobId,
+    Risk,
+    Run,
+    RunId,
+    RunStatus,
+    TenantId,
+    place_of,
+)
 from stanchion.core.plan import Plan
 from stanchion.core.run import evolve, items_to_read, revokes_jobs
 from stanchion.core.transition import DispatchJob, Transition
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.records import (
+    Acceptance,
+    Accepted,
     Commit,
     CommitConflict,
     Committed,
     Gone,
     InboxEntry,
     Loaded,
+    Result,
+    SettleMiss,
     StaleFence,
+    result_event,
 )
 from stanchion.services.context import ReplicaContext, Rules
 from stanchion.services.lease_events import StaleWrite
@@ -71,6 +93,10 @@ EVENTS_MAX: Final = 500
 TURNS_MAX: Final = 2_000
 """Runs advanced at the same time. Others wait for their outbox rows to become due."""
 CLASSES_KEPT: Final = 50_000
+RUNS_KEPT: Final = 4_096
+RUN_KEPT_BYTES_MAX: Final = 64 * 1024
+"""Larger runs are not kept in memory, but read again for every change."""
+RUNS_KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class Advanced(msgspec.Struct, frozen=True):
@@ -108,15 +134,34 @@ class RunMissing(msgspec.Struct, frozen=True):
 
 Outcome: TypeAlias = Advanced | RunBusy | PutOff | AdvanceFailed | DeadLettered | RunMissing
 
+_Applied: TypeAlias = (
+    Committed | CommitConflict | StaleFence | Gone | AdvanceFailed | DeadLettered | Advanced
+)
+
 
 class _Moved(Exception):
     """The run has changed since it was read, so its items cannot be read for that version."""
+
+
+class _Delivery(msgspec.Struct, frozen=True):
+    """Results of one request for one run, which wait to be settled."""
+
+    results: Sequence[Result]
+    tenant: TenantId | None
+    row_due_in_ms: int
+    answer: asyncio.Future[tuple[Acceptance, ...] | None]
+    """``None``: they were not sent to the store."""
 
 
 class _Turn(msgspec.Struct):
     task: asyncio.Task[Outcome] | None = None
     again: bool = False
     """Whether ``advance`` was called after the inbox was last read."""
+    takes_results: bool = False
+    """Whether the question of the lease is answered, so that results may wait for this turn."""
+    waiting: list[_Delivery] = []
+    unanswered: set[tuple[JobId, int]] = set()
+    """Results, by job and fence, of a settle without an answer: it may have been written."""
     waited_ns: tuple[int, int] | None = None
     """When the lease was asked for and granted, while traces are on and no span has it yet."""
 
@@ -128,6 +173,80 @@ class _Class(msgspec.Struct, frozen=True, gc=False):
     trace_id: str | None
 
 
+class _Known(msgspec.Struct, frozen=True, gc=False):
+    """The last committed value of a run, without items, and its plan."""
+
+    run: Run
+    plan: Plan
+    size_bytes: int
+
+
+class RunCache:
+    """The last committed values of runs that this process has changed, least recent first.
+
+    They may be out of date: a decision on one of them counts only if the store compares its stamp.
+    """
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[RunId, _Known] = OrderedDict()
+        self._size_bytes = 0
+
+    def get(self, run_id: RunId) -> _Known | None:
+        return self._runs.get(run_id)
+
+    def put(self, run: Run, plan: Plan) -> None:
+        """Replace the value of a run. One that has ended or is too large is forgotten."""
+        before = self._runs.pop(run.id, None)
+        if before is not None:
+            self._size_bytes -= before.size_bytes
+        if run.status.is_finished:
+            return
+        size_bytes = _size_of(run, before)
+        if size_bytes > RUN_KEPT_BYTES_MAX:
+            return
+        kept = replace(run, items={}) if run.items else run
+        self._runs[run.id] = _Known(kept, plan, size_bytes)
+        self._size_bytes += size_bytes
+        while len(self._runs) > RUNS_KEPT or self._size_bytes > RUNS_KEPT_BYTES_MAX:
+            _, oldest = self._runs.popitem(last=False)
+            self._size_bytes -= oldest.size_bytes
+
+    def forget(self, run_id: RunId) -> None:
+        known = self._runs.pop(run_id, None)
+        if known is not None:
+            self._size_bytes -= known.size_bytes
+
+
+_NODE_BYTES: Final = 64
+"""What a value in memory takes beside its text, roughly."""
+
+
+def _size_of(run: Run, before: _Known | None) -> int:
+    """Roughly the memory of a run; the input, which never changes, is measured once."""
+    outputs = sum(step.output_bytes + 4 * _NODE_BYTES for step in run.steps.values())
+    if before is not None:
+        known = before.run.steps.values()
+        own = before.size_bytes - sum(step.output_bytes + 4 * _NODE_BYTES for step in known)
+        return own + outputs
+    return _size_of_value(run.input, RUN_KEPT_BYTES_MAX) + outputs
+
+
+def _size_of_value(value: JsonValue, at_most: int) -> int:
+    """Roughly the memory of a value. Stops counting above ``at_most``."""
+    size_bytes, left = 0, [value]
+    while left and size_bytes <= at_most:
+        each = left.pop()
+        size_bytes += _NODE_BYTES
+        if isinstance(each, str):
+            size_bytes += len(each)
+        elif isinstance(each, list):
+            left.extend(each)
+        elif isinstance(each, dict):
+            size_bytes += sum(map(len, each))
+            left.extend(each.values())
+    return size_bytes
+
+
 def _class(run: Run, override: LeaseOverride | None) -> _Class:
     trace_id = None if run.traceparent is None else run.traceparent[3:35]
     return _Class(run.risk, override, run.tenant, trace_id)
@@ -135,15 +254,15 @@ def _class(run: Run, override: LeaseOverride | None) -> _Class:
 
 @contextmanager
 def _advance_span(
-    tracing: telemetry.Tracing, loaded: Loaded, turn: _Turn, parent: str
+    tracing: telemetry.Tracing, run: Run, events: int, turn: _Turn, parent: str
 ) -> Iterator[telemetry.Span]:
     """The span of one commit, with the wait for the lease before it."""
-    run, waited_ns, turn.waited_ns = loaded.run, turn.waited_ns, None
+    waited_ns, turn.waited_ns = turn.waited_ns, None
     attributes: dict[str, str | int | None] = {
         telemetry.TENANT: run.tenant,
         telemetry.RUN: run.id,
         telemetry.RISK: str(run.risk),
-        "stanchion.events": len(loaded.inbox),
+        "stanchion.events": events,
     }
     since_ns = None if waited_ns is None else waited_ns[0]
     with tracing.span("advance", attributes, parent=parent, since_ns=since_ns) as span:
@@ -179,6 +298,7 @@ class Advancer:
         self._poison_failures_max = poison_failures_max
         self._turns: dict[RunId, _Turn] = {}
         self._classes: OrderedDict[RunId, _Class] = OrderedDict()
+        self._runs = RunCache()
 
     async def advance(self, run_id: RunId) -> Outcome:
         """Apply the events in the run's inbox, or return why not now."""
@@ -190,12 +310,42 @@ class Advancer:
             _ = self._join(run_id)
 
     def remember(self, run: Run, plan: Plan) -> None:
-        """Note a run's class, so that its first hold need not look it up."""
+        """Note a run that was committed, so that its next change need not read it."""
         self._classes[run.id] = _class(run, plan.lock_policy)
         if len(self._classes) > CLASSES_KEPT:
             self._classes.popitem(last=False)
+        self._runs.put(run, plan)
 
-    async def settle(self) -> None:
+    def settle(
+        self,
+        run_id: RunId,
+        results: Sequence[Result],
+        *,
+        tenant: TenantId | None,
+        row_due_in_ms: int,
+    ) -> asyncio.Future[tuple[Acceptance, ...] | None] | None:
+        """Settle results of one run; ``None`` if they must be accepted first.
+
+        They must if the run is not known here, or if it must wait for its lease: a result waits
+        for the store only. The answer is that of ``accept``, and they are applied; ``None`` if
+        they were not sent to the store.
+        """
+        known = self._runs.get(run_id)
+        if known is None or tenant not in {None, known.run.tenant} or run_id not in self._classes:
+            return None
+        turn = self._turns.get(run_id)
+        if turn is None:
+            if len(self._turns) >= TURNS_MAX or not self._leasing.answers_at_once:
+                return None
+            turn = self._begin_turn(run_id)
+            turn.takes_results = True
+        if not turn.takes_results:
+            return None
+        answer = asyncio.get_running_loop().create_future()
+        turn.waiting.append(_Delivery(results, tenant, row_due_in_ms, answer))
+        return answer
+
+    async def idle(self) -> None:
         """Wait until no run is being advanced."""
         while self._turns:
             tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
@@ -206,7 +356,7 @@ class Advancer:
         for turn in self._turns.values():
             if turn.task is not None:
                 turn.task.cancel()
-        await self.settle()
+        await self.idle()
 
     def _join(self, run_id: RunId) -> asyncio.Task[Outcome]:
         turn = self._turns.get(run_id)
@@ -214,19 +364,25 @@ class Advancer:
             assert turn.task is not None
             turn.again = True
             return turn.task
+        task = self._begin_turn(run_id).task
+        assert task is not None
+        return task
+
+    def _begin_turn(self, run_id: RunId) -> _Turn:
         turn = self._turns[run_id] = _Turn()
         turn.task = asyncio.create_task(self._take_turn(run_id, turn), name=f"advance {run_id}")
-        return turn.task
+        return turn
 
     async def _take_turn(self, run_id: RunId, turn: _Turn) -> Outcome:
         try:
             while True:
-                turn.again = False
                 outcome = await self._guarded(run_id, turn)
                 # There is no await between this check and the turn's end, so no call is missed.
                 if not (turn.again and isinstance(outcome, Advanced)):
                     return outcome
+                turn.again = False
         finally:
+            _send_away(turn)
             del self._turns[run_id]
 
     async def _guarded(self, run_id: RunId, turn: _Turn) -> Outcome:
@@ -267,7 +423,11 @@ class Advancer:
                 turn.waited_ns = (asked_ns, telemetry.now_ns())
             match held:
                 case Lease():
-                    outcome = await self._empty_inbox(run_id, turn, held, seen)
+                    turn.takes_results = True
+                    try:
+                        outcome = await self._empty_inbox(run_id, turn, held, seen)
+                    finally:
+                        _send_away(turn)
                     if isinstance(outcome, StaleFence):
                         told = StaleWrite(
                             name=held.name,
@@ -278,8 +438,10 @@ class Advancer:
                         self._leasing.tell(told)
                     return outcome
                 case LeaseContended():
+                    await self._accept_waiting(turn)
                     return RunBusy()
                 case LeaseRefused(error):
+                    await self._accept_waiting(turn)
                     return PutOff(error)
                 case _:
                     assert_never(held)
@@ -295,55 +457,177 @@ class Advancer:
         self, run_id: RunId, turn: _Turn, lease: Lease, seen: Loaded | None
     ) -> Outcome | StaleFence:
         """Apply all entries. ``seen`` was read before the hold; a commit detects if it is stale."""
-        conflicts = 0
+        conflicts, has_entries = 0, False
         for _ in range(LOOKS_MAX):
+            if turn.waiting:
+                settled = await self._take_waiting(run_id, turn, lease, has_entries=has_entries)
+                if settled is not None:
+                    return settled
             is_fresh = seen is None
-            turn.again &= not is_fresh
-            loaded, seen = seen or await self._store.load(run_id), None
-            if loaded is None:
-                return RunMissing()
-            if not loaded.inbox:
-                return Advanced(loaded.run.status)
-            answer = await (
-                self._apply(loaded, lease)
-                if loaded.run.traceparent is None
-                else self._traced(loaded, lease, turn, loaded.run.traceparent)
-            )
+            answer, seen = await self._look(run_id, turn, lease, seen), None
+            has_entries = turn.again or not isinstance(answer, Advanced)
             match answer:
                 case Committed():
                     conflicts = 0
-                case CommitConflict() if is_fresh:
-                    self._signals.conflict()
-                    conflicts += 1
+                case CommitConflict():
+                    conflicts += is_fresh
+                    if is_fresh:
+                        self._signals.conflict()
                     if conflicts == TRIES_MAX:
                         return RunBusy()
-                case CommitConflict():
-                    pass
                 case Gone():
                     return RunMissing()
-                case StaleFence() | AdvanceFailed() | DeadLettered():
+                case StaleFence() | AdvanceFailed() | DeadLettered() | RunMissing():
                     return answer
                 case Advanced():
-                    if not turn.again:
+                    if not turn.again and not turn.waiting:
                         return answer
                 case _:
                     assert_never(answer)
         return RunBusy()
 
+    async def _look(
+        self, run_id: RunId, turn: _Turn, lease: Lease, seen: Loaded | None
+    ) -> _Applied | RunMissing:
+        """Read the inbox, unless it was read just now, and apply its entries."""
+        turn.again &= seen is not None
+        loaded = seen or await self._store.load(run_id)
+        if loaded is None:
+            return RunMissing()
+        if not loaded.inbox:
+            return Advanced(loaded.run.status)
+        if loaded.run.traceparent is None:
+            return await self._apply(loaded, lease)
+        return await self._traced(loaded, lease, turn, loaded.run.traceparent)
+
+    async def _take_waiting(
+        self, run_id: RunId, turn: _Turn, lease: Lease, *, has_entries: bool
+    ) -> Advanced | None:
+        """Settle the results that wait for this turn, or accept them.
+
+        ``None``: read the inbox, since there may be entries.
+        """
+        for _ in range(0 if has_entries else LOOKS_MAX):
+            settled = await self._settle_waiting(run_id, turn, lease)
+            if settled is None or turn.again:
+                break
+            if not turn.waiting:
+                return settled
+        await self._accept_waiting(turn)
+        return None
+
+    async def _settle_waiting(self, run_id: RunId, turn: _Turn, lease: Lease) -> Advanced | None:
+        """Settle the results that wait for this turn; ``None`` if they must be accepted.
+
+        Those that arrive meanwhile wait for the next time.
+        """
+        known, deliveries = self._runs.get(run_id), tuple(turn.waiting)
+        results = [result for delivery in deliveries for result in delivery.results]
+        if known is None or len(results) > EVENTS_MAX:
+            return None
+        tracing, traceparent = telemetry.tracing, known.run.traceparent
+        if tracing is None or traceparent is None or not telemetry.is_sampled(traceparent):
+            settled = await self._settle(known, results, turn, lease)
+        else:
+            parent = telemetry.context_of_run(run_id, traceparent)
+            with (
+                _advance_span(tracing, known.run, len(results), turn, parent) as span,
+                tracing.span("store settle", kind="client"),
+            ):
+                settled = await self._settle(known, results, turn, lease)
+                span.note({telemetry.OUTCOME: "missed" if settled is None else "settled"})
+        if settled is not None:
+            del turn.waiting[: len(deliveries)]
+            for delivery in deliveries:
+                taken = tuple(Accepted(each.job_id, run_id) for each in delivery.results)
+                _answer(delivery, taken)
+        return settled
+
+    async def _settle(
+        self, known: _Known, results: Sequence[Result], turn: _Turn, lease: Lease
+    ) -> Advanced | None:
+        """Decide on the run as it is remembered, and settle; ``None`` if that is not possible."""
+        run, plan = known.run, known.plan
+        try:
+            events = [_event(result) for result in results]
+            wanted = items_to_read(plan, run, events)
+            if wanted:
+                items = await self._store.items_at(run.id, run.stamp, wanted)
+                if items is None:
+                    self._missed(run.id, SettleMiss.CHANGED)
+                    return None
+                run = replace(run, items=items)
+            transition = self._decider.decide_at_once(plan, run, events, self._clock.now())
+        except BackendError:
+            return None
+        except Exception as error:  # noqa: BLE001 - counted when the accepted entry is applied
+            log_event(logging.WARNING, "settle_failed", run=run.id, error=repr(error))
+            return None
+        if transition is None or len(transition.ignored) < len(events):
+            return None
+        commit = Commit(
+            run_id=run.id,
+            transition=transition,
+            read=run.stamp,
+            nonce=self._entropy.token(),
+            fence=lease.fence,
+        )
+        try:
+            answer = await self._store.settle(results, commit)
+        except Exception as error:  # noqa: BLE001 - after any error it may have been written
+            # If it was, accepting the results finds them accepted: they are no duplicates.
+            turn.unanswered.update((result.job_id, result.fence) for result in results)
+            self._runs.forget(run.id)
+            if not isinstance(error, BackendError):
+                log_event(logging.WARNING, "settle_failed", run=run.id, error=repr(error))
+            return None
+        if not isinstance(answer, Committed):
+            self._missed(run.id, answer.cause)
+            return None
+        self._signals.settled(len(results))
+        self._note_commit(known.run, plan, transition, answer)
+        return Advanced(transition.status)
+
+    def _missed(self, run_id: RunId, cause: SettleMiss) -> None:
+        self._signals.settle_missed(cause)
+        self._runs.forget(run_id)
+
+    async def _accept_waiting(self, turn: _Turn) -> None:
+        """Accept the results that wait for this turn into the inbox."""
+        while turn.waiting:
+            first = turn.waiting[0]
+            together = [each for each in turn.waiting if each.tenant == first.tenant]
+            turn.waiting = [each for each in turn.waiting if each.tenant != first.tenant]
+            try:
+                answers = iter(
+                    await self._store.accept(
+                        [result for each in together for result in each.results],
+                        row_due_in_ms=first.row_due_in_ms,
+                        tenant=first.tenant,
+                    )
+                )
+            except Exception as error:  # noqa: BLE001 - it belongs to those who sent the results
+                for each in together:
+                    if not each.answer.done():
+                        each.answer.set_exception(error)
+                continue
+            for each in together:
+                taken = (_own(turn, result, next(answers)) for result in each.results)
+                _answer(each, tuple(taken))
+
     async def _traced(
         self, loaded: Loaded, lease: Lease, turn: _Turn, traceparent: str
-    ) -> Committed | CommitConflict | StaleFence | Gone | AdvanceFailed | DeadLettered | Advanced:
+    ) -> _Applied:
         if telemetry.tracing is None or not telemetry.is_sampled(traceparent):
             return await self._apply(loaded, lease)
         parent = telemetry.context_of_run(loaded.run.id, traceparent)
-        with _advance_span(telemetry.tracing, loaded, turn, parent) as span:
+        events = len(loaded.inbox)
+        with _advance_span(telemetry.tracing, loaded.run, events, turn, parent) as span:
             answer = await self._apply(loaded, lease)
             span.note({telemetry.OUTCOME: type(answer).__name__})
             return answer
 
-    async def _apply(
-        self, loaded: Loaded, lease: Lease, *, at_most: int = EVENTS_MAX
-    ) -> Committed | CommitConflict | StaleFence | Gone | AdvanceFailed | DeadLettered | Advanced:
+    async def _apply(self, loaded: Loaded, lease: Lease, *, at_most: int = EVENTS_MAX) -> _Applied:
         """Decide on the inbox's entries and commit. ``Advanced``: the inbox is empty."""
         entries = loaded.inbox[:at_most]
         try:
@@ -359,7 +643,7 @@ class Advancer:
         except Exception as error:  # noqa: BLE001 - one bad entry must not stop a run for ever
             return await self._sift(loaded, lease, error)
         try:
-            return await self._commit(loaded, transition, entries, lease)
+            return await self._commit(loaded, plan, transition, entries, lease)
         except BackendError:
             raise
         except Exception as error:  # noqa: BLE001 - likewise
@@ -371,6 +655,7 @@ class Advancer:
     async def _commit(
         self,
         loaded: Loaded,
+        plan: Plan,
         transition: Transition,
         entries: Sequence[InboxEntry],
         lease: Lease,
@@ -388,27 +673,34 @@ class Advancer:
         with telemetry.UNTRACED if tracing is None else tracing.span("store commit", kind="client"):
             answer = await self._store.commit(commit)
         if not isinstance(answer, Committed):
+            self._runs.forget(loaded.run.id)
             return answer
+        self._note_commit(loaded.run, plan, transition, answer)
         if transition.status.is_finished:
-            ended = evolve(loaded.run, transition)
-            self._on_ended(ended)
-            if tracing is not None and ended.traceparent is not None:
-                tracing.run_ended(ended, ended.traceparent)
-        self._tell(loaded.run, transition)
-        for run_id in answer.promoted:
-            self.nudge(run_id)
-        if transition.status.is_finished:
-            self._classes.pop(loaded.run.id, None)
             return Advanced(transition.status)
         # If more entries have arrived through this process since, ``turn.again`` is set.
         return Advanced(transition.status) if len(entries) == len(loaded.inbox) else answer
 
-    async def _sift(
-        self, loaded: Loaded, lease: Lease, error: Exception
-    ) -> Committed | CommitConflict | StaleFence | Gone | AdvanceFailed | DeadLettered | Advanced:
+    def _note_commit(self, run: Run, plan: Plan, transition: Transition, done: Committed) -> None:
+        """Remember the run as it was committed, and tell all that wait for it."""
+        after = replace(evolve(run, transition), stamp=done.stamp)
+        if transition.status.is_finished:
+            self._on_ended(after)
+            tracing = telemetry.tracing
+            if tracing is not None and after.traceparent is not None:
+                tracing.run_ended(after, after.traceparent)
+        self._tell(run, transition)
+        for run_id in done.promoted:
+            self.nudge(run_id)
+        self._runs.put(after, plan)
+        if transition.status.is_finished:
+            self._classes.pop(run.id, None)
+
+    async def _sift(self, loaded: Loaded, lease: Lease, error: Exception) -> _Applied:
         """Find the entry that cannot be applied, apply those before it, and count against it."""
         good: list[InboxEntry] = []
         transition: Transition | None = None
+        plan: Plan | None = None
         bad = loaded.inbox[0]
         try:
             plan = await self._plans.of_run(loaded.run)
@@ -423,8 +715,8 @@ class Advancer:
             return CommitConflict()
         except Exception as found:  # noqa: BLE001 - this is the entry to find
             error = found
-        if transition is not None:
-            return await self._commit(loaded, transition, good, lease)
+        if transition is not None and plan is not None:
+            return await self._commit(loaded, plan, transition, good, lease)
         return await self._count_against(loaded.run.id, bad, error)
 
     async def _count_against(
@@ -480,3 +772,32 @@ class Advancer:
         if transition.status.is_finished:
             self._bus.ring(Bell.FINISHED, run.id)
             self._signals.finished(run, transition.status)
+
+
+def _event(result: Result) -> AttemptSucceeded | AttemptFailed:
+    place = place_of(result.job_id)
+    return result_event(result, place.step_id, place.item)
+
+
+def _own(turn: _Turn, result: Result, answer: Acceptance) -> Acceptance:
+    """The answer to a result. One that this turn has settled before is no repetition."""
+    if (
+        isinstance(answer, Accepted)
+        and answer.repeated
+        and (result.job_id, result.fence) in turn.unanswered
+    ):
+        return replace(answer, repeated=False)
+    return answer
+
+
+def _answer(delivery: _Delivery, answers: tuple[Acceptance, ...] | None) -> None:
+    if not delivery.answer.done():  # else its caller has gone
+        delivery.answer.set_result(answers)
+
+
+def _send_away(turn: _Turn) -> None:
+    """The turn takes no more results: those that still wait must be accepted."""
+    turn.takes_results = False
+    waiting, turn.waiting = turn.waiting, []
+    for delivery in waiting:
+        _answer(delivery, None)

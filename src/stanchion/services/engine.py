@@ -251,7 +251,7 @@ class Engine:
         """Wait a bounded time for work under way, then cancel it; release leases and locks."""
         try:
             async with asyncio.timeout(SETTLE_S):
-                await self._advancer.settle()
+                await self._advancer.idle()
         except TimeoutError:
             await self._advancer.close()
         self._stop_hearing()

@@ -6,6 +6,7 @@ run's lease is free, otherwise by the replica that holds the lease or the next o
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final, assert_never
 
@@ -19,6 +20,7 @@ from stanchion.core.model import OnDecision, RunId, RunStatus, Step, StepId, Ste
 from stanchion.core.retry import backoff_ms
 from stanchion.core.steps import approval
 from stanchion.core.workflow import ApprovalSpec
+from stanchion.ports.errors import BackendError
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
@@ -100,24 +102,63 @@ class Inbox:
     async def results(
         self, results: Sequence[Result], *, tenant: TenantId | None = None
     ) -> tuple[Acceptance, ...]:
-        """Accept workers' results. They are durable when this returns; runs advance afterwards.
+        """Accept workers' results. They are durable when this returns.
 
-        With ``tenant``, results of other tenants' jobs are rejected.
+        Those that can be settled are applied, too; for the others, runs advance afterwards. With
+        ``tenant``, results of other tenants' jobs are rejected.
         """
         # If the run is busy now, its outbox row is due when a busy run is retried.
         row_due_in_ms = backoff_ms(self._rules.lock_busy(), 1, self._entropy.unit())
-        answers = await self._store.accept(results, row_due_in_ms=row_due_in_ms, tenant=tenant)
-        for answer in answers:
-            if isinstance(answer, Accepted):
-                if answer.repeated:
-                    self._signals.duplicate_completion()
-                else:
-                    self._advancer.nudge(answer.run_id)
-            else:
-                self._signals.rejected(answer.code)
-                if answer.code in _COMPLETED:
-                    self._signals.duplicate_completion()
-        return answers
+        answers: dict[int, Acceptance] = {}
+        settling = self._settling(results, tenant, row_due_in_ms)
+        error: BackendError | None = None
+        for places, answer in settling:
+            try:
+                taken = await answer
+            except BackendError as failure:
+                error = failure  # the worker sends all of them again
+                continue
+            if taken is not None:
+                answers.update(zip(places, taken, strict=True))
+        if error is not None:
+            raise error
+        left = [place for place in range(len(results)) if place not in answers]
+        if left:
+            some = results if len(left) == len(results) else [results[place] for place in left]
+            accepted = await self._store.accept(some, row_due_in_ms=row_due_in_ms, tenant=tenant)
+            for taken_now in accepted:
+                if isinstance(taken_now, Accepted) and not taken_now.repeated:
+                    self._advancer.nudge(taken_now.run_id)
+            answers.update(zip(left, accepted, strict=True))
+        for each in answers.values():
+            self._count(each)
+        return tuple(answers[place] for place in range(len(results)))
+
+    def _settling(
+        self, results: Sequence[Result], tenant: TenantId | None, row_due_in_ms: int
+    ) -> list[tuple[list[int], asyncio.Future[tuple[Acceptance, ...] | None]]]:
+        """Begin to settle results, by run: their places, and their answers to come."""
+        by_run: dict[str, list[int]] = {}
+        for place, result in enumerate(results):
+            by_run.setdefault(result.job_id.partition(":")[0], []).append(place)
+        settling: list[tuple[list[int], asyncio.Future[tuple[Acceptance, ...] | None]]] = []
+        for run_id, places in by_run.items():
+            some = [results[place] for place in places]
+            answer = self._advancer.settle(
+                RunId(run_id), some, tenant=tenant, row_due_in_ms=row_due_in_ms
+            )
+            if answer is not None:
+                settling.append((places, answer))
+        return settling
+
+    def _count(self, answer: Acceptance) -> None:
+        if isinstance(answer, Accepted):
+            if answer.repeated:
+                self._signals.duplicate_completion()
+            return
+        self._signals.rejected(answer.code)
+        if answer.code in _COMPLETED:
+            self._signals.duplicate_completion()
 
     async def cancel(
         self,

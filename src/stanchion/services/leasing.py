@@ -104,6 +104,15 @@ class Leasing:
         subject = LeaseSubject(name, risk, policy, token)
         return _Hold(self, subject, floor=floor, escalated=escalated)
 
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether a hold knows its outcome without waiting for the lock store.
+
+        The locks are in this process, or policy decides because the lock store is unavailable.
+        """
+        remote = self.remote
+        return remote is None or remote.is_local or remote.health.error is not None
+
     async def close(self) -> None:
         """Stop probing. Holds must have ended before."""
         if self.remote is not None:
@@ -170,6 +179,7 @@ class _Remote:
         self._clock = clock
         self._terms = terms
         self._tell = tell
+        self.is_local = locks.is_local
         self.health = LockHealth(locks, clock)
         self.renewer = Renewer(locks, self.health, clock, entropy, terms, tell)
 

@@ -31,7 +31,7 @@ from stanchion.core.pressure import (
     last_minute,
 )
 from stanchion.ports.clock import Clock
-from stanchion.ports.records import RejectedCode
+from stanchion.ports.records import RejectedCode, SettleMiss
 from stanchion.services.lease_signals import LeaseErrors
 from stanchion.services.log import log_event
 
@@ -286,6 +286,16 @@ class EngineSignals:
         self._abandoned = count("scheduler_job_lock_abandoned", "Job leases that expired.")
         self._drift = count("slot_drift", "Corrections of a tenant's slot counter.")
         self._purged = count("runs_purged", "Finished runs removed after their retention.")
+        self._settled = count(
+            "results_settled", "Results written in one step with the transition of their run."
+        )
+        missed = Counter(
+            "stanchion_settle_misses",
+            "Results that were accepted first because they could not be settled, by cause.",
+            ["cause"],
+            registry=registry,
+        )
+        self._settle_missed = {cause: missed.labels(cause=str(cause)) for cause in SettleMiss}
         rejected = Counter(
             "stanchion_results_rejected",
             "Results rejected, by reason.",
@@ -345,6 +355,14 @@ class EngineSignals:
         )
         self._bucket: Moment | None = None
         self._in_bucket = 0
+
+    def settled(self, results: int) -> None:
+        """Count results that were written together with their transition."""
+        self._settled.inc(results)
+
+    def settle_missed(self, cause: SettleMiss) -> None:
+        """Count a settle that wrote nothing. It is no evidence of two writers."""
+        self._settle_missed[cause].inc()
 
     def conflict(self) -> None:
         self._conflicts.inc()

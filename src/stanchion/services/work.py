@@ -284,10 +284,28 @@ class Decider:
     ) -> Transition:
         """The transition that ``decide_all`` returns for these events."""
         transition = await self._decided(plan, run, events, now)
+        self._charge(run, transition)
+        return transition
+
+    def decide_at_once(
+        self, plan: Plan, run: Run, events: Sequence[Event], now: Instant
+    ) -> Transition | None:
+        """Like ``decide``, on the event loop; ``None`` if it would take too long for that."""
+        work_max = None if self._executor is None else LOOP_WORK_MAX
+        if work_max is not None and self.budget.wait_ms(run.tenant):
+            return None
+        try:
+            with self.budget.measured(run.tenant):
+                transition = decide_all(plan, run, events, now, work_max=work_max)
+        except DecisionTooLong:
+            return None
+        self._charge(run, transition)
+        return transition
+
+    def _charge(self, run: Run, transition: Transition) -> None:
         effects = len(transition.effects)
         if effects > _FREE_EFFECTS:
             self.budget.charge(run.tenant, effects * _EFFECT_S)
-        return transition
 
     async def _decided(
         self, plan: Plan, run: Run, events: Sequence[Event], now: Instant

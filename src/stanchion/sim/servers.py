@@ -202,6 +202,8 @@ class LockServer:
 class LockPort:
     """The lock port of one replica."""
 
+    is_local = False
+
     def __init__(self, link: SimLink, server: LockServer, watcher: LockWatcher) -> None:
         self.link = link
         self._server = server

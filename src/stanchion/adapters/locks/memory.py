@@ -41,6 +41,8 @@ class _Holder:
 class MemoryLocks:
     """See ``ports.locks.Locks``."""
 
+    is_local = True
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._holders: dict[str, _Holder] = {}

@@ -68,6 +68,8 @@ _FORGET_AT_ONCE: Final = 4
 class SqliteLocks:
     """See ``ports.locks.Locks``. Made by ``open``."""
 
+    is_local = False
+
     def __init__(self, thread: WorkerThread[Database], clock: Clock, timeout_s: float) -> None:
         self._thread = thread
         self._clock = clock

@@ -64,6 +64,8 @@ _log = logging.getLogger(__name__)
 class RedisLocks:
     """See ``ports.locks.Locks``. Open it with ``RedisLocks.open``."""
 
+    is_local = False
+
     def __init__(self, client: RedisClient, namespace: str, warnings: tuple[str, ...]) -> None:
         self._client = client
         self._namespace = namespace
