@@ -64,6 +64,7 @@ from stanchion.ports.records import (
     PostAnswer,
     Result,
     RunIndex,
+    SettleAnswer,
 )
 from stanchion.sim.bus import BusPort
 from stanchion.sim.replica import Mutant
@@ -282,6 +283,43 @@ class _AnyFence(SimStore):
             else:
                 taken.append(result)
         return await super().accept(taken, row_due_in_ms=row_due_in_ms, tenant=tenant)
+
+
+class _SettlesForAnybody(SimStore):
+    async def settle(self, results: Sequence[Result], commit: Commit) -> SettleAnswer:
+        jobs = [self._state.jobs.get(each.job_id) for each in results]
+        present = [
+            each if job is None else replace(each, fence=job.fence)
+            for each, job in zip(results, jobs, strict=True)
+        ]
+        return await super().settle(present, commit)
+
+
+class _SettlesPastTheInbox(SimStore):
+    async def settle(self, results: Sequence[Result], commit: Commit) -> SettleAnswer:
+        file = self._state.runs.get(commit.run_id)
+        if file is None or not file.inbox:
+            return await super().settle(results, commit)
+        waiting, file.inbox = file.inbox, {}
+        due = self._state.outbox.due(commit.run_id)
+        answer = await super().settle(results, commit)
+        if not file.is_closed:
+            file.inbox = waiting
+            if due is not None:
+                self._state.outbox.put(commit.run_id, due)
+        return answer
+
+
+class _SettlesUnread(SimStore):
+    async def settle(self, results: Sequence[Result], commit: Commit) -> SettleAnswer:
+        file = self._state.runs.get(commit.run_id)
+        present = commit if file is None else replace(commit, read=file.run.stamp)
+        return await super().settle(results, present)
+
+
+class _SettlesHalf(SimStore):
+    async def settle(self, results: Sequence[Result], commit: Commit) -> SettleAnswer:
+        return await super().settle(results[: max(1, len(results) // 2)], commit)
 
 
 class _Forgetful(SimStore):
@@ -540,6 +578,26 @@ ALL: Final = (
         name="result-from-anybody",
         says="results are accepted with any fence",
         store=_AnyFence,
+    ),
+    Mutant(
+        name="settle-fence-not-checked",
+        says="results are settled with any fence of their jobs",
+        store=_SettlesForAnybody,
+    ),
+    Mutant(
+        name="settle-inbox-not-checked",
+        says="results are settled although other events wait",
+        store=_SettlesPastTheInbox,
+    ),
+    Mutant(
+        name="settle-stamp-not-checked",
+        says="results are settled although the run has changed",
+        store=_SettlesUnread,
+    ),
+    Mutant(
+        name="settle-half-a-batch",
+        says="the transition is written, and only half of its results are accepted",
+        store=_SettlesHalf,
     ),
     Mutant(
         name="reconciler-without-recheck",

@@ -166,6 +166,8 @@ def test_a_worker_that_trusts_its_lease_has_the_job(file: JobFile | None, is_goo
 
 
 def test_a_result_is_taken_once_and_from_its_holder() -> None:
+    assert good(must.settle_overtakes_nothing(RUN, []))
+    assert not good(must.settle_overtakes_nothing(RUN, ["cancel"]))
     assert good(must.accepted_once(JOB, fence=5, holder=5, before=0))
     assert not good(must.accepted_once(JOB, fence=5, holder=5, before=1))
     assert not good(must.accepted_once(JOB, fence=5, holder=6, before=0))

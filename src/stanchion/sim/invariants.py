@@ -71,6 +71,7 @@ __all__ = [
     "retries_in_budget",
     "retry_after_in_bounds",
     "reused_is_what_it_was",
+    "settle_overtakes_nothing",
     "slots_are_unfinished_runs",
     "timers_in_bounds",
     "told_stays_true",
@@ -182,6 +183,12 @@ def inbox_has_row(state: MemoryState, run_id: RunId) -> Iterator[str]:
     file = state.runs.get(run_id)
     if file is not None and file.inbox and state.outbox.due(run_id) is None:
         yield f"run {run_id} has {len(file.inbox)} events in its inbox and no row in the outbox"
+
+
+def settle_overtakes_nothing(run_id: RunId, inbox: Sequence[str]) -> Iterator[str]:
+    """Results are settled only if no other event waits in the inbox, and leave none there."""
+    if inbox:
+        yield f"run {run_id}: results were settled before {', '.join(inbox)}"
 
 
 def audited_with_the_change(change: str, *, expected: int, grown: int) -> Iterator[str]:

@@ -62,6 +62,7 @@ _AUDITED_VERBS: Final = frozenset(
     }
 )
 """Methods that write an audit entry for some of their changes."""
+_COMMITS: Final = frozenset({"commit", "settle"})
 _CLOSED: Final = frozenset({Risk.HIGH, Risk.CRITICAL})
 """Classes whose policy no scenario changes: they fail closed."""
 _OPEN_JOBS: Final = frozenset({JobState.READY, JobState.LEASED})
@@ -120,10 +121,11 @@ class Ledger:
 
     def sends(self, link: SimLink, verb: str, arguments: tuple[Any, ...]) -> None:
         """A replica is about to send a command to the store."""
-        if verb == "commit":
-            self.locks.writes(link.caller, arguments[0].run_id)
+        if verb in _COMMITS:
+            commit: Commit = arguments[-1]
+            self.locks.writes(link.caller, commit.run_id)
             for trap in list(self.traps):
-                if trap(link, arguments[0]):
+                if trap(link, commit):
                     self.traps.remove(trap)
 
     def brought(self, link: SimLink, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
@@ -132,7 +134,7 @@ class Ledger:
         match verb, answer:
             case ("commit", CommitConflict()) | ("items_at", None):
                 tally["commit_conflicts"] += 1
-            case "commit", Committed() if arguments[0].transition.status.is_finished:
+            case "commit" | "settle", Committed() if arguments[-1].transition.status.is_finished:
                 tally["runs_finished"] += 1
             case "admit", Admitted() if arguments[0].run.status.is_finished:
                 tally["runs_finished"] += 1
@@ -277,10 +279,10 @@ class Ledger:
 
     def committed(self, seen: _Seen) -> None:
         """Check a commit."""
-        commit: Commit = seen.arguments[0]
+        commit: Commit = seen.arguments[-1]
         before, state = self.runs.get(commit.run_id), self.store.real.state
         if not isinstance(seen.answer, Committed):
-            self.history.tell(f"store  {seen.who.name} commit {commit.run_id}: {seen.answer}")
+            self.history.tell(f"store  {seen.who.name} {seen.verb} {commit.run_id}: {seen.answer}")
         elif before is not None and before.stamp.nonce != commit.nonce:
             after = state.runs[commit.run_id].run
             self._changed(before, commit, after)
@@ -291,6 +293,20 @@ class Ledger:
             self._slots(before.tenant)
         self._work(commit.run_id)
         self._rows([commit.run_id])
+
+    def settled(self, seen: _Seen) -> None:
+        """Check results that were settled, and their commit."""
+        results, commit = seen.arguments
+        before = self.runs.get(commit.run_id)
+        if isinstance(seen.answer, Committed) and (
+            before is None or before.stamp.nonce != commit.nonce
+        ):
+            answers = tuple(Accepted(each.job_id, commit.run_id) for each in results)
+            self.accepted(seen._replace(answer=answers))
+            file = self.store.real.state.runs[commit.run_id]
+            said = must.settle_overtakes_nothing(commit.run_id, list(file.inbox))
+            self.history.check("a settle overtakes nothing", said)
+        self.committed(seen)
 
     def explain(self, facts: RunFacts) -> None:
         """Have a run explained, and compare it with the record; its next change is compared too."""
@@ -475,6 +491,7 @@ _NOTES: Final[Mapping[str, Callable[[Ledger, _Seen], None]]] = MappingProxyType(
         "admit": Ledger.admitted,
         "commit": Ledger.committed,
         "load": Ledger.loaded,
+        "settle": Ledger.settled,
         "accept": Ledger.accepted,
         "lease_jobs": Ledger.leased,
         "renew_jobs": Ledger.renewed,

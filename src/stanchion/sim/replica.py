@@ -74,6 +74,9 @@ class SimContext:
     bus_port: type[BusPort] = BusPort
 
 
+_HALF: Final = 0.5
+
+
 class Replica:
     """One replica, from start to end. After a crash it is replaced by another."""
 
@@ -108,11 +111,17 @@ class Replica:
         if place.bus is not None:
             bus = self.bus_port = place.bus_port(to_bus, place.bus)
             self.bus_port.on_answer = place.ledger.answered
+        locks = place.lock_port(to_locks, place.locks, place.ledger.locks)
+        # An embedded server settles results, and so do half of the replicas, beside others that
+        # accept them first: the store must be safe whichever way each of them takes.
+        locks.is_local = (
+            place.bus is None or share(place.seed, self.process.name, "settles") < _HALF
+        )
         self.engine = Engine(
             self.process.name,
             Backends(
                 store=self.store.port,
-                locks=place.lock_port(to_locks, place.locks, place.ledger.locks),
+                locks=locks,
                 bus=bus,
                 clock=self.clock,
                 entropy=SeededEntropy(f"{place.seed}/{self.process.name}/entropy"),
