@@ -33,6 +33,7 @@ from bench import (
     record,
     redis_client,
     renewals,
+    steps,
     stores,
     storm,
     telemetry,
@@ -57,6 +58,7 @@ class Group(msgspec.Struct, frozen=True):
 
 GROUPS: Final = (
     Group("core", lambda _: core.rows()),
+    Group("steps", lambda _: steps.rows()),
     Group("cli", lambda _: cli.rows()),
     Group("leases", lambda _: leases.rows()),
     Group("renewals", renewals.rows),

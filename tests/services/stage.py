@@ -117,6 +117,7 @@ class World:
         linker: Linker = link_here,
         shares_calls: bool = True,
         each_way_s: float | None = None,
+        locks_are_local: bool = False,
     ) -> Replica:
         """Start a replica. One that does not share calls has a queue that dies with it."""
         number = len(self.replicas) + 1
@@ -124,6 +125,7 @@ class World:
         if each_way_s is not None:
             store.each_way_s = each_way_s
         locks = LockLine(self.clock, self.locks)
+        locks.is_local = locks_are_local
         calls = self._calls if shares_calls else LocalBus(store.port, self.clock)
         bus = BusLine(calls, self._listeners)
         engine = Engine(

@@ -13,16 +13,16 @@ from stanchion.sim.world import play
 from tests.sim import mutants
 
 FOUND_ON = {
-    "release-without-token": (0, "only the owner releases"),
+    "release-without-token": (9, "only the owner releases"),
     "fence-by-incr": (2, "fences rise"),
     "version-without-nonce": (13, "commits form one chain"),
     "no-fence-check": (18, "fences rise"),
     "count-only-fencing": (9, "a trusted lease is owned"),
-    "renewal-ignores-not-owned": (56, "who is told 'not yours' stops"),
+    "renewal-ignores-not-owned": (117, "who is told 'not yours' stops"),
     "acquire-without-floor": (18, "everything ends"),
     "fail-open-for-all": (0, "unleased only by policy"),
     "late-grant": (0, "nothing after its deadline"),
-    "late-admit": (26, "nothing after its deadline"),
+    "late-admit": (9, "nothing after its deadline"),
     "slot-freed-later": (0, "slots equal unfinished runs"),
     "listed-as-it-was": (0, "lists equal scans"),
     "source-not-recorded": (0, "versions in force"),

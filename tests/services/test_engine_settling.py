@@ -1,0 +1,237 @@
+"""Settling: a result and what follows from it are one store step where that is safe."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from msgspec.structs import replace
+
+from stanchion.core.events import CancelRequested
+from stanchion.core.model import Instant, Risk, RunId, Topic
+from stanchion.core.workflow import ForEachSpec, Workflow
+from stanchion.ports.errors import BackendUnavailable
+from stanchion.ports.locks import Granted
+from stanchion.ports.records import Accepted, RejectedCode, Result, ResultRefused
+from stanchion.services import advance
+from stanchion.services.advance import RunCache
+from tests.contract.builders import ONE_JOB, admission
+from tests.services.faulty_locks import Fault
+from tests.services.stage import GLOBEX, Replica, World, job, virtual, workflow
+
+STEPS = workflow("steps", one=job("work"), two=job("work", "one"), three=job("work", "two"))
+ITEMS = workflow("items", each=ForEachSpec(for_each="${input.items}", topic=Topic("work")))
+CHANGES = ("settle", "accept", "load", "commit", "items_at")
+
+
+def _steps(replica: Replica) -> Counter[str]:
+    """How often each verb that changes a run, or reads it to change it, was called."""
+    return Counter({verb: replica.store.calls[verb] for verb in CHANGES}) + Counter()
+
+
+async def _leased(
+    world: World,
+    replica: Replica,
+    definition: Workflow = STEPS,
+    items: int = 0,
+) -> RunId:
+    await world.define(definition)
+    return await world.start(replica, definition.id, {"items": list(range(items))})
+
+
+def _is_calm(replica: Replica) -> bool:
+    """Nothing that escalation counts has happened, and no entry was blamed."""
+    return (
+        replica.metric("commit_conflicts_total") == 0
+        and replica.metric("duplicate_completions_total") == 0
+        and replica.store.calls["count_failure"] == 0
+    )
+
+
+@virtual
+async def test_a_three_step_run_takes_three_settles_and_nothing_else(world: World) -> None:
+    one = world.add(locks_are_local=True)
+    run_id = await _leased(world, one)
+    for _ in range(3):
+        (leased,) = await world.lease(one, "work")
+        assert await world.report(one, leased) == (Accepted(leased.job.id, run_id),)
+    assert _steps(one) == {"settle": 3}
+    assert (await world.run(run_id)).status == "succeeded"
+    assert one.metric("results_settled_total") == 3
+    await world.assert_nothing_left()
+
+
+@virtual
+async def test_while_the_lock_store_must_be_asked_a_result_is_accepted_first(world: World) -> None:
+    one = world.add()
+    run_id = await _leased(world, one)
+    one.locks.always(Fault.SLOW, "acquire")
+    (leased,) = await world.lease(one, "work")
+    await world.report(one, leased)
+    assert _steps(one) == {"accept": 1}
+    loaded = await world.store.load(run_id)
+    assert loaded is not None
+    assert len(loaded.inbox) == 1
+
+
+@virtual
+async def test_a_class_that_goes_on_without_the_lock_store_settles(world: World) -> None:
+    one = world.add()
+    run_id = await _leased(world, one)
+    one.locks_away()
+    for number in range(3):
+        (leased,) = await world.lease(one, "work")
+        await world.report(one, leased)
+        await asyncio.sleep(0.1)
+        assert one.store.calls["settle"] == number  # the first one finds the lock store away
+    assert await world.ended(run_id) == "succeeded"
+    assert one.metric("workflow_lock_fallback_total", risk="standard") == 3
+
+
+@virtual
+async def test_a_class_that_fails_closed_accepts_and_waits(world: World) -> None:
+    one = world.add()
+    run_id = await _leased(world, one, replace(STEPS, risk=Risk.HIGH))
+    (leased,) = await world.lease(one, "work")
+    one.locks_away()
+    assert await world.report(one, leased) == (Accepted(leased.job.id, run_id),)
+    await asyncio.sleep(0.1)
+    assert _steps(one) == {"accept": 1}
+    one.locks_away(False)
+    assert (await world.lease(one, "work"))[0].job.step_id == "two"
+
+
+@virtual
+async def test_a_run_that_is_held_by_hand_takes_the_result_and_stays(world: World) -> None:
+    one = world.add(locks_are_local=True)
+    run_id = await _leased(world, one)
+    (leased,) = await world.lease(one, "work")
+    held = await world.locks.acquire(f"run/{run_id}", "hand", ttl_ms=5_000, within_ms=1_000)
+    assert isinstance(held, Granted)
+    before = (await world.run(run_id)).stamp
+    assert await world.report(one, leased) == (Accepted(leased.job.id, run_id),)
+    assert _steps(one) == {"accept": 1}
+    assert (await world.run(run_id)).stamp == before
+    assert (await world.lease(one, "work"))[0].job.step_id == "two"
+
+
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST_REPLY, Fault.BUG])
+@virtual
+async def test_an_unanswered_settle_is_followed_by_accept_and_is_no_duplicate(
+    world: World, fault: Fault
+) -> None:
+    one = world.add(locks_are_local=True)
+    run_id = await _leased(world, one)
+    (leased,) = await world.lease(one, "work")
+    one.store.script("settle", fault)
+    assert await world.report(one, leased) == (Accepted(leased.job.id, run_id),)
+    assert one.store.calls["accept"] == 1
+    assert (await world.lease(one, "work"))[0].job.step_id == "two"
+    assert _is_calm(one)
+
+
+@virtual
+async def test_if_neither_is_answered_the_worker_is_told_to_send_it_again(world: World) -> None:
+    one = world.add(locks_are_local=True)
+    await _leased(world, one)
+    (leased,) = await world.lease(one, "work")
+    one.store.script("settle", Fault.ERROR)
+    one.store.script("accept", Fault.ERROR)
+    with pytest.raises(BackendUnavailable):
+        await world.report(one, leased)
+    assert isinstance((await world.report(one, leased))[0], Accepted)
+    assert _is_calm(one)
+
+
+@virtual
+async def test_an_event_that_waits_is_not_overtaken(world: World) -> None:
+    one = world.add(locks_are_local=True)
+    run_id = await _leased(world, one)
+    (leased,) = await world.lease(one, "work")
+    one.store.script(
+        "settle",
+        lambda: world.store.post(run_id, CancelRequested(actor="test"), entry_id="cancel"),
+    )
+    assert await world.report(one, leased) == (Accepted(leased.job.id, run_id),)
+    assert await world.ended(run_id) == "cancelled"
+    assert one.metric("settle_misses_total", cause="inbox") == 1
+    assert _is_calm(one)
+
+
+@virtual
+async def test_a_run_that_another_replica_has_changed_is_read_again(world: World) -> None:
+    one, two = (world.add(locks_are_local=True) for _ in range(2))
+    run_id = await _leased(world, one)
+    (first,) = await world.lease(one, "work")
+    await world.report(two, first)  # does not know the run, and reads it
+    (second,) = await world.lease(one, "work")
+    assert await world.report(one, second) == (Accepted(second.job.id, run_id),)
+    assert one.metric("settle_misses_total", cause="changed") == 1
+    (third,) = await world.lease(one, "work")
+    await world.report(one, third)
+    assert await world.ended(run_id) == "succeeded"
+    assert one.metric("results_settled_total") == 1
+    assert all(map(_is_calm, (one, two)))
+
+
+@virtual
+async def test_results_that_arrive_meanwhile_are_settled_together_afterwards(world: World) -> None:
+    one = world.add(locks_are_local=True)
+    run_id = await _leased(world, one, ITEMS, items=10)
+    jobs = await world.lease(one, "work", max_jobs=10)
+    under_way = most = 0
+
+    def count(verb: str, is_done: bool) -> None:
+        nonlocal under_way, most
+        if verb == "settle":
+            under_way += -1 if is_done else 1
+            most = max(most, under_way)
+
+    one.on_call(count)
+    answers = await asyncio.gather(*(world.report(one, each) for each in jobs))
+    assert answers == [(Accepted(each.job.id, run_id),) for each in jobs]
+    assert most == 1
+    # All came before the turn began, so one step was enough.
+    assert _steps(one) == {"settle": 1, "items_at": 1}
+    assert (await world.run(run_id)).status == "succeeded"
+
+
+@virtual
+async def test_one_bad_result_of_a_request_does_not_hold_up_the_others(world: World) -> None:
+    one = world.add(locks_are_local=True)
+    run_id = await _leased(world, one, ITEMS, items=2)
+    good, bad = await world.lease(one, "work", max_jobs=2)
+    answers = await world.report(one, good, replace(bad, fence=bad.fence - 1))
+    refused = ResultRefused(bad.job.id, RejectedCode.STALE_FENCE)
+    assert answers == (Accepted(good.job.id, run_id), refused)
+    assert one.metric("settle_misses_total", cause="job") == 1
+    await world.report(one, bad)
+    assert await world.ended(run_id) == "succeeded"
+    assert _is_calm(one)
+
+
+@virtual
+async def test_another_tenants_result_is_unknown(world: World) -> None:
+    one = world.add(locks_are_local=True)
+    await _leased(world, one)
+    (leased,) = await world.lease(one, "work")
+    result = Result(job_id=leased.job.id, fence=leased.fence, worker_id="stranger")
+    answers = await one.inbox.results([result], tenant=GLOBEX)
+    assert answers == (ResultRefused(leased.job.id, RejectedCode.UNKNOWN_JOB),)
+    assert one.store.calls["settle"] == 0
+
+
+def test_the_memory_of_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, now = RunCache(), Instant(1_700_000_000_000)
+    runs = [admission(now, run_input={"say": "x" * 1_000}).run for _ in range(30)]
+    monkeypatch.setattr(advance, "RUNS_KEPT", 10)
+    for run in runs[:15]:
+        cache.put(run, ONE_JOB)
+    assert [cache.get(run.id) is not None for run in runs[:15]] == [False] * 5 + [True] * 10
+    monkeypatch.setattr(advance, "RUNS_KEPT_BYTES_MAX", 5_000)
+    cache.put(runs[15], ONE_JOB)
+    assert 1 <= sum(cache.get(run.id) is not None for run in runs) <= 4
+    monkeypatch.setattr(advance, "RUN_KEPT_BYTES_MAX", 500)
+    cache.put(runs[15], ONE_JOB)
+    assert cache.get(runs[15].id) is None
