@@ -253,6 +253,7 @@ OF_ALL: dict[str, frozenset[Role]] = {
             "escalation",
             "leases",
             "leases/release",
+            "limits",
             "policies",
             "replicas",
             "retries",

@@ -229,6 +229,52 @@ async def test_a_cap_is_changed_in_place_and_the_rest_is_kept(browser: Browser) 
 
 
 @in_one_loop
+async def test_a_tenants_queue_is_changed_and_its_runs_lead_to_the_list(browser: Browser) -> None:
+    house, path = browser.house, "/v1/admin/tenants/lined"
+    config = {"max_concurrent_runs": 1, "budgets": {"tokens": {"limit": 9, "window": "day"}}}
+    await house.ask("PUT", path, config, key=ADMIN)
+    form = {"of": "lined", "on_full": "queue", "queue_max": "3", "queue_wait_s": "60"}
+    for wrong in ({"queue_max": "many"}, {"queue_max": "1.5"}, {"queue_wait_s": "-1"}):
+        refused = await browser.post("/console/admission/queue?tenant=lined", **(form | wrong))
+        assert (refused.status, notice(refused) != "") == (422, True), wrong
+    done = await browser.post("/console/admission/queue?tenant=lined", **form)
+    assert done.headers["location"].endswith("did=queue_changed")
+    now = (await house.ask("GET", path, key=ADMIN)).json
+    assert (now["on_full"], now["queue_max"], now["queue_wait_s"]) == ("queue", 3, 60)
+    assert (now["max_concurrent_runs"], now["budgets"]) == (1, config["budgets"])
+    await house.ask("PUT", "/v1/workflows/one", ONE_STEP, key=ADMIN, tenant="lined")
+    starts = [
+        await house.ask("POST", "/v1/workflows/one/runs", {}, key=ADMIN, tenant="lined")
+        for _ in range(2)
+    ]
+    assert [each.status for each in starts] == [200, 202]
+    listed = await browser.get("/console/runs?tenant=lined&status=queued")
+    assert starts[1].json["run_id"].encode() in listed.body
+    run = await browser.get(f"/console/runs/{starts[1].json['run_id']}?tenant=lined")
+    assert b"queued" in run.body
+
+
+@in_one_loop
+async def test_a_limit_is_made_changed_and_deleted(browser: Browser) -> None:
+    form = {"limit_id": "gpt", "topics": "llm.*, search", "max_running": "5", "rate_per_s": "0.5"}
+    wrong = await browser.post("/console/limits/put", **(form | {"rate_per_s": "fast"}))
+    assert (wrong.status, values(wrong)["topics"]) == (422, form["topics"])
+    made = await browser.post("/console/limits/put", **form, per="deployment")
+    assert made.headers["location"].endswith("did=limit_stored")
+    (seen,) = (await browser.house.ask("GET", "/v1/admin/limits", key=ADMIN)).json["limits"]
+    assert (seen["topics"], seen["max_running"], seen["rate_per_s"]) == (
+        ["llm.*", "search"],
+        5,
+        0.5,
+    )
+    edited = values(await browser.get("/console/limits?limit=gpt"))
+    assert (edited["topics"], edited["max_running"]) == ("llm.* search", "5")
+    gone = await browser.post("/console/limits/delete", limit_id="gpt")
+    assert gone.headers["location"].endswith("did=limit_deleted")
+    assert b"There are no topic limits." in (await browser.get("/console/limits")).body
+
+
+@in_one_loop
 async def test_settings_are_changed_after_a_preview(browser: Browser) -> None:
     closes = [("escalation.closes", "high"), ("escalation.closes", "standard")]
     change = [("lock_busy.delay_ms", "750"), *closes]

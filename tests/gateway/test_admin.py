@@ -11,6 +11,8 @@ from stanchion.core.model import Instant, Risk, Topic
 from stanchion.services.lease_events import Fallback
 from tests.gateway.house import House
 
+NO_QUEUE = {"on_full": "reject", "queue_max": 100, "queue_wait_s": 300}
+
 
 async def test_a_tenant_that_nobody_configured_has_the_defaults(house: House) -> None:
     answer = await house.ask("GET", "/v1/admin/tenants/acme")
@@ -20,6 +22,7 @@ async def test_a_tenant_that_nobody_configured_has_the_defaults(house: House) ->
         "admission": None,
         "workflows": {},
         "budgets": {},
+        **NO_QUEUE,
     }
 
 
@@ -32,6 +35,7 @@ async def test_a_put_replaces_and_is_in_force_when_answered(house: House) -> Non
         "admission": override,
         "workflows": {},
         "budgets": {"tokens": {"limit": 5, "window": "hour"}},
+        **NO_QUEUE,
     }
     assert (await house.ask("PUT", path, full)).json == full
     assert (await house.ask("GET", path)).json == full
@@ -45,6 +49,7 @@ async def test_a_put_replaces_and_is_in_force_when_answered(house: House) -> Non
         "admission": None,
         "workflows": {},
         "budgets": {},
+        **NO_QUEUE,
     }
     assert (await house.ask("POST", "/v1/workflows/one/runs", {}, tenant="acme")).status == 200
     listed = (await house.ask("GET", "/v1/admin/tenants")).json
@@ -59,6 +64,7 @@ async def test_a_deleted_tenant_has_the_defaults_when_answered(house: House) -> 
         "admission": None,
         "workflows": {},
         "budgets": {},
+        **NO_QUEUE,
     }
     await house.ask("PUT", path, full)
     await house.ask("PUT", "/v1/workflows/one", {"steps": {"a": {"topic": "t"}}}, tenant="acme")
@@ -316,6 +322,7 @@ async def test_a_tenant_that_is_only_seen_is_listed_and_sees_its_own_limits(hous
         "queued": 0,
         "job_rate_per_s": None,
         "budgets": {},
+        **NO_QUEUE,
     }
 
 

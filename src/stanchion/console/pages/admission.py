@@ -48,7 +48,7 @@ async def board(view: View) -> Data:
         "rows": [(row, drawn) for row, (drawn, _) in zip(rows, boards, strict=True)],
         "cursor": page.cursor if view.tenant is None else None,
         "missing": page.replicas_missing,
-        "budgets": await _budgets(view) if rows and view.tenant is not None else (),
+        **(await _own(view) if rows and view.tenant is not None else _NOT_CHOSEN),
         "may_change": api.allows("PUT /v1/admin/tenants/{tenant}"),
         "has_decisions": api.allows("GET /v1/admin/decisions"),
         "what_if": await _what_if(view, rows[0]) if view.tenant is not None and rows else None,
@@ -76,9 +76,13 @@ def would_admit(refused: Sequence[tuple[int, str | None]], *, extra: int, held_m
     return count
 
 
-async def _budgets(view: View) -> list[Data]:
+_NOT_CHOSEN: Final[Data] = {"config": None, "budgets": ()}
+
+
+async def _own(view: View) -> Data:
+    """The budgets of the tenant that is looked at, and what a start gets while it is full."""
     own = await view.api.get("/v1/tenant") if view.api.allows("GET /v1/tenant") else None
-    return budget_rows(own)
+    return {"config": own, "budgets": budget_rows(own)}
 
 
 async def _what_if(view: View, row: dict[str, Any]) -> Data | None:
@@ -158,18 +162,40 @@ def _slots(view: View, tenant: str, runs: Sequence[RunRow]) -> list[TakenSlot]:
 
 
 async def change_cap(view: View) -> Redirect:
-    """Change a tenant's cap and leave the rest of its configuration as it is."""
-    params = {"tenant": view.form.get("of")}
+    """Change a tenant's cap."""
     typed = view.form.get("limit").strip()
     if typed and not typed.isdecimal():
         raise RequestRefused(
             invalid_member("limit", "must be a whole number, or empty for no limit")
         )
+    await _change(view, max_concurrent_runs=int(typed) if typed else None)
+    return Redirect(f"{view.at('admission')}{view.query.with_(did=None)}", "cap_changed")
+
+
+async def change_queue(view: View) -> Redirect:
+    """Change what a start of the tenant gets while no slot is free."""
+    numbers: dict[str, float] = {}
+    for name in ("queue_max", "queue_wait_s"):
+        try:
+            numbers[name] = float(view.form.get(name))
+        except ValueError:
+            raise RequestRefused(invalid_member(name, "must be a number")) from None
+    longest, wait_s = numbers["queue_max"], numbers["queue_wait_s"]
+    await _change(
+        view,
+        on_full=view.form.get("on_full"),
+        queue_max=int(longest) if longest.is_integer() else longest,
+        queue_wait_s=wait_s,
+    )
+    return Redirect(f"{view.at('admission')}{view.query.with_(did=None)}", "queue_changed")
+
+
+async def _change(view: View, **changed: object) -> None:
+    """Change members of a tenant's configuration and leave the rest as it is."""
+    params = {"tenant": view.form.get("of")}
     config = await view.api.get("/v1/admin/tenants/{tenant}", params)
     body = {name: getattr(config, name) for name in config.__struct_fields__}
-    body["max_concurrent_runs"] = int(typed) if typed else None
-    await view.api.send("PUT /v1/admin/tenants/{tenant}", params, body)
-    return Redirect(f"{view.at('admission')}{view.query.with_(did=None)}", "cap_changed")
+    await view.api.send("PUT /v1/admin/tenants/{tenant}", params, body | changed)
 
 
 BOARD: Final = ConsolePage(
@@ -188,5 +214,12 @@ ACTIONS: Final = (
         needs="PUT /v1/admin/tenants/{tenant}",
         page=BOARD,
     ),
+    Action(
+        path="/console/admission/queue",
+        act=change_queue,
+        needs="PUT /v1/admin/tenants/{tenant}",
+        page=BOARD,
+    ),
 )
+DONE["queue_changed"] = "The queue was changed. It is in force."
 DONE["cap_changed"] = "The cap was changed. It is in force."

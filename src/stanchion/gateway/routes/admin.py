@@ -151,6 +151,9 @@ def _config(tenant: Tenant) -> TenantConfig:
         admission=tenant.admission,
         workflows={str(name): version for name, version in tenant.workflows.items()},
         budgets=_budgets(tenant),
+        on_full=tenant.on_full,
+        queue_max=tenant.queue_max,
+        queue_wait_s=tenant.queue_wait_s,
     )
 
 

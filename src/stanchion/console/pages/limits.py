@@ -1,0 +1,97 @@
+"""Limits: how many jobs of some topics may run at once or begin per second, and what they hold."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
+from stanchion.console.pictures import share_bar
+from stanchion.core.faults import Fault
+from stanchion.core.model import Topic
+from stanchion.core.topic_limits import LimitScope, TopicLimit
+from stanchion.gateway.problems import RequestRefused, invalid
+from stanchion.wire.admin import LimitView
+
+__all__ = ["ACTIONS", "PAGES"]
+
+_LIMIT: Final = 100
+_PATH: Final = "/v1/admin/limits/{limit_id}"
+_TOPICS: Final = "GET /v1/worker/topics"
+
+
+async def show_limits(view: View) -> Data:
+    """The limits with what they use, and one of them in the form."""
+    page = await view.api.get("/v1/admin/limits", limit=_LIMIT, cursor=view.query.get("cursor"))
+    ready: dict[Topic, int] = {}
+    if view.api.allows(_TOPICS):
+        ready = (await view.api.get("/v1/worker/topics")).ready
+    wanted = view.query.get("limit")
+    return {
+        "limits": [_seen(each, ready) for each in page.limits],
+        "cursor": page.cursor,
+        "edited": next((each for each in page.limits if each.id == wanted), None),
+        "may_change": view.api.allows(f"PUT {_PATH}"),
+    }
+
+
+def _seen(row: LimitView, ready: dict[Topic, int]) -> Data:
+    """A limit with a bar of its use, and the ready jobs of its topics."""
+    covered = TopicLimit(
+        id=row.id,
+        topics=row.topics,
+        per=LimitScope(row.per),
+        max_running=row.max_running,
+        rate_per_s=row.rate_per_s,
+    )
+    bar = None
+    if row.max_running is not None and row.running is not None:
+        words = f"{row.running:,} of {row.max_running:,} running"
+        bar = share_bar(row.running, row.max_running, words)
+    waiting = sum(count for topic, count in ready.items() if covered.covers(topic))
+    is_full = row.max_running is not None and (row.running or 0) >= row.max_running
+    return {"row": row, "bar": bar, "waiting": waiting, "is_full": is_full}
+
+
+async def put(view: View) -> Redirect:
+    """Store a limit as the form says. Raises ``RequestRefused``."""
+    form = view.form
+    topics = form.get("topics").replace(",", " ").split()
+    body: dict[str, Any] = {"topics": topics, "per": form.get("per") or "deployment"}
+    for name in ("max_running", "rate_per_s"):
+        body[name] = _number(name, form.get(name).strip())
+    await view.api.send(f"PUT {_PATH}", {"limit_id": form.get("limit_id").strip()}, body)
+    return Redirect(view.at("limits"), "limit_stored")
+
+
+def _number(name: str, typed: str) -> float | int | None:
+    if not typed:
+        return None
+    try:
+        number = float(typed)
+    except ValueError:
+        fault = Fault(name, "must be a number, or empty for no bound")
+        raise RequestRefused(invalid([fault], str(fault))) from None
+    return int(number) if number.is_integer() else number
+
+
+async def delete(view: View) -> Redirect:
+    """Delete a limit."""
+    await view.api.send(f"DELETE {_PATH}", {"limit_id": view.form.get("limit_id")})
+    return Redirect(view.at("limits"), "limit_deleted")
+
+
+LIMITS: Final = ConsolePage(
+    path="/console/limits",
+    title="Topic limits",
+    template="limits.html",
+    load=show_limits,
+    needs="GET /v1/admin/limits",
+    nav=Nav(group="Work", label="Limits", letter="m"),
+)
+PAGES: Final = (LIMITS,)
+ACTIONS: Final = (
+    Action(path="/console/limits/put", act=put, needs=f"PUT {_PATH}", page=LIMITS),
+    Action(path="/console/limits/delete", act=delete, needs=f"DELETE {_PATH}", page=LIMITS),
+)
+DONE["limit_stored"] = "The limit was stored: in force everywhere within a second."
+DONE["limit_deleted"] = "The limit was deleted: jobs that it held back can be leased."
