@@ -15,6 +15,7 @@ import msgspec
 from stanchion.core.bulk import BulkAction, BulkStatus
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Failure, Risk, RunStatus, StepId, StepStatus, WorkflowSource
+from stanchion.core.queue import OnFull
 from stanchion.core.schedule import CatchUp, Overlap
 from stanchion.core.settings import Settings, settings_document, settings_json_schema
 from stanchion.core.why import WhyCode
@@ -263,6 +264,8 @@ _SCHEDULE: Final = {
     "labels": {"team": "red"},
 }
 
+REJECTS: Final = {"on_full": "reject", "queue_max": 100, "queue_wait_s": 300}
+"""The members of a tenant that does not queue."""
 BATCH: Final = str(Path(__file__).parent / "batch.ndjson")
 
 CASES: Final = (
@@ -345,6 +348,20 @@ CASES: Final = (
         answer=runs.StartAnswer("07-01h", RunStatus.RUNNING),
         shape=runs.StartAnswer,
         says=("07-01h  running",),
+        has_key=True,
+    ),
+    Case(
+        args=(
+            *("run", "start", "research", "--priority", "7", "--fairness-key", "blue"),
+            *("--on-full", "queue"),
+        ),
+        asks=("POST", "/v1/workflows/research/runs"),
+        body={"input": {}, "priority": 7, "fairness_key": "blue", "on_full": "queue"},
+        answer=runs.QueuedAnswer(
+            run_id="07-01h", status=RunStatus.QUEUED, position=2, estimate_s=3.5
+        ),
+        shape=runs.QueuedAnswer,
+        says=("07-01h  queued",),
         has_key=True,
     ),
     Case(
@@ -718,10 +735,32 @@ CASES: Final = (
             "admission": None,
             "workflows": {},
             "budgets": {},
+            **REJECTS,
         },
         answer=admin.TenantConfig(max_concurrent_runs=2, job_rate_per_s=1.5),
         shape=admin.TenantConfig,
         says=("max_concurrent_runs  2", "job_rate_per_s       1.5"),
+    ),
+    Case(
+        args=(
+            *("tenant", "set", "acme", "--on-full", "queue", "--queue-max", "7"),
+            *("--queue-wait", "60"),
+        ),
+        asks=("PUT", "/v1/admin/tenants/acme"),
+        before=admin.TenantConfig(),
+        body={
+            "max_concurrent_runs": 10,
+            "job_rate_per_s": None,
+            "admission": None,
+            "workflows": {},
+            "budgets": {},
+            "on_full": "queue",
+            "queue_max": 7,
+            "queue_wait_s": 60.0,
+        },
+        answer=admin.TenantConfig(on_full=OnFull.QUEUE, queue_max=7, queue_wait_s=60),
+        shape=admin.TenantConfig,
+        says=("on_full              queue: at most 7 runs, 60 s each",),
     ),
     Case(
         args=("tenant", "set", "acme", "--pin", "a=2", "--pin", "b=1", "--unpin", "c"),
@@ -733,6 +772,7 @@ CASES: Final = (
             "admission": None,
             "workflows": {"a": 2, "b": 1, "d": 4},
             "budgets": {},
+            **REJECTS,
         },
         answer=admin.TenantConfig(max_concurrent_runs=10, workflows={"a": 2, "b": 1, "d": 4}),
         shape=admin.TenantConfig,
@@ -751,6 +791,7 @@ CASES: Final = (
             "admission": {"strategy": "lock"},
             "workflows": {},
             "budgets": {},
+            **REJECTS,
         },
         answer=admin.TenantConfig(max_concurrent_runs=None, admission={"strategy": "lock"}),
         shape=admin.TenantConfig,
@@ -782,6 +823,7 @@ CASES: Final = (
                 "tokens": {"limit": 5, "window": "day"},
                 "c=d": {"limit": 7, "window": "total"},
             },
+            **REJECTS,
         },
         answer=admin.TenantConfig(
             budgets={
@@ -822,7 +864,7 @@ CASES: Final = (
             )
         ),
         shape=admin.TenantList,
-        says=("acme    1       2         no limit  -",),
+        says=("acme    1       0       2         no limit  -",),
     ),
     Case(
         args=(

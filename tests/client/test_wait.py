@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 
+import msgspec
 import pytest
 
 from stanchion.client.errors import GaveUpBecause, NotFound, ServerUnavailable, WaitTimeout
@@ -123,5 +124,20 @@ def test_a_run_that_is_not_there_is_said_at_once() -> None:
     async def main() -> None:
         with pytest.raises(NotFound, match="no such run"):
             await client(Script([problem(404, "not_found", detail="no such run")])).wait("r1")
+
+    run(main())
+
+
+def test_a_start_that_waits_returns_when_the_run_has_left_the_queue() -> None:
+    document = {"run_id": "r1", "status": "queued", "position": 3, "estimate_s": 1.5}
+    queued = HttpReply(202, {}, msgspec.json.encode(document))
+    script = Script([queued, run_view("queued"), run_view("running"), queued])
+
+    async def main() -> None:
+        begun = await client(script, sample=0.5).start("w", wait=True, priority=7)
+        assert (begun.run_id, begun.status, begun.position) == ("r1", "running", None)
+        assert now() == 1_000  # two looks, half a second apart; nothing was retried
+        begun = await client(script).start("w", on_full="queue")
+        assert (begun.status, begun.position, begun.estimate_s) == ("queued", 3, 1.5)
 
     run(main())

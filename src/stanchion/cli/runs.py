@@ -104,6 +104,7 @@ def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> It
             *_uses(run),
             ("tenant", cell(run["tenant"])),
             ("status", cell(run["status"])),
+            *([] if run.get("position") is None else [("queue", queue_text(run))]),
             ("risk", cell(run["risk"])),
             ("created", clock(run["created_at"])),
             ("finished", clock(run["finished_at"])),
@@ -123,6 +124,13 @@ def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> It
         yield ""
         yield "output"
         yield from (f"  {line}" for line in lines_of(run["output"]))
+
+
+def queue_text(run: dict[str, Any]) -> str:
+    """The place of a run that waits for a slot."""
+    estimate = run.get("estimate_s")
+    about = "" if estimate is None else f", about {estimate:g} s"
+    return f"position {run['position']}{about}"
 
 
 def job_wait(job: dict[str, Any]) -> str | None:
@@ -392,6 +400,7 @@ _STYLES: Final = {
     "succeeded": "green",
     "running": "cyan",
     "waiting": "yellow",
+    "queued": "yellow",
     "failed": "red",
     "timed_out": "red",
     "cancelled": "magenta",

@@ -42,6 +42,7 @@ _COLORS: Final[Mapping[str, str]] = {
     "succeeded": "green",
     "running": "cyan",
     "waiting": "yellow",
+    "queued": "yellow",
     "failed": "red",
     "timed_out": "red",
     "cancelled": "magenta",

@@ -92,6 +92,9 @@ class BaseRunHandle(Generic[CallerT]):
         """The status when it was started. ``get()`` returns the present one."""
         self.is_replay = started.is_replay
         """Whether an earlier call with the same idempotency key started this run."""
+        self.position = started.position
+        """Its place in the queue when it was started, if it had to wait; 1 is the next one."""
+        self.estimate_s = started.estimate_s
 
     def __repr__(self) -> str:
         return f"<run {self.run_id}, {self.status} when it was started>"

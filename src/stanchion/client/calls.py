@@ -35,6 +35,7 @@ from stanchion.client.requests import (
 from stanchion.core.bulk import BulkAction
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Instant, RunStatus, StepStatus
+from stanchion.core.queue import OnFull
 from stanchion.core.rerun import RerunOnly, RerunVersion
 from stanchion.core.retry import BoundedJitter, backoff_ms
 from stanchion.transport.messages import HttpReply
@@ -55,7 +56,6 @@ from stanchion.wire.runs import (
     RunList,
     RunRow,
     RunView,
-    StartAnswer,
     SubmitAnswer,
     TimelineAnswer,
     WhyAnswer,
@@ -112,31 +112,51 @@ class StartedRun(msgspec.Struct, frozen=True):
     status: RunStatus
     is_replay: bool = False
     """The key was known: this run was started by an earlier call."""
+    position: int | None = None
+    """Its place in the queue, if its tenant is full and queues; 1 is the next one."""
+    estimate_s: float | None = None
+    """How long it will probably wait there, if the server can tell."""
 
 
 # ── Runs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def start(
+def start(  # noqa: PLR0913 - what a start may carry, by keyword
     engine: CallEngine,
     workflow_id: str,
     input: Mapping[str, Any] | None = None,  # noqa: A002 - what it is called on the wire
     *,
     labels: Mapping[str, str] | None = None,
     idempotency_key: str | None = None,
+    priority: int | None = None,
+    fairness_key: str | None = None,
+    on_full: OnFull | str | None = None,
+    wait: bool = False,
 ) -> Op[StartedRun]:
     """Start a run of the newest version of a workflow, with any mapping that is a JSON object.
 
     ``labels`` mark the run, so that ``list`` finds it by them. Pass a key of your own (an order's
     number) if another process may send the same start, or after this process has died. Without
     one, the call makes its own.
+
+    If the tenant is full and queues, the run waits for a slot: those with a higher ``priority``
+    (0 to 9, 5 if none is given) first, and of one priority the ``fairness_key``s in turn. With
+    ``on_full="reject"`` this start does not wait. With ``wait=True`` the call returns when the run
+    has left the queue: it has a slot then, or has ended as ``timed_out``.
     """
     path = f"/v1/workflows/{quoted_part(workflow_id, 'workflow_id')}/runs"
     body: JsonObject = {"input": {} if input is None else dict(input)}
     if labels:
         body["labels"] = dict(labels)
+    wishes = {"priority": priority, "fairness_key": fairness_key, "on_full": on_full}
+    body |= {name: wish for name, wish in wishes.items() if wish is not None}
     sent = posting(engine, "start", path, body)
-    return (yield from engine.ask(ApiCall(keyed(sent, key_or_own(idempotency_key)), _started)))
+    begun = yield from engine.ask(ApiCall(keyed(sent, key_or_own(idempotency_key)), _started))
+    while wait and begun.status is RunStatus.QUEUED:
+        yield Sleep(backoff_ms(_LOOK_AGAIN, 1, engine.pace.sample()))
+        run = yield from engine.ask(getting(engine, "start", run_path(begun.run_id), RunView))
+        begun = replace(begun, status=run.status, position=run.position, estimate_s=None)
+    return begun
 
 
 def start_many(
@@ -635,10 +655,19 @@ def _media_and_id(text: str) -> tuple[str, str]:
     return JSON, str(members.get("id") or "") if isinstance(members, dict) else ""
 
 
-_START: Final = msgspec.json.Decoder(StartAnswer)
+class _StartReply(msgspec.Struct, frozen=True):
+    """The answer to a start, with 200 or 202."""
+
+    run_id: str
+    status: RunStatus
+    position: int | None = None
+    estimate_s: float | None = None
+
+
+_START: Final = msgspec.json.Decoder(_StartReply)
 
 
 def _started(reply: HttpReply) -> StartedRun:
     answer = _START.decode(reply.body)
     is_replay = reply.headers.get("idempotency-replayed") == "true"
-    return StartedRun(answer.run_id, answer.status, is_replay)
+    return StartedRun(answer.run_id, answer.status, is_replay, answer.position, answer.estimate_s)

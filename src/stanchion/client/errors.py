@@ -362,7 +362,7 @@ def _kind(facts: CallFacts) -> type[CallFailed]:
         case 429 if facts.code == Code.BUDGET_EXHAUSTED:
             return BudgetExhausted
         case 429:
-            full = facts.code == Code.MAX_CONCURRENT_RUNS_REACHED
+            full = facts.code in {Code.MAX_CONCURRENT_RUNS_REACHED, Code.QUEUE_FULL}
             return TenantFull if full else Throttled
         case status if status is not None and 400 <= status < 500:  # noqa: PLR2004 - HTTP's classes
             return CallRefused

@@ -20,6 +20,7 @@ from stanchion.cli.session import (
     time_of,
 )
 from stanchion.cli.text import Uncut, cell, clock, pairs, table
+from stanchion.core.queue import QUEUE_MAX_MAX, QUEUE_WAIT_S_MAX, QUEUE_WAIT_S_MIN, OnFull
 
 __all__ = ["key", "settings", "tenant"]
 
@@ -63,6 +64,24 @@ def tenant() -> None:
     " repeatable.",
 )
 @click.option(
+    "--on-full",
+    type=click.Choice([each.value for each in OnFull]),
+    help="What a start gets while no slot is free: 429, or a place in the queue.",
+)
+@click.option(
+    "--queue-max",
+    type=click.IntRange(1, QUEUE_MAX_MAX),
+    metavar="N",
+    help="Runs that may wait for a slot.",
+)
+@click.option(
+    "--queue-wait",
+    "queue_wait_s",
+    type=click.FloatRange(QUEUE_WAIT_S_MIN, QUEUE_WAIT_S_MAX),
+    metavar="S",
+    help="Seconds that a run may wait for a slot.",
+)
+@click.option(
     "--no-budget", "no_budgets", multiple=True, metavar="NAME", help="Remove this budget."
 )
 @talks
@@ -79,6 +98,9 @@ def set_tenant(  # noqa: PLR0913 - one for each option
     no_budgets: tuple[str, ...],
     no_cap: bool,
     no_job_rate: bool,
+    on_full: str | None,
+    queue_max: int | None,
+    queue_wait_s: float | None,
 ) -> None:
     """Change a tenant's configuration. Options that are not given keep their values."""
     if no_cap and cap is not None:
@@ -92,6 +114,8 @@ def set_tenant(  # noqa: PLR0913 - one for each option
         changes["job_rate_per_s"] = rate
     if admission is not None:
         changes["admission"] = json_of(admission, "--admission")
+    queue = {"on_full": on_full, "queue_max": queue_max, "queue_wait_s": queue_wait_s}
+    changes |= {name: value for name, value in queue.items() if value is not None}
     pinned = dict(map(_pin, pins))
     budgeted = dict(map(_budget, budgets))
     if not changes and not pinned and not unpins and not budgeted and not no_budgets:
@@ -117,7 +141,10 @@ def set_tenant(  # noqa: PLR0913 - one for each option
     )
 
 
-_TENANT_MEMBERS = ("max_concurrent_runs", "job_rate_per_s", "admission", "workflows", "budgets")
+_TENANT_MEMBERS = (
+    *("max_concurrent_runs", "job_rate_per_s", "admission", "workflows", "budgets"),
+    *("on_full", "queue_max", "queue_wait_s"),
+)
 
 
 def _pin(given: str) -> tuple[str, int]:
@@ -212,20 +239,28 @@ def _tenant_lines(name: str, tenant: dict[str, Any]) -> list[str]:
             ("max_concurrent_runs", _or(tenant["max_concurrent_runs"], "no cap")),
             ("job_rate_per_s", _or(tenant["job_rate_per_s"], "no limit")),
             ("admission", _or(tenant.get("admission"), "as in the settings")),
+            ("on_full", _on_full(tenant)),
             ("workflows", _pins(tenant)),
             ("budgets", _budgets(tenant)),
         ]
     )
 
 
+def _on_full(tenant: dict[str, Any]) -> str:
+    if tenant.get("on_full", "reject") == "reject":
+        return "reject"
+    return f"queue: at most {tenant['queue_max']} runs, {tenant['queue_wait_s']:g} s each"
+
+
 def _tenant_rows(page: dict[str, Any]) -> Iterator[str]:
     if page["tenants"]:
         yield from table(
-            ("TENANT", "ACTIVE", "MAX RUNS", "JOBS/S", "ADMISSION"),
+            ("TENANT", "ACTIVE", "QUEUED", "MAX RUNS", "JOBS/S", "ADMISSION"),
             (
                 (
                     cell(row["tenant"]),
                     cell(row.get("active")),
+                    cell(row.get("queued")),
                     _or(row["max_concurrent_runs"], "no cap"),
                     _or(row["job_rate_per_s"], "no limit"),
                     cell(row["admission"]),

@@ -20,6 +20,7 @@ from stanchion.cli.runs import (
     follow,
     item_rows,
     job_wait,
+    queue_text,
     rerun_lines,
     run_lines,
     run_rows,
@@ -40,10 +41,14 @@ from stanchion.cli.session import (
     watch_option,
 )
 from stanchion.cli.text import cell, clock, excerpt, ident, lines_of, pairs, table
+from stanchion.core.queue import PRIORITY_DEFAULT, PRIORITY_MAX, OnFull
 
 __all__ = ["approval", "job", "run", "selection", "selects_runs"]
 
-_STATUSES = ("pending", "running", "waiting", "succeeded", "failed", "cancelled", "timed_out")
+_STATUSES = (
+    *("queued", "pending", "running", "waiting"),
+    *("succeeded", "failed", "cancelled", "timed_out"),
+)
 
 _WAITS_MAX: Final = 10
 
@@ -78,22 +83,43 @@ def run() -> None:
     multiple=True,
     help="Mark the run, to find it with run list --label; may be repeated.",
 )
+@click.option(
+    "--priority",
+    type=click.IntRange(0, PRIORITY_MAX),
+    metavar="0-9",
+    help=f"If it must wait for a slot: higher ones are served first (default {PRIORITY_DEFAULT}).",
+)
+@click.option(
+    "--fairness-key",
+    metavar="KEY",
+    help="If it must wait for a slot: runs of one priority take turns by this key.",
+)
+@click.option(
+    "--on-full",
+    type=click.Choice([each.value for each in OnFull]),
+    help="What to do if no slot is free: as the tenant does, or reject.",
+)
 @_key_option
 @_watch_option
 @talks
-def start_run(
+def start_run(  # noqa: PLR0913 - one for each option
     session: Session,
     workflow_id: str,
     given: str,
     labels: tuple[str, ...],
     key: str | None,
     *,
+    priority: int | None,
+    fairness_key: str | None,
+    on_full: str | None,
     watch: bool,
 ) -> int:
-    """Start a run."""
-    body = {"input": json_of(given, "--input")}
+    """Start a run. If its tenant is full and queues, it waits for a slot."""
+    body: dict[str, Any] = {"input": json_of(given, "--input")}
     if labels:
         body["labels"] = dict(map(label_of, labels))
+    wishes = {"priority": priority, "fairness_key": fairness_key, "on_full": on_full}
+    body |= {name: wish for name, wish in wishes.items() if wish is not None}
     answer = session.create(path_to("workflows", workflow_id, "runs"), body, key)
     return _started(session, answer, watch=watch)
 
@@ -120,7 +146,7 @@ def start_batch(session: Session, workflow_id: str, file: BinaryIO, key: str | N
         path = path_to("workflows", workflow_id, "runs", "batch")
         results += session.create(path, {"runs": some}, shared).document["results"]
     session.show({"results": results}, batch_lines)
-    refused = sum(each["status"] != _OK for each in results)
+    refused = sum(each["status"] not in _OK for each in results)
     if refused:
         session.note(f"{refused} of {len(results)} runs were not started; to try again: add")
         session.note(f"  --idempotency-key {shared}")
@@ -145,7 +171,7 @@ def _rows(text: bytes) -> list[dict[str, Any]]:
 
 
 _BATCH_MAX: Final = 1_000
-_OK: Final = 200
+_OK: Final = frozenset({200, 202})
 
 
 @run.command("rerun")
@@ -456,6 +482,8 @@ def _started(session: Session, answer: ApiAnswer, *, watch: bool) -> int:
         session.note(f"run {document['run_id']}")
         return _watched(session, document["run_id"])
     session.show(document, lambda run: [f"{run['run_id']}  {run['status']}"])
+    if document.get("position") is not None:
+        session.note(f"no slot is free: {queue_text(document)}")
     if document["status"] not in FAILURES:
         return Exit.OK
     # It ended in the step that started it: no one has seen the reason yet.
