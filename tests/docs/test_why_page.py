@@ -7,7 +7,7 @@ from tests.acceptance.stack import ADMIN_KEY, Kind, running_stack
 from tests.console.scene import Scene
 from tests.docs.transcripts import QUICK, TENANT, on_page, said, shape
 
-RESERVED = {WhyCode.SUSPENDED, WhyCode.TOPIC_LIMITED, WhyCode.QUEUED}
+RESERVED = {WhyCode.SUSPENDED}
 
 
 def test_every_code_has_a_transcript_whose_first_cause_it_is() -> None:

@@ -109,6 +109,25 @@ def _retry(scene: Scene) -> str:
     return run_id
 
 
+def _limited(scene: Scene) -> str:
+    limit = {"topics": ["llm.*"], "max_running": 1}
+    scene.ask("PUT", "/v1/admin/limits/model-quota", limit)
+    _started(scene, "chat", {"ask": {"topic": "llm.chat"}})
+    scene.lease("llm.chat", "chatter-1", TENANT)
+    run_id = scene.start("chat", TENANT)
+    scene.lease("llm.chat", "chatter-1", TENANT, wait_s=0)  # nothing: the limit is used up
+    return run_id
+
+
+def _queued(scene: Scene) -> str:
+    """The tenant's cap is 1 from here on; ``main`` and the test tell this story last."""
+    scene.workflow("batch", {"steps": {"load": {"topic": "batch.load"}}}, TENANT)
+    full = {"max_concurrent_runs": 1, "on_full": "queue"}
+    scene.ask("PUT", f"/v1/admin/tenants/{TENANT}", full)
+    runs = [scene.start("batch", TENANT, status=202) for _ in range(2)]
+    return runs[-1]
+
+
 def _dead_letter(scene: Scene) -> str:
     steps = {"parse": {"topic": "agent.parse"}}
     run_id = _started(scene, "parse", steps, max_deliveries=1)
@@ -148,6 +167,8 @@ QUICK: Final[Mapping[str, Story]] = {
     "retry_pending": _retry,
     "delay_pending": _delay,
     "job_leased": _leased,
+    "topic_limited": _limited,
+    "queued": _queued,
 }
 """Stories that need neither an outage nor patience."""
 STORIES: Final[Mapping[str, Story]] = {
@@ -164,9 +185,10 @@ def main() -> None:
     taken: dict[str, str] = {}
     with running_scene(job_lease_ttl_s=20.0) as scene:
         scene.tenant(TENANT, 100)
-        runs = {code: STORIES[code](scene) for code in (*QUICK, "dead_letter", "no_worker")}
-        for code, run_id in runs.items():
-            taken[code] = said(scene.url, run_id, code)
+        runs = {code: STORIES[code](scene) for code in ("no_worker", "dead_letter", *QUICK)}
+        for code in (*QUICK, "dead_letter", "no_worker"):
+            taken[code] = said(scene.url, runs[code], code)
+        scene.tenant(TENANT, 100)
         for code, server in (
             ("class_closed", scene.stack.locks),
             ("backend_unavailable", scene.stack.valkey),
