@@ -194,6 +194,17 @@ ADMISSION: Final = Dashboard(
             (Query("{{tenant}}", f"max by (tenant) (stanchion_runs_active{{{_TENANT}}})"),),
         ),
         Panel(
+            "Runs that wait for a slot, by tenant",
+            "short",
+            (Query("{{tenant}}", f"max by (tenant) (stanchion_queue_length{{{_TENANT}}})"),),
+            "Of tenants that queue starts while they are full.",
+        ),
+        Panel(
+            "Wait for a slot, 95 of 100 runs",
+            "s",
+            (Query("{{tenant}}", _quantile("queue_wait_seconds", "tenant", _TENANT)),),
+        ),
+        Panel(
             "Requests shed, by limit",
             "ops",
             (Query("{{reason}}", _rate("http_shed_total", "reason")),),

@@ -54,6 +54,7 @@ async def test_the_snippets_run_one_after_the_other(capsys: pytest.CaptureFixtur
         "succeeded",
         "2 of 2 are running, try in 31.0 s",
         "{'unavailable': 1}",
+        "running",
         "succeeded",
     ]
 
