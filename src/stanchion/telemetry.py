@@ -13,9 +13,10 @@ imported. The tree of one run, whichever replicas and workers take part in it:
           ├─ deliver report.plan         a redelivery links to the delivery before it
           │  └─ handle report.plan       in the worker, with the handler's own spans below it
           │     └─ result                until the result is durable
-          └─ advance
-             ├─ lock wait
-             └─ store commit
+          ├─ advance
+          │  ├─ lock wait
+          │  └─ store commit
+          └─ lock wait                   that ended without the run's lease
 
 The ids of ``run`` and ``deliver`` spans are hashes of the run's and the job's id. So any replica
 can name them as parent or link, although they are written elsewhere and at another time.
@@ -332,6 +333,17 @@ class Tracing:
             yield span
         finally:
             CURRENT.reset(token)
+            context.detach(attached)
+
+    @contextmanager
+    def below(self, traceparent: str) -> Iterator[None]:
+        """Make a span of another process OpenTelemetry's own current span inside."""
+        from opentelemetry import context  # noqa: PLC0415 - only if traces are on
+
+        attached = context.attach(_context(traceparent))
+        try:
+            yield
+        finally:
             context.detach(attached)
 
     def flush(self) -> None:

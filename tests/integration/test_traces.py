@@ -37,6 +37,12 @@ def item(job):
         return job.input
 
 
+@app.task("traced.apart", executor="process")
+def apart(job):
+    with trace.get_tracer("tool").start_as_current_span("computation"):
+        return job.input
+
+
 @app.task("traced.flaky")
 async def flaky(job):
     if job.attempt == 1:
@@ -55,7 +61,12 @@ WORKFLOW = {
         "last": {"workflow": "inner", "needs": ["items"]},
     }
 }
-INNER = {"steps": {"flaky": {"topic": "traced.flaky", "retry": {"max_attempts": 2}}}}
+INNER = {
+    "steps": {
+        "flaky": {"topic": "traced.flaky", "retry": {"max_attempts": 2}},
+        "apart": {"topic": "traced.apart", "needs": ["flaky"]},
+    }
+}
 FAST = {"OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_SERVICE_NAME": ""}
 
 
@@ -133,7 +144,11 @@ def test_a_trace_shows_where_the_time_of_a_run_went(collector: Collector, tmp_pa
         run_id = _run_traced(stack, tmp_path, f"00-{trace_id}-{caller}-01")
         spans = collector.trace(
             trace_id,
-            until=lambda seen: bool(_named(seen, "run outer")) and len(_named(seen, "result")) > 22,
+            until=lambda seen: (
+                bool(_named(seen, "run outer"))
+                and bool(_named(seen, "computation"))
+                and len(_named(seen, "result")) > 23
+            ),
         )
         own, scraped = _start_untraced(stack.urls[-1])
         collector.trace(own, until=lambda seen: bool(_named(seen, "start outer")))
@@ -174,6 +189,10 @@ def test_a_trace_shows_where_the_time_of_a_run_went(collector: Collector, tmp_pa
     handled = _named(spans, "handle traced.item")
     assert {each.attributes["stanchion.item"] for each in handled} == set(range(ITEMS_TRACED))
     assert _below(spans, handled[0]) == ["result", "tool call"]
+
+    # So has one in a process.
+    [apart] = _named(spans, "handle traced.apart")
+    assert _below(spans, apart) == ["computation", "result"]
 
     # A log line leads to the trace.
     lines = [json.loads(line) for line in (tmp_path / "worker.log").read_text().splitlines()]

@@ -170,7 +170,11 @@ class _Class(msgspec.Struct, frozen=True, gc=False):
     risk: Risk
     override: LeaseOverride | None
     tenant: TenantId
-    trace_id: str | None
+    traceparent: str | None
+
+    @property
+    def trace_id(self) -> str | None:
+        return None if self.traceparent is None else self.traceparent[3:35]
 
 
 class _Known(msgspec.Struct, frozen=True, gc=False):
@@ -248,8 +252,24 @@ def _size_of_value(value: JsonValue, at_most: int) -> int:
 
 
 def _class(run: Run, override: LeaseOverride | None) -> _Class:
-    trace_id = None if run.traceparent is None else run.traceparent[3:35]
-    return _Class(run.risk, override, run.tenant, trace_id)
+    return _Class(run.risk, override, run.tenant, run.traceparent)
+
+
+_TAKEN: Final = "another replica or task has the lease"
+
+
+def _trace_failed_wait(run_id: RunId, known: _Class, asked_ns: int, error: str) -> None:
+    """Make the span of a wait for a run's lease that ended without it."""
+    tracing, parent = telemetry.tracing, known.traceparent
+    if tracing is None or parent is None or not telemetry.is_sampled(parent):
+        return
+    attributes = {
+        telemetry.TENANT: known.tenant,
+        telemetry.RUN: run_id,
+        telemetry.RISK: str(known.risk),
+    }
+    above = telemetry.context_of_run(run_id, parent)
+    tracing.begin("lock wait", attributes, parent=above, since_ns=asked_ns).end(error=error)
 
 
 @contextmanager
@@ -438,9 +458,13 @@ class Advancer:
                         self._leasing.tell(told)
                     return outcome
                 case LeaseContended():
+                    if asked_ns:
+                        _trace_failed_wait(run_id, known, asked_ns, _TAKEN)
                     await self._accept_waiting(turn)
                     return RunBusy()
                 case LeaseRefused(error):
+                    if asked_ns:
+                        _trace_failed_wait(run_id, known, asked_ns, error)
                     await self._accept_waiting(turn)
                     return PutOff(error)
                 case _:

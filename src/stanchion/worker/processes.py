@@ -11,12 +11,14 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 import msgspec
 
+from stanchion import telemetry
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import FenceCause, Holding
 from stanchion.wire.worker import JobResult, LeasedJob
@@ -110,7 +112,9 @@ class _Child:
         theirs.close()
 
     def handle(self, function: Callable[[Job], Any], held: HeldJob) -> JobResult:
-        self._pipe.send((function, msgspec.json.encode(held.leased)))
+        span = telemetry.CURRENT.get()
+        above = None if span is None else span.traceparent
+        self._pipe.send((function, msgspec.json.encode(held.leased), above))
         while True:
             kind, text = self._pipe.recv()
             if kind == "result":
@@ -142,18 +146,32 @@ def _live(pipe: Connection, deadline: SharedDeadline) -> None:
     hold = _ChildHold(pipe, deadline)
     while True:
         try:
-            function, text = pipe.recv()
+            function, text, above = pipe.recv()
         except EOFError:
             return
         leased = _LEASED.decode(text)
         try:
-            output = function(job_of(leased, hold))
+            with _traced(above):
+                output = function(job_of(leased, hold))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler may raise anything
             log_event(logging.WARNING, "job_failed", raised=error, job_id=leased.job_id)
             result = results.failed(leased.job_id, leased.fence, error)
         else:
             result = results.succeeded(leased.job_id, leased.fence, output)
         pipe.send(("result", msgspec.json.encode(result)))
+        if above is not None and telemetry.tracing is not None and not pipe.poll():
+            telemetry.tracing.flush()  # an idle child may be killed
+
+
+def _traced(above: str | None) -> AbstractContextManager[None]:
+    """Make the handler's span, which the worker has begun, the parent of spans made inside.
+
+    The handler's module has been imported by now, so a tracer provider of its own is in use.
+    """
+    if above is None:
+        return telemetry.UNTRACED
+    telemetry.configure("stanchion-worker", adopt=True)
+    return telemetry.UNTRACED if telemetry.tracing is None else telemetry.tracing.below(above)
 
 
 class _ChildHold:
