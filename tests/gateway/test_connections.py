@@ -197,6 +197,44 @@ async def test_a_large_body_behind_pipelined_requests_arrives_whole() -> None:
         assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 200")
 
 
+_BROKEN = {
+    "no request at all": (b"BAD\0 REQUEST\r\n\r\n", (400, "malformed_request")),
+    "two lengths": (START + b"Content-Length: 2\r\nContent-Length: 3\r\n", None),
+    "a chunk without a size": (START + CHUNKED.replace(b"2\r\n{}", b"x"), None),
+    "a head without end": (b"GET /livez HTTP/1.1\r\nX: ", (408, "request_timeout")),
+    "a body without end": (START + b"Content-Length: 9\r\n\r\n", (408, "request_timeout")),
+}
+
+
+@pytest.mark.parametrize("broken", _BROKEN.values(), ids=_BROKEN)
+async def test_a_broken_request_does_not_take_the_answers_of_those_before_it(
+    broken: tuple[bytes, tuple[int, str] | None],
+) -> None:
+    sent, expected = broken
+    options = GatewayOptions(head_timeout_s=0.2, body_timeout_s=0.2)
+    async with served(options) as server, server.line() as (reader, writer):
+        await server.house.start()
+        asked = b'{"worker_id": "w", "topics": ["none"], "wait_s": 0.6}'
+        wait = b"POST /v1/worker/lease HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+        writer.write(wait % (len(asked), asked) + GET * 2 + sent)
+        assert b'"jobs":[]' in await reader.readuntil(b"}")
+        for _ in range(2):
+            assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 200")
+        async with asyncio.timeout(5):
+            assert problem(await reader.read()) == (expected or (400, "malformed_request"))
+
+
+async def test_a_transfer_coding_other_than_chunked_is_refused() -> None:
+    async with served() as server:
+        await server.house.start()
+        for coding in (b"gzip, chunked", b"gzip,chunked", b"identity, chunked"):
+            head = START + CHUNKED.replace(b"chunked", coding) + b"\r\n"
+            answer = await server.say(head + CLOSE)
+            assert answer.startswith(b"HTTP/1.1 501 ")
+            assert b'"code":"not_implemented"' in answer
+            assert answer.count(b"HTTP/1.1 200") == 1, "the next request begins where it should"
+
+
 async def test_a_refused_body_is_dropped_in_large_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     on_body = GuardedProtocol.on_body
@@ -340,5 +378,8 @@ async def test_a_body_that_was_asked_for_and_does_not_come_is_not_waited_for() -
 
 async def test_an_older_callers_connection_is_not_kept() -> None:
     async with served() as server:
+        await server.house.start()
+        start = START.replace(b"/1.1", b"/1.0") + b"Expect: 100-continue\r\nContent-Length: 2\r\n"
+        assert (await server.say(start + b"\r\n{}")).startswith(b"HTTP/1.1 200")
         old = GET.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nConnection: keep-alive\r\n")
         assert (await server.say(old + old)).count(b"HTTP/1.1 200") == 1

@@ -10,7 +10,8 @@ from stanchion.adapters.system import ManualClock
 from stanchion.services.watchdog import (
     CHECK_S,
     GROWTH_BYTES,
-    LOOKS_UNTIL_SECOND,
+    LOOKS_UNTIL_NEXT,
+    TRIMS_AFTER,
     MemoryTrimmer,
     resident_bytes,
     return_freed_memory,
@@ -55,12 +56,15 @@ async def test_memory_is_returned_after_growth_and_only_then() -> None:
     assert await process.look(START + GROWTH_BYTES - 1) == 1
 
 
-async def test_memory_is_returned_once_more_a_while_after_growth() -> None:
+async def test_memory_is_returned_a_few_more_times_after_growth() -> None:
     process = Process()
     await process.look(START)
     assert await process.look(START + GROWTH_BYTES) == 1
-    returned = [await process.look(START) for _ in range(2 * LOOKS_UNTIL_SECOND)]
-    assert returned == [1] * (LOOKS_UNTIL_SECOND - 1) + [2] * (LOOKS_UNTIL_SECOND + 1)
+    times = [await process.look(START) for _ in range(LOOKS_UNTIL_NEXT * (TRIMS_AFTER + 2))]
+    assert [times.index(2 + trim) + 1 for trim in range(TRIMS_AFTER)] == [
+        LOOKS_UNTIL_NEXT * (trim + 1) for trim in range(TRIMS_AFTER)
+    ]
+    assert times[-1] == 1 + TRIMS_AFTER
 
 
 async def test_growth_counts_from_the_lowest_size() -> None:

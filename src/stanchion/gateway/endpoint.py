@@ -63,7 +63,7 @@ from stanchion.services.work import TenantOverloaded
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
-__all__ = ["Endpoint", "listed", "note_refusal", "parameter_pattern", "send_large"]
+__all__ = ["RECEIPTED", "Endpoint", "listed", "note_refusal", "parameter_pattern", "send_large"]
 
 _NOBODY: Final = Caller(DEFAULT_TENANT, None, "anonymous")
 _NO_BODY: Final = NoBody()
@@ -74,7 +74,7 @@ _HEAVY_BODY_BYTES: Final = 16 * 1024
 """Of a tenant's requests with larger bodies, one is handled at a time."""
 _HEAVY_LIST: Final = 200
 """The same for lists with a larger ``limit``."""
-_RECEIPTED: Final[Mapping[Code, str]] = {
+RECEIPTED: Final[Mapping[Code, str]] = {
     **{code: str(code) for code, status in STATUS.items() if status in {429, 503}},
     Code.MAX_CONCURRENT_RUNS_REACHED: "full",
     Code.JOB_THROTTLED: "throttled",
@@ -203,9 +203,7 @@ class _RouteRunner:
     async def _answer(self, exchange: Exchange) -> HandlerAnswer:
         route = self._route
         if route.is_vital:
-            if route.scope is not RouteScope.OPEN:
-                await self._state.auth.caller(exchange.headers, route)
-            return await route.handler(self._call(exchange, _NOBODY, _NO_QUERY, b"", _NO_BODY))
+            return await self._answer_vital(exchange)
         if route.admits and self._state.draining.is_set():
             return self._state.unavailable(Code.DRAINING, "the server is shutting down")
         with RequestPlace(self._state) as place:
@@ -240,6 +238,14 @@ class _RouteRunner:
                 return self._too_slow(is_reading=call is None)
             finally:
                 deadline.end()
+
+    async def _answer_vital(self, exchange: Exchange) -> HandlerAnswer:
+        """Answer without a place or deadline, so that a full server answers as well."""
+        if self._route.scope is not RouteScope.OPEN:
+            await self._state.auth.caller(exchange.headers, self._route)
+        if exchange.scope["query_string"]:
+            read_query(exchange.scope["query_string"], self._query)
+        return await self._route.handler(self._call(exchange, _NOBODY, _NO_QUERY, b"", _NO_BODY))
 
     def _is_heavy(self, call: Call[Any, Any]) -> bool:
         """Whether the call may occupy the store or the event loop for milliseconds."""
@@ -382,7 +388,7 @@ def note_refusal(
     actor: str,
 ) -> None:
     """Collect the receipt of a start that was refused, if the refusal gets one."""
-    outcome = _RECEIPTED.get(refusal.code)
+    outcome = RECEIPTED.get(refusal.code)
     if outcome is not None:
         services.receipts.note(
             Receipt(

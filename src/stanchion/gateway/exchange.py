@@ -65,6 +65,7 @@ _ONCE: Final = frozenset(
         b"idempotency-key",
         b"last-event-id",
         b"origin",
+        b"transfer-encoding",
         b"x-stanchion-tenant",
     }
 )
@@ -159,6 +160,10 @@ class Exchange:
                 twice = next(name for name in names if names.count(name) > 1).decode()
                 detail = f"the header {twice} was given more than once"
                 return Refusal(code=Code.MALFORMED_REQUEST, detail=detail)
+        coding = self.headers.get(b"transfer-encoding")
+        if coding is not None and coding.lower() != b"chunked":
+            detail = "the only transfer coding is chunked"
+            return Refusal(code=Code.NOT_IMPLEMENTED, detail=detail)
         return None
 
     async def answer(self, ready: EncodedAnswer, *, is_private: bool = True) -> None:

@@ -37,7 +37,12 @@ _GUARDED_CODES: Final = (
     Code.OVERLOADED,
     Code.STORE_UNAVAILABLE,
 )
-_BODY_CODES: Final = (Code.BODY_TOO_LARGE, Code.REQUEST_TIMEOUT, Code.UNSUPPORTED_MEDIA_TYPE)
+_BODY_CODES: Final = (
+    Code.BODY_TOO_LARGE,
+    Code.REQUEST_TIMEOUT,
+    Code.UNSUPPORTED_MEDIA_TYPE,
+    Code.NOT_IMPLEMENTED,
+)
 _YAML: Final = ("application/yaml", "text/yaml", "application/x-yaml")
 
 
@@ -318,6 +323,7 @@ _MEANS: Final[Mapping[Code, str]] = MappingProxyType(
         Code.BODY_TOO_LARGE: "More than 1 MiB.",
         Code.URI_TOO_LONG: "A path over 4 KiB, or a query over 8 KiB.",
         Code.UNSUPPORTED_MEDIA_TYPE: "A compressed body.",
+        Code.NOT_IMPLEMENTED: "A transfer coding other than chunked.",
         Code.IDEMPOTENCY_MISMATCH: "The key was used for another request.",
         Code.INVALID_INPUT: "The workflow's schema does not accept the input.",
         Code.INVALID_REQUEST: "A member, parameter or header is invalid.",

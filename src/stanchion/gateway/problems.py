@@ -73,6 +73,7 @@ STATUS: Final[Mapping[Code, int]] = MappingProxyType(
         Code.TENANT_OVERLOADED: 429,
         Code.HEADERS_TOO_LARGE: 431,
         Code.INTERNAL: 500,
+        Code.NOT_IMPLEMENTED: 501,
         Code.GATE_UNAVAILABLE: 503,
         Code.GATE_BUSY: 503,
         Code.LIMIT_CHECK_FAILED: 503,

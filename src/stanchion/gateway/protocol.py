@@ -31,6 +31,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Final
@@ -110,6 +111,8 @@ class GuardedProtocol(HttpToolsProtocol):
     _is_in_head = False
     _is_in_request = False
     _is_lost = False
+    _refused: Refusal | None = None
+    """What a broken request is answered, once those before it have been answered."""
 
     @property
     def has_deadline(self) -> bool:
@@ -149,6 +152,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._close()
 
     def data_received(self, data: bytes) -> None:
+        if self._refused is not None:
+            return  # what follows a broken request has no meaning
         if self._held or len(self.pipeline) > _QUEUED_MAX:
             self._held += data
         elif len(data) <= _SLICE_BYTES:
@@ -180,7 +185,7 @@ class GuardedProtocol(HttpToolsProtocol):
         was_in_request = self._is_in_request
         self._unset_keepalive_if_required()
         self._feed(data)
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refused is not None:
             return
         if not self._is_in_request:
             if self._timer is None and self in self.idle:
@@ -258,6 +263,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._silent_bytes = 0
         if self._timer is not None:
             self._set_timer(self.request_s, self._too_slow)
+        if self.expect_100_continue and self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # such a client takes the answer 100 for the last one
         super().on_headers_complete()
         if 0 < len(self.pipeline) <= _QUEUED_MAX:
             # Keep reading, or a disconnect goes unnoticed.
@@ -297,6 +304,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self.idle[self] = None
         if self.transport.is_closing():
             self._close()
+        elif self._refused is not None:
+            if is_last:
+                self._refuse(self._refused)
         elif self._held and len(self.pipeline) <= _QUEUED_MAX // 2:
             held, self._held = self._held, b""
             self._parse_slices(held)
@@ -413,9 +423,18 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(Refusal(code=Code.REQUEST_TIMEOUT, detail=detail))
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer instead of the app, because the request is incomplete, and disconnect."""
+        """Answer instead of the app, because the request is incomplete, and disconnect.
+
+        Requests before it on the same connection are answered first.
+        """
         self._clear_timer()
         cycle: RequestResponseCycle | None = self.cycle  # none before the first request
+        own = cycle if self._is_in_request and not self._is_in_head else None
+        before = self._under_way
+        if before is not None and before is not own and not before.response_complete:
+            self._refused, self._held = refusal, b""
+            self.pipeline = deque(each for each in self.pipeline if each[0] is not own)
+            return
         is_under_way = cycle is not None and not cycle.response_complete
         if cycle is None or not is_under_way or not cycle.response_started:
             self._write(refusal)

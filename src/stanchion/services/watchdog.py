@@ -31,14 +31,16 @@ from stanchion.services.log import log_event
 __all__ = [
     "CHECK_S",
     "GROWTH_BYTES",
-    "LOOKS_UNTIL_SECOND",
+    "LOOKS_UNTIL_NEXT",
     "LOOK_AGAIN_S",
     "LOOK_EVERY_S",
     "STALL_S",
+    "TRIMS_AFTER",
     "LoopWatchdog",
     "MemoryTrimmer",
     "resident_bytes",
     "return_freed_memory",
+    "share_one_heap",
 ]
 
 
@@ -193,7 +195,10 @@ GROWTH_BYTES: Final = 16 * 1024 * 1024
 _STATM: Final = Path("/proc/self/statm")
 
 
-LOOKS_UNTIL_SECOND: Final = 8
+LOOKS_UNTIL_NEXT: Final = 8
+"""Looks between two trims after growth."""
+TRIMS_AFTER: Final = 4
+"""Further trims after the one that growth caused."""
 
 
 class MemoryTrimmer:
@@ -211,8 +216,8 @@ class MemoryTrimmer:
         self._resident = resident or resident_bytes
         self._give_back = give_back or return_freed_memory
         self._level_bytes: int | None = None
-        self._looks_until_second = 0
-        """When positive: how many looks remain until memory is trimmed a second time."""
+        self._looks = 0
+        """When positive: how many looks with a trim at every eighth remain since growth."""
 
     async def run(self) -> None:
         """Check every two seconds, until cancelled."""
@@ -222,9 +227,9 @@ class MemoryTrimmer:
             await self.look()
 
     async def look(self) -> None:
-        """Trim if the process has grown since it was last trimmed, and once more a while after.
+        """Trim if the process has grown since the last trim, and four times in the minute after.
 
-        When growth is noticed, its cause is mostly still at work. The second time finds what was
+        When growth is noticed, its cause is mostly still at work. The later trims find what was
         freed since: the memory of the last requests, and caches that stores have given up.
         """
         now_bytes = self._resident()
@@ -233,14 +238,15 @@ class MemoryTrimmer:
         level_bytes = now_bytes if self._level_bytes is None else self._level_bytes
         self._level_bytes = min(level_bytes, now_bytes)
         if now_bytes - self._level_bytes >= GROWTH_BYTES:
-            self._looks_until_second = LOOKS_UNTIL_SECOND
-        elif self._looks_until_second == 0:
+            self._looks = LOOKS_UNTIL_NEXT * TRIMS_AFTER
+        elif self._looks == 0:
             return
         else:
-            self._looks_until_second -= 1
-            if self._looks_until_second:
+            self._looks -= 1
+            if self._looks % LOOKS_UNTIL_NEXT:
                 return
         gc.collect()
+        gc.collect()  # what the finalizers of connections and tasks released
         await asyncio.to_thread(self._give_back)
         # What is still in use is the level from which further growth counts.
         self._level_bytes = self._resident()
@@ -253,6 +259,21 @@ def resident_bytes() -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def share_one_heap() -> None:
+    """Have all threads allocate from one heap of the C library, if it can.
+
+    By default each thread gets a heap of its own, and a peak of memory in each of them leaves it
+    fragmented. To be called before threads begin.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_ARENA_MAX, 1)
+
+
+_M_ARENA_MAX: Final = -8
+"""glibc's number of the option; other C libraries ignore it or have no options."""
 
 
 def return_freed_memory() -> None:

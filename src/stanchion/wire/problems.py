@@ -47,6 +47,7 @@ class Code(StrEnum):
     STORE_UNAVAILABLE = "store_unavailable"
     LOCKS_UNAVAILABLE = "locks_unavailable"
     INTERNAL = "internal"
+    NOT_IMPLEMENTED = "not_implemented"
 
 
 class FieldError(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -11,6 +11,7 @@ from stanchion.core.audit import AuditEntry, AuditFilter
 from stanchion.core.model import Instant, TenantId
 from stanchion.core.pressure import TenantPressure, percentile_ms, pressure_order
 from stanchion.core.receipts import Receipt, ReceiptFilter
+from stanchion.gateway.endpoint import RECEIPTED
 from stanchion.gateway.route import OPERATORS, RUNNERS, Call, NoBody, Reply, Route, RouteScope
 from stanchion.gateway.views import to_instant, when
 from stanchion.ports.records import BadCursor
@@ -71,12 +72,22 @@ def _row(entry: AuditEntry) -> AuditRow:
     )
 
 
+_OUTCOMES: Final = sorted({*RECEIPTED.values()})
+_Outcome: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=rf"^({'|'.join(_OUTCOMES)})\Z",
+        extra_json_schema={"description": f"One of {', '.join(_OUTCOMES)}."},
+    ),
+]
+
+
 class ListedDecisions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which receipts, page by page."""
 
     cursor: Cursor | None = None
     limit: Limit = 100
-    outcome: Annotated[str, Meta(pattern=r"^[!-~]{1,64}\Z")] | None = None
+    outcome: _Outcome | None = None
     key: Annotated[str, Meta(pattern=r"^[!-~]{1,255}\Z")] | None = None
     request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}\Z")] | None = None
     since: Time | None = None
