@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -41,11 +41,13 @@ from stanchion.core.model import (
     RunId,
     RunStatus,
     TenantId,
+    Topic,
     WorkflowId,
     WorkflowSource,
 )
 from stanchion.core.receipts import Receipt
 from stanchion.core.retry import RetryClass
+from stanchion.core.topic_limits import TokenPool, TokenRenewal
 from stanchion.core.transition import DispatchJob
 from stanchion.core.why import Finding, RunFacts, WhyCode
 from stanchion.ports.bus import Disposition, Handler, Retry
@@ -59,9 +61,12 @@ from stanchion.ports.records import (
     CommitAnswer,
     Committed,
     ExpiredJob,
+    JobLease,
     JobState,
+    LeasedJob,
     OutboxRow,
     PostAnswer,
+    Renewals,
     Result,
     RunIndex,
     SettleAnswer,
@@ -396,6 +401,36 @@ class _OldListing(SimStore):
         return await super().expire_jobs(limit=limit, max_deliveries=max_deliveries)
 
 
+class _TokensLost(SimStore):
+    """Tokens are lost when they get the names of their jobs."""
+
+    async def renew_tokens(
+        self, pool: TokenPool, tokens: Mapping[str, str], *, ttl_ms: int
+    ) -> TokenRenewal:
+        renewal = await super().renew_tokens(pool, tokens, ttl_ms=ttl_ms)
+        lost = [name for held, name in tokens.items() if held != name]
+        await self.release_tokens(pool, lost)
+        return renewal
+
+
+class _NotAfterIgnored(SimStore):
+    """Jobs are leased with tokens that were taken long ago."""
+
+    async def lease_jobs(
+        self,
+        worker_id: str,
+        topics: Collection[Topic],
+        *,
+        max_jobs: int,
+        ttl_ms: int,
+        tenant: TenantId | None = None,
+        not_after: Instant | None = None,  # noqa: ARG002 - the defect
+    ) -> tuple[LeasedJob, ...]:
+        return await super().lease_jobs(
+            worker_id, topics, max_jobs=max_jobs, ttl_ms=ttl_ms, tenant=tenant
+        )
+
+
 # ── Services and SDKs ────────────────────────────────────────────────────────────────────────────
 
 
@@ -434,6 +469,17 @@ class _WildRetries(BusPort):
             return Retry(said.delay_ms * 3) if isinstance(said, Retry) else said
 
         await super().consume(wild, at_once_max=at_once_max)
+
+
+def _renews_no_tokens(replica: Replica) -> None:
+    """A lease is renewed, and its tokens are not."""
+    limits, store = replica.services.limits, replica.services.store
+    ttl_ms = replica.services.scheduler.ttl_ms
+
+    async def renew(leases: Sequence[JobLease], *, tenant: TenantId | None) -> Renewals:
+        return await store.renew_jobs(leases, ttl_ms=ttl_ms, tenant=tenant)
+
+    vars(limits)["renew"] = renew
 
 
 def _boundless(callers: Callers) -> None:
@@ -543,6 +589,21 @@ ALL: Final = (
         store=_ReceiptsLost,
     ),
     Mutant(name="cap-read-before", says="the cap is checked on an old count", store=_CapRead),
+    Mutant(
+        name="limit-token-lost",
+        says="the token of a lease is lost when it gets the name of the job",
+        store=_TokensLost,
+    ),
+    Mutant(
+        name="token-not-renewed",
+        says="a lease is renewed, and its tokens expire",
+        on_replica=_renews_no_tokens,
+    ),
+    Mutant(
+        name="lease-after-its-token",
+        says="a lease that reaches the store late is made with an old token",
+        store=_NotAfterIgnored,
+    ),
     Mutant(
         name="ack-before-commit",
         says="a result is accepted before it is durable",

@@ -5,6 +5,7 @@ Their arguments are facts, most of them from the ledger, which records independe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -15,6 +16,7 @@ from stanchion.client.signals import Retrying
 from stanchion.core.events import TimerKind
 from stanchion.core.model import (
     Instant,
+    Job,
     JobId,
     OnDecision,
     OnDelay,
@@ -43,6 +45,7 @@ from stanchion.core.retry import (
     RetryPolicy,
 )
 from stanchion.core.settings import Settings
+from stanchion.core.topic_limits import TopicLimit
 from stanchion.core.transition import SetTimer, Transition
 from stanchion.core.why import Finding, WhyCode
 from stanchion.core.workflow import DelaySpec, ForEachSpec, JobSpec, StepSpec
@@ -75,6 +78,7 @@ __all__ = [
     "slots_are_unfinished_runs",
     "timers_in_bounds",
     "told_stays_true",
+    "topic_limits_hold",
     "unleased_only_by_policy",
     "versions_in_force",
     "why_is_true",
@@ -90,6 +94,16 @@ def cap_holds(tenant: str, active: int, limit: int | None) -> Iterator[str]:
     """At each admission there are no more active runs than the cap."""
     if limit is not None and active > limit:
         yield f"{tenant} has {active} active runs, and a cap of {limit}"
+
+
+def topic_limits_hold(limits: Iterable[TopicLimit], leased: Iterable[Job]) -> Iterator[str]:
+    """No more jobs are leased than a topic limit allows."""
+    standing = [*leased]
+    for limit in limits:
+        pools = Counter(limit.pool(job.tenant).name for job in standing if limit.covers(job.topic))
+        for name, count in pools.items():
+            if limit.max_running is not None and count > limit.max_running:
+                yield f"limit {name}: {count} jobs are leased, and {limit.max_running} may be"
 
 
 def slots_are_unfinished_runs(tenant: str, counted: int, unfinished: int) -> Iterator[str]:

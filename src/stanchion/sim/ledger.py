@@ -20,6 +20,7 @@ from stanchion.core.events import Approved, CancelRequested, Rejected
 from stanchion.core.model import Instant, JobId, Risk, Run, RunId, TenantId
 from stanchion.core.plan import Plan
 from stanchion.core.settings import DEFAULTS, Settings, read_settings
+from stanchion.core.topic_limits import TopicLimit, token_ttl_ms
 from stanchion.core.why import Finding, RunFacts, Surroundings, why
 from stanchion.ports.bus import Disposition, Retry
 from stanchion.ports.records import (
@@ -91,6 +92,8 @@ class Ledger:
     locks: LockLedger
     tallies: defaultdict[str, Counter[str]]
     """The answers that reached each replica, by process: its metrics must match."""
+    limits: tuple[TopicLimit, ...]
+    job_ttl_ms: int
     settings: list[Settings] = field(default_factory=lambda: [DEFAULTS])
     """All settings that were ever in force."""
     runs: dict[RunId, Run] = field(default_factory=dict)
@@ -387,6 +390,8 @@ class Ledger:
             self.job_fences[job_id] = each.fence
             self.leases[job_id] = (each.fence, each.expires_at)
             self.history.tell(f"store  {seen.who.name} {job_id}: leased, {each.deliveries}.")
+        if seen.answer:
+            self._limited()
 
     def renewed(self, seen: _Seen) -> None:
         """Record renewed and lost leases of jobs."""
@@ -395,6 +400,8 @@ class Ledger:
             known, file = self.leases.get(lease.job_id), state.jobs.get(lease.job_id)
             if known is not None and file is not None and file.expires_at is not None:
                 self.leases[lease.job_id] = (known[0], file.expires_at)
+        if seen.answer.renewed:
+            self._limited()
 
     def expired(self, seen: _Seen) -> None:
         """Check expired leases of jobs."""
@@ -471,6 +478,20 @@ class Ledger:
             self.history.check(
                 "one row for whatever lies in an inbox", must.inbox_has_row(state, run_id)
             )
+
+    def _limited(self) -> None:
+        """Leases are within the topic limits, except for a term after writes were lost."""
+        lost_for_s = token_ttl_ms(self.job_ttl_ms) / 1000 + _ON_ITS_WAY_S
+        if asyncio.get_running_loop().time() <= self.failed_over_at_s + lost_for_s:
+            return
+        jobs, now = self.store.real.state.jobs, self.store.clock.now()
+        standing = [
+            jobs[job_id].job
+            for job_id, (_, until) in self.leases.items()
+            if until > now and jobs[job_id].state is JobState.LEASED
+        ]
+        said = must.topic_limits_hold(self.limits, standing)
+        self.history.check("never above a topic limit", said)
 
     def _slots(self, tenant: TenantId) -> None:
         counted = self.store.real.state.peek(tenant).active

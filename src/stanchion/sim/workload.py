@@ -20,6 +20,7 @@ from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, JobId, Risk, RunStatus, StepId, Topic, WorkflowId
 from stanchion.core.rerun import RerunOnly, RerunVersion
 from stanchion.core.retry import RETRIES, Budget, Exponential, Fixed, RetryClass
+from stanchion.core.topic_limits import LimitScope, TopicLimit
 from stanchion.core.workflow import (
     ApprovalSpec,
     DelaySpec,
@@ -43,11 +44,15 @@ from stanchion.transport.messages import HttpReply, NoReply, Request
 from stanchion.wire.worker import ResultsAnswer, ResultsRequest
 from stanchion.worker import FinalError, Job, JobFailed, Worker
 
-__all__ = ["CAPS", "PINS", "WORKFLOWS", "Callers", "Hands", "changed"]
+__all__ = ["CAPS", "LIMITS", "PINS", "WORKFLOWS", "Callers", "Hands", "changed"]
 
 CAPS: Final = {"acme": 3, "globex": 2, "quiet": 50}
 PINS: Final = {"globex": {WorkflowId("three"): 1, WorkflowId("nested"): 1}}
 """The shared workflows that tenants pin. At first, only acme has workflows of its own."""
+LIMITS: Final = (
+    TopicLimit(id="all", topics=("search", "write"), max_running=4),
+    TopicLimit(id="own", topics=("search",), per=LimitScope.TENANT, max_running=2, rate_per_s=20.0),
+)
 BUDGETS: Final = {
     RetryClass.QUOTA: Budget(tokens_max=4, refill_per_s=0.3),
     RetryClass.UNAVAILABLE: Budget(tokens_max=6, refill_per_s=0.5),

@@ -35,7 +35,7 @@ from stanchion.sim.network import BAD_WEATHER, CLEAR, HttpServer, Network
 from stanchion.sim.replica import NO_MUTANT, Mutant, Replica, SimContext, linked_once, plan_of
 from stanchion.sim.scenario import Ask, Scenario, Then
 from stanchion.sim.servers import LockServer, StoreServer, at_once
-from stanchion.sim.workload import CAPS, PINS, WORKFLOWS, Callers, Hands, changed
+from stanchion.sim.workload import CAPS, LIMITS, PINS, WORKFLOWS, Callers, Hands, changed
 
 __all__ = ["Verdict", "World", "play"]
 
@@ -129,6 +129,8 @@ class World:
             run_ttl_ms=profile.run_ttl_ms,
             locks=LockLedger(self.history, self.locks, tallies),
             tallies=tallies,
+            limits=LIMITS,
+            job_ttl_ms=profile.job_ttl_ms,
         )
         self.weather = BAD_WEATHER if scenario.is_stormy else CLEAR
         self._place = SimContext(
@@ -227,6 +229,9 @@ class World:
             for version in (workflow, changed(workflow, 0)):
                 at_once(self.store.real.put_shared_workflow(version))
             at_once(self.store.real.put_workflow(TenantId("acme"), workflow))
+        for limit in LIMITS:
+            document = msgspec.to_builtins(limit)
+            at_once(self.store.real.put_document("limit", limit.id, document, read=None))
         for number in range(self.scenario.replicas):
             self.add_replica(number)
         for number in range(self.scenario.workers):
