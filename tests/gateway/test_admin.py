@@ -26,6 +26,78 @@ async def test_a_tenant_that_nobody_configured_has_the_defaults(house: House) ->
     }
 
 
+# ── Topic limits ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_limit_is_stored_shown_listed_and_deleted(house: House) -> None:
+    path = "/v1/admin/limits"
+    body = {"topics": ["llm.*", "embed"], "max_running": 2}
+    shown = {
+        "id": "llm",
+        "topics": ["llm.*", "embed"],
+        "per": "deployment",
+        "max_running": 2,
+        "rate_per_s": None,
+        "running": 0,
+        "retry_after_ms": None,
+    }
+    assert (await house.ask("PUT", f"{path}/llm", body)).json == shown
+    assert (await house.ask("GET", f"{path}/llm")).json == shown
+    each = {"topics": ["mail"], "per": "tenant", "rate_per_s": 0.5}
+    assert (await house.ask("PUT", f"{path}/each", each)).json["running"] is None
+    first = (await house.ask("GET", f"{path}?limit=1")).json
+    assert [row["id"] for row in first["limits"]] == ["each"]
+    rest = (await house.ask("GET", f"{path}?limit=1&cursor={first['cursor']}")).json
+    assert (rest["limits"], rest["cursor"]) == ([shown], None)
+    assert (await house.ask("DELETE", f"{path}/llm")).json == shown
+    for method in ("GET", "DELETE"):
+        assert (await house.ask(method, f"{path}/llm")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"topics": ["llm.*"]}, "max_running"),
+        ({"topics": [], "max_running": 1}, "topics"),
+        ({"topics": ["llm*"], "max_running": 1}, "topics[0]"),
+        ({"topics": ["*"], "max_running": 1}, "topics[0]"),
+        ({"topics": ["a.*.b"], "max_running": 1}, "topics[0]"),
+        ({"topics": ["a"], "max_running": -1}, "max_running"),
+        ({"topics": ["a"], "rate_per_s": 0}, "rate_per_s"),
+        ({"topics": ["a"], "max_running": 1, "per": "worker"}, "per"),
+        ({"topics": ["a"], "max_running": 1, "burst": 2}, "burst"),
+        ({"max_running": 1}, "topics"),
+    ],
+)
+async def test_a_limit_that_makes_no_sense_is_refused_with_its_place(
+    house: House, body: object, place: str
+) -> None:
+    answer = await house.ask("PUT", "/v1/admin/limits/llm", body)
+    assert (answer.status, answer.code) == (422, "invalid_request")
+    assert answer.json["errors"][0]["path"] == place
+
+
+async def test_a_job_behind_a_limit_says_so(house: House) -> None:
+    await house.ask("PUT", "/v1/admin/limits/llm", {"topics": ["llm.*"], "max_running": 1})
+    await house.ask("PUT", "/v1/workflows/one", {"steps": {"a": {"topic": "llm.chat"}}})
+    runs = [(await house.ask("POST", "/v1/workflows/one/runs", {})).json["run_id"] for _ in "ab"]
+    asked = {"worker_id": "w", "topics": ["llm.chat"], "max_jobs": 5}
+    (job,) = (await house.ask("POST", "/v1/worker/lease", asked)).json["jobs"]
+    waiting = next(run for run in runs if run != job["run_id"])
+    (found,) = (await house.ask("GET", f"/v1/runs/{waiting}/why")).json["findings"]
+    assert found["code"] == "topic_limited"
+    assert "1 of max_running 1 jobs are leased" in found["detail"]
+    assert (found["blocked_by"]["kind"], found["blocked_by"]["id"]) == ("limit", "llm")
+    assert (await house.ask("GET", "/v1/admin/limits/llm")).json["running"] == 1
+    done = {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded"}
+    await house.ask("POST", "/v1/worker/results", {"worker_id": "w", "results": [done]})
+    assert (await house.ask("GET", "/v1/admin/limits/llm")).json["running"] == 0
+    assert len((await house.ask("POST", "/v1/worker/lease", asked)).json["jobs"]) == 1
+
+
+# ── Tenants ──────────────────────────────────────────────────────────────────────────────────────
+
+
 async def test_a_put_replaces_and_is_in_force_when_answered(house: House) -> None:
     path = "/v1/admin/tenants/acme"
     override = {"strategy": "lock", "lock_retry": {"kind": "fixed", "delay_ms": 20}}

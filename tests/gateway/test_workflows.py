@@ -236,6 +236,7 @@ async def test_shared_workflows_and_budgets_wait_until_no_older_process_is_left(
             await house.ask("PUT", "/v1/shared/workflows/flow", ONE_STEP),
             await house.ask("PUT", "/v1/admin/tenants/acme", {"workflows": {"flow": 1}}),
             await house.ask("PUT", "/v1/admin/tenants/acme", {"budgets": {"tokens": BUDGET}}),
+            await house.ask("PUT", "/v1/admin/limits/llm", {"topics": ["llm"], "max_running": 1}),
         ]
         for answer in answers:
             assert (answer.status, answer.code) == (409, "upgrade_unfinished"), answer.body

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -41,7 +41,6 @@ from stanchion.core.model import (
     RunId,
     RunStatus,
     TenantId,
-    Topic,
     WorkflowId,
     WorkflowSource,
 )
@@ -63,7 +62,6 @@ from stanchion.ports.records import (
     ExpiredJob,
     JobLease,
     JobState,
-    LeasedJob,
     OutboxRow,
     PostAnswer,
     Renewals,
@@ -413,24 +411,6 @@ class _TokensLost(SimStore):
         return renewal
 
 
-class _NotAfterIgnored(SimStore):
-    """Jobs are leased with tokens that were taken long ago."""
-
-    async def lease_jobs(
-        self,
-        worker_id: str,
-        topics: Collection[Topic],
-        *,
-        max_jobs: int,
-        ttl_ms: int,
-        tenant: TenantId | None = None,
-        not_after: Instant | None = None,  # noqa: ARG002 - the defect
-    ) -> tuple[LeasedJob, ...]:
-        return await super().lease_jobs(
-            worker_id, topics, max_jobs=max_jobs, ttl_ms=ttl_ms, tenant=tenant
-        )
-
-
 # ── Services and SDKs ────────────────────────────────────────────────────────────────────────────
 
 
@@ -598,11 +578,6 @@ ALL: Final = (
         name="token-not-renewed",
         says="a lease is renewed, and its tokens expire",
         on_replica=_renews_no_tokens,
-    ),
-    Mutant(
-        name="lease-after-its-token",
-        says="a lease that reaches the store late is made with an old token",
-        store=_NotAfterIgnored,
     ),
     Mutant(
         name="ack-before-commit",

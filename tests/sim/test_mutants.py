@@ -33,7 +33,6 @@ FOUND_ON = {
     "cap-read-before": (1, "never above the cap"),
     "limit-token-lost": (1, "never above a topic limit"),
     "token-not-renewed": (5, "never above a topic limit"),
-    "lease-after-its-token": (28, "never above a topic limit"),
     "ack-before-commit": (0, "no accepted result is lost"),
     "publish-before-commit": (23, "what is waited for is out there"),
     "outbox-forgets": (0, "one row for whatever lies in an inbox"),
