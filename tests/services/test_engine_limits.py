@@ -207,6 +207,26 @@ async def test_a_worker_of_two_topics_gets_the_other_one(world: World) -> None:
 
 
 @virtual
+async def test_a_lease_of_another_topic_is_the_same_one_step_as_ever(world: World) -> None:
+    replica = world.add(terms=TERMS)
+    await _set(replica, LLM)
+    await _fan(world, replica, 1_000)
+    assert len(await _lease(replica, max_jobs=5)) == 3
+    polls = [_poll(replica) for _ in range(20)]
+    for _ in range(10):
+        await world.start(replica, "other")
+    await asyncio.sleep(0.5)
+    before = replica.store.calls.copy()
+    for _ in range(10):
+        assert len(await _lease(replica, "mail")) == 1
+    asked = replica.store.calls - before
+    assert asked["lease_jobs"] == 10
+    assert {"take_tokens", "ready_tenants", "pool_uses"}.isdisjoint(asked)
+    for poll in polls:
+        poll.cancel()
+
+
+@virtual
 async def test_workers_that_wait_for_room_do_not_ask_the_store(world: World) -> None:
     replica = world.add(terms=TERMS)
     await _set(replica, LLM)
