@@ -259,6 +259,25 @@ async def test_a_worker_at_another_replica_is_woken_by_a_result(world: World) ->
     assert world.clock.moment() - began < 50
 
 
+@virtual
+async def test_topics_without_a_limit_go_on_while_limits_cannot_be_read_or_asked(
+    world: World,
+) -> None:
+    replica = world.add(terms=TERMS)
+    await _set(replica, LLM)
+    await _fan(world, replica, 5)
+    for _ in range(4):
+        await world.start(replica, "other")
+    verbs = ("list_documents", "ready_tenants", "take_tokens")
+    replica.store.always(Fault.ERROR, *verbs)
+    await asyncio.sleep(5)
+    for topics in (("llm.chat", "mail"), ("mail", "llm.chat")) * 2:
+        (found,) = await _lease(replica, *topics)
+        assert found.job.topic == "mail"
+    replica.store.always(Fault.NONE, *verbs)
+    assert len(await _lease(replica, max_jobs=5)) == 3
+
+
 # ── No place is lost ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -416,7 +435,7 @@ async def test_metrics_show_the_use_of_a_limit(world: World) -> None:
     await _set(replica, LLM)
     await _fan(world, replica, 10)
     await _lease(replica, max_jobs=5)
-    await asyncio.sleep(1.1)
+    await asyncio.sleep(3.5)
     assert replica.metric("topic_limit_running", limit="llm") == 3
     assert replica.metric("topic_limit_max", limit="llm") == 3
     assert replica.metric("topic_limit_leases_total", limit="llm") == 3

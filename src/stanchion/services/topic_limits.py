@@ -2,7 +2,7 @@
 
 A limit that was written is in force on this replica at once; the others are woken by a bell, and
 read all limits once a second. A replica that has not read them for two seconds reads them before it
-leases jobs.
+leases jobs; if it cannot, the last ones stay in force.
 
 A lease of jobs with limited topics has four steps: see which tenants have ready jobs, take tokens
 for them, lease as many jobs as there are tokens, and give the tokens the names of the jobs. Tokens
@@ -65,6 +65,10 @@ _CLOSED_MS: Final = 900
 """How long a full pool is not asked: less than the time between two polls of ready jobs."""
 _BELL: Final = "limits"
 _KIND: Final = "limit"
+_SAMPLE_MS: Final = 3_000
+_SAMPLED_MAX: Final = 100
+_RETRY_MS: Final = 1_000
+"""After a failed read of the limits, leases go on with the last ones for so long."""
 _JOBS_KEPT: Final = 50_000
 _POOLS_KEPT: Final = 1_000
 _TENANTS_AT_ONCE: Final = 200
@@ -117,6 +121,7 @@ class TopicLimitService:
         self._ttl_ms = ttl_ms
         self._signals = _LimitSignals(registry)
         self._looked_at: Moment | None = None
+        self._tried_at = self._sampled_at = Moment(-_STALE_MS - _SAMPLE_MS)
         self._looks = 0
         """Changes by this replica: a read that began before the last one is too old."""
         self._turn = 0
@@ -220,10 +225,15 @@ class TopicLimitService:
                 self._take(found)
 
     async def refresh(self) -> None:
-        """Read the limits if that was long ago. Raises ``BackendError``."""
-        looked_at = self._looked_at
-        if looked_at is None or self._clock.moment() - looked_at > _STALE_MS:
+        """Read the limits if that was long ago. Raises ``BackendError`` if they were never read."""
+        looked_at, now = self._looked_at, self._clock.moment()
+        if looked_at is None:
             await self.look()
+        elif now - looked_at > _STALE_MS and now - self._tried_at > _RETRY_MS:
+            try:
+                await self.look()
+            except BackendError:
+                self._tried_at = self._clock.moment()
 
     async def close(self) -> None:
         """Stop listening, and wait for tokens that are being released."""
@@ -253,9 +263,13 @@ class TopicLimitService:
             for each in self.limits.by_id.values()
             if each.per is LimitScope.DEPLOYMENT
         ]
-        pools += [pool for pool in self._used.values() if pool.tenant is not None]
-        if pools:
-            self._signals.set_running(pools, await self._store.pool_uses(pools))
+        now = self._clock.moment()
+        if not self.limits or now - self._sampled_at < _SAMPLE_MS:
+            return
+        self._sampled_at = now
+        used = [*self._used.values()][-_SAMPLED_MAX:]
+        pools += [each for each in used if each.tenant and each.limit_id in self.limits.by_id]
+        self._signals.set_running(pools, await self._store.pool_uses(pools))
 
     # ── Leases ───────────────────────────────────────────────────────────────────────────────────
 
@@ -268,9 +282,10 @@ class TopicLimitService:
         for topic in call.topics:
             groups.setdefault(self.limits.covering(topic), []).append(topic)
         self._turn += 1
-        first = self._turn % len(groups)
         ordered = [*groups.items()]
+        first = self._turn % max(1, len(ordered))
         leased: list[LeasedJob] = []
+        failed: BackendError | None = None
         for limits, topics in (*ordered[first:], *ordered[:first]):
             left = call.max_jobs - len(leased)
             if not left:
@@ -278,9 +293,10 @@ class TopicLimitService:
             part = LeaseCall(call.worker_id, topics, left, call.tenant)
             try:
                 leased += await (self._lease_limited(part, limits) if limits else self._all(part))
-            except BackendError:
-                if not leased:
-                    raise
+            except BackendError as error:
+                failed = failed or error  # the shard of a limit; other topics do not depend on it
+        if failed is not None and not leased:
+            raise failed
         for each in leased:
             if each.job.id not in self._jobs:
                 self._remember(each.job.id, _Held(each.job.topic, each.job.tenant))
@@ -473,7 +489,9 @@ class TopicLimitService:
                     by_pool.setdefault(pool, []).extend(names)
             await self._release(by_pool)
         for lease in leases:
-            self._jobs.pop(lease.job_id, None)
+            known = self._jobs.get(lease.job_id)
+            if known is not None and (known.token is None or known.fence == lease.fence):
+                del self._jobs[lease.job_id]
 
     async def _find(
         self, leases: Sequence[JobLease], tenant: TenantId | None, *, is_held: bool
