@@ -204,10 +204,37 @@ def _play(scene: Scene) -> str:
     scene.start("report", "acme", input={"question": "Why?", "depth": 3, "review": False})
     _refused(scene)
     wait_for("the dead letters", lambda: len(_letters(scene)) == LETTERS, within_s=20)
+    _lined_up(scene)
+    _held_up(scene)
     scene.ask("POST", "/v1/admin/leases", {"name": f"run/{run}", "ttl_s": 900})
     scene.ask("PATCH", "/v1/admin/settings", {"admission": {"lock_wait_s": 3}})
     time.sleep(1)
     return run
+
+
+def _lined_up(scene: Scene) -> None:
+    """A tenant whose starts wait for a slot, and limits of topics."""
+    queued = {"max_concurrent_runs": 3, "on_full": "queue", "queue_max": 20}
+    scene.ask("PUT", "/v1/admin/tenants/hooli", queued)
+    scene.workflow("index", INDEX, "hooli")
+    for _ in range(5):
+        scene.start("index", "hooli", status=None)
+    limits: dict[str, object] = {
+        "model-quota": {"topics": ["agent.*", "index.embed"], "max_running": 8},
+        "crawl-politely": {"topics": ["crawl.*"], "per": "tenant", "rate_per_s": 0.5},
+    }
+    for name, limit in limits.items():
+        scene.ask("PUT", f"/v1/admin/limits/{name}", limit)
+    scene.lease("agent.plan", "planner-3", "umbrella")
+
+
+def _held_up(scene: Scene) -> None:
+    """A result that waits, because an operator holds the lock of its run."""
+    run = scene.start("index", "globex")
+    jobs = scene.lease("index.split", "splitter-1", "globex")
+    scene.ask("POST", "/v1/admin/leases", {"name": f"run/{run}", "ttl_s": 600})
+    mine = [job for job in jobs if job["run_id"] == run]
+    scene.finish(mine, [1], worker="splitter-1", tenant="globex")
 
 
 def _letters(scene: Scene) -> list[Any]:

@@ -150,7 +150,7 @@ async def test_a_lock_shows_who_waits_for_it(world: ConsoleHouse, browser: Brows
     house = world.house
     await house.ask("POST", "/v1/admin/leases", {"name": "run/held", "ttl_s": 60}, key=ADMIN)
     house.services.lease_history.was_busy("run/held")
-    assert b"1 try since" in (await browser.get("/console/leases")).body
+    assert b"1 try</span>" in (await browser.get("/console/leases")).body
 
 
 async def test_a_drills_charts_are_drawn_and_those_of_another_version_left_out(
@@ -315,6 +315,9 @@ async def test_search_goes_straight_to_a_run(browser: Browser) -> None:
     run_id = await browser.house.start(key=ADMIN, tenant="acme")
     answer = await browser.get(f"/console/search?tenant=acme&q={run_id}")
     assert answer.headers["location"] == f"/console/runs/{run_id}?tenant=acme"
+    for path in (f"/console/search?q={run_id}", f"/console/runs/{run_id}"):  # of all tenants
+        found = await browser.get(path)
+        assert found.headers["location"] == f"/console/runs/{run_id}?tenant=acme"
     shown = await browser.get("/console/search?tenant=acme&q=reviewed")
     assert b"/console/workflows/reviewed?tenant=acme" in shown.body
     for query in ("", "nothing-has-this-name", "%22%3E", "a" * 300):

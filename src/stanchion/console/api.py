@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from stanchion.core.model import TenantId
+from stanchion.core.model import RunId, TenantId
 from stanchion.gateway.auth import ANONYMOUS, TENANT_HEADER, authorised
 from stanchion.gateway.body import decoded, is_suspect, read_query
 from stanchion.gateway.endpoint import listed, note_refusal, parameter_pattern
@@ -94,6 +94,16 @@ class Api:
         """Whether the route has this query parameter in this version."""
         route = _BY_NAME.get(name)
         return route is not None and parameter in (route.query or NoQuery).__struct_fields__
+
+    async def tenant_of_run(self, run_id: str) -> str | None:
+        """The tenant of a run, for a viewer who may look at all of them.
+
+        Locks and searches name a run without its tenant.
+        """
+        if self._holder.tenant != ALL_TENANTS:
+            return None
+        loaded = await self._services.store.load(RunId(run_id))
+        return None if loaded is None else loaded.run.tenant
 
     async def get(self, path: str, params: Mapping[str, str] | None = None, **query: object) -> Any:  # noqa: ANN401 - the route's own type
         """The answer of a ``GET`` route as its wire type.

@@ -138,6 +138,9 @@ def _sentence(view: View, data: Data) -> str:
     if tenants:
         if tenants["full"]:
             parts.append(f"{_many(len(tenants['full']), 'tenant')} at the cap")
+        if tenants["queued"]:
+            verb = "waits" if tenants["queued"] == 1 else "wait"
+            parts.append(f"{_many(tenants['queued'], 'run')} {verb} for a slot")
         if tenants["refused"]:
             parts.append(f"{_many(tenants['refused'], 'start')} refused in the last minute")
         if tenants["unavailable"]:
@@ -174,6 +177,9 @@ async def search(view: View) -> Data:
         with suppress(RequestRefused):
             run = await api.get("/v1/runs/{run_id}", {"run_id": text})
             raise Elsewhere(view.at("runs", run.run_id))
+        tenant = None if view.query.get("tenant") else await api.tenant_of_run(text)
+        if tenant is not None:
+            raise Elsewhere(view.at("runs", text, tenant=tenant))
     if api.allows("GET /v1/workflows/{workflow_id}"):
         with suppress(RequestRefused):
             params = {"workflow_id": text}

@@ -11,11 +11,23 @@ from urllib.parse import urlencode
 import msgspec
 
 from stanchion.console.gantt import gantt, spans_of
-from stanchion.console.page import DONE, Action, ConsolePage, Data, Form, Nav, Redirect, Shown, View
+from stanchion.console.page import (
+    DONE,
+    Action,
+    ConsolePage,
+    Data,
+    Elsewhere,
+    Form,
+    Nav,
+    Redirect,
+    Shown,
+    View,
+)
 from stanchion.console.pages.approvals import DecisionForm, decide
 from stanchion.console.step_graph import GraphStep, StepKind, zoomable_graph
 from stanchion.core.model import Instant, RunStatus, StepStatus, WorkflowSource
 from stanchion.gateway.problems import RequestRefused, invalid_member
+from stanchion.wire.problems import Code
 from stanchion.wire.runs import ApprovalRow, RunView, StepView, TimelineLine
 
 __all__ = ["ACTIONS", "PAGES", "graph_steps"]
@@ -84,7 +96,7 @@ def _bulk(view: View, wanted: dict[str, Any]) -> str | None:
 async def show_run(view: View) -> Data:
     """One run."""
     api = view.api
-    run: RunView = await api.get("/v1/runs/{run_id}", view.params)
+    run = await _run(view)
     timeline = await api.get("/v1/runs/{run_id}/timeline", view.params, limit=_TIMELINE_MAX)
     entries: tuple[TimelineLine, ...] = timeline.entries
     now = datetime.fromtimestamp(view.now / 1000, UTC)
@@ -115,6 +127,21 @@ async def show_run(view: View) -> Data:
         "plan": None,
         "key": view.form.get("key") or secrets.token_hex(16),
     }
+
+
+async def _run(view: View) -> RunView:
+    """The run; if no tenant was chosen, ``Elsewhere`` is raised with that of the run."""
+    try:
+        found: RunView = await view.api.get("/v1/runs/{run_id}", view.params)
+    except RequestRefused as refused:
+        run_id = view.params["run_id"]
+        is_missing = refused.refusal.code is Code.NOT_FOUND
+        if is_missing and not view.query.get("tenant"):
+            tenant = await view.api.tenant_of_run(run_id)
+            if tenant not in {None, view.tenant}:
+                raise Elsewhere(view.at("runs", run_id, tenant=tenant)) from None
+        raise
+    return found
 
 
 def _too_large(run: RunView) -> set[str]:
