@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from stanchion.adapters.outcomes import SummaryBoard
+from stanchion.adapters.store.memory import state as memory_state
 from stanchion.adapters.store.memory.runs import carry_out
-from stanchion.adapters.store.memory.state import Account, MemoryState, RunPlaces
+from stanchion.adapters.store.memory.state import Account, MemoryState, RunFile, RunPlaces
 from stanchion.core import lease, rerun
 from stanchion.core import why as why_module
 from stanchion.core.admission import Admitted, Verdict
@@ -471,6 +472,14 @@ def _boundless(callers: Callers) -> None:
     vars(callers.budgets)["take"] = take
 
 
+def _not_returned(_state: MemoryState, file: RunFile) -> None:
+    file.reservations.clear()
+
+
+def _added_up(_before: Mapping[str, int], told: Mapping[str, int]) -> dict[str, int]:
+    return dict(told)
+
+
 def _without_output(item: Item) -> Item:
     return replace(_reused(item), output=None)
 
@@ -654,6 +663,16 @@ ALL: Final = (
         name="rerun-loses-output",
         says="an item that a rerun keeps has no output",
         applied=_patched(rerun, "_reused", _without_output),
+    ),
+    Mutant(
+        name="reserve-without-release",
+        says="a run that ends keeps what it has reserved",
+        applied=_patched(MemoryState, "settle_budgets", _not_returned),
+    ),
+    Mutant(
+        name="usage-charged-twice",
+        says="the reports of a job are added up",
+        applied=_patched(memory_state, "new_usage", _added_up),
     ),
     Mutant(
         name="retry-without-budget",

@@ -49,6 +49,8 @@ FOUND_ON = {
     "jitter-out-of-bounds": (0, "delays within policy"),
     "item-stops-others": (4, "everything ends"),
     "rerun-loses-output": (3, "what is reused is what it was"),
+    "reserve-without-release": (0, "budgets count what runs reserve and use"),
+    "usage-charged-twice": (0, "budgets count what runs reserve and use"),
     "retry-without-budget": (0, "retries within budget"),
 }
 """A day on which each was found out, and by which statement. Days change when services do."""

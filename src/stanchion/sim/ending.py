@@ -62,6 +62,7 @@ def check_end(world: World) -> None:
             "slots equal unfinished runs",
             must.slots_are_unfinished_runs(tenant, state.peek(TenantId(tenant)).active, 0),
         )
+        world.ledger.budgets.compare(TenantId(tenant))
     _check_summaries(world)
     _check_lists(world)
     if not world.scenario.profile.store_loses:

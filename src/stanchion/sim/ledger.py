@@ -38,11 +38,13 @@ from stanchion.ports.records import (
 from stanchion.services.gate_answers import (
     GateFailed,
     GateFull,
+    GateOverBudget,
     JobThrottled,
     KeyMismatch,
     RunStarted,
 )
 from stanchion.sim import invariants as must
+from stanchion.sim.budget_ledger import BudgetLedger
 from stanchion.sim.history import History
 from stanchion.sim.lock_ledger import NEVER_S, LockLedger, ObservedHold
 from stanchion.sim.loop import Process
@@ -90,6 +92,7 @@ class Ledger:
     plan_of: Callable[[Run], Plan | None]
     run_ttl_ms: int
     locks: LockLedger
+    budgets: BudgetLedger
     tallies: defaultdict[str, Counter[str]]
     """The answers that reached each replica, by process: its metrics must match."""
     limits: tuple[TopicLimit, ...]
@@ -156,7 +159,9 @@ class Ledger:
 
     def gated(self, process: Process, answer: object, took_s: float) -> None:
         """The gate has answered a caller."""
-        if isinstance(answer, RunStarted | GateFull | KeyMismatch | JobThrottled | GateFailed):
+        if isinstance(
+            answer, RunStarted | GateFull | GateOverBudget | KeyMismatch | JobThrottled | GateFailed
+        ):
             self.tallies[process.name]["admission_decisions"] += 1
         self.history.check(
             "the gate answers in time", must.gate_answers_in_time(took_s, self.settings)
@@ -193,6 +198,7 @@ class Ledger:
         note = _NOTES.get(verb)
         if note is not None:
             note(self, _Seen(link.caller, verb, arguments, answer, is_late))
+        self.budgets.stored(verb, arguments, answer)
         self._compare_audit(verb, arguments, answer)
 
     def _compare_audit(self, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
@@ -218,6 +224,7 @@ class Ledger:
         self.audit_entries = state.audit_removed + len(state.audit_log)
         self.failed_over_at_s = asyncio.get_running_loop().time()
         self.explained.clear()
+        self.budgets.failed_over()
         self.runs = {run_id: file.run for run_id, file in state.runs.items()}
         self.keys.clear()
         for run_id, file in state.runs.items():

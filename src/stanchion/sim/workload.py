@@ -16,6 +16,7 @@ from stanchion.client.async_client import AsyncClient
 from stanchion.client.engine import Pace, RetryBudgets
 from stanchion.client.errors import CallFailed, Conflict, retry_after_ms
 from stanchion.client.signals import CallSignal, Retrying
+from stanchion.core.budget import BudgetLimit, BudgetWindow
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, JobId, Risk, RunStatus, StepId, Topic, WorkflowId
 from stanchion.core.rerun import RerunOnly, RerunVersion
@@ -44,7 +45,16 @@ from stanchion.transport.messages import HttpReply, NoReply, Request
 from stanchion.wire.worker import ResultsAnswer, ResultsRequest
 from stanchion.worker import FinalError, Job, JobFailed, Worker
 
-__all__ = ["CAPS", "LIMITS", "PINS", "WORKFLOWS", "Callers", "Hands", "changed"]
+__all__ = [
+    "CAPS",
+    "LIMITS",
+    "PINS",
+    "WORKFLOWS",
+    "Callers",
+    "Hands",
+    "budgets_of",
+    "changed",
+]
 
 CAPS: Final = {"acme": 3, "globex": 2, "quiet": 50}
 PINS: Final = {"globex": {WorkflowId("three"): 1, WorkflowId("nested"): 1}}
@@ -53,6 +63,19 @@ LIMITS: Final = (
     TopicLimit(id="all", topics=("search", "write"), max_running=4),
     TopicLimit(id="own", topics=("search",), per=LimitScope.TENANT, max_running=2, rate_per_s=20.0),
 )
+TOKENS: Final = {
+    "acme": BudgetLimit(250, BudgetWindow.TOTAL),
+    "globex": BudgetLimit(120, BudgetWindow.HOUR),
+}
+"""What tenants may use: enough for most days."""
+
+
+def budgets_of(tenant: str, factor: int) -> dict[str, BudgetLimit]:
+    """The budgets of a tenant; ``factor`` is that of its cap."""
+    limit = TOKENS.get(tenant)
+    return {} if limit is None else {"tokens": BudgetLimit(limit.limit * factor, limit.window)}
+
+
 BUDGETS: Final = {
     RetryClass.QUOTA: Budget(tokens_max=4, refill_per_s=0.3),
     RetryClass.UNAVAILABLE: Budget(tokens_max=6, refill_per_s=0.5),
@@ -70,7 +93,12 @@ def _job(topic: str, *needs: str, attempts: int = 1) -> JobSpec:
 
 
 def _workflow(
-    name: str, risk: Risk, *, max_deliveries: int | None = None, **steps: object
+    name: str,
+    risk: Risk,
+    *,
+    tokens: int = 0,
+    max_deliveries: int | None = None,
+    **steps: object,
 ) -> Workflow:
     return Workflow(
         id=WorkflowId(name),
@@ -78,6 +106,7 @@ def _workflow(
         steps={StepId(each): spec for each, spec in steps.items()},  # type: ignore[misc]  # specs
         timeout_s=900,
         max_deliveries=max_deliveries,
+        budget={"tokens": tokens} if tokens else {},
     )
 
 
@@ -85,6 +114,7 @@ WORKFLOWS: Final = (
     _workflow(
         "three",
         Risk.STANDARD,
+        tokens=15,
         a=_job("plan"),
         b=_job("search", "a"),
         c=_job("write", "b"),
@@ -92,6 +122,7 @@ WORKFLOWS: Final = (
     _workflow(
         "fan",
         Risk.HIGH,
+        tokens=30,
         list=_job("plan"),
         each=ForEachSpec(
             for_each='${["x", "y", "z"]}',
@@ -104,6 +135,7 @@ WORKFLOWS: Final = (
     _workflow(
         "wide",
         Risk.LOW,
+        tokens=20,
         max_deliveries=1,
         each=ForEachSpec(for_each='${["a", "b", "c", "d", "e"]}', topic=Topic("quick")),
         beside=_job("quick"),
@@ -131,6 +163,7 @@ WORKFLOWS: Final = (
     _workflow(
         "tolerant",
         Risk.STANDARD,
+        tokens=40,
         each=ForEachSpec(
             for_each='${["a", "b", "c", "d", "e", "f"]}',
             topic=Topic("search"),
@@ -224,8 +257,10 @@ class Hands:
         if job.topic == "quick":
             # All at the same time, so that their results collide.
             takes_s = 0.02 * self.slowness
-        for _ in range(4):
+        for quarter in range(4):
             await asyncio.sleep(takes_s / 4)
+            if quarter % 2:
+                job.usage(tokens=1 + int(4 * fate))
             if job.lost is None:
                 self._ledger.works(JobId(job.job_id), job.fence, since_s)
         outcome = share("outcome", self._seed, job.job_id)
@@ -251,6 +286,7 @@ class _Told(WorkerTransport):
             for each in sent:
                 if each.job_id in accepted:
                     self._ledger.told_accepted(each.job_id, each.fence)
+                    self._ledger.budgets.told_accepted(each.job_id, each.fence, each.usage)
         return answer
 
 

@@ -24,6 +24,7 @@ from stanchion.core.retry import WorkAllowance
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import Tenant
 from stanchion.services.engine import Terms
+from stanchion.sim.budget_ledger import BudgetLedger
 from stanchion.sim.bus import BusServer
 from stanchion.sim.ending import check_end, check_looked_after, tell_unfinished
 from stanchion.sim.history import History, bugs_told, quiet
@@ -35,7 +36,16 @@ from stanchion.sim.network import BAD_WEATHER, CLEAR, HttpServer, Network
 from stanchion.sim.replica import NO_MUTANT, Mutant, Replica, SimContext, linked_once, plan_of
 from stanchion.sim.scenario import Ask, Scenario, Then
 from stanchion.sim.servers import LockServer, StoreServer, at_once
-from stanchion.sim.workload import CAPS, LIMITS, PINS, WORKFLOWS, Callers, Hands, changed
+from stanchion.sim.workload import (
+    CAPS,
+    LIMITS,
+    PINS,
+    WORKFLOWS,
+    Callers,
+    Hands,
+    budgets_of,
+    changed,
+)
 
 __all__ = ["Verdict", "World", "play"]
 
@@ -128,6 +138,7 @@ class World:
             plan_of=lambda run: plan_of(self.store.real.state, run),
             run_ttl_ms=profile.run_ttl_ms,
             locks=LockLedger(self.history, self.locks, tallies),
+            budgets=BudgetLedger(self.history, self.store),
             tallies=tallies,
             limits=LIMITS,
             job_ttl_ms=profile.job_ttl_ms,
@@ -222,6 +233,7 @@ class World:
             config = Tenant(
                 max_concurrent_runs=cap * self.scenario.profile.cap_factor,
                 workflows=PINS.get(tenant, {}),
+                budgets=budgets_of(tenant, self.scenario.profile.cap_factor),
             )
             at_once(self.store.real.put_tenant(TenantId(tenant), config))
         for workflow in WORKFLOWS:

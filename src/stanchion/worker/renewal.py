@@ -226,10 +226,11 @@ class LeaseRenewer:
                 left_ms = trust.next_renewal_at - now
                 if left_ms <= 0:
                     due.append(held)
+                elif _has_news(held, trust):
+                    # Before ``near``: that is renewed only if another lease is due.
+                    news.append(held)
                 elif rules.may_renew_early(trust, now):
                     near.append(held)
-                elif _has_news(held, trust):
-                    news.append(held)
         if due:
             # Leases that are due soon are renewed in the same call.
             self._renew_all([*due, *near])

@@ -1,0 +1,202 @@
+"""The record of budgets: what runs reserve and use, derived from the commands of the store.
+
+It adds up runs and reports one by one, without ``core.budget``, and compares the sums with the
+tallies that the store keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from stanchion.core.admission import Admitted, Queued
+from stanchion.core.budget import BudgetLimit, BudgetWindow, OverBudget
+from stanchion.core.model import RunId, TenantId
+from stanchion.ports.records import (
+    Accepted,
+    Admission,
+    Commit,
+    Committed,
+    JobLease,
+    Renewals,
+    Result,
+)
+from stanchion.sim.history import History
+from stanchion.sim.servers import StoreServer
+
+__all__ = ["BudgetLedger"]
+
+_HOUR_MS: Final = 3_600_000
+_COUNTS: Final = "budgets count what runs reserve and use"
+
+
+@dataclass(slots=True)
+class _Spending:
+    """One run and one budget."""
+
+    tenant: TenantId
+    name: str
+    window: int
+    reserved: int
+    used: int = 0
+    is_over: bool = False
+
+    @property
+    def committed(self) -> int:
+        return self.used if self.is_over else max(self.reserved, self.used)
+
+
+@dataclass(slots=True)
+class BudgetLedger:
+    """What every run has reserved and used."""
+
+    history: History
+    store: StoreServer
+    _runs: dict[RunId, list[_Spending]] = field(default_factory=dict)
+    _reports: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
+    """The largest reports that the store has taken, by job and fence."""
+    _ever: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
+    """The same, with those that a failover has lost."""
+
+    def stored(self, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
+        """The store has executed a command."""
+        match verb, answer:
+            case "admit", Admitted() | Queued() | OverBudget():
+                self._admitted(arguments[0], answer)
+            case "renew_jobs", Renewals(renewed=renewed):
+                self._reported(each for each in arguments[0] if each.job_id in renewed)
+            case "accept", tuple():
+                pairs = zip(arguments[0], answer, strict=True)
+                self._reported(
+                    each for each, said in pairs if isinstance(said, Accepted) and not said.repeated
+                )
+            case "settle", Committed():
+                self._reported(arguments[0])
+                self._committed(arguments[1])
+            case "commit", Committed():
+                self._committed(arguments[0])
+            case _:
+                pass
+
+    def told_accepted(self, job_id: str, fence: int, usage: Mapping[str, int]) -> None:
+        """A worker was told that its result is accepted: then so is what it used."""
+        taken = self._ever.get((job_id, fence), {})
+        self.history.check(
+            "what workers report is charged",
+            [
+                f"{job_id}: {amount} of '{name}' were reported, {taken.get(name, 0)} are charged"
+                for name, amount in usage.items()
+                if taken.get(name, 0) < amount and self._is_known(job_id, name)
+            ],
+        )
+
+    def failed_over(self) -> None:
+        """The store has lost its last writes: take over its state."""
+        state = self.store.real.state
+        self._runs, self._reports = {}, {}
+        for run_id, file in state.runs.items():
+            tallies = state.peek(file.run.tenant).budgets
+            for name, each in file.reservations.items():
+                is_present = tallies[name].generation == each.generation
+                window = self._window(tallies[name].window) if is_present else -1
+                self._runs.setdefault(run_id, []).append(
+                    _Spending(file.run.tenant, name, window, each.reserved, each.used)
+                )
+        for job in state.jobs.values():
+            if job.usage:
+                self._reports[job.job.id, job.fence] = dict(job.usage)
+        # What runs used that have ended cannot be told apart any more.
+        for tenant, account in state.accounts.items():
+            for name, tally in account.budgets.items():
+                window = self._window(tally.window)
+                rest = tally.used - sum(each.used for each in self._of(tenant, name, window))
+                ended = _Spending(tenant, name, window, 0, rest, is_over=True)
+                self._runs.setdefault(RunId(f"ended {tenant}"), []).append(ended)
+
+    def compare(self, tenant: TenantId) -> None:
+        """Compare the tallies of a tenant with the sums over its runs."""
+        self.history.check(_COUNTS, self._differences(tenant))
+
+    def _admitted(self, admission: Admission, answer: object) -> None:
+        run, state = admission.run, self.store.real.state
+        config = state.peek(run.tenant).config
+        limits = {} if config is None else config.budgets
+        if isinstance(answer, OverBudget):
+            limit, window = self._present(answer.budget, limits)
+            spent = sum(each.committed for each in self._of(run.tenant, answer.budget, window))
+            is_right = spent + admission.budget[answer.budget] > limit.limit
+            said = [f"{run.tenant} was refused with {spent} of {limit.limit}, {answer}"]
+            self.history.check("no budget is refused that has room", [] if is_right else said)
+            return
+        if run.id in self._runs or not limits:
+            return
+        is_over = isinstance(answer, Admitted) and run.status.is_finished
+        for name in limits:
+            limit, window = self._present(name, limits)
+            reserved = admission.budget.get(name, 0)
+            spending = _Spending(run.tenant, name, window, reserved, is_over=is_over)
+            self._runs.setdefault(run.id, []).append(spending)
+            spent = sum(each.committed for each in self._of(run.tenant, name, window))
+            is_above = name in admission.budget and spent > limit.limit
+            said = [f"run {run.id} was admitted with {spent} of {limit.limit} of '{name}'"]
+            self.history.check("never above a budget", said if is_above else [])
+        self.compare(run.tenant)
+
+    def _reported(self, reports: Iterable[JobLease | Result]) -> None:
+        tenants: dict[TenantId, None] = {}
+        for each in reports:
+            if not each.usage:
+                continue
+            key = (str(each.job_id), each.fence)
+            before = self._reports.setdefault(key, {})
+            ever = self._ever.setdefault(key, {})
+            spendings = self._runs.get(RunId(each.job_id.partition(":")[0]), [])
+            for name, amount in each.usage.items():
+                more = max(0, amount - before.get(name, 0))
+                before[name] = max(amount, before.get(name, 0))
+                ever[name] = max(amount, ever.get(name, 0))
+                for spending in spendings:
+                    if spending.name == name and not spending.is_over:
+                        spending.used += more
+            tenants |= {spending.tenant: None for spending in spendings}
+        # Not earlier: the store has charged all of them in one step.
+        for tenant in tenants:
+            self.compare(tenant)
+
+    def _committed(self, commit: Commit) -> None:
+        spendings = self._runs.get(commit.run_id, [])
+        if commit.transition.status.is_finished and spendings:
+            for each in spendings:
+                each.is_over = True
+            self.compare(spendings[0].tenant)
+
+    def _differences(self, tenant: TenantId) -> Iterator[str]:
+        for name, tally in self.store.real.state.peek(tenant).budgets.items():
+            of_window = [*self._of(tenant, name, self._window(tally.window))]
+            used = sum(each.used for each in of_window)
+            held = sum(each.committed for each in of_window) - used
+            is_rolled = tally.start > 0 and tally.start // _HOUR_MS != self._window(tally.window)
+            if not is_rolled and (used, held) != (tally.used, tally.held):
+                yield (
+                    f"{tenant}: {used} of '{name}' are used and {held} held, and the store counts"
+                    f" {tally.used} and {tally.held}"
+                )
+
+    def _of(self, tenant: TenantId, name: str, window: int) -> Iterator[_Spending]:
+        for spendings in self._runs.values():
+            for each in spendings:
+                if (each.tenant, each.name, each.window) == (tenant, name, window):
+                    yield each
+
+    def _present(self, name: str, limits: Mapping[str, BudgetLimit]) -> tuple[BudgetLimit, int]:
+        return limits[name], self._window(limits[name].window)
+
+    def _window(self, window: BudgetWindow) -> int:
+        """The number of the present window."""
+        assert window in {BudgetWindow.HOUR, BudgetWindow.TOTAL}, "the workload has no others"
+        return 0 if window is BudgetWindow.TOTAL else self.store.clock.now() // _HOUR_MS
+
+    def _is_known(self, job_id: str, name: str) -> bool:
+        spendings = self._runs.get(RunId(job_id.partition(":")[0]), [])
+        return any(each.name == name for each in spendings)
