@@ -205,6 +205,19 @@ ADMISSION: Final = Dashboard(
             (Query("{{tenant}}", _quantile("queue_wait_seconds", "tenant", _TENANT)),),
         ),
         Panel(
+            "Budgets: part that is used or reserved",
+            "percentunit",
+            (
+                Query(
+                    "{{tenant}}: {{budget}}",
+                    f"max by (tenant, budget) ((stanchion_budget_used{{{_TENANT}}}"
+                    f" + stanchion_budget_reserved{{{_TENANT}}})"
+                    f" / stanchion_budget_limit{{{_TENANT}}})",
+                ),
+            ),
+            "Of the present window. At 1 the next start is refused; runs may use more.",
+        ),
+        Panel(
             "Requests shed, by limit",
             "ops",
             (Query("{{reason}}", _rate("http_shed_total", "reason")),),

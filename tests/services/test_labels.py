@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from stanchion.adapters.system import ManualClock
+from stanchion.core.budget import BudgetStanding, BudgetWindow
 from stanchion.core.model import TenantId
 from stanchion.services.signals import OTHER, UNNAMED_MAX, EngineSignals, TenantLabels
 
@@ -66,3 +67,22 @@ def test_active_runs_of_tenants_without_a_label_are_shown_together() -> None:
         for tenant in ("acme", "other", "globex")
     }
     assert shown == {"acme": 3, "other": 7, "globex": None}
+
+
+def test_budgets_are_shown_as_long_as_they_are_configured() -> None:
+    registry = CollectorRegistry()
+    signals = EngineSignals(registry, ManualClock(), labels=TenantLabels(1))
+    day = BudgetStanding(9, BudgetWindow.DAY, 4, 3, None)
+
+    def shown(tenant: str, name: str) -> list[float | None]:
+        labels = {"tenant": tenant, "budget": name}
+        return [
+            registry.get_sample_value(f"stanchion_budget_{each}", labels)
+            for each in ("used", "reserved", "limit")
+        ]
+
+    signals.budgets({TenantId("acme"): {"tokens": day, "calls": day}, TenantId("b"): {"x": day}})
+    assert shown("acme", "tokens") == shown("acme", "calls") == [4, 3, 9]
+    assert shown("b", "x") == shown("other", "x") == [None] * 3
+    signals.budgets({TenantId("acme"): {"calls": day}})
+    assert shown("acme", "tokens") == [None] * 3

@@ -196,6 +196,7 @@ class Reconciler:
         if self._round % _AUDIT_EVERY == 0:
             tenants = self._signals.tenants()
             self._signals.active({each: await self._store.active_runs(each) for each in tenants})
+            self._signals.budgets({each: await self._store.budgets(each) for each in tenants})
             self._signals.queued({each: await self._store.queued_runs(each) for each in tenants})
 
 

@@ -19,6 +19,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from stanchion import telemetry
+from stanchion.core.budget import BudgetStanding
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, Risk, Run, RunStatus, TenantId, WorkflowId
@@ -243,6 +244,11 @@ class AdmissionSignals:
 
 BUCKET_MS: Final = 500
 _BURST_BUCKETS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_BUDGET_GAUGES: Final = {
+    "used": "What is used of a budget in its present window.",
+    "reserved": "What unfinished runs have reserved of a budget and not used.",
+    "limit": "The limit of a budget.",
+}
 _QUEUE_BUCKETS_S: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _RUN_BUCKETS_S: Final = (0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800, 3600, 21600, 86400)
 
@@ -353,6 +359,10 @@ class EngineSignals:
             buckets=_QUEUE_BUCKETS_S,
             registry=registry,
         )
+        self._budgets = {
+            name: Gauge(f"stanchion_budget_{name}", says, ["tenant", "budget"], registry=registry)
+            for name, says in _BUDGET_GAUGES.items()
+        }
         self._bucket: Moment | None = None
         self._in_bucket = 0
 
@@ -438,6 +448,17 @@ class EngineSignals:
     def queued(self, runs: Mapping[TenantId, int]) -> None:
         """Set the lengths of the tenants' queues."""
         _set(self._queue_length, self._labels, runs)
+
+    def budgets(self, standings: Mapping[TenantId, Mapping[str, BudgetStanding]]) -> None:
+        """Set what is used of budgets, for the tenants with labels of their own."""
+        for gauge in self._budgets.values():
+            gauge.clear()  # of budgets that are configured no longer
+        for tenant, budgets in standings.items():
+            label = self._labels.tenant(tenant)
+            for name, each in budgets.items() if label != OTHER else ():
+                self._budgets["used"].labels(label, name).set(each.used)
+                self._budgets["reserved"].labels(label, name).set(each.reserved)
+                self._budgets["limit"].labels(label, name).set(each.limit)
 
     def waiting(self, *, pending: int, rows: int) -> None:
         self._pending.set(pending)
