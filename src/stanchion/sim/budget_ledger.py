@@ -6,7 +6,7 @@ tallies that the store keeps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -72,8 +72,7 @@ class BudgetLedger:
                     each for each, said in pairs if isinstance(said, Accepted) and not said.repeated
                 )
             case "settle", Committed():
-                self._reported(arguments[0])
-                self._committed(arguments[1])
+                self._committed(arguments[1], results=arguments[0])
             case "commit", Committed():
                 self._committed(arguments[0])
             case _:
@@ -144,6 +143,12 @@ class BudgetLedger:
         self.compare(run.tenant)
 
     def _reported(self, reports: Iterable[JobLease | Result]) -> None:
+        # Compared at the end: the store has charged all of them in one step.
+        for tenant in self._charged(reports):
+            self.compare(tenant)
+
+    def _charged(self, reports: Iterable[JobLease | Result]) -> dict[TenantId, None]:
+        """Charge the reports; returns the tenants."""
         tenants: dict[TenantId, None] = {}
         for each in reports:
             if not each.usage:
@@ -160,16 +165,15 @@ class BudgetLedger:
                     if spending.name == name and not spending.is_over:
                         spending.used += more
             tenants |= {spending.tenant: None for spending in spendings}
-        # Not earlier: the store has charged all of them in one step.
+        return tenants
+
+    def _committed(self, commit: Commit, results: Sequence[Result] = ()) -> None:
+        tenants = self._charged(results)
+        for each in self._runs.get(commit.run_id, []):
+            tenants[each.tenant] = None
+            each.is_over = each.is_over or commit.transition.status.is_finished
         for tenant in tenants:
             self.compare(tenant)
-
-    def _committed(self, commit: Commit) -> None:
-        spendings = self._runs.get(commit.run_id, [])
-        if commit.transition.status.is_finished and spendings:
-            for each in spendings:
-                each.is_over = True
-            self.compare(spendings[0].tenant)
 
     def _differences(self, tenant: TenantId) -> Iterator[str]:
         for name, tally in self.store.real.state.peek(tenant).budgets.items():
