@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from stanchion.core.admission import Admitted, Full, Replayed, Verdict
+from stanchion.core.admission import Admitted, Full, Queued, Replayed, Verdict
 from stanchion.core.budget import (
     BudgetLimit,
     BudgetStanding,
@@ -17,8 +17,10 @@ from stanchion.core.budget import (
     window_end,
     window_start,
 )
+from stanchion.core.events import Promoted
 from stanchion.core.model import Instant, RunId, Stamp, TenantId
 from stanchion.core.plan import Plan
+from stanchion.core.queue import OnFull, QueueRequest
 from stanchion.core.run import decide_all
 from stanchion.ports.records import (
     Accepted,
@@ -316,3 +318,25 @@ async def test_a_settle_charges_its_results_before_the_run_ends(store: Store) ->
     for _ in range(2):  # repeating it is safe
         assert isinstance(await store.settle([result], commit), Committed)
         assert await _counts(store) == (35, 0)
+
+
+async def test_a_run_reserves_when_it_is_queued_and_returns_it_when_it_ends(store: Store) -> None:
+    config = replace(_tenant(100), max_concurrent_runs=1, on_full=OnFull.QUEUE)
+    await store.put_tenant(ACME, config)
+    first = await _start(store, {"tokens": 30})
+    waiting: list[RunId] = []
+    for _ in range(2):
+        wanted = admission(await store.now(), queue=QueueRequest())
+        wanted = replace(wanted, budget={"tokens": 35})
+        assert isinstance(await store.admit(wanted, within_ms=WITHIN_MS), Queued)
+        waiting.append(wanted.run.id)
+    assert await _counts(store) == (0, 100)
+    assert isinstance((await _admit(store, {"tokens": 1}))[0], OverBudget)
+    await cancel(store, waiting[1])
+    assert await _counts(store) == (0, 65)
+    await cancel(store, first)  # the other one is promoted
+    assert await _counts(store) == (0, 35)
+    await advance(store, ONE_JOB, waiting[0], Promoted())
+    leased, *_ = await lease(store, max_jobs=2)
+    await store.accept([_result(leased, {"tokens": 40})])
+    assert await _counts(store) == (40, 0)

@@ -228,6 +228,21 @@ async def test_progress_that_cannot_be_sent_is_no_failed_renewal(stage: Stage) -
 
 
 @on_stage
+async def test_progress_is_sent_also_while_the_renewal_is_nearly_due(stage: Stage) -> None:
+    @stage.app.task("t")
+    async def report(job: Job) -> str:
+        await asyncio.sleep(JOB_TERMS.ttl_ms / 3_000 - 0.5)
+        job.heartbeat({"at": "nearly a third of the term"})
+        await asyncio.sleep(0.1)
+        return "done"
+
+    stage.ledger.put("run:step@1")
+    async with stage.working():
+        await stage.ledger.all_done(within_s=100)
+    assert len(stage.ledger.progress) == 1
+
+
+@on_stage
 async def test_usage_is_sent_in_sums_with_renewals_and_the_result(stage: Stage) -> None:
     @stage.app.task("t")
     async def spend(job: Job) -> str:

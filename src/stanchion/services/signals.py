@@ -110,6 +110,9 @@ class AdmissionEndpoint(StrEnum):
     SUBMIT = "submit"
 
 
+_AT_A_LIMIT: Final = frozenset({"full", "queue_full", "budget_exhausted"})
+
+
 class AdmissionFigures:
     """What this replica's gate answered each tenant in the last minute."""
 
@@ -132,7 +135,7 @@ class AdmissionFigures:
         window = windows[-1]
         if outcome == "admitted":
             window.admitted += 1
-        elif outcome in {"full", "queue_full"}:
+        elif outcome in _AT_A_LIMIT:
             window.full += 1
         elif outcome not in _DECIDED:
             window.unavailable += 1
