@@ -2,7 +2,8 @@
 
 Off, a start executes a few comparisons and one assignment to a context variable. They are timed by
 themselves, as a part of the processor time of a start. On, two servers on SQLite run alternately,
-and their processor time for a start is compared; the exporter's endpoint refuses connections.
+and their processor time for a start is compared; the exporter's endpoint refuses connections. While
+the metrics are scraped, another connection's requests show whether the event loop is blocked.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import http.client
 import os
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from statistics import median
 from timeit import timeit
+from typing import NamedTuple
 
 from bench.http import BODY, PATH
 from bench.pace import Pace
@@ -29,6 +32,7 @@ STARTS, STARTS_QUICK = 2_000, 200
 ROUNDS, ROUNDS_QUICK = 10, 2
 TENANTS, TENANTS_QUICK = 1_000, 50
 SCRAPES = 11
+BESIDE = 10
 COMPARISONS = 8
 """How often a start compares ``telemetry.tracing`` with ``None``, generously counted."""
 TIMED = 100_000
@@ -40,7 +44,7 @@ ON = {
 
 
 def rows(pace: Pace) -> list[Row]:
-    """Measure all three."""
+    """Measure all four."""
     starts = STARTS_QUICK if pace.is_quick else STARTS
     rounds = ROUNDS_QUICK if pace.is_quick else ROUNDS
     with embedded() as off, _variables(ON), embedded() as on:
@@ -49,7 +53,7 @@ def rows(pace: Pace) -> list[Row]:
         _start(off, starts)
         _start(on, starts)
         pairs = [(_start(off, starts), _start(on, starts)) for _ in range(rounds)]
-        scrape_ms = _scrape_ms(off, TENANTS_QUICK if pace.is_quick else TENANTS)
+        scrape = _scraped(off, TENANTS_QUICK if pace.is_quick else TENANTS)
     start_us = median(each[0] for each in pairs)
     off_us = _off_us()
     ratios = [with_us / without_us for without_us, with_us in pairs]
@@ -68,7 +72,14 @@ def rows(pace: Pace) -> list[Row]:
             1.05,
             spread(ratios),
         ),
-        below("scrape with 1,000 tenants", scrape_ms, "ms", 50),
+        below("scrape with 1,000 tenants", scrape.took_ms, "ms", 50),
+        at_most(
+            "another request during a scrape with 1,000 tenants",
+            scrape.beside_ms,
+            "ms",
+            20,
+            f"the slowest of each scrape; {scrape.alone_ms:.2f} ms without a scrape",
+        ),
     ]
 
 
@@ -105,21 +116,46 @@ def _off_us() -> float:
     return copy_context().run(timed) / TIMED * 1_000_000
 
 
-def _scrape_ms(site: Site, tenants: int) -> float:
+class _Scrape(NamedTuple):
+    """Medians, in milliseconds."""
+
+    took_ms: float
+    beside_ms: float
+    """The slowest of the requests that another connection sent during the scrape."""
+    alone_ms: float
+    """The slowest of as many without a scrape."""
+
+
+def _scraped(site: Site, tenants: int) -> _Scrape:
     for number in range(tenants):
         name = f"tenant-{number}"
         site.call("PUT", "/v1/workflows/one-job", ONE_JOB, name)
         site.call("POST", PATH, {"input": {}}, name)
-    connection = http.client.HTTPConnection("127.0.0.1", site.replicas[0].port, timeout=30.0)
-    taken_ms = []
+    scraper, other = (
+        http.client.HTTPConnection("127.0.0.1", site.replicas[0].port, timeout=30.0)
+        for _ in range(2)
+    )
+    taken, beside, alone = [], [], []
     for _ in range(SCRAPES):
         time.sleep(1.0)  # a rendering is served for a second
-        began = time.perf_counter()
-        connection.request("GET", "/metrics")
-        connection.getresponse().read()
-        taken_ms.append((time.perf_counter() - began) * 1000)
-    connection.close()
-    return median(taken_ms)
+        alone.append(max(_get_ms(other, "/livez") for _ in range(BESIDE)))
+        with ThreadPoolExecutor(1) as thread:
+            scraping = thread.submit(_get_ms, scraper, "/metrics")
+            seen = [_get_ms(other, "/livez")]
+            while not scraping.done():
+                seen.append(_get_ms(other, "/livez"))
+            taken.append(scraping.result())
+            beside.append(max(seen))
+    scraper.close()
+    other.close()
+    return _Scrape(median(taken), median(beside), median(alone))
+
+
+def _get_ms(connection: http.client.HTTPConnection, path: str) -> float:
+    began = time.perf_counter()
+    connection.request("GET", path)
+    connection.getresponse().read()
+    return (time.perf_counter() - began) * 1_000
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
     python -m tests.acceptance.quiet sqlite [NAME …]
 
-prints a table: for each neighbour of the catalogue the p99 of the quiet tenant beside it, its
-refusals, and how long ``/livez`` took at the worst.
+prints a table in Markdown: for each neighbour of the catalogue p50 and p99 of the quiet tenant
+beside it, in brackets its p99 alone just before, how long ``/livez`` took at the worst, refusals,
+and how much longer the servers took because other processes had the cores.
 
 The quiet tenant's rounds (start, read, list, cancel) begin at fixed times, whether or not earlier
 ones have been answered, so that a server that does not answer for a while delays all requests of
@@ -269,20 +270,27 @@ def _percentile(values: Sequence[float], part: float) -> float:
 
 async def _table(kind: Kind, names: Sequence[str], seconds: float) -> None:
     """Measure each neighbour on a stack of its own, so that none suffers from an earlier one."""
+    sys.stdout.write(_HEAD)
     for name in names:
         with hostile_stack(kind) as stack:
             async with street(stack) as beside:
                 await beside.quiet.measure(0.5)
                 bound = Bound(await beside.quiet.measure(2.0))
                 seen = await beside.beside(name, seconds)
-            memory = sum(replica.resident_bytes() for replica in stack.replicas) / 2**20
-        faults = "; ".join(bound.faults(name, seen)) or "ok"
+        faults = "; ".join(bound.faults(name, seen))
         sys.stdout.write(
-            f"| {name} | {bound.alone.p99_ms:.1f} | {seen.p50_ms:.1f} | {seen.p99_ms:.1f} |"
-            f" {seen.liveness_max_ms:.0f} | {sum(seen.refusals.values())} | {faults[:150]} |"
-            f" {memory:.0f} MiB, starved {seen.starvation:.1f}, {seen.statuses} |\n"
+            f"| `{name}` | {CATALOGUE[name].says} | {seen.p50_ms:.1f} / {seen.p99_ms:.1f}"
+            f" ({bound.alone.p99_ms:.1f}) | {seen.liveness_max_ms:.0f} |"
+            f" {sum(seen.refusals.values())} | {seen.starvation:.1f} |\n"
         )
         sys.stdout.flush()
+        sys.stderr.write(f"{name}: {faults or 'ok'}; it was answered {seen.statuses}\n")
+
+
+_HEAD: Final = """\
+| neighbour | what it does | p50 / p99 (alone) | `/livez` | refused | starved |
+|---|---|---|---|---|---|
+"""
 
 
 def _main() -> None:

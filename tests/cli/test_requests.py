@@ -257,6 +257,26 @@ def test_a_silent_server_and_a_proxys_502_lead_to_the_next_server(
     assert len(server.requests) == 2
 
 
+def test_what_is_sent_once_goes_to_a_server_that_answers(
+    cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_SAY_AFTER_S", 0.2)
+    server.says(Said({"status": "ok"}), Said({"max_concurrent_runs": 3}))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert cli("tenant", "delete", "acme", "--yes", "--url", f"{url},{server.url}").code == 0
+        assert [(each.method, each.path) for each in server.requests] == [
+            ("GET", "/livez"),
+            ("DELETE", "/v1/admin/tenants/acme"),
+        ]
+        defaults = session.ApiClient.__init__.__kwdefaults__
+        assert defaults is not None
+        monkeypatch.setitem(defaults, "patience_s", 0.6)
+        seen = cli("tenant", "delete", "acme", "--yes", "--url", url)
+    assert seen.code == Exit.UNAVAILABLE
+    assert f"waiting for {url}: no answer for 0 s\n" in seen.err
+
+
 def test_deleting_a_tenant_says_what_applies_now(
     cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,10 @@ import os
 import re
 import shlex
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import quote, urlencode
@@ -24,7 +26,12 @@ from msgspec.structs import replace
 
 from stanchion.cli.errors import CallContext, CliError, Exit, error_from
 from stanchion.cli.text import IDENT_CHARS, yaml_lines
-from stanchion.transport.blocking import BlockingFailover, BlockingTransport, blocking_transport
+from stanchion.transport.blocking import (
+    BlockingFailover,
+    BlockingStream,
+    BlockingTransport,
+    blocking_transport,
+)
 from stanchion.transport.failover import parse_addresses
 from stanchion.transport.messages import HttpReply, NoReply, Request, Silence
 
@@ -53,6 +60,8 @@ _PATIENCE_S: Final = 35.0
 """The server answers within 30 s, or longer if it was asked to wait."""
 _SILENCE_S: Final = 5.0
 """The same for one of several servers, if the request can be sent to the next one."""
+_SAY_AFTER_S: Final = 3.0
+"""After so long without an answer the user is told what is waited for."""
 _REPEATABLE_ENDS: Final = ("/cancel", "/approve", "/reject")
 """Posting these twice has the effect of once."""
 _OK_MAX: Final = 299
@@ -166,18 +175,59 @@ class ApiClient:
                     Exit.USAGE,
                     fix="write --url http://HOST:PORT",
                 ) from error
-        others = self.url.count(",") if request.is_repeatable else 0
+        others = self.url.count(",")
+        if others and not request.is_repeatable:
+            # It is sent once. So find a server that answers first.
+            probe = replace(_PROBE, timeout_s=_SAY_AFTER_S)
+            self._try_each(self._transport, probe, probe, others)
+            others = 0
         # While there is another server to ask, a silent one gets less time.
         short = replace(request, timeout_s=request.timeout_s - self.patience_s + _SILENCE_S)
-        outcome = self._transport.send(short if others else request)
-        for left in reversed(range(others)):
-            if not (isinstance(outcome, NoReply) and outcome.silence is Silence.TIMED_OUT):
-                break
-            outcome = self._transport.send(short if left else request)  # to the next server
+        with _said_after_a_while(self.url, _SAY_AFTER_S + request.timeout_s - self.patience_s):
+            outcome = self._try_each(self._transport, short, request, others)
         if isinstance(outcome, HttpReply):
             return outcome
         assert isinstance(outcome, NoReply)  # no streams are requested
         raise _unreachable(outcome, self.url, request.timeout_s)
+
+    def _try_each(
+        self,
+        transport: BlockingTransport | BlockingFailover,
+        first: Request,
+        last: Request,
+        others: int,
+    ) -> HttpReply | NoReply | BlockingStream:
+        """Send it to the next server, ``others`` times, while servers are silent."""
+        for _ in range(others):
+            outcome = transport.send(first)
+            if not (isinstance(outcome, NoReply) and outcome.silence is Silence.TIMED_OUT):
+                return outcome
+        return transport.send(last)
+
+
+_PROBE: Final = Request(
+    name="/livez",
+    method="GET",
+    path="/livez",
+    headers=(),
+    body=b"",
+    timeout_s=_SAY_AFTER_S,
+    is_repeatable=True,
+)
+"""Any server answers it at once."""
+
+
+@contextmanager
+def _said_after_a_while(url: str, seconds: float) -> Iterator[None]:
+    """Say on standard error that a server takes long, if the block does."""
+    said = f"waiting for {url}: no answer for {seconds:.0f} s"
+    timer = threading.Timer(seconds, lambda: click.echo(said, err=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _content(body: object) -> Content:
