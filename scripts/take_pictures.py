@@ -1,6 +1,7 @@
 """Takes a picture of every page of the console, in light and dark, into docs/pictures.
 
     make pictures
+    python -m scripts.take_pictures [NAME …]
 
 Two replicas and their servers are started on 127.0.0.1 and given something to show: a full tenant,
 an agent that waits for a person, a job whose worker died, work without a lock. The reports of
@@ -10,11 +11,15 @@ drills are those of ``make drill``, if it was run. Pictures that are not taken a
 from __future__ import annotations
 
 import base64
+import shutil
 import struct
 import sys
+import tempfile
 import time
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,12 +65,16 @@ INDEX: Final = {
 
 
 def main() -> None:
-    """Take the pictures."""
+    """Take the pictures: those that are named, or all."""
+    only = set(sys.argv[1:])
     if find() is None:
         sys.exit("there is no browser: see tests/console/browser.py")
     OUT.mkdir(exist_ok=True)
-    reports = {"drill_reports": str(REPORTS.resolve())}
-    with running_scene(job_lease_ttl_s=4.0, **reports) as scene, open_browser() as browser:
+    with (
+        _reports() as reports,
+        running_scene(job_lease_ttl_s=4.0, drill_reports=reports) as scene,
+        open_browser() as browser,
+    ):
         run = _play(scene)
         taken = set()
         blank = browser.new_page()
@@ -80,6 +89,8 @@ def main() -> None:
             sign_in(context, scene.url)
             tab = context.new_page()
             for name, path in _places(run).items():
+                if only and name not in only:
+                    continue
                 answer = tab.goto(path)
                 assert answer.ok, f"{path} is answered with {answer.status}"
                 taken.add(_take(tab, blank, f"{name}-{theme}"))
@@ -87,10 +98,20 @@ def main() -> None:
             tab.goto("/console/login")
             taken.add(_take(tab, blank, f"login-{theme}"))
             context.close()
-    for old in set(OUT.glob("*.png")) - taken:
+    for old in set() if only else set(OUT.glob("*.png")) - taken:
         old.unlink()
     size = sum(each.stat().st_size for each in taken)
     print(f"{len(taken)} pictures, {size / 1024:.0f} KiB, in {OUT}")
+
+
+@contextmanager
+def _reports() -> Iterator[str]:
+    """A copy of the reports of drills, if there are any, in a place whose name says nothing."""
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place) / "drill-reports"
+        if REPORTS.exists():
+            shutil.copytree(REPORTS, copy)
+        yield str(copy)
 
 
 def _places(run: str) -> dict[str, str]:
@@ -104,6 +125,8 @@ def _places(run: str) -> dict[str, str]:
     places["workflow"] = "/console/workflows/report?tenant=acme"
     places["workflows"] += "?tenant=acme"
     places["retries"] += "?tenant=initech"
+    if (REPORTS / "admission" / "report.json").exists():
+        places["drill"] = "/console/drills?drill=admission"
     places["tenant"] = "/console/admission?tenant=initech"
     places["leases"] += f"?name=run/{run}"
     return places
