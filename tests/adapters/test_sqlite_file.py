@@ -19,6 +19,7 @@ from stanchion.adapters.sqlite.opening import Schema, bring_up_to_date, check_ou
 from stanchion.adapters.store.sqlite import SqliteStore
 from stanchion.adapters.system import ManualClock
 from stanchion.core.model import Risk, WorkflowId
+from stanchion.core.topic_limits import TokenPool
 from stanchion.core.upgrade import LEVEL
 from stanchion.ports.errors import BackendCorrupt, BackendRefused
 from stanchion.ports.records import Document, RunFilter, Tenant
@@ -290,6 +291,16 @@ async def test_a_file_of_the_first_version_takes_shared_workflows(tmp_path: Path
         ACME
     ]
     assert await store.level() == LEVEL
+    await store.close()
+
+
+async def test_a_file_without_topic_limits_takes_them(tmp_path: Path) -> None:
+    path, pool = tmp_path / "store.db", TokenPool("llm", None, 1, 5.0)
+    whole = read_schema(b"STCN", "stanchion.adapters.store.sqlite", "migrations")
+    with closing(apsw.Connection(str(path))) as connection:
+        bring_up_to_date(connection, "f", Schema(whole.application_id, whole.migrations[:11]))
+    store = await _open(path)
+    assert (await store.take_tokens(pool, ["a", "b"], ttl_ms=60_000)).tokens == ("a",)
     await store.close()
 
 

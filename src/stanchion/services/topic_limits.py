@@ -45,7 +45,7 @@ from stanchion.core.topic_limits import (
 )
 from stanchion.core.why import ReachedLimit
 from stanchion.ports.bus import Bell
-from stanchion.ports.errors import BackendError
+from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.records import (
     Document,
     JobLease,
@@ -65,6 +65,8 @@ _CLOSED_MS: Final = 900
 """How long a full pool is not asked: less than the time between two polls of ready jobs."""
 _BELL: Final = "limits"
 _KIND: Final = "limit"
+_TRIES_MAX: Final = 10
+"""Lost compare-and-set races in a row before ``put`` fails."""
 _SAMPLE_MS: Final = 3_000
 _SAMPLED_MAX: Final = 100
 _RETRY_MS: Final = 1_000
@@ -144,11 +146,19 @@ class TopicLimitService:
 
     async def put(self, limit: TopicLimit, audit: AuditEntry) -> None:
         """Store a limit. Raises ``BackendError`` and ``TooManyLimits``."""
-        stored = await self._store.document(_KIND, limit.id)
-        if stored is None and len(self.limits.by_id) >= LIMITS_MAX:
-            raise TooManyLimits
-        entry = replace(audit, before=_shown(stored), after=_value(limit))
-        await self._store.put_document(_KIND, limit.id, _value(limit), read=None, audit=entry)
+        value = _value(limit)
+        for _ in range(_TRIES_MAX):
+            stored = await self._store.document(_KIND, limit.id)
+            if stored is None and len(self.limits.by_id) >= LIMITS_MAX:
+                raise TooManyLimits
+            if stored is not None and stored.value == value:
+                break
+            entry = replace(audit, before=_shown(stored), after=value)
+            revision = 0 if stored is None else stored.revision
+            if await self._store.put_document(_KIND, limit.id, value, read=revision, audit=entry):
+                break
+        else:
+            raise BackendUnavailable(f"others changed the limit {_TRIES_MAX} times in a row")
         self._take({**self.limits.by_id, limit.id: limit})
         self._bus.ring(Bell.SETTINGS, _BELL)
         log_event(logging.INFO, "limit_changed", limit=limit.id, actor=audit.actor)

@@ -27,11 +27,11 @@ def take_tokens(db: Database, pool: TokenPool, tokens: Sequence[str], *, ttl_ms:
     granted: list[str] = []
     new: list[str] = []
     for token in dict.fromkeys(tokens):
-        found = db.first(SQL["find_token"], pool=pool.name, token=token)
-        if found is None:
+        number = _number(db, pool, token)
+        if number is None:
             new.append(token)
         else:
-            _extend(db, pool, found[0], token, Instant(now + ttl_ms))
+            _extend(db, pool, number, token, Instant(now + ttl_ms))
             granted.append(token)
     used_until_ms = _used_until(db, pool)
     grant = grant_tokens(pool, len(new), running=running, used_until_ms=used_until_ms, now=now)
@@ -81,23 +81,39 @@ def pool_uses(db: Database, pools: Sequence[TokenPool]) -> tuple[PoolUse, ...]:
 
 def _renew(db: Database, pool: TokenPool, held: str, name: str, expires_at: Instant) -> bool:
     """Extend a token that was found under one of its names, or take it; whether it was possible."""
-    found = db.first(SQL["find_token"], pool=pool.name, token=held)
-    if found is not None and held != name:
-        _extend(db, pool, found[0], name, expires_at)
-        return True
-    if found is None and held != name:
-        found = db.first(SQL["find_token"], pool=pool.name, token=name)
-    limit = pool.max_running
-    if found is not None:
-        number, ahead = found
-        if limit is not None and ahead >= limit:
-            return False
+    number = _number(db, pool, held)
+    if number is not None and held != name:
         _extend(db, pool, number, name, expires_at)
         return True
-    if limit is not None and _running(db, pool, db.now()) >= limit:
+    if number is None and held != name:
+        number = _number(db, pool, name)
+    if number is None:
+        if _exceeds(db, pool, 1):
+            return False
+        db.run(SQL["add_token"], pool=pool.name, token=name, expires_at=expires_at)
+        return True
+    # Counted only after the limit was lowered: it reads all tokens that were taken before.
+    if _exceeds(db, pool, 0) and _is_beyond(db, pool, number):
         return False
-    db.run(SQL["add_token"], pool=pool.name, token=name, expires_at=expires_at)
+    _extend(db, pool, number, name, expires_at)
     return True
+
+
+def _number(db: Database, pool: TokenPool, token: str) -> int | None:
+    found = db.first(SQL["find_token"], pool=pool.name, token=token)
+    return None if found is None else found[0]
+
+
+def _exceeds(db: Database, pool: TokenPool, more: int) -> bool:
+    """Whether the tokens and so many more are more than the limit."""
+    limit = pool.max_running
+    return limit is not None and _running(db, pool, db.now()) + more > limit
+
+
+def _is_beyond(db: Database, pool: TokenPool, number: int) -> bool:
+    found = db.first(SQL["count_tokens_before"], pool=pool.name, number=number)
+    assert found is not None
+    return pool.max_running is not None and found[0] >= pool.max_running
 
 
 def _extend(db: Database, pool: TokenPool, number: int, name: str, expires_at: Instant) -> None:

@@ -9,12 +9,12 @@ DELETE FROM limit_tokens WHERE expires_at <= :now
 SELECT count(*) FROM limit_tokens WHERE pool = :pool AND expires_at > :now
 
 -- name: find_token
--- Answers (number, ahead): the number of a token, and how many of its pool were taken before it.
-SELECT found.number, (
-    SELECT count(*) FROM limit_tokens AS ahead
-    WHERE ahead.pool = :pool AND ahead.number < found.number
-)
-FROM limit_tokens AS found WHERE found.pool = :pool AND found.token = :token
+-- Answers (number) of a token.
+SELECT number FROM limit_tokens WHERE pool = :pool AND token = :token
+
+-- name: count_tokens_before
+-- Answers (tokens): how many of the pool were taken before this one.
+SELECT count(*) FROM limit_tokens WHERE pool = :pool AND number < :number
 
 -- name: add_token
 -- Adds a token after all others of its pool.
