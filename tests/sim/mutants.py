@@ -45,6 +45,7 @@ from stanchion.core.model import (
     WorkflowId,
     WorkflowSource,
 )
+from stanchion.core.queue import QueueRequest
 from stanchion.core.receipts import Receipt
 from stanchion.core.retry import RetryClass
 from stanchion.core.topic_limits import TokenPool, TokenRenewal
@@ -79,6 +80,32 @@ if TYPE_CHECKING:
     from stanchion.sim.workload import Callers
 
 __all__ = ["ALL"]
+
+
+# ── The queue ────────────────────────────────────────────────────────────────────────────────────
+
+_promote = MemoryState.promote
+
+
+def _promotes_nobody(_state: MemoryState, _tenant: TenantId) -> tuple[RunId, ...]:
+    return ()
+
+
+def _promotes_again(state: MemoryState, tenant: TenantId) -> tuple[RunId, ...]:
+    """A promoted run stays in the queue, and gets another slot."""
+    promoted = _promote(state, tenant)
+    for run_id in promoted:
+        state.account(tenant).queue.add(run_id, QueueRequest())
+    return promoted
+
+
+def _promotes_the_last(state: MemoryState, tenant: TenantId) -> tuple[RunId, ...]:
+    """The run that came last is first."""
+    queue = state.account(tenant).queue
+    for run_id in list(queue)[:-1]:
+        queue.remove(run_id)
+        queue.add(run_id, QueueRequest())
+    return _promote(state, tenant)
 
 
 # ── Locks ────────────────────────────────────────────────────────────────────────────────────────
@@ -545,6 +572,24 @@ ALL: Final = (
         name="late-admit",
         says="a run is admitted after its caller's deadline",
         store=_LateAdmits,
+    ),
+    Mutant(
+        name="forget-the-waiter",
+        says="the step that frees a slot promotes no run",
+        applied=_patched(MemoryState, "promote", _promotes_nobody),
+        profile="queue",
+    ),
+    Mutant(
+        name="promote-twice",
+        says="a promoted run stays in the queue",
+        applied=_patched(MemoryState, "promote", _promotes_again),
+        profile="queue",
+    ),
+    Mutant(
+        name="last-come-first-served",
+        says="the queue is served from its tail, without priorities and turns",
+        applied=_patched(MemoryState, "promote", _promotes_the_last),
+        profile="queue",
     ),
     Mutant(name="slot-freed-later", says="the slot is freed in a second step", store=_SlotLater),
     Mutant(

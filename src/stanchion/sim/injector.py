@@ -18,7 +18,7 @@ from stanchion.sim.lock_ledger import ObservedHold
 from stanchion.sim.loop import Process, VirtualLoop
 from stanchion.sim.network import CLEAR, SimLink
 from stanchion.sim.scenario import FaultKind, PlannedFault
-from stanchion.sim.workload import CAPS, WORKFLOWS, budgets_of, changed
+from stanchion.sim.workload import CAPS, WORKFLOWS, budgets_of, changed, queueing
 
 if TYPE_CHECKING:
     from stanchion.sim.replica import Replica
@@ -327,10 +327,10 @@ class FaultInjector:
 
         async def put(cap: int) -> None:
             with suppress(BackendError):
-                await replica.services.gate.tenants.put(
-                    TenantId(tenant),
-                    Tenant(max_concurrent_runs=cap, budgets=budgets_of(tenant, 1)),
-                )
+                config = Tenant(max_concurrent_runs=cap, budgets=budgets_of(tenant, 1))
+                if self._world.scenario.profile.queues:
+                    config = queueing(config)
+                await replica.services.gate.tenants.put(TenantId(tenant), config)
 
         if not replica.is_up:
             return None

@@ -399,6 +399,8 @@ def owned_queued_or_finished(
     run = file.run
     if run.status.is_finished:
         return
+    if run.status is RunStatus.QUEUED and run.id not in state.peek(run.tenant).queue:
+        yield f"run {run.id} waits for a slot outside of the queue"
     due = state.outbox.due(run.id)
     if file.inbox and (due is None or due < now - grace_ms):
         yield f"run {run.id} has events that are not applied"

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from stanchion.core import invariants as of_core
-from stanchion.core.admission import Admitted, Full
+from stanchion.core.admission import Admitted, Full, Queued
 from stanchion.core.events import Approved, CancelRequested, Rejected
 from stanchion.core.model import Instant, JobId, Risk, Run, RunId, TenantId
 from stanchion.core.plan import Plan
@@ -49,6 +49,7 @@ from stanchion.sim.history import History
 from stanchion.sim.lock_ledger import NEVER_S, LockLedger, ObservedHold
 from stanchion.sim.loop import Process
 from stanchion.sim.network import SimLink
+from stanchion.sim.queue_ledger import QueueLedger, gave_up_waiting
 from stanchion.sim.servers import StoreServer
 
 __all__ = ["Ambush", "Ledger", "Trap"]
@@ -120,6 +121,7 @@ class Ledger:
     failed_over_at_s: float = NEVER_S
     explained: dict[RunId, tuple[Finding, ...]] = field(default_factory=dict)
     """What ``why`` said about runs that have not changed since."""
+    queues: QueueLedger = field(default_factory=QueueLedger)
     orphans: set[JobId] = field(default_factory=set)
     """Jobs that were open at a failover. Their results may be lost, but still be applied."""
 
@@ -196,10 +198,41 @@ class Ledger:
     ) -> None:
         """The store has executed a command."""
         note = _NOTES.get(verb)
+        if verb == "admit" and isinstance(answer, Queued):
+            self._queued(arguments[0], answer)
+        self._promoted()
         if note is not None:
             note(self, _Seen(link.caller, verb, arguments, answer, is_late))
         self.budgets.stored(verb, arguments, answer)
         self._compare_audit(verb, arguments, answer)
+
+    def _promoted(self) -> None:
+        """Record the runs that got a slot from the queue in this step."""
+        for run in self.queues.observe(self.store.real.state, self.history):
+            self.runs[run.id] = run
+            self.unfinished[run.tenant] += 1
+            self.explained.pop(run.id, None)
+            self.history.tell(f"store  promoted {run.tenant}/{run.workflow_id} {run.id}")
+            self._rows([run.id])
+
+    def _queued(self, admission: Admission, answer: Queued) -> None:
+        """Record a run that waits for a slot."""
+        run_id, tenant = answer.run_id, admission.run.tenant
+        if run_id in self.runs:
+            return
+        self.history.tell(f"store  queued {tenant}/{admission.run.workflow_id} {run_id}")
+        self.queues.queued(admission, answer, self.history)
+        self.runs[run_id] = self.store.real.state.runs[run_id].run
+        if admission.key is not None:
+            self._keyed((str(tenant), admission.key), run_id)
+
+    def _keyed(self, key: tuple[str, str], run_id: RunId) -> None:
+        """Record the run of a key, which no other run has."""
+        runs = self.keys[key]
+        for other in [each for each in runs if gave_up_waiting(self.runs.get(each))]:
+            del runs[other]
+        runs[run_id] = None
+        self.history.check("one run per key", must.one_run_per_key(key, runs))
 
     def _compare_audit(self, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
         """Check that the audit log grew by what a person has changed, and in the same step."""
@@ -231,10 +264,9 @@ class Ledger:
             if file.key is not None:
                 self.keys[file.run.tenant, file.key][run_id] = None
         self.unfinished = Counter(
-            run.tenant
-            for run in self.runs.values()
-            if run.holds_slot and not run.status.is_finished
+            run.tenant for run in self.runs.values() if run.holds_slot and run.status.uses_slot
         )
+        self.queues.failed_over(state)
         self.results.clear()
         self.leases.clear()
         self.orphans |= {id_ for id_, each in state.jobs.items() if each.state in _OPEN_JOBS}
@@ -263,9 +295,7 @@ class Ledger:
         if run.holds_slot and not run.status.is_finished:
             self.unfinished[run.tenant] += 1
         if admission.key is not None:
-            key = (str(run.tenant), admission.key)
-            self.keys[key][run.id] = None
-            check("one run per key", must.one_run_per_key(key, self.keys[key]))
+            self._keyed((str(run.tenant), admission.key), run.id)
         if run.holds_slot:
             config = state.peek(run.tenant).config
             limit = None if config is None else config.max_concurrent_runs
@@ -296,7 +326,8 @@ class Ledger:
         elif before is not None and before.stamp.nonce != commit.nonce:
             after = state.runs[commit.run_id].run
             self._changed(before, commit, after)
-            if before.holds_slot and after.status.is_finished and not before.status.is_finished:
+            self.queues.changed(before, after, self.history)
+            if before.holds_slot and after.status.is_finished and before.status.uses_slot:
                 self.unfinished[before.tenant] -= 1
             self.runs[commit.run_id] = after
             self.history.tell(f"store  {seen.who.name} {_told(commit)}")

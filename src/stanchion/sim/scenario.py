@@ -119,6 +119,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """A factor for the caps of tenants."""
     is_stormy: bool = True
     """Whether single calls fail as well."""
+    queues: bool = False
+    """Whether full tenants let starts wait for a slot."""
 
 
 _REPLICAS: Final = (
@@ -200,8 +202,15 @@ LONG: Final = Profile(
     kinds=_REPLICAS,
 )
 CALM: Final = Profile(name="calm", kinds=_REPLICAS, faults=(0, 0), is_stormy=False)
+QUEUE: Final = Profile(
+    name="queue",
+    asks=(20, 40),
+    kinds=(*_REPLICAS, *(FaultKind.CAP,) * 8),
+    queues=True,
+)
+"""Tenants whose starts wait while they are full, and operators who change caps."""
 PROFILES: Final = MappingProxyType(
-    {each.name: each for each in (REPLICAS, FAILOVER, EMBEDDED, CROWD, LONG, CALM)}
+    {each.name: each for each in (REPLICAS, FAILOVER, EMBEDDED, CROWD, LONG, CALM, QUEUE)}
 )
 MIXED: Final = "mixed"
 """Chosen by the seed: mostly replicas, some failovers and single servers."""
@@ -225,6 +234,8 @@ def draw(seed: int, profile_name: str = MIXED) -> Scenario:
     chance = Random(f"day {seed} {profile_name}")  # noqa: S311 - to be foreseen is the point
     if profile_name == MIXED:
         profile = chance.choice((REPLICAS, REPLICAS, REPLICAS, FAILOVER, EMBEDDED, CROWD))
+        # Not drawn: the days before it stay what they were.
+        profile = msgspec.structs.replace(profile, queues=seed % 7 == 3)  # noqa: PLR2004 - some days
     else:
         profile = PROFILES[profile_name]
     asks = tuple(_ask(chance, profile, number) for number in range(chance.randint(*profile.asks)))

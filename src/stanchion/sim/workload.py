@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from stanchion.client.signals import CallSignal, Retrying
 from stanchion.core.budget import BudgetLimit, BudgetWindow
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, JobId, Risk, RunStatus, StepId, Topic, WorkflowId
+from stanchion.core.queue import OnFull
 from stanchion.core.rerun import RerunOnly, RerunVersion
 from stanchion.core.retry import RETRIES, Budget, Exponential, Fixed, RetryClass
 from stanchion.core.topic_limits import LimitScope, TopicLimit
@@ -34,6 +35,7 @@ from stanchion.core.workflow import (
     SubworkflowSpec,
     Workflow,
 )
+from stanchion.ports.records import Tenant
 from stanchion.sim import invariants as must
 from stanchion.sim.history import History
 from stanchion.sim.ledger import Ledger
@@ -54,6 +56,7 @@ __all__ = [
     "Hands",
     "budgets_of",
     "changed",
+    "queueing",
 ]
 
 CAPS: Final = {"acme": 3, "globex": 2, "quiet": 50}
@@ -82,6 +85,15 @@ BUDGETS: Final = {
 }
 """Smaller than those of the SDK, so that a few callers can exhaust them."""
 CALL_TIMEOUT_S: Final = 6.0
+QUEUE_WAIT_S: Final = 15.0
+QUEUE_MAX: Final = 6
+
+
+def queueing(config: Tenant) -> Tenant:
+    """The same configuration, of a tenant whose starts wait while it is full."""
+    return msgspec.structs.replace(
+        config, on_full=OnFull.QUEUE, queue_max=QUEUE_MAX, queue_wait_s=QUEUE_WAIT_S
+    )
 
 
 def _job(topic: str, *needs: str, attempts: int = 1) -> JobSpec:
@@ -311,6 +323,8 @@ class Callers:
     """The final status of runs that callers got."""
     decided: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
     """Decisions that succeeded for callers: run and step, and the verbs."""
+    queues: bool = False
+    """Whether starts say where they want to wait."""
     retries: Counter[RetryClass] = field(default_factory=Counter)
     first_retry_at: dict[RetryClass, Instant] = field(default_factory=dict)
 
@@ -372,9 +386,24 @@ class Callers:
             answer = await client.submit_job("plan", {"n": ask.key}, idempotency_key=ask.key)
             return answer.run_id
         handle = await client.start(
-            ask.workflow, {"n": ask.key}, labels={"key": ask.key}, idempotency_key=ask.key
+            ask.workflow,
+            {"n": ask.key},
+            labels={"key": ask.key},
+            idempotency_key=ask.key,
+            **self._wishes(ask),
         )
         return handle.run_id
+
+    def _wishes(self, ask: Ask) -> dict[str, Any]:
+        """Where the run wants to wait, the same for all callers of a key."""
+        if not self.queues:
+            return {}
+        fate = share("queue", self.seed, ask.key)
+        return {
+            "priority": 5 if fate < 0.7 else 8,  # noqa: PLR2004 - some are urgent
+            "fairness_key": "abc"[int(fate * 1000) % 3],
+            "on_full": "reject" if fate > 0.95 else None,  # noqa: PLR2004 - few do not wait
+        }
 
     async def _find(self, client: AsyncClient, ask: Ask, run_id: str) -> None:
         """Look for the run by its label; the check at the end of the day reads the result."""

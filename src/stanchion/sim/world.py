@@ -45,6 +45,7 @@ from stanchion.sim.workload import (
     Hands,
     budgets_of,
     changed,
+    queueing,
 )
 
 __all__ = ["Verdict", "World", "play"]
@@ -235,6 +236,8 @@ class World:
                 workflows=PINS.get(tenant, {}),
                 budgets=budgets_of(tenant, self.scenario.profile.cap_factor),
             )
+            if self.scenario.profile.queues:
+                config = queueing(config)
             at_once(self.store.real.put_tenant(TenantId(tenant), config))
         for workflow in WORKFLOWS:
             # Of two shared versions, tenants may pin the older one.
@@ -255,6 +258,7 @@ class World:
         for number in range(2):
             network = self._network(Process(f"callers-{number}"))
             callers = Callers(network, self.scenario.seed, self.ledger, self.history)
+            callers.queues = self.scenario.profile.queues
             self._mutant.on_callers(callers)
             self.callers.append(callers)
 
