@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -268,9 +269,9 @@ def _percentile(values: Sequence[float], part: float) -> float:
 # ── The table ────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _table(kind: Kind, names: Sequence[str], seconds: float) -> None:
+async def _table(kind: Kind, names: Sequence[str], seconds: float) -> str:
     """Measure each neighbour on a stack of its own, so that none suffers from an earlier one."""
-    sys.stdout.write(_HEAD)
+    rows = [_HEAD]
     for name in names:
         with hostile_stack(kind) as stack:
             async with street(stack) as beside:
@@ -278,15 +279,16 @@ async def _table(kind: Kind, names: Sequence[str], seconds: float) -> None:
                 bound = Bound(await beside.quiet.measure(2.0))
                 seen = await beside.beside(name, seconds)
         faults = "; ".join(bound.faults(name, seen))
-        sys.stdout.write(
+        rows.append(
             f"| `{name}` | {CATALOGUE[name].says} | {seen.p50_ms:.1f} / {seen.p99_ms:.1f}"
             f" ({bound.alone.p99_ms:.1f}) | {seen.liveness_max_ms:.0f} |"
             f" {sum(seen.refusals.values())} | {seen.starvation:.1f} |\n"
         )
-        sys.stdout.flush()
         sys.stderr.write(f"{name}: {faults or 'ok'}; it was answered {seen.statuses}\n")
+    return "".join(rows)
 
 
+_PAGE: Final = Path("docs/explanation/neighbours.md")
 _HEAD: Final = """\
 | neighbour | what it does | p50 / p99 (alone) | `/livez` | refused | starved |
 |---|---|---|---|---|---|
@@ -298,8 +300,18 @@ def _main() -> None:
     parser.add_argument("kind", type=Kind)
     parser.add_argument("names", nargs="*", default=list(CATALOGUE))
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--write", action="store_true", help=f"put the table into {_PAGE}")
     asked = parser.parse_intermixed_args()
-    asyncio.run(_table(asked.kind, asked.names, asked.seconds))
+    table = asyncio.run(_table(asked.kind, asked.names, asked.seconds))
+    sys.stdout.write(table)
+    if asked.write:
+        before, begin, rest = _PAGE.read_text(encoding="utf-8").partition(
+            f"<!-- {asked.kind} -->\n"
+        )
+        _, end, after = rest.partition("<!-- end -->")
+        assert begin, f"{_PAGE} has no place for it"
+        assert end, f"{_PAGE} has no place for it"
+        _PAGE.write_text(f"{before}{begin}{table}{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
