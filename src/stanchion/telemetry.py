@@ -9,6 +9,7 @@ imported. The tree of one run, whichever replicas and workers take part in it:
        ├─ gate wait                      for the limiter or the tenant's lock
        ├─ store admit
        └─ run report                     exported when the run ends
+          ├─ queue wait                  in the queue of a full tenant, if it was full
           ├─ queue report.plan           from the dispatch to the lease
           ├─ deliver report.plan         a redelivery links to the delivery before it
           │  └─ handle report.plan       in the worker, with the handler's own spans below it

@@ -67,6 +67,7 @@ INNER = {
         "apart": {"topic": "traced.apart", "needs": ["flaky"]},
     }
 }
+HOLD: dict[str, object] = {"steps": {"gate": {"approval": {}}}}
 FAST = {"OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_SERVICE_NAME": ""}
 
 
@@ -92,20 +93,28 @@ def _worker(directory: Path, url: str) -> Iterator[None]:
             process.wait(20)
 
 
-def _start(client: httpx2.Client, url: str, *, traceparent: str | None) -> str:
+def _start(
+    client: httpx2.Client, url: str, *, traceparent: str | None, workflow: str = "outer"
+) -> str:
     headers = {} if traceparent is None else {"traceparent": traceparent}
-    answer = client.post(f"{url}/v1/workflows/outer/runs", json={"input": {}}, headers=headers)
-    assert answer.status_code == 200, answer.text
+    answer = client.post(f"{url}/v1/workflows/{workflow}/runs", json={"input": {}}, headers=headers)
+    assert answer.status_code in {200, 202}, answer.text
     return str(answer.json()["run_id"])
 
 
-def _run_traced(stack: Stack, directory: Path, traceparent: str) -> str:
-    """Run it; its first job is delivered twice, by different replicas. Returns the run's id."""
+def _run_traced(stack: Stack, directory: Path, traceparent: str, queued: str) -> str:
+    """Run it; its first job is delivered twice, by different replicas. Returns the run's id.
+
+    Another run waits in the queue until this one has ended.
+    """
     first, last = stack.urls[0], stack.urls[-1]
     with httpx2.Client(timeout=20) as client:
-        for name, body in (("inner", INNER), ("outer", WORKFLOW)):
+        for name, body in (("inner", INNER), ("outer", WORKFLOW), ("hold", HOLD)):
             assert client.put(f"{first}/v1/workflows/{name}", json=body).status_code == 200
         run_id = _start(client, first, traceparent=traceparent)
+        config = {"max_concurrent_runs": 1, "on_full": "queue"}
+        assert client.put(f"{first}/v1/admin/tenants/default", json=config).status_code == 200
+        _start(client, first, traceparent=queued, workflow="hold")
         asked = {"worker_id": "killed", "topics": ["traced.plan"], "max_jobs": 1, "wait_s": 5}
         leased = client.post(f"{first}/v1/worker/lease", json=asked).json()["jobs"]
         assert [job["delivery"] for job in leased] == [1]
@@ -117,6 +126,8 @@ def _run_traced(stack: Stack, directory: Path, traceparent: str) -> str:
                 if status == "succeeded":
                     break
             assert status == "succeeded"
+        config["max_concurrent_runs"] = 5
+        assert client.put(f"{first}/v1/admin/tenants/default", json=config).status_code == 200
     return run_id
 
 
@@ -139,9 +150,11 @@ def _named(spans: Sequence[CollectedSpan], name: str) -> list[CollectedSpan]:
 
 
 def test_a_trace_shows_where_the_time_of_a_run_went(collector: Collector, tmp_path: Path) -> None:
-    caller, trace_id = secrets.token_hex(8), secrets.token_hex(16)
+    caller, trace_id, other = secrets.token_hex(8), secrets.token_hex(16), secrets.token_hex(16)
     with running_stack(Kind.REPLICAS, job_lease_ttl_s=1) as stack:
-        run_id = _run_traced(stack, tmp_path, f"00-{trace_id}-{caller}-01")
+        queued = f"00-{other}-{caller}-01"
+        run_id = _run_traced(stack, tmp_path, f"00-{trace_id}-{caller}-01", queued)
+        waited = collector.trace(other, until=lambda seen: bool(_named(seen, "queue wait")))
         spans = collector.trace(
             trace_id,
             until=lambda seen: (
@@ -184,6 +197,10 @@ def test_a_trace_shows_where_the_time_of_a_run_went(collector: Collector, tmp_pa
     assert handler.service == "stanchion-worker"
     assert _below(spans, handler) == ["chat", "result"]
     assert all(span.end_ns >= span.begin_ns for span in spans)
+
+    # Another run was queued until this one had ended.
+    [wait] = _named(waited, "queue wait")
+    assert wait.begin_ns < handler.begin_ns < wait.end_ns
 
     # Of many items some have spans; a handler in a thread has the context as well.
     handled = _named(spans, "handle traced.item")

@@ -272,6 +272,16 @@ def _trace_failed_wait(run_id: RunId, known: _Class, asked_ns: int, error: str) 
     tracing.begin("lock wait", attributes, parent=above, since_ns=asked_ns).end(error=error)
 
 
+def _trace_queue_wait(run: Run) -> None:
+    """Make the span of a run's wait in its tenant's queue, from the start to its slot."""
+    tracing, parent = telemetry.tracing, run.traceparent
+    if tracing is None or parent is None or not telemetry.is_sampled(parent):
+        return
+    attributes = {telemetry.TENANT: run.tenant, telemetry.RUN: run.id}
+    above = telemetry.context_of_run(run.id, parent)
+    tracing.record("queue wait", attributes, parent=above, since_ns=run.created_at * 1_000_000)
+
+
 @contextmanager
 def _advance_span(
     tracing: telemetry.Tracing, run: Run, events: int, turn: _Turn, parent: str
@@ -793,6 +803,7 @@ class Advancer:
             self._bus.ring(Bell.CHANGED, run.tenant)
         if run.status is RunStatus.PENDING:
             self._signals.left_queue(run)
+            _trace_queue_wait(run)
         if transition.status.is_finished:
             self._bus.ring(Bell.FINISHED, run.id)
             self._signals.finished(run, transition.status)
