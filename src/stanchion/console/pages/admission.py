@@ -150,11 +150,12 @@ async def _active(api: Api, limit: int) -> tuple[RunRow, ...]:
 
 
 def _slots(view: View, tenant: str, runs: Sequence[RunRow]) -> list[TakenSlot]:
+    of_tenant = view.url("", tenant=tenant)
     return [
         TakenSlot(
             run_id=run.run_id,
             status=run.status,
-            href=view.at("runs", run.run_id, tenant=tenant),
+            href=f"/console/runs/{run.run_id}{of_tenant}",
             title=f"{run.workflow_id} {run.run_id}",
         )
         for run in runs
