@@ -144,12 +144,12 @@ async def _release(house: House) -> Expected:
     return Expected(answer, f"lease/run/{run_id}", "acme", {"fence": answer.json["fence"]}, None)
 
 
-_KEY: Final = {"name": "kim", "role": "runner", "tenant": "acme", "note": "n", "expires_at": None}
+_LATER: Final = "2100-01-01T00:00:00.250000Z"
+_KEY: Final = {"name": "kim", "role": "runner", "tenant": "acme", "note": "n", "expires_at": _LATER}
 
 
 async def _create_key(house: House) -> Expected:
-    body = {name: value for name, value in _KEY.items() if value is not None}
-    answer = await house.ask("POST", "/v1/admin/keys", body, key=ADMIN)
+    answer = await house.ask("POST", "/v1/admin/keys", _KEY, key=ADMIN)
     after = {**_KEY, "revoked": False, "redacted": ["key"]}
     return Expected(answer, f"key/{answer.json['id']}", "acme", None, after)
 
@@ -163,7 +163,7 @@ async def _revoke_key(house: House) -> Expected:
 
 
 async def _set_escalation(house: House) -> Expected:
-    body = {"order": "force_closed"}
+    body = {"order": "force_closed", "reason": "an incident", "expires_at": _LATER}
     answer = await house.ask("POST", "/v1/admin/escalation", body, key=ADMIN)
     return Expected(answer, "escalation", None, None, body)
 

@@ -92,7 +92,7 @@ async def test_a_batch_without_keys_or_rows_starts_nothing(house: House) -> None
     path = "/v1/workflows/one-step/runs/batch"
     keyless = await house.ask("POST", path, {"runs": [{"key": "a"}, {}]})
     assert (keyless.status, keyless.json["errors"][0]["path"]) == (422, "runs[1].key")
-    wrong: list[list[dict[str, int]]] = [[], [{}] * 1_001, [{"unknown": 1}]]
+    wrong: list[list[dict[str, int]]] = [[], [{}] * 1_001]
     for runs in wrong:
         headers = [("Idempotency-Key", "k")]
         assert (await house.ask("POST", path, {"runs": runs}, headers=headers)).status == 422
@@ -101,6 +101,30 @@ async def test_a_batch_without_keys_or_rows_starts_nothing(house: House) -> None
     none = await house.ask("POST", "/v1/workflows/none/runs/batch", {"runs": [{"key": "z"}]})
     assert (none.status, none.json["code"]) == (404, "not_found")
     assert len((await house.ask("GET", "/v1/runs")).json["runs"]) == 1
+
+
+async def test_a_faulty_row_of_a_batch_is_refused_alone(house: House) -> None:
+    await house.start()
+    path, headers = "/v1/workflows/one-step/runs/batch", [("Idempotency-Key", "k")]
+    faulty = [
+        ({"input": 3}, "input"),
+        ({"labels": []}, "labels"),
+        ({"key": 5}, "key"),
+        ({"priority": 10}, "priority"),
+        ({"unknown": 1}, "unknown"),
+        (["a list"], ""),
+        (None, ""),
+    ]
+    rows = [{"input": {}}, *(row for row, _ in faulty), {"input": {}}]
+    answer = await house.ask("POST", path, {"runs": rows}, headers=headers)
+    assert answer.status == 200, answer.body
+    results = answer.json["results"]
+    assert [each["status"] for each in results] == [200, *[422] * len(faulty), 200]
+    problems = [each["problem"] for each in results if "problem" in each]
+    assert {each["code"] for each in problems} == {"invalid_request"}
+    assert [each["errors"][0]["path"] for each in problems] == [path for _, path in faulty]
+    broken = await house.ask("POST", path, b'{"runs": [{"input": {]}]}', headers=headers)
+    assert (broken.status, broken.json["code"]) == (400, "malformed_json")
 
 
 async def test_a_batch_under_a_lock_is_judged_in_order(house: House) -> None:

@@ -154,6 +154,16 @@ async def test_a_large_body_is_refused_before_it_comes_and_the_answer_arrives() 
             await writer.drain()
             writer.write(GET)
             assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 200")
+        # So does one that asks to close: the connection ends after its body, not during it.
+        async with server.line() as (reader, writer):
+            writer.write(head[:-2] + b"Connection: close\r\n\r\n")
+            answer = await reader.readuntil(b"}")
+            assert b"413" in answer.split(b"\r\n")[0]
+            for _ in range(4):
+                assert not reader.at_eof()
+                writer.write(b"y" * 1_000_000)
+                await writer.drain()
+            assert await reader.read() == b""
 
 
 async def test_a_caller_who_leaves_before_its_turn_makes_no_run() -> None:

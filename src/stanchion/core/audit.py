@@ -8,6 +8,7 @@ named under ``redacted``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -23,6 +24,7 @@ __all__ = [
     "AuditFilter",
     "changed_members",
     "redacted",
+    "time_text",
 ]
 
 LOOKED_AT_FACTOR: Final = 10
@@ -94,3 +96,14 @@ def redacted(members: Mapping[str, JsonValue], *names: str) -> JsonObject:
     present = [name for name in names if members.get(name) is not None]
     shown = {name: value for name, value in members.items() if name not in names}
     return {**shown, "redacted": [*present]} if present else shown
+
+
+def time_text(instant: Instant | None) -> str | None:
+    """The instant as an entry shows it: ISO 8601, in UTC."""
+    if instant is None:
+        return None
+    text: str = msgspec.to_builtins(_EPOCH + timedelta(milliseconds=instant))
+    return text
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -63,6 +63,9 @@ _QUEUED_MAX: Final = 16
 """Pipelined requests behind the one being answered; with more, reading pauses."""
 _SLICE_BYTES: Final = 8 * 1024
 """Bytes parsed at once: at most some 450 of the smallest requests."""
+_LINGER_S: Final = 2.0
+"""How long a client with ``Connection: close`` may send the rest of a refused request: if it is
+closed on while it sends, it may not read its answer."""
 _REST_S: Final = 20.0
 """How long the rest of a refused request's body may take before the connection is closed."""
 
@@ -321,7 +324,10 @@ class GuardedProtocol(HttpToolsProtocol):
             self._clear_timer()
         if self.cycle.response_complete:
             # This was the rest of a request that was refused before it was complete.
-            self._set_timer(self.timeout_keep_alive, self._close)
+            if self.cycle.keep_alive:
+                self._set_timer(self.timeout_keep_alive, self._close)
+            else:
+                self._close()
         else:
             self.cycle.more_body = False
             self.cycle.message_event.set()
@@ -401,9 +407,12 @@ class GuardedProtocol(HttpToolsProtocol):
         cycle.waiting_for_100_continue = False
         self.transport.write(b"".join((STATUS_LINE[status], always, given, end, body)))
         cycle.message_event.set()
-        if not cycle.keep_alive:
+        is_sending = cycle is self.cycle and self._is_in_request
+        if not cycle.keep_alive and not is_sending:
             self.transport.close()  # on_response sets a deadline for it
         cycle.on_response()
+        if not cycle.keep_alive and is_sending:
+            self._set_timer(_LINGER_S, self._close)
         return True
 
     def _rest(self) -> None:

@@ -221,6 +221,9 @@ class Route:
     query: Any = None
     takes: Takes = Takes.NOTHING
     body: Any = None
+    """The type of the body, for the reference and for the handler."""
+    reads: Any = None
+    """What the body is decoded to for the handler, if the handler decodes parts of it itself."""
     statuses: tuple[int, ...] = (200,)
     codes: tuple[Code, ...] = ()
     """Codes of refusals, beside those that every such route has."""

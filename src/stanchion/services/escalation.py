@@ -20,7 +20,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Gauge
 
 from stanchion.core import escalation as rules
-from stanchion.core.audit import AuditEntry
+from stanchion.core.audit import AuditEntry, time_text
 from stanchion.core.escalation import (
     Announcement,
     Escalation,
@@ -176,7 +176,11 @@ class EscalationService:
             entry = audit and msgspec.structs.replace(
                 audit,
                 before={"order": last.order} if revision else None,
-                after={"order": order, **({"reason": reason} if reason else {})},
+                after={
+                    "order": order,
+                    **({"reason": reason} if reason else {}),
+                    **({"expires_at": time_text(expires_at)} if expires_at else {}),
+                },
             )
             written = await self._documents.put_document(
                 _KIND, _ORDER, value, read=revision, audit=entry

@@ -30,7 +30,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from stanchion.core.audit import AuditEntry, redacted
+from stanchion.core.audit import AuditEntry, redacted, time_text
 from stanchion.core.json_value import JsonObject
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, TenantId
@@ -464,7 +464,7 @@ def _shown(record: ApiKeyRecord) -> JsonObject:
         "role": record.role,
         "tenant": record.tenant,
         "note": record.note,
-        "expires_at": record.expires_at,
+        "expires_at": time_text(record.expires_at),
         "revoked": record.revoked_at is not None,
         "key": record.hash,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, assert_never
+from typing import Annotated, Any, Final, assert_never
 
 import msgspec
 from msgspec import to_builtins
@@ -16,7 +16,7 @@ from stanchion.core.model import ItemKey, Run, RunId, RunStatus, StepId, StepSta
 from stanchion.core.plan import Plan
 from stanchion.core.queue import QueueRequest
 from stanchion.core.rerun import RerunOptions, RerunRefused
-from stanchion.gateway.body import check_value, checked_labels
+from stanchion.gateway.body import check_value, checked_labels, decoded
 from stanchion.gateway.endpoint import note_refusal
 from stanchion.gateway.problems import (
     Refusal,
@@ -201,17 +201,28 @@ def _not_started(answer: NotStarted) -> Refusal:
             assert_never(answer)
 
 
-async def start_batch(call: Call[StartBatch, NoQuery]) -> Reply | Refusal:
+class RawBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A batch whose rows are not decoded: a faulty row is refused alone."""
+
+    runs: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(min_length=1, max_length=1000)]
+
+
+async def start_batch(call: Call[RawBatch, NoQuery]) -> Reply | Refusal:
     """Start many runs of one workflow, each judged by itself, in their order."""
-    keys = [_batch_key(call, index, row) for index, row in enumerate(call.body.runs)]
     refusals: dict[int, Refusal] = {}
     rows: dict[int, StartRow] = {}
-    for index, (row, key) in enumerate(zip(call.body.runs, keys, strict=True)):
+    for index, raw in enumerate(call.body.runs):
         try:
+            row: BatchRow = decoded(bytes(raw), _BATCH_ROW)
             check_value(call, "input", row.input, bytes_max=INPUT_BYTES_MAX)
-            rows[index] = StartRow(row.input, checked_labels(row.labels), key, _queue_request(row))
+            labels = checked_labels(row.labels)
         except RequestRefused as refused:
+            if refused.refusal.code is Code.MALFORMED_JSON:
+                raise
             refusals[index] = refused.refusal
+        else:
+            key = _batch_key(call, index, row)
+            rows[index] = StartRow(row.input, labels, key, _queue_request(row))
     workflow_id = WorkflowId(call.params["workflow_id"])
     answers = await call.services.gate.start_many(
         call.tenant,
@@ -243,13 +254,13 @@ async def start_batch(call: Call[StartBatch, NoQuery]) -> Reply | Refusal:
                 _batch_result(begun[index])
                 if index in begun
                 else _batch_problem(call, refusals[index])
-                for index in range(len(keys))
+                for index in range(len(call.body.runs))
             )
         )
     )
 
 
-def _batch_key(call: Call[StartBatch, NoQuery], index: int, row: BatchRow) -> str:
+def _batch_key(call: Call[RawBatch, NoQuery], index: int, row: BatchRow) -> str:
     """A row's idempotency key. Raises ``RequestRefused`` if it has none."""
     if row.key is not None:
         return row.key
@@ -264,6 +275,7 @@ def _batch_key(call: Call[StartBatch, NoQuery], index: int, row: BatchRow) -> st
 
 
 _KEY_CHARS_MAX: Final = 255
+_BATCH_ROW: Final = msgspec.json.Decoder(BatchRow)
 
 
 def _batch_result(answer: RunStarted) -> BatchResult:
@@ -277,7 +289,7 @@ def _batch_result(answer: RunStarted) -> BatchResult:
     )
 
 
-def _batch_problem(call: Call[StartBatch, NoQuery], refusal: Refusal) -> BatchResult:
+def _batch_problem(call: Call[RawBatch, NoQuery], refusal: Refusal) -> BatchResult:
     return BatchResult(status=refusal.status, problem=problem_of(refusal, call.request_id))
 
 
@@ -580,6 +592,7 @@ ROUTES: Final = (
         scope=RouteScope.TENANT,
         takes=Takes.JSON,
         body=StartBatch,
+        reads=RawBatch,
         answer=BatchAnswer,
         codes=(Code.NOT_FOUND, Code.DRAINING),
         takes_key=True,
