@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Mapping
 
@@ -340,3 +341,50 @@ async def test_a_run_reserves_when_it_is_queued_and_returns_it_when_it_ends(stor
     leased, *_ = await lease(store, max_jobs=2)
     await store.accept([_result(leased, {"tokens": 40})])
     assert await _counts(store) == (40, 0)
+
+
+async def test_at_any_time_a_budget_is_the_sum_over_the_runs(store: Store) -> None:
+    """A random walk, compared with sums that are added up one by one."""
+    limit, chance = 200, random.Random(11)
+    await store.put_tenant(ACME, _tenant(limit, BudgetWindow.TOTAL))
+    reserved: dict[RunId, int] = {}
+    used: Counter[RunId] = Counter()
+    ended: set[RunId] = set()
+    held: dict[RunId, tuple[LeasedJob, int]] = {}
+
+    def committed() -> int:
+        return sum(
+            used[each] if each in ended else max(reserved[each], used[each]) for each in reserved
+        )
+
+    for _ in range(70):
+        run_id = chance.choice(list(held)) if held else None
+        match chance.choice(["start", "start", "renew", "renew", "accept", "cancel"]):
+            case "start":
+                asked = chance.randrange(60)
+                verdict, started = await _admit(store, {"tokens": asked})
+                assert isinstance(verdict, Admitted) is (committed() + asked <= limit)
+                if isinstance(verdict, Admitted):
+                    reserved[started] = asked
+                    held[started] = (await lease_one(store), 0)
+            case "renew" if run_id is not None:
+                leased, before = held[run_id]
+                told = chance.randrange(60)
+                await _renew(store, leased, {"tokens": told})
+                used[run_id] += max(0, told - before)
+                held[run_id] = (leased, max(told, before))
+            case "accept" if run_id is not None:
+                leased, before = held.pop(run_id)
+                told = chance.randrange(60)
+                await store.accept([_result(leased, {"tokens": told})])
+                used[run_id] += max(0, told - before)
+                await advance(store, ONE_JOB, run_id)
+                ended.add(run_id)
+            case "cancel" if run_id is not None:
+                held.pop(run_id)
+                await cancel(store, run_id)
+                ended.add(run_id)
+            case _:
+                continue
+        assert await _counts(store) == (used.total(), committed() - used.total())
+    assert used.total() > limit, "the walk was to use more than it may reserve"
