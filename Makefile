@@ -37,7 +37,7 @@ help: ## print this table
 	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 13
 
 .PHONY: demo
-demo: $(READY) ## show a full tenant, a research agent and an approval on a server and a worker
+demo: $(READY) ## show a full tenant, a queue, a research agent and an approval on a server and a worker
 	@$(BIN)/python examples/demo.py
 
 .PHONY: serve

@@ -1,4 +1,4 @@
-"""Demonstrate a full tenant, a research agent and an approval in half a minute.
+"""Demonstrate a full tenant, a queue, a research agent and an approval in half a minute.
 
 It starts a server and a worker process on this machine, calls the server over HTTP, prints the
 responses, and stops both. It removes its files.
@@ -44,6 +44,7 @@ def main() -> int:
                 approve(api, run_id)
             chart(api, admitted[0])
             slots(api)
+            queue(api)
     say("Where to look next:")
     print("  make serve                     the same server, kept running")
     print("  docs/tutorial.md               a workflow and a worker of your own, in ten minutes")
@@ -130,6 +131,33 @@ def slots(api: Api) -> None:
     if status != HTTPStatus.OK:
         sys.exit(f"expected 200: {answer}")
     api.call("POST", f"/v1/runs/{answer['run_id']}/cancel", {"reason": "the demo is over"})
+
+
+def queue(api: Api) -> None:
+    """Let the starts of a full tenant wait for a slot, two callers in turn."""
+    config = {"max_concurrent_runs": CAP, "on_full": "queue"}
+    api.call("PUT", f"/v1/admin/tenants/{TENANT}", config)
+    say("The same tenant with `on_full: queue`: who finds no slot waits for one, in turns.")
+    body = {"input": {"question": QUESTION, "review": False}}
+    started: dict[str, str] = {}
+    for who in ("red", "red", "red", "red", "blue"):
+        asked = {**body, "fairness_key": who}
+        status, answer = api.ask("POST", "/v1/workflows/research/runs", asked)
+        if status not in {HTTPStatus.OK, HTTPStatus.ACCEPTED}:
+            sys.exit(f"expected 200 or 202: {answer}")
+        place = f", position {answer['position']}" if status == HTTPStatus.ACCEPTED else ""
+        print(f"  {status}  {who:<4} {answer['status']}{place}")
+        started[answer["run_id"]] = who
+    ended = [api.call("GET", f"/v1/runs/{run_id}?wait=30") for run_id in started]
+    if any(run["status"] != "succeeded" for run in ended):
+        sys.exit(f"expected five ends: {[run['status'] for run in ended]}")
+    began = {run["run_id"]: min(_beginnings(run)) for run in ended}
+    order = [started[run_id] for run_id in sorted(began, key=began.__getitem__)]
+    print(f"  began in this order: {', '.join(order)}")
+
+
+def _beginnings(run: dict[str, Any]) -> list[str]:
+    return [step["started_at"] for step in run["steps"].values() if step["started_at"]]
 
 
 class Api:
