@@ -49,7 +49,7 @@ class LevelCost(NamedTuple):
     container: float = 0
     """Extra for each list or object: it may be compared with one in the schema."""
     integer: float = 0
-    """Extra for each integer; likewise for floats, and for floats very close to zero."""
+    """Extra for each integer; likewise for floats, and for very small and very large floats."""
     float_: float = 0
     tiny: float = 0
     char: float = 0
@@ -79,6 +79,7 @@ _COPY_NAME_NS: Final = 300
 _UNEVALUATED: Final = 3
 """How often the siblings of ``unevaluatedItems`` or ``unevaluatedProperties`` are evaluated."""
 _TINY: Final = 1e-30
+_HUGE: Final = 1e30
 _INT_MAX: Final = 2**63
 
 
@@ -96,10 +97,18 @@ def _bounded(number: float) -> LevelCost:
         return LevelCost(integer=20_000, float_=25_000, tiny=40_000)
     if isinstance(number, int):
         return LevelCost(integer=20, float_=50, tiny=1_000)
-    return LevelCost(integer=200, float_=400, tiny=25_000)
+    return LevelCost(integer=1_000, float_=900, tiny=25_000)
 
 
-_MULTIPLE: Final = LevelCost(integer=500, float_=2_500, tiny=42_000)
+def _multiple(divisor: float) -> LevelCost:
+    """The cost of dividing a node by this number."""
+    if _is_extreme(divisor) or abs(divisor) < _SMALL_DIVISOR:
+        return LevelCost(integer=20_000, float_=20_000, tiny=42_000)
+    integer = 500 if isinstance(divisor, int) else 1_000
+    return LevelCost(integer=integer, float_=2_800, tiny=42_000)
+
+
+_SMALL_DIVISOR: Final = 1e-12
 
 
 def _is_extreme(number: float) -> bool:
@@ -199,7 +208,7 @@ def cost_of_rules(node: JsonObject, char_ns: Callable[[str], float]) -> Levels:
             ):
                 own = _add(own, _bounded(value))
             case "multipleOf", int() | float():
-                own = _add(own, _MULTIPLE)
+                own = _add(own, _multiple(value))
             case "pattern", str():
                 own = _add(own, LevelCost(char=char_ns(value)))
             case (("required" | "dependentRequired" | "dependentSchemas"), list() | dict()):
@@ -332,7 +341,7 @@ class InputShape:
             lists = [each for each in level if type(each) is list] if kinds[list] else []
             objects = [each for each in level if type(each) is dict] if kinds[dict] else []
             floats = [each for each in level if type(each) is float] if kinds[float] else []
-            tinies = sum(-_TINY < each < _TINY and each != 0 for each in floats)
+            tinies = sum(not _TINY <= abs(each) <= _HUGE and each != 0 for each in floats)
             chars = sum(len(each) for each in level if type(each) is str) if kinds[str] else 0
             self.levels.append(
                 _Level(
