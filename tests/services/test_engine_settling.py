@@ -8,8 +8,9 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
+from stanchion.core.audit import AuditEntry
 from stanchion.core.events import CancelRequested
-from stanchion.core.model import Instant, Risk, RunId, Topic
+from stanchion.core.model import Instant, Risk, RunId, StepId, Topic
 from stanchion.core.workflow import ForEachSpec, Workflow
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.locks import Granted
@@ -21,6 +22,7 @@ from tests.services.faulty_locks import Fault
 from tests.services.stage import GLOBEX, Replica, World, job, virtual, workflow
 
 STEPS = workflow("steps", one=job("work"), two=job("work", "one"), three=job("work", "two"))
+SIDE_BY_SIDE = workflow("sides", one=job("work"), left=job("work", "one"), right=job("work", "one"))
 ITEMS = workflow("items", each=ForEachSpec(for_each="${input.items}", topic=Topic("work")))
 CHANGES = ("settle", "accept", "load", "commit", "items_at")
 
@@ -114,6 +116,108 @@ async def test_a_run_that_is_held_by_hand_takes_the_result_and_stays(world: Worl
     assert _steps(one) == {"accept": 1}
     assert (await world.run(run_id)).stamp == before
     assert (await world.lease(one, "work"))[0].job.step_id == "two"
+
+
+# ── Kept leases ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def _first_step(world: World, replica: Replica, definition: Workflow = STEPS) -> RunId:
+    """Begin a run, and apply its first result under a lease."""
+    run_id = await _leased(world, replica, definition)
+    (leased,) = await world.lease(replica, "work")
+    await world.report(replica, leased)
+    await asyncio.sleep(0.1)
+    assert (await world.run(run_id)).step(StepId("one")).status == "succeeded"
+    return run_id
+
+
+@virtual
+async def test_a_kept_lease_is_free_for_others_and_spares_asking_for_it(world: World) -> None:
+    one = world.add()
+    run_id = await _first_step(world, one)
+    assert await world.locks.list() == []
+    locked = one.locks.calls["acquire"]
+    for _ in range(2):
+        (leased,) = await world.lease(one, "work")
+        await world.report(one, leased)
+    assert (await world.run(run_id)).status == "succeeded"
+    assert one.locks.calls["acquire"] == locked == 1
+    assert _steps(one) == {"accept": 1, "load": 1, "commit": 1, "settle": 2}
+
+
+@pytest.mark.parametrize("reason", ["class", "time", "locks"])
+@virtual
+async def test_a_lease_is_kept_only_while_policy_and_time_allow_it(
+    world: World, reason: str
+) -> None:
+    one = world.add()
+    definition = replace(STEPS, risk=Risk.HIGH) if reason == "class" else STEPS
+    await _first_step(world, one, definition)
+    (leased,) = await world.lease(one, "work")
+    if reason == "time":
+        await asyncio.sleep(advance.LEASE_KEPT_MS / 1000)
+    if reason == "locks":
+        # Known to be unavailable: policy decides, and the fallback is counted.
+        one.locks_away()
+        await _leased(world, one)
+        (other,) = await world.lease(one, "work")
+        await world.report(one, other)
+        await asyncio.sleep(0.1)
+        assert one.metric("workflow_lock_fallback_total", risk="standard") == 1
+    await world.report(one, leased)
+    await asyncio.sleep(0.1)
+    assert one.store.calls["settle"] == (1 if reason == "locks" else 0)
+    if reason == "locks":
+        assert one.metric("workflow_lock_fallback_total", risk="standard") == 2
+
+
+@virtual
+async def test_a_run_that_is_held_by_hand_does_not_move_by_a_kept_lease(world: World) -> None:
+    one, two = world.add(), world.add()
+    run_id = await _first_step(world, one)
+    (leased,) = await world.lease(one, "work")
+    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
+    by_hand = two.services.lock_audit
+    assert by_hand is not None
+    assert isinstance(await by_hand.hold(f"run/{run_id}", ttl_ms=5_000, audit=audit), Granted)
+    before = await world.run(run_id)
+    assert await world.report(one, leased) == (Accepted(leased.job.id, run_id),)
+    await asyncio.sleep(1)
+    assert await world.run(run_id) == before
+    assert one.metric("settle_misses_total", cause="stale_fence") == 1
+    assert (await world.lease(one, "work"))[0].job.step_id == "three"
+
+
+@virtual
+async def test_a_kept_lease_is_taken_over_at_once_and_then_useless(world: World) -> None:
+    one, two = world.add(), world.add()
+    run_id = await _first_step(world, one, SIDE_BY_SIDE)
+    left, right = await world.lease(one, "work", max_jobs=2)
+    await world.report(two, left)
+    await asyncio.sleep(0.1)
+    assert (await world.run(run_id)).step(left.job.step_id).status == "succeeded"
+    assert await world.report(one, right) == (Accepted(right.job.id, run_id),)
+    assert await world.ended(run_id, within_s=1) == "succeeded"
+    assert one.metric("settle_misses_total", cause="stale_fence") == 1
+    assert all(map(_is_calm, (one, two)))
+
+
+@virtual
+async def test_a_run_whose_lease_a_killed_replica_kept_moves_within_five_seconds(
+    world: World,
+) -> None:
+    one, two = world.add(), world.add()
+    run_id = await _first_step(world, one)
+    (leased,) = await world.lease(two, "work")
+    one.kill()
+    killed_at = world.clock.moment()
+    await world.report(two, leased)
+    (following,) = await world.lease(two, "work")
+    assert (following.job.run_id, following.job.step_id) == (run_id, "three")
+    assert world.clock.moment() - killed_at < 5_000
+
+
+# ── Misses and failures ──────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST_REPLY, Fault.BUG])

@@ -7,13 +7,19 @@ Timers, approvals, cancels and the reconciler all put an event into the inbox an
 the inbox once more before it releases the lease; so many events of one run cost one hold.
 
 Results are settled if possible. If this process has the last committed value of the run, and need
-not wait for the lease, it decides on that value; then the results and their transition are one step
-of the store (``settle``), which refuses if the run has changed or its inbox is not empty. In all
-other cases the results are accepted into the inbox first, and the turn goes on as above. Results
-that arrive while the run is being settled wait for the next step of the same turn.
+not wait for the lease, because it has it or has *kept* it, it decides on that value; then the
+results and their transition are one step of the store (``settle``), which refuses if the run has
+changed or its inbox is not empty. In all other cases the results are accepted into the inbox first,
+and the turn goes on as above. Results that arrive while the run is being settled wait for the next
+step of the same turn.
 
 No event is lost. It stays in the inbox, and its outbox row in the store, until the commit that
 applies it; so an answer other than ``Advanced`` means that the run is advanced later.
+
+A lease is kept by classes whose work goes on when a lease is lost: it is released, so that another
+replica gets the name at once, but its fence is remembered and used for settling until a higher one
+has written to the run. An advance of another replica always has an entry in the inbox, so a settle
+never competes with it. Holding a run by hand writes the fence of that hold to the run.
 
 There are three kinds of failure. *RunBusy*: another replica holds the run's lease. *PutOff*: a
 backend is unavailable, or policy says to wait for the lock store. *AdvanceFailed*: our own handling
@@ -36,7 +42,7 @@ from msgspec.structs import replace
 from stanchion import telemetry
 from stanchion.core.events import AttemptFailed, AttemptSucceeded
 from stanchion.core.json_value import JsonValue
-from stanchion.core.lease import LeaseLost, LeaseOverride
+from stanchion.core.lease import LeaseLost, LeaseOverride, Moment, OnRenewalLost
 from stanchion.core.model import (
     JobId,
     Risk,
@@ -97,6 +103,8 @@ RUNS_KEPT: Final = 4_096
 RUN_KEPT_BYTES_MAX: Final = 64 * 1024
 """Larger runs are not kept in memory, but read again for every change."""
 RUNS_KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
+LEASE_KEPT_MS: Final = 30_000
+"""How long a lease is kept after its last use."""
 
 
 class Advanced(msgspec.Struct, frozen=True):
@@ -157,6 +165,8 @@ class _Turn(msgspec.Struct):
     task: asyncio.Task[Outcome] | None = None
     again: bool = False
     """Whether ``advance`` was called after the inbox was last read."""
+    kept_fence: int | None = None
+    """The fence of a kept lease, with which the first results of this turn may be settled."""
     takes_results: bool = False
     """Whether the question of the lease is answered, so that results may wait for this turn."""
     waiting: list[_Delivery] = []
@@ -177,12 +187,14 @@ class _Class(msgspec.Struct, frozen=True, gc=False):
         return None if self.traceparent is None else self.traceparent[3:35]
 
 
-class _Known(msgspec.Struct, frozen=True, gc=False):
-    """The last committed value of a run, without items, and its plan."""
+class _Known(msgspec.Struct, gc=False):
+    """The last committed value of a run, without items, its plan, and its kept lease."""
 
     run: Run
     plan: Plan
     size_bytes: int
+    fence: int | None = None
+    kept_until: Moment = Moment(0)
 
 
 class RunCache:
@@ -209,7 +221,9 @@ class RunCache:
         if size_bytes > RUN_KEPT_BYTES_MAX:
             return
         kept = replace(run, items={}) if run.items else run
-        self._runs[run.id] = _Known(kept, plan, size_bytes)
+        known = self._runs[run.id] = _Known(kept, plan, size_bytes)
+        if before is not None:
+            known.fence, known.kept_until = before.fence, before.kept_until
         self._size_bytes += size_bytes
         while len(self._runs) > RUNS_KEPT or self._size_bytes > RUNS_KEPT_BYTES_MAX:
             _, oldest = self._runs.popitem(last=False)
@@ -365,9 +379,12 @@ class Advancer:
             return None
         turn = self._turns.get(run_id)
         if turn is None:
-            if len(self._turns) >= TURNS_MAX or not self._leasing.answers_at_once:
+            kept_fence = self._kept_fence(run_id, known)
+            may_hold = kept_fence is not None or self._leasing.answers_at_once
+            if len(self._turns) >= TURNS_MAX or not may_hold:
                 return None
             turn = self._begin_turn(run_id)
+            turn.kept_fence = kept_fence
             turn.takes_results = True
         if not turn.takes_results:
             return None
@@ -387,6 +404,30 @@ class Advancer:
             if turn.task is not None:
                 turn.task.cancel()
         await self.idle()
+
+    def _kept_fence(self, run_id: RunId, known: _Known) -> int | None:
+        """The fence of the run's kept lease; ``None`` if there is none, or it must not be used.
+
+        The policy may have changed since. While the lock store is known to be unavailable, policy
+        decides.
+        """
+        if known.fence is None or self._clock.moment() >= known.kept_until:
+            return None
+        of, remote = self._classes[run_id], self._leasing.remote
+        if remote is not None and remote.health.error is not None:
+            return None
+        return known.fence if self._keeps_lease(of) else None
+
+    def _keeps_lease(self, of: _Class) -> bool:
+        policy = self._rules.lease_policy(of.risk, of.override)
+        is_lasting = policy.on_renewal_lost is OnRenewalLost.CONTINUE
+        return is_lasting and not self._rules.closes(of.risk)
+
+    def _keep_lease(self, run_id: RunId, fence: int | None) -> None:
+        """Remember the fence of a lease that was released after its last commit."""
+        known, of = self._runs.get(run_id), self._classes.get(run_id)
+        if known is not None and of is not None and fence is not None and self._keeps_lease(of):
+            known.fence, known.kept_until = fence, Moment(self._clock.moment() + LEASE_KEPT_MS)
 
     def _join(self, run_id: RunId) -> asyncio.Task[Outcome]:
         turn = self._turns.get(run_id)
@@ -419,6 +460,10 @@ class Advancer:
         """Advance under the lease; turn exceptions into outcomes."""
         floor = 0
         try:
+            if turn.kept_fence is not None:
+                settled = await self._settle_kept(run_id, turn, turn.kept_fence)
+                if settled is not None:
+                    return settled
             for _ in range(TRIES_MAX):
                 outcome = await self._under_lease(run_id, turn, floor)
                 if not isinstance(outcome, StaleFence):
@@ -451,34 +496,61 @@ class Advancer:
         ) as held:
             if asked_ns:
                 turn.waited_ns = (asked_ns, telemetry.now_ns())
-            match held:
-                case Lease():
-                    turn.takes_results = True
-                    try:
-                        outcome = await self._empty_inbox(run_id, turn, held, seen)
-                    finally:
-                        _send_away(turn)
-                    if isinstance(outcome, StaleFence):
-                        told = StaleWrite(
-                            name=held.name,
-                            risk=known.risk,
-                            fence=held.fence or 0,
-                            highest=outcome.highest,
-                        )
-                        self._leasing.tell(told)
-                    return outcome
-                case LeaseContended():
-                    if asked_ns:
-                        _trace_failed_wait(run_id, known, asked_ns, _TAKEN)
-                    await self._accept_waiting(turn)
-                    return RunBusy()
-                case LeaseRefused(error):
-                    if asked_ns:
-                        _trace_failed_wait(run_id, known, asked_ns, error)
-                    await self._accept_waiting(turn)
-                    return PutOff(error)
-                case _:
-                    assert_never(held)
+                if not isinstance(held, Lease):
+                    why = held.error if isinstance(held, LeaseRefused) else _TAKEN
+                    _trace_failed_wait(run_id, known, asked_ns, why)
+            outcome = await self._with_lease(run_id, turn, held, known.risk, seen)
+        if isinstance(outcome, Advanced) and isinstance(held, Lease):
+            self._keep_lease(run_id, held.fence)
+        return outcome
+
+    async def _with_lease(
+        self,
+        run_id: RunId,
+        turn: _Turn,
+        held: Lease | LeaseContended | LeaseRefused,
+        risk: Risk,
+        seen: Loaded | None,
+    ) -> Outcome | StaleFence:
+        match held:
+            case Lease():
+                turn.takes_results = True
+                try:
+                    outcome = await self._empty_inbox(run_id, turn, held, seen)
+                finally:
+                    _send_away(turn)
+                if isinstance(outcome, StaleFence):
+                    told = StaleWrite(
+                        name=held.name,
+                        risk=risk,
+                        fence=held.fence or 0,
+                        highest=outcome.highest,
+                    )
+                    self._leasing.tell(told)
+                return outcome
+            case LeaseContended():
+                await self._accept_waiting(turn)
+                return RunBusy()
+            case LeaseRefused(error):
+                await self._accept_waiting(turn)
+                return PutOff(error)
+            case _:
+                assert_never(held)
+
+    async def _settle_kept(self, run_id: RunId, turn: _Turn, fence: int) -> Advanced | None:
+        """Settle the results that wait with the kept lease; ``None``: go on with a new one."""
+        turn.kept_fence = None
+        of = self._classes.get(run_id)
+        if of is not None:
+            telemetry.LOG_IDS.set(telemetry.LogIds(None, of.tenant, run_id, None, of.trace_id))
+        kept = Lease(f"run/{run_id}", self._clock, fence=fence)
+        try:
+            settled = await self._take_waiting(run_id, turn, kept, has_entries=False)
+        finally:
+            _send_away(turn)
+        if settled is not None:
+            self._keep_lease(run_id, fence)
+        return settled
 
     async def _class_of(self, loaded: Loaded) -> _Class:
         plan = await self._plan_of(loaded)

@@ -17,15 +17,26 @@ from msgspec.structs import replace
 from stanchion.core.audit import AuditEntry
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import RunId, TenantId
+from stanchion.core.transition import Transition
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError
-from stanchion.ports.locks import AcquireAnswer, LockNote, LockView, OperatorLocks, operator_token
+from stanchion.ports.locks import (
+    AcquireAnswer,
+    Granted,
+    LockNote,
+    LockView,
+    OperatorLocks,
+    operator_token,
+)
+from stanchion.ports.records import Commit, CommitConflict
 from stanchion.ports.store import Store
 
 __all__ = ["LockAudit"]
 
 WITHIN_MS: Final = 2_000
 _NOTES_MAX: Final = 100
+_RUN: Final = "run/"
+_FENCE_TRIES: Final = 20
 _decode: Final = msgspec.json.Decoder(AuditEntry).decode
 
 
@@ -42,8 +53,31 @@ class LockAudit:
         note = await self._note(name, replace(audit, after={"ttl_ms": ttl_ms}))
         token = operator_token(audit.actor, self._entropy.token())
         answer = await self._locks.hold(name, token, ttl_ms=ttl_ms, within_ms=WITHIN_MS, note=note)
+        if isinstance(answer, Granted) and name.startswith(_RUN):
+            with suppress(BackendError):
+                await self._fence(RunId(name.removeprefix(_RUN)), answer.fence)
         await self._move_soon()
         return answer
+
+    async def _fence(self, run_id: RunId, fence: int) -> None:
+        """Write the fence to the run, so that no replica goes on with a lease that it has kept."""
+        for _ in range(_FENCE_TRIES):
+            loaded = await self._store.load(run_id)
+            if loaded is None or loaded.run.status.is_finished:
+                return
+            run = loaded.run
+            unchanged = Transition(
+                status=run.status, output=run.output, error=run.error, finished_at=run.finished_at
+            )
+            commit = Commit(
+                run_id=run_id,
+                transition=unchanged,
+                read=run.stamp,
+                nonce=self._entropy.token(),
+                fence=fence,
+            )
+            if not isinstance(await self._store.commit(commit), CommitConflict):
+                return
 
     async def release(self, name: str, *, audit: AuditEntry) -> LockView | None:
         """Release a lock of any holder; return it as it was, or ``None`` if it was free.
