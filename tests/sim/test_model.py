@@ -7,12 +7,19 @@ import pytest
 from stanchion.sim.model import Bounds, ModelRules, search
 
 SMALL = Bounds(commits=3, grants=3)
+WITH_EVENT = Bounds(commits=2, grants=1, losses=0, events=1)
 
 
 def test_with_all_rules_nothing_goes_wrong_in_any_order() -> None:
     found = search(ModelRules(), SMALL)
     assert found.broken is None
     assert found.states > 50_000
+
+
+def test_with_all_rules_no_event_is_overtaken_in_any_order() -> None:
+    found = search(ModelRules(), WITH_EVENT)
+    assert found.broken is None
+    assert found.states > 5_000
 
 
 @pytest.mark.soak
@@ -42,6 +49,15 @@ def test_fences_by_a_counter_are_given_out_twice() -> None:
 def test_without_the_fence_check_a_stale_holder_writes() -> None:
     found = search(ModelRules(checks_fence=False), SMALL)
     assert found.broken == "a commit of a stale holder was accepted"
+
+
+def test_without_a_look_at_the_inbox_a_settled_result_overtakes_an_event() -> None:
+    found = search(ModelRules(checks_inbox=False), WITH_EVENT)
+    assert found.broken == "a settled result overtook an event"
+    assert found.story[-2:] == (
+        "an event arrives in the inbox",
+        "A settles a result on version 1: accepted",
+    )
 
 
 def test_without_failovers_a_version_alone_would_do() -> None:

@@ -2,16 +2,19 @@
 
 It has one run in a store with a replica, a lock server that may lose its data, and two writers. A
 writer takes the lease (or proceeds without one if the lock server is down), reads the run, and
-commits its decision. At any moment the store may fail over to its replica, and the lock server may
-lose its data. Time passes, so that fences from the clock rise; a lease may end at any moment.
+commits its decision. A writer that has committed remembers the run and its fence, and may settle a
+result on them without a lease and without reading. Events may arrive in the inbox; a commit applies
+what its writer has read. At any moment the store may fail over to its replica, and the lock server
+may lose its data. Time passes, so that fences from the clock rise; a lease may end at any moment.
 
 The search visits every order of these steps (breadth first, so a counterexample is a shortest one)
-and checks three statements in each state:
+and checks four statements in each state:
 
 * **one chain**: a commit is accepted only if the run is unchanged since its writer read it, in this
   history and not in a lost one. So of two commits decided on the same read, one is accepted.
 * **no stale holder**: a commit under a lease is accepted only if no writer with a higher fence has
   written.
+* **nothing is overtaken**: a result is settled only while no event is in the inbox.
 * **fences rise**: no lock server grants a fence that was granted before, by it or a predecessor.
 
 ``search(ModelRules())`` finds no counterexample. If one rule is weakened, it finds one: for
@@ -35,6 +38,7 @@ class ModelRules(NamedTuple):
     compares_nonce: bool = True
     fences_by_clock: bool = True
     checks_fence: bool = True
+    checks_inbox: bool = True
 
 
 class Bounds(NamedTuple):
@@ -44,6 +48,7 @@ class Bounds(NamedTuple):
     grants: int = 4
     failovers: int = 1
     losses: int = 1
+    events: int = 0
 
 
 class Found(NamedTuple):
@@ -56,11 +61,12 @@ class Found(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """The run at one server: its version, the commit that wrote it, and the highest fence."""
+    """The run at one server: version, the commit that wrote it, the highest fence, its inbox."""
 
     version: int = 0
     nonce: int = 0
     fence: int = 0
+    has_event: bool = False
 
 
 class _Writer(NamedTuple):
@@ -68,6 +74,10 @@ class _Writer(NamedTuple):
     """``None``: no lease, or none needed. Sent with the commit."""
     read: _Stored | None = None
     is_unleased: bool = False
+    known: _Stored | None = None
+    """The run as this writer committed it last, until it takes a new lease or goes on without."""
+    kept: int | None = None
+    """The fence of that commit; ``None`` if it had no lease."""
 
 
 class _State(NamedTuple):
@@ -85,6 +95,7 @@ class _State(NamedTuple):
     """The number of commits that were ever accepted, each with its own nonce."""
     failovers: int = 0
     losses: int = 0
+    events: int = 0
 
 
 class _Step(NamedTuple):
@@ -123,6 +134,12 @@ def _steps(state: _State, rules: ModelRules, bounds: Bounds) -> Iterator[_Step]:
                 f" to {state.replica.version}",
                 state._replace(primary=state.replica, failovers=state.failovers + 1),
             )
+    if state.events < bounds.events and not state.primary.has_event:
+        arrived = state.primary._replace(has_event=True)
+        yield _Step(
+            "an event arrives in the inbox",
+            state._replace(primary=arrived, events=state.events + 1),
+        )
     if state.owner is not None:
         yield _Step("the lease ends", state._replace(owner=None))
     if state.losses < bounds.losses:
@@ -137,11 +154,14 @@ def _writer_steps(state: _State, number: int, rules: ModelRules, bounds: Bounds)
             yield _grant(state, number, rules)
         unleased = _put(state, number, _Writer(is_unleased=True))
         yield _Step(f"{name} goes on without a lease", unleased)
+        if writer.known is not None:
+            settling = writer._replace(read=writer.known, fence=writer.kept)
+            yield from _commit(state, number, settling, rules, bounds, is_settle=True)
     elif writer.read is None:
         read = _put(state, number, writer._replace(read=state.primary))
         yield _Step(f"{name} reads version {state.primary.version}", read)
     else:
-        yield from _commit(state, number, rules, bounds)
+        yield from _commit(state, number, writer, rules, bounds)
 
 
 def _grant(state: _State, number: int, rules: ModelRules) -> _Step:
@@ -155,19 +175,28 @@ def _grant(state: _State, number: int, rules: ModelRules) -> _Step:
     return _Step(f"{'AB'[number]} gets the lease with fence {fence}", after, broken)
 
 
-def _commit(state: _State, number: int, rules: ModelRules, bounds: Bounds) -> Iterator[_Step]:
-    writer, present, name = state.writers[number], state.primary, "AB"[number]
-    read = writer.read
+def _commit(
+    state: _State,
+    number: int,
+    writer: _Writer,
+    rules: ModelRules,
+    bounds: Bounds,
+    *,
+    is_settle: bool = False,
+) -> Iterator[_Step]:
+    present, name, read = state.primary, "AB"[number], writer.read
     assert read is not None
     gone = _put(state, number, _Writer())
     if state.owner == number:
         gone = gone._replace(owner=None)
-    what = f"{name} commits what it decided on version {read.version}"
+    verb = "settles a result on" if is_settle else "commits what it decided on"
+    what = f"{name} {verb} version {read.version}"
     is_stale = rules.checks_fence and writer.fence is not None and writer.fence < present.fence
     is_same = read.version == present.version and (
         not rules.compares_nonce or read.nonce == present.nonce
     )
-    if is_stale or not is_same:
+    would_overtake = is_settle and present.has_event
+    if is_stale or not is_same or (would_overtake and rules.checks_inbox):
         yield _Step(f"{what}: refused", gone)
         return
     if state.nonces == bounds.commits:
@@ -179,7 +208,11 @@ def _commit(state: _State, number: int, rules: ModelRules, bounds: Bounds) -> It
         broken = "a commit decided on a lost history was accepted"
     elif writer.fence is not None and writer.fence < present.fence:
         broken = "a commit of a stale holder was accepted"
-    accepted = gone._replace(primary=_Stored(present.version + 1, nonce, highest), nonces=nonce)
+    elif would_overtake:
+        broken = "a settled result overtook an event"
+    after = _Stored(present.version + 1, nonce, highest, present.has_event and not (read.has_event))
+    accepted = _put(gone, number, _Writer(known=after, kept=writer.fence))
+    accepted = accepted._replace(primary=after, nonces=nonce)
     yield _Step(f"{what}: accepted", accepted, broken)
 
 
