@@ -248,6 +248,9 @@ async def test_a_tenants_queue_is_changed_and_its_runs_lead_to_the_list(browser:
         for _ in range(2)
     ]
     assert [each.status for each in starts] == [200, 202]
+    form = {"tenant": "lined", "input": "{}"}
+    third = await browser.post("/console/workflows/one/start?tenant=lined", **form)
+    assert third.headers["location"].endswith("did=run_queued")
     listed = await browser.get("/console/runs?tenant=lined&status=queued")
     assert starts[1].json["run_id"].encode() in listed.body
     run = await browser.get(f"/console/runs/{starts[1].json['run_id']}?tenant=lined")

@@ -28,9 +28,16 @@ from stanchion.console.step_graph import GraphStep, StepKind, zoomable_graph
 from stanchion.core.model import Instant, RunStatus, StepStatus, WorkflowSource
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.wire.problems import Code
-from stanchion.wire.runs import ApprovalRow, RunView, StepView, TimelineLine
+from stanchion.wire.runs import (
+    ApprovalRow,
+    QueuedAnswer,
+    RunView,
+    StartAnswer,
+    StepView,
+    TimelineLine,
+)
 
-__all__ = ["ACTIONS", "PAGES", "graph_steps"]
+__all__ = ["ACTIONS", "PAGES", "graph_steps", "started"]
 
 _LIMIT: Final = 50
 _TIMELINE_MAX: Final = 1_000
@@ -324,7 +331,12 @@ async def rerun(view: View) -> Redirect | Shown:
     answer = await view.api.send("POST /v1/runs/{run_id}/rerun", view.params, body, key=key)
     if body["dry_run"]:
         return Shown({"plan": answer})
-    return Redirect(view.at("runs", answer.run_id), "run_rerun")
+    return Redirect(view.at("runs", answer.run_id), started(answer, "run_rerun"))
+
+
+def started(answer: StartAnswer | QueuedAnswer, did: str = "run_started") -> str:
+    """What a start or a rerun did, as a key of ``DONE``."""
+    return "run_queued" if answer.status is RunStatus.QUEUED else did
 
 
 async def act_on_chosen(view: View) -> Redirect:
@@ -417,5 +429,6 @@ DONE.update(
         "runs_cancelled": "{count} of {of} runs were cancelled.",
         "runs_rerun": "{count} of {of} runs were started again.",
         "run_rerun": "This is the new run.",
+        "run_queued": "The tenant is full: the run waits in its queue until a slot is free.",
     }
 )

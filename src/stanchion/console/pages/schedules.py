@@ -6,6 +6,7 @@ import json
 from typing import Any, Final
 
 from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
+from stanchion.console.pages.runs import started
 from stanchion.core.faults import Fault
 from stanchion.gateway.problems import RequestRefused, invalid
 from stanchion.wire.schedules import ScheduleView
@@ -69,7 +70,7 @@ async def trigger(view: View) -> Redirect:
     """Start a run now."""
     params = {"schedule_id": view.form.get("schedule_id")}
     answer = await view.api.send(f"POST {_PATH}/trigger", params)
-    return Redirect(view.at("runs", answer.run_id), "run_started")
+    return Redirect(view.at("runs", answer.run_id), started(answer))
 
 
 async def delete(view: View) -> Redirect:

@@ -6,7 +6,7 @@ import secrets
 from typing import Any, Final
 
 from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
-from stanchion.console.pages.runs import graph_steps
+from stanchion.console.pages.runs import graph_steps, started
 from stanchion.console.schema_form import faults_by_field, form_fields, form_html, parse_form
 from stanchion.console.step_graph import zoomable_graph
 from stanchion.core.faults import Fault
@@ -109,7 +109,7 @@ async def start(view: View) -> Redirect:
     answer = await view.api.send(
         "POST /v1/workflows/{workflow_id}/runs", params, body, key=view.form.get("key") or None
     )
-    return Redirect(view.at("runs", answer.run_id), "run_started")
+    return Redirect(view.at("runs", answer.run_id), started(answer))
 
 
 WORKFLOW: Final = ConsolePage(
