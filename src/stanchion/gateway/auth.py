@@ -154,9 +154,9 @@ def authorised(holder: KeyHolder, named: bytes | None, route: Route) -> Caller:
     if route.scope is RouteScope.DEPLOYMENT and holder.tenant != ALL_TENANTS:
         needed = f"this needs a key for all tenants ('*') with the role {_roles(route)}"
         raise RequestRefused(_forbidden(f"{needed}; this key is for one tenant"))
-    only = _only(holder, named)
     if named == _EVERY_TENANT and not route.takes_all:
         raise RequestRefused(invalid_member("X-Stanchion-Tenant", _NOT_ALL[route.scope]))
+    only = _only(holder, named)
     if named is None and route.scope in _ONE_UNLESS_NAMED:
         only = only or DEFAULT_TENANT
     return Caller(only or DEFAULT_TENANT, only, holder.actor, holder.role, holder.key_id)
