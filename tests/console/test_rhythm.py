@@ -11,6 +11,7 @@ from stanchion.console.rhythm import (
     MODEL_CALLERS,
     buckets,
     coarser,
+    expected_retries,
     expected_returns,
     fixed_beside,
     policy_synchrony,
@@ -21,6 +22,13 @@ from stanchion.core.retry import BoundedJitter, Fixed
 from stanchion.core.settings import Rhythm
 
 FIXED, JITTER = Fixed(500), BoundedJitter(500, 200)
+
+
+def test_what_was_found_busy_is_tried_again_after_the_policys_delay() -> None:
+    assert expected_retries([2, 0, 1], bucket_ms=50, rhythm=FIXED) == [525, 525, 625]
+    spread = expected_retries([40], bucket_ms=50, rhythm=JITTER)
+    assert len(set(spread)) > 30
+    assert all(325 <= time <= 725 for time in spread)
 
 
 def test_times_are_counted_in_the_last_buckets_only() -> None:

@@ -20,6 +20,7 @@ from stanchion.core.settings import Rhythm
 __all__ = [
     "buckets",
     "coarser",
+    "expected_retries",
     "expected_returns",
     "fixed_beside",
     "policy_synchrony",
@@ -97,6 +98,16 @@ def expected_returns(refusals: Iterable[tuple[float, int]], *, spread: float = 0
         at + honour_retry_after(after_ms, 0, sample_from(number), spread)
         for number, (at, after_ms) in enumerate(refusals)
     ]
+
+
+def expected_retries(counts: Sequence[int], *, bucket_ms: int, rhythm: Rhythm) -> list[float]:
+    """When the policy tries again what was found busy, in milliseconds from the first bucket."""
+    times: list[float] = []
+    for place, count in enumerate(counts):
+        for number in range(count):
+            delay_ms = backoff_ms(rhythm, 1, sample_from(place, number))
+            times.append((place + 0.5) * bucket_ms + delay_ms)
+    return times
 
 
 def fixed_beside(rhythm: Rhythm) -> tuple[Fixed, BoundedJitter]:

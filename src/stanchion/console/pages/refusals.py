@@ -15,6 +15,7 @@ from stanchion.console.rhythm import (
     MODEL_BUCKET_MS,
     buckets,
     coarser,
+    expected_retries,
     expected_returns,
     fixed_beside,
     policy_synchrony,
@@ -76,6 +77,13 @@ async def show_retries(view: View) -> Data:
         "busy_chart": _histogram(
             "Runs found locked by another",
             coarser(busy, _BUCKET_MS // history.bucket_ms),
+            buckets(
+                expected_retries(busy, bucket_ms=history.bucket_ms, rhythm=rhythm),
+                until_ms=_SPAN_MS,
+                bucket_ms=_BUCKET_MS,
+                count=_SPAN_MS // _BUCKET_MS,
+            ),
+            "tried again by the policy",
         ),
         "models": [_model(fixed), _model(jitter)],
         **await _refused(view),
@@ -115,16 +123,21 @@ def _last_minute(times_ms: list[float], now: float, bucket_ms: int) -> list[int]
     return buckets(times_ms, until_ms=now, bucket_ms=bucket_ms, count=_SPAN_MS // bucket_ms)
 
 
-def _histogram(title: str, counts: list[int], expected: list[int] | None = None) -> Markup:
-    series = [Bars("seen", tuple(map(float, counts)))]
-    if expected is not None:
-        series.append(Bars("expected back by Retry-After", tuple(map(float, expected))))
+def _histogram(
+    title: str,
+    counts: list[int],
+    expected: list[int],
+    label: str = "expected back by Retry-After",
+) -> Markup:
     return chart(
         Histogram(
             title=title,
             unit="per 500 ms",
             bucket_s=_BUCKET_MS / 1_000,
-            series=tuple(series),
+            series=(
+                Bars("seen", tuple(map(float, counts))),
+                Bars(label, tuple(map(float, expected))),
+            ),
             x_unit="seconds, now at the right",
         )
     )
