@@ -26,7 +26,9 @@ from stanchion.core.budget import (
     window_end,
     window_start,
 )
-from stanchion.core.model import Instant, RunId
+from stanchion.core.model import Instant, RunId, StepId, WorkflowId
+from stanchion.core.plan import Plan, link
+from stanchion.core.workflow import DelaySpec, StepSpec, SubworkflowSpec, Workflow
 
 
 def _at(text: str) -> Instant:
@@ -182,3 +184,14 @@ def test_what_a_budget_shows() -> None:
 def test_a_limit_is_in_range(limit: int) -> None:
     with pytest.raises(ValueError, match="limit must be from 0"):
         BudgetLimit(limit, BudgetWindow.DAY)
+
+
+def test_a_run_reserves_what_its_own_file_says_and_not_its_sub_workflows() -> None:
+    inner = Workflow(
+        id=WorkflowId("inner"), steps={StepId("a"): DelaySpec(delay_s=1)}, budget={"tokens": 5}
+    )
+    steps: dict[StepId, StepSpec] = {StepId("sub"): SubworkflowSpec(workflow=WorkflowId("inner"))}
+    for budget in ({}, {"calls": 3}):
+        plan = link(Workflow(id=WorkflowId("outer"), steps=steps, budget=budget), {inner.id: inner})
+        assert isinstance(plan, Plan)
+        assert plan.budget == budget

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stanchion.adapters.system import ManualClock
-from stanchion.core.model import TenantId
+from stanchion.core.budget import OverBudget
+from stanchion.core.model import Instant, TenantId
 from stanchion.services import gate_answers as module
 from stanchion.services.gate_answers import Backend, Pacing, full_window_ms, outage_window_ms
 from tests.services.seeded import SeededEntropy
@@ -185,3 +186,32 @@ def test_a_quiet_night_is_forgotten_after_a_few_ends() -> None:
         clock.advance(pause_ms)
         pacing.finished(tenant, clock.now())
     assert pacing.full(tenant) < 6_000
+
+
+# ── Budgets ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_caller_over_a_budget_comes_back_when_its_window_ends() -> None:
+    clock, pacing = made()
+    soon = OverBudget("tokens", 100, 90, 0, Instant(clock.now() + 5_000), 20)
+    told = [pacing.over_budget(ACME, soon) for _ in range(100)]
+    assert all(each.can_wait and 5_000 <= each.retry_after_ms <= 6_000 for each in told)
+    assert len({each.retry_after_ms for each in told}) > 50
+    clock.advance(10_000)  # this replica's clock is ahead of the store's
+    assert pacing.over_budget(ACME, soon).retry_after_ms in range(1_000, 2_001)
+
+
+def test_a_caller_over_a_budget_does_not_come_back_for_nothing() -> None:
+    clock, pacing = made()
+    for resets_at, asked in ((None, 20), (Instant(clock.now() + 30_001), 20), (clock.now(), 101)):
+        told = pacing.over_budget(ACME, OverBudget("tokens", 100, 90, 0, resets_at, asked))
+        assert not told.can_wait
+        assert told.retry_after_ms <= 30_000
+
+
+def test_a_caller_waits_for_runs_that_hold_a_budget_as_for_a_slot() -> None:
+    clock, pacing = made()
+    after(clock, pacing, *[2_000] * 20)
+    told = pacing.over_budget(ACME, OverBudget("tokens", 100, 0, 90, None, 20))
+    assert told.can_wait
+    assert told.retry_after_ms in range(1_000, 4_001)

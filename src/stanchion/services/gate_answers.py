@@ -160,7 +160,9 @@ class Pacing:
         now = self._clock.now()
         can_wait = over.can_end_within(FULL_MS_MAX, now)
         ends_in_ms = FULL_MS_MAX if over.resets_at is None else over.resets_at - now
-        wait_ms = _bounded(ends_in_ms, FULL_MS_MIN, FULL_MS_MAX)
+        earliest_ms = _bounded(ends_in_ms, FULL_MS_MIN, FULL_MS_MAX)
+        latest_ms = min(earliest_ms + SPREAD_MS_MIN, FULL_MS_MAX)
+        wait_ms = within(earliest_ms, latest_ms, self._entropy.unit())
         if over.is_held:
             wait_ms = min(wait_ms, self.full(tenant))
         return GateOverBudget(over, wait_ms, can_wait)
