@@ -20,10 +20,11 @@ from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.adapters.store.memory import state as memory_state
 from stanchion.adapters.store.memory.runs import carry_out
 from stanchion.adapters.store.memory.state import Account, MemoryState, RunFile, RunPlaces
-from stanchion.core import lease, rerun
+from stanchion.core import budget, lease, rerun
 from stanchion.core import why as why_module
 from stanchion.core.admission import Admitted, Verdict
 from stanchion.core.audit import AuditEntry
+from stanchion.core.budget import BudgetTally, Reservation
 from stanchion.core.draft import Draft, ItemDraft
 from stanchion.core.events import Event
 from stanchion.core.json_value import JsonValue
@@ -507,6 +508,14 @@ def _added_up(_before: Mapping[str, int], told: Mapping[str, int]) -> dict[str, 
     return dict(told)
 
 
+def _in_any_window(
+    tally: BudgetTally | None, reservation: Reservation, amount: int
+) -> tuple[BudgetTally | None, Reservation]:
+    if tally is not None:
+        reservation = replace(reservation, generation=tally.generation)
+    return budget.charge(tally, reservation, amount)
+
+
 def _without_output(item: Item) -> Item:
     return replace(_reused(item), output=None)
 
@@ -718,6 +727,11 @@ ALL: Final = (
         name="usage-charged-twice",
         says="the reports of a job are added up",
         applied=_patched(memory_state, "new_usage", _added_up),
+    ),
+    Mutant(
+        name="charged-to-any-window",
+        says="what a run uses is charged to the present window, not to that of its reservation",
+        applied=_patched(memory_state, "charge", _in_any_window),
     ),
     Mutant(
         name="retry-without-budget",

@@ -54,6 +54,7 @@ FOUND_ON = {
     "rerun-loses-output": (3, "what is reused is what it was"),
     "reserve-without-release": (0, "budgets count what runs reserve and use"),
     "usage-charged-twice": (0, "budgets count what runs reserve and use"),
+    "charged-to-any-window": (32, "budgets count what runs reserve and use"),
     "retry-without-budget": (0, "retries within budget"),
 }
 """A day on which each was found out, and by which statement. Days change when services do."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stanchion.core.admission import Admitted, Queued
-from stanchion.core.budget import BudgetLimit, BudgetWindow, OverBudget
+from stanchion.core.budget import BudgetWindow, OverBudget
 from stanchion.core.model import RunId, TenantId
 from stanchion.ports.records import (
     Accepted,
@@ -37,7 +37,8 @@ class _Spending:
 
     tenant: TenantId
     name: str
-    window: int
+    generation: int
+    """Of the window in which the run was admitted: its number among those of the budget."""
     reserved: int
     used: int = 0
     is_over: bool = False
@@ -54,6 +55,10 @@ class BudgetLedger:
     history: History
     store: StoreServer
     _runs: dict[RunId, list[_Spending]] = field(default_factory=dict)
+    _windows: dict[tuple[TenantId, str], tuple[BudgetWindow, int, int]] = field(
+        default_factory=dict
+    )
+    """The window of the last admission: its kind, its hour or 0, and its generation."""
     _reports: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
     """The largest reports that the store has taken, by job and fence."""
     _ever: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
@@ -93,14 +98,11 @@ class BudgetLedger:
     def failed_over(self) -> None:
         """The store has lost its last writes: take over its state."""
         state = self.store.real.state
-        self._runs, self._reports = {}, {}
+        self._runs, self._reports, self._windows = {}, {}, {}
         for run_id, file in state.runs.items():
-            tallies = state.peek(file.run.tenant).budgets
             for name, each in file.reservations.items():
-                is_present = tallies[name].generation == each.generation
-                window = self._window(tallies[name].window) if is_present else -1
                 self._runs.setdefault(run_id, []).append(
-                    _Spending(file.run.tenant, name, window, each.reserved, each.used)
+                    _Spending(file.run.tenant, name, each.generation, each.reserved, each.used)
                 )
         for job in state.jobs.values():
             if job.usage:
@@ -108,9 +110,10 @@ class BudgetLedger:
         # What runs used that have ended cannot be told apart any more.
         for tenant, account in state.accounts.items():
             for name, tally in account.budgets.items():
-                window = self._window(tally.window)
-                rest = tally.used - sum(each.used for each in self._of(tenant, name, window))
-                ended = _Spending(tenant, name, window, 0, rest, is_over=True)
+                hour, generation = tally.start // _HOUR_MS, tally.generation
+                self._windows[tenant, name] = (tally.window, hour, generation)
+                rest = tally.used - sum(each.used for each in self._of(tenant, name, generation))
+                ended = _Spending(tenant, name, generation, 0, rest, is_over=True)
                 self._runs.setdefault(RunId(f"ended {tenant}"), []).append(ended)
 
     def compare(self, tenant: TenantId) -> None:
@@ -122,8 +125,9 @@ class BudgetLedger:
         config = state.peek(run.tenant).config
         limits = {} if config is None else config.budgets
         if isinstance(answer, OverBudget):
-            limit, window = self._present(answer.budget, limits)
-            spent = sum(each.committed for each in self._of(run.tenant, answer.budget, window))
+            limit = limits[answer.budget]
+            *_, generation = self._present(run.tenant, answer.budget, limit.window)
+            spent = sum(each.committed for each in self._of(run.tenant, answer.budget, generation))
             is_right = spent + admission.budget[answer.budget] > limit.limit
             said = [f"{run.tenant} was refused with {spent} of {limit.limit}, {answer}"]
             self.history.check("no budget is refused that has room", [] if is_right else said)
@@ -131,12 +135,13 @@ class BudgetLedger:
         if run.id in self._runs or not limits:
             return
         is_over = isinstance(answer, Admitted) and run.status.is_finished
-        for name in limits:
-            limit, window = self._present(name, limits)
+        for name, limit in limits.items():
+            present = self._present(run.tenant, name, limit.window)
+            self._windows[run.tenant, name] = present
             reserved = admission.budget.get(name, 0)
-            spending = _Spending(run.tenant, name, window, reserved, is_over=is_over)
+            spending = _Spending(run.tenant, name, present[2], reserved, is_over=is_over)
             self._runs.setdefault(run.id, []).append(spending)
-            spent = sum(each.committed for each in self._of(run.tenant, name, window))
+            spent = sum(each.committed for each in self._of(run.tenant, name, present[2]))
             is_above = name in admission.budget and spent > limit.limit
             said = [f"run {run.id} was admitted with {spent} of {limit.limit} of '{name}'"]
             self.history.check("never above a budget", said if is_above else [])
@@ -177,29 +182,30 @@ class BudgetLedger:
 
     def _differences(self, tenant: TenantId) -> Iterator[str]:
         for name, tally in self.store.real.state.peek(tenant).budgets.items():
-            of_window = [*self._of(tenant, name, self._window(tally.window))]
+            *_, generation = self._windows[tenant, name]
+            of_window = [*self._of(tenant, name, generation)]
             used = sum(each.used for each in of_window)
             held = sum(each.committed for each in of_window) - used
-            is_rolled = tally.start > 0 and tally.start // _HOUR_MS != self._window(tally.window)
-            if not is_rolled and (used, held) != (tally.used, tally.held):
+            if (used, held) != (tally.used, tally.held):
                 yield (
                     f"{tenant}: {used} of '{name}' are used and {held} held, and the store counts"
                     f" {tally.used} and {tally.held}"
                 )
 
-    def _of(self, tenant: TenantId, name: str, window: int) -> Iterator[_Spending]:
+    def _of(self, tenant: TenantId, name: str, generation: int) -> Iterator[_Spending]:
         for spendings in self._runs.values():
             for each in spendings:
-                if (each.tenant, each.name, each.window) == (tenant, name, window):
+                if (each.tenant, each.name, each.generation) == (tenant, name, generation):
                     yield each
 
-    def _present(self, name: str, limits: Mapping[str, BudgetLimit]) -> tuple[BudgetLimit, int]:
-        return limits[name], self._window(limits[name].window)
-
-    def _window(self, window: BudgetWindow) -> int:
-        """The number of the present window."""
+    def _present(
+        self, tenant: TenantId, name: str, window: BudgetWindow
+    ) -> tuple[BudgetWindow, int, int]:
+        """The window of an admission now: another hour or kind begins another generation."""
         assert window in {BudgetWindow.HOUR, BudgetWindow.TOTAL}, "the workload has no others"
-        return 0 if window is BudgetWindow.TOTAL else self.store.clock.now() // _HOUR_MS
+        hour = 0 if window is BudgetWindow.TOTAL else self.store.clock.now() // _HOUR_MS
+        *last, generation = self._windows.get((tenant, name), (None, 0, 0))
+        return window, hour, generation if last == [window, hour] else generation + 1
 
     def _is_known(self, job_id: str, name: str) -> bool:
         spendings = self._runs.get(RunId(job_id.partition(":")[0]), [])

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from stanchion.core.budget import BudgetWindow
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Run, RunId, TenantId
 from stanchion.core.settings import Settings
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["FaultInjector"]
 
 STEP_MS_MAX: Final = 4_000
+_OTHER_WINDOW: Final = {"acme": BudgetWindow.HOUR, "globex": BudgetWindow.TOTAL}
 BEHIND_MS_MAX: Final = 600_000
 REPLICATION_LAG_S_MAX: Final = 4.0
 _AMBUSHES: Final = 0.7
@@ -324,17 +326,19 @@ class FaultInjector:
     def _cap(self, fault: PlannedFault, replica: Replica) -> Callable[[], None] | None:
         tenant = ("acme", "globex")[fault.target % 2]
         cap = round(5 * fault.amount)
+        # Every other time the window of its budget changes as well: another one begins.
+        window = _OTHER_WINDOW[tenant] if fault.target // 2 % 2 else None
 
-        async def put(cap: int) -> None:
+        async def put(cap: int, window: BudgetWindow | None = None) -> None:
             with suppress(BackendError):
-                config = Tenant(max_concurrent_runs=cap, budgets=budgets_of(tenant, 1))
+                config = Tenant(max_concurrent_runs=cap, budgets=budgets_of(tenant, 1, window))
                 if self._world.scenario.profile.queues:
                     config = queueing(config)
                 await replica.services.gate.tenants.put(TenantId(tenant), config)
 
         if not replica.is_up:
             return None
-        replica.process.begin(put(cap))
+        replica.process.begin(put(cap, window))
         return lambda: replica.process.begin(put(CAPS[tenant]))
 
     def _settings(self, fault: PlannedFault, replica: Replica) -> Callable[[], None] | None:

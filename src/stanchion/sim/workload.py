@@ -73,10 +73,14 @@ TOKENS: Final = {
 """What tenants may use: enough for most days."""
 
 
-def budgets_of(tenant: str, factor: int) -> dict[str, BudgetLimit]:
+def budgets_of(
+    tenant: str, factor: int, window: BudgetWindow | None = None
+) -> dict[str, BudgetLimit]:
     """The budgets of a tenant; ``factor`` is that of its cap."""
     limit = TOKENS.get(tenant)
-    return {} if limit is None else {"tokens": BudgetLimit(limit.limit * factor, limit.window)}
+    if limit is None:
+        return {}
+    return {"tokens": BudgetLimit(limit.limit * factor, window or limit.window)}
 
 
 BUDGETS: Final = {
