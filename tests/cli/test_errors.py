@@ -33,6 +33,30 @@ REFUSALS = [
         ],
     ),
     (problem(429, "job_throttled"), Exit.FULL, ["--job-rate R"]),
+    (
+        problem(
+            429,
+            "budget_exhausted",
+            budget="tokens",
+            resets_at="2026-11-17T00:00:00Z",
+            retry_after_ms=30_000,
+        ),
+        Exit.FULL,
+        [
+            "(budget_exhausted); it resets at 2026-11-17T00:00:00Z",
+            "stanchion tenant set default --budget NAME=LIMIT/WINDOW",
+        ],
+    ),
+    (
+        problem(429, "budget_exhausted", budget="tokens", resets_at=None, retry_after_ms=30_000),
+        Exit.FULL,
+        ["(budget_exhausted); it never resets"],
+    ),
+    (
+        problem(429, "budget_exhausted", budget="t", retry_class="quota", retry_after_ms=2_500),
+        Exit.FULL,
+        ["(budget_exhausted); retry in 2.5 s"],
+    ),
     (problem(404, "not_found"), Exit.NOT_FOUND, ["see what there is: stanchion workflow list"]),
     (
         problem(401, "unauthenticated"),

@@ -186,7 +186,11 @@ def _message(problem: Mapping[str, Any], code: str, text: str) -> str:
     if limit is not None and active is not None:
         parts.append(f"{active} of {limit} runs are active")
     retry_after_ms = problem.get("retry_after_ms")
-    if isinstance(retry_after_ms, int | float):
+    if problem.get("budget") is not None and problem.get("retry_class") is None:
+        # No retry so soon can succeed.
+        resets_at = problem.get("resets_at")
+        parts.append("it never resets" if resets_at is None else f"it resets at {resets_at}")
+    elif isinstance(retry_after_ms, int | float):
         parts.append(f"retry in {retry_after_ms / 1000:.1f} s")
     if code == "internal":
         parts.append(f"request id {problem.get('request_id')}")
