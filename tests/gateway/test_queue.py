@@ -81,6 +81,7 @@ async def test_a_start_of_a_full_tenant_waits_and_is_shown_everywhere(house: Hou
     decisions = (await house.ask("GET", "/v1/admin/decisions?outcome=queue_full")).json
     assert isinstance(decisions["decisions"], list)
 
+    assert house.metric("stanchion_queue_length", tenant="default") == 3
     await _cancel(house, first)
     job = await house.lease()
     assert job["run_id"] == urgent.json["run_id"]

@@ -46,7 +46,7 @@ from stanchion.services.gate_answers import (
 )
 from stanchion.services.limiter import RefusalQuery, SharedRefusals, TenantLimiter
 from stanchion.services.log import OutageLogger
-from stanchion.services.queue import QueueEstimates
+from stanchion.services.queue import QueueFigures
 from stanchion.services.settings import TenantConfigs
 from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 from stanchion.services.work import Deadlines
@@ -129,7 +129,7 @@ class Admitter:
         self._deadlines = Deadlines(sweep_s=SWEEP_S)
         self._refusals = SharedRefusals()
         self._limiter = TenantLimiter()
-        self._estimates = QueueEstimates(context.store, context.clock)
+        self._queue = QueueFigures(context)
         self._outage = OutageLogger("admission_failed", "admission_recovered", level=logging.ERROR)
         self._lock: admission_lock.AdmissionLock = (
             SoleLock(context.clock)
@@ -283,32 +283,34 @@ class Admitter:
         If the run cannot be read, the answer has the status ``told_before``: the caller needs the
         run's id above all.
         """
-        left_ms = call.ends_at - self._context.clock.moment()
         try:
-            async with asyncio.timeout(max(0, min(STATUS_MS_MAX, left_ms // 2)) / 1000):
+            async with asyncio.timeout(self._part_of_time(call) / 1000):
                 loaded = await self._context.store.load(run_id)
         except (BackendError, TimeoutError):
             loaded = None
         status = told_before if loaded is None else loaded.run.status
         if status is RunStatus.QUEUED:
-            position = await self._context.store.queue_position(run_id)
+            position = await self._queue.position(run_id, within_ms=self._part_of_time(call))
             if position is not None:
                 return await self._queued(call, run_id, position, replayed=True)
-            status = RunStatus.PENDING
+            status = RunStatus.PENDING  # promoted since it was read
         return RunStarted(run_id, status, replayed=True)
+
+    def _part_of_time(self, call: GateCall) -> int:
+        """How long the answer may take to say more than it must, in milliseconds."""
+        left_ms = call.ends_at - self._context.clock.moment()
+        return max(0, min(STATUS_MS_MAX, left_ms // 2))
 
     async def _queued(
         self, call: GateCall, run_id: RunId, position: int, *, replayed: bool
     ) -> RunStarted:
-        left_ms = call.ends_at - self._context.clock.moment()
-        within_ms = max(0, min(STATUS_MS_MAX, left_ms // 2))
-        estimate = await self._estimates.of(call.tenant, position, within_ms=within_ms)
+        within_ms = self._part_of_time(call)
         return RunStarted(
             run_id,
             RunStatus.QUEUED,
             replayed=replayed,
             position=position,
-            estimate_s=estimate,
+            estimate_s=await self._queue.estimate_s(call.tenant, position, within_ms=within_ms),
         )
 
     async def _gate(

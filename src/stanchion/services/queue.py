@@ -1,4 +1,4 @@
-"""The admission queue's estimates: how long a run will probably wait for a slot."""
+"""The admission queue's figures: positions, and how long a run will probably wait for a slot."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections import OrderedDict
 from typing import Final, NamedTuple
 
 from stanchion.core.lease import Moment
-from stanchion.core.model import Instant, RunStatus, TenantId
+from stanchion.core.model import Instant, RunId, RunStatus, TenantId
 from stanchion.core.queue import ENDS_MAX, ENDS_MIN, QUEUE_TIMEOUT, estimate_s
-from stanchion.ports.clock import Clock
-from stanchion.ports.errors import BackendError
+from stanchion.ports.errors import BackendError, BackendTimeout
 from stanchion.ports.records import RunFilter, RunSummary
 from stanchion.ports.store import Runs
+from stanchion.services.context import ReplicaContext
 from stanchion.services.plans import is_single_job
 
-__all__ = ["QueueEstimates"]
+__all__ = ["QueueFigures"]
 
 BELIEVED_MS: Final = 1_000
 TENANTS_MAX: Final = 1_000
@@ -27,18 +27,34 @@ class _Ends(NamedTuple):
     ends: tuple[Instant, ...]
 
 
-class QueueEstimates:
-    """Estimates from the last ends of a tenant's runs, which are read once a second at most."""
+class QueueFigures:
+    """What a caller is told about its run in the queue.
 
-    def __init__(self, runs: Runs, clock: Clock) -> None:
-        self._runs = runs
-        self._clock = clock
+    Estimates are made from the last ends of the tenant's runs, read once a second at most.
+    """
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._runs: Runs = context.store
+        self._clock = context.clock
+        self._signals = context.signals
         self._known: OrderedDict[TenantId, _Ends] = OrderedDict()
 
-    async def of(self, tenant: TenantId, position: int, *, within_ms: int) -> float | None:
-        """How long the run at this position will probably wait; ``None`` if that is not known."""
+    async def position(self, run_id: RunId, *, within_ms: int) -> int | None:
+        """The place of a run; ``None`` if it has left the queue. Raises ``BackendError``."""
         try:
             async with asyncio.timeout(within_ms / 1000):
+                return await self._runs.queue_position(run_id)
+        except TimeoutError as error:
+            raise BackendTimeout("the store did not say the run's position in time") from error
+
+    async def estimate_s(self, tenant: TenantId, position: int, *, within_ms: int) -> float | None:
+        """How long the run at this position will probably wait; ``None`` if that is not known.
+
+        Also sets the metric of the queue's length.
+        """
+        try:
+            async with asyncio.timeout(within_ms / 1000):
+                self._signals.queued({tenant: await self._runs.queued_runs(tenant)})
                 ends = await self._ends(tenant)
         except (BackendError, TimeoutError):
             return None

@@ -193,11 +193,12 @@ class Reconciler:
         except BackendError:
             return  # the bus is unavailable: the gauge keeps its last value
         self._signals.waiting(pending=pending, rows=await self._store.outbox_size())
+        queueing = self._signals.queueing()
         if self._round % _AUDIT_EVERY == 0:
-            tenants = self._signals.tenants()
+            queueing = tenants = self._signals.tenants()
             self._signals.active({each: await self._store.active_runs(each) for each in tenants})
             self._signals.budgets({each: await self._store.budgets(each) for each in tenants})
-            self._signals.queued({each: await self._store.queued_runs(each) for each in tenants})
+        self._signals.queued({each: await self._store.queued_runs(each) for each in queueing})
 
 
 class SlotReport(msgspec.Struct, frozen=True):

@@ -252,6 +252,7 @@ _BUDGET_GAUGES: Final = {
     "reserved": "What unfinished runs have reserved of a budget and not used.",
     "limit": "The limit of a budget.",
 }
+_QUEUEING_MAX: Final = 1_000
 _QUEUE_BUCKETS_S: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _RUN_BUCKETS_S: Final = (0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800, 3600, 21600, 86400)
 
@@ -355,6 +356,7 @@ class EngineSignals:
             ["tenant"],
             registry=registry,
         )
+        self._queueing: dict[TenantId, None] = {}
         self._queue_wait = Histogram(
             "stanchion_queue_wait_seconds",
             "Time that runs waited for a slot before they began.",
@@ -451,6 +453,15 @@ class EngineSignals:
     def queued(self, runs: Mapping[TenantId, int]) -> None:
         """Set the lengths of the tenants' queues."""
         _set(self._queue_length, self._labels, runs)
+        for tenant, number in runs.items():
+            if number and len(self._queueing) < _QUEUEING_MAX:
+                self._queueing[tenant] = None
+            elif not number:
+                self._queueing.pop(tenant, None)
+
+    def queueing(self) -> tuple[TenantId, ...]:
+        """The tenants in whose queues this process has seen runs."""
+        return tuple(self._queueing)
 
     def budgets(self, standings: Mapping[TenantId, Mapping[str, BudgetStanding]]) -> None:
         """Set what is used of budgets, for the tenants with labels of their own."""

@@ -88,14 +88,23 @@ SELECT
         WHERE waiting.tenant = mine.tenant AND waiting.priority > mine.priority
     )
     + (
-        SELECT coalesce(sum(min(other.runs, mine.before + (other.turn < mine.turn))), 0)
-        FROM (
-            SELECT fairness_keys.fairness_key, fairness_keys.turn, count(*) AS runs
-            FROM fairness_keys JOIN waiting USING (tenant, priority, fairness_key)
-            WHERE fairness_keys.tenant = mine.tenant AND fairness_keys.priority = mine.priority
-            GROUP BY fairness_keys.fairness_key
-        ) AS other
-        WHERE other.fairness_key <> mine.fairness_key
+        SELECT coalesce(
+            sum(
+                min(
+                    (
+                        SELECT count(*) FROM waiting
+                        WHERE waiting.tenant = other.tenant
+                            AND waiting.priority = other.priority
+                            AND waiting.fairness_key = other.fairness_key
+                    ),
+                    mine.before + (other.turn < mine.turn)
+                )
+            ),
+            0
+        )
+        FROM fairness_keys AS other
+        WHERE other.tenant = mine.tenant AND other.priority = mine.priority
+            AND other.fairness_key <> mine.fairness_key
     )
 FROM mine
 
