@@ -177,6 +177,6 @@ async def test_a_lock_of_an_older_version_is_shown_and_renewed(server: Server) -
         assert await locks.acquire("run/1", "me", ttl_ms=60_000, within_ms=WITHIN_MS) == Granted(7)
         view = await locks.inspect("run/1")
         assert view is not None
-        assert (view.fence, view.held_ms, view.renewals) == (7, None, 1)
+        assert (view.fence, view.acquired_at, view.renewals) == (7, None, 1)
     finally:
         await locks.close()

@@ -54,7 +54,7 @@ async def test_a_file_of_an_older_version_keeps_its_locks(tmp_path: Path) -> Non
         assert await locks.renew("run/1", "me", ttl_ms=1_000, within_ms=_WITHIN_MS) == Renewed()
         view = await locks.inspect("run/1")
         assert view is not None
-        assert (view.fence, view.held_ms, view.renewals) == (7, None, 1)
+        assert (view.fence, view.acquired_at, view.renewals) == (7, None, 1)
     finally:
         await locks.close()
 

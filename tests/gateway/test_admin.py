@@ -178,6 +178,7 @@ async def test_an_operator_holds_a_lock_lists_it_and_takes_it_away(house: House)
     assert (row["name"], row["fence"]) == ("admission/acme", held.json["fence"])
     assert 0 < row["expires_in_ms"] <= 60_000
     assert (row["holder"], row["renewals"]) == (held.json["holder"], 0) == ("anonymous", 0)
+    assert row["acquired_at"] == held.json["acquired_at"]
     assert row["acquired_at"].endswith("Z")
     await house.ask("POST", "/v1/admin/leases", {"name": "run/x", "ttl_s": 60})
     page = (await house.ask("GET", "/v1/admin/leases?limit=1")).json
@@ -190,6 +191,7 @@ async def test_an_operator_holds_a_lock_lists_it_and_takes_it_away(house: House)
     # As it is, and as a client encodes it.
     released = await house.ask("DELETE", "/v1/admin/leases/admission%2Facme")
     assert (released.status, released.json["name"]) == (200, "admission/acme")
+    assert released.json["acquired_at"] == row["acquired_at"]
     gone = await house.ask("DELETE", "/v1/admin/leases/admission/acme")
     assert (gone.status, gone.code) == (404, "not_found")
 

@@ -11,6 +11,8 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
+from stanchion.core.model import Instant
+
 __all__ = [
     "AcquireAnswer",
     "AcquireTooLate",
@@ -73,8 +75,8 @@ class LockView(msgspec.Struct, frozen=True):
     fence: int
     expires_in_ms: int
     holder: LockHolder = LockHolder()
-    held_ms: int | None = None
-    """For how long it has been held; ``None`` if an older version granted it."""
+    acquired_at: Instant | None = None
+    """By the clock of the lock store; ``None`` if an older version granted it."""
     renewals: int = 0
 
 

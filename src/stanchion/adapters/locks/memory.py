@@ -105,7 +105,7 @@ class MemoryLocks:
             holder.fence,
             holder.expires_at - now,
             holder_of(holder.token),
-            now - holder.acquired_at,
+            holder.acquired_at,
             holder.renewals,
         )
 

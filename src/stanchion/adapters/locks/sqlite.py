@@ -237,8 +237,7 @@ def take(db: Database, name: str, token: str, ttl_ms: int, floor: int) -> Acquir
 
 def _view(row: Row, now: Instant) -> LockView:
     name, token, fence, expires_at, acquired_at, renewals = row
-    held_ms = None if acquired_at is None else now - acquired_at
-    return LockView(name, fence, expires_at - now, holder_of(token), held_ms, renewals)
+    return LockView(name, fence, expires_at - now, holder_of(token), acquired_at, renewals)
 
 
 _TURN_SQL = read_statements(__package__, "sqlite_turns.sql")

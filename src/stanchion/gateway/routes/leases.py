@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, Literal, Never, assert_never
 
 import msgspec
@@ -24,7 +25,7 @@ from stanchion.gateway.route import (
     RouteScope,
     Takes,
 )
-from stanchion.gateway.views import to_instant, when
+from stanchion.gateway.views import to_instant, when, when_if
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.locks import (
     AcquireTooLate,
@@ -78,7 +79,7 @@ async def list_leases(call: Call[NoBody, PagedLeases]) -> Reply:
     rest = [each for each in held if query.cursor is None or each.name > query.cursor]
     page = rest[: query.limit]
     cursor = page[-1].name if len(rest) > len(page) else None
-    return Reply(LeaseList(tuple(_row(call, each) for each in page), cursor))
+    return Reply(LeaseList(tuple(_row(each) for each in page), cursor))
 
 
 async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
@@ -96,7 +97,8 @@ async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
                 logging.WARNING, "lease_held_by_hand", lease=name, ttl_ms=ttl_ms, actor=call.actor
             )
             holder = LockHolder(call.actor, is_operator=True)
-            return Reply(_row(call, LockView(name, answer.fence, ttl_ms, holder, held_ms=0)))
+            since = await _acquired_at(call, name, answer.fence)
+            return Reply(_row(LockView(name, answer.fence, ttl_ms, holder, since)))
         case Held():
             detail = f"another holds it, for at most {answer.expires_in_ms / 1000:.1f} s"
             return Refusal(code=Code.CONFLICT, detail=detail)
@@ -131,7 +133,7 @@ async def release_lease(call: Call[NoBody, WithReason]) -> Reply | Refusal:
         actor=call.actor,
         reason=reason,
     )
-    return Reply(_row(call, view))
+    return Reply(_row(view))
 
 
 class OneLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,14 +203,22 @@ def _away(call: Call[Any, Any], error: BackendError) -> Never:
     raise RequestRefused(refusal) from error
 
 
-def _row(call: Call[Any, Any], view: LockView) -> LeaseRow:
-    now = call.services.clock.now()
+async def _acquired_at(call: Call[Any, Any], name: str, fence: int) -> Instant | None:
+    """Since when the lock store says that this fence holds the lock, if it can be read."""
+    view = None
+    if call.services.locks is not None:
+        with suppress(BackendError):
+            view = await call.services.locks.inspect(name)
+    return view.acquired_at if view is not None and view.fence == fence else None
+
+
+def _row(view: LockView) -> LeaseRow:
     return LeaseRow(
         name=view.name,
         fence=view.fence,
         expires_in_ms=view.expires_in_ms,
         holder=view.holder.name,
-        acquired_at=None if view.held_ms is None else when(Instant(now - view.held_ms)),
+        acquired_at=when_if(view.acquired_at),
         renewals=view.renewals,
     )
 

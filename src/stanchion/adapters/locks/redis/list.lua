@@ -1,7 +1,7 @@
 -- list: the held locks of one shard. Read only.
 -- KEYS   held ends
 -- ARGV   1 prefix, or the whole name  2 'prefix' or 'name'
--- ANSWER for each: name, token, fence, ms until it ends, ms since it is held or '', renewals
+-- ANSWER for each: name, token, fence, ms until it ends, since when it is held, in ms, or '', renewals
 -- USES   time
 local answer = {}
 
@@ -11,7 +11,7 @@ local function add(name, ends)
   answer[#answer + 1] = holder[1]
   answer[#answer + 1] = whole(holder[2])
   answer[#answer + 1] = ends - now
-  answer[#answer + 1] = holder[3] and now - holder[3] or ''
+  answer[#answer + 1] = holder[3] or ''
   answer[#answer + 1] = holder[4] or 0
 end
 

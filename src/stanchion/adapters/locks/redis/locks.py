@@ -245,10 +245,10 @@ def _views(reply: Reply) -> list[LockView]:
             int(fence),
             expires_in_ms,
             holder_of(token.decode()),
-            held_ms if isinstance(held_ms, int) else None,
+            Instant(since) if isinstance(since, int) else None,
             renewals,
         )
-        for name, token, fence, expires_in_ms, held_ms, renewals in rows
+        for name, token, fence, expires_in_ms, since, renewals in rows
     ]
 
 
