@@ -103,6 +103,12 @@ sim: $(READY) ## simulate ten thousand seeded days of faults, then every deliber
 	@$(BIN)/stanchion sim --seeds 0..10000 --workers $(WORKERS)
 	$(call heading,deliberate defects must be found)
 	@$(BIN)/python -m stanchion sim --mutants --workers $(WORKERS)
+	$(call heading,lines of core and services that sixty days execute)
+	@PYTHONPATH=. $(BIN)/python scripts/simulate.py coverage --days 60
+
+.PHONY: sim-night
+sim-night: $(READY) ## simulate days until stopped; goes on where it was stopped, shrinks what it finds
+	@PYTHONPATH=. $(BIN)/python scripts/simulate.py night --workers $(WORKERS)
 
 .PHONY: drill
 drill: $(READY) ## prove every policy on real processes, at full length; reports in drill-reports

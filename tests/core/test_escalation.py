@@ -575,6 +575,68 @@ def test_any_history_keeps_the_state_small_and_its_time_going_forward(
         assert msgspec.json.decode(msgspec.json.encode(state), type=EscalationState) == state
 
 
+WINDOWS_S = st.one_of(
+    st.floats(1, 20, allow_nan=False),
+    st.floats(20, 86_400, allow_nan=False),
+    st.sampled_from([1, 8, 8.001, 10, 10.001, 300, 86_400]),
+)
+"""The documented range. Short windows are more likely: their slices are shorter than the looks."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(WINDOWS_S, st.floats(0.001, 50), st.integers(1, 4_000), st.integers(0, 10_000))
+def test_every_documented_window_trips_and_recovers(
+    window_s: float, per_s: float, look_ms: int, begins_ms: int
+) -> None:
+    rules = Escalation(fallbacks_per_s=per_s, window_s=window_s, dwell_s=5)
+    # A replica looks every two seconds, later if its calls take longer. A long window is looked at
+    # less often here, to bound the number of looks.
+    look_ms = max(look_ms + 2_000, rules.slice_ms // 7)
+    story, event_ms = Story(rules), max(1, rules.slice_ms // 3)
+    story.now = later(begins_ms)
+    noise = Observation(fallbacks=int(2 * per_s * event_ms / 1_000) + 2, duplicates=1)
+    looks_at = story.now
+    while story.now < later(begins_ms) + 8 * rules.slice_ms + look_ms:
+        story.see(noise)
+        story.now = Instant(story.now + event_ms)
+        if story.now >= looks_at + look_ms:
+            looks_at = story.now
+            story.see(Observation())
+    assert story.state.level is ESCALATED
+    for _ in range(2 + (rules.slice_ms + 5_000) // look_ms):
+        story.see(Observation(probes_ok=3))
+        story.now = Instant(story.now + look_ms)
+    assert story.see(Observation()).state.level is NORMAL
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.floats(1, 20, allow_nan=False),
+    st.lists(
+        st.tuples(st.integers(100, 900), st.integers(1, 3), st.integers(0, 1)),
+        min_size=6,
+        max_size=30,
+    ),
+    st.integers(1_001, 15_000),
+)
+def test_how_often_it_looks_does_not_change_the_verdict(
+    window_s: float, events: list[tuple[int, int, int]], look_ms: int
+) -> None:
+    rules = Escalation(fallbacks_per_s=5 / window_s, window_s=window_s, dwell_s=86_400)
+    levels = []
+    for every_ms in (look_ms, 1_000):
+        story, looks_at = Story(rules), START
+        for after_ms, fallbacks, duplicates in (*events, (5_000, 0, 0)):
+            happens_at = Instant(story.now + after_ms * rules.slice_ms // 1_000)
+            while looks_at + every_ms < happens_at:
+                looks_at = story.now = Instant(looks_at + every_ms)
+                story.see(Observation())
+            story.now = happens_at
+            story.see(Observation(fallbacks, duplicates))
+        levels.append(story.state.level)
+    assert levels[0] is levels[1]
+
+
 def test_a_million_quiet_hours_cost_no_more_than_one() -> None:
     far = later(10**6 * 60 * MINUTE)
     state = observe(RULES, begin("a", START), Observation(), START)

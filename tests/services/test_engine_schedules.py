@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from stanchion.core.audit import AuditEntry
-from stanchion.core.model import Instant, WorkflowId
+from stanchion.core.model import Instant, RunId, WorkflowId
 from stanchion.core.schedule import CatchUp, Overlap, Schedule, ScheduleSpec
 from stanchion.ports.records import RunFilter, Tenant
 from tests.services.stage import ACME, Replica, World, job, virtual, workflow
@@ -71,6 +71,47 @@ async def test_a_replica_that_was_killed_in_the_moment_of_a_tick_loses_and_doubl
     await asyncio.sleep(60 * 3 + 5)
     schedule = await stored(world)
     assert len(await runs(world)) == len(schedule.runs) == 3
+
+
+@virtual
+async def test_a_tick_whose_try_had_no_answer_is_not_missed_if_it_has_a_run(world: World) -> None:
+    doomed = world.add()
+    await world.define(ONE)
+    await put(doomed, overlap=Overlap.ALLOW)
+    since = (await stored(world)).since
+
+    def kill(call: str, is_done: bool) -> None:
+        if call == "admit" and is_done:
+            doomed.kill()
+
+    doomed.on_call(kill)
+    await asyncio.sleep(60 * 3 + 5)  # two more ticks pass before another replica looks
+    world.add()
+    await asyncio.sleep(10)  # it leaves the tick to the other replica for five seconds
+    schedule = await stored(world)
+    first, second, third = (Instant(since + count * 60_000) for count in (1, 2, 3))
+    assert [each.tick for each in schedule.runs] == [third, first]
+    assert [each.tick for each in schedule.missed] == [second]
+    assert {each.run_id for each in schedule.runs} == set(await runs(world))
+
+
+@virtual
+async def test_a_run_that_starts_after_its_tick_was_given_up_is_recorded(world: World) -> None:
+    slow = world.add()
+    await world.define(ONE)
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=0))
+    await put(slow, overlap=Overlap.ALLOW)
+    await asyncio.sleep(125)  # the first tick was refused, and is missed
+    schedule = await stored(world)
+    (missed,) = schedule.missed
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=10))
+    service, name = slow.services.schedules, (ACME, "s")
+    await service._record(name, schedule.generation, missed.tick, RunId("r1"))  # noqa: SLF001 - as after a pause
+    await service._record(name, schedule.generation, missed.tick, RunId("r1"))  # noqa: SLF001 - likewise
+    schedule = await stored(world)
+    assert schedule.missed == ()
+    assert schedule.missed_total == 0
+    assert [each.tick for each in schedule.runs].count(missed.tick) == 1
 
 
 @virtual

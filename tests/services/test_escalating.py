@@ -32,12 +32,13 @@ class Fleet:
         self.replicas: list[EscalationService] = []
         self.registries: list[CollectorRegistry] = []
         self.can_hear = True
+        self.settings = SETTINGS
 
     def add(self) -> EscalationService:
         registry = CollectorRegistry()
         replica = EscalationService(
             f"replica-{len(self.replicas)}",
-            settings=lambda: SETTINGS,
+            settings=lambda: self.settings,
             documents=self.store,
             clock=self.clock,
             announce=self._announce,
@@ -101,6 +102,25 @@ async def test_quiet_and_good_probes_lead_back(fleet: Fleet) -> None:
     assert fleet.levels() == ["escalated"]  # quiet, but nobody has seen the lock store work
     await fleet.seconds(5, probes_ok=1)
     assert fleet.levels() == ["normal"]
+
+
+@virtual
+async def test_windows_shorter_than_the_looks_trip_and_lead_back(fleet: Fleet) -> None:
+    for window_s in (1, 8, 10, 11):
+        fleet.replicas.clear()
+        fleet.settings = Escalation(window_s=window_s, dwell_s=5)
+        replica = fleet.add()
+        looking = asyncio.create_task(replica.run())
+        for _ in range(20 * window_s + 40):
+            replica.count(fallbacks=1, duplicates=1)
+            await asyncio.sleep(0.1)
+        assert fleet.levels() == ["escalated"]
+        replica.count(probes_ok=3)
+        await asyncio.sleep(5 + window_s / 5 + 4)
+        replica.count(probes_ok=3)
+        await asyncio.sleep(2)
+        assert fleet.levels() == ["normal"]
+        looking.cancel()
 
 
 @virtual

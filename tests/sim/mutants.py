@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -20,12 +20,14 @@ from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.adapters.store.memory import state as memory_state
 from stanchion.adapters.store.memory.runs import carry_out
 from stanchion.adapters.store.memory.state import Account, MemoryState, RunFile, RunPlaces
-from stanchion.core import budget, lease, rerun
+from stanchion.core import budget, escalation, lease, rerun, schedule
 from stanchion.core import why as why_module
 from stanchion.core.admission import Admitted, Verdict
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import BudgetTally, Reservation
+from stanchion.core.bulk import Bulk, BulkPace
 from stanchion.core.draft import Draft, ItemDraft
+from stanchion.core.escalation import Escalation, EscalationState
 from stanchion.core.events import Event
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import (
@@ -49,6 +51,7 @@ from stanchion.core.model import (
 from stanchion.core.queue import QueueRequest
 from stanchion.core.receipts import Receipt
 from stanchion.core.retry import RetryClass
+from stanchion.core.schedule import MissedTick, Schedule
 from stanchion.core.topic_limits import TokenPool, TokenRenewal
 from stanchion.core.transition import DispatchJob
 from stanchion.core.why import Finding, RunFacts, WhyCode
@@ -70,8 +73,12 @@ from stanchion.ports.records import (
     Renewals,
     Result,
     RunIndex,
+    RunSummary,
     SettleAnswer,
 )
+from stanchion.services import schedules as schedule_service
+from stanchion.services.bulk import BulkService, NewBulk
+from stanchion.services.settings import RulesInForce
 from stanchion.sim.bus import BusPort
 from stanchion.sim.replica import Mutant
 from stanchion.sim.servers import LockPort, SimLocks, SimStore
@@ -234,6 +241,25 @@ class _SlotLater(SimStore):
 
     def _free(self, tenant: TenantId) -> None:
         self._state.account(tenant).active -= 1
+
+
+class _TickTwice(SimStore):
+    """Neither mark nor key tells that a tick has its run."""
+
+    async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+        if admission.tick is not None:
+            key = f"{admission.key} {admission.run.id}"
+            admission = replace(admission, tick=None, key=key)
+        return await super().admit(admission, within_ms=within_ms)
+
+
+class _BulkTwice(SimStore):
+    """A rerun by a bulk action has a new key each time, so that a repeat is another run."""
+
+    async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+        if admission.key is not None and admission.key.startswith("bulk "):
+            admission = replace(admission, key=f"{admission.key} {admission.run.id}")
+        return await super().admit(admission, within_ms=within_ms)
 
 
 class _ChangeWithoutEntry(SimStore):
@@ -516,6 +542,43 @@ def _in_any_window(
     return budget.charge(tally, reservation, amount)
 
 
+def _handled_in_silence(given: Schedule, missed: tuple[MissedTick, ...]) -> Schedule:
+    """Of several missed ticks only the last is listed."""
+    return _with_missed(given, missed[-1:])
+
+
+_with_missed: Final = schedule.with_missed
+
+
+async def _settled_when_taken(
+    service: BulkService, bulk: Bulk, revision: int
+) -> tuple[Bulk, int] | None:
+    if bulk.holder != service._replica and bulk.open:  # noqa: SLF001 - the defect
+        bulk = replace(bulk, done=bulk.done + len(bulk.open) + 1, open=())
+    return await _write(service, bulk, revision)
+
+
+_write: Final = BulkService.write
+
+
+def _take_nothing(_pace: BulkPace, _count: int) -> None:
+    """Use up nothing."""
+
+
+async def _without_the_newest(
+    service: BulkService, wanted: NewBulk, now: Instant
+) -> AsyncIterator[Sequence[RunSummary]]:
+    async for page in _matching(service, wanted, now):
+        yield page[1:]
+
+
+_matching: Final = BulkService._matching  # noqa: SLF001 - the rule that the defect replaces
+
+
+def _seen_within_a_slice(settings: Escalation, state: EscalationState) -> bool:
+    return state.clock - state.observed_at <= settings.slice_ms
+
+
 def _without_output(item: Item) -> Item:
     return replace(_reused(item), output=None)
 
@@ -620,6 +683,60 @@ ALL: Final = (
         name="key-reserved-apart",
         says="key and run are written in two steps",
         store=_KeyLater,
+    ),
+    Mutant(
+        name="tick-twice",
+        profile="operators",
+        says="a tick of a schedule is started by every replica that sees it",
+        store=_TickTwice,
+    ),
+    Mutant(
+        name="tick-forgotten",
+        profile="operators",
+        says="a tick is marked as handled before its run is admitted",
+        applied=_patched(schedule_service, "with_missed", _handled_in_silence),
+    ),
+    Mutant(
+        name="bulk-acts-twice",
+        profile="operators",
+        says="after a crash, a bulk action reruns a run that it has rerun before",
+        store=_BulkTwice,
+    ),
+    Mutant(
+        name="bulk-settles-taken",
+        profile="operators",
+        says="runs that a bulk action has taken count as settled after a crash",
+        applied=_patched(BulkService, "write", _settled_when_taken),
+    ),
+    Mutant(
+        name="bulk-without-rate",
+        profile="operators",
+        says="a bulk action acts as fast as it can",
+        applied=_patched(BulkPace, "take", _take_nothing),
+    ),
+    Mutant(
+        name="bulk-forgets-own",
+        profile="operators",
+        says="a bulk action leaves out the newest run that matches",
+        applied=_patched(BulkService, "_matching", _without_the_newest),
+    ),
+    Mutant(
+        name="looks-as-unseen",
+        says="a slice shorter than the time between two looks is never quiet",
+        profile="outage",
+        applied=_patched(escalation, "_is_seen", _seen_within_a_slice),
+    ),
+    Mutant(
+        name="never-recovers",
+        says="escalation ends only by an operator",
+        profile="outage",
+        applied=_patched(escalation, "_is_well_again", lambda _settings, _state: False),
+    ),
+    Mutant(
+        name="escalation-unheeded",
+        says="an escalated replica goes on without a lock",
+        profile="outage",
+        applied=_patched(RulesInForce, "closes", lambda _rules, _risk: False),
     ),
     Mutant(
         name="change-without-entry",

@@ -293,3 +293,45 @@ def test_a_list_that_is_not_what_a_scan_finds_is_named() -> None:
     assert good(must.lists_are_scans(state))
     del state.runs[RUN]
     assert any("gone ['run']" in said for said in must.lists_are_scans(state))
+
+
+def test_ticks_have_one_run_or_are_missed() -> None:
+    assert good(must.one_run_per_tick("s", 5, {"a"}))
+    assert not good(must.one_run_per_tick("s", 5, {"a", "b"}))
+    assert good(must.tick_is_due("s", 30, since=10, every_ms=10, now=30))
+    for tick, now in ((10, 99), (35, 99), (30, 29)):
+        assert not good(must.tick_is_due("s", tick, since=10, every_ms=10, now=now))
+    assert good(must.ticks_have_outcomes("s", [1, 2], runs={1}, missed={2}))
+    for runs, missed in (({1}, set[int]()), ({1, 2}, {2})):
+        assert not good(must.ticks_have_outcomes("s", [1, 2], runs=runs, missed=missed))
+
+
+def test_bulk_actions_go_forward_once_and_end() -> None:
+    assert good(must.bulk_matches("b", ["r1", "r2"], ["r2", "r1"]))
+    assert not good(must.bulk_matches("b", ["r1"], ["r2", "r1"]))
+    assert not good(must.bulk_matches("b", ["r1", "r1"], ["r1"]))
+    forward = {"done": 1, "failed": 1, "next": 3}
+    assert good(must.bulk_goes_forward("b", before=1, value=forward, matched=3))
+    assert not good(must.bulk_goes_forward("b", before=3, value=forward, matched=3))
+    assert not good(must.bulk_goes_forward("b", before=1, value=forward, matched=2))
+    over = {**forward, "status": "finished"}
+    assert not good(must.bulk_goes_forward("b", before=1, value=over, matched=3))
+    assert good(must.bulk_keeps_rate("b", taken=3, most=3.0))
+    assert not good(must.bulk_keeps_rate("b", taken=4, most=3.0))
+    assert good(must.acted_once(("b", "run.cancel", "run/r"), 1))
+    assert not good(must.acted_once(("b", "run.cancel", "run/r"), 2))
+    assert good(must.bulks_end({"k": ["b"]}, {"b": "finished"}))
+    for told, statuses in (({"k": ["b"]}, {"b": "running"}), ({"k": ["b"]}, dict[str, str]())):
+        assert not good(must.bulks_end(told, statuses))
+    assert not good(must.bulks_end({"k": ["b", "c"]}, {"b": "finished", "c": "stopped"}))
+
+
+def test_escalation_follows_its_counts_and_recovers_after_quiet_time() -> None:
+    assert good(must.escalation_follows("a", is_up=True, must_trip=True))
+    assert not good(must.escalation_follows("a", is_up=True, must_trip=False))
+    assert not good(must.escalation_follows("a", is_up=False, must_trip=True))
+    for quiet_ms, probes, is_good in ((10, 2, True), (9, 2, False), (10, 1, False)):
+        said = must.recovery_was_quiet(
+            "a", quiet_ms=quiet_ms, dwell_ms=10, probes=probes, probes_min=2
+        )
+        assert good(said) is is_good

@@ -13,15 +13,15 @@ from stanchion.sim.world import play
 from tests.sim import mutants
 
 FOUND_ON = {
-    "release-without-token": (9, "only the owner releases"),
+    "release-without-token": (14, "only the owner releases"),
     "fence-by-incr": (2, "fences rise"),
-    "version-without-nonce": (5, "commits form one chain"),
-    "no-fence-check": (18, "fences rise"),
-    "count-only-fencing": (9, "a trusted lease is owned"),
+    "version-without-nonce": (18, "commits form one chain"),
+    "no-fence-check": (25, "fences rise"),
+    "count-only-fencing": (10, "a trusted lease is owned"),
     "renewal-ignores-not-owned": (17, "a trusted lease is owned"),
-    "acquire-without-floor": (18, "everything ends"),
+    "acquire-without-floor": (25, "everything ends"),
     "fail-open-for-all": (0, "unleased only by policy"),
-    "late-grant": (0, "nothing after its deadline"),
+    "late-grant": (4, "nothing after its deadline"),
     "late-admit": (9, "nothing after its deadline"),
     "forget-the-waiter": (0, "no slot idles while a run waits"),
     "promote-twice": (0, "who waits is in the queue"),
@@ -31,30 +31,39 @@ FOUND_ON = {
     "source-not-recorded": (0, "versions in force"),
     "pin-ignored": (0, "versions in force"),
     "key-reserved-apart": (0, "one run per key"),
+    "tick-twice": (0, "one run per"),
+    "tick-forgotten": (2, "every tick has one outcome"),
+    "bulk-acts-twice": (10, "one run per key"),
+    "bulk-settles-taken": (0, "a bulk action goes forward"),
+    "bulk-without-rate": (7, "a bulk action keeps its rate"),
+    "bulk-forgets-own": (0, "a bulk action is about what matched"),
+    "looks-as-unseen": (4, "escalation ends"),
+    "never-recovers": (0, "escalation ends"),
+    "escalation-unheeded": (0, "unleased only by policy"),
     "change-without-entry": (0, "every change has its audit entry"),
     "receipts-lost": (0, "refusals have receipts"),
     "cap-read-before": (1, "never above the cap"),
     "limit-token-lost": (1, "never above a topic limit"),
     "token-not-renewed": (5, "never above a topic limit"),
     "ack-before-commit": (0, "no accepted result is lost"),
-    "publish-before-commit": (23, "what is waited for is out there"),
+    "publish-before-commit": (25, "what is waited for is out there"),
     "outbox-forgets": (0, "one row for whatever lies in an inbox"),
-    "relay-never-again": (9, "everything ends"),
+    "relay-never-again": (8, "everything ends"),
     "one-summary-for-all": (0, "every replica reports"),
     "old-facts": (0, "why "),
-    "why-without-retries": (1, "why names what happens next"),
-    "result-from-anybody": (1, "each effect is accepted once"),
-    "settle-fence-not-checked": (1, "each effect is accepted once"),
-    "settle-inbox-not-checked": (4, "a settle overtakes nothing"),
+    "why-without-retries": (3, "why names what happens next"),
+    "result-from-anybody": (10, "each effect is accepted once"),
+    "settle-fence-not-checked": (42, "each effect is accepted once"),
+    "settle-inbox-not-checked": (6, "a settle overtakes nothing"),
     "settle-stamp-not-checked": (0, "commits form one chain"),
-    "settle-half-a-batch": (0, "what is waited for is out there"),
+    "settle-half-a-batch": (1, "what is waited for is out there"),
     "reconciler-without-recheck": (1, "grants are disjoint"),
     "jitter-out-of-bounds": (0, "delays within policy"),
-    "item-stops-others": (4, "everything ends"),
-    "rerun-loses-output": (3, "what is reused is what it was"),
     "reserve-without-release": (0, "budgets count what runs reserve and use"),
     "usage-charged-twice": (0, "budgets count what runs reserve and use"),
     "charged-to-any-window": (32, "budgets count what runs reserve and use"),
+    "item-stops-others": (5, "what is waited for is out there"),
+    "rerun-loses-output": (5, "what is reused is what it was"),
     "retry-without-budget": (0, "retries within budget"),
 }
 """A day on which each was found out, and by which statement. Days change when services do."""
@@ -65,9 +74,9 @@ DAYS_MAX = 60
 def test_a_defect_is_found_out(mutant: Mutant) -> None:
     seed, name = FOUND_ON[mutant.name]
     days = (play(draw(each, mutant.profile), mutant) for each in count(seed))
-    found = next(filter(lambda day: day.broken, islice(days, DAYS_MAX)), None)
-    assert found is not None
-    assert found.broken[0].startswith(name)
+    # Another invariant may notice it first; this one must, too.
+    found = (any(each.startswith(name) for each in day.broken) for day in islice(days, DAYS_MAX))
+    assert any(found)
 
 
 def test_there_are_at_least_a_dozen_defects_each_with_a_sentence() -> None:

@@ -17,7 +17,9 @@ how often it proceeded without a lock (fallbacks), and how often two writers col
 
 Time is divided into slices, a fifth of the window each. Only complete slices count, so the state
 has a fixed size and the same history always gives the same result. Counts are added to the slice in
-which they are reported: call ``observe`` a few times per slice.
+which they are reported, so report fallbacks and duplicates as they happen: a slice may last 0.2 s.
+In between call ``observe`` every few seconds. It evaluates every slice that ended since the last
+call, so how often it is called does not change the verdict.
 """
 
 from __future__ import annotations
@@ -62,6 +64,12 @@ PEERS_MAX: Final = 256
 
 _WINDOW_SLICES: Final = 5
 _SLICES_KEPT: Final = 2 * _WINDOW_SLICES + 1  # this window, the one before, and the running slice
+_UNSEEN_MS_MAX: Final = 15_000
+"""At most so much time, or a slice if that is longer, may pass between two observations.
+
+Above two seconds and the time-outs of the calls that a replica makes between two of them. In a
+longer gap the process may have been suspended, and its counts say nothing.
+"""
 _DAY_MS: Final = 24 * 60 * 60 * 1_000
 _DAY_S: Final = 24 * 60 * 60
 
@@ -70,11 +78,11 @@ def observe(
     settings: Escalation, state: EscalationState, seen: Observation, now: Instant
 ) -> EscalationState:
     """The state after adding ``seen``, the counts since the last observation."""
-    state = _sliced(settings, _clocked(state, now))
+    state, is_bet_lost = _sliced(settings, _clocked(state, now))
     state = _counted(settings, state, seen)
     match state.level:
         case Level.NORMAL:
-            return _tripped(settings, state) if _is_bet_lost(settings, state) else state
+            return _tripped(settings, state) if is_bet_lost else state
         case Level.ESCALATED:
             return _recovered(state) if _is_well_again(settings, state) else state
         case Level.LATCHED:
@@ -279,8 +287,8 @@ def counts_of(
     settings: Escalation, state: EscalationState, unseen: Observation, now: Instant
 ) -> EscalationCounts:
     """The counts that decide on a trip. ``unseen`` was counted since the last observation."""
-    state = _sliced(settings, _clocked(state, now))
-    window, before = _windows(state)
+    state, _ = _sliced(settings, _clocked(state, now))
+    window, before = _windows(state.slices[:-1])
     counted = sum(part.fallbacks for part in window)
     return EscalationCounts(
         fallbacks_per_s=_per_s(settings, counted, slices=_WINDOW_SLICES),
@@ -305,15 +313,27 @@ def _clocked(state: EscalationState, now: Instant) -> EscalationState:
     return replace(state, clock=Instant(now + skew_ms), skew_ms=skew_ms)
 
 
-def _sliced(settings: Escalation, state: EscalationState) -> EscalationState:
+def _sliced(settings: Escalation, state: EscalationState) -> tuple[EscalationState, bool]:
+    """The state with the slices up to now, and whether any window that ended on the way trips."""
     slice_no = state.clock // settings.slice_ms
     if state.slice_ms != settings.slice_ms:
         # The slice length changed: counts per old slice and per new slice are not comparable.
-        return replace(state, slice_ms=settings.slice_ms, slice_no=slice_no, slices=(Slice(),))
+        fresh = replace(state, slice_ms=settings.slice_ms, slice_no=slice_no, slices=(Slice(),))
+        return fresh, False
     # After a gap only the slices that are kept are created, so a long gap costs no extra time.
     passed = min(slice_no - state.slice_no, _SLICES_KEPT)
-    slices = (*state.slices, *(Slice() for _ in range(passed)))[-_SLICES_KEPT:]
-    return replace(state, slice_no=slice_no, slices=slices)
+    slices, is_bet_lost, was_seen = state.slices, False, _is_seen(settings, state)
+    for left in reversed(range(passed)):
+        slices = (*slices, Slice())[-_SLICES_KEPT:]
+        # A gap without observations is no evidence: only the window before now counts.
+        if was_seen or left == 0:
+            is_bet_lost = is_bet_lost or _is_bet_lost(settings, slices[:-1])
+    return replace(state, slice_no=slice_no, slices=slices), is_bet_lost
+
+
+def _is_seen(settings: Escalation, state: EscalationState) -> bool:
+    """Whether the time since the last observation was short enough to know what happened in it."""
+    return state.clock - state.observed_at <= max(settings.slice_ms, _UNSEEN_MS_MAX)
 
 
 def _counted(settings: Escalation, state: EscalationState, seen: Observation) -> EscalationState:
@@ -324,8 +344,7 @@ def _counted(settings: Escalation, state: EscalationState, seen: Observation) ->
         seen.duplicates == 0
         and seen.probes_failed == 0
         and _per_s(settings, running.fallbacks * settings.quiet_divisor) < settings.fallbacks_per_s
-        # No observation for a whole slice: its rate is unknown, which does not count as quiet.
-        and state.clock - state.observed_at <= settings.slice_ms
+        and _is_seen(settings, state)
     )
     return replace(
         state,
@@ -344,8 +363,9 @@ def _per_s(settings: Escalation, count: int, *, slices: int = 1) -> float:
 # ── Verdicts ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _is_bet_lost(settings: Escalation, state: EscalationState) -> bool:
-    window, before = _windows(state)
+def _is_bet_lost(settings: Escalation, complete: tuple[Slice, ...]) -> bool:
+    """Whether the complete slices, oldest first, trip."""
+    window, before = _windows(complete)
     # The window is above the threshold and no slice is below it. Requiring every slice to be above
     # would miss a steady rate that exceeds the threshold by less than one fallback per slice.
     sustained = (
@@ -358,9 +378,8 @@ def _is_bet_lost(settings: Escalation, state: EscalationState) -> bool:
     return sustained and rising
 
 
-def _windows(state: EscalationState) -> tuple[tuple[Slice, ...], tuple[Slice, ...]]:
-    """The complete slices of the window, and those of the window before."""
-    complete = state.slices[:-1]
+def _windows(complete: tuple[Slice, ...]) -> tuple[tuple[Slice, ...], tuple[Slice, ...]]:
+    """Of the complete slices those of the window, and those of the window before."""
     return complete[-_WINDOW_SLICES:], complete[:-_WINDOW_SLICES]
 
 

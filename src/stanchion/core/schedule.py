@@ -26,6 +26,7 @@ __all__ = [
     "CAUGHT_UP_MAX",
     "MISSED_MAX",
     "RUNS_MAX",
+    "UNANSWERED",
     "CatchUp",
     "MissedTick",
     "Overlap",
@@ -40,6 +41,7 @@ __all__ = [
     "with_held",
     "with_missed",
     "with_run",
+    "with_trial",
 ]
 
 CAUGHT_UP_MAX: Final = 1_000
@@ -50,6 +52,8 @@ RUNS_MAX: Final = 20
 """Runs that a schedule lists: the newest."""
 LATE_MS_MAX: Final = 60_000
 """Without catching up, a tick is too late after this time, unless it was tried before."""
+UNANSWERED: Final = "the gate was unavailable"
+"""The refusal of a try without an answer: the tick may have a run."""
 _CRON_FIELDS: Final = 5
 _EVERY_S_MAX: Final = 366 * 86_400
 _JITTER_S_MAX: Final = 86_400
@@ -143,9 +147,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     handled: Instant
     """The newest tick that has a run or was missed."""
     tried: Instant | None = None
-    """The tick that was refused and is tried again; or, if it is handled, the one held back."""
+    """The tick that is being tried; or, if it is handled, the one held back.
+
+    Written before its run is asked for, so that every replica knows that it may have one.
+    """
     refusal: str = ""
-    """Why the last try was refused."""
+    """Why the last try was refused; empty or ``UNANSWERED`` if it may have a run."""
     runs: tuple[TickRun, ...] = ()
     """Newest first."""
     missed: tuple[MissedTick, ...] = ()
@@ -161,11 +168,24 @@ class TickMark(msgspec.Struct, frozen=True):
     tick: Instant
 
 
+def with_trial(schedule: Schedule, tick: Instant) -> Schedule:
+    """The schedule before a run is asked for a tick."""
+    return msgspec.structs.replace(schedule, tried=tick, refusal="")
+
+
 def with_run(schedule: Schedule, tick: Instant, run_id: RunId) -> Schedule:
-    """The schedule after a tick was given a run."""
+    """The schedule after a tick was given a run, also if it was thought to be missed."""
     runs = (TickRun(tick, run_id), *schedule.runs)[:RUNS_MAX]
-    handled = max(schedule.handled, tick)
-    return msgspec.structs.replace(schedule, runs=runs, handled=handled, tried=None)
+    missed = tuple(each for each in schedule.missed if each.tick != tick)
+    is_done = schedule.tried is None or schedule.tried <= tick
+    return msgspec.structs.replace(
+        schedule,
+        runs=runs,
+        handled=max(schedule.handled, tick),
+        tried=None if is_done else schedule.tried,
+        missed=missed,
+        missed_total=schedule.missed_total - (len(schedule.missed) - len(missed)),
+    )
 
 
 def with_held(schedule: Schedule, tick: Instant) -> Schedule:
@@ -249,6 +269,9 @@ def decide_ticks(schedule: Schedule, now: Instant, jitter: float, busy: _Busy) -
         return TickPlan(hold=held, missed=missed, wake_at=Instant(now + _HOLD_MS))
     if not due:
         return TickPlan(wake_at=None if following is None else Instant(following + delay_ms))
+    if held in due and schedule.refusal in {"", UNANSWERED}:
+        # It may have a run: only the store can tell, and the tick is not missed before.
+        return TickPlan(start=held)
     first, missed = _choose(schedule, due, Instant(now - delay_ms))
     if first is None or busy is None or spec.overlap is Overlap.ALLOW:
         return TickPlan(start=first, missed=missed)

@@ -89,7 +89,8 @@ class EscalationService:
         self._clock = clock
         self._announce = announce
         self._state = rules.begin(replica, clock.now())
-        self._seen = Observation()
+        self._probes_ok = 0
+        """Since the last evaluation."""
         self._given: StoredOrder | None = None
         self._obeyed: int | None = None
         """The number of the last order; ``None`` before the store was first read."""
@@ -125,7 +126,9 @@ class EscalationService:
     @property
     def counts(self) -> EscalationCounts:
         """What this replica has counted until now, as the rules count it."""
-        return rules.counts_of(self._settings(), self._state, self._seen, self._clock.now())
+        return rules.counts_of(
+            self._settings(), self._state, Observation(probes_ok=self._probes_ok), self._clock.now()
+        )
 
     def closes(self, risk: Risk) -> bool:
         """Whether runs of this class fail closed now."""
@@ -139,13 +142,14 @@ class EscalationService:
         probes_ok: int = 0,
         probes_failed: int = 0,
     ) -> None:
-        """Add to the counts since the last evaluation."""
-        self._seen = Observation(
-            self._seen.fallbacks + fallbacks,
-            self._seen.duplicates + duplicates,
-            self._seen.probes_ok + probes_ok,
-            self._seen.probes_failed + probes_failed,
-        )
+        """Add to the counts, in the slice of time in which it happened.
+
+        Successful probes wait for the next evaluation: no slice counts them.
+        """
+        self._probes_ok += probes_ok
+        if fallbacks or duplicates or probes_failed:
+            self._observe(fallbacks, duplicates, probes_failed)
+            self._show()
 
     def hear(self, said: Announcement) -> None:
         """Take another replica's announcement into account."""
@@ -202,8 +206,7 @@ class EscalationService:
 
     async def look(self) -> None:
         """Evaluate the counts, apply the stored order and latch, and announce the level."""
-        seen, self._seen = self._seen, Observation()
-        self._state = rules.observe(self._settings(), self._state, seen, self._clock.now())
+        self._observe()
         self._end_order()
         with suppress(BackendError):  # the last order read stays in force; the next look retries
             await self._share()
@@ -211,6 +214,11 @@ class EscalationService:
         own = rules.announcement(self._state, self._clock.now())
         if own.level is not Level.NORMAL:
             await self._announce(own)
+
+    def _observe(self, fallbacks: int = 0, duplicates: int = 0, probes_failed: int = 0) -> None:
+        probes_ok, self._probes_ok = self._probes_ok, 0
+        seen = Observation(fallbacks, duplicates, probes_ok, probes_failed)
+        self._state = rules.observe(self._settings(), self._state, seen, self._clock.now())
 
     async def _share(self) -> None:
         """Apply the operator's order from the store, and store the latch."""

@@ -3,7 +3,8 @@
 Every replica tries every tick. The store admits one: the tick is the run's idempotency key, in a
 namespace that no caller can use, and the mark of the schedule rises in the step of the admission.
 So a replica that was paused for days, with an old view of the schedule, starts nothing. What
-happened is written into the schedule's document by compare-and-set.
+happened is written into the schedule's document by compare-and-set. The tick that is tried is
+written there before: until the gate has answered, no replica may list it as missed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.core.schedule import (
+    UNANSWERED,
     Schedule,
     ScheduleSpec,
     TickMark,
@@ -30,6 +32,7 @@ from stanchion.core.schedule import (
     with_held,
     with_missed,
     with_run,
+    with_trial,
 )
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError
@@ -55,6 +58,8 @@ LOOK_S: Final = 0.5
 """How often it is checked whether a tick is due."""
 RETRY_MS: Final = 1_000
 """Between two tries at a tick that was refused."""
+TRIAL_MS: Final = 5_000
+"""How long a replica may try a tick alone: longer than the gate takes."""
 BELL: Final = "schedules"
 _KIND: Final = "schedule"
 _NAMESPACE: Final = "\x1fschedule/"
@@ -81,6 +86,8 @@ class ScheduleService:
         """What was read last, with the revision of its document."""
         self._wake_at: dict[_Name, Instant] = {}
         self._read_at: Instant | None = None
+        self._trials: dict[_Name, tuple[Instant, Instant]] = {}
+        """Ticks that other replicas try: which, and since when that is known here."""
         self._stop_hearing = self._bus.listen(Bell.SETTINGS, self._hear)
 
     # ── For the routes ───────────────────────────────────────────────────────────────────────────
@@ -227,6 +234,22 @@ class ScheduleService:
 
     async def _start(self, name: _Name, schedule: Schedule, revision: int, tick: Instant) -> None:
         (tenant, schedule_id), spec = name, schedule.spec
+        if schedule.tried == tick and schedule.refusal == "" and tick > schedule.handled:
+            # Another replica tries it. If both did, one could be refused and the other not.
+            now = self._clock.now()
+            known, since = self._trials.setdefault(name, (tick, now))
+            if known != tick:
+                self._trials[name] = (tick, now)
+            if known != tick or now - since < TRIAL_MS:
+                self._wake_at[name] = Instant(now + RETRY_MS)
+                return
+        elif tick > schedule.handled:
+            # Each time: another replica may have given it up since it was refused here.
+            schedule = with_trial(schedule, tick)
+            written = await self._write(name, schedule, revision)
+            if written is None:
+                return  # another replica was first; the next look reads it
+            revision = written
         refusal = ""
         try:
             answer = await self._gate.start(
@@ -243,7 +266,9 @@ class ScheduleService:
             refusal = overloaded.detail
         else:
             if isinstance(answer, RunStarted):
-                await self._write(name, with_run(schedule, tick, answer.run_id), revision)
+                written = await self._write(name, with_run(schedule, tick, answer.run_id), revision)
+                if written is None:
+                    await self._record(name, schedule.generation, tick, answer.run_id)
                 return
             if isinstance(answer, KeyMismatch):
                 # It has a run that this replica has not heard of: its document is old.
@@ -254,6 +279,23 @@ class ScheduleService:
         self._wake_at[name] = Instant(self._clock.now() + RETRY_MS)
         if (schedule.tried, schedule.refusal) != (tick, refusal):
             await self._write(name, replace(schedule, tried=tick, refusal=refusal), revision)
+
+    async def _record(self, name: _Name, generation: int, tick: Instant, run_id: RunId) -> None:
+        """Write the run of a tick into a schedule that another replica has changed meanwhile."""
+        for _ in range(_TRIES_MAX):
+            try:
+                found = await self._store.document(_KIND, _name(name))
+            except BackendError:
+                await self._clock.sleep(LOOK_S)
+                continue
+            schedule = None if found is None else _decoded(found)
+            if found is None or schedule is None or schedule.generation != generation:
+                return
+            if any(each.tick == tick for each in schedule.runs):
+                return
+            changed = with_run(schedule, tick, run_id)
+            if await self._write(name, changed, found.revision) is not None:
+                return
 
     # ── Documents ────────────────────────────────────────────────────────────────────────────────
 
@@ -339,4 +381,4 @@ def _refusal(answer: object) -> str:
         case InvalidInput(faults=faults) | WorkflowFaults(faults=faults):
             return f"the workflow refused it: {faults[0]}"
         case _:
-            return "the gate was unavailable"
+            return UNANSWERED

@@ -203,6 +203,7 @@ def _plan(scenario: Scenario) -> Iterable[str]:
     )
     yield from (f"  {ask}" for ask in scenario.asks)
     yield from (f"  {fault}" for fault in scenario.faults)
+    yield from (f"  {each}" for each in (*scenario.schedules, *scenario.bulks))
 
 
 def _mutant(name: str | None) -> Mutant:
@@ -305,6 +306,12 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
             cut = slice(start * len(faults) // part, (start + 1) * len(faults) // part)
             if faults[cut]:
                 yield replace(scenario, faults=faults[: cut.start] + faults[cut.stop :])
+    for number in range(len(scenario.bulks)):
+        left = scenario.bulks[:number] + scenario.bulks[number + 1 :]
+        yield replace(scenario, bulks=left)
+    for number in range(len(scenario.schedules)):
+        rest = scenario.schedules[:number] + scenario.schedules[number + 1 :]
+        yield replace(scenario, schedules=rest)
     for number in range(len(faults)):
         yield replace(scenario, faults=faults[:number] + faults[number + 1 :])
     for number in range(len(asks)):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from stanchion.adapters.store.memory.state import MemoryState
+from stanchion.core.escalation import Level
 from stanchion.core.model import Instant, Run, RunId, StepId, TenantId
 from stanchion.services.replicas import MISSING_MS
 from stanchion.sim import invariants as must
@@ -13,9 +14,13 @@ from stanchion.sim.queue_ledger import gave_up_waiting
 from stanchion.sim.workload import CAPS
 
 if TYPE_CHECKING:
+    from stanchion.sim.replica import Replica
     from stanchion.sim.world import World
 
-__all__ = ["check_end", "check_looked_after", "tell_unfinished"]
+__all__ = ["check_end", "check_looked_after", "is_escalated", "tell_unfinished"]
+
+_DWELL_S_MAX: Final = 60
+"""Replicas with a longer dwell time are not waited for."""
 
 
 def check_looked_after(world: World) -> None:
@@ -41,6 +46,10 @@ def tell_unfinished(world: World) -> None:
         for run_id, file in state.runs.items()
         if not file.run.status.is_finished
     ]
+    if not world.operators.is_done():
+        documents = state.documents
+        said += [f"bulk {name} is running" for name in documents.get("bulk_running", {})]
+        said += [f"schedule {each.value}" for each in documents.get("schedule", {}).values()]
     world.history.check("everything ends", said or ["a caller still waits"])
 
 
@@ -67,8 +76,10 @@ def check_end(world: World) -> None:
         world.ledger.budgets.compare(TenantId(tenant))
     _check_summaries(world)
     _check_lists(world)
+    _check_levels(world)
     if not world.scenario.profile.store_loses:
         _check_told(world)
+        world.ledger.bulks.check_end(state, world.operators.told)
     _check_metrics(world)
 
 
@@ -83,6 +94,30 @@ def _check_summaries(world: World) -> None:
             f"{name} reported last at {seen_at.get(name)}, and it is {stored.at}"
             for name in names
             if stored.at - seen_at.get(name, Instant(0)) > MISSING_MS
+        ],
+    )
+
+
+def is_escalated(world: World) -> bool:
+    """Whether a replica is escalated, and must recover within minutes."""
+    return any(_must_recover(replica) for replica in world.replicas)
+
+
+def _must_recover(replica: Replica) -> bool:
+    service = replica.services.escalating
+    is_level_open = service.level is not Level.ESCALATED or service.forced is not None
+    dwell_s = replica.services.settings.current.escalation.dwell_s
+    return not is_level_open and dwell_s < _DWELL_S_MAX
+
+
+def _check_levels(world: World) -> None:
+    """Check that no replica is escalated for ever: unless latched or ordered, it recovers."""
+    world.history.check(
+        "escalation ends",
+        [
+            f"{replica.process.name} is escalated long after the last fault"
+            for replica in world.replicas
+            if _must_recover(replica)
         ],
     )
 

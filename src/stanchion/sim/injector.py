@@ -44,7 +44,7 @@ PATCHES: Final[tuple[JsonObject, ...]] = (
     {"admission": {"strategy": "lock"}},
     {"admission": {"strategy": "atomic"}},
     {"admission": {"strategy": "lock", "lock_wait_s": 1, "lock_ttl_s": 2}},
-    {"escalation": {"fallbacks_per_s": 0.02, "window_s": 10}},
+    {"escalation": {"fallbacks_per_s": 0.5, "window_s": 3, "dwell_s": 4, "probes_min": 1}},
 )
 
 
@@ -156,6 +156,10 @@ class FaultInjector:
                 return self._settings(fault, replica)
             case FaultKind.WORKFLOW:
                 return self._workflow(fault, replica)
+            case FaultKind.CRASH_BULK:
+                return self._crash_bulk(fault)
+            case FaultKind.ORDER:
+                return self._order(fault, replica)
 
     def _ambush(self, fault: PlannedFault) -> Callable[[], None]:
         """Pause the next replica between reading a run and writing it."""
@@ -212,6 +216,32 @@ class FaultInjector:
             _drop(self._world.add_replica(number))
 
         return replace
+
+    def _crash_bulk(self, fault: PlannedFault) -> Callable[[], None]:
+        """Crash the next replica that has taken runs of a bulk action, a moment later."""
+        waiting, loop = self._world.ledger.bulks.on_taken, asyncio.get_running_loop()
+
+        def crash(process: Process) -> None:
+            for number, replica in enumerate(self._world.replicas):
+                back = self._crash_replica(replica, number) if replica.process is process else None
+                if back is not None:
+                    self._history.tell(f"fault  {process.name} crashes in a bulk action")
+                    self._end_after(fault.lasts_s, back)
+
+        def spring(process: Process) -> bool:
+            if not self._is_over:
+                loop.call_later(0.2 * fault.amount, crash, process)
+            return True
+
+        waiting.append(spring)
+        return _nothing
+
+    def _order(self, fault: PlannedFault, replica: Replica) -> Callable[[], None] | None:
+        if not replica.is_up:
+            return None
+        order = self._world.operators.order(replica, fault.target, fault.lasts_s)
+        replica.process.begin(order)
+        return _nothing
 
     def _crash_worker(self, number: int) -> Callable[[], None] | None:
         process = self._world.workers[number].process

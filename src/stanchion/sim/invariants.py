@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from stanchion.adapters.cursor import RunPage
 from stanchion.adapters.store.memory.runs import summary_of
@@ -53,13 +53,19 @@ from stanchion.ports.records import JobState, RunFilter, RunIndex, index_for, la
 
 __all__ = [
     "accepted_once",
+    "acted_once",
     "approvals_listed",
+    "bulk_goes_forward",
+    "bulk_keeps_rate",
+    "bulk_matches",
+    "bulks_end",
     "call_retries_in_bounds",
     "cap_holds",
     "chain_holds",
     "change_was_named",
     "client_retries_in_bounds",
     "decision_stays_true",
+    "escalation_follows",
     "fence_rises",
     "finished_is_absorbing",
     "gate_answers_in_time",
@@ -70,12 +76,16 @@ __all__ = [
     "lists_are_scans",
     "nothing_after_deadline",
     "one_run_per_key",
+    "one_run_per_tick",
     "owned_queued_or_finished",
+    "recovery_was_quiet",
     "retries_in_budget",
     "retry_after_in_bounds",
     "reused_is_what_it_was",
     "settle_overtakes_nothing",
     "slots_are_unfinished_runs",
+    "tick_is_due",
+    "ticks_have_outcomes",
     "timers_in_bounds",
     "told_stays_true",
     "topic_limits_hold",
@@ -163,6 +173,98 @@ def versions_in_force(state: MemoryState, run: Run) -> Iterator[str]:
             wanted = pins.get(workflow_id, len(state.shared.get(workflow_id, ())))
         if version != wanted:
             yield f"run {run.id} began with version {version} of {name}, in force was {wanted}"
+
+
+# ── Schedules and bulk actions ───────────────────────────────────────────────────────────────────
+
+
+def one_run_per_tick(name: str, tick: int, runs: Collection[str]) -> Iterator[str]:
+    """A tick of a schedule starts one run, however many replicas try."""
+    if len(runs) > 1:
+        yield f"schedule {name}: tick {tick} made {len(runs)} runs"
+
+
+def tick_is_due(name: str, tick: int, *, since: int, every_ms: int, now: int) -> Iterator[str]:
+    """A run is started for a tick that the schedule has, and not before its time."""
+    if tick <= since or (tick - since) % every_ms:
+        yield f"schedule {name}: {tick} is no tick of every {every_ms} ms since {since}"
+    if tick > now:
+        yield f"schedule {name}: tick {tick} was started {tick - now} ms early"
+
+
+def ticks_have_outcomes(
+    name: str, ticks: Iterable[int], *, runs: Collection[int], missed: Collection[int]
+) -> Iterator[str]:
+    """Every tick that was handled has a run or is listed as missed, and not both."""
+    for tick in ticks:
+        if (tick in runs) == (tick in missed):
+            outcome = (
+                "a run and is listed as missed" if tick in runs else "no run and is not listed"
+            )
+            yield f"schedule {name}: tick {tick} has {outcome}"
+
+
+def bulk_matches(bulk_id: str, listed: Sequence[str], matching: Iterable[str]) -> Iterator[str]:
+    """A bulk action lists each run that matched when it was created, once."""
+    if sorted(listed) != sorted(matching):
+        odd = {*listed} ^ {*matching}
+        yield f"bulk {bulk_id} lists {len(listed)} runs, and {sorted(odd)} should differ"
+
+
+def bulk_goes_forward(
+    bulk_id: str, *, before: int, value: Mapping[str, Any], matched: int
+) -> Iterator[str]:
+    """The counts of a bulk action rise, and are complete when it has finished."""
+    settled, taken = value.get("done", 0) + value.get("failed", 0), value.get("next", 0)
+    if settled < before:
+        yield f"bulk {bulk_id}: {settled} runs are settled, and {before} were"
+    if not settled <= taken <= matched:
+        yield f"bulk {bulk_id}: {settled} settled, {taken} taken of {matched}"
+    if value.get("status") == "finished" and settled != matched:
+        yield f"bulk {bulk_id} is finished with {settled} of {matched}"
+
+
+def bulk_keeps_rate(bulk_id: str, *, taken: int, most: float) -> Iterator[str]:
+    """No more runs are taken than the rate allows."""
+    if taken > most:
+        yield f"bulk {bulk_id} has taken {taken} runs, of {most:.1f} that its rate allows"
+
+
+def acted_once(act: tuple[str, str, str], times: int) -> Iterator[str]:
+    """A bulk action changes a run once, also after the replica that carried it out died."""
+    if times > 1:
+        yield f"bulk {act[0]}: {act[1]} of {act[2]} was done {times} times"
+
+
+def bulks_end(told: Mapping[str, Collection[str]], statuses: Mapping[str, str]) -> Iterator[str]:
+    """A key began one bulk action, which has ended."""
+    for key, bulk_ids in told.items():
+        if len(bulk_ids) > 1:
+            yield f"{key}: callers were told of {sorted(bulk_ids)}"
+        for bulk_id in bulk_ids:
+            if statuses.get(bulk_id) not in {"finished", "stopped"}:
+                yield f"{key}: bulk {bulk_id} is {statuses.get(bulk_id, 'gone')}"
+
+
+# ── Escalation ───────────────────────────────────────────────────────────────────────────────────
+
+
+def escalation_follows(replica: str, *, is_up: bool, must_trip: bool) -> Iterator[str]:
+    """A replica escalates when fallbacks are frequent for a window while duplicates rise."""
+    if is_up != must_trip:
+        level = "escalated" if is_up else "not escalated"
+        yield f"{replica} is {level}, and its counts {'trip' if must_trip else 'do not trip'}"
+
+
+def recovery_was_quiet(
+    replica: str, *, quiet_ms: int, dwell_ms: int, probes: int, probes_min: int
+) -> Iterator[str]:
+    """A replica recovers after quiet time in which the lock store answered."""
+    if quiet_ms < dwell_ms or probes < probes_min:
+        yield (
+            f"{replica} recovered after {quiet_ms} ms of {dwell_ms} without duplicates and failed"
+            f" probes, with {probes} of {probes_min} probes"
+        )
 
 
 # ── Commits ──────────────────────────────────────────────────────────────────────────────────────

@@ -23,6 +23,7 @@ from stanchion.core.settings import DEFAULTS, Settings, read_settings
 from stanchion.core.topic_limits import TopicLimit, token_ttl_ms
 from stanchion.core.why import Finding, RunFacts, Surroundings, why
 from stanchion.ports.bus import Disposition, Retry
+from stanchion.ports.clock import Clock
 from stanchion.ports.records import (
     Accepted,
     Admission,
@@ -49,10 +50,11 @@ from stanchion.sim.history import History
 from stanchion.sim.lock_ledger import NEVER_S, LockLedger, ObservedHold
 from stanchion.sim.loop import Process
 from stanchion.sim.network import SimLink
+from stanchion.sim.oracle import BulkRecord, ScheduleRecord
 from stanchion.sim.queue_ledger import QueueLedger, gave_up_waiting
 from stanchion.sim.servers import StoreServer
 
-__all__ = ["Ambush", "Ledger", "Trap"]
+__all__ = ["Ambush", "Ledger", "SeenCommand", "Trap"]
 
 Ambush: TypeAlias = Callable[[Process, RunId, ObservedHold], bool]
 """Called at every read under a lease; returns whether it acted, and is then removed."""
@@ -74,7 +76,7 @@ _ON_ITS_WAY_S: Final = 12.0
 """A lease granted before a failover may reach its worker so long after it."""
 
 
-class _Seen(NamedTuple):
+class SeenCommand(NamedTuple):
     """A command that the store has executed."""
 
     who: Process
@@ -124,6 +126,16 @@ class Ledger:
     queues: QueueLedger = field(default_factory=QueueLedger)
     orphans: set[JobId] = field(default_factory=set)
     """Jobs that were open at a failover. Their results may be lost, but still be applied."""
+    clocks: dict[str, Clock] = field(default_factory=dict)
+    """The clock of each replica, by process."""
+    schedules: ScheduleRecord = field(init=False)
+    bulks: BulkRecord = field(init=False)
+    _observers: dict[str, list[Callable[[SeenCommand], None]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.schedules, self.bulks = ScheduleRecord(self), BulkRecord(self)
+        self.schedules.watch()
+        self.bulks.watch()
 
     # ── What replicas and workers do ─────────────────────────────────────────────────────────────
 
@@ -197,12 +209,16 @@ class Ledger:
         is_late: bool,
     ) -> None:
         """The store has executed a command."""
-        note = _NOTES.get(verb)
+        note, others = _NOTES.get(verb), self._observers.get(verb, ())
         if verb == "admit" and isinstance(answer, Queued):
             self._queued(arguments[0], answer)
         self._promoted()
-        if note is not None:
-            note(self, _Seen(link.caller, verb, arguments, answer, is_late))
+        if note is not None or others:
+            seen = SeenCommand(link.caller, verb, arguments, answer, is_late)
+            if note is not None:
+                note(self, seen)
+            for each in others:
+                each(seen)
         self.budgets.stored(verb, arguments, answer)
         self._compare_audit(verb, arguments, answer)
 
@@ -234,6 +250,20 @@ class Ledger:
         runs[run_id] = None
         self.history.check("one run per key", must.one_run_per_key(key, runs))
 
+    def on(self, verb: str, note: Callable[[SeenCommand], None]) -> None:
+        """Call ``note`` with each execution of a command, after the checks of this ledger."""
+        self._observers.setdefault(verb, []).append(note)
+
+    @property
+    def has_failed_over(self) -> bool:
+        """Whether the store has lost writes on this day."""
+        return self.failed_over_at_s > NEVER_S
+
+    def is_after_failover(self) -> bool:
+        """Whether the store has just failed over: what was read before it may be lost."""
+        now_s = asyncio.get_running_loop().time()
+        return now_s <= self.failed_over_at_s + _ON_ITS_WAY_S
+
     def _compare_audit(self, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
         """Check that the audit log grew by what a person has changed, and in the same step."""
         state = self.store.real.state
@@ -255,6 +285,8 @@ class Ledger:
         """The store has lost its last writes: take over its state."""
         state = self.store.real.state
         self.audit_entries = state.audit_removed + len(state.audit_log)
+        self.schedules.failed_over(state)
+        self.bulks.failed_over(state)
         self.failed_over_at_s = asyncio.get_running_loop().time()
         self.explained.clear()
         self.budgets.failed_over()
@@ -274,7 +306,7 @@ class Ledger:
             if each.expires_at is not None:
                 self.leases[job_id] = (each.fence, each.expires_at)
 
-    def admitted(self, seen: _Seen) -> None:
+    def admitted(self, seen: SeenCommand) -> None:
         """Check an admission."""
         admission: Admission = seen.arguments[0]
         run, check = admission.run, self.history.check
@@ -307,8 +339,7 @@ class Ledger:
     def _reused(self, admission: Admission) -> None:
         state, run = self.store.real.state, admission.run
         old = None if run.rerun_of is None else state.runs.get(run.rerun_of)
-        now_s = asyncio.get_running_loop().time()
-        if old is None or now_s <= self.failed_over_at_s + _ON_ITS_WAY_S:
+        if old is None or self.is_after_failover():
             return  # A failover may have lost what the rerun was made from.
         lines = admission.transition.timeline
         steps = [line.step for line in lines if line.what == "step_reused" and line.step]
@@ -317,7 +348,7 @@ class Ledger:
             must.reused_is_what_it_was(state.runs[run.id], old, steps),
         )
 
-    def committed(self, seen: _Seen) -> None:
+    def committed(self, seen: SeenCommand) -> None:
         """Check a commit."""
         commit: Commit = seen.arguments[-1]
         before, state = self.runs.get(commit.run_id), self.store.real.state
@@ -335,7 +366,7 @@ class Ledger:
         self._work(commit.run_id)
         self._rows([commit.run_id])
 
-    def settled(self, seen: _Seen) -> None:
+    def settled(self, seen: SeenCommand) -> None:
         """Check results that were settled, and their commit."""
         results, commit = seen.arguments
         before = self.runs.get(commit.run_id)
@@ -386,7 +417,7 @@ class Ledger:
             check("delays within policy", must.timers_in_bounds(plan, commit.transition))
             check("runs are in a state that the rules lead to", of_core.of_run(plan, after))
 
-    def loaded(self, seen: _Seen) -> None:
+    def loaded(self, seen: SeenCommand) -> None:
         """Check a load of a run, and give ambushes their chance."""
         if not self.ambushes or not isinstance(seen.answer, Loaded) or not seen.answer.inbox:
             return
@@ -394,7 +425,7 @@ class Ledger:
         for hold in self.locks.held_by(seen.who, run_id):
             self.ambushes[:] = [each for each in self.ambushes if not each(seen.who, run_id, hold)]
 
-    def accepted(self, seen: _Seen) -> None:
+    def accepted(self, seen: SeenCommand) -> None:
         """Check accepted results."""
         for result, answer in zip(seen.arguments[0], seen.answer, strict=True):
             word = "rejected"
@@ -413,7 +444,7 @@ class Ledger:
             self.taken.add((result.job_id, result.fence))
             self._rows([answer.run_id])
 
-    def leased(self, seen: _Seen) -> None:
+    def leased(self, seen: SeenCommand) -> None:
         """Check leases of jobs."""
         now, check = self.store.clock.now(), self.history.check
         for each in seen.answer:
@@ -431,7 +462,7 @@ class Ledger:
         if seen.answer:
             self._limited()
 
-    def renewed(self, seen: _Seen) -> None:
+    def renewed(self, seen: SeenCommand) -> None:
         """Record renewed and lost leases of jobs."""
         state = self.store.real.state
         for lease in seen.arguments[0]:
@@ -441,7 +472,7 @@ class Ledger:
         if seen.answer.renewed:
             self._limited()
 
-    def expired(self, seen: _Seen) -> None:
+    def expired(self, seen: SeenCommand) -> None:
         """Check expired leases of jobs."""
         now = self.store.clock.now()
         for each in seen.answer:
@@ -454,27 +485,27 @@ class Ledger:
             end = "dead" if each.is_dead else "timed out" if each.is_timed_out else "ready again"
             self.history.tell(f"store  {seen.who.name} {each.job_id}: {end}")
 
-    def taken_up(self, seen: _Seen) -> None:
+    def taken_up(self, seen: SeenCommand) -> None:
         """Record taken outbox rows and fired timers."""
         self._rows(getattr(each, "run_id", each) for each in seen.answer)
 
-    def receipted(self, seen: _Seen) -> None:
+    def receipted(self, seen: SeenCommand) -> None:
         """Check that receipts of refusals can be read when they are written."""
         tenant, receipts = seen.arguments
         kept = [each.receipts for each in self.store.real.state.receipts if each.tenant == tenant]
         said = must.receipts_are_kept(tenant, is_kept=tuple(receipts) in kept)
         self.history.check("refusals have receipts", said)
 
-    def told(self, seen: _Seen) -> None:
+    def told(self, seen: SeenCommand) -> None:
         """Record a command that needs no check."""
         self.history.tell(f"store  {seen.who.name} {seen.verb} {seen.arguments[0]}")
 
-    def poisoned(self, seen: _Seen) -> None:
+    def poisoned(self, seen: SeenCommand) -> None:
         """A failure was counted against an event; no outage may lead to that."""
         said = [f"{seen.who.name}: {seen.verb} {seen.arguments}"]
         self.history.check("poison budget untouched by outages", said)
 
-    def patched(self, seen: _Seen) -> None:
+    def patched(self, seen: SeenCommand) -> None:
         """A document was written."""
         if isinstance(seen.answer, Document) and seen.arguments[0] == "settings":
             document = seen.arguments[2]["settings"]
@@ -482,7 +513,7 @@ class Ledger:
             if isinstance(settings, Settings):
                 self.settings.append(settings)
 
-    def audited(self, seen: _Seen) -> None:
+    def audited(self, seen: SeenCommand) -> None:
         """Slots were compared with runs."""
         said = [f"the audit found {drift}" for drift in seen.answer.drifts]
         self.history.check("slots equal unfinished runs", said)
@@ -545,7 +576,7 @@ def _told(commit: Commit) -> str:
     return f"commit {commit.run_id} ({fence}): {', '.join(lines)}"
 
 
-_NOTES: Final[Mapping[str, Callable[[Ledger, _Seen], None]]] = MappingProxyType(
+_NOTES: Final[Mapping[str, Callable[[Ledger, SeenCommand], None]]] = MappingProxyType(
     {
         "admit": Ledger.admitted,
         "commit": Ledger.committed,

@@ -28,7 +28,8 @@ class ObservedHold:
     lease: Lease
     policy: LeasePolicy
     since_s: float
-    escalated: bool
+    is_closed: bool
+    """Whether the replica said, when it asked, that its level closes the class."""
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class LockLedger:
         """A replica has acquired a lease, or proceeds without one."""
         self.holds[id(hold)] = hold
         if hold.lease.is_degraded:
-            must_close = hold.policy.on_lock_error is OnLockError.FAIL_CLOSED or hold.escalated
+            must_close = hold.policy.on_lock_error is OnLockError.FAIL_CLOSED or hold.is_closed
             self.tallies[hold.process.name]["workflow_lock_fallback"] += 1
             self.history.check(
                 "unleased only by policy",

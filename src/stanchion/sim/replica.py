@@ -31,6 +31,7 @@ from stanchion.sim.ledger import Ledger
 from stanchion.sim.lock_ledger import ObservedHold
 from stanchion.sim.loop import LoopClock, Process
 from stanchion.sim.network import SimLink, Weather, hang_up
+from stanchion.sim.oracle import EscalationRecord
 from stanchion.sim.servers import (
     LockPort,
     LockServer,
@@ -105,6 +106,7 @@ class Replica:
         to_store, to_locks, to_bus = self.links
         # The clock is right at the start, and drifts from then on.
         self.clock = LoopClock(drift=chance.uniform(-0.01, 0.01), start=place.store.clock.now())
+        place.ledger.clocks[self.process.name] = self.clock
         self.store = place.store_port(to_store, place.store, place.ledger)
         self.bus_port: BusPort | None = None
         bus: Bus = LocalBus(self.store.port, self.clock)
@@ -132,6 +134,10 @@ class Replica:
         )
         self.services = self.engine.services
         self.app = make_app(self.services)
+        self.escalation = EscalationRecord(
+            place.ledger.history, self.process, self.clock, self.services.escalating
+        )
+        self._watch_counts()
         self._watch(vars(self.engine)["_leasing"])
         for verb in ("start", "rerun", "submit"):
             self._time(verb)
@@ -192,6 +198,22 @@ class Replica:
 
         vars(gate)[verb] = timed
 
+    def _watch_counts(self) -> None:
+        """Report what the replica counts for escalation."""
+        service, record = self.services.escalating, self.escalation
+        really, look = service.count, service.look
+
+        def count(**counts: int) -> None:
+            record.counted(counts)
+            really(**counts)
+
+        async def compared() -> None:
+            await look()
+            record.compare()
+
+        vars(service)["count"] = count
+        vars(service)["look"] = compared
+
     def _watch(self, leasing: Leasing) -> None:
         """Report every lease of this replica to the ledger."""
         really, ledger, process = leasing.hold, self._ledger, self.process
@@ -199,13 +221,14 @@ class Replica:
         @asynccontextmanager
         async def hold(name: str, **how: Any) -> AsyncIterator[Outcome]:  # noqa: ANN401 - passed on
             since_s = asyncio.get_running_loop().time()
+            # As it tells its operators: the metric, and the classes that the settings name.
+            closes = self.services.settings.current.escalation.closes
+            is_closed = how["risk"] in closes and self.metric("escalation_level") > 0
             async with really(name, **how) as outcome:
                 if not isinstance(outcome, Lease):
                     yield outcome
                     return
-                held = ObservedHold(
-                    process, outcome, how["policy"], since_s, bool(how.get("escalated", False))
-                )
+                held = ObservedHold(process, outcome, how["policy"], since_s, is_closed)
                 ledger.locks.holding(held)
                 try:
                     yield outcome

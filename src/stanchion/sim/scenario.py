@@ -13,7 +13,18 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["PROFILES", "Ask", "FaultKind", "PlannedFault", "Profile", "Scenario", "Then", "draw"]
+__all__ = [
+    "PROFILES",
+    "Ask",
+    "FaultKind",
+    "PlannedBulk",
+    "PlannedFault",
+    "PlannedSchedule",
+    "Profile",
+    "Scenario",
+    "Then",
+    "draw",
+]
 
 TENANTS: Final = ("acme", "globex", "quiet")
 WORKFLOWS: Final = (
@@ -59,6 +70,8 @@ class FaultKind(StrEnum):
     CAP = "cap changes"
     SETTINGS = "settings change"
     WORKFLOW = "workflow changes"
+    CRASH_BULK = "replica crashes in a bulk action"
+    ORDER = "operator orders an escalation level"
 
 
 class PlannedFault(msgspec.Struct, frozen=True):
@@ -101,6 +114,46 @@ class Ask(msgspec.Struct, frozen=True):
         return f"{self.at_s:8.3f} s  {self.tenant} starts {self.workflow}{many}, then {self.then}"
 
 
+class PlannedBulk(msgspec.Struct, frozen=True):
+    """A bulk action on all runs of a workflow."""
+
+    at_s: float
+    tenant: str
+    action: str
+    workflow: str | None
+    """``None``: all runs of the tenant."""
+    key: str
+    copies: int
+    rate_per_s: float
+    stops_after_s: float | None
+
+    def __str__(self) -> str:
+        which = self.workflow or "all"
+        return f"{self.at_s:8.3f} s  {self.tenant} begins a bulk {self.action} of {which}"
+
+
+class PlannedSchedule(msgspec.Struct, frozen=True):
+    """A schedule, and when it is changed."""
+
+    at_s: float
+    tenant: str
+    schedule_id: str
+    workflow: str
+    every_s: int
+    jitter_s: int
+    overlap: str
+    catch_up: str
+    changes_at_s: float
+    is_deleted_first: bool
+    """Whether the change is a deletion and a new schedule with the same name."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.at_s:8.3f} s  {self.tenant} schedules {self.workflow} every {self.every_s} s,"
+            f" overlap {self.overlap}, catch up {self.catch_up}; changed at {self.changes_at_s} s"
+        )
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """The kind of deployment and the kinds of faults."""
 
@@ -121,6 +174,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Whether single calls fail as well."""
     queues: bool = False
     """Whether full tenants let starts wait for a slot."""
+    workflows: tuple[str, ...] = WORKFLOWS
+    lasts_s_min: float = 0.3
+    bulks: tuple[int, ...] = (0, 0, 1, 1, 2)
+    """Numbers of bulk actions on a day, of which one is drawn."""
+    schedules: tuple[int, ...] = (0, 1, 1, 2)
+    is_quick_to_escalate: bool = False
+    """Whether escalation is set to short times on each such day; otherwise, on every other one."""
 
 
 _REPLICAS: Final = (
@@ -149,6 +209,8 @@ _REPLICAS: Final = (
     FaultKind.CAP,
     FaultKind.SETTINGS,
     FaultKind.WORKFLOW,
+    *(FaultKind.CRASH_BULK,) * 3,
+    FaultKind.ORDER,
 )
 _EMBEDDED: Final = (
     *(FaultKind.CRASH_REPLICA,) * 3,
@@ -165,6 +227,7 @@ _EMBEDDED: Final = (
     FaultKind.CAP,
     FaultKind.SETTINGS,
     FaultKind.WORKFLOW,
+    *(FaultKind.CRASH_BULK,) * 3,
 )
 
 REPLICAS: Final = Profile(name="replicas", kinds=_REPLICAS)
@@ -191,6 +254,47 @@ CROWD: Final = Profile(
     ),
 )
 """Many concurrent runs and a lock server that is down, so that writers collide."""
+OPERATORS: Final = Profile(
+    name="operators",
+    asks=(15, 25),
+    faults=(3, 6),
+    cap_factor=2,
+    bulks=(2, 3, 4),
+    schedules=(1, 2, 3),
+    kinds=(
+        *(FaultKind.CRASH_BULK,) * 5,
+        *(FaultKind.CRASH_REPLICA,) * 2,
+        *(FaultKind.PAUSE_REPLICA,) * 2,
+        FaultKind.DRAIN_REPLICA,
+        FaultKind.STEP_REPLICA,
+        FaultKind.CUT,
+        FaultKind.CUT_BACK,
+        FaultKind.PAUSE_STORE,
+        FaultKind.CAP,
+        FaultKind.SETTINGS,
+        FaultKind.WORKFLOW,
+        FaultKind.ORDER,
+    ),
+)
+"""Many schedules and bulk actions, whose replicas crash."""
+OUTAGE: Final = Profile(
+    name="outage",
+    replicas=(3, 3),
+    day_s=60.0,
+    asks=(50, 70),
+    faults=(2, 3),
+    cap_factor=30,
+    workflows=("wide", "wide", "wide", "tolerant", "three", "items"),
+    lasts_s_min=8.0,
+    is_quick_to_escalate=True,
+    kinds=(
+        *(FaultKind.CRASH_LOCKS,) * 3,
+        *(FaultKind.PAUSE_LOCKS,) * 2,
+        FaultKind.EMPTY_LOCKS,
+        FaultKind.ORDER,
+    ),
+)
+"""The lock server is down for long under load: escalation trips, recovers, and may latch."""
 LONG: Final = Profile(
     name="long",
     day_s=1_200.0,
@@ -210,7 +314,10 @@ QUEUE: Final = Profile(
 )
 """Tenants whose starts wait while they are full, and operators who change caps."""
 PROFILES: Final = MappingProxyType(
-    {each.name: each for each in (REPLICAS, FAILOVER, EMBEDDED, CROWD, LONG, CALM, QUEUE)}
+    {
+        each.name: each
+        for each in (REPLICAS, FAILOVER, EMBEDDED, CROWD, OPERATORS, OUTAGE, LONG, CALM, QUEUE)
+    }
 )
 MIXED: Final = "mixed"
 """Chosen by the seed: mostly replicas, some failovers and single servers."""
@@ -227,13 +334,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[PlannedFault, ...]
     is_stormy: bool
     max_deliveries: int
+    bulks: tuple[PlannedBulk, ...] = ()
+    schedules: tuple[PlannedSchedule, ...] = ()
 
 
 def draw(seed: int, profile_name: str = MIXED) -> Scenario:
     """Draw the day of a seed."""
     chance = Random(f"day {seed} {profile_name}")  # noqa: S311 - to be foreseen is the point
     if profile_name == MIXED:
-        profile = chance.choice((REPLICAS, REPLICAS, REPLICAS, FAILOVER, EMBEDDED, CROWD))
+        profile = chance.choice(
+            (*(REPLICAS,) * 5, FAILOVER, FAILOVER, EMBEDDED, EMBEDDED, CROWD, OPERATORS, OUTAGE)
+        )
         # Not drawn: the days before it stay what they were.
         profile = msgspec.structs.replace(profile, queues=seed % 7 == 3)  # noqa: PLR2004 - some days
     else:
@@ -249,6 +360,48 @@ def draw(seed: int, profile_name: str = MIXED) -> Scenario:
         faults=tuple(sorted(faults, key=lambda each: each.at_s)),
         max_deliveries=chance.choice((5, 2)),
         is_stormy=profile.is_stormy and chance.random() < 0.8,  # noqa: PLR2004 - most days
+        bulks=_bulks(Random(f"bulks {seed} {profile_name}"), profile),  # noqa: S311 - likewise
+        schedules=_schedules(Random(f"schedules {seed} {profile_name}"), profile),  # noqa: S311 - likewise
+    )
+
+
+# Drawn by generators of their own, so that a change here leaves the rest of the days as it is.
+
+
+def _bulks(chance: Random, profile: Profile) -> tuple[PlannedBulk, ...]:
+    count = chance.choice(profile.bulks)
+    bulks = [
+        PlannedBulk(
+            at_s=round(chance.uniform(0.1, 0.9) * profile.day_s, 3),
+            tenant=chance.choice(("acme", "globex")),
+            action=chance.choice(("cancel", *("rerun",) * 3, "approve", "replay", "discard")),
+            workflow=chance.choice((*dict.fromkeys(profile.workflows), None, None, None, None)),
+            key=f"bulk-{number}",
+            copies=chance.choice((1, 1, 2)),
+            rate_per_s=chance.choice((1.0, 5.0, 50.0)),
+            stops_after_s=chance.choice((None, None, None, 2.0)),
+        )
+        for number in range(count)
+    ]
+    return tuple(sorted(bulks, key=lambda each: each.at_s))
+
+
+def _schedules(chance: Random, profile: Profile) -> tuple[PlannedSchedule, ...]:
+    count = chance.choice(profile.schedules)
+    return tuple(
+        PlannedSchedule(
+            at_s=round(chance.uniform(0, profile.day_s / 3), 3),
+            tenant=chance.choice(TENANTS),
+            schedule_id=f"schedule-{number}",
+            workflow=chance.choice(("three", "wide", "patient")),
+            every_s=max(1, round(profile.day_s / chance.choice((30, 15, 8)))),
+            jitter_s=chance.choice((0, 0, 3)),
+            overlap=chance.choice(("skip", "queue", "allow")),
+            catch_up=chance.choice(("none", "one", "all")),
+            changes_at_s=round(chance.uniform(0.4, 1.5) * profile.day_s, 3),
+            is_deleted_first=chance.random() < 0.5,  # noqa: PLR2004 - every other one
+        )
+        for number in range(count)
     )
 
 
@@ -258,7 +411,7 @@ def _ask(chance: Random, profile: Profile, number: int) -> Ask:
     return Ask(
         at_s=round(at_s, 3),
         tenant=chance.choice(("acme", "acme", "globex")) if chance.random() < 0.9 else "quiet",  # noqa: PLR2004 - most
-        workflow=chance.choice(WORKFLOWS),
+        workflow=chance.choice(profile.workflows),
         key=f"key-{number}",
         copies=chance.choice((1, 1, 1, 2, 3)),
         then=chance.choice((Then.WAIT, Then.WAIT, Then.LEAVE, Then.CANCEL, Then.RERUN)),
@@ -271,6 +424,7 @@ def _fault(chance: Random, profile: Profile) -> PlannedFault:
     at_s = chance.uniform(0, profile.day_s)
     # Short and long faults: some end before they are noticed, some after every lease.
     lasts_s = profile.pause_s_max ** chance.random() if chance.random() < 0.8 else 0.3  # noqa: PLR2004 - most
+    lasts_s = max(lasts_s, profile.lasts_s_min)
     return PlannedFault(
         round(at_s, 3), kind, chance.randrange(12), round(lasts_s, 3), chance.random()
     )

@@ -26,13 +26,14 @@ from stanchion.ports.records import Tenant
 from stanchion.services.engine import Terms
 from stanchion.sim.budget_ledger import BudgetLedger
 from stanchion.sim.bus import BusServer
-from stanchion.sim.ending import check_end, check_looked_after, tell_unfinished
+from stanchion.sim.ending import check_end, check_looked_after, is_escalated, tell_unfinished
 from stanchion.sim.history import History, bugs_told, quiet
 from stanchion.sim.injector import FaultInjector
 from stanchion.sim.ledger import Ledger
 from stanchion.sim.lock_ledger import LockLedger
 from stanchion.sim.loop import LoopClock, Process, VirtualLoop
 from stanchion.sim.network import BAD_WEATHER, CLEAR, HttpServer, Network
+from stanchion.sim.operators import Operators
 from stanchion.sim.replica import NO_MUTANT, Mutant, Replica, SimContext, linked_once, plan_of
 from stanchion.sim.scenario import Ask, Scenario, Then
 from stanchion.sim.servers import LockServer, StoreServer, at_once
@@ -53,10 +54,20 @@ __all__ = ["Verdict", "World", "play"]
 HEAL_S_MAX: Final = 240.0
 """All runs must end within this time after the last fault."""
 QUICK_TO_ESCALATE: Final[JsonObject] = {
-    "escalation": {"fallbacks_per_s": 0.05, "window_s": 10, "closes": ["standard", "low"]}
+    "escalation": {
+        "fallbacks_per_s": 0.2,
+        "window_s": 5,
+        "dwell_s": 6,
+        "probes_min": 2,
+        "closes": ["standard", "low"],
+    }
 }
 """With longer times an outage would have to last longer than most of these days."""
 OPERATOR_EVERY_S: Final = 2.0
+_BULK_S_MAX: Final = 60.0
+"""Bulk actions that have not ended so long after the last fault are stopped."""
+_RECOVERY_S_MAX: Final = 120.0
+"""Within this time escalation ends: the longest dwell time and what is heard from others."""
 _EXPLAINED: Final = 8
 """Runs that are explained at a time."""
 _DISCARDS: Final = 2
@@ -168,6 +179,8 @@ class World:
         self.replicas: list[Replica] = []
         self.workers: list[Hands] = []
         self.callers: list[Callers] = []
+        self.operators = Operators(self)
+        self.is_healing = False
 
     # ── Who there is ─────────────────────────────────────────────────────────────────────────────
 
@@ -251,7 +264,8 @@ class World:
             self.add_replica(number)
         for number in range(self.scenario.workers):
             self.add_worker(number)
-        if self.chance.random() < 0.5:  # noqa: PLR2004 - every other day
+        is_other_day = self.chance.random() < 0.5  # noqa: PLR2004 - every other day
+        if is_other_day or self.scenario.profile.is_quick_to_escalate:
             self.replicas[0].process.begin(
                 self.replicas[0].services.settings.patch(QUICK_TO_ESCALATE, actor="operator")
             )
@@ -269,6 +283,7 @@ class World:
         for number, ask in enumerate(self.scenario.asks):
             callers = self.callers[number % len(self.callers)]
             loop.call_at(ask.at_s, callers.begin, ask, asking)
+        self.operators.begin()
         for fault in self.scenario.faults:
             loop.call_at(fault.at_s, injector.do, fault)
         until_s = self.scenario.profile.day_s
@@ -287,6 +302,7 @@ class World:
         loop = asyncio.get_running_loop()
         profile = self.scenario.profile
         self.history.tell("healed")
+        self.is_healing = True
         until_s = loop.time() + HEAL_S_MAX + 6 * profile.job_ttl_ms / 1000
         # A lease may just have been granted to a process that has ended.
         bound_s = loop.time() + (profile.job_ttl_ms + profile.run_ttl_ms) / 1000 + 3
@@ -298,10 +314,17 @@ class World:
             if not is_bound_checked and loop.time() > bound_s:
                 is_bound_checked = True
                 check_looked_after(self)
+                self.operators.end_schedules()
+            if loop.time() > bound_s + _BULK_S_MAX:
+                self.operators.stop_bulks()
             if is_bound_checked and all(task.done() for task in asking) and self._is_all_ended():
                 break
         else:
             tell_unfinished(self)
+        # An announcement of another replica's level lapses after half a minute.
+        until_s = loop.time() + _RECOVERY_S_MAX
+        while is_escalated(self) and loop.time() < until_s and not self.history.broken:
+            await self.history.go_on(1)
         if not self.history.broken:
             await self._start_one_more()
             await asyncio.sleep(4)
@@ -331,7 +354,8 @@ class World:
 
     def _is_all_ended(self) -> bool:
         state = self.store.real.state
-        return all(file.run.status.is_finished for file in state.runs.values())
+        runs = state.runs.values()
+        return self.operators.is_done() and all(file.run.status.is_finished for file in runs)
 
     def _explain(self) -> None:
         """Ask why some runs do not go on: the answer is compared with their next change."""

@@ -1,0 +1,181 @@
+"""Long and measured runs of the simulator.
+
+python scripts/simulate.py night          # until stopped; goes on where it was stopped
+python scripts/simulate.py coverage       # which lines of core and services no day executes
+python scripts/simulate.py table          # the deliberate defects in docs/explanation
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import coverage
+
+from stanchion.sim.command import shrunk
+from stanchion.sim.replica import Mutant
+from stanchion.sim.scenario import MIXED, PROFILES, draw
+from stanchion.sim.world import Verdict, play
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_REPORTS: Final = _ROOT / "reports"
+_PAGE: Final = _ROOT / "docs" / "explanation" / "simulation.md"
+_BEGIN: Final = "<!-- mutants: written by scripts/simulate.py table -->"
+_END: Final = "<!-- end of mutants -->"
+_TOLD_EVERY: Final = 50
+
+
+# ── A night ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def night(place: Path, *, days: int | None, workers: int) -> int:
+    """Play days of all profiles until stopped; keep the place, and shrink what goes wrong."""
+    known: dict[str, Any] = {"next": 0, "hours": 0.0, "broken": []}
+    if place.exists():
+        known |= json.loads(place.read_text())
+    profiles = [MIXED, *(name for name in PROFILES if name != "long"), MIXED, "long"]
+    seeds = itertools.count(known["next"])
+    last = None if days is None else known["next"] + days
+    place.parent.mkdir(exist_ok=True)
+    with ProcessPoolExecutor(workers) as pool:
+        while last is None or known["next"] < last:
+            some = list(itertools.islice(seeds, 4 * workers))[: None if last is None else days]
+            named = [(seed, profiles[seed % len(profiles)]) for seed in some]
+            for (seed, profile), verdict in zip(named, pool.map(_day, named), strict=True):
+                known["next"] = seed + 1
+                known["hours"] += verdict.simulated_s / 3600
+                if verdict.broken:
+                    print(f"seed {seed}, profile {profile}: {verdict.broken[0]}", flush=True)
+                    found = _ROOT / "reports" / f"sim-{profile}-{seed}.txt"
+                    small = shrunk(play(draw(seed, profile)), play)
+                    found.write_text("\n".join((*map(str, small.scenario.faults), *small.lines)))
+                    known["broken"].append([seed, profile, verdict.broken[0]])
+                place.write_text(json.dumps(known, indent=1))
+            if known["next"] % _TOLD_EVERY < len(some):
+                told = f"{known['next']} days, {known['hours']:.1f} h, {len(known['broken'])} wrong"
+                print(told, flush=True)
+    return 1 if known["broken"] else 0
+
+
+def _day(named: tuple[int, str]) -> Verdict:
+    return play(draw(*named))
+
+
+# ── Coverage ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def covered(days: int) -> int:
+    """Print, for each module of core and services, what the first days do not execute."""
+    source = _ROOT / "src" / "stanchion"
+    measured = coverage.Coverage(
+        include=[f"{source}/core/*", f"{source}/services/*"], data_file=None, config_file=False
+    )
+    measured.start()
+    for seed in range(days):
+        play(draw(seed, "operators" if seed % 3 == 1 else "outage" if seed % 9 == 0 else MIXED))
+    measured.stop()
+    rows: list[tuple[float, str, int, int, str]] = []
+    for file in sorted(measured.get_data().measured_files()):
+        _, lines, _, missing, ranges = measured.analysis2(file)
+        # Definitions are executed at import, before the measurement.
+        missing = [line for line in missing if not _is_definition(file, line)]
+        share = 1 - len(missing) / max(1, len(lines))
+        name = str(Path(file).relative_to(source))
+        rows.append((share, name, len(lines), len(missing), ranges if missing else ""))
+    rows.sort()
+    lines_all, missing_all = sum(row[2] for row in rows), sum(row[3] for row in rows)
+    print(f"{days} days execute {100 * (1 - missing_all / lines_all):.1f} % of core and services")
+    for share, name, count, left, _ in rows:
+        print(f"{100 * share:5.1f} %  {name:40} {left:4d} of {count} lines left")
+    _REPORTS.mkdir(exist_ok=True)
+    report = _REPORTS / "sim-coverage.txt"
+    report.write_text("".join(f"{name}: {ranges}\n" for _, name, _, _, ranges in rows))
+    print(f"the lines are in {report.relative_to(_ROOT)}")
+    return 0
+
+
+def _is_definition(file: str, line: int) -> bool:
+    text = Path(file).read_text().splitlines()[line - 1]
+    is_inside = text.startswith((" " * 8, "\t"))
+    return not is_inside and text.lstrip().startswith(
+        ("def ", "async def ", "class ", "@", "from ", "import ", ")", '"', "_", "if TYPE")
+    )
+
+
+# ── The table of deliberate defects ──────────────────────────────────────────────────────────────
+
+
+def tabulate(*, days: int, workers: int) -> int:
+    """Write the table of deliberate defects into the page about the simulator."""
+    sys.path.insert(0, str(_ROOT))
+    from tests.sim.mutants import ALL  # noqa: PLC0415 - part of the tests
+
+    with ProcessPoolExecutor(workers) as pool:
+        found = list(pool.map(partial(_hunt, days=days), [each.name for each in ALL]))
+    text = _PAGE.read_text()
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    _PAGE.write_text(f"{before}{_BEGIN}\n{_table(ALL, found)}\n{_END}{after}")
+    return 1 if any(day is None for day, _ in found) else 0
+
+
+def _hunt(name: str, days: int) -> tuple[int | None, str]:
+    sys.path.insert(0, str(_ROOT))
+    from tests.sim.mutants import ALL  # noqa: PLC0415 - likewise
+
+    (mutant,) = (each for each in ALL if each.name == name)
+    for number in range(days):
+        verdict = play(draw(number, mutant.profile), mutant)
+        if verdict.broken:
+            return number + 1, verdict.broken[0].partition(":")[0]
+    return None, f"not within {days} days"
+
+
+def _table(mutants: Sequence[Mutant], found: Sequence[tuple[int | None, str]]) -> str:
+    days = [day for day, _ in found if day is not None]
+    middle, worst = statistics.median(days), max(days)
+    lines = [
+        f"{len(days)} of {len(mutants)} are found; median day {middle:g}, worst {worst}.",
+        "",
+        "| defect | what it does | profile | day | found by |",
+        "|---|---|---|---|---|",
+    ]
+    for mutant, (day, by) in zip(mutants, found, strict=True):
+        shown = "" if day is None else day
+        lines.append(f"| `{mutant.name}` | {mutant.says} | {mutant.profile} | {shown} | {by} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description="Long and measured runs of the simulator.")
+    parser.add_argument("what", choices=["night", "coverage", "table"])
+    parser.add_argument("--days", type=int, help="how many; a night has no end, others have 30")
+    parser.add_argument("--workers", type=int, default=1, help="processes; default 1")
+    parser.add_argument(
+        "--place",
+        type=Path,
+        default=_REPORTS / "sim-night.json",
+        help="where a night keeps its place",
+    )
+    given = parser.parse_args()
+    if given.what == "night":
+        try:
+            return night(given.place, days=given.days, workers=given.workers)
+        except KeyboardInterrupt:
+            return 0
+    if given.what == "coverage":
+        return covered(given.days or 30)
+    return tabulate(days=given.days or 120, workers=given.workers)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
