@@ -53,6 +53,8 @@ class RedisHousekeeping(Sharded):
             for (_, tenant), (counted, actual) in zip(chosen, replies, strict=True)
             if counted != actual
         )
+        if drifts:
+            self._shards.expect_due()  # a corrected count may have promoted queued runs
         onward = write_cursor("slots", *chosen[-1]) if len(found) > limit else None
         return SlotAudit(len(chosen), drifts, onward)
 

@@ -56,7 +56,7 @@ _SKIPPED_WHEN_IDLE: Final = frozenset({"timers", "outbox"})
 _WRITES: Final = frozenset(
     {
         *("accept", "admit", "commit", "defer", "expire", "fire", "post", "replay", "settle"),
-        *("take", "audit", "delete_tenant", "put_tenant"),  # they may promote queued runs
+        *("take", "delete_tenant", "put_tenant"),  # these two may promote queued runs
     }
 )
 """Scripts after which something may be due."""
@@ -100,7 +100,7 @@ class Shards:
     ) -> RedisRequest:
         """A request that runs a script in one shard."""
         if name in _WRITES:
-            self._idle.clear()
+            self.expect_due()
         script = script_of(name)
         keys = self.keys.all_of(script.key_names, shard, run_id=run_id, tenant=tenant)
         packed = script.call(keys, arguments)
@@ -220,6 +220,10 @@ class Shards:
                 self.rounds.hint(shard, effect.job.topic)
             elif isinstance(effect, SetTimer) and len(self._timers) < _TIMERS_MAX:
                 heapq.heappush(self._timers, effect.due)
+
+    def expect_due(self) -> None:
+        """Poll again as usual: something may be due."""
+        self._idle.clear()
 
     def can_skip_look(self, index: str) -> bool:
         """Whether a poll of the index can be skipped, because it was empty for long.
