@@ -254,7 +254,8 @@ async def test_a_tenants_queue_is_changed_and_its_runs_lead_to_the_list(browser:
     listed = await browser.get("/console/runs?tenant=lined&status=queued")
     assert starts[1].json["run_id"].encode() in listed.body
     run = await browser.get(f"/console/runs/{starts[1].json['run_id']}?tenant=lined")
-    assert b"queued" in run.body
+    assert b"is full; position 1 in its queue" in run.body
+    assert b'href="/console/admission?tenant=lined"' in run.body
 
 
 @in_one_loop
