@@ -11,7 +11,14 @@ from itertools import pairwise
 import pytest
 
 from stanchion.charts import Bars, Histogram, LineChart, Series, svg_of
-from stanchion.console.gantt import ITEMS_MAX, SpanKind, TimelineSpan, gantt, spans_of
+from stanchion.console.gantt import (
+    ITEMS_MAX,
+    SpanKind,
+    TimelineSpan,
+    gantt,
+    spans_of,
+    with_waits,
+)
 from stanchion.console.pictures import (
     CELLS_MAX,
     FenceMark,
@@ -225,6 +232,23 @@ def test_the_end_of_a_run_ends_what_is_open() -> None:
     spans = spans_of([*TIMELINE, line(15, "run_cancelled")])
     assert told(spans, "write")[-1] == ("ATTEMPT", 15, "cancelled")
     assert all(span.end is not None for span in spans)
+
+
+def test_a_job_that_no_worker_has_is_a_wait_and_not_an_attempt() -> None:
+    entries = [
+        line(0, "job_dispatched", "plan", attempt=1),
+        line(2, "step_succeeded", "plan"),
+        line(2, "job_dispatched", "write", attempt=1),
+        line(2, "job_dispatched", "check", attempt=1),
+    ]
+    spans = with_waits(spans_of(entries), {"plan", "write"})
+    assert {span.step: span.kind for span in spans} == {
+        "plan": SpanKind.ATTEMPT,  # it has ended
+        "write": SpanKind.WORKER_WAIT,
+        "check": SpanKind.ATTEMPT,
+    }
+    drawn = gantt(spans, ["plan", "write", "check"], begin=at(0), end=at(5), hrefs={})
+    assert any("wait for a worker · 3" in text for text in parsed(drawn).itertext())
 
 
 def test_a_gantt_chart_says_in_words_what_its_bars_show() -> None:

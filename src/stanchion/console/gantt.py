@@ -9,7 +9,7 @@ are percentages, so that the bars follow the width of the page while the words k
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from stanchion.console.text import duration, foreign, visible
 from stanchion.wire.runs import TimelineLine
 
-__all__ = ["SpanKind", "TimelineSpan", "gantt", "spans_of"]
+__all__ = ["SpanKind", "TimelineSpan", "gantt", "spans_of", "with_waits"]
 
 ITEMS_MAX: Final = 20
 """Items of one for-each that get a row of their own: the failed and the slowest ones first."""
@@ -38,6 +38,8 @@ class SpanKind(StrEnum):
     ATTEMPT = "attempt"
     LOST_DELIVERY = "lost delivery"
     """An attempt whose worker went away: the job was delivered again."""
+    WORKER_WAIT = "wait for a worker"
+    """An attempt whose job no worker has leased yet. The timeline alone does not tell."""
     RETRY_WAIT = "wait for the retry"
     DELAY = "delay"
     DECISION = "wait for a decision"
@@ -48,7 +50,13 @@ class SpanKind(StrEnum):
 
 _CONTAINERS: Final = frozenset({SpanKind.ITEMS, SpanKind.CHILDREN})
 _WAITS: Final = frozenset(
-    {SpanKind.RETRY_WAIT, SpanKind.DELAY, SpanKind.DECISION, SpanKind.DEAD_LETTER}
+    {
+        SpanKind.WORKER_WAIT,
+        SpanKind.RETRY_WAIT,
+        SpanKind.DELAY,
+        SpanKind.DECISION,
+        SpanKind.DEAD_LETTER,
+    }
 )
 
 
@@ -82,6 +90,16 @@ def spans_of(entries: Iterable[TimelineLine]) -> list[TimelineSpan]:
     for entry in entries:
         reading.read(entry)
     return sorted((*reading.ended, *reading.open.values()), key=lambda span: span.begin)
+
+
+def with_waits(spans: Iterable[TimelineSpan], unleased: Container[str]) -> list[TimelineSpan]:
+    """The spans, with open attempts of these steps as waits: no worker has their jobs."""
+    return [
+        msgspec.structs.replace(span, kind=SpanKind.WORKER_WAIT, attempt=None)
+        if span.end is None and span.kind is SpanKind.ATTEMPT and span.step in unleased
+        else span
+        for span in spans
+    ]
 
 
 class _Reading:

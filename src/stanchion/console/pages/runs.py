@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import msgspec
 
-from stanchion.console.gantt import gantt, spans_of
+from stanchion.console.gantt import gantt, spans_of, with_waits
 from stanchion.console.page import (
     DONE,
     Action,
@@ -26,6 +26,7 @@ from stanchion.console.page import (
 from stanchion.console.pages.approvals import DecisionForm, decide
 from stanchion.console.step_graph import GraphStep, StepKind, zoomable_graph
 from stanchion.core.model import Instant, RunStatus, StepStatus, WorkflowSource
+from stanchion.core.why import WhyCode
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
@@ -35,6 +36,7 @@ from stanchion.wire.runs import (
     StartAnswer,
     StepView,
     TimelineLine,
+    WhyAnswer,
 )
 
 __all__ = ["ACTIONS", "PAGES", "graph_steps", "started"]
@@ -109,8 +111,10 @@ async def show_run(view: View) -> Data:
     now = datetime.fromtimestamp(view.now / 1000, UTC)
     needs, kinds = await _structure(view, run)
     hrefs = {step_id: f"#step-{step_id}" for step_id in run.steps}
+    why = await _why(view, run)
+    unleased = _unleased(why)
     chart = gantt(
-        spans_of(entries),
+        with_waits(spans_of(entries), unleased),
         list(run.steps),
         begin=run.created_at,
         end=run.finished_at or now,
@@ -123,8 +127,8 @@ async def show_run(view: View) -> Data:
         "entries": entries,
         "has_more_entries": timeline.cursor is not None,
         "gantt": chart,
-        "graph": _graph(run, needs, kinds, hrefs),
-        "why": await _why(view, run),
+        "graph": _graph(run, needs, kinds, hrefs, unleased),
+        "why": why,
         "decisions": await _decisions(view, run),
         "steps": list(run.steps.items())[:_STEPS_SHOWN],
         "large": _too_large(run),
@@ -162,12 +166,24 @@ def _too_large(run: RunView) -> set[str]:
     return found
 
 
-async def _why(view: View, run: RunView) -> Any:  # noqa: ANN401 - the route's own type
+async def _why(view: View, run: RunView) -> WhyAnswer | None:
     """Why the run is not further, if this version can say it and there is something to say."""
     path = "/v1/runs/{run_id}/why"
     if run.finished_at is not None or not view.api.allows(f"GET {path}"):
         return None
-    return await view.api.get(path, view.params)
+    found: WhyAnswer = await view.api.get(path, view.params)
+    return found
+
+
+def _unleased(why: WhyAnswer | None) -> set[str]:
+    """The steps with ready jobs of which no worker has any."""
+    findings = () if why is None else why.findings
+    leased = {each.step_id for each in findings if each.code is WhyCode.JOB_LEASED}
+    ready = {each.step_id for each in findings if each.code in _READY and each.step_id is not None}
+    return ready - leased
+
+
+_READY: Final = frozenset({WhyCode.JOB_READY, WhyCode.NO_WORKER, WhyCode.TOPIC_LIMITED})
 
 
 async def _decisions(view: View, run: RunView) -> list[DecisionForm]:
@@ -241,6 +257,7 @@ def _graph(
     needs: Mapping[str, tuple[str, ...]],
     kinds: Mapping[str, StepKind],
     hrefs: Mapping[str, str],
+    unleased: Container[str],
 ) -> str:
     steps = [
         GraphStep(
@@ -249,7 +266,7 @@ def _graph(
             needs=tuple(each for each in needs.get(step_id, ()) if each in run.steps),
             parent=_parent(step_id, run.steps),
             status=step.status,
-            note="" if step.waiting_for is None else f"waits for {_WAITS[step.waiting_for]}",
+            note=_note(step, is_unleased=step_id in unleased),
             items=_items(step),
             href=hrefs[step_id],
         )
@@ -258,12 +275,19 @@ def _graph(
     return zoomable_graph(steps, f"The {len(steps)} steps of the run and their states")
 
 
+def _note(step: StepView, *, is_unleased: bool) -> str:
+    """What the step waits for, in few words."""
+    if step.waiting_for is None:
+        return ""
+    return "no worker yet" if is_unleased else _WAITS[step.waiting_for]
+
+
 _WAITS: Final = {
-    "job": "its job",
-    "retry": "the retry",
-    "replay": "an operator",
-    "decision": "a decision",
-    "delay": "its delay",
+    "job": "at a worker",
+    "retry": "for the retry",
+    "replay": "for an operator",
+    "decision": "for a decision",
+    "delay": "for its delay",
     "items": "its items",
     "children": "its steps",
 }
