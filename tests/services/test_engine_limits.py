@@ -440,3 +440,28 @@ async def test_metrics_show_the_use_of_a_limit(world: World) -> None:
     assert replica.metric("topic_limit_max", limit="llm") == 3
     assert replica.metric("topic_limit_leases_total", limit="llm") == 3
     assert replica.metric("topic_limit_refused_total", limit="llm", reason="running") >= 1
+
+
+@virtual
+async def test_a_replica_that_was_paused_leases_nothing_by_an_old_limit(world: World) -> None:
+    one, two = world.add(terms=TERMS), world.add(terms=TERMS)
+    await _set(one, LLM)
+    await _fan(world, one, 10)
+    old = await _lease(two)
+    lowered = TopicLimit(id="llm", topics=("llm.*",), max_running=0)
+
+    async def pause() -> None:
+        """Its next call takes so long; meanwhile it neither hears nor reads anything."""
+        two.bus.is_away = True
+        two.store.script("list_documents", *[Fault.ERROR] * 5)
+        await _set(one, lowered)
+        await asyncio.sleep(5)
+
+    two.store.script("take_tokens", pause)
+    assert await _lease(two) == ()
+    await asyncio.sleep(0.1)
+    assert await _running(world) == 1
+    await _set(one, LLM)
+    await asyncio.sleep(1.1)
+    two.store.script("renew_tokens", pause)
+    assert (await two.scheduler.renew("worker", _held(old))).renewed == ()

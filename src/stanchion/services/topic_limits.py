@@ -236,14 +236,27 @@ class TopicLimitService:
 
     async def refresh(self) -> None:
         """Read the limits if that was long ago. Raises ``BackendError`` if they were never read."""
-        looked_at, now = self._looked_at, self._clock.moment()
-        if looked_at is None:
+        if self._looked_at is None:
             await self.look()
-        elif now - looked_at > _STALE_MS and now - self._tried_at > _RETRY_MS:
+        elif self._is_stale() and self._clock.moment() - self._tried_at > _RETRY_MS:
             try:
                 await self.look()
             except BackendError:
                 self._tried_at = self._clock.moment()
+
+    def _is_stale(self) -> bool:
+        looked_at = self._looked_at
+        return looked_at is None or self._clock.moment() - looked_at > _STALE_MS
+
+    async def _is_in_force(self, limits: TopicLimits) -> bool:
+        """Whether these are still the limits, after a call that may have taken long.
+
+        A replica that was paused may have asked for tokens by limits that were lowered since.
+        Raises ``BackendError`` if the limits cannot be read.
+        """
+        if self._is_stale():
+            await self.look()
+        return self.limits is limits
 
     async def close(self) -> None:
         """Stop listening, and wait for tokens that are being released."""
@@ -388,7 +401,7 @@ class TopicLimitService:
         nonce = self._entropy.token()
         tokens: tuple[str, ...] = tuple(f"{nonce}/{place}" for place in range(call.max_jobs))
         taken: list[TokenPool] = []
-        until = None
+        until, limits = None, self.limits
         try:
             for pool in pools:
                 taken.append(pool)
@@ -399,6 +412,9 @@ class TopicLimitService:
                 until = min(not_after(grant.at), until or not_after(grant.at))
                 if not tokens:
                     return ()
+            if not await self._is_in_force(limits):
+                await self._release(dict.fromkeys(taken, tokens), is_unused=True)
+                return ()
         except BaseException:
             self._later(self._release(dict.fromkeys(taken, tokens), is_unused=True))
             raise
@@ -457,12 +473,12 @@ class TopicLimitService:
         A lease for which a pool has no token is in neither list: the worker tries again while its
         lease lasts.
         """
-        found = await self._find(leases, tenant, is_held=True)
+        found, limits = await self._find(leases, tenant, is_held=True), self.limits
         by_pool: dict[TokenPool, dict[str, str]] = {}
         limited: dict[str, JobLease] = {}
         for lease, held in found:
             name = token_name(lease.job_id, lease.fence)
-            for pool in self.limits.pools(held.topic, held.tenant):
+            for pool in limits.pools(held.topic, held.tenant):
                 by_pool.setdefault(pool, {})[held.token_of(lease)] = name
                 limited[name] = lease
         refused: set[str] = set()
@@ -471,6 +487,8 @@ class TopicLimitService:
             renewal = await self._store.renew_tokens(pool, names, ttl_ms=token_ttl_ms(self._ttl_ms))
             refused |= {*names.values()} - renewal.tokens
             until = min(not_after(renewal.at), until or not_after(renewal.at))
+        if limited and not await self._is_in_force(limits):
+            refused |= {*limited}  # the worker tries again
         rest = {id(lease) for lease in limited.values()}
         free = [lease for lease in leases if id(lease) not in rest]
         kept = [lease for name, lease in limited.items() if name not in refused]

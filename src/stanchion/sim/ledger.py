@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from stanchion.core import invariants as of_core
 from stanchion.core.admission import Admitted, Full, Queued
 from stanchion.core.events import Approved, CancelRequested, Rejected
@@ -121,6 +123,7 @@ class Ledger:
     audit_entries: int = 0
     """How many audit entries the store has written."""
     failed_over_at_s: float = NEVER_S
+    limits_changed_at_s: float = NEVER_S
     explained: dict[RunId, tuple[Finding, ...]] = field(default_factory=dict)
     """What ``why`` said about runs that have not changed since."""
     queues: QueueLedger = field(default_factory=QueueLedger)
@@ -507,6 +510,10 @@ class Ledger:
 
     def patched(self, seen: SeenCommand) -> None:
         """A document was written."""
+        if isinstance(seen.answer, Document) and seen.arguments[0] == "limit":
+            limit = msgspec.convert(seen.arguments[2], TopicLimit)
+            self.limits = (*(each for each in self.limits if each.id != limit.id), limit)
+            self.limits_changed_at_s = asyncio.get_running_loop().time()
         if isinstance(seen.answer, Document) and seen.arguments[0] == "settings":
             document = seen.arguments[2]["settings"]
             settings = read_settings(document, run_lease_ttl_ms=self.run_ttl_ms)
@@ -549,9 +556,18 @@ class Ledger:
             )
 
     def _limited(self) -> None:
-        """Leases are within the topic limits, except for a term after writes were lost."""
+        """Leases are within the topic limits.
+
+        Except for a term after writes were lost, and after a limit was lowered. A replica may know
+        the old limit for two seconds, and its last lease by it may be a second on its way.
+        """
+        now_s = asyncio.get_running_loop().time()
         lost_for_s = token_ttl_ms(self.job_ttl_ms) / 1000 + _ON_ITS_WAY_S
-        if asyncio.get_running_loop().time() <= self.failed_over_at_s + lost_for_s:
+        lowered_for_s = self.job_ttl_ms / 1000 + 3.5
+        if (
+            now_s <= self.failed_over_at_s + lost_for_s
+            or now_s <= self.limits_changed_at_s + lowered_for_s
+        ):
             return
         jobs, now = self.store.real.state.jobs, self.store.clock.now()
         standing = [

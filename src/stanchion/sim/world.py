@@ -16,11 +16,13 @@ from typing import Any, Final
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import replace
 
 from stanchion.core.audit import AuditEntry
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import OnDecision, RunId, TenantId
 from stanchion.core.retry import WorkAllowance
+from stanchion.core.topic_limits import TopicLimit
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import Tenant
 from stanchion.services.engine import Terms
@@ -136,6 +138,7 @@ class World:
         self.chance = Random(f"world {scenario.seed}")  # noqa: S311 - to be foreseen is the point
         # Of its own, so that these draws do not change the rest of the day.
         self._asking = Random(f"why {scenario.seed}")  # noqa: S311 - likewise
+        self._limiting = Random(f"limits {scenario.seed}")  # noqa: S311 - likewise
         self.store = StoreServer(LoopClock(), mutant.store)
         self.locks = LockServer(LoopClock(), mutant.locks)
         self.bus = (
@@ -375,10 +378,20 @@ class World:
                     callers = self.chance.choice(self.callers)
                     callers.process.begin(callers.decide(file.run.tenant, run_id, step_id, verb))
         up = [each for each in self.replicas if each.is_up and not each.process.is_paused]
+        if up and not for_good and self._limiting.random() < 0.2:  # noqa: PLR2004 - now and then
+            limit = replace(LIMITS[0], max_running=self._limiting.choice((1, 2, 4)))
+            replica = self._limiting.choice(up)
+            replica.process.begin(self._set_limit(replica, limit))
         for letter_id in list(state.letters):
             if up:
                 replica = self.chance.choice(up)
                 replica.process.begin(self._settle_letter(replica, letter_id))
+
+    async def _set_limit(self, replica: Replica, limit: TopicLimit) -> None:
+        with suppress(BackendError):
+            entry = AuditEntry(action="limit.put", actor="admin", subject=f"limit/{limit.id}")
+            await replica.services.limits.put(limit, entry)
+            self.history.tell(f"person limits {limit.id} to {limit.max_running}")
 
     async def _settle_letter(self, replica: Replica, letter_id: str) -> None:
         # Chosen by the id, so that a repeat after an error does the same. Events are not
