@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
+from stanchion.core.admission import Queued
 from stanchion.core.events import CancelRequested
 from stanchion.core.model import JobId, RunId, RunStatus, StepId, StepStatus, place_of
 from stanchion.core.plan import Plan
+from stanchion.core.queue import OnFull, QueueRequest
 from stanchion.core.run import decide_all, items_to_read
 from stanchion.ports.records import (
     Accepted,
@@ -28,6 +30,7 @@ from stanchion.ports.records import (
     SettleMiss,
     SettleMissed,
     StaleFence,
+    Tenant,
     result_event,
 )
 from stanchion.ports.store import Store
@@ -37,8 +40,10 @@ from tests.contract.builders import (
     ONE_JOB,
     SIDE_BY_SIDE,
     TWO_JOBS,
+    WITHIN_MS,
     WORKER,
     accept,
+    admission,
     advance,
     commit_of,
     held,
@@ -319,3 +324,18 @@ async def test_a_commit_sees_a_settle_just_before_it(store: Store) -> None:
     assert committed == CommitConflict()
     step = (await loaded(store, run_id)).run.step(StepId("first"))
     assert step.status is StepStatus.SUCCEEDED
+
+
+async def test_a_settled_end_gives_its_slot_to_the_next_run_that_waits(store: Store) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=1, on_full=OnFull.QUEUE))
+    run_id = await start(store)
+    waiting = admission(await store.now(), queue=QueueRequest())
+    verdict = await store.admit(waiting, within_ms=WITHIN_MS)
+    assert verdict == Queued(waiting.run.id, 1)
+    answer = await _settle(store, ONE_JOB, run_id, await lease_one(store))
+    assert isinstance(answer, Committed)
+    assert answer.promoted == (waiting.run.id,)
+    assert (await loaded(store, waiting.run.id)).run.status is RunStatus.PENDING
+    assert await store.active_runs(ACME) == 1
+    assert isinstance(await advance(store, ONE_JOB, waiting.run.id), Committed)
+    assert (await lease_one(store)).job.run_id == waiting.run.id
