@@ -65,6 +65,9 @@ INVALID = "invalid_request"
 BODIES = [
     Hostile("nothing where JSON must be", "POST", LEASE, 400, BAD_JSON),
     Hostile("half an object", "POST", START, 400, BAD_JSON, b'{"input": {'),
+    Hostile("a member twice", "POST", START, 422, INVALID, b'{"input": {}, "input": {}}'),
+    Hostile("a member twice inside", "POST", START, 422, INVALID, b'{"input": {"a": 1, "a": 1}}'),
+    Hostile("a name escaped", "POST", START, 422, INVALID, b'{"input": {"a": 1, "\\u0061": 1}}'),
     Hostile("two documents", "POST", START, 400, BAD_JSON, b"{}{}"),
     Hostile("single quotes", "POST", START, 400, BAD_JSON, b"{'input': {}}"),
     Hostile("a trailing comma", "POST", START, 400, BAD_JSON, b'{"input": {},}'),

@@ -10,6 +10,7 @@ of values that have no schema.
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from datetime import datetime
@@ -166,15 +167,58 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[object]) -> object:
         if costly is not None:
             raise InvalidJson(Fault("", costly))
     try:
-        return decoder.decode(body)
+        value = decoder.decode(body)
     except msgspec.ValidationError as error:
-        return _with_whole_numbers(body, decoder, error)
+        value = _with_whole_numbers(body, decoder, error)
     except RecursionError:
         raise InvalidJson(Fault("", _TOO_DEEP)) from None
     except msgspec.DecodeError as error:
         _explain(body, str(error))
     except UnicodeDecodeError:
         raise MalformedJson("the body is not UTF-8") from None
+    if len(body) <= _REPEATS_BYTES_MAX:
+        _refuse_repeated(body)
+    return value
+
+
+_REPEATS_BYTES_MAX: Final = 16 * 1024
+"""In larger bodies the last of several members with one name counts: to find them takes long."""
+_FEW_NAMES_BYTES: Final = 256
+_MEMBER = re.compile(rb'"([^"]*)":')
+_SPACED = re.compile(rb'"[ \t\r\n]+:')
+
+
+def _refuse_repeated(body: bytes) -> None:
+    """Raise ``InvalidJson`` if an object has two members with one name.
+
+    First the cheap reasons why there are none: no name occurs twice anywhere, or the value has as
+    many members as the text.
+    """
+    if b"\\" not in body and _SPACED.search(body) is None:
+        at_most = body.count(b'":')  # as many members, and texts that begin with a colon
+        names = _MEMBER.findall(body) if len(body) <= _FEW_NAMES_BYTES else ()
+        if len(set(names)) == at_most or _members(msgspec.json.decode(body)) == at_most:
+            return
+    json.loads(body, object_pairs_hook=_once)
+
+
+def _members(value: JsonValue) -> int:
+    """How many members all objects in this value have."""
+    count, level = 0, [value]
+    while level:
+        objects = [each for each in level if type(each) is dict]
+        lists = [each for each in level if type(each) is list]
+        count += sum(map(len, objects))
+        inside = (each.values() for each in objects)
+        level = [*chain.from_iterable(lists), *chain.from_iterable(inside)]
+    return count
+
+
+def _once(members: list[tuple[str, object]]) -> None:
+    names = [name for name, _ in members]
+    if len(set(names)) < len(names):
+        name = next(each for each in names if names.count(each) > 1)
+        raise InvalidJson(Fault(name[:_NAMED_CHARS], "given more than once"))
 
 
 def _costly(body: bytes) -> str | None:
