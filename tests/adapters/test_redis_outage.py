@@ -15,10 +15,10 @@ from stanchion.adapters.locks.redis import RedisLocks
 from stanchion.adapters.store.redis import RedisStore
 from stanchion.core.admission import Admitted
 from stanchion.core.events import CancelRequested
-from stanchion.core.model import Instant, Topic
+from stanchion.core.model import Instant, JobId, Topic
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
 from stanchion.ports.locks import Granted, Renewed
-from stanchion.ports.records import Tenant
+from stanchion.ports.records import JobLease, Tenant
 from tests.contract.builders import ACME, TOPIC, admission, start
 from tests.servers import Server, running_server
 
@@ -165,6 +165,8 @@ async def test_a_killed_server_is_bad_news_at_once(server: Server) -> None:
                 await locks.acquire("run/1", "me", ttl_ms=60_000, within_ms=60_000)
             with pytest.raises(BackendUnavailable):
                 await store.lease_jobs("worker", [TOPIC], max_jobs=1, ttl_ms=60_000)
+            with pytest.raises(BackendUnavailable):  # not even a lease of nonsense is lost
+                await store.renew_jobs([JobLease(JobId("nonsense"), 1)], ttl_ms=60_000)
     await store.close()
     await locks.close()
 

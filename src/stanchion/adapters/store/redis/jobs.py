@@ -208,8 +208,8 @@ class RedisJobs(Sharded):
         for place, lease in enumerate(leases):
             run_id = run_of_job(lease.job_id)
             shard = None if run_id is None else shard_of_run(run_id)
-            if shard is not None:
-                by_shard.setdefault(shard, []).append(place)
+            # An id that no job can have is looked up too: while the store is down, none is lost.
+            by_shard.setdefault(shard or 0, []).append(place)
         replies = await self._shards.ask_all(
             [
                 self._shards.step(
