@@ -61,7 +61,7 @@ FOUND_ON = {
     "jitter-out-of-bounds": (0, "delays within policy"),
     "reserve-without-release": (0, "budgets count what runs reserve and use"),
     "usage-charged-twice": (0, "budgets count what runs reserve and use"),
-    "charged-to-any-window": (32, "budgets count what runs reserve and use"),
+    "charged-to-any-window": (38, "budgets count what runs reserve and use"),
     "item-stops-others": (5, "what is waited for is out there"),
     "rerun-loses-output": (5, "what is reused is what it was"),
     "retry-without-budget": (0, "retries within budget"),
