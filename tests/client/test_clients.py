@@ -70,6 +70,15 @@ BULK = {
     "created_at": "2026-11-15T19:00:00Z",
     "finished_at": None,
 }
+LIMIT = {
+    "id": "llm",
+    "topics": ["llm.*"],
+    "per": "tenant",
+    "max_running": 3,
+    "rate_per_s": None,
+    "running": None,
+    "retry_after_ms": None,
+}
 CASES = {
     "start": Case(
         lambda c: c.start("a/b", {"q": 1}),
@@ -131,6 +140,16 @@ CASES = {
     ),
     "get_bulk": Case(lambda c: c.get_bulk("b1"), "GET /v1/bulk/b1", None, BULK),
     "stop_bulk": Case(lambda c: c.stop_bulk("b1"), "DELETE /v1/bulk/b1", None, BULK),
+    "set_limit": Case(
+        lambda c: c.set_limit("llm", ("llm.*",), per="tenant", max_running=3),
+        "PUT /v1/admin/limits/llm",
+        {"topics": ["llm.*"], "per": "tenant", "max_running": 3},
+        LIMIT,
+    ),
+    "get_limit": Case(lambda c: c.get_limit("llm"), "GET /v1/admin/limits/llm", None, LIMIT),
+    "delete_limit": Case(
+        lambda c: c.delete_limit("llm"), "DELETE /v1/admin/limits/llm", None, LIMIT
+    ),
     "why": Case(
         lambda c: c.why("r1"),
         "GET /v1/runs/r1/why",
@@ -329,6 +348,7 @@ def test_every_call_of_the_api_was_tried_above() -> None:
         "close",
         "events",
         "items",
+        "limits",
         "runs",
     }
 

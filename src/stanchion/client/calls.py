@@ -39,6 +39,7 @@ from stanchion.core.queue import OnFull
 from stanchion.core.rerun import RerunOnly, RerunVersion
 from stanchion.core.retry import BoundedJitter, backoff_ms
 from stanchion.transport.messages import HttpReply
+from stanchion.wire.admin import LimitList, LimitView
 from stanchion.wire.runs import (
     ApplyAnswer,
     ApprovalList,
@@ -71,11 +72,14 @@ __all__ = [
     "approve",
     "bulks",
     "cancel",
+    "delete_limit",
     "get",
     "get_bulk",
     "get_job",
+    "get_limit",
     "get_workflow",
     "items",
+    "limits",
     "list_runs",
     "list_workflows",
     "plan_bulk",
@@ -84,6 +88,7 @@ __all__ = [
     "request",
     "rerun",
     "runs",
+    "set_limit",
     "start",
     "start_bulk",
     "start_many",
@@ -532,6 +537,53 @@ def bulks(engine: CallEngine) -> Feed[BulkView]:
 
 def _bulk_path(bulk_id: str) -> str:
     return f"/v1/bulk/{quoted_part(bulk_id, 'bulk_id')}"
+
+
+# ── Topic limits ─────────────────────────────────────────────────────────────────────────────────
+
+
+def set_limit(
+    engine: CallEngine,
+    limit_id: str,
+    topics: Sequence[str],
+    *,
+    per: str | None = None,
+    max_running: int | None = None,
+    rate_per_s: float | None = None,
+) -> Op[LimitView]:
+    """Store a topic limit, or replace it: ``max_running``, ``rate_per_s``, or both."""
+    given = {"per": per, "max_running": max_running, "rate_per_s": rate_per_s}
+    body = encoded({"topics": [*topics], **_given(given)})
+    sent = carrying(request_to(engine, "set_limit", "PUT", _limit_path(limit_id)), body)
+    return (yield from engine.ask(ApiCall(sent, reader(LimitView))))
+
+
+def get_limit(engine: CallEngine, limit_id: str) -> Op[LimitView]:
+    """A topic limit, and how much of it is in use."""
+    return (yield from engine.ask(getting(engine, "get_limit", _limit_path(limit_id), LimitView)))
+
+
+def delete_limit(engine: CallEngine, limit_id: str) -> Op[LimitView]:
+    """Delete a topic limit: jobs that it held back can be leased at once."""
+    sent = request_to(engine, "delete_limit", "DELETE", _limit_path(limit_id))
+    return (yield from engine.ask(ApiCall(sent, reader(LimitView))))
+
+
+def limits(engine: CallEngine) -> Feed[LimitView]:
+    """All topic limits, by id."""
+    cursor = None
+    while True:
+        path = "/v1/admin/limits" + query_of({"cursor": cursor})
+        page = yield from engine.ask(getting(engine, "limits", path, LimitList))
+        for each in page.limits:
+            yield Emit(each)
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def _limit_path(limit_id: str) -> str:
+    return f"/v1/admin/limits/{quoted_part(limit_id, 'limit_id')}"
 
 
 # ── Jobs without a workflow ──────────────────────────────────────────────────────────────────────
