@@ -53,7 +53,7 @@ _NOT_ALL: Final = MappingProxyType(
     {
         RouteScope.TENANT: "'*' is not possible here: this is about one tenant, so name it",
         RouteScope.ONE_OR_ALL: (
-            "'*' is not possible here: name a tenant, or leave the header out for all of them"
+            "'*' is not possible here: name a tenant, or leave it out for all of them"
         ),
         RouteScope.DEPLOYMENT: (
             "'*' is not possible here: this is about the deployment, not its tenants"
