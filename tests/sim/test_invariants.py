@@ -29,6 +29,7 @@ from stanchion.core.model import (
 )
 from stanchion.core.retry import RETRIES, Budget, Fixed, RetryClass
 from stanchion.core.settings import AdmissionSettings, LockBusy, Settings
+from stanchion.core.topic_limits import LimitScope, TopicLimit
 from stanchion.ports.records import JobState
 from stanchion.sim import invariants as must
 
@@ -78,6 +79,26 @@ def test_a_cap_holds_up_to_its_number() -> None:
     assert good(must.cap_holds("acme", 2, 2))
     assert good(must.cap_holds("acme", 200, None))
     assert not good(must.cap_holds("acme", 3, 2))
+
+
+def test_a_topic_limit_counts_its_topics_and_each_tenant_by_itself() -> None:
+    shared = TopicLimit(id="all", topics=("llm.*",), max_running=2)
+    each = TopicLimit(id="each", topics=("llm.*",), per=LimitScope.TENANT, max_running=1)
+    jobs = [
+        Job(
+            id=JobId(f"run:{tenant}-{topic}@1"),
+            run_id=RunId("run"),
+            tenant=TenantId(tenant),
+            step_id=StepId("s"),
+            topic=Topic(topic),
+            attempt=1,
+            input=None,
+        )
+        for tenant, topic in (("a", "llm.x"), ("b", "llm.y"), ("b", "mail"), ("b", "llm.z"))
+    ]
+    assert list(must.topic_limits_hold([shared, each], jobs[:3])) == []
+    told = list(must.topic_limits_hold([shared, each], jobs))
+    assert [line.partition(":")[0] for line in told] == ["limit all/", "limit each/b"]
 
 
 def test_slots_are_neither_more_nor_fewer_than_unfinished_runs() -> None:
