@@ -78,6 +78,7 @@ __all__ = [
     "decide_all",
     "evolve",
     "items_to_read",
+    "queued_line",
     "queued_run",
     "revokes_jobs",
 ]
@@ -127,9 +128,14 @@ def queued_run(before: Run, *, wait_ms: int) -> tuple[Run, Transition]:
         steps=before.steps,
         items=before.items,
         effects=(SetTimer(QUEUE_TIMER, due),),
-        timeline=(TimelineEntry(before.created_at, "run_queued", before.starter or "system"),),
+        timeline=(queued_line(before),),
     )
     return msgspec.structs.replace(before, status=RunStatus.QUEUED), transition
+
+
+def queued_line(before: Run) -> TimelineEntry:
+    """The first line in the timeline of a run that must wait."""
+    return TimelineEntry(before.created_at, "run_queued", before.starter or "system")
 
 
 def items_to_read(plan: Plan, run: Run, events: Iterable[Event]) -> Mapping[StepId, Sequence[int]]:

@@ -113,7 +113,7 @@ from stanchion.core.model import (
     split_name,
 )
 from stanchion.core.queue import PRIORITY_MAX, QUEUE_TIMER, OnFull, frees_key
-from stanchion.core.run import queued_run
+from stanchion.core.run import queued_line
 from stanchion.core.schedule import TickMark
 from stanchion.core.transition import (
     ClearTimer,
@@ -226,10 +226,12 @@ def encode_admission(
 
 def _waiting(before: Run, constant: int) -> tuple[object, ...]:
     """The run as it would wait in the queue; ``constant``: how many words of its fields stay."""
-    run, transition = queued_run(before, wait_ms=0)
-    timeline = [to_json(entry) for entry in transition.timeline]
-    fields = [*_changing(run), *_steps(run.steps)]
-    return constant, fields, _items(run.items), timeline, _QUEUE_TIMER
+    # The same as ``queued_run``, without making a run: every start comes through here.
+    timeline = (to_json(queued_line(before)),)
+    if not before.steps:
+        return constant, _QUEUED, (), timeline, _QUEUE_TIMER
+    fields = (*_QUEUED, *_steps(before.steps))  # of a rerun
+    return constant, fields, _items(before.items), timeline, _QUEUE_TIMER
 
 
 def _mark(tenant: TenantId, tick: TickMark) -> list[str]:
@@ -447,6 +449,7 @@ def _or_false(value: _T | None) -> _T | bool:
     return False if value is None else value
 
 
+_QUEUED: Final = ("status", str(RunStatus.QUEUED))
 _QUEUE_TIMER: Final = (QUEUE_TIMER.key, to_json(TimerFired(timer=QUEUE_TIMER)))
 
 OF_SHARD: Final = frozenset(
