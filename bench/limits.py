@@ -1,9 +1,9 @@
 """A topic limit that holds back 10,000 jobs: how it affects leases of another topic.
 
-Two servers alternate. One has only the other topic's jobs. The other one also has the jobs behind
-the limit, as many leases as the limit allows, and workers that wait for room. On both, one worker
-leases jobs of the other topic, one at a time; on the second server it also asks for the limited
-topic in every other round.
+Two servers alternate, lease by lease. One has only the other topic's jobs. The other one also has
+the jobs behind the limit, as many leases as the limit allows, and workers that wait for room. On
+both, one worker leases jobs of the other topic, one at a time; on the second server it also asks
+for the limited topic in every other round.
 """
 
 from __future__ import annotations
@@ -74,23 +74,27 @@ async def _measure(alone: Site, beside: Site, rounds: int) -> dict[str, tuple[fl
         async with _waiting(two):
             for _ in range(rounds):
                 for asks, topics in {"": (OTHER,), ", asking for both": (OTHER, LIMITED)}.items():
-                    slow, fast = found.setdefault(asks, ([], []))
-                    fast += await _leases_ms(alone, one, (OTHER,))
-                    slow += await _leases_ms(beside, two, topics)
+                    workers = (Worker(two, *topics), Worker(one, OTHER))
+                    both = await _leases_ms((beside, alone), workers)
+                    for times_ms, more in zip(found.setdefault(asks, ([], [])), both, strict=True):
+                        times_ms.extend(more)
     return {asks: (median(slow), median(fast)) for asks, (slow, fast) in found.items()}
 
 
-async def _leases_ms(site: Site, caller: Caller, topics: tuple[str, ...]) -> list[float]:
-    """How long each lease of a ready job takes, one after the other."""
-    _start(site, OTHER, LEASES)
-    worker, times_ms, jobs = Worker(caller, *topics), [], []
+async def _leases_ms(
+    sites: tuple[Site, Site], workers: tuple[Worker, Worker]
+) -> tuple[list[float], list[float]]:
+    """How long each lease of a ready job takes: one on each server in turn."""
+    times_ms: tuple[list[float], list[float]] = ([], [])
+    for site in sites:
+        _start(site, OTHER, LEASES)
     for _ in range(LEASES):
-        began = time.perf_counter()
-        jobs += await worker.lease()
-        times_ms.append((time.perf_counter() - began) * 1000)
-    assert [job["topic"] for job in jobs] == [OTHER] * LEASES
-    for job in jobs:
-        await worker.finish(job)
+        for worker, times in zip(workers, times_ms, strict=True):
+            began = time.perf_counter()
+            (job,) = await worker.lease()
+            times.append((time.perf_counter() - began) * 1000)
+            assert job["topic"] == OTHER
+            await worker.finish(job)
     return times_ms
 
 
