@@ -410,6 +410,15 @@ WORKERS: Final = Dashboard(
             (Query("{{code}}", _rate("results_rejected_total", "code")),),
         ),
         Panel(
+            "Results settled, and misses by cause",
+            "ops",
+            (
+                Query("settled", _rate("results_settled_total")),
+                Query("missed: {{cause}}", _rate("settle_misses_total", "cause")),
+            ),
+            "A settled result takes one store step. After a miss it is accepted first.",
+        ),
+        Panel(
             "Dead letters, 1 h",
             "short",
             (Query("dead letters", _increase("dead_letters_total")),),
