@@ -7,7 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from stanchion import telemetry
 from stanchion.core.model import RunId
 from stanchion.ports.bus import Ack, Retry
 from stanchion.ports.records import Committed, OutboxRow
@@ -74,6 +78,21 @@ async def test_with_jitter_the_largest_burst_of_retries_is_at_most_half(world: W
     assert _largest(fixed[1], 0.5) >= HANDLERS - 2
     assert _largest(jittered[1], 0.5) <= _largest(fixed[1], 0.5) / 2
     assert len(jittered[1]) <= len(fixed[1]) / 4, "and far fewer come in vain"
+
+
+@virtual
+async def test_a_wait_for_a_busy_lock_has_a_span_that_failed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "tracing", telemetry.Tracing(provider, None))
+    replica = world.add()
+    await _called(world, [replica], held_s=0.2)
+    waits = [each for each in exporter.get_finished_spans() if each.name == "lock wait"]
+    failed = [each.status.description for each in waits if not each.status.is_ok]
+    assert "another replica or task has the lease" in failed
+    assert len(failed) < len(waits), "the last one got it"
 
 
 @virtual

@@ -39,6 +39,15 @@ def test_a_callers_context_is_taken_only_if_it_is_valid(given: str, taken: str |
 
 
 @pytest.mark.parametrize(
+    ("flags", "is_sampled"), [("00", False), ("01", True), ("02", False), ("03", True)]
+)
+def test_the_lowest_bit_of_a_context_says_whether_it_is_exported(
+    flags: str, *, is_sampled: bool
+) -> None:
+    assert telemetry.is_sampled(f"00-{TRACE}-{SPAN}-{flags}") == is_sampled
+
+
+@pytest.mark.parametrize(
     "variables",
     [
         {},
