@@ -138,6 +138,7 @@ async def test_the_step_that_frees_a_slot_promotes_the_next_run(store: Store) ->
     (row,) = await store.take_outbox(limit=10, hold_ms=1_000)
     assert (row.run_id, row.tenant) == (waits, ACME)
     await store.confirm_outbox([row])
+    assert await store.outbox_size() == 1  # until the run has begun
     found = await loaded(store, waits)
     stamp = Stamp(before.run.stamp.version + 1, f"+{before.run.stamp.nonce}")
     assert found.run == replace(before.run, status=RunStatus.PENDING, stamp=stamp)
