@@ -281,7 +281,9 @@ class Ledger:
             return
         else:
             expected = 0
-        said = must.audited_with_the_change(f"{verb} {arguments}", expected=expected, grown=grown)
+        # To name the change costs more than to check it.
+        change = f"{verb} {arguments}" if grown != expected else verb
+        said = must.audited_with_the_change(change, expected=expected, grown=grown)
         self.history.check("every change has its audit entry", said)
 
     def failed_over(self) -> None:
