@@ -302,7 +302,15 @@ def main() -> int:
         print(json.dumps(found))
         return 0
     with ThreadPoolExecutor(given.workers) as pool:
-        played = list(pool.map(lambda number: _child(number, given), range(len(mutants))))
+        played = []
+        for place, one in zip(
+            mutants,
+            pool.map(lambda number: _child(number, given), range(len(mutants))),
+            strict=True,
+        ):
+            played.append(one)
+            told = f"day {one['day']}: {one['by']}" if one["by"] else "not noticed"
+            print(f"{place.file}:{place.line}  {place.before} → {place.after}  {told}", flush=True)
     tested: dict[int, dict[str, Any]] = {}
     if given.tests:
         for number, one in enumerate(played):

@@ -693,7 +693,7 @@ ALL: Final = (
     Mutant(
         name="tick-forgotten",
         profile="operators",
-        says="a tick is marked as handled before its run is admitted",
+        says="of several missed ticks only the last is listed",
         applied=_patched(schedule_service, "with_missed", _handled_in_silence),
     ),
     Mutant(
