@@ -354,6 +354,16 @@ async def test_a_whole_number_may_be_written_with_a_fraction_of_nothing(house: H
     )
     renewed = await house.ask("POST", "/v1/worker/renew", many + b"]}")
     assert len(renewed.json["lost"]) == 399
+    budgets = (
+        b'{"budgets": {"a": {"limit": 5.0, "window": "day"}, "b": {"limit": 6.0, "window": "day"}}}'
+    )
+    answer = await house.ask("PUT", "/v1/admin/tenants/acme", budgets)
+    assert [each["limit"] for each in answer.json["budgets"].values()] == [5, 6]
+    lease = b'{"job_id": "j", "fence": 1, "usage": {"a": 3.0, "b": 4.0}}'
+    used = b'{"worker_id": "w", "leases": [' + lease + b"]}"
+    assert (await house.ask("POST", "/v1/worker/renew", used)).json["lost"] == ["j"]
+    half = await house.ask("POST", "/v1/worker/renew", used.replace(b"3.0", b"3.5"))
+    assert (half.status, half.json["errors"][0]["path"]) == (422, "leases[0].usage[...]")
     for wrong in (b'{"max_concurrent_runs": 2.5}', b'{"max_concurrent_runs": 1e300}'):
         answer = await house.ask("PUT", "/v1/admin/tenants/acme", wrong)
         assert (answer.status, answer.json["errors"][0]["path"]) == (422, "max_concurrent_runs")

@@ -262,7 +262,7 @@ def _with_whole_numbers(
         if not _FLOAT_FOR_INT.search(str(error)) or not steps:
             break
         value = msgspec.json.decode(body) if value is None else value
-        if not _made_whole(value, [int(place) if place else name for name, place in steps]):
+        if not _made_whole(value, [name or None for name in steps]):
             break
         try:
             return msgspec.convert(value, decoder.type)
@@ -271,33 +271,36 @@ def _with_whole_numbers(
     raise InvalidJson(why_not(error, decoder.type)) from None
 
 
-def _made_whole(value: Any, steps: list[str | int]) -> bool:  # noqa: ANN401 - any JSON
-    """Make the number at this place whole, and those at the same place of other list entries.
+def _made_whole(value: Any, steps: list[str | None]) -> bool:  # noqa: ANN401 - any JSON
+    """Make the number at this place whole; ``None`` is every entry of a list or a map.
 
     One pass then serves a whole list: ``leases[0].fence`` and ``leases[1].fence``.
     """
     *inner, last = steps
     holders = [value]
     for step in inner:
-        many = isinstance(step, int)
-        found = [each if many else [each[step]] for each in holders if many or step in each]
-        holders = [each for some in found for each in some if isinstance(each, dict | list)]
+        holders = [each[place] for each in holders for place in _places(each, step)]
     is_changed = False
     for holder in holders:
-        places = range(len(holder)) if isinstance(holder, list) else [last]
-        for place in places:
-            number = holder.get(place) if isinstance(holder, dict) else holder[place]
+        for place in _places(holder, last):
+            number = holder[place]
             if isinstance(number, float) and number.is_integer():
                 holder[place] = int(number)
                 is_changed = True
     return is_changed
 
 
+def _places(holder: Any, step: str | None) -> list[Any]:  # noqa: ANN401 - any JSON
+    """The names or indices to which a step leads in this value."""
+    if isinstance(holder, dict):
+        return list(holder) if step is None else [step] if step in holder else []
+    return list(range(len(holder))) if isinstance(holder, list) and step is None else []
+
+
 _WHOLE_NUMBERS_MAX: Final = 8
 _WHOLE_NUMBERS_BYTES_MAX: Final = 64 * 1024
 """Larger bodies are not converted again: each such number costs another pass."""
 _FLOAT_FOR_INT = re.compile(r"^Expected `int[^,]*, got `float`")
-_STEP = re.compile(r"\.([^.\[\]`]+)|\[(\d+)\]")
 
 
 def is_suspect(body: bytes) -> bool:
@@ -357,7 +360,7 @@ def why_not(error: msgspec.ValidationError, shape: object) -> Fault:
 def _types_at(shape: object, place: str) -> list[inspect.Type]:
     """The types that are possible at a place of the decoder's message: ``$.runs[0].key``."""
     found = [_type_info(shape)]
-    for name in _ANY_STEP.findall(place):
+    for name in _STEP.findall(place):
         found = [inner for each in _plain(found) for inner in _inside(each, name)]
     return found
 
@@ -420,7 +423,7 @@ def _described(kinds: Sequence[inspect.Type], pattern: str) -> str | None:
 
 _NOT_ALLOWED: Final = "Invalid enum value "
 _NO_MATCH: Final = "Expected `str` matching regex "
-_ANY_STEP = re.compile(r"\.([^.\[\]`]+)|\[(?:\d+|\.\.\.)\]")
+_STEP = re.compile(r"\.([^.\[\]`]+)|\[(?:\d+|\.\.\.)\]")
 _UNKNOWN_MEMBER = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING_MEMBER = re.compile(r"Object missing required field `(.*)`")
 _TOO_DEEP: Final = f"nested more than {JSON_DEPTH_MAX} levels deep"
