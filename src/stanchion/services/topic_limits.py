@@ -362,12 +362,14 @@ class TopicLimitService:
                 )
                 for tenant, count in shares.items()
             ]
+            failed: list[BaseException] = []
             for answer in await asyncio.gather(*parts, return_exceptions=True):
                 if isinstance(answer, BaseException):
-                    if not leased:
-                        raise answer
+                    failed.append(answer)
                 else:
                     leased += answer
+            if failed and not leased:  # jobs of other tenants that were leased must be handed out
+                raise failed[0]
             if leased or any(self._is_closed(pool) for pool in shared):
                 break
         return leased
@@ -628,6 +630,8 @@ def _shared_out(ready: Mapping[TenantId, int], wanted: int) -> dict[TenantId, in
 
 def _reached(pool: TokenPool, use: PoolUse, *, is_full: bool) -> ReachedLimit:
     whose = "" if pool.tenant is None else f" of tenant '{pool.tenant}'"
+    if pool.max_running == 0:
+        return ReachedLimit(pool.limit_id, "max_running is 0", "a higher max_running", use.at)
     if is_full:
         rule = f"{use.running} of max_running {pool.max_running} jobs{whose} are leased"
         frees = "a result of one of them, or the end of its lease"
