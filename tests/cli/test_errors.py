@@ -32,6 +32,11 @@ REFUSALS = [
             "stanchion tenant set default --max-concurrent-runs N",
         ],
     ),
+    (
+        problem(429, "queue_full", limit=1, active=1, retry_after_ms=2_000),
+        Exit.FULL,
+        ["1 of 1 runs are active", "stanchion tenant set default --queue-max N"],
+    ),
     (problem(429, "job_throttled"), Exit.FULL, ["--job-rate R"]),
     (
         problem(

@@ -120,6 +120,8 @@ _SENTENCES: Final = {"gate_busy": "the tenant's admission lock is busy"}
 _FIXES: Final = {
     "max_concurrent_runs_reached": "wait for a run to end, or raise the cap:"
     " stanchion tenant set {tenant} --max-concurrent-runs N",
+    "queue_full": "wait for a run to end, or let more runs wait:"
+    " stanchion tenant set {tenant} --queue-max N",
     "budget_exhausted": "see what is left: stanchion tenant limits; or raise the limit:"
     " stanchion tenant set {tenant} --budget NAME=LIMIT/WINDOW",
     "job_throttled": "submit more slowly, or raise the rate:"
