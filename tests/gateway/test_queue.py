@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from stanchion.services import queue
 from tests.gateway.asgi import Answer
 from tests.gateway.house import House, older_store
 
@@ -95,6 +98,43 @@ async def test_a_start_of_a_full_tenant_waits_and_is_shown_everywhere(house: Hou
     assert waited == 2
     # Two runs have ended: from now on there is an estimate.
     assert (await _start(house)).json["estimate_s"] is not None
+
+
+async def test_only_runs_that_had_a_slot_count_for_the_estimate(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "BELIEVED_MS", 0)
+    first = await _full(house, queue_max=30)
+    for _ in range(3):
+        await _cancel(house, (await _start(house)).json["run_id"])
+    assert (await _start(house)).json["estimate_s"] is None
+    await _cancel(house, first)
+    assert (await _start(house)).json["estimate_s"] is None
+    await _work(house, "work", 1)
+    await _work(house, "work", 1)
+    holder = await _start(house)
+    assert holder.json["status"] != "queued"
+    assert (await _start(house)).json["estimate_s"] is not None
+    # Single jobs and runs that left the queue, more than are looked at, hide no end of a run.
+    for _ in range(21):
+        await house.ask("POST", "/v1/jobs", {"topic": "alone"})
+        await _cancel(house, (await _start(house)).json["run_id"])
+    await _work(house, "alone", 21)
+    assert (await _start(house)).json["estimate_s"] is not None
+
+
+async def _work(house: House, topic: str, count: int) -> None:
+    """Lease so many jobs, and succeed with them."""
+    wish = {"worker_id": "w", "topics": [topic], "max_jobs": count, "wait_s": 2}
+    jobs = (await house.ask("POST", "/v1/worker/lease", wish)).json["jobs"]
+    assert len(jobs) == count
+    results = [
+        {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded", "output": {}}
+        for job in jobs
+    ]
+    body = {"worker_id": "w", "results": results}
+    assert (await house.ask("POST", "/v1/worker/results", body)).status == 200
+    await _ended(house, str(jobs[0]["run_id"]))
 
 
 async def test_a_run_times_out_in_the_queue_and_frees_its_key(house: House) -> None:

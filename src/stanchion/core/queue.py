@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from stanchion.core.events import Timer, TimerKind
-from stanchion.core.model import Instant, RunId
+from stanchion.core.model import Instant, Run, RunId
 from stanchion.core.transition import Transition
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "QueueRequest",
     "estimate_s",
     "frees_key",
+    "has_begun",
 ]
 
 PRIORITY_MAX: Final = 9
@@ -166,6 +167,16 @@ class FairQueue:
 def frees_key(transition: Transition) -> bool:
     """Whether the run ends without ever having begun, so that its key may be used again."""
     return transition.error is not None and transition.error.code == QUEUE_TIMEOUT
+
+
+def has_begun(run: Run) -> bool:
+    """Whether a run that has ended had a slot before: a step of its own has begun.
+
+    A rerun has steps that began in the run before it.
+    """
+    since = 0 if run.rerun_of is None else run.created_at
+    begun = (step.started_at for step in run.steps.values())
+    return any(at is not None and at >= since for at in begun)
 
 
 def estimate_s(ends: Sequence[Instant], *, position: int, now: Instant) -> float | None:

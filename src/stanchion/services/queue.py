@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, RunId, RunStatus, TenantId
-from stanchion.core.queue import ENDS_MAX, ENDS_MIN, QUEUE_TIMEOUT, estimate_s
+from stanchion.core.queue import ENDS_MAX, ENDS_MIN, QUEUE_TIMEOUT, estimate_s, has_begun
 from stanchion.ports.errors import BackendError, BackendTimeout
 from stanchion.ports.records import RunFilter, RunSummary
 from stanchion.ports.store import Runs
@@ -19,7 +19,12 @@ __all__ = ["QueueFigures"]
 
 BELIEVED_MS: Final = 1_000
 TENANTS_MAX: Final = 1_000
-_ENDED: Final = RunFilter(statuses=tuple(each for each in RunStatus if each.is_finished))
+_RUNS_MAX: Final = 10_000
+_JOBS_PASSED: Final = 200
+"""How many more runs are looked at if the newest are single jobs, which hold no slot."""
+_WORKED: Final = RunFilter(statuses=(RunStatus.SUCCEEDED, RunStatus.FAILED))
+_STOPPED: Final = RunFilter(statuses=(RunStatus.CANCELLED, RunStatus.TIMED_OUT))
+"""Read apart from the others: during a jam the newest of these ended in the queue."""
 
 
 class _Ends(NamedTuple):
@@ -38,6 +43,8 @@ class QueueFigures:
         self._clock = context.clock
         self._signals = context.signals
         self._known: OrderedDict[TenantId, _Ends] = OrderedDict()
+        self._began: OrderedDict[RunId, bool] = OrderedDict()
+        """Of cancelled runs: whether they had begun."""
 
     async def position(self, run_id: RunId, *, within_ms: int) -> int | None:
         """The place of a run; ``None`` if it has left the queue. Raises ``BackendError``."""
@@ -65,13 +72,8 @@ class QueueFigures:
         known = self._known.get(tenant)
         if known is not None and now - known.read_at < BELIEVED_MS:
             return known.ends
-        page = await self._runs.list_runs(tenant, only=_ENDED, limit=ENDS_MAX)
-        ends = tuple(
-            run.finished_at
-            for run in page.items
-            if run.finished_at is not None and _freed_slot(run)
-        )
-        if len(ends) < ENDS_MIN:
+        ends, is_all = await self._read_ends(tenant)
+        if is_all and len(ends) < ENDS_MIN:
             return ends  # read again next time: the second end makes a difference
         self._known[tenant] = _Ends(now, ends)
         self._known.move_to_end(tenant)
@@ -79,6 +81,29 @@ class QueueFigures:
             self._known.popitem(last=False)
         return ends
 
+    async def _read_ends(self, tenant: TenantId) -> tuple[tuple[Instant, ...], bool]:
+        """When the last runs freed their slots, and whether no older one worked to its end."""
+        worked = await self._runs.list_runs(tenant, only=_WORKED, limit=ENDS_MAX)
+        stopped = await self._runs.list_runs(tenant, only=_STOPPED, limit=ENDS_MAX)
+        runs = [run for run in worked.items if not is_single_job(run)]
+        if len(runs) < ENDS_MIN and worked.cursor is not None:
+            worked = await self._runs.list_runs(
+                tenant, only=_WORKED, cursor=worked.cursor, limit=_JOBS_PASSED
+            )
+            runs += [run for run in worked.items if not is_single_job(run)]
+        runs += [run for run in stopped.items if await self._had_slot(run)]
+        ends = tuple(run.finished_at for run in runs if run.finished_at is not None)
+        return ends, worked.cursor is None
 
-def _freed_slot(run: RunSummary) -> bool:
-    return not is_single_job(run) and (run.error is None or run.error.code != QUEUE_TIMEOUT)
+    async def _had_slot(self, run: RunSummary) -> bool:
+        """Whether a run that was cancelled or timed out had begun before."""
+        if is_single_job(run):
+            return False
+        if run.status is not RunStatus.CANCELLED:
+            return run.error is None or run.error.code != QUEUE_TIMEOUT
+        if run.id not in self._began:
+            loaded = await self._runs.load(run.id)
+            self._began[run.id] = loaded is not None and has_begun(loaded.run)
+            if len(self._began) > _RUNS_MAX:
+                self._began.popitem(last=False)
+        return self._began[run.id]
