@@ -17,3 +17,15 @@ def test_whoever_is_thrown_away_after_the_end_wakes_nobody() -> None:
 
     loop.run(main()).set_result(None)
     assert woken == []
+
+
+def test_callbacks_from_threads_run_like_others() -> None:
+    ran: list[str] = []
+
+    async def main() -> None:
+        running = asyncio.get_running_loop()
+        running.call_soon_threadsafe(ran.append, "from a thread")
+        await asyncio.sleep(0)
+
+    loop.run(main())
+    assert ran == ["from a thread"]

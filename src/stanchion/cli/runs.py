@@ -359,7 +359,7 @@ def _remedy(finding: dict[str, Any], tenant: str | None) -> str:
 def _worker_hint(session: Session, run_id: str) -> str | None:
     """What the server says about a job that no worker takes."""
     with suppress(CliError):  # a server without this route
-        for finding in session.get(path_to("runs", run_id, "why"))["findings"]:
+        for finding in session.get(path_to("runs", run_id, "why")).get("findings", ()):
             if finding["code"] in {"no_worker", "job_ready"}:
                 return f"{cell(finding['detail'])}; {_remedy(finding, session.server.tenant)}"
     return None

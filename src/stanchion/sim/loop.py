@@ -178,6 +178,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._due.append(handle)
         return handle
 
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[[Unpack[_Arguments]], object],
+        *args: *_Arguments,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
     def call_at(
         self,
         when: float,
