@@ -51,10 +51,10 @@ OnReady: TypeAlias = Callable[[str, str | None], None]
 """Called with the server's URL, and with that of its metrics if they have a listener."""
 START_S_MAX: Final = 20.0
 GC_THRESHOLDS: Final = (20_000, 20, 50)
-_SWITCH_S: Final = 0.000_1
-"""How long one thread may keep the interpreter while another waits for it. The store's threads need
-it again after each of their statements: with a millisecond each time, a busy event loop delays
-every call to the store by tens of milliseconds."""
+_SWITCH_S: Final = 0.001
+"""How long one thread may keep the interpreter while another waits for it. Less costs throughput:
+with a tenth of it, a tenth of the runs per second. While a thread does long work of a tenant it is
+shorter (``services.work``)."""
 
 
 async def run_server(config: Config, *, on_ready: OnReady) -> int:

@@ -26,7 +26,7 @@ from stanchion.services.lease_signals import LeaseErrors
 from stanchion.services.plans import Plans
 from stanchion.services.settings import TenantConfigs
 from stanchion.services.signals import AdmissionSignals, EngineSignals, TenantLabels
-from stanchion.services.work import Decider, TenantWorkBudget
+from stanchion.services.work import Decider, Stopwatch, TenantWorkBudget
 from stanchion.sim.loop import LoopClock
 from tests.services.faulty_locks import FaultyLocks
 from tests.services.faulty_store import FaultyStore
@@ -117,7 +117,9 @@ class House:
             clock=gates.clock,
             entropy=entropy,
             labels=labels,
-            processor_s=lambda: self.processor_s,
+            stopwatch=Stopwatch(
+                processor_s=lambda: self.processor_s, wall_s=lambda: self.processor_s
+            ),
         )
         self.gate = Gate(
             ReplicaContext(

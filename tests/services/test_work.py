@@ -19,7 +19,13 @@ from stanchion.core.run import decide
 from stanchion.core.workflow import ForEachSpec, JobSpec, Workflow
 from stanchion.services import work as module
 from stanchion.services.signals import TenantLabels
-from stanchion.services.work import Decider, TenantExecutor, TenantOverloaded, TenantWorkBudget
+from stanchion.services.work import (
+    Decider,
+    Stopwatch,
+    TenantExecutor,
+    TenantOverloaded,
+    TenantWorkBudget,
+)
 from tests.core.world import planned
 from tests.services.seeded import SeededEntropy
 
@@ -39,7 +45,9 @@ class Bench:
             clock=self.clock,
             entropy=SeededEntropy(1),
             labels=TenantLabels(limit=1),
-            processor_s=lambda: self.processor_s,
+            stopwatch=Stopwatch(
+                processor_s=lambda: self.processor_s, wall_s=lambda: self.processor_s
+            ),
         )
 
     def metric(self, name: str, tenant: str) -> float | None:
@@ -95,6 +103,40 @@ async def test_after_a_long_piece_of_work_others_have_their_turn(
     await asyncio.sleep(0)
     assert heard == order.split()
     assert bench.metric("seconds", "acme") == pytest.approx(seconds)
+
+
+class Times:
+    """A stopwatch whose two clocks are set by hand."""
+
+    def __init__(self) -> None:
+        self.wall_s, self.processor_s, self.readings = 100.0, 50.0, 0
+        self.watch = Stopwatch(processor_s=self._read, wall_s=lambda: self.wall_s)
+
+    def _read(self) -> float:
+        self.readings += 1
+        return self.processor_s
+
+    def piece(self, wall_s: float, processor_s: float) -> float:
+        begun_s = self.wall_s
+        self.wall_s += wall_s
+        self.processor_s += processor_s
+        return self.watch.since(begun_s)
+
+
+def test_short_pieces_of_work_are_measured_without_a_system_call_each() -> None:
+    times = Times()
+    spent = [times.piece(0.000_1, 0.000_1) for _ in range(1_000)]
+    assert sum(spent) == pytest.approx(0.1)
+    assert times.readings <= 0.1 / 0.005 + 1
+
+
+def test_a_piece_that_was_interrupted_counts_what_the_thread_used() -> None:
+    times = Times()
+    times.piece(0.000_1, 0.000_1)
+    assert times.piece(0.400, 0.020) == pytest.approx(0.020)
+    times.wall_s += 60  # idle
+    assert times.piece(0.400, 0.030) == pytest.approx(0.030)
+    assert times.piece(0.010, 0.010) == pytest.approx(0.010)
 
 
 def test_nobody_is_told_to_wait_longer_than_half_a_minute() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -46,7 +45,13 @@ from stanchion.services.topic_limits import TopicLimitService
 from stanchion.services.upgrade import Upgrades
 from stanchion.services.waiters import RunWaiters
 from stanchion.services.why import RunExplainer
-from stanchion.services.work import DEFAULT_ALLOWANCE, Decider, TenantExecutor, TenantWorkBudget
+from stanchion.services.work import (
+    DEFAULT_ALLOWANCE,
+    Decider,
+    Stopwatch,
+    TenantExecutor,
+    TenantWorkBudget,
+)
 
 __all__ = ["DEFAULT_TERMS", "Backends", "Engine", "Services", "Terms"]
 
@@ -82,12 +87,9 @@ class Engine:
         terms: Terms = DEFAULT_TERMS,
         linker: Linker = link_here,
         works_off_loop: bool = False,
-        processor_s: Callable[[], float] = time.thread_time,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
-        """``works_off_loop``: long work is done in a thread, where tenants take turns.
-
-        ``processor_s`` reads the processor time of the calling thread, in seconds.
-        """
+        """``works_off_loop``: long work is done in a thread, where tenants take turns."""
         registry = CollectorRegistry()
         store, bus, clock = backends.store, backends.bus, backends.clock
         settings = SettingsService(
@@ -114,7 +116,7 @@ class Engine:
             entropy=backends.entropy,
             labels=labels,
             allowance=terms.tenant_work,
-            processor_s=processor_s,
+            stopwatch=stopwatch,
         )
         self._pacing = Pacing(clock=clock, entropy=backends.entropy)
         self._bus = bus

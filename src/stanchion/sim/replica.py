@@ -26,6 +26,7 @@ from stanchion.services.engine import Engine, Terms
 from stanchion.services.leasing import Leasing, Outcome
 from stanchion.services.plans import Linker
 from stanchion.services.renewal import Lease
+from stanchion.services.work import Stopwatch
 from stanchion.sim.bus import BusPort, BusServer
 from stanchion.sim.ledger import Ledger
 from stanchion.sim.lock_ledger import ObservedHold
@@ -130,7 +131,8 @@ class Replica:
             ),
             terms=place.terms,
             linker=place.linker,
-            processor_s=lambda: 0.0,  # measured time would make a history differ from its replay
+            # Measured time would make a history differ from its replay.
+            stopwatch=Stopwatch(processor_s=lambda: 0.0, wall_s=lambda: 0.0),
         )
         self.services = self.engine.services
         self.app = make_app(self.services)
