@@ -279,6 +279,20 @@ async def test_topics_without_a_limit_go_on_while_limits_cannot_be_read_or_asked
 
 
 @virtual
+async def test_the_jobs_of_other_tenants_are_handed_out_if_one_tenant_fails(world: World) -> None:
+    replica = world.add(terms=TERMS)
+    await _set(
+        replica, TopicLimit(id="each", topics=("llm.*",), per=LimitScope.TENANT, max_running=2)
+    )
+    for tenant in TENANTS:
+        await _fan(world, replica, 5, tenant)
+    replica.store.script("take_tokens", Fault.ERROR)
+    jobs = await _lease(replica, max_jobs=20)
+    assert len(jobs) == 4
+    assert len({each.job.tenant for each in jobs}) == 2
+
+
+@virtual
 async def test_a_limit_of_nothing_says_what_makes_room(world: World) -> None:
     replica = world.add(terms=TERMS)
     await _set(replica, TopicLimit(id="stop", topics=("llm.*",), max_running=0, rate_per_s=5))

@@ -362,12 +362,14 @@ class TopicLimitService:
                 )
                 for tenant, count in shares.items()
             ]
+            failed: list[BaseException] = []
             for answer in await asyncio.gather(*parts, return_exceptions=True):
                 if isinstance(answer, BaseException):
-                    if not leased:
-                        raise answer
+                    failed.append(answer)
                 else:
                     leased += answer
+            if failed and not leased:  # jobs of other tenants that were leased must be handed out
+                raise failed[0]
             if leased or any(self._is_closed(pool) for pool in shared):
                 break
         return leased
