@@ -154,9 +154,7 @@ class TenantWorkBudget:
         """Raise ``TenantOverloaded`` if the tenant is over its share. To be called before work."""
         wait_ms = self.wait_ms(tenant)
         if wait_ms > 0:
-            raise self.refusal(
-                tenant, "the tenant uses more processor time than its share", wait_ms
-            )
+            raise self.refusal(tenant, _OVER, wait_ms)
 
     def wait_ms(self, tenant: TenantId) -> float:
         """How long the tenant is over its share; zero if its work may begin now."""
