@@ -53,8 +53,8 @@ START_S_MAX: Final = 20.0
 GC_THRESHOLDS: Final = (20_000, 20, 50)
 _SWITCH_S: Final = 0.001
 """How long one thread may keep the interpreter while another waits for it. Less costs throughput:
-with a tenth of it, a tenth of the runs per second. While a thread does long work of a tenant it is
-shorter (``services.work``)."""
+with a tenth of it, a tenth of the runs per second. While tenants do long work or are refused it is
+shorter (``services.work.ThreadTurns``)."""
 
 
 async def run_server(config: Config, *, on_ready: OnReady) -> int:

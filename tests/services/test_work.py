@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -68,6 +69,41 @@ def test_a_tenant_over_its_share_is_refused_until_it_has_recovered() -> None:
     bench.budget.check(GLOBEX)
     bench.clock.advance(refused.value.retry_after_ms)
     bench.budget.check(ACME)
+
+
+@pytest.fixture
+def _usual_turns() -> Iterator[None]:
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(0.002)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+@pytest.mark.usefixtures("_usual_turns")
+def test_threads_take_short_turns_until_a_second_after_the_last_refusal() -> None:
+    bench = Bench()
+    bench.budget.charge(ACME, 10.0)
+    for _ in range(2):
+        with pytest.raises(TenantOverloaded):
+            bench.budget.check(ACME)
+        assert sys.getswitchinterval() == pytest.approx(0.0001)
+        bench.clock.advance(900)
+        bench.budget.charge(GLOBEX, 0.001)
+        assert sys.getswitchinterval() == pytest.approx(0.0001)
+    bench.clock.advance(200)
+    bench.budget.charge(GLOBEX, 0.001)
+    assert sys.getswitchinterval() == pytest.approx(0.002)
+
+
+@pytest.mark.usefixtures("_usual_turns")
+async def test_threads_take_short_turns_while_long_work_is_done() -> None:
+    bench = Bench()
+    executor = TenantExecutor(bench.budget)
+    try:
+        turns_s = await executor.run(ACME, sys.getswitchinterval)
+    finally:
+        executor.close()
+    assert turns_s == pytest.approx(0.0001)
 
 
 def test_work_is_measured_and_charged_also_when_it_fails() -> None:
