@@ -135,8 +135,7 @@ class _RouteRunner:
         self._is_list = "cursor" in self._query.__struct_fields__
         names = re.findall(r"\{(\w+)\}", route.path)
         self._params = tuple((name, parameter_pattern(PARAMETERS[name])) for name in names)
-        body = route.reads or route.body
-        self._decoder = None if body is None else msgspec.json.Decoder(body)
+        self._decoder = None if route.reads is None else msgspec.json.Decoder(route.reads)
         takes_body = route.takes is not Takes.NOTHING
         options = state.options
         self._first_s = options.body_timeout_s if takes_body else options.request_deadline_s

@@ -48,6 +48,7 @@ _YAML: Final = ("application/yaml", "text/yaml", "application/x-yaml")
 
 def document(routes: Sequence[Route]) -> JsonObject:
     """The whole interface."""
+    routes = _sorted(routes)
     types = _types(routes)
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = {id(each): schema for each, schema in zip(types, schemas, strict=True)}
@@ -83,6 +84,10 @@ def document(routes: Sequence[Route]) -> JsonObject:
     }
     portable: JsonObject = _portable(whole)
     return portable
+
+
+def _sorted(routes: Iterable[Route]) -> list[Route]:
+    return sorted(routes, key=lambda route: (route.path, route.method))
 
 
 def text(routes: Sequence[Route]) -> str:
@@ -349,7 +354,7 @@ _MEANS: Final[Mapping[Code, str]] = MappingProxyType(
 def route_table(routes: Sequence[Route]) -> str:
     """The table of routes: summary, scope and roles of each."""
     rows = ["| request | does | about | roles |", "|---|---|---|---|"]
-    for route in sorted(routes, key=lambda route: (route.path, route.method)):
+    for route in _sorted(routes):
         request = f"`{route.method} {route.path}`"
         rows.append(f"| {request} | {route.summary} | {_SCOPE[route.scope]} | {_roles(route)} |")
     return "\n".join(rows)

@@ -1,8 +1,10 @@
 """Routes: each endpoint declared once.
 
-A ``Route`` declares an endpoint: which roles may call it, what it takes and returns, and by which
-codes it may refuse. The table ``routes.ROUTES`` drives the dispatch, the check of keys and roles,
-the OpenAPI document, the reference page, and the test that tries every route with every wrong key.
+A ``Route`` is an endpoint: which roles may call it, what it takes and returns, and by which codes
+it may refuse. ``RouteTable.add`` declares one above its handler, whose docstring is its summary and
+whose annotation ``Call[Body, Query]`` says what it takes. The table ``routes.ROUTES`` drives the
+dispatch, the check of keys and roles, the OpenAPI document, the reference page, and the test that
+tries every route with every wrong key.
 """
 
 from __future__ import annotations
@@ -11,7 +13,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -22,9 +35,11 @@ from stanchion.gateway.problems import Headers, Refusal
 from stanchion.wire.admin import Role
 from stanchion.wire.identifiers import (
     BulkName,
+    Cursor,
     JobName,
     KeyName,
     LetterName,
+    Limit,
     LimitName,
     LockName,
     Name,
@@ -73,6 +88,13 @@ class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class NoBody(msgspec.Struct, frozen=True):
     """A route without a body."""
+
+
+class Paging(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of a list: which page."""
+
+    cursor: Cursor | None = None
+    limit: Limit = 100
 
 
 @dataclass(slots=True)
@@ -223,7 +245,7 @@ class Route:
     body: Any = None
     """The type of the body, for the reference and for the handler."""
     reads: Any = None
-    """What the body is decoded to for the handler, if the handler decodes parts of it itself."""
+    """What the body is decoded to for the handler: another type, if it decodes parts itself."""
     statuses: tuple[int, ...] = (200,)
     codes: tuple[Code, ...] = ()
     """Codes of refusals, beside those that every such route has."""
@@ -251,3 +273,67 @@ class Route:
     def id(self) -> str:
         """The operation's name: that of the handler."""
         return getattr(self.handler, "__name__", self.path)
+
+
+class _Declared(TypedDict, total=False):
+    """What a route may declare beside its name, roles, scope and answer. See ``Route``."""
+
+    dry_answer: Any
+    queued_answer: Any
+    takes: Takes
+    body: Any
+    statuses: tuple[int, ...]
+    codes: tuple[Code, ...]
+    takes_key: bool
+    waits: Callable[[Call[Any, Any]], float]
+    admits: bool
+    audits: str
+    names_all: bool
+    is_vital: bool
+
+
+_HandlerT = TypeVar("_HandlerT", bound=Handler)
+
+
+class RouteTable(list[Route]):
+    """Routes, each declared above its handler."""
+
+    def add(
+        self,
+        name: str,
+        roles: frozenset[Role],
+        scope: RouteScope,
+        answer: Any,  # noqa: ANN401 - a type
+        **declared: Unpack[_Declared],
+    ) -> Callable[[_HandlerT], _HandlerT]:
+        """Declare the route ``name``, its method and path, for the handler that follows.
+
+        Only a route that decodes its body itself names the ``body`` of the reference. ``takes`` is
+        needed for a body that may be absent.
+        """
+        method, _, path = name.partition(" ")
+
+        def declare(handler: _HandlerT) -> _HandlerT:
+            reads, query = get_args(next(iter(get_type_hints(handler).values())))
+            is_json = reads not in {NoBody, bytes}
+            declared.setdefault(
+                "takes", Takes.JSON if is_json else Takes.TEXT if reads is bytes else Takes.NOTHING
+            )
+            declared.setdefault("body", reads if is_json else None)
+            self.append(
+                Route(
+                    method=method,
+                    path=path,
+                    handler=handler,
+                    summary=(handler.__doc__ or "").partition("\n")[0],
+                    roles=roles,
+                    scope=scope,
+                    answer=answer,
+                    query=None if query is NoQuery else query,
+                    reads=reads if is_json else None,
+                    **declared,
+                )
+            )
+            return handler
+
+        return declare

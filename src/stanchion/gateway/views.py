@@ -1,6 +1,6 @@
 """Views: core values and gate answers as wire types and refusals.
 
-``run_view``, ``run_row``, ``job_answer`` and the like convert what the store returns;
+``run_view``, ``job_answer`` and what ``wire_view`` makes convert what the store returns;
 ``encoded_run`` encodes a large run in slices, so that the event loop is not blocked;
 ``refusal_of`` turns a gate answer into the refusal that is sent.
 """
@@ -8,11 +8,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Final, assert_never
+from typing import Final, TypeVar, assert_never, cast, get_args
 
 import msgspec
 from msgspec import UNSET
@@ -49,7 +50,7 @@ from stanchion.core.model import (
 from stanchion.core.plan import Plan
 from stanchion.core.rerun import RerunVersion
 from stanchion.core.transition import TimelineEntry
-from stanchion.core.why import Finding
+from stanchion.core.why import Blocker, Finding
 from stanchion.core.workflow import ApprovalSpec, StepSpec, Workflow
 from stanchion.gateway.problems import (
     GATE_UNAVAILABLE,
@@ -121,6 +122,8 @@ __all__ = [
     "why_answer",
 ]
 
+_Value = TypeVar("_Value")
+_Wire = TypeVar("_Wire")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -137,6 +140,61 @@ def to_instant(time: datetime) -> Instant:
 def when_if(instant: Instant | None) -> datetime | None:
     """The instant as a UTC time, if there is one."""
     return None if instant is None else when(instant)
+
+
+def wire_view(
+    source: type[_Value],
+    target: type[_Wire],
+    *given: str,
+    **made: Callable[[_Value], object],
+) -> Callable[..., _Wire]:
+    """A function that converts a value to a wire type.
+
+    Members of the same name are copied, and instants become times. ``made`` has a function for each
+    other member; those that are ``given`` are arguments of the conversion. A member that comes from
+    nowhere is an error here, when the module is imported.
+    """
+    fields = msgspec.structs.fields(cast("type[msgspec.Struct]", target))
+    copied = [each for each in fields if each.name not in {*given, *made}]
+    names = tuple(each.name for each in copied)
+    for name in names:
+        getattr(source, name)
+    times = [each.name for each in copied if datetime in {each.type, *get_args(each.type)}]
+    read = attrgetter(*names)
+
+    def view(value: _Value, **members: object) -> _Wire:
+        members.update(zip(names, read(value), strict=True))
+        for name in times:
+            if members[name] is not None:
+                members[name] = when(cast("Instant", members[name]))
+        for name, make in made.items():
+            members[name] = make(value)
+        return target(**members)
+
+    return view
+
+
+approval_row = wire_view(PendingApproval, ApprovalRow)
+dead_letter_row = wire_view(
+    DeadLetter,
+    DeadLetterRow,
+    job_id=lambda letter: None if letter.job is None else letter.job.id,
+    topic=lambda letter: None if letter.job is None else letter.job.topic,
+    event=lambda letter: None if letter.event is None else msgspec.to_builtins(letter.event),
+)
+feed_line = wire_view(TimelineEntry, FeedLine, "run_id")
+key_row = wire_view(ApiKeyRecord, KeyRow, "id")
+run_row = wire_view(RunSummary, RunRow, run_id=attrgetter("id"))
+timeline_line = wire_view(TimelineEntry, TimelineLine)
+_blocker = wire_view(Blocker, WhyBlocker)
+_finding = wire_view(
+    Finding,
+    WhyFinding,
+    blocked_by=lambda found: None if found.blocked_by is None else _blocker(found.blocked_by),
+)
+why_answer = wire_view(
+    Explanation, WhyAnswer, findings=lambda found: tuple(map(_finding, found.findings))
+)
 
 
 def jobs_out(run: Run) -> tuple[JobId, ...]:
@@ -292,26 +350,6 @@ def _waiting_for(wait: Wait) -> WaitingFor:
             assert_never(wait)
 
 
-def approval_row(approval: PendingApproval) -> ApprovalRow:
-    """An approval that waits for a decision, in a list."""
-    return ApprovalRow(
-        run_id=approval.run_id,
-        step_id=approval.step_id,
-        item=approval.item,
-        ask=approval.ask,
-        tenant=approval.tenant,
-        workflow_id=approval.workflow_id,
-        message=approval.message,
-        data=approval.data,
-        data_schema=approval.data_schema,
-        not_by_starter=approval.not_by_starter,
-        since=when(approval.since),
-        expires_at=when_if(approval.expires_at),
-        starter=approval.starter,
-        labels=approval.labels,
-    )
-
-
 def rerun_plan(answer: RerunPreview, version: RerunVersion) -> RerunPlan:
     """What a rerun would do."""
     return RerunPlan(
@@ -343,22 +381,6 @@ def _used(name: WorkflowId, version: int) -> UsedWorkflow:
     return UsedWorkflow(id=workflow_id, version=version, source=source)
 
 
-def run_row(run: RunSummary) -> RunRow:
-    """A run in a list."""
-    return RunRow(
-        run_id=run.id,
-        workflow_id=run.workflow_id,
-        workflow_version=run.workflow_version,
-        status=run.status,
-        created_at=when(run.created_at),
-        finished_at=when_if(run.finished_at),
-        error=run.error,
-        tenant=run.tenant,
-        risk=run.risk,
-        labels=run.labels,
-    )
-
-
 def item_row(run: Run, key: ItemKey, item: Item) -> ItemRow:
     """One item of a for-each step. Items of a step that ended early are shown as ended with it."""
     around = run.step(key.step_id).status
@@ -388,33 +410,6 @@ def _inner_job(run: Run, index: int, item: Item) -> JobId | None:
         jobs, key=lambda each: (isinstance(each[1].wait, OnJob), each[1].finished_at or 0)
     )
     return job_id(run.id, step_id, index, step.attempt)
-
-
-def timeline_line(entry: TimelineEntry) -> TimelineLine:
-    """A line of a run's history."""
-    return TimelineLine(
-        at=when(entry.at),
-        what=entry.what,
-        actor=entry.actor,
-        step=entry.step,
-        item=entry.item,
-        attempt=entry.attempt,
-        detail=entry.detail,
-    )
-
-
-def feed_line(run_id: RunId, entry: TimelineEntry) -> FeedLine:
-    """A line of a run's history, with the run's id."""
-    return FeedLine(
-        run_id=run_id,
-        at=when(entry.at),
-        what=entry.what,
-        actor=entry.actor,
-        step=entry.step,
-        item=entry.item,
-        attempt=entry.attempt,
-        detail=entry.detail,
-    )
 
 
 def job_answer(view: JobView, run: Run, place: Step | Item, *, now: Instant) -> JobAnswer:
@@ -479,37 +474,6 @@ def _traced(leased: LeasedJob, trace: JobTrace) -> str:
         attributes,
         dispatch=job.dispatch,
         dispatched_ms=trace.dispatched_at,
-    )
-
-
-def dead_letter_row(letter: DeadLetter) -> DeadLetterRow:
-    """A dead letter in a list."""
-    return DeadLetterRow(
-        id=letter.id,
-        kind=letter.kind.value,
-        tenant=letter.tenant,
-        run_id=letter.run_id,
-        step_id=letter.step_id,
-        cause=letter.cause,
-        at=when(letter.at),
-        job_id=None if letter.job is None else letter.job.id,
-        topic=None if letter.job is None else letter.job.topic,
-        event=None if letter.event is None else msgspec.to_builtins(letter.event),
-    )
-
-
-def key_row(key_id: str, record: ApiKeyRecord) -> KeyRow:
-    """A key, without its secret."""
-    return KeyRow(
-        id=key_id,
-        role=record.role,
-        tenant=record.tenant,
-        name=record.name,
-        note=record.note,
-        created_at=when(record.created_at),
-        expires_at=when_if(record.expires_at),
-        last_used_at=when_if(record.last_used_at),
-        revoked_at=when_if(record.revoked_at),
     )
 
 
@@ -587,7 +551,7 @@ def refusal_of(
                 retry_after_ms=answer.retry_after_ms,
                 is_final=not answer.can_wait,
                 limit=over.limit,
-                budget=BudgetFacts(over.budget, over.used, over.reserved, _when(over.resets_at)),
+                budget=BudgetFacts(over.budget, over.used, over.reserved, when_if(over.resets_at)),
             )
         case KeyMismatch():
             return Refusal(
@@ -605,42 +569,3 @@ def refusal_of(
             return Refusal(code=code, detail=detail, retry_after_ms=answer.retry_after_ms)
         case _:
             assert_never(answer)
-
-
-def why_answer(found: Explanation) -> WhyAnswer:
-    """Why a run does not go on."""
-    return WhyAnswer(
-        run_id=found.run_id,
-        status=found.status,
-        as_of=when(found.as_of),
-        findings=tuple(map(_finding, found.findings)),
-    )
-
-
-def _when(instant: Instant | None) -> datetime | None:
-    return None if instant is None else when(instant)
-
-
-def _finding(found: Finding) -> WhyFinding:
-    blocker = found.blocked_by
-    return WhyFinding(
-        code=found.code,
-        detail=found.detail,
-        step_id=found.step_id,
-        since=_when(found.since),
-        until=_when(found.until),
-        blocked_by=None
-        if blocker is None
-        else WhyBlocker(
-            kind=blocker.kind,
-            id=blocker.id,
-            item=blocker.item,
-            topic=blocker.topic,
-            worker_id=blocker.worker_id,
-            fence=blocker.fence,
-            ahead=blocker.ahead,
-            rule=blocker.rule,
-            seen_at=_when(blocker.seen_at),
-        ),
-        remedy=found.remedy,
-    )

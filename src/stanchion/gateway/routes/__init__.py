@@ -1,4 +1,4 @@
-"""The table of all routes, the most frequent ones first."""
+"""The table of all routes."""
 
 from __future__ import annotations
 
@@ -25,21 +25,16 @@ from stanchion.gateway.routes import (
 __all__ = ["ROUTES"]
 
 ROUTES: Final[tuple[Route, ...]] = (
-    *runs.ROUTES[:1],
+    *runs.ROUTES,
     *worker.ROUTES,
-    *runs.ROUTES[1:],
     *jobs.ROUTES,
     *workflows.ROUTES,
     *schedules.ROUTES,
     *events.ROUTES,
-    *admin.TENANTS_ROUTES,
-    *admin.SETTINGS_ROUTES,
+    *admin.ROUTES,
     *limits.ROUTES,
     *leases.ROUTES,
-    *leases.HISTORY_ROUTES,
     *dead_letters.ROUTES,
-    *admin.KEYS_ROUTES,
-    *leases.ESCALATION_ROUTES,
     *deployment.ROUTES,
     *audit.ROUTES,
     *bulk.ROUTES,

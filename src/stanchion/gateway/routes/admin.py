@@ -34,13 +34,12 @@ from stanchion.gateway.route import (
     Call,
     NoBody,
     NoQuery,
+    Paging,
     Reply,
-    Route,
     RouteScope,
-    Takes,
+    RouteTable,
 )
-from stanchion.gateway.routes.workflows import PagedWorkflows
-from stanchion.gateway.views import key_row, to_instant, when
+from stanchion.gateway.views import key_row, to_instant, when, wire_view
 from stanchion.ports.records import (
     Tenant,
     TenantStanding,
@@ -63,12 +62,22 @@ from stanchion.wire.admin import (
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
-__all__ = ["KEYS_ROUTES", "SETTINGS_ROUTES", "TENANTS_ROUTES"]
+__all__ = ["ROUTES"]
+
+ROUTES: Final = RouteTable()
 
 
 _OVERRIDE_BYTES_MAX: Final = 64 * 1024
 
 
+@ROUTES.add(
+    "PUT /v1/admin/tenants/{tenant}",
+    ADMINS,
+    RouteScope.DEPLOYMENT,
+    TenantConfig,
+    audits="tenant.put",
+    codes=(Code.UPGRADE_UNFINISHED,),
+)
 async def put_tenant(call: Call[TenantConfig, NoQuery]) -> Reply | Refusal:
     """Replace a tenant's configuration. In force when answered."""
     config = call.body
@@ -128,8 +137,16 @@ async def _missing_pins(definitions: Definitions, pins: Mapping[str, int]) -> li
     ]
 
 
+@ROUTES.add(
+    "DELETE /v1/admin/tenants/{tenant}",
+    ADMINS,
+    RouteScope.DEPLOYMENT,
+    TenantConfig,
+    audits="tenant.delete",
+    codes=(Code.NOT_FOUND,),
+)
 async def delete_tenant(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
-    """Delete a tenant's configuration and return it. The defaults are in force when answered."""
+    """Delete a tenant's configuration: the defaults apply again. Its runs stay."""
     tenant = TenantId(call.params["tenant"])
     entry = call.audit(f"tenant/{tenant}", tenant=tenant)
     removed = await call.services.gate.tenants.delete(tenant, audit=entry)
@@ -139,37 +156,32 @@ async def delete_tenant(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
     return Reply(_config(removed))
 
 
+@ROUTES.add("GET /v1/admin/tenants/{tenant}", OPERATORS, RouteScope.DEPLOYMENT, TenantConfig)
 async def get_tenant(call: Call[NoBody, NoQuery]) -> Reply:
     """A tenant's configuration; the defaults if it has none."""
     return Reply(_config(await call.services.store.tenant(TenantId(call.params["tenant"]))))
 
 
-def _config(tenant: Tenant) -> TenantConfig:
-    return TenantConfig(
-        max_concurrent_runs=tenant.max_concurrent_runs,
-        job_rate_per_s=tenant.job_rate_per_s,
-        admission=tenant.admission,
-        workflows={str(name): version for name, version in tenant.workflows.items()},
-        budgets=_budgets(tenant),
-        on_full=tenant.on_full,
-        queue_max=tenant.queue_max,
-        queue_wait_s=tenant.queue_wait_s,
-    )
-
-
 def _budgets(tenant: Tenant) -> dict[str, BudgetConfig]:
-    return {
-        name: BudgetConfig(limit=each.limit, window=each.window.value)
-        for name, each in tenant.budgets.items()
-    }
+    return {name: _budget_limit(each) for name, each in tenant.budgets.items()}
+
+
+_budget_limit = wire_view(BudgetLimit, BudgetConfig)
+_budget = wire_view(BudgetStanding, TenantBudget)
+_config = wire_view(Tenant, TenantConfig, budgets=_budgets)
+_row_of_config = wire_view(
+    Tenant, TenantRow, "tenant", "active", "queued", "is_configured", "seen_at", budgets=_budgets
+)
+_own_view = wire_view(Tenant, TenantView, "tenant", "active", "queued", "budgets")
 
 
 _SEEN_MS: Final = 30 * 24 * 60 * 60 * 1_000
 """A tenant without a configuration is listed as long after its last start."""
 
 
-async def list_tenants(call: Call[NoBody, PagedWorkflows]) -> Reply:
-    """The tenants that are configured or were seen lately, by name."""
+@ROUTES.add("GET /v1/admin/tenants", OPERATORS, RouteScope.DEPLOYMENT, TenantList)
+async def list_tenants(call: Call[NoBody, Paging]) -> Reply:
+    """List the tenants that are configured or started a run in the last 30 days."""
     page = await call.services.store.list_standings(
         seen_since=Instant(call.services.clock.now() - _SEEN_MS),
         cursor=call.query.cursor,
@@ -179,17 +191,9 @@ async def list_tenants(call: Call[NoBody, PagedWorkflows]) -> Reply:
 
 
 def _tenant_row(standing: TenantStanding) -> TenantRow:
-    config = standing.config or Tenant()
-    return TenantRow(
+    return _row_of_config(
+        standing.config or Tenant(),
         tenant=standing.tenant,
-        max_concurrent_runs=config.max_concurrent_runs,
-        job_rate_per_s=config.job_rate_per_s,
-        admission=config.admission,
-        workflows={str(each): version for each, version in config.workflows.items()},
-        budgets=_budgets(config),
-        on_full=config.on_full,
-        queue_max=config.queue_max,
-        queue_wait_s=config.queue_wait_s,
         active=standing.active,
         queued=standing.queued,
         is_configured=standing.config is not None,
@@ -197,8 +201,9 @@ def _tenant_row(standing: TenantStanding) -> TenantRow:
     )
 
 
+@ROUTES.add("GET /v1/tenant", EVERY_ROLE, RouteScope.TENANT, TenantView)
 async def own_tenant(call: Call[NoBody, NoQuery]) -> Reply:
-    """What the caller's tenant may use, and what it uses now."""
+    """The caller's own tenant: its limits, and how much of them it uses."""
     store = call.services.store
     config, active, queued, budgets = await asyncio.gather(
         store.tenant(call.tenant),
@@ -207,85 +212,14 @@ async def own_tenant(call: Call[NoBody, NoQuery]) -> Reply:
         store.budgets(call.tenant),
     )
     return Reply(
-        TenantView(
+        _own_view(
+            config,
             tenant=call.tenant,
-            max_concurrent_runs=config.max_concurrent_runs,
             active=active,
             queued=queued,
-            on_full=config.on_full,
-            queue_max=config.queue_max,
-            queue_wait_s=config.queue_wait_s,
-            job_rate_per_s=config.job_rate_per_s,
             budgets={name: _budget(each) for name, each in budgets.items()},
         )
     )
-
-
-def _budget(standing: BudgetStanding) -> TenantBudget:
-    resets_at = standing.resets_at
-    return TenantBudget(
-        limit=standing.limit,
-        window=standing.window.value,
-        used=standing.used,
-        reserved=standing.reserved,
-        resets_at=None if resets_at is None else when(resets_at),
-    )
-
-
-TENANTS_ROUTES: Final = (
-    Route(
-        method="PUT",
-        path="/v1/admin/tenants/{tenant}",
-        handler=put_tenant,
-        audits="tenant.put",
-        summary="Replace a tenant's configuration. In force when answered.",
-        roles=ADMINS,
-        scope=RouteScope.DEPLOYMENT,
-        takes=Takes.JSON,
-        body=TenantConfig,
-        answer=TenantConfig,
-        codes=(Code.UPGRADE_UNFINISHED,),
-    ),
-    Route(
-        method="DELETE",
-        path="/v1/admin/tenants/{tenant}",
-        handler=delete_tenant,
-        audits="tenant.delete",
-        summary="Delete a tenant's configuration: the defaults apply again. Its runs stay.",
-        roles=ADMINS,
-        scope=RouteScope.DEPLOYMENT,
-        answer=TenantConfig,
-        codes=(Code.NOT_FOUND,),
-    ),
-    Route(
-        method="GET",
-        path="/v1/admin/tenants/{tenant}",
-        handler=get_tenant,
-        summary="A tenant's configuration; the defaults if it has none.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        answer=TenantConfig,
-    ),
-    Route(
-        method="GET",
-        path="/v1/admin/tenants",
-        handler=list_tenants,
-        summary="List the tenants that are configured or started a run in the last 30 days.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        query=PagedWorkflows,
-        answer=TenantList,
-    ),
-    Route(
-        method="GET",
-        path="/v1/tenant",
-        handler=own_tenant,
-        summary="The caller's own tenant: its limits, and how much of them it uses.",
-        roles=EVERY_ROLE,
-        scope=RouteScope.TENANT,
-        answer=TenantView,
-    ),
-)
 
 
 _LOCKED_OUT: Final = (
@@ -301,6 +235,15 @@ _LAST: Final = to_instant(datetime.max.replace(tzinfo=UTC))
 """The last time that an answer can show: with an offset, a time of the year 9999 may be later."""
 
 
+@ROUTES.add(
+    "POST /v1/admin/keys",
+    ADMINS,
+    RouteScope.ONE_OR_ALL,
+    KeyCreated,
+    audits="key.create",
+    names_all=False,
+    codes=(Code.CONFLICT,),
+)
 async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
     """Create a key. Its secret is shown only in this answer."""
     wanted = call.body
@@ -347,15 +290,27 @@ async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
     )
 
 
-async def list_keys(call: Call[NoBody, PagedWorkflows]) -> Reply:
-    """Keys, by id, without their secrets."""
+@ROUTES.add("GET /v1/admin/keys", ADMINS, RouteScope.ONE_OR_ALL, KeyList, names_all=False)
+async def list_keys(call: Call[NoBody, Paging]) -> Reply:
+    """List keys, by id, without their secrets."""
     query = call.query
     page = await call.state.keys.list(call.only, cursor=query.cursor, limit=query.limit)
-    return Reply(KeyList(tuple(key_row(*each) for each in page.items), page.cursor))
+    return Reply(
+        KeyList(tuple(key_row(record, id=key_id) for key_id, record in page.items), page.cursor)
+    )
 
 
+@ROUTES.add(
+    "DELETE /v1/admin/keys/{key_id}",
+    ADMINS,
+    RouteScope.ONE_OR_ALL,
+    KeyRow,
+    audits="key.revoke",
+    names_all=False,
+    codes=(Code.NOT_FOUND,),
+)
 async def revoke_key(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
-    """Revoke a key: on this replica at once, on others within two seconds."""
+    """Revoke a key: on this replica at once, on others within 2 s."""
     key_id = call.params["key_id"]
     keys = call.state.keys
     found = await keys.record(key_id)
@@ -363,88 +318,26 @@ async def revoke_key(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
         return not_found("key")
     entry = call.audit(f"key/{key_id}", tenant=None)
     revoked = await keys.revoke(key_id, actor=call.actor, audit=entry)
-    return not_found("key") if revoked is None else Reply(key_row(key_id, revoked))
-
-
-KEYS_ROUTES: Final = (
-    Route(
-        method="POST",
-        path="/v1/admin/keys",
-        handler=create_key,
-        audits="key.create",
-        summary="Create a key. Its secret is shown only in this answer.",
-        roles=ADMINS,
-        scope=RouteScope.ONE_OR_ALL,
-        names_all=False,
-        takes=Takes.JSON,
-        body=CreateKey,
-        answer=KeyCreated,
-        codes=(Code.CONFLICT,),
-    ),
-    Route(
-        method="GET",
-        path="/v1/admin/keys",
-        handler=list_keys,
-        summary="List keys, by id, without their secrets.",
-        roles=ADMINS,
-        scope=RouteScope.ONE_OR_ALL,
-        names_all=False,
-        query=PagedWorkflows,
-        answer=KeyList,
-    ),
-    Route(
-        method="DELETE",
-        path="/v1/admin/keys/{key_id}",
-        handler=revoke_key,
-        audits="key.revoke",
-        summary="Revoke a key: on this replica at once, on others within 2 s.",
-        roles=ADMINS,
-        scope=RouteScope.ONE_OR_ALL,
-        names_all=False,
-        answer=KeyRow,
-        codes=(Code.NOT_FOUND,),
-    ),
-)
+    return not_found("key") if revoked is None else Reply(key_row(revoked, id=key_id))
 
 
 _PATCH_BYTES_MAX: Final = 64 * 1024
 
 
+@ROUTES.add("GET /v1/admin/settings", OPERATORS, RouteScope.DEPLOYMENT, JsonObject)
 async def get_settings(call: Call[NoBody, NoQuery]) -> Reply:
-    """All settings in force on this replica."""
+    """The settings in force, as one document."""
     return Reply(call.services.settings.document())
 
 
+@ROUTES.add(
+    "PATCH /v1/admin/settings", ADMINS, RouteScope.DEPLOYMENT, JsonObject, audits="settings.patch"
+)
 async def patch_settings(call: Call[JsonObject, NoQuery]) -> Reply | Refusal:
-    """Apply a JSON merge patch; return all settings."""
+    """Change settings with a JSON merge patch. In force everywhere within 2 s."""
     check_value(call, "", call.body, bytes_max=_PATCH_BYTES_MAX)
     entry = call.audit("settings", tenant=None)
     outcome = await call.services.settings.patch(call.body, actor=call.actor, audit=entry)
     if isinstance(outcome, tuple):
         return invalid(outcome, str(outcome[0]))
     return Reply(call.services.settings.document())
-
-
-SETTINGS_ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/v1/admin/settings",
-        handler=get_settings,
-        summary="The settings in force, as one document.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        answer=JsonObject,
-    ),
-    Route(
-        method="PATCH",
-        path="/v1/admin/settings",
-        handler=patch_settings,
-        audits="settings.patch",
-        summary="Change settings with a JSON merge patch. In force everywhere within 2 s.",
-        roles=ADMINS,
-        scope=RouteScope.DEPLOYMENT,
-        takes=Takes.JSON,
-        body=JsonObject,
-        answer=JsonObject,
-    ),
-)

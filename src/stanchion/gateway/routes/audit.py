@@ -12,8 +12,17 @@ from stanchion.core.model import Instant, TenantId
 from stanchion.core.pressure import TenantPressure, percentile_ms, pressure_order
 from stanchion.core.receipts import Receipt, ReceiptFilter
 from stanchion.gateway.endpoint import RECEIPTED
-from stanchion.gateway.route import OPERATORS, RUNNERS, Call, NoBody, Reply, Route, RouteScope
-from stanchion.gateway.views import to_instant, when
+from stanchion.gateway.route import (
+    OPERATORS,
+    RUNNERS,
+    Call,
+    NoBody,
+    Paging,
+    Reply,
+    RouteScope,
+    RouteTable,
+)
+from stanchion.gateway.views import to_instant, wire_view
 from stanchion.ports.records import BadCursor
 from stanchion.wire.admin import (
     AdmissionList,
@@ -23,18 +32,18 @@ from stanchion.wire.admin import (
     DecisionList,
     DecisionRow,
 )
-from stanchion.wire.identifiers import Cursor, Limit, TenantName, Time
+from stanchion.wire.identifiers import TenantName, Time
 
 __all__ = ["ROUTES"]
+
+ROUTES: Final = RouteTable()
 
 _EPOCH: Final = Instant(0)
 
 
-class ListedAudit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ListedAudit(Paging, frozen=True, forbid_unknown_fields=True):
     """Which entries, page by page."""
 
-    cursor: Cursor | None = None
-    limit: Limit = 100
     actor: Annotated[str, Meta(pattern=r"^[ -~]{1,128}\Z")] | None = None
     action: Annotated[str, Meta(pattern=r"^[!-~]{1,64}\Z")] | None = None
     tenant: TenantName | None = None
@@ -42,8 +51,9 @@ class ListedAudit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     until: Time | None = None
 
 
+@ROUTES.add("GET /v1/admin/audit", OPERATORS, RouteScope.ONE_OR_ALL, AuditList, names_all=False)
 async def list_audit(call: Call[NoBody, ListedAudit]) -> Reply:
-    """The audit log, newest first: of the key's tenant, or of all."""
+    """List the audit log, newest first: of the key's tenant, or of all."""
     query = call.query
     tenant = None if query.tenant is None else TenantId(query.tenant)
     if call.only is not None and tenant not in {None, call.only}:
@@ -59,19 +69,18 @@ async def list_audit(call: Call[NoBody, ListedAudit]) -> Reply:
     return Reply(AuditList(tuple(map(_row, page.items)), page.cursor))
 
 
-def _row(entry: AuditEntry) -> AuditRow:
-    return AuditRow(
-        at=when(entry.at),
-        actor=entry.actor,
-        action=entry.action,
-        subject=entry.subject,
-        tenant=entry.tenant,
-        before=entry.before,
-        after=entry.after,
-        request_id=entry.request_id,
-    )
-
-
+_row = wire_view(AuditEntry, AuditRow)
+_decision = wire_view(Receipt, DecisionRow)
+_admission = wire_view(
+    TenantPressure,
+    AdmissionRow,
+    admitted_1m=lambda tenant: tenant.figures.admitted,
+    full_1m=lambda tenant: tenant.figures.full,
+    unavailable_1m=lambda tenant: tenant.figures.unavailable,
+    wait_p95_ms=lambda tenant: percentile_ms(tenant.figures.waits, _P95),
+    retry_after_ms=lambda tenant: tenant.figures.retry_after_ms,
+)
+_P95: Final = 0.95
 _OUTCOMES: Final = sorted({*RECEIPTED.values()})
 _Outcome: TypeAlias = Annotated[
     str,
@@ -82,11 +91,9 @@ _Outcome: TypeAlias = Annotated[
 ]
 
 
-class ListedDecisions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ListedDecisions(Paging, frozen=True, forbid_unknown_fields=True):
     """Which receipts, page by page."""
 
-    cursor: Cursor | None = None
-    limit: Limit = 100
     outcome: _Outcome | None = None
     key: Annotated[str, Meta(pattern=r"^[!-~]{1,255}\Z")] | None = None
     request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}\Z")] | None = None
@@ -94,8 +101,9 @@ class ListedDecisions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     until: Time | None = None
 
 
+@ROUTES.add("GET /v1/admin/decisions", RUNNERS, RouteScope.ONE_OR_ALL, DecisionList)
 async def list_decisions(call: Call[NoBody, ListedDecisions]) -> Reply:
-    """Receipts of refused starts, newest first: of the key's tenant, or of all."""
+    """List refused starts, newest first: of the key's tenant, or of all."""
     query = call.query
     only = ReceiptFilter(
         outcome=query.outcome,
@@ -110,33 +118,15 @@ async def list_decisions(call: Call[NoBody, ListedDecisions]) -> Reply:
     return Reply(DecisionList(tuple(map(_decision, page.items)), page.cursor))
 
 
-def _decision(receipt: Receipt) -> DecisionRow:
-    return DecisionRow(
-        at=when(receipt.at),
-        tenant=receipt.tenant,
-        workflow_id=receipt.workflow_id,
-        outcome=receipt.outcome,
-        limit=receipt.limit,
-        active=receipt.active,
-        retry_after_ms=receipt.retry_after_ms,
-        key=receipt.key,
-        request_id=receipt.request_id,
-        actor=receipt.actor,
-        replica=receipt.replica,
-        left_out=receipt.left_out,
-    )
-
-
-class ListedAdmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ListedAdmission(Paging, frozen=True, forbid_unknown_fields=True):
     """Which tenants first, page by page."""
 
-    cursor: Cursor | None = None
-    limit: Limit = 100
     sort: Literal["pressure", "tenant"] = "pressure"
 
 
+@ROUTES.add("GET /v1/admin/admission", OPERATORS, RouteScope.DEPLOYMENT, AdmissionList)
 async def show_admission(call: Call[NoBody, ListedAdmission]) -> Reply:
-    """Every tenant's slots and what its callers were answered, the worst tenant first."""
+    """Every tenant's slots and the gate's answers of the last minute, worst first."""
     overview, query = await call.services.overview.read(), call.query
     by_name = query.sort == "tenant"
     keyed = [
@@ -162,55 +152,3 @@ def _key_in(cursor: str, shape: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a tup
     except msgspec.MsgspecError:
         raise BadCursor(cursor) from None
     return key
-
-
-def _admission(tenant: TenantPressure) -> AdmissionRow:
-    figures = tenant.figures
-    return AdmissionRow(
-        tenant=tenant.tenant,
-        limit=tenant.limit,
-        active=tenant.active,
-        queued=tenant.queued,
-        admitted_1m=figures.admitted,
-        full_1m=figures.full,
-        unavailable_1m=figures.unavailable,
-        wait_p95_ms=percentile_ms(figures.waits, _P95),
-        retry_after_ms=figures.retry_after_ms,
-    )
-
-
-_P95: Final = 0.95
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/v1/admin/admission",
-        handler=show_admission,
-        summary="Every tenant's slots and the gate's answers of the last minute, worst first.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        query=ListedAdmission,
-        answer=AdmissionList,
-    ),
-    Route(
-        method="GET",
-        path="/v1/admin/decisions",
-        handler=list_decisions,
-        summary="List refused starts, newest first: of the key's tenant, or of all.",
-        roles=RUNNERS,
-        scope=RouteScope.ONE_OR_ALL,
-        query=ListedDecisions,
-        answer=DecisionList,
-    ),
-    Route(
-        method="GET",
-        path="/v1/admin/audit",
-        handler=list_audit,
-        summary="List the audit log, newest first: of the key's tenant, or of all.",
-        roles=OPERATORS,
-        scope=RouteScope.ONE_OR_ALL,
-        names_all=False,
-        query=ListedAudit,
-        answer=AuditList,
-    ),
-)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from stanchion.core.bulk import BULK_RUNS_MAX, Bulk, BulkAction
+from stanchion.core.bulk import BULK_RUNS_MAX, Bulk, BulkAction, BulkFailed
 from stanchion.core.json_value import JsonObject
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member, not_found
 from stanchion.gateway.route import (
@@ -15,13 +15,12 @@ from stanchion.gateway.route import (
     Call,
     NoBody,
     NoQuery,
+    Paging,
     Reply,
-    Route,
     RouteScope,
-    Takes,
+    RouteTable,
 )
-from stanchion.gateway.routes.workflows import PagedWorkflows
-from stanchion.gateway.views import REPLAYED, filter_of, refusal_of, when, when_if
+from stanchion.gateway.views import REPLAYED, filter_of, refusal_of, wire_view
 from stanchion.services.bulk import NewBulk, TooManyRuns
 from stanchion.services.gate_answers import KeyMismatch
 from stanchion.wire.identifiers import ALL_TENANTS
@@ -30,11 +29,24 @@ from stanchion.wire.runs import BulkError, BulkList, BulkPreview, BulkView, Star
 
 __all__ = ["ROUTES"]
 
+ROUTES: Final = RouteTable()
+
 _OPERATORS_ONLY: Final = frozenset({BulkAction.REPLAY, BulkAction.DISCARD})
 
 
+@ROUTES.add(
+    "POST /v1/bulk",
+    RUNNERS,
+    RouteScope.TENANT_OR_ALL,
+    BulkView,
+    dry_answer=BulkPreview,
+    admits=True,
+    audits="bulk.start",
+    codes=(Code.DRAINING, Code.IDEMPOTENCY_MISMATCH),
+    takes_key=True,
+)
 async def start_bulk(call: Call[StartBulk, NoQuery]) -> Reply | Refusal:
-    """Act on all runs that match, or say how many there are."""
+    """Cancel, rerun, replay, discard, approve or reject all runs that match a filter."""
     body = call.body
     if body.action in _OPERATORS_ONLY and call.role not in OPERATORS:
         needed = f"{body.action} needs the role operator or admin"
@@ -71,21 +83,33 @@ async def start_bulk(call: Call[StartBulk, NoQuery]) -> Reply | Refusal:
     return Reply(_view(begun.bulk), headers=REPLAYED if begun.replayed else ())
 
 
-async def list_bulks(call: Call[NoBody, PagedWorkflows]) -> Reply:
-    """Bulk actions, newest first."""
+@ROUTES.add("GET /v1/bulk", RUNNERS, RouteScope.ONE_OR_ALL, BulkList)
+async def list_bulks(call: Call[NoBody, Paging]) -> Reply:
+    """List bulk actions, newest first."""
     page = await call.services.bulk.page(
         call.only, cursor=call.query.cursor, limit=call.query.limit
     )
     return Reply(BulkList(tuple(map(_view, page.items)), page.cursor))
 
 
+@ROUTES.add(
+    "GET /v1/bulk/{bulk_id}", RUNNERS, RouteScope.ONE_OR_ALL, BulkView, codes=(Code.NOT_FOUND,)
+)
 async def get_bulk(call: Call[NoBody, NoQuery]) -> Reply:
     """One bulk action and its progress."""
     return Reply(_view(await _own(call)))
 
 
+@ROUTES.add(
+    "DELETE /v1/bulk/{bulk_id}",
+    RUNNERS,
+    RouteScope.ONE_OR_ALL,
+    BulkView,
+    codes=(Code.NOT_FOUND,),
+    audits="bulk.stop",
+)
 async def stop_bulk(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
-    """Stop a bulk action. What was done stays done."""
+    """Stop a bulk action: no further run is acted on."""
     bulk = await _own(call)
     entry = call.audit(
         f"bulk/{bulk.id}",
@@ -105,70 +129,11 @@ async def _own(call: Call[Any, Any]) -> Bulk:
     return bulk
 
 
-def _view(bulk: Bulk) -> BulkView:
-    return BulkView(
-        bulk_id=bulk.id,
-        action=bulk.action,
-        matched=bulk.matched,
-        done=bulk.done,
-        failed=bulk.failed,
-        status=bulk.status,
-        errors=tuple(BulkError(each.run_id, each.code, each.detail) for each in bulk.errors),
-        tenant=bulk.tenant or ALL_TENANTS,
-        filter=bulk.filter,
-        rate_per_s=bulk.rate_per_s,
-        actor=bulk.actor,
-        created_at=when(bulk.created_at),
-        finished_at=when_if(bulk.finished_at),
-    )
-
-
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path="/v1/bulk",
-        handler=start_bulk,
-        summary="Cancel, rerun, replay, discard, approve or reject all runs that match a filter.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT_OR_ALL,
-        takes=Takes.JSON,
-        body=StartBulk,
-        answer=BulkView,
-        dry_answer=BulkPreview,
-        admits=True,
-        audits="bulk.start",
-        codes=(Code.DRAINING, Code.IDEMPOTENCY_MISMATCH),
-        takes_key=True,
-    ),
-    Route(
-        method="GET",
-        path="/v1/bulk",
-        handler=list_bulks,
-        summary="List bulk actions, newest first.",
-        roles=RUNNERS,
-        scope=RouteScope.ONE_OR_ALL,
-        query=PagedWorkflows,
-        answer=BulkList,
-    ),
-    Route(
-        method="GET",
-        path="/v1/bulk/{bulk_id}",
-        handler=get_bulk,
-        summary="One bulk action and its progress.",
-        roles=RUNNERS,
-        scope=RouteScope.ONE_OR_ALL,
-        answer=BulkView,
-        codes=(Code.NOT_FOUND,),
-    ),
-    Route(
-        method="DELETE",
-        path="/v1/bulk/{bulk_id}",
-        handler=stop_bulk,
-        summary="Stop a bulk action: no further run is acted on.",
-        roles=RUNNERS,
-        scope=RouteScope.ONE_OR_ALL,
-        answer=BulkView,
-        codes=(Code.NOT_FOUND,),
-        audits="bulk.stop",
-    ),
+_error = wire_view(BulkFailed, BulkError)
+_view = wire_view(
+    Bulk,
+    BulkView,
+    bulk_id=lambda bulk: bulk.id,
+    tenant=lambda bulk: bulk.tenant or ALL_TENANTS,
+    errors=lambda bulk: tuple(map(_error, bulk.errors)),
 )

@@ -13,12 +13,12 @@ from stanchion.gateway.route import (
     Call,
     NoBody,
     NoQuery,
+    Paging,
     Reply,
-    Route,
     RouteScope,
+    RouteTable,
     Takes,
 )
-from stanchion.gateway.routes.workflows import PagedWorkflows
 from stanchion.gateway.views import dead_letter_row
 from stanchion.ports.store import Store
 from stanchion.services.log import log_event
@@ -33,15 +33,30 @@ from stanchion.wire.problems import Code
 
 __all__ = ["ROUTES"]
 
+ROUTES: Final = RouteTable()
 
-async def list_dead_letters(call: Call[NoBody, PagedWorkflows]) -> Reply:
-    """Dead letters, oldest first."""
+
+@ROUTES.add(
+    "GET /v1/admin/dead-letters", RUNNERS, RouteScope.ONE_OR_ALL, DeadLetterList, names_all=False
+)
+async def list_dead_letters(call: Call[NoBody, Paging]) -> Reply:
+    """List dead letters, oldest first: those of the key's tenant, or all."""
     page = await call.services.store.list_dead_letters(
         call.only, cursor=call.query.cursor, limit=call.query.limit
     )
     return Reply(DeadLetterList(tuple(map(dead_letter_row, page.items)), page.cursor))
 
 
+@ROUTES.add(
+    "POST /v1/admin/dead-letters/{letter_id}/replay",
+    OPERATORS,
+    RouteScope.ONE_OR_ALL,
+    ReplayAnswer,
+    takes=Takes.JSON_OR_NOTHING,
+    audits="dead_letter.replay",
+    names_all=False,
+    codes=(Code.NOT_FOUND,),
+)
 async def replay_dead_letter(call: Call[ReplayLetter, NoQuery]) -> Reply | Refusal:
     """Replay a dead letter, once."""
     name = call.params["letter_id"]
@@ -55,6 +70,16 @@ async def replay_dead_letter(call: Call[ReplayLetter, NoQuery]) -> Reply | Refus
     return Reply(ReplayAnswer(letter.id, letter.run_id, replayed=True))
 
 
+@ROUTES.add(
+    "POST /v1/admin/dead-letters/{letter_id}/discard",
+    OPERATORS,
+    RouteScope.ONE_OR_ALL,
+    DiscardAnswer,
+    takes=Takes.JSON_OR_NOTHING,
+    audits="dead_letter.discard",
+    names_all=False,
+    codes=(Code.NOT_FOUND,),
+)
 async def discard_dead_letter(call: Call[DiscardLetter, NoQuery]) -> Reply | Refusal:
     """Discard a dead letter: the step of its job fails, its event is dropped."""
     name = call.params["letter_id"]
@@ -78,46 +103,3 @@ async def _is_own(store: Store, tenant: TenantId, name: str) -> bool:
         cursor = page.cursor
         if cursor is None:
             return False
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/v1/admin/dead-letters",
-        handler=list_dead_letters,
-        summary="List dead letters, oldest first: those of the key's tenant, or all.",
-        roles=RUNNERS,
-        scope=RouteScope.ONE_OR_ALL,
-        names_all=False,
-        query=PagedWorkflows,
-        answer=DeadLetterList,
-    ),
-    Route(
-        method="POST",
-        path="/v1/admin/dead-letters/{letter_id}/replay",
-        handler=replay_dead_letter,
-        audits="dead_letter.replay",
-        summary="Replay a dead letter, once.",
-        roles=OPERATORS,
-        scope=RouteScope.ONE_OR_ALL,
-        names_all=False,
-        takes=Takes.JSON_OR_NOTHING,
-        body=ReplayLetter,
-        answer=ReplayAnswer,
-        codes=(Code.NOT_FOUND,),
-    ),
-    Route(
-        method="POST",
-        path="/v1/admin/dead-letters/{letter_id}/discard",
-        handler=discard_dead_letter,
-        audits="dead_letter.discard",
-        summary="Discard a dead letter: the step of its job fails, its event is dropped.",
-        roles=OPERATORS,
-        scope=RouteScope.ONE_OR_ALL,
-        names_all=False,
-        takes=Takes.JSON_OR_NOTHING,
-        body=DiscardLetter,
-        answer=DiscardAnswer,
-        codes=(Code.NOT_FOUND,),
-    ),
-)

@@ -24,12 +24,13 @@ from stanchion.gateway.route import (
     Call,
     NoBody,
     NoQuery,
+    Paging,
     Reply,
-    Route,
     RouteScope,
+    RouteTable,
     Takes,
 )
-from stanchion.gateway.views import when
+from stanchion.gateway.views import when, wire_view
 from stanchion.services.reconciler import SlotReport
 from stanchion.services.replicas import ReplicaView, SeenReplica, SeenWorker
 from stanchion.services.upgrade import UpgradeState, remedy
@@ -47,20 +48,15 @@ from stanchion.wire.admin import (
     WorkerList,
     WorkerRow,
 )
-from stanchion.wire.identifiers import ALL_TENANTS, Cursor, Limit
+from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
 __all__ = ["ROUTES"]
 
+ROUTES: Final = RouteTable()
+
 _UNKNOWN: Final = "unknown"
 _Row = TypeVar("_Row")
-
-
-class PagedDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A list, page by page."""
-
-    cursor: Cursor | None = None
-    limit: Limit = 100
 
 
 class DryRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,14 +65,23 @@ class DryRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
+@ROUTES.add("GET /v1/admin/drift", OPERATORS, RouteScope.DEPLOYMENT, DriftAnswer)
 async def get_drift(call: Call[NoBody, NoQuery]) -> Reply:
-    """The last audit of slots, by any replica."""
+    """The last audit of slots: counts that differed from the unfinished runs."""
     report = call.services.slots.newest(await call.services.replicas.read())
     return Reply(_drift(report))
 
 
+@ROUTES.add(
+    "POST /v1/admin/drift",
+    OPERATORS,
+    RouteScope.DEPLOYMENT,
+    DriftAnswer,
+    takes=Takes.JSON_OR_NOTHING,
+    audits="drift.repair",
+)
 async def audit_drift(call: Call[AuditSlots, DryRun]) -> Reply:
-    """Audit the slots of all tenants now, and repair them unless it is a dry run."""
+    """Audit the slots of all tenants now and repair them; with `dry_run` only look."""
     # The store sets the subject and the tenant of each entry.
     entry = call.audit("", tenant=None)
     report = await call.services.slots.audit_all(repair=not call.query.dry_run, audit=entry)
@@ -97,15 +102,17 @@ def _drift(report: SlotReport | None) -> DriftAnswer:
     )
 
 
-async def list_replicas(call: Call[NoBody, PagedDeployment]) -> Reply:
-    """The replicas, by name; those that stopped reporting are listed for ten minutes."""
+@ROUTES.add("GET /v1/admin/replicas", OPERATORS, RouteScope.DEPLOYMENT, ReplicaList)
+async def list_replicas(call: Call[NoBody, Paging]) -> Reply:
+    """List the replicas, with version, health and clock, by name."""
     view = await call.services.replicas.read()
     named = [(each.replica, _replica_row(each)) for each in view.replicas]
     return Reply(ReplicaList(*_page(named, call.query)))
 
 
-async def list_workers(call: Call[NoBody, PagedDeployment]) -> Reply:
-    """The workers that called a replica in the last ten minutes, by tenant and name."""
+@ROUTES.add("GET /v1/admin/workers", OPERATORS, RouteScope.ONE_OR_ALL, WorkerList)
+async def list_workers(call: Call[NoBody, Paging]) -> Reply:
+    """List the workers that called in the last ten minutes, by tenant and name."""
     seen = _merged(await call.services.replicas.read())
     named = [
         (f"{worker.tenant or ALL_TENANTS} {worker.worker_id}", _worker_row(worker))
@@ -115,13 +122,23 @@ async def list_workers(call: Call[NoBody, PagedDeployment]) -> Reply:
     return Reply(WorkerList(*_page(sorted(named, key=lambda each: each[0]), call.query)))
 
 
+@ROUTES.add("GET /v1/admin/upgrade", OPERATORS, RouteScope.DEPLOYMENT, UpgradeView)
 async def get_upgrade(call: Call[NoBody, NoQuery]) -> Reply:
-    """Whether every process has the version of this replica."""
+    """Whether every process has this version, and what to do until then."""
     return Reply(_upgrade_view(await call.services.upgrades.state()))
 
 
+@ROUTES.add(
+    "POST /v1/admin/upgrade",
+    ADMINS,
+    RouteScope.DEPLOYMENT,
+    UpgradeView,
+    takes=Takes.JSON_OR_NOTHING,
+    audits="upgrade.finish",
+    codes=(Code.UPGRADE_UNFINISHED,),
+)
 async def finish_upgrade(call: Call[FinishUpgrade, NoQuery]) -> Reply | Refusal:
-    """Declare that no older process is left. Older versions cannot open the store any more."""
+    """Declare that no older process is left: older versions cannot open the store."""
     before = await call.services.upgrades.state()
     entry = call.audit(
         "upgrade", tenant=None, before={"level": before.level}, after={"level": LEVEL}
@@ -149,9 +166,7 @@ def _upgrade_view(state: UpgradeState) -> UpgradeView:
     )
 
 
-def _page(
-    named: Sequence[tuple[str, _Row]], query: PagedDeployment
-) -> tuple[tuple[_Row, ...], str | None]:
+def _page(named: Sequence[tuple[str, _Row]], query: Paging) -> tuple[tuple[_Row, ...], str | None]:
     """The rows after the cursor, which is the name of the last row before them."""
     rest = [each for each in named if query.cursor is None or each[0] > query.cursor]
     page = rest[: query.limit]
@@ -191,15 +206,7 @@ def _replica_row(seen: SeenReplica) -> ReplicaRow:
     )
 
 
-def _worker_row(worker: SeenWorker) -> WorkerRow:
-    return WorkerRow(
-        worker_id=worker.worker_id,
-        tenant=worker.tenant or ALL_TENANTS,
-        topics=worker.topics,
-        jobs=worker.jobs,
-        last_seen_at=when(worker.last_seen_at),
-        version=worker.version,
-    )
+_worker_row = wire_view(SeenWorker, WorkerRow, tenant=lambda worker: worker.tenant or ALL_TENANTS)
 
 
 _Document = TypeVar("_Document")
@@ -213,8 +220,9 @@ class OneDrill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drill: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | None = None
 
 
+@ROUTES.add("GET /v1/admin/drills", OPERATORS, RouteScope.DEPLOYMENT, DrillList)
 async def list_drills(call: Call[NoBody, OneDrill]) -> Reply:
-    """The reports of drills in this server's directory for them, newest first."""
+    """The reports of drills in this server's directory, newest first."""
     directory = call.state.options.drill_reports
     if directory is None:
         return Reply(DrillList((), ""))
@@ -240,81 +248,3 @@ def _read(path: Path, kind: type[_Document]) -> _Document | None:
         if path.stat().st_size <= _REPORT_BYTES_MAX:
             return msgspec.json.decode(path.read_bytes(), type=kind)
     return None
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/v1/admin/drills",
-        handler=list_drills,
-        summary="The reports of drills in this server's directory, newest first.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        query=OneDrill,
-        answer=DrillList,
-    ),
-    Route(
-        method="GET",
-        path="/v1/admin/drift",
-        handler=get_drift,
-        summary="The last audit of slots: counts that differed from the unfinished runs.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        answer=DriftAnswer,
-    ),
-    Route(
-        method="POST",
-        path="/v1/admin/drift",
-        handler=audit_drift,
-        summary="Audit the slots of all tenants now and repair them; with `dry_run` only look.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        takes=Takes.JSON_OR_NOTHING,
-        body=AuditSlots,
-        query=DryRun,
-        answer=DriftAnswer,
-        audits="drift.repair",
-    ),
-    Route(
-        method="GET",
-        path="/v1/admin/replicas",
-        handler=list_replicas,
-        summary="List the replicas, with version, health and clock, by name.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        query=PagedDeployment,
-        answer=ReplicaList,
-    ),
-    Route(
-        method="GET",
-        path="/v1/admin/workers",
-        handler=list_workers,
-        summary="List the workers that called in the last ten minutes, by tenant and name.",
-        roles=OPERATORS,
-        scope=RouteScope.ONE_OR_ALL,
-        query=PagedDeployment,
-        answer=WorkerList,
-    ),
-    Route(
-        method="GET",
-        path="/v1/admin/upgrade",
-        handler=get_upgrade,
-        summary="Whether every process has this version, and what to do until then.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        answer=UpgradeView,
-    ),
-    Route(
-        method="POST",
-        path="/v1/admin/upgrade",
-        handler=finish_upgrade,
-        audits="upgrade.finish",
-        summary="Declare that no older process is left: older versions cannot open the store.",
-        roles=ADMINS,
-        scope=RouteScope.DEPLOYMENT,
-        takes=Takes.JSON_OR_NOTHING,
-        body=FinishUpgrade,
-        answer=UpgradeView,
-        codes=(Code.UPGRADE_UNFINISHED,),
-    ),
-)

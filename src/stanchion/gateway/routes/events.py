@@ -22,7 +22,7 @@ import msgspec
 from stanchion.core.model import RunId
 from stanchion.gateway.cursors import CursorSeal
 from stanchion.gateway.problems import RequestRefused, invalid_member, not_found
-from stanchion.gateway.route import RUNNERS, Call, NoBody, Route, RouteScope, Stream
+from stanchion.gateway.route import RUNNERS, Call, NoBody, RouteScope, RouteTable, Stream
 from stanchion.gateway.views import feed_line
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import BadCursor, FeedEntry
@@ -31,6 +31,8 @@ from stanchion.wire.identifiers import RunName
 from stanchion.wire.problems import Code
 
 __all__ = ["EVENT_STREAM", "ROUTES"]
+
+ROUTES: Final = RouteTable()
 
 EVENT_STREAM: Final = b"text/event-stream"
 POLL_S: Final = 1.0
@@ -53,8 +55,16 @@ class Followed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_id: RunName | None = None
 
 
+@ROUTES.add(
+    "GET /v1/events",
+    RUNNERS,
+    RouteScope.TENANT,
+    None,
+    codes=(Code.NOT_FOUND, Code.DRAINING),
+    admits=True,
+)
 async def follow_events(call: Call[NoBody, Followed]) -> Stream:
-    """Stream the changes of runs."""
+    """Server-sent events of the tenant's runs or of one, resumable by `Last-Event-ID`."""
     store = call.services.store
     if call.query.run_id is not None:
         loaded = await store.load(RunId(call.query.run_id))
@@ -154,7 +164,7 @@ async def _rendered(call: Call[NoBody, Followed], page: FeedPage, seal: CursorSe
 def _lines(entry: FeedEntry, seal: CursorSeal) -> Iterator[bytes]:
     last = len(entry.entries) - 1
     for place, each in enumerate(entry.entries):
-        line = feed_line(entry.run_id, each)
+        line = feed_line(each, run_id=entry.run_id)
         event = b"event: %b\ndata: %b\n\n" % (each.what.encode(), _encode(line))
         # Only the last line has an id: a client that received a part of a commit gets it again.
         yield (
@@ -170,18 +180,3 @@ def _lines(entry: FeedEntry, seal: CursorSeal) -> Iterator[bytes]:
 
 _encode: Final = msgspec.json.Encoder().encode
 _NOTHING: Final = FeedPage(())
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/v1/events",
-        handler=follow_events,
-        summary="Server-sent events of the tenant's runs or of one, resumable by `Last-Event-ID`.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT,
-        query=Followed,
-        answer=None,
-        codes=(Code.NOT_FOUND, Code.DRAINING),
-        admits=True,
-    ),
-)

@@ -16,29 +16,37 @@ from stanchion.gateway.route import (
     NoBody,
     NoQuery,
     Reply,
-    Route,
     RouteScope,
+    RouteTable,
 )
 from stanchion.wire.admin import Health
 
 __all__ = ["ROUTES"]
 
+ROUTES: Final = RouteTable()
+
 _ALIVE: Final = Reply(Health("ok", {}))
 
 
+@ROUTES.add(f"GET {LIVEZ}", ANYONE, RouteScope.OPEN, Health, is_vital=True)
 async def livez(_call: Call[NoBody, NoQuery]) -> Reply:
-    """Answer 200. Depends on no backend."""
+    """Whether the process answers. Depends on no backend."""
     return _ALIVE
 
 
+@ROUTES.add("GET /readyz", ANYONE, RouteScope.OPEN, Health, statuses=(200, 503), is_vital=True)
 async def readyz(call: Call[NoBody, NoQuery]) -> Reply:
-    """Whether the store answers and the server is not draining; also the state of locks and bus."""
+    """Whether store, locks and bus answer; 503 without the store and while draining."""
     health = await call.state.readiness.health(is_draining=call.state.draining.is_set())
     return Reply(health, status=200 if health.status in {"ok", "degraded"} else 503)
 
 
+@ROUTES.add(f"GET {METRICS}", OPERATORS, RouteScope.DEPLOYMENT, None, is_vital=True)
 async def metrics(call: Call[NoBody, NoQuery]) -> Reply:
-    """All metrics, in the text format of Prometheus, or of OpenMetrics if that is accepted."""
+    """Metrics in the text format of Prometheus. Without a key with `--metrics-open`.
+
+    In that of OpenMetrics, if the request accepts it.
+    """
     if b"application/openmetrics-text" in call.headers.get(b"accept", b""):
         text = await call.state.openmetrics.text()
         return Reply(text, content_type=OPENMETRICS.encode())
@@ -46,51 +54,7 @@ async def metrics(call: Call[NoBody, NoQuery]) -> Reply:
     return Reply(text, content_type=CONTENT_TYPE_LATEST.encode())
 
 
+@ROUTES.add("GET /openapi.json", ANYONE, RouteScope.OPEN, dict, is_vital=True)
 async def openapi(call: Call[NoBody, NoQuery]) -> Reply:
-    """The OpenAPI document."""
+    """This description of the interface."""
     return Reply(call.state.openapi)
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=LIVEZ,
-        handler=livez,
-        summary="Whether the process answers. Depends on no backend.",
-        roles=ANYONE,
-        scope=RouteScope.OPEN,
-        answer=Health,
-        is_vital=True,
-    ),
-    Route(
-        method="GET",
-        path="/readyz",
-        handler=readyz,
-        summary="Whether store, locks and bus answer; 503 without the store and while draining.",
-        roles=ANYONE,
-        scope=RouteScope.OPEN,
-        answer=Health,
-        statuses=(200, 503),
-        is_vital=True,
-    ),
-    Route(
-        method="GET",
-        path=METRICS,
-        handler=metrics,
-        summary="Metrics in the text format of Prometheus. Without a key with `--metrics-open`.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        answer=None,
-        is_vital=True,
-    ),
-    Route(
-        method="GET",
-        path="/openapi.json",
-        handler=openapi,
-        summary="This description of the interface.",
-        roles=ANYONE,
-        scope=RouteScope.OPEN,
-        answer=dict,
-        is_vital=True,
-    ),
-)

@@ -18,7 +18,15 @@ from stanchion.core.model import (
 )
 from stanchion.gateway.body import check_value
 from stanchion.gateway.problems import Refusal, not_found
-from stanchion.gateway.route import RUNNERS, Call, NoBody, NoQuery, Reply, Route, RouteScope, Takes
+from stanchion.gateway.route import (
+    RUNNERS,
+    Call,
+    NoBody,
+    NoQuery,
+    Reply,
+    RouteScope,
+    RouteTable,
+)
 from stanchion.gateway.views import job_answer, refusal_of, started
 from stanchion.ports.store import Runs
 from stanchion.services.gate_answers import GateFailed, JobThrottled, KeyMismatch, RunStarted
@@ -28,9 +36,27 @@ from stanchion.wire.runs import JobAnswer, SubmitAnswer, SubmitJob
 
 __all__ = ["ROUTES"]
 
+ROUTES: Final = RouteTable()
 
+
+@ROUTES.add(
+    "POST /v1/jobs",
+    RUNNERS,
+    RouteScope.TENANT,
+    SubmitAnswer,
+    codes=(
+        Code.IDEMPOTENCY_MISMATCH,
+        Code.JOB_THROTTLED,
+        Code.GATE_UNAVAILABLE,
+        Code.GATE_BUSY,
+        Code.LIMIT_CHECK_FAILED,
+        Code.DRAINING,
+    ),
+    takes_key=True,
+    admits=True,
+)
 async def submit_job(call: Call[SubmitJob, NoQuery]) -> Reply | Refusal:
-    """Run one job, without a workflow and without a slot."""
+    """Submit one job without a workflow. It takes no slot and is limited by rate."""
     check_value(call, "input", call.body.input, bytes_max=INPUT_BYTES_MAX)
     answer = await call.services.gate.submit(
         call.tenant,
@@ -50,6 +76,7 @@ async def submit_job(call: Call[SubmitJob, NoQuery]) -> Reply | Refusal:
             assert_never(answer)
 
 
+@ROUTES.add("GET /v1/jobs/{job_id}", RUNNERS, RouteScope.TENANT, JobAnswer, codes=(Code.NOT_FOUND,))
 async def get_job(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
     """One job, of a workflow's step or submitted alone."""
     store = call.services.store
@@ -70,38 +97,3 @@ async def _place(runs: Runs, run: Run, job: Job) -> Step | Item:
     items = await runs.load_items(run.id, {for_each: (job.item,)})
     item = items.get(ItemKey(for_each, job.item), Item())
     return item if for_each == job.step_id else item.steps.get(job.step_id, Step())
-
-
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path="/v1/jobs",
-        handler=submit_job,
-        summary="Submit one job without a workflow. It takes no slot and is limited by rate.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT,
-        takes=Takes.JSON,
-        body=SubmitJob,
-        answer=SubmitAnswer,
-        codes=(
-            Code.IDEMPOTENCY_MISMATCH,
-            Code.JOB_THROTTLED,
-            Code.GATE_UNAVAILABLE,
-            Code.GATE_BUSY,
-            Code.LIMIT_CHECK_FAILED,
-            Code.DRAINING,
-        ),
-        takes_key=True,
-        admits=True,
-    ),
-    Route(
-        method="GET",
-        path="/v1/jobs/{job_id}",
-        handler=get_job,
-        summary="One job, of a workflow's step or submitted alone.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT,
-        answer=JobAnswer,
-        codes=(Code.NOT_FOUND,),
-    ),
-)

@@ -20,12 +20,12 @@ from stanchion.gateway.route import (
     Call,
     NoBody,
     NoQuery,
+    Paging,
     Reply,
-    Route,
     RouteScope,
-    Takes,
+    RouteTable,
 )
-from stanchion.gateway.views import to_instant, when, when_if
+from stanchion.gateway.views import to_instant, when, wire_view
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.locks import (
     AcquireTooLate,
@@ -34,6 +34,7 @@ from stanchion.ports.locks import (
     LockHolder,
     LockView,
 )
+from stanchion.services.lease_signals import LeaseMark, LockWait, Unlocked
 from stanchion.services.lock_audit import LockAudit
 from stanchion.services.log import log_event
 from stanchion.wire.admin import (
@@ -48,18 +49,19 @@ from stanchion.wire.admin import (
     SetEscalation,
     UnlockedRow,
 )
-from stanchion.wire.identifiers import Comment, Cursor, Limit, LockName
+from stanchion.wire.identifiers import Comment, Limit, LockName
 from stanchion.wire.problems import Code
 
-__all__ = ["ESCALATION_ROUTES", "HISTORY_ROUTES", "ROUTES"]
+__all__ = ["ROUTES"]
+
+ROUTES: Final = RouteTable()
 
 _WITHIN_MS: Final = 2_000
 
 
-class PagedLeases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A list, page by page."""
+class PagedLeases(Paging, frozen=True, forbid_unknown_fields=True):
+    """Which page of the locks; usually all of them."""
 
-    cursor: Cursor | None = None
     limit: Limit = 1000
 
 
@@ -67,8 +69,18 @@ _LISTED_MAX: Final = 10_000
 """Locks that are read for a page."""
 
 
+@ROUTES.add(
+    "GET /v1/admin/leases",
+    OPERATORS,
+    RouteScope.DEPLOYMENT,
+    LeaseList,
+    codes=(Code.LOCKS_UNAVAILABLE,),
+)
 async def list_leases(call: Call[NoBody, PagedLeases]) -> Reply:
-    """The locks that are held, by name. A cursor is the last name of the page before."""
+    """List the locks that are held, by name, with holder and renewals.
+
+    A cursor is the last name of the page before.
+    """
     locks, query = call.services.locks, call.query
     if locks is None:
         return Reply(LeaseList(()))
@@ -82,8 +94,16 @@ async def list_leases(call: Call[NoBody, PagedLeases]) -> Reply:
     return Reply(LeaseList(tuple(_row(each) for each in page), cursor))
 
 
+@ROUTES.add(
+    "POST /v1/admin/leases",
+    OPERATORS,
+    RouteScope.DEPLOYMENT,
+    LeaseRow,
+    audits="lease.hold",
+    codes=(Code.CONFLICT, Code.LOCKS_UNAVAILABLE),
+)
 async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
-    """Hold a lock as an operator. It expires, or is released by force."""
+    """Hold a lock as an operator, for a limited time."""
     locks = _locks(call)
     name, ttl_ms = call.body.name, round(call.body.ttl_s * 1000)
     try:
@@ -114,6 +134,14 @@ class WithReason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: Comment | None = None
 
 
+@ROUTES.add(
+    "DELETE /v1/admin/leases/{name}",
+    OPERATORS,
+    RouteScope.DEPLOYMENT,
+    LeaseRow,
+    audits="lease.release",
+    codes=(Code.NOT_FOUND, Code.LOCKS_UNAVAILABLE),
+)
 async def release_lease(call: Call[NoBody, WithReason]) -> Reply | Refusal:
     """Release a lock by force, whichever process holds it."""
     locks = _locks(call)
@@ -142,8 +170,9 @@ class OneLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: LockName | None = None
 
 
+@ROUTES.add("GET /v1/admin/lock-history", OPERATORS, RouteScope.DEPLOYMENT, LockHistory)
 async def get_lock_history(call: Call[NoBody, OneLock]) -> Reply:
-    """What this replica has lately done with run leases."""
+    """What this replica did without a lock, when locks were busy, and a lock's fences."""
     services, history = call.services, call.services.lease_history
     now = services.clock.now()
     marks = () if call.query.name is None else history.of_lock(call.query.name)
@@ -152,25 +181,12 @@ async def get_lock_history(call: Call[NoBody, OneLock]) -> Reply:
             replica=services.replicas.replica,
             since=when(history.since),
             unlocked_count=history.unlocked_count,
-            unlocked=tuple(
-                UnlockedRow(at=when(each.at), name=each.name, risk=each.risk, error=each.error)
-                for each in reversed(history.unlocked)
-            ),
+            unlocked=tuple(map(_unlocked, reversed(history.unlocked))),
             until=when(now),
             bucket_ms=_BUCKET_MS,
             busy=_buckets(history.busy, now),
-            waits=tuple(
-                LockWaitRow(
-                    name=each.name,
-                    since=when(each.since),
-                    tried_at=when(each.tried_at),
-                    tries=each.tries,
-                )
-                for each in history.waits
-            ),
-            marks=tuple(
-                LeaseMarkRow(at=when(each.at), what=each.what, fence=each.fence) for each in marks
-            ),
+            waits=tuple(map(_wait, history.waits)),
+            marks=tuple(map(_mark, marks)),
         )
     )
 
@@ -212,68 +228,10 @@ async def _acquired_at(call: Call[Any, Any], name: str, fence: int) -> Instant |
     return view.acquired_at if view is not None and view.fence == fence else None
 
 
-def _row(view: LockView) -> LeaseRow:
-    return LeaseRow(
-        name=view.name,
-        fence=view.fence,
-        expires_in_ms=view.expires_in_ms,
-        holder=view.holder.name,
-        acquired_at=when_if(view.acquired_at),
-        renewals=view.renewals,
-    )
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/v1/admin/leases",
-        handler=list_leases,
-        summary="List the locks that are held, by name, with holder and renewals.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        query=PagedLeases,
-        answer=LeaseList,
-        codes=(Code.LOCKS_UNAVAILABLE,),
-    ),
-    Route(
-        method="POST",
-        path="/v1/admin/leases",
-        handler=hold_lease,
-        audits="lease.hold",
-        summary="Hold a lock as an operator, for a limited time.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        takes=Takes.JSON,
-        body=HoldLease,
-        answer=LeaseRow,
-        codes=(Code.CONFLICT, Code.LOCKS_UNAVAILABLE),
-    ),
-    Route(
-        method="DELETE",
-        path="/v1/admin/leases/{name}",
-        handler=release_lease,
-        audits="lease.release",
-        summary="Release a lock by force, whichever process holds it.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        query=WithReason,
-        answer=LeaseRow,
-        codes=(Code.NOT_FOUND, Code.LOCKS_UNAVAILABLE),
-    ),
-)
-
-HISTORY_ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/v1/admin/lock-history",
-        handler=get_lock_history,
-        summary="What this replica did without a lock, when locks were busy, and a lock's fences.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        query=OneLock,
-        answer=LockHistory,
-    ),
-)
+_row = wire_view(LockView, LeaseRow, holder=lambda view: view.holder.name)
+_unlocked = wire_view(Unlocked, UnlockedRow)
+_wait = wire_view(LockWait, LockWaitRow)
+_mark = wire_view(LeaseMark, LeaseMarkRow)
 
 
 _LEVELS: Final[Mapping[Level, Literal["normal", "escalated", "latched"]]] = {
@@ -287,13 +245,21 @@ _FORCED: Final[Mapping[Order | None, Literal["force_open", "force_closed"]]] = {
 }
 
 
+@ROUTES.add("GET /v1/admin/escalation", OPERATORS, RouteScope.DEPLOYMENT, EscalationView)
 async def get_escalation(call: Call[NoBody, NoQuery]) -> Reply:
-    """The level in force on this replica."""
+    """The escalation level: whether the closed classes fail closed now, and why."""
     return Reply(_view(call))
 
 
+@ROUTES.add(
+    "POST /v1/admin/escalation",
+    OPERATORS,
+    RouteScope.DEPLOYMENT,
+    EscalationView,
+    audits="escalation.set",
+)
 async def set_escalation(call: Call[SetEscalation, NoQuery]) -> Reply | Refusal:
-    """Force open or closed, or clear: on this replica at once, on others within 2 s."""
+    """Give an operator's order: `force_open`, `force_closed`, or `clear`."""
     body, ends_at = call.body, None
     if body.expires_at is not None:
         ends_at = to_instant(body.expires_at)
@@ -345,28 +311,3 @@ def _counters(call: Call[Any, Any]) -> EscalationCounters:
         probes_min=rules.probes_min,
         trips_per_day_max=rules.trips_per_day_max,
     )
-
-
-ESCALATION_ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/v1/admin/escalation",
-        handler=get_escalation,
-        summary="The escalation level: whether the closed classes fail closed now, and why.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        answer=EscalationView,
-    ),
-    Route(
-        method="POST",
-        path="/v1/admin/escalation",
-        handler=set_escalation,
-        audits="escalation.set",
-        summary="Give an operator's order: `force_open`, `force_closed`, or `clear`.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        takes=Takes.JSON,
-        body=SetEscalation,
-        answer=EscalationView,
-    ),
-)

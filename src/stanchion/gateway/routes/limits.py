@@ -14,21 +14,30 @@ from stanchion.gateway.route import (
     Call,
     NoBody,
     NoQuery,
+    Paging,
     Reply,
-    Route,
     RouteScope,
-    Takes,
+    RouteTable,
 )
-from stanchion.gateway.routes.workflows import PagedWorkflows
 from stanchion.services.topic_limits import TooManyLimits
 from stanchion.wire.admin import LimitList, LimitView, PutLimit
 from stanchion.wire.problems import Code
 
 __all__ = ["ROUTES"]
 
+ROUTES: Final = RouteTable()
 
+
+@ROUTES.add(
+    "PUT /v1/admin/limits/{limit_id}",
+    ADMINS,
+    RouteScope.DEPLOYMENT,
+    LimitView,
+    audits="limit.put",
+    codes=(Code.CONFLICT, Code.UPGRADE_UNFINISHED),
+)
 async def put_limit(call: Call[PutLimit, NoQuery]) -> Reply | Refusal:
-    """Store a limit. In force on this replica when answered, on the others within a second."""
+    """Store a topic limit. In force everywhere within a second."""
     body = call.body
     if body.max_running is None and body.rate_per_s is None:
         return invalid_member("max_running", "give max_running, rate_per_s, or both")
@@ -50,22 +59,38 @@ async def put_limit(call: Call[PutLimit, NoQuery]) -> Reply | Refusal:
     return Reply((await _views(call, [limit]))[0])
 
 
+@ROUTES.add(
+    "GET /v1/admin/limits/{limit_id}",
+    OPERATORS,
+    RouteScope.DEPLOYMENT,
+    LimitView,
+    codes=(Code.NOT_FOUND,),
+)
 async def get_limit(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
-    """One limit, and how much of it is in use."""
+    """One topic limit, and how much of it is in use."""
     limit = await call.services.limits.get(call.params["limit_id"])
     return not_found("limit") if limit is None else Reply((await _views(call, [limit]))[0])
 
 
+@ROUTES.add(
+    "DELETE /v1/admin/limits/{limit_id}",
+    ADMINS,
+    RouteScope.DEPLOYMENT,
+    LimitView,
+    audits="limit.delete",
+    codes=(Code.NOT_FOUND,),
+)
 async def delete_limit(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
-    """Delete a limit and return it."""
+    """Delete a topic limit. Jobs that it held back can be leased at once."""
     limit_id = call.params["limit_id"]
     entry = call.audit(f"limit/{limit_id}", tenant=None)
     limit = await call.services.limits.delete(limit_id, entry)
     return not_found("limit") if limit is None else Reply((await _views(call, [limit]))[0])
 
 
-async def list_limits(call: Call[NoBody, PagedWorkflows]) -> Reply:
-    """The limits, by id."""
+@ROUTES.add("GET /v1/admin/limits", OPERATORS, RouteScope.DEPLOYMENT, LimitList)
+async def list_limits(call: Call[NoBody, Paging]) -> Reply:
+    """List topic limits, by id."""
     page = await call.services.limits.page(cursor=call.query.cursor, limit=call.query.limit)
     return Reply(LimitList(tuple(await _views(call, page.items)), page.cursor))
 
@@ -84,51 +109,3 @@ async def _views(call: Call[Any, Any], limits: Sequence[TopicLimit]) -> list[Lim
         )
         for limit, use in zip(limits, uses, strict=True)
     ]
-
-
-ROUTES: Final = (
-    Route(
-        method="PUT",
-        path="/v1/admin/limits/{limit_id}",
-        handler=put_limit,
-        audits="limit.put",
-        summary="Store a topic limit. In force everywhere within a second.",
-        roles=ADMINS,
-        scope=RouteScope.DEPLOYMENT,
-        takes=Takes.JSON,
-        body=PutLimit,
-        answer=LimitView,
-        codes=(Code.CONFLICT, Code.UPGRADE_UNFINISHED),
-    ),
-    Route(
-        method="GET",
-        path="/v1/admin/limits/{limit_id}",
-        handler=get_limit,
-        summary="One topic limit, and how much of it is in use.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        answer=LimitView,
-        codes=(Code.NOT_FOUND,),
-    ),
-    Route(
-        method="DELETE",
-        path="/v1/admin/limits/{limit_id}",
-        handler=delete_limit,
-        audits="limit.delete",
-        summary="Delete a topic limit. Jobs that it held back can be leased at once.",
-        roles=ADMINS,
-        scope=RouteScope.DEPLOYMENT,
-        answer=LimitView,
-        codes=(Code.NOT_FOUND,),
-    ),
-    Route(
-        method="GET",
-        path="/v1/admin/limits",
-        handler=list_limits,
-        summary="List topic limits, by id.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        query=PagedWorkflows,
-        answer=LimitList,
-    ),
-)

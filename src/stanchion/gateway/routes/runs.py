@@ -32,9 +32,10 @@ from stanchion.gateway.route import (
     Call,
     NoBody,
     NoQuery,
+    Paging,
     Reply,
-    Route,
     RouteScope,
+    RouteTable,
     Takes,
 )
 from stanchion.gateway.views import (
@@ -99,9 +100,14 @@ from stanchion.wire.runs import (
     WhyAnswer,
 )
 
-__all__ = ["GATE_CODES", "ROUTES", "own_run", "start_answer"]
+__all__ = ["ROUTES", "START_CODES", "own_run", "start_answer"]
 
-GATE_CODES: Final = (
+ROUTES: Final = RouteTable()
+
+START_CODES: Final = (
+    Code.NOT_FOUND,
+    Code.INVALID_INPUT,
+    Code.INVALID_WORKFLOW,
     Code.IDEMPOTENCY_MISMATCH,
     Code.MAX_CONCURRENT_RUNS_REACHED,
     Code.BUDGET_EXHAUSTED,
@@ -126,21 +132,23 @@ class Listed(RunSelection, frozen=True, forbid_unknown_fields=True):
     limit: Limit = 100
 
 
-class ListedItems(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ListedItems(Paging, frozen=True, forbid_unknown_fields=True):
     """Which items, page by page."""
 
-    cursor: Cursor | None = None
-    limit: Limit = 100
     status: StepStatus | None = None
 
 
-class PagedRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A list, page by page."""
-
-    cursor: Cursor | None = None
-    limit: Limit = 100
-
-
+@ROUTES.add(
+    "POST /v1/workflows/{workflow_id}/runs",
+    RUNNERS,
+    RouteScope.TENANT,
+    StartAnswer,
+    takes=Takes.JSON_OR_NOTHING,
+    queued_answer=QueuedAnswer,
+    codes=START_CODES,
+    takes_key=True,
+    admits=True,
+)
 async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
     """Start a run."""
     check_value(call, "input", call.body.input, bytes_max=INPUT_BYTES_MAX)
@@ -207,8 +215,18 @@ class RawBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runs: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(min_length=1, max_length=1000)]
 
 
+@ROUTES.add(
+    "POST /v1/workflows/{workflow_id}/runs/batch",
+    RUNNERS,
+    RouteScope.TENANT,
+    BatchAnswer,
+    body=StartBatch,
+    codes=(Code.NOT_FOUND, Code.DRAINING),
+    takes_key=True,
+    admits=True,
+)
 async def start_batch(call: Call[RawBatch, NoQuery]) -> Reply | Refusal:
-    """Start many runs of one workflow, each judged by itself, in their order."""
+    """Start up to 1,000 runs, each judged by itself, in their order."""
     refusals: dict[int, Refusal] = {}
     rows: dict[int, StartRow] = {}
     for index, raw in enumerate(call.body.runs):
@@ -293,8 +311,21 @@ def _batch_problem(call: Call[RawBatch, NoQuery], refusal: Refusal) -> BatchResu
     return BatchResult(status=refusal.status, problem=problem_of(refusal, call.request_id))
 
 
+@ROUTES.add(
+    "POST /v1/runs/{run_id}/rerun",
+    RUNNERS,
+    RouteScope.TENANT,
+    StartAnswer,
+    takes=Takes.JSON_OR_NOTHING,
+    audits="run.rerun",
+    queued_answer=QueuedAnswer,
+    dry_answer=RerunPlan,
+    codes=(*START_CODES, Code.CONFLICT, Code.JOB_THROTTLED),
+    takes_key=True,
+    admits=True,
+)
 async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
-    """Start a new run from a finished one, or say what it would repeat."""
+    """Start a new run from a finished one, or with `dry_run` say what it would repeat."""
     body, run_id = call.body, RunId(call.params["run_id"])
     check_value(call, "input", body.input, bytes_max=INPUT_BYTES_MAX)
     options = RerunOptions(
@@ -355,8 +386,16 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
             assert_never(answer)
 
 
+@ROUTES.add(
+    "GET /v1/runs/{run_id}",
+    APPROVERS,
+    RouteScope.TENANT,
+    RunView,
+    codes=(Code.NOT_FOUND,),
+    waits=lambda call: call.query.wait,
+)
 async def get_run(call: Call[NoBody, Waiting]) -> Reply:
-    """One run, as it is now or once it has ended."""
+    """One run; with `wait`, once it has ended or the seconds have passed."""
     body = await call.services.waiters.rendered(
         RunId(call.params["run_id"]),
         partial(_rendered, call),
@@ -385,8 +424,9 @@ async def _plan(call: Call[Any, Any], run: Run) -> Plan | None:
         return None  # the run is shown without the steps that have not begun
 
 
+@ROUTES.add("GET /v1/runs", APPROVERS, RouteScope.TENANT_OR_ALL, RunList)
 async def list_runs(call: Call[NoBody, Listed]) -> Reply:
-    """The runs of a tenant or of all that fit every filter, newest first."""
+    """List runs, newest first, by status, workflow, labels and time."""
     query = call.query
     page = await call.services.store.list_runs(
         call.only, only=filter_of(query), cursor=query.cursor, limit=query.limit
@@ -394,7 +434,14 @@ async def list_runs(call: Call[NoBody, Listed]) -> Reply:
     return Reply(RunList(tuple(map(run_row, page.items)), page.cursor))
 
 
-async def get_timeline(call: Call[NoBody, PagedRuns]) -> Reply:
+@ROUTES.add(
+    "GET /v1/runs/{run_id}/timeline",
+    APPROVERS,
+    RouteScope.TENANT,
+    TimelineAnswer,
+    codes=(Code.NOT_FOUND,),
+)
+async def get_timeline(call: Call[NoBody, Paging]) -> Reply:
     """A run's history, oldest first."""
     loaded = await own_run(call)
     page = await call.services.store.timeline(
@@ -404,14 +451,30 @@ async def get_timeline(call: Call[NoBody, PagedRuns]) -> Reply:
     return Reply(TimelineAnswer(loaded.run.id, entries, page.cursor))
 
 
+@ROUTES.add(
+    "GET /v1/runs/{run_id}/why", APPROVERS, RouteScope.TENANT, WhyAnswer, codes=(Code.NOT_FOUND,)
+)
 async def explain_run(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
-    """Why a run does not go on. Answered also while the store or the lock store is down."""
+    """Why a run does not go on, and what to do, the most important cause first.
+
+    Answered also while the store or the lock store is down.
+    """
     found = await call.services.explainer.explain(RunId(call.params["run_id"]), call.tenant)
     return not_found("run") if found is None else Reply(why_answer(found))
 
 
+@ROUTES.add(
+    "GET /v1/runs/{run_id}/steps/{step_id}/items",
+    APPROVERS,
+    RouteScope.TENANT,
+    ItemList,
+    codes=(Code.NOT_FOUND,),
+)
 async def list_items(call: Call[NoBody, ListedItems]) -> Reply:
-    """The items of a for-each step, in the order of the list; a filtered page may be short."""
+    """The items of a for-each step, in the order of the list.
+
+    A page with a filter may be short.
+    """
     run, step_id = (await own_run(call)).run, StepId(call.params["step_id"])
     plan = await _plan(call, run)
     if step_id not in run.steps and (plan is None or step_id not in plan.steps):
@@ -452,8 +515,12 @@ _ITEMS_LOOKED_AT_MAX: Final = 1_000
 """Items that one page with a filter looks at."""
 
 
-async def list_approvals(call: Call[NoBody, PagedRuns]) -> Reply:
-    """Approvals that wait for a decision, oldest first; a page of large ones may be short."""
+@ROUTES.add("GET /v1/approvals", APPROVERS, RouteScope.ONE_OR_ALL, ApprovalList)
+async def list_approvals(call: Call[NoBody, Paging]) -> Reply:
+    """List approvals that wait for a decision, oldest first.
+
+    A page of large ones may be short.
+    """
     rows: list[ApprovalRow] = []
     cursor, size = call.query.cursor, 0
     while True:
@@ -473,6 +540,16 @@ _APPROVALS_BYTES_MAX: Final = 1024 * 1024
 """A page ends with the approvals that reach this size."""
 
 
+@ROUTES.add(
+    "POST /v1/runs/{run_id}/cancel",
+    RUNNERS,
+    RouteScope.TENANT,
+    Change,
+    takes=Takes.JSON_OR_NOTHING,
+    statuses=(200, 202),
+    codes=(Code.NOT_FOUND, Code.CONFLICT),
+    audits="run.cancel",
+)
 async def cancel_run(call: Call[CancelRun, NoQuery]) -> Reply | Refusal:
     """Cancel a run now."""
     loaded = await own_run(call)
@@ -490,11 +567,31 @@ async def cancel_run(call: Call[CancelRun, NoQuery]) -> Reply | Refusal:
     return _change(changed)
 
 
+@ROUTES.add(
+    "POST /v1/runs/{run_id}/steps/{step_id}/approve",
+    APPROVERS,
+    RouteScope.TENANT,
+    Change,
+    takes=Takes.JSON_OR_NOTHING,
+    statuses=(200, 202),
+    codes=(Code.NOT_FOUND, Code.CONFLICT, Code.INVALID_INPUT),
+    audits="step.approve",
+)
 async def approve_step(call: Call[DecideStep, NoQuery]) -> Reply | Refusal:
     """Approve an approval step."""
     return await _decide(call, approve=True)
 
 
+@ROUTES.add(
+    "POST /v1/runs/{run_id}/steps/{step_id}/reject",
+    APPROVERS,
+    RouteScope.TENANT,
+    Change,
+    takes=Takes.JSON_OR_NOTHING,
+    statuses=(200, 202),
+    codes=(Code.NOT_FOUND, Code.CONFLICT, Code.INVALID_INPUT),
+    audits="step.reject",
+)
 async def reject_step(call: Call[DecideStep, NoQuery]) -> Reply | Refusal:
     """Reject an approval step."""
     return await _decide(call, approve=False)
@@ -557,163 +654,3 @@ def _invalid_input(answer: InvalidInput) -> Refusal:
 def _invalid_workflow(answer: WorkflowFaults) -> Refusal:
     detail = f"the workflow cannot run as it is: {answer.faults[0]}"
     return invalid(answer.faults, detail, code=Code.INVALID_WORKFLOW)
-
-
-_CHANGES: Final[dict[str, Any]] = {
-    "scope": RouteScope.TENANT,
-    "takes": Takes.JSON_OR_NOTHING,
-    "answer": Change,
-    "statuses": (200, 202),
-    "codes": (Code.NOT_FOUND, Code.CONFLICT),
-}
-
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path="/v1/workflows/{workflow_id}/runs",
-        handler=start_run,
-        summary="Start a run.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT,
-        takes=Takes.JSON_OR_NOTHING,
-        body=StartRun,
-        answer=StartAnswer,
-        queued_answer=QueuedAnswer,
-        codes=(Code.NOT_FOUND, Code.INVALID_INPUT, Code.INVALID_WORKFLOW, *GATE_CODES),
-        takes_key=True,
-        admits=True,
-    ),
-    Route(
-        method="POST",
-        path="/v1/workflows/{workflow_id}/runs/batch",
-        handler=start_batch,
-        summary="Start up to 1,000 runs, each judged by itself, in their order.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT,
-        takes=Takes.JSON,
-        body=StartBatch,
-        reads=RawBatch,
-        answer=BatchAnswer,
-        codes=(Code.NOT_FOUND, Code.DRAINING),
-        takes_key=True,
-        admits=True,
-    ),
-    Route(
-        method="GET",
-        path="/v1/runs/{run_id}",
-        handler=get_run,
-        summary="One run; with `wait`, once it has ended or the seconds have passed.",
-        roles=APPROVERS,
-        scope=RouteScope.TENANT,
-        query=Waiting,
-        answer=RunView,
-        codes=(Code.NOT_FOUND,),
-        waits=lambda call: call.query.wait,
-    ),
-    Route(
-        method="GET",
-        path="/v1/runs",
-        handler=list_runs,
-        summary="List runs, newest first, by status, workflow, labels and time.",
-        roles=APPROVERS,
-        scope=RouteScope.TENANT_OR_ALL,
-        query=Listed,
-        answer=RunList,
-    ),
-    Route(
-        method="GET",
-        path="/v1/approvals",
-        handler=list_approvals,
-        summary="List approvals that wait for a decision, oldest first.",
-        roles=APPROVERS,
-        scope=RouteScope.ONE_OR_ALL,
-        query=PagedRuns,
-        answer=ApprovalList,
-    ),
-    Route(
-        method="GET",
-        path="/v1/runs/{run_id}/timeline",
-        handler=get_timeline,
-        summary="A run's history, oldest first.",
-        roles=APPROVERS,
-        scope=RouteScope.TENANT,
-        query=PagedRuns,
-        answer=TimelineAnswer,
-        codes=(Code.NOT_FOUND,),
-    ),
-    Route(
-        method="GET",
-        path="/v1/runs/{run_id}/why",
-        handler=explain_run,
-        summary="Why a run does not go on, and what to do, the most important cause first.",
-        roles=APPROVERS,
-        scope=RouteScope.TENANT,
-        answer=WhyAnswer,
-        codes=(Code.NOT_FOUND,),
-    ),
-    Route(
-        method="GET",
-        path="/v1/runs/{run_id}/steps/{step_id}/items",
-        handler=list_items,
-        summary="The items of a for-each step, in the order of the list.",
-        roles=APPROVERS,
-        scope=RouteScope.TENANT,
-        query=ListedItems,
-        answer=ItemList,
-        codes=(Code.NOT_FOUND,),
-    ),
-    Route(
-        method="POST",
-        path="/v1/runs/{run_id}/rerun",
-        handler=rerun_run,
-        audits="run.rerun",
-        summary="Start a new run from a finished one, or with `dry_run` say what it would repeat.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT,
-        takes=Takes.JSON_OR_NOTHING,
-        body=RerunRun,
-        answer=StartAnswer,
-        queued_answer=QueuedAnswer,
-        dry_answer=RerunPlan,
-        codes=(
-            Code.NOT_FOUND,
-            Code.CONFLICT,
-            Code.INVALID_INPUT,
-            Code.INVALID_WORKFLOW,
-            *GATE_CODES,
-            Code.JOB_THROTTLED,
-        ),
-        takes_key=True,
-        admits=True,
-    ),
-    Route(
-        method="POST",
-        path="/v1/runs/{run_id}/cancel",
-        handler=cancel_run,
-        audits="run.cancel",
-        summary="Cancel a run now.",
-        roles=RUNNERS,
-        body=CancelRun,
-        **_CHANGES,
-    ),
-    Route(
-        method="POST",
-        path="/v1/runs/{run_id}/steps/{step_id}/approve",
-        handler=approve_step,
-        audits="step.approve",
-        summary="Approve an approval step.",
-        roles=APPROVERS,
-        body=DecideStep,
-        **{**_CHANGES, "codes": (*_CHANGES["codes"], Code.INVALID_INPUT)},
-    ),
-    Route(
-        method="POST",
-        path="/v1/runs/{run_id}/steps/{step_id}/reject",
-        handler=reject_step,
-        audits="step.reject",
-        summary="Reject an approval step.",
-        roles=APPROVERS,
-        body=DecideStep,
-        **{**_CHANGES, "codes": (*_CHANGES["codes"], Code.INVALID_INPUT)},
-    ),
-)

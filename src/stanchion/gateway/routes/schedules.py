@@ -16,15 +16,15 @@ from stanchion.gateway.route import (
     Call,
     NoBody,
     NoQuery,
+    Paging,
     Reply,
-    Route,
     RouteScope,
+    RouteTable,
     Takes,
 )
-from stanchion.gateway.routes.runs import GATE_CODES, start_answer
-from stanchion.gateway.views import when
+from stanchion.gateway.routes.runs import START_CODES, start_answer
+from stanchion.gateway.views import when, wire_view
 from stanchion.services.schedules import ScheduleConflict
-from stanchion.wire.identifiers import Cursor, Limit
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import QueuedAnswer, StartAnswer
 from stanchion.wire.schedules import (
@@ -38,18 +38,24 @@ from stanchion.wire.schedules import (
 
 __all__ = ["ROUTES"]
 
+ROUTES: Final = RouteTable()
+
 _NEXT: Final = 5
 
 
-class PagedSchedules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A list, page by page."""
-
-    cursor: Cursor | None = None
-    limit: Limit = 100
-
-
+@ROUTES.add(
+    "PUT /v1/schedules/{schedule_id}",
+    RUNNERS,
+    RouteScope.TENANT,
+    ScheduleView,
+    codes=(Code.CONFLICT,),
+    audits="schedule.put",
+)
 async def put_schedule(call: Call[PutSchedule, NoQuery]) -> Reply | Refusal:
-    """Store a schedule. Its next tick comes after now."""
+    """Store a schedule: runs of a workflow by cron or every so many seconds.
+
+    Its next tick comes after now.
+    """
     body, schedule_id = call.body, call.params["schedule_id"]
     check_value(call, "input", body.input, bytes_max=INPUT_BYTES_MAX)
     spec = ScheduleSpec(
@@ -75,6 +81,13 @@ async def put_schedule(call: Call[PutSchedule, NoQuery]) -> Reply | Refusal:
     return Reply(_view(call, call.tenant, schedule_id, stored))
 
 
+@ROUTES.add(
+    "GET /v1/schedules/{schedule_id}",
+    RUNNERS,
+    RouteScope.TENANT,
+    ScheduleView,
+    codes=(Code.NOT_FOUND,),
+)
 async def get_schedule(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
     """One schedule, with its next ticks, last runs and missed ticks."""
     schedule_id = call.params["schedule_id"]
@@ -84,8 +97,16 @@ async def get_schedule(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
     return Reply(_view(call, call.tenant, schedule_id, stored))
 
 
+@ROUTES.add(
+    "DELETE /v1/schedules/{schedule_id}",
+    RUNNERS,
+    RouteScope.TENANT,
+    ScheduleView,
+    codes=(Code.NOT_FOUND,),
+    audits="schedule.delete",
+)
 async def delete_schedule(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
-    """Delete a schedule and return it. Its runs go on."""
+    """Delete a schedule. Its runs go on."""
     schedule_id = call.params["schedule_id"]
     stored = await call.services.schedules.get(call.tenant, schedule_id)
     entry = call.audit(f"schedule/{schedule_id}", tenant=call.tenant)
@@ -94,8 +115,9 @@ async def delete_schedule(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
     return Reply(_view(call, call.tenant, schedule_id, stored))
 
 
-async def list_schedules(call: Call[NoBody, PagedSchedules]) -> Reply:
-    """The schedules, by tenant and id."""
+@ROUTES.add("GET /v1/schedules", RUNNERS, RouteScope.TENANT_OR_ALL, ScheduleList)
+async def list_schedules(call: Call[NoBody, Paging]) -> Reply:
+    """List schedules, by tenant and id."""
     found = await call.services.schedules.list(call.only)
     named = [(f"{tenant}/{name}", tenant, name, each) for (tenant, name), each in found]
     cursor = call.query.cursor
@@ -105,8 +127,19 @@ async def list_schedules(call: Call[NoBody, PagedSchedules]) -> Reply:
     return Reply(ScheduleList(views, page[-1][0] if len(rest) > len(page) else None))
 
 
+@ROUTES.add(
+    "POST /v1/schedules/{schedule_id}/trigger",
+    RUNNERS,
+    RouteScope.TENANT,
+    StartAnswer,
+    takes=Takes.JSON_OR_NOTHING,
+    queued_answer=QueuedAnswer,
+    codes=START_CODES,
+    takes_key=True,
+    admits=True,
+)
 async def trigger_schedule(call: Call[TriggerSchedule, NoQuery]) -> Reply | Refusal:
-    """Start a run of the schedule now, beside its ticks."""
+    """Start a run of a schedule now, beside its ticks."""
     schedule_id = call.params["schedule_id"]
     stored = await call.services.schedules.get(call.tenant, schedule_id)
     if stored is None:
@@ -128,21 +161,11 @@ async def trigger_schedule(call: Call[TriggerSchedule, NoQuery]) -> Reply | Refu
 def _view(
     call: Call[Any, Any], tenant: TenantId, schedule_id: str, stored: Schedule
 ) -> ScheduleView:
-    spec = stored.spec
     following = call.services.schedules.next_starts((tenant, schedule_id), stored, _NEXT)
-    return ScheduleView(
+    return _shown(
+        stored.spec,
         id=schedule_id,
         tenant=tenant,
-        workflow_id=spec.workflow_id,
-        cron=spec.cron,
-        every_s=spec.every_s,
-        timezone=spec.timezone,
-        input=spec.input,
-        labels=spec.labels,
-        overlap=spec.overlap,
-        catch_up=spec.catch_up,
-        jitter_s=spec.jitter_s,
-        paused=spec.paused,
         generation=stored.generation,
         next=tuple(map(when, following)),
         runs=tuple(TickRunRow(when(each.tick), each.run_id) for each in stored.runs),
@@ -151,64 +174,8 @@ def _view(
     )
 
 
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/v1/schedules",
-        handler=list_schedules,
-        summary="List schedules, by tenant and id.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT_OR_ALL,
-        query=PagedSchedules,
-        answer=ScheduleList,
-    ),
-    Route(
-        method="GET",
-        path="/v1/schedules/{schedule_id}",
-        handler=get_schedule,
-        summary="One schedule, with its next ticks, last runs and missed ticks.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT,
-        answer=ScheduleView,
-        codes=(Code.NOT_FOUND,),
-    ),
-    Route(
-        method="PUT",
-        path="/v1/schedules/{schedule_id}",
-        handler=put_schedule,
-        summary="Store a schedule: runs of a workflow by cron or every so many seconds.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT,
-        takes=Takes.JSON,
-        body=PutSchedule,
-        answer=ScheduleView,
-        codes=(Code.CONFLICT,),
-        audits="schedule.put",
-    ),
-    Route(
-        method="DELETE",
-        path="/v1/schedules/{schedule_id}",
-        handler=delete_schedule,
-        summary="Delete a schedule. Its runs go on.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT,
-        answer=ScheduleView,
-        codes=(Code.NOT_FOUND,),
-        audits="schedule.delete",
-    ),
-    Route(
-        method="POST",
-        path="/v1/schedules/{schedule_id}/trigger",
-        handler=trigger_schedule,
-        summary="Start a run of a schedule now, beside its ticks.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT,
-        takes=Takes.JSON_OR_NOTHING,
-        body=TriggerSchedule,
-        answer=StartAnswer,
-        queued_answer=QueuedAnswer,
-        codes=(Code.NOT_FOUND, Code.INVALID_INPUT, Code.INVALID_WORKFLOW, *GATE_CODES),
-        takes_key=True,
-        admits=True,
-    ),
+_shown = wire_view(
+    ScheduleSpec,
+    ScheduleView,
+    *("id", "tenant", "generation", "next", "runs", "missed", "missed_total"),
 )

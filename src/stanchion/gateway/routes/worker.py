@@ -25,9 +25,8 @@ from stanchion.gateway.route import (
     NoBody,
     NoQuery,
     Reply,
-    Route,
     RouteScope,
-    Takes,
+    RouteTable,
 )
 from stanchion.gateway.views import leased_job
 from stanchion.ports.records import Accepted, JobLease, LostReason, Result, ResultRefused
@@ -47,12 +46,24 @@ from stanchion.wire.worker import (
 
 __all__ = ["ROUTES"]
 
+ROUTES: Final = RouteTable()
+
 _Value = TypeVar("_Value")
 _Reason: TypeAlias = Literal["cancelled", "timed_out", "stale_fence", "expired", "unknown_job"]
 
 
+@ROUTES.add(
+    "POST /v1/worker/lease",
+    WORKERS,
+    RouteScope.ONE_OR_ALL,
+    LeaseAnswer,
+    names_all=False,
+    codes=(Code.DRAINING,),
+    waits=lambda call: call.body.wait_s,
+    admits=True,
+)
 async def lease_jobs(call: Call[LeaseRequest, NoQuery]) -> Reply:
-    """Lease jobs; if none is ready, wait for the first."""
+    """Lease jobs of these topics; if none is ready, wait for the first."""
     scheduler = call.services.scheduler
     asked = call.body
     handed = await scheduler.lease(
@@ -76,14 +87,23 @@ def _sdk_version(headers: Mapping[bytes, bytes]) -> str | None:
 _AGENT: Final = re.compile(rb"stanchion/([0-9A-Za-z.+!-]{1,40})")
 
 
+@ROUTES.add("GET /v1/worker/topics", WORKERS | OPERATORS, RouteScope.DEPLOYMENT, JobList)
 async def ready_topics(call: Call[NoBody, NoQuery]) -> Reply:
-    """How many jobs wait for a worker, by topic."""
+    """How many jobs of all tenants wait for a worker, by topic."""
     ready = await call.services.store.ready_topics()
     return Reply(JobList({str(topic): ready[topic] for topic in sorted(ready)}))
 
 
+@ROUTES.add(
+    "POST /v1/worker/renew",
+    WORKERS,
+    RouteScope.ONE_OR_ALL,
+    RenewAnswer,
+    names_all=False,
+    waits=lambda call: call.body.wait_s,
+)
 async def renew_leases(call: Call[RenewRequest, NoQuery]) -> Reply:
-    """Extend the leases that have not expired; if asked to, wait until one is lost."""
+    """Extend leases, report progress, and find or wait for lost leases."""
     scheduler, clock = call.services.scheduler, call.services.clock
     began = clock.moment()
     leases = [
@@ -128,8 +148,11 @@ _REASONS: Final[Mapping[LostReason, _Reason]] = {
 }
 
 
+@ROUTES.add(
+    "POST /v1/worker/results", WORKERS, RouteScope.ONE_OR_ALL, ResultsAnswer, names_all=False
+)
 async def take_results(call: Call[ResultsRequest, NoQuery]) -> Reply:
-    """Accept results. An accepted result is durable."""
+    """Send results. An accepted result is durable; a repeated one changes nothing."""
     began_ns = 0 if telemetry.tracing is None else telemetry.now_ns()
     results = [_result(call, place, each) for place, each in enumerate(call.body.results)]
     accepted: list[str] = []
@@ -235,56 +258,3 @@ def _cut(message: str) -> str:
     if len(message) <= ERROR_MESSAGE_CHARS_MAX:
         return message
     return f"{message[: ERROR_MESSAGE_CHARS_MAX - 1]}…"
-
-
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path="/v1/worker/results",
-        handler=take_results,
-        summary="Send results. An accepted result is durable; a repeated one changes nothing.",
-        roles=WORKERS,
-        scope=RouteScope.ONE_OR_ALL,
-        names_all=False,
-        takes=Takes.JSON,
-        body=ResultsRequest,
-        answer=ResultsAnswer,
-    ),
-    Route(
-        method="POST",
-        path="/v1/worker/lease",
-        handler=lease_jobs,
-        summary="Lease jobs of these topics; if none is ready, wait for the first.",
-        roles=WORKERS,
-        scope=RouteScope.ONE_OR_ALL,
-        names_all=False,
-        takes=Takes.JSON,
-        body=LeaseRequest,
-        answer=LeaseAnswer,
-        codes=(Code.DRAINING,),
-        waits=lambda call: call.body.wait_s,
-        admits=True,
-    ),
-    Route(
-        method="GET",
-        path="/v1/worker/topics",
-        handler=ready_topics,
-        summary="How many jobs of all tenants wait for a worker, by topic.",
-        roles=WORKERS | OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        answer=JobList,
-    ),
-    Route(
-        method="POST",
-        path="/v1/worker/renew",
-        handler=renew_leases,
-        summary="Extend leases, report progress, and find or wait for lost leases.",
-        roles=WORKERS,
-        scope=RouteScope.ONE_OR_ALL,
-        names_all=False,
-        takes=Takes.JSON,
-        body=RenewRequest,
-        answer=RenewAnswer,
-        waits=lambda call: call.body.wait_s,
-    ),
-)

@@ -20,15 +20,15 @@ from stanchion.gateway.route import (
     Call,
     NoBody,
     NoQuery,
+    Paging,
     Reply,
-    Route,
     RouteScope,
-    Takes,
+    RouteTable,
 )
-from stanchion.gateway.views import definition, when
-from stanchion.ports.records import StoredWorkflow
+from stanchion.gateway.views import definition, wire_view
+from stanchion.ports.records import StoredWorkflow, WorkflowUse
 from stanchion.ports.store import Definitions
-from stanchion.wire.identifiers import Cursor, Limit, WorkflowVersion
+from stanchion.wire.identifiers import WorkflowVersion
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
     ApplyAnswer,
@@ -41,16 +41,11 @@ from stanchion.wire.runs import (
 
 __all__ = ["ROUTES", "YAML_TYPES"]
 
+ROUTES: Final = RouteTable()
+
 YAML_TYPES: Final = frozenset({b"application/yaml", b"text/yaml", b"application/x-yaml"})
 _REACHED_MAX: Final = 500
 """Workflows that one may contain, directly or not; more do not fit into its steps."""
-
-
-class PagedWorkflows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A list, page by page."""
-
-    cursor: Cursor | None = None
-    limit: Limit = 100
 
 
 class AtVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,8 +60,19 @@ class OfSource(AtVersion, frozen=True, forbid_unknown_fields=True):
     source: WorkflowSource | None = None
 
 
+@ROUTES.add(
+    "PUT /v1/workflows/{workflow_id}",
+    RUNNERS,
+    RouteScope.TENANT,
+    ApplyAnswer,
+    audits="workflow.put",
+    codes=(Code.INVALID_WORKFLOW, Code.UPGRADE_UNFINISHED),
+)
 async def put_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
-    """Store a workflow. The same workflow again keeps its version."""
+    """Store a workflow file, JSON or YAML by its content type.
+
+    The same workflow again keeps its version.
+    """
     workflow = await _checked(call, WorkflowSource.OWN)
     if isinstance(workflow, Refusal):
         return workflow
@@ -80,8 +86,16 @@ async def put_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
     return Reply(ApplyAnswer(workflow.id, version))
 
 
+@ROUTES.add(
+    "PUT /v1/shared/workflows/{workflow_id}",
+    ADMINS,
+    RouteScope.DEPLOYMENT,
+    ApplyAnswer,
+    audits="shared_workflow.put",
+    codes=(Code.INVALID_WORKFLOW, Code.UPGRADE_UNFINISHED),
+)
 async def put_shared_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
-    """Store a workflow for every tenant without an own one of its id."""
+    """Store a workflow file for every tenant without an own workflow of that id."""
     unfinished = await call.services.upgrades.require(SHARED_WORKFLOWS)
     if unfinished is not None:
         return upgrade_unfinished("a shared workflow", unfinished)
@@ -93,8 +107,9 @@ async def put_shared_workflow(call: Call[bytes, NoQuery]) -> Reply | Refusal:
     return Reply(ApplyAnswer(workflow.id, version))
 
 
-async def list_workflows(call: Call[NoBody, PagedWorkflows]) -> Reply:
-    """The tenant's workflows, own and shared, each in the version in force, by id."""
+@ROUTES.add("GET /v1/workflows", RUNNERS, RouteScope.TENANT, WorkflowList)
+async def list_workflows(call: Call[NoBody, Paging]) -> Reply:
+    """List workflows, own and shared, each in the version in force, by id."""
     query = call.query
     page = await call.services.store.list_workflows(
         call.tenant, cursor=query.cursor, limit=query.limit
@@ -102,15 +117,23 @@ async def list_workflows(call: Call[NoBody, PagedWorkflows]) -> Reply:
     return Reply(WorkflowList(tuple(map(_row, page.items)), page.cursor))
 
 
-async def list_shared_workflows(call: Call[NoBody, PagedWorkflows]) -> Reply:
-    """The shared workflows, each in its newest version, by id."""
+@ROUTES.add("GET /v1/shared/workflows", OPERATORS, RouteScope.DEPLOYMENT, WorkflowList)
+async def list_shared_workflows(call: Call[NoBody, Paging]) -> Reply:
+    """List shared workflows, each in its newest version, by id."""
     query = call.query
     page = await call.services.store.list_shared_workflows(cursor=query.cursor, limit=query.limit)
     return Reply(WorkflowList(tuple(map(_row, page.items)), page.cursor))
 
 
+@ROUTES.add(
+    "GET /v1/workflows/{workflow_id}",
+    RUNNERS,
+    RouteScope.TENANT,
+    WorkflowView,
+    codes=(Code.NOT_FOUND,),
+)
 async def get_workflow(call: Call[NoBody, OfSource]) -> Reply | Refusal:
-    """One workflow as the tenant runs it, in the version in force or the one asked for."""
+    """One workflow, own or shared, in the version in force or the one asked for."""
     query = call.query
     stored = await call.services.store.workflow(
         call.tenant,
@@ -121,6 +144,13 @@ async def get_workflow(call: Call[NoBody, OfSource]) -> Reply | Refusal:
     return not_found("workflow") if stored is None else Reply(_view(stored))
 
 
+@ROUTES.add(
+    "GET /v1/shared/workflows/{workflow_id}",
+    OPERATORS,
+    RouteScope.DEPLOYMENT,
+    WorkflowView,
+    codes=(Code.NOT_FOUND,),
+)
 async def get_shared_workflow(call: Call[NoBody, AtVersion]) -> Reply | Refusal:
     """One shared workflow, in its newest version or the one asked for."""
     stored = await call.services.store.shared_workflow(
@@ -129,48 +159,40 @@ async def get_shared_workflow(call: Call[NoBody, AtVersion]) -> Reply | Refusal:
     return not_found("shared workflow") if stored is None else Reply(_view(stored))
 
 
-async def list_workflow_uses(call: Call[NoBody, PagedWorkflows]) -> Reply | Refusal:
-    """What each tenant runs under the id of a shared workflow, by tenant."""
+@ROUTES.add(
+    "GET /v1/shared/workflows/{workflow_id}/usage",
+    OPERATORS,
+    RouteScope.DEPLOYMENT,
+    WorkflowUseList,
+    codes=(Code.NOT_FOUND,),
+)
+async def list_workflow_uses(call: Call[NoBody, Paging]) -> Reply | Refusal:
+    """List what each tenant runs under the id of a shared workflow, by tenant."""
     store, workflow_id = call.services.store, WorkflowId(call.params["workflow_id"])
     if await store.shared_workflow(workflow_id) is None:
         return not_found("shared workflow")
     page = await store.list_workflow_uses(
         workflow_id, cursor=call.query.cursor, limit=call.query.limit
     )
-    rows = tuple(
-        WorkflowUseRow(
-            tenant=use.tenant,
-            source=use.source,
-            version=use.version,
-            pin=use.pin,
-            active=use.active,
-        )
-        for use in page.items
-    )
-    return Reply(WorkflowUseList(rows, page.cursor))
+    return Reply(WorkflowUseList(tuple(map(_use_row, page.items)), page.cursor))
 
 
-def _row(stored: StoredWorkflow) -> WorkflowRow:
-    return WorkflowRow(
-        id=stored.workflow.id,
-        version=stored.version,
-        source=stored.source,
-        pinned=stored.is_pinned,
-        risk=stored.workflow.risk,
-        created_at=when(stored.created_at),
-    )
-
-
-def _view(stored: StoredWorkflow) -> WorkflowView:
-    return WorkflowView(
-        id=stored.workflow.id,
-        version=stored.version,
-        source=stored.source,
-        pinned=stored.is_pinned,
-        risk=stored.workflow.risk,
-        created_at=when(stored.created_at),
-        definition=definition(stored.workflow),
-    )
+_use_row = wire_view(WorkflowUse, WorkflowUseRow)
+_row = wire_view(
+    StoredWorkflow,
+    WorkflowRow,
+    id=lambda stored: stored.workflow.id,
+    risk=lambda stored: stored.workflow.risk,
+    pinned=lambda stored: stored.is_pinned,
+)
+_view = wire_view(
+    StoredWorkflow,
+    WorkflowView,
+    id=lambda stored: stored.workflow.id,
+    risk=lambda stored: stored.workflow.risk,
+    pinned=lambda stored: stored.is_pinned,
+    definition=lambda stored: definition(stored.workflow),
+)
 
 
 async def _checked(call: Call[bytes, NoQuery], source: WorkflowSource) -> Workflow | Refusal:
@@ -229,84 +251,3 @@ async def _contained(
             found[shared_name(name) if is_shared else name] = stored.workflow
             wanted |= {(sub, is_shared) for sub in subworkflows(stored.workflow)} - asked
     return found
-
-
-ROUTES: Final = (
-    Route(
-        method="PUT",
-        path="/v1/workflows/{workflow_id}",
-        handler=put_workflow,
-        audits="workflow.put",
-        summary="Store a workflow file, JSON or YAML by its content type.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT,
-        takes=Takes.TEXT,
-        answer=ApplyAnswer,
-        codes=(Code.INVALID_WORKFLOW, Code.UPGRADE_UNFINISHED),
-    ),
-    Route(
-        method="GET",
-        path="/v1/workflows",
-        handler=list_workflows,
-        summary="List workflows, own and shared, each in the version in force, by id.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT,
-        query=PagedWorkflows,
-        answer=WorkflowList,
-    ),
-    Route(
-        method="GET",
-        path="/v1/workflows/{workflow_id}",
-        handler=get_workflow,
-        summary="One workflow, own or shared, in the version in force or the one asked for.",
-        roles=RUNNERS,
-        scope=RouteScope.TENANT,
-        query=OfSource,
-        answer=WorkflowView,
-        codes=(Code.NOT_FOUND,),
-    ),
-    Route(
-        method="PUT",
-        path="/v1/shared/workflows/{workflow_id}",
-        handler=put_shared_workflow,
-        audits="shared_workflow.put",
-        summary="Store a workflow file for every tenant without an own workflow of that id.",
-        roles=ADMINS,
-        scope=RouteScope.DEPLOYMENT,
-        takes=Takes.TEXT,
-        answer=ApplyAnswer,
-        codes=(Code.INVALID_WORKFLOW, Code.UPGRADE_UNFINISHED),
-    ),
-    Route(
-        method="GET",
-        path="/v1/shared/workflows",
-        handler=list_shared_workflows,
-        summary="List shared workflows, each in its newest version, by id.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        query=PagedWorkflows,
-        answer=WorkflowList,
-    ),
-    Route(
-        method="GET",
-        path="/v1/shared/workflows/{workflow_id}",
-        handler=get_shared_workflow,
-        summary="One shared workflow, in its newest version or the one asked for.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        query=AtVersion,
-        answer=WorkflowView,
-        codes=(Code.NOT_FOUND,),
-    ),
-    Route(
-        method="GET",
-        path="/v1/shared/workflows/{workflow_id}/usage",
-        handler=list_workflow_uses,
-        summary="List what each tenant runs under the id of a shared workflow, by tenant.",
-        roles=OPERATORS,
-        scope=RouteScope.DEPLOYMENT,
-        query=PagedWorkflows,
-        answer=WorkflowUseList,
-        codes=(Code.NOT_FOUND,),
-    ),
-)
