@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.session import Session, path_to
 from stanchion.cli.text import (
+    Column,
     Flexible,
     cell,
     clock,
@@ -19,6 +20,7 @@ from stanchion.cli.text import (
     ident,
     lines_of,
     pairs,
+    rows_of,
     table,
 )
 
@@ -42,24 +44,20 @@ __all__ = [
 _ATTEMPT = Flexible("ATTEMPT", "TRY")
 
 
-def run_rows(page: dict[str, Any], *, is_of_all: bool = False) -> Iterator[str]:
+def run_rows(page: dict[str, Any], *, is_of_all: bool = False) -> list[str]:
     """A list of runs; of all tenants, with the tenant of each."""
-    rows = page["runs"]
-    if rows:
-        has_labels = any(row.get("labels") for row in rows)
-        columns: dict[str, Callable[[dict[str, Any]], str]] = {
-            "RUN": lambda row: ident(row["run_id"]),
-            **({"TENANT": lambda row: cell(row["tenant"])} if is_of_all else {}),
-            "WORKFLOW": lambda row: f"{cell(row['workflow_id'])}@{row['workflow_version']}",
-            "STATUS": lambda row: cell(row["status"]),
-            "CREATED": lambda row: clock(row["created_at"]),
-            "FINISHED": lambda row: clock(row["finished_at"]),
-            **({"LABELS": lambda row: label_text(row.get("labels"))} if has_labels else {}),
-            "ERROR": lambda row: failure(row["error"]),
-        }
-        yield from table(
-            tuple(columns), (tuple(show(row) for show in columns.values()) for row in rows)
-        )
+    has_labels = any(row.get("labels") for row in page["runs"])
+    columns: dict[str, Column] = {
+        "RUN": ("run_id", ident),
+        **({"TENANT": "tenant"} if is_of_all else {}),
+        "WORKFLOW": lambda row: f"{cell(row['workflow_id'])}@{row['workflow_version']}",
+        "STATUS": "status",
+        "CREATED": ("created_at", clock),
+        "FINISHED": ("finished_at", clock),
+        **({"LABELS": lambda row: label_text(row.get("labels"))} if has_labels else {}),
+        "ERROR": ("error", failure),
+    }
+    return rows_of(page["runs"], columns)
 
 
 def _versioned(name: str, version: int, of: dict[str, Any]) -> str:
@@ -166,24 +164,17 @@ def _waits_for(step: dict[str, Any]) -> str:
     return cell(waiting_for)
 
 
-def timeline_lines(answer: dict[str, Any]) -> Iterator[str]:
+def timeline_lines(answer: dict[str, Any]) -> list[str]:
     """A run's history."""
-    if answer["entries"]:
-        yield from table(
-            ("AT", "WHAT", "STEP", _ATTEMPT, "ACTOR", "DETAIL"),
-            (
-                (
-                    clock_ms(line["at"]),
-                    cell(line["what"]),
-                    _place(line),
-                    cell(line.get("attempt")),
-                    ident(line["actor"]),
-                    cell(line.get("detail")),
-                )
-                for line in answer["entries"]
-            ),
-            wraps=True,
-        )
+    columns: dict[str, Column] = {
+        "AT": ("at", clock_ms),
+        "WHAT": "what",
+        "STEP": _place,
+        _ATTEMPT: lambda line: cell(line.get("attempt")),
+        "ACTOR": ("actor", ident),
+        "DETAIL": lambda line: cell(line.get("detail")),
+    }
+    return rows_of(answer["entries"], columns, wraps=True)
 
 
 def why_lines(answer: dict[str, Any], tenant: str | None) -> Iterator[str]:
@@ -195,19 +186,14 @@ def why_lines(answer: dict[str, Any], tenant: str | None) -> Iterator[str]:
     yield f"{cell(first['detail'])} ({cell(first['code'])})"
     yield f"to do: {_remedy(first, tenant)}"
     yield ""
-    yield from table(
-        ("CAUSE", "STEP", "SINCE", "UNTIL", "DETAIL"),
-        (
-            (
-                cell(found["code"]),
-                _whys_place(found),
-                clock(found["since"]),
-                clock(found["until"]),
-                cell(found["detail"]),
-            )
-            for found in findings
-        ),
-    )
+    columns: dict[str, Column] = {
+        "CAUSE": "code",
+        "STEP": _whys_place,
+        "SINCE": ("since", clock),
+        "UNTIL": ("until", clock),
+        "DETAIL": "detail",
+    }
+    yield from rows_of(findings, columns)
 
 
 def _whys_place(found: dict[str, Any]) -> str:
@@ -215,22 +201,16 @@ def _whys_place(found: dict[str, Any]) -> str:
     return cell(found["step_id"]) if item is None else f"{cell(found['step_id'])}[{item}]"
 
 
-def item_rows(page: dict[str, Any]) -> Iterator[str]:
+def item_rows(page: dict[str, Any]) -> list[str]:
     """The items of a for-each step."""
-    if page["items"]:
-        yield from table(
-            ("ITEM", "STATUS", _ATTEMPT, "JOB", "ERROR"),
-            (
-                (
-                    cell(item["index"]),
-                    cell(item["status"]),
-                    cell(item["attempt"] or None),
-                    cell(item["job_id"]),
-                    failure(item["error"]),
-                )
-                for item in page["items"]
-            ),
-        )
+    columns: dict[str, Column] = {
+        "ITEM": "index",
+        "STATUS": "status",
+        _ATTEMPT: ("attempt", lambda attempt: cell(attempt or None)),
+        "JOB": "job_id",
+        "ERROR": ("error", failure),
+    }
+    return rows_of(page["items"], columns)
 
 
 _ACTIONS: Final = {"reused": "reused", "runs_again": "runs again", "skipped": "skipped"}

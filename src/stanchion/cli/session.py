@@ -25,7 +25,7 @@ import click
 from msgspec.structs import replace
 
 from stanchion.cli.errors import CallContext, CliError, Exit, error_from
-from stanchion.cli.text import IDENT_CHARS, yaml_lines
+from stanchion.cli.text import IDENT_CHARS, Column, rows_of, yaml_lines
 from stanchion.transport.blocking import (
     BlockingFailover,
     BlockingStream,
@@ -45,6 +45,7 @@ __all__ = [
     "api_key_of",
     "json_of",
     "limit_and_cursor",
+    "list_command",
     "list_of",
     "output_option",
     "path_to",
@@ -54,6 +55,7 @@ __all__ = [
     "time_of",
     "watch_option",
     "where",
+    "with_options",
 ]
 
 _PATIENCE_S: Final = 35.0
@@ -418,20 +420,15 @@ def _talks(function: Callable[Concatenate[Session, _P], _R], *formats: str) -> C
             error.is_json = session.is_json
             raise
 
-    for decorate in (
-        output_option(*formats),
-        click.option(
-            "--tenant",
-            metavar="NAME",
-            envvar="STANCHION_TENANT",
-            show_envvar=True,
-            shell_complete=_complete_tenants,
-            help="The tenant to act for, with a key for all tenants or none.",
-        ),
-        where,
-    ):
-        command = decorate(command)
-    return command
+    tenant_option = click.option(
+        "--tenant",
+        metavar="NAME",
+        envvar="STANCHION_TENANT",
+        show_envvar=True,
+        shell_complete=_complete_tenants,
+        help="The tenant to act for, with a key for all tenants or none.",
+    )
+    return with_options(where, tenant_option, output_option(*formats))(command)
 
 
 def _guarded(
@@ -485,50 +482,48 @@ def api_key_of(_context: click.Context, _option: click.Parameter, flag: str | No
     return found
 
 
-def where(function: _F) -> _F:
-    """Add the options that name the server and the key."""
-    for decorate in (
-        click.option(
-            "--api-key",
-            metavar="KEY",
-            help="Other users of this machine can read a flag: prefer STANCHION_API_KEY, or"
-            " STANCHION_API_KEY_FILE, which names a file with the key.",
-            callback=api_key_of,
-        ),
-        click.option(
-            "--url",
-            metavar="URL",
-            envvar="STANCHION_URL",
-            show_envvar=True,
-            default=URL,
-            show_default=True,
-            help="The server. Of several, separated by commas, the first that answers is used.",
-        ),
-    ):
-        function = decorate(function)
-    return function
+def with_options(*options: Callable[[Any], Any]) -> Callable[[_F], _F]:
+    """A decorator that adds these options, in this order."""
+
+    def decorate(function: _F) -> _F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
-def limit_and_cursor(function: _F) -> _F:
-    """Add the options of a list."""
-    for decorate in (
-        click.option("--cursor", metavar="CURSOR", help="Continue where the last page ended."),
-        click.option(
-            "--limit",
-            type=click.IntRange(1, 1000),
-            default=50,
-            show_default=True,
-            help="How many at most.",
-        ),
-    ):
-        function = decorate(function)
-    return function
-
-
-def watch_option(function: _F) -> _F:
-    """Add the option to show a list again and again."""
-    decorate = click.option("--watch", is_flag=True, help="Show it again every two seconds.")
-    return decorate(function)
+where = with_options(
+    click.option(
+        "--url",
+        metavar="URL",
+        envvar="STANCHION_URL",
+        show_envvar=True,
+        default=URL,
+        show_default=True,
+        help="The server. Of several, separated by commas, the first that answers is used.",
+    ),
+    click.option(
+        "--api-key",
+        metavar="KEY",
+        help="Other users of this machine can read a flag: prefer STANCHION_API_KEY, or"
+        " STANCHION_API_KEY_FILE, which names a file with the key.",
+        callback=api_key_of,
+    ),
+)
+"""The options that name the server and the key."""
+limit_and_cursor = with_options(
+    click.option(
+        "--limit",
+        type=click.IntRange(1, 1000),
+        default=50,
+        show_default=True,
+        help="How many at most.",
+    ),
+    click.option("--cursor", metavar="CURSOR", help="Continue where the last page ended."),
+)
+"""The options of a list."""
+watch_option = click.option("--watch", is_flag=True, help="Show it again every two seconds.")
 
 
 def shown_again(show: Callable[[], None], *, watch: bool) -> None:
@@ -551,6 +546,39 @@ def list_of(
         session.note(f"no {what}{where}")
     if page.get("cursor"):
         session.note(f"there are more: add --cursor {page['cursor']}")
+
+
+def list_command(  # noqa: PLR0913 - what differs between lists
+    group: click.Group,
+    help: str,  # noqa: A002 - click's own name for it
+    path: str,
+    rows: str,
+    columns: Mapping[str, Column],
+    *options: Callable[[Any], Any],
+    name: str = "list",
+    what: str | None = None,
+    watch: bool = False,
+    note: Callable[[dict[str, Any]], str | None] = lambda _page: None,
+) -> None:
+    """Add a command that shows a list, a page at a time.
+
+    ``rows`` is the member of the answer with the rows, ``what`` says what an empty page is without,
+    and ``note`` returns a remark about a page. The values of ``options`` are sent as the query.
+    """
+
+    def show_list(session: Session, /, *, watch: bool = False, **query: object) -> None:
+        def show() -> None:
+            page = session.get(path, **query)
+            list_of(session, page, lambda page: rows_of(page[rows], columns), what or rows)
+            remark = note(page)
+            if remark:
+                session.note(remark)
+
+        shown_again(show, watch=watch)
+
+    watched = (watch_option,) if watch else ()
+    command = with_options(*options, *watched, limit_and_cursor)(talks(show_list))
+    group.command(name, help=help)(command)
 
 
 def all_of(file: BinaryIO, name: str) -> bytes:
@@ -584,7 +612,7 @@ def time_of(text: str, flag: str, *, ago: bool = False) -> str:
     """A time in ISO 8601, from such a time or from a duration like ``90d`` from now, or ago."""
     from datetime import UTC, datetime, timedelta  # noqa: PLC0415 - few commands need it
 
-    duration = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text)
+    duration = re.fullmatch(r"([0-9]{1,6})([smhd])", text)
     if duration is not None:
         units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
         span = timedelta(**{units[duration[2]]: int(duration[1])})

@@ -10,13 +10,14 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Self, TypeAlias
 
 import click
 
 __all__ = [
     "IDENT_CHARS",
+    "Column",
     "Flexible",
     "Uncut",
     "cell",
@@ -27,6 +28,7 @@ __all__ = [
     "lines_of",
     "pairs",
     "printable",
+    "rows_of",
     "table",
     "yaml_lines",
 ]
@@ -151,6 +153,28 @@ def table(
     if is_shortened:
         lines.append(click.style(_SHORTENED, dim=True))
     return lines
+
+
+Column: TypeAlias = str | tuple[str, Callable[[Any], str]] | Callable[[Any], str]
+"""What a column shows: a member of the row, a member in a form of its own, or text of the row."""
+
+
+def rows_of(
+    rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Column], *, wraps: bool = False
+) -> list[str]:
+    """A table of documents, its columns by heading; nothing without rows."""
+    shown = [[_shown(row, column) for column in columns.values()] for row in rows]
+    return table(tuple(columns), shown, wraps=wraps) if shown else []
+
+
+def _shown(row: Mapping[str, Any], column: Column) -> str:
+    match column:
+        case str():
+            return cell(row[column])
+        case (member, form):
+            return form(row[member])
+        case _:
+            return column(row)
 
 
 def _shortened(cells: Sequence[str]) -> list[str]:

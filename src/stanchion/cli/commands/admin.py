@@ -10,16 +10,8 @@ from typing import Any
 import click
 
 from stanchion.cli.completion import complete_keys, complete_tenants
-from stanchion.cli.session import (
-    Session,
-    json_of,
-    limit_and_cursor,
-    list_of,
-    path_to,
-    talks,
-    time_of,
-)
-from stanchion.cli.text import Uncut, cell, clock, pairs, table
+from stanchion.cli.session import Session, json_of, list_command, path_to, talks, time_of
+from stanchion.cli.text import Uncut, cell, clock, pairs
 from stanchion.core.queue import QUEUE_MAX_MAX, QUEUE_WAIT_S_MAX, QUEUE_WAIT_S_MIN, OnFull
 
 __all__ = ["key", "settings", "tenant"]
@@ -193,13 +185,20 @@ def delete_tenant(session: Session, name: str, *, yes: bool) -> None:
     )
 
 
-@tenant.command("list")
-@limit_and_cursor
-@talks
-def list_tenants(session: Session, limit: int, cursor: str | None) -> None:
-    """List the tenants that are configured or started a run in the last 30 days."""
-    page = session.get(path_to("admin", "tenants"), limit=limit, cursor=cursor)
-    list_of(session, page, _tenant_rows, "tenants")
+list_command(
+    tenant,
+    "List the tenants that are configured or started a run in the last 30 days.",
+    path_to("admin", "tenants"),
+    "tenants",
+    {
+        "TENANT": "tenant",
+        "ACTIVE": lambda row: cell(row.get("active")),
+        "QUEUED": lambda row: cell(row.get("queued")),
+        "MAX RUNS": lambda row: _or(row["max_concurrent_runs"], "no cap"),
+        "JOBS/S": lambda row: _or(row["job_rate_per_s"], "no limit"),
+        "ADMISSION": "admission",
+    },
+)
 
 
 @tenant.command("limits")
@@ -250,24 +249,6 @@ def _on_full(tenant: dict[str, Any]) -> str:
     if tenant.get("on_full", "reject") == "reject":
         return "reject"
     return f"queue: at most {tenant['queue_max']} runs, {tenant['queue_wait_s']:g} s each"
-
-
-def _tenant_rows(page: dict[str, Any]) -> Iterator[str]:
-    if page["tenants"]:
-        yield from table(
-            ("TENANT", "ACTIVE", "QUEUED", "MAX RUNS", "JOBS/S", "ADMISSION"),
-            (
-                (
-                    cell(row["tenant"]),
-                    cell(row.get("active")),
-                    cell(row.get("queued")),
-                    _or(row["max_concurrent_runs"], "no cap"),
-                    _or(row["job_rate_per_s"], "no limit"),
-                    cell(row["admission"]),
-                )
-                for row in page["tenants"]
-            ),
-        )
 
 
 def _pins(tenant: dict[str, Any]) -> str:
@@ -330,13 +311,23 @@ def create_key(
     session.show(session.send("POST", path_to("admin", "keys"), body).document, _new_key_lines)
 
 
-@key.command("list")
-@limit_and_cursor
-@talks
-def list_keys(session: Session, limit: int, cursor: str | None) -> None:
-    """List keys, without their secrets."""
-    page = session.get(path_to("admin", "keys"), limit=limit, cursor=cursor)
-    list_of(session, page, _key_rows, "keys")
+list_command(
+    key,
+    "List keys, without their secrets.",
+    path_to("admin", "keys"),
+    "keys",
+    {
+        "ID": lambda row: Uncut(cell(row["id"])),
+        "ROLE": "role",
+        "TENANT": "tenant",
+        "NAME": "name",
+        "CREATED": ("created_at", clock),
+        "EXPIRES": ("expires_at", clock),
+        "LAST USED": ("last_used_at", clock),
+        "REVOKED": ("revoked_at", clock),
+        "NOTE": "note",
+    },
+)
 
 
 @key.command("revoke")
@@ -363,27 +354,6 @@ def _new_key_lines(key: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "Store the key now: it is not shown again. Use it as STANCHION_API_KEY."
     yield "From the first key on, every command, worker and client needs one."
-
-
-def _key_rows(page: dict[str, Any]) -> Iterator[str]:
-    if page["keys"]:
-        yield from table(
-            ("ID", "ROLE", "TENANT", "NAME", "CREATED", "EXPIRES", "LAST USED", "REVOKED", "NOTE"),
-            (
-                (
-                    Uncut(cell(row["id"])),
-                    cell(row["role"]),
-                    cell(row["tenant"]),
-                    cell(row["name"]),
-                    clock(row["created_at"]),
-                    clock(row["expires_at"]),
-                    clock(row["last_used_at"]),
-                    clock(row["revoked_at"]),
-                    cell(row["note"]),
-                )
-                for row in page["keys"]
-            ),
-        )
 
 
 @click.group("settings")

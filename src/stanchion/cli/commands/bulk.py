@@ -11,8 +11,8 @@ import click
 
 from stanchion.cli.commands.run import selection, selects_runs
 from stanchion.cli.errors import Exit
-from stanchion.cli.session import Session, limit_and_cursor, list_of, path_to, talks
-from stanchion.cli.text import cell, clock, ident, pairs, table
+from stanchion.cli.session import Session, list_command, path_to, talks
+from stanchion.cli.text import cell, clock, ident, pairs, rows_of, table
 
 __all__ = ["bulk"]
 
@@ -71,13 +71,23 @@ def start_bulk(
     return _shown(session, answer, watch=watch)
 
 
-@bulk.command("list")
-@limit_and_cursor
-@talks
-def list_bulks(session: Session, limit: int, cursor: str | None) -> None:
-    """List bulk actions, newest first."""
-    page = session.get(path_to("bulk"), limit=limit, cursor=cursor)
-    list_of(session, page, _bulk_rows, "bulk actions")
+list_command(
+    bulk,
+    "List bulk actions, newest first.",
+    path_to("bulk"),
+    "bulks",
+    {
+        "BULK": "bulk_id",
+        "ACTION": "action",
+        "TENANT": "tenant",
+        "STATUS": "status",
+        "DONE": "done",
+        "FAILED": "failed",
+        "MATCHED": "matched",
+        "CREATED": ("created_at", clock),
+    },
+    what="bulk actions",
+)
 
 
 @bulk.command("show")
@@ -157,30 +167,6 @@ def _bulk_lines(found: dict[str, Any]) -> Iterator[str]:
     )
     if found["errors"]:
         yield ""
-        yield from table(
-            ("RUN", "CODE", "DETAIL"),
-            (
-                (ident(each["run_id"]), cell(each["code"]), cell(each["detail"]))
-                for each in found["errors"]
-            ),
-        )
-
-
-def _bulk_rows(page: dict[str, Any]) -> Iterator[str]:
-    if page["bulks"]:
-        yield from table(
-            ("BULK", "ACTION", "TENANT", "STATUS", "DONE", "FAILED", "MATCHED", "CREATED"),
-            (
-                (
-                    cell(each["bulk_id"]),
-                    cell(each["action"]),
-                    cell(each["tenant"]),
-                    cell(each["status"]),
-                    cell(each["done"]),
-                    cell(each["failed"]),
-                    cell(each["matched"]),
-                    clock(each["created_at"]),
-                )
-                for each in page["bulks"]
-            ),
+        yield from rows_of(
+            found["errors"], {"RUN": ("run_id", ident), "CODE": "code", "DETAIL": "detail"}
         )

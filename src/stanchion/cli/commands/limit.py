@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from stanchion.cli.session import Session, limit_and_cursor, list_of, path_to, talks
-from stanchion.cli.text import cell, pairs, table
+from stanchion.cli.session import Session, list_command, path_to, talks
+from stanchion.cli.text import cell, pairs
 
 __all__ = ["limit"]
 
@@ -18,13 +18,28 @@ def limit() -> None:
     """Limit how many jobs of some topics run at once."""
 
 
-@limit.command("list")
-@limit_and_cursor
-@talks
-def list_limits(session: Session, limit: int, cursor: str | None) -> None:
-    """List topic limits, by id."""
-    page = session.get(path_to("admin", "limits"), limit=limit, cursor=cursor)
-    list_of(session, page, _rows, "limits")
+def _topics(topics: list[str]) -> str:
+    return cell(" ".join(topics))
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+list_command(
+    limit,
+    "List topic limits, by id.",
+    path_to("admin", "limits"),
+    "limits",
+    {
+        "ID": "id",
+        "TOPICS": ("topics", _topics),
+        "PER": "per",
+        "RUNNING": ("running", _shown),
+        "MAX": ("max_running", _shown),
+        "RATE/S": ("rate_per_s", _shown),
+    },
+)
 
 
 @limit.command("show")
@@ -75,33 +90,11 @@ def delete_limit(session: Session, limit_id: str) -> None:
     session.show(answer.document, lambda gone: [f"deleted: {cell(gone['id'])}"])
 
 
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"
-
-
-def _rows(page: dict[str, Any]) -> Iterator[str]:
-    if page["limits"]:
-        yield from table(
-            ("ID", "TOPICS", "PER", "RUNNING", "MAX", "RATE/S"),
-            (
-                (
-                    cell(row["id"]),
-                    cell(" ".join(row["topics"])),
-                    cell(row["per"]),
-                    _shown(row["running"]),
-                    _shown(row["max_running"]),
-                    _shown(row["rate_per_s"]),
-                )
-                for row in page["limits"]
-            ),
-        )
-
-
 def _lines(row: dict[str, Any]) -> Iterator[str]:
     yield from pairs(
         (
             ("limit", cell(row["id"])),
-            ("topics", cell(" ".join(row["topics"]))),
+            ("topics", _topics(row["topics"])),
             ("per", cell(row["per"])),
             ("running", _shown(row["running"])),
             ("max running", _shown(row["max_running"])),

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from stanchion.cli.errors import needs_server_packages
 from stanchion.cli.logging import log_to, raise_open_files_limit
-from stanchion.cli.session import (
-    Session,
-    limit_and_cursor,
-    list_of,
-    path_to,
-    shown_again,
-    talks,
-    watch_option,
-    where,
-)
-from stanchion.cli.text import cell, clock, table
+from stanchion.cli.session import list_command, path_to, where
+from stanchion.cli.text import cell, clock
 
 __all__ = ["completion", "sim", "worker"]
 
@@ -100,36 +90,21 @@ def run_worker_app(  # noqa: PLR0913 - one a flag
     )
 
 
-@worker.command("list")
-@watch_option
-@limit_and_cursor
-@talks
-def list_workers(session: Session, limit: int, cursor: str | None, *, watch: bool) -> None:
-    """List the workers that called a server in the last ten minutes."""
-
-    def show() -> None:
-        page = session.get(path_to("admin", "workers"), limit=limit, cursor=cursor)
-        list_of(session, page, _worker_rows, "workers")
-
-    shown_again(show, watch=watch)
-
-
-def _worker_rows(page: dict[str, Any]) -> Iterator[str]:
-    if page["workers"]:
-        yield from table(
-            ("WORKER", "TENANT", "JOBS", "SEEN", "VERSION", "TOPICS"),
-            (
-                (
-                    cell(row["worker_id"]),
-                    cell(row["tenant"]),
-                    cell(row["jobs"]),
-                    clock(row["last_seen_at"]),
-                    cell(row["version"]),
-                    ", ".join(map(cell, row["topics"])) or "-",
-                )
-                for row in page["workers"]
-            ),
-        )
+list_command(
+    worker,
+    "List the workers that called a server in the last ten minutes.",
+    path_to("admin", "workers"),
+    "workers",
+    {
+        "WORKER": "worker_id",
+        "TENANT": "tenant",
+        "JOBS": "jobs",
+        "SEEN": ("last_seen_at", clock),
+        "VERSION": "version",
+        "TOPICS": ("topics", lambda topics: ", ".join(map(cell, topics)) or "-"),
+    },
+    watch=True,
+)
 
 
 @click.command(

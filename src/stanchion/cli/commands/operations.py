@@ -8,16 +8,8 @@ from typing import Any
 import click
 
 from stanchion.cli.completion import complete_letters
-from stanchion.cli.session import (
-    Session,
-    limit_and_cursor,
-    list_of,
-    path_to,
-    shown_again,
-    talks,
-    watch_option,
-)
-from stanchion.cli.text import Flexible, cell, clock, ident, pairs, table
+from stanchion.cli.session import Session, list_command, path_to, shown_again, talks, watch_option
+from stanchion.cli.text import Column, Flexible, cell, clock, ident, pairs, rows_of
 
 __all__ = ["dead_letter", "drift", "escalation", "lease", "replica", "upgrade"]
 
@@ -37,18 +29,26 @@ def lease() -> None:
     """See, hold and release locks."""
 
 
-@lease.command("list")
-@watch_option
-@limit_and_cursor
-@talks
-def list_leases(session: Session, limit: int, cursor: str | None, *, watch: bool) -> None:
-    """List the locks that are held: admission/TENANT and run/RUN."""
+def _ends_in(row: dict[str, Any]) -> str:
+    return f"{row['expires_in_ms'] / 1000:.1f} s"
 
-    def show() -> None:
-        page = session.get(path_to("admin", "leases"), limit=limit, cursor=cursor)
-        list_of(session, page, _lease_rows, "locks are held")
 
-    shown_again(show, watch=watch)
+list_command(
+    lease,
+    "List the locks that are held: admission/TENANT and run/RUN.",
+    path_to("admin", "leases"),
+    "leases",
+    {
+        "NAME": "name",
+        "HOLDER": "holder",
+        "SINCE": ("acquired_at", clock),
+        "ENDS IN": _ends_in,
+        "RENEWALS": "renewals",
+        "FENCE": "fence",
+    },
+    what="locks are held",
+    watch=True,
+)
 
 
 @lease.command("hold")
@@ -94,54 +94,22 @@ def lease_history(session: Session, name: str | None) -> None:
 def _history_lines(seen: dict[str, Any]) -> Iterator[str]:
     yield f"replica {cell(seen['replica'])} since {clock(seen['since'])}"
     yield f"without a lock: {seen['unlocked_count']}"
-    if seen["unlocked"]:
-        yield from table(
-            ("AT", "LOCK", "CLASS", "ERROR"),
-            (
-                (clock(row["at"]), cell(row["name"]), cell(row["risk"]), cell(row["error"]))
-                for row in seen["unlocked"]
-            ),
-        )
+    unlocked: dict[str, Column] = {
+        "AT": ("at", clock),
+        "LOCK": "name",
+        "CLASS": "risk",
+        "ERROR": "error",
+    }
+    yield from rows_of(seen["unlocked"], unlocked)
     yield f"locks found busy in the last minute: {sum(seen['busy'])}"
-    if seen.get("waits"):
-        yield from table(
-            ("WAITS FOR", "SINCE", "TRIES"),
-            ((cell(row["name"]), clock(row["since"]), cell(row["tries"])) for row in seen["waits"]),
-        )
-    if seen["marks"]:
-        yield from table(
-            ("AT", "WHAT", "FENCE"),
-            (
-                (clock(row["at"]), cell(row["what"]), cell(row["fence"] or "-"))
-                for row in seen["marks"]
-            ),
-        )
-
-
-def _lease_rows(page: dict[str, Any]) -> Iterator[str]:
-    if page["leases"]:
-        yield from table(
-            ("NAME", "HOLDER", "SINCE", "ENDS IN", "RENEWALS", "FENCE"),
-            (
-                (
-                    cell(row["name"]),
-                    cell(row["holder"]),
-                    clock(row["acquired_at"]),
-                    _ends_in(row),
-                    cell(row["renewals"]),
-                    cell(row["fence"]),
-                )
-                for row in page["leases"]
-            ),
-        )
+    waits: dict[str, Column] = {"WAITS FOR": "name", "SINCE": ("since", clock), "TRIES": "tries"}
+    yield from rows_of(seen.get("waits", ()), waits)
+    marks: dict[str, Column] = {"AT": ("at", clock), "WHAT": "what", "FENCE": "fence"}
+    yield from rows_of(seen["marks"], marks)
 
 
 def _held_lines(row: dict[str, Any]) -> Iterator[str]:
     yield f"{cell(row['name'])} is held with fence {row['fence']}; it ends in {_ends_in(row)}"
-
-
-def _ends_in(row: dict[str, Any]) -> str:
-    return f"{row['expires_in_ms'] / 1000:.1f} s"
 
 
 @click.group("dead-letter")
@@ -149,18 +117,23 @@ def dead_letter() -> None:
     """List, replay and discard dead letters."""
 
 
-@dead_letter.command("list")
-@watch_option
-@limit_and_cursor
-@talks
-def list_letters(session: Session, limit: int, cursor: str | None, *, watch: bool) -> None:
-    """List dead letters, oldest first."""
-
-    def show() -> None:
-        page = session.get(path_to("admin", "dead-letters"), limit=limit, cursor=cursor)
-        list_of(session, page, _letter_rows, "dead letters")
-
-    shown_again(show, watch=watch)
+list_command(
+    dead_letter,
+    "List dead letters, oldest first.",
+    path_to("admin", "dead-letters"),
+    "dead_letters",
+    {
+        "ID": ("id", ident),
+        "KIND": "kind",
+        "AT": ("at", clock),
+        "TENANT": "tenant",
+        "RUN": ("run_id", ident),
+        "STEP": "step_id",
+        "CAUSE": "cause",
+    },
+    what="dead letters",
+    watch=True,
+)
 
 
 @dead_letter.command("replay")
@@ -187,25 +160,6 @@ def discard_letter(session: Session, letter_id: str) -> None:
 def _replayed_lines(answer: dict[str, Any]) -> Iterator[str]:
     how = "is replayed" if answer["replayed"] else "was replayed before"
     yield f"{cell(answer['id'])} {how} (run {cell(answer['run_id'])})"
-
-
-def _letter_rows(page: dict[str, Any]) -> Iterator[str]:
-    if page["dead_letters"]:
-        yield from table(
-            ("ID", "KIND", "AT", "TENANT", "RUN", "STEP", "CAUSE"),
-            (
-                (
-                    ident(row["id"]),
-                    cell(row["kind"]),
-                    clock(row["at"]),
-                    cell(row["tenant"]),
-                    ident(row["run_id"]),
-                    cell(row["step_id"]),
-                    cell(row["cause"]),
-                )
-                for row in page["dead_letters"]
-            ),
-        )
 
 
 @click.group("escalation")
@@ -279,49 +233,31 @@ def replica() -> None:
     """See the server processes of the deployment."""
 
 
-@replica.command("list")
-@watch_option
-@limit_and_cursor
-@talks
-def list_replicas(session: Session, limit: int, cursor: str | None, *, watch: bool) -> None:
-    """List the replicas. One that has not reported for 15 s is 'unknown'."""
-
-    def show() -> None:
-        page = session.get(path_to("admin", "replicas"), limit=limit, cursor=cursor)
-        list_of(session, page, _replica_rows, "replicas")
-
-    shown_again(show, watch=watch)
-
-
-def _replica_rows(page: dict[str, Any]) -> Iterator[str]:
-    if page["replicas"]:
-        yield from table(
-            (
-                *("REPLICA", "VERSION", "STARTED", "SEEN", Flexible("CLOCK MS", "MS")),
-                *(Flexible("SETTINGS", "SET"), Flexible("HEALTH", "HEALTH"), "RUNS"),
-            ),
-            (
-                (
-                    ident(row["replica"]),
-                    cell(row["version"]),
-                    clock(row["started_at"]),
-                    clock(row["seen_at"]),
-                    cell(row["clock_offset_ms"]),
-                    cell(row["settings_revision"]),
-                    _health(row),
-                    cell(row["runs_held"]),
-                )
-                for row in page["replicas"]
-            ),
-        )
-
-
 def _health(row: dict[str, Any]) -> str:
     """``ok``, or what is wrong with which backend."""
     wrong = {name: row[name] for name in ("store", "locks", "bus") if row[name] != "ok"}
     if set(wrong.values()) == {"unknown"}:
         return "unknown"
     return ", ".join(f"{name}: {cell(said)}" for name, said in wrong.items()) or "ok"
+
+
+list_command(
+    replica,
+    "List the replicas. One that has not reported for 15 s is 'unknown'.",
+    path_to("admin", "replicas"),
+    "replicas",
+    {
+        "REPLICA": ("replica", ident),
+        "VERSION": "version",
+        "STARTED": ("started_at", clock),
+        "SEEN": ("seen_at", clock),
+        Flexible("CLOCK MS", "MS"): "clock_offset_ms",
+        Flexible("SETTINGS", "SET"): "settings_revision",
+        Flexible("HEALTH", "HEALTH"): _health,
+        "RUNS": "runs_held",
+    },
+    watch=True,
+)
 
 
 @click.group("upgrade")
@@ -357,13 +293,12 @@ def _upgrade_lines(view: dict[str, Any]) -> Iterator[str]:
     )
     if view["older"]:
         yield ""
-        yield from table(
-            ("OLDER REPLICA", "VERSION", "SEEN"),
-            (
-                (ident(row["replica"]), cell(row["version"]), clock(row["seen_at"]))
-                for row in view["older"]
-            ),
-        )
+        older: dict[str, Column] = {
+            "OLDER REPLICA": ("replica", ident),
+            "VERSION": "version",
+            "SEEN": ("seen_at", clock),
+        }
+        yield from rows_of(view["older"], older)
 
 
 @click.group("drift")
@@ -402,10 +337,6 @@ def _drift_lines(audit: dict[str, Any]) -> Iterator[str]:
     )
     if audit["repaired"]:
         yield ""
-        yield from table(
-            ("TENANT", "COUNTED", "TRUE"),
-            (
-                (cell(row["tenant"]), cell(row["counted"]), cell(row["true"]))
-                for row in audit["repaired"]
-            ),
+        yield from rows_of(
+            audit["repaired"], {"TENANT": "tenant", "COUNTED": "counted", "TRUE": "true"}
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, Final
 
@@ -33,12 +33,14 @@ from stanchion.cli.session import (
     all_of,
     json_of,
     limit_and_cursor,
+    list_command,
     list_of,
     path_to,
     shown_again,
     talks,
     time_of,
     watch_option,
+    with_options,
 )
 from stanchion.cli.text import cell, clock, excerpt, ident, lines_of, pairs, table
 from stanchion.core.queue import PRIORITY_DEFAULT, PRIORITY_MAX, OnFull
@@ -227,40 +229,35 @@ def rerun_run(
     return _started(session, session.create(path, body, key), watch=watch)
 
 
-def selects_runs(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say which runs: those that fit all of them."""
-    for decorate in (
-        click.option("--rerun-of", metavar="RUN", help="Only reruns of this run."),
-        click.option(
-            "--until", metavar="TIME", help="Created before: 2026-11-30T12:00:00Z, or 1h ago as 1h."
-        ),
-        click.option(
-            "--since", metavar="TIME", help="Created then or later, written like --until."
-        ),
-        click.option(
-            "--label",
-            "labels",
-            metavar="NAME=VALUE",
-            multiple=True,
-            help="Only runs with this label; of several, with all of them.",
-        ),
-        click.option(
-            "--workflow",
-            "workflow_id",
-            metavar="ID",
-            shell_complete=complete_workflows,
-            help="Only runs of this workflow.",
-        ),
-        click.option(
-            "--status",
-            "statuses",
-            type=click.Choice(_STATUSES),
-            multiple=True,
-            help="Only runs in this state; of several, in one of them.",
-        ),
-    ):
-        command = decorate(command)
-    return command
+selects_runs = with_options(
+    click.option(
+        "--status",
+        "statuses",
+        type=click.Choice(_STATUSES),
+        multiple=True,
+        help="Only runs in this state; of several, in one of them.",
+    ),
+    click.option(
+        "--workflow",
+        "workflow_id",
+        metavar="ID",
+        shell_complete=complete_workflows,
+        help="Only runs of this workflow.",
+    ),
+    click.option(
+        "--label",
+        "labels",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Only runs with this label; of several, with all of them.",
+    ),
+    click.option("--since", metavar="TIME", help="Created then or later, written like --until."),
+    click.option(
+        "--until", metavar="TIME", help="Created before: 2026-11-30T12:00:00Z, or 1h ago as 1h."
+    ),
+    click.option("--rerun-of", metavar="RUN", help="Only reruns of this run."),
+)
+"""The options that say which runs: those that fit all of them."""
 
 
 def selection(options: dict[str, Any]) -> dict[str, Any]:
@@ -364,10 +361,10 @@ def cancel_run(session: Session, run_id: str, reason: str | None) -> None:
     _change(session, path_to("runs", run_id, "cancel"), {"reason": reason})
 
 
-def _decision_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    comment = click.option("--comment", metavar="TEXT", help="Kept in the timeline.")
-    data = click.option("--data", metavar="JSON|@FILE", help="For the steps that follow.")
-    return comment(data(command))
+_decision_options = with_options(
+    click.option("--comment", metavar="TEXT", help="Kept in the timeline."),
+    click.option("--data", metavar="JSON|@FILE", help="For the steps that follow."),
+)
 
 
 @run.command("approve")
@@ -415,38 +412,24 @@ def approval() -> None:
     """See what waits for a decision, and decide."""
 
 
-@approval.command("list")
-@watch_option
-@limit_and_cursor
-@talks
-def list_approvals(session: Session, limit: int, cursor: str | None, *, watch: bool) -> None:
-    """List approvals that wait for a decision, oldest first."""
-
-    def show() -> None:
-        page = session.get(path_to("approvals"), limit=limit, cursor=cursor)
-        list_of(session, page, _approval_rows, "approvals wait for a decision")
-
-    shown_again(show, watch=watch)
-
-
-def _approval_rows(page: dict[str, Any]) -> Iterator[str]:
-    if page["approvals"]:
-        yield from table(
-            ("RUN", "STEP", "TENANT", "WORKFLOW", "STARTER", "SINCE", "EXPIRES", "MESSAGE"),
-            (
-                (
-                    ident(row["run_id"]),
-                    cell(row["step_id"]),
-                    cell(row["tenant"]),
-                    cell(row["workflow_id"]),
-                    cell(row["starter"]),
-                    clock(row["since"]),
-                    clock(row["expires_at"]),
-                    excerpt(row["message"]),
-                )
-                for row in page["approvals"]
-            ),
-        )
+list_command(
+    approval,
+    "List approvals that wait for a decision, oldest first.",
+    path_to("approvals"),
+    "approvals",
+    {
+        "RUN": ("run_id", ident),
+        "STEP": "step_id",
+        "TENANT": "tenant",
+        "WORKFLOW": "workflow_id",
+        "STARTER": "starter",
+        "SINCE": ("since", clock),
+        "EXPIRES": ("expires_at", clock),
+        "MESSAGE": ("message", excerpt),
+    },
+    what="approvals wait for a decision",
+    watch=True,
+)
 
 
 approval.add_command(approve_step)

@@ -8,8 +8,8 @@ from typing import Any, Final
 import click
 
 from stanchion.cli.commands.run import label_of
-from stanchion.cli.session import Session, json_of, limit_and_cursor, list_of, path_to, talks
-from stanchion.cli.text import cell, clock, ident, pairs, table
+from stanchion.cli.session import Session, json_of, list_command, path_to, talks
+from stanchion.cli.text import cell, clock, ident, pairs, rows_of
 
 __all__ = ["schedule"]
 
@@ -76,13 +76,29 @@ def set_schedule(
     session.show(answer.document, _lines)
 
 
-@schedule.command("list")
-@limit_and_cursor
-@talks
-def list_schedules(session: Session, limit: int, cursor: str | None) -> None:
-    """List schedules, by id."""
-    page = session.get(path_to("schedules"), limit=limit, cursor=cursor)
-    list_of(session, page, _rows, "schedules")
+def _when(row: dict[str, Any]) -> str:
+    if row["cron"] is not None:
+        return f"{cell(row['cron'])} {cell(row['timezone'])}"
+    return f"every {row['every_s']} s"
+
+
+def _next(row: dict[str, Any]) -> str:
+    return "paused" if row["paused"] else clock(next(iter(row["next"]), None))
+
+
+list_command(
+    schedule,
+    "List schedules, by id.",
+    path_to("schedules"),
+    "schedules",
+    {
+        "ID": "id",
+        "WORKFLOW": "workflow_id",
+        "WHEN": _when,
+        "NEXT": _next,
+        "MISSED": "missed_total",
+    },
+)
 
 
 @schedule.command("show")
@@ -135,29 +151,6 @@ def delete_schedule(session: Session, schedule_id: str) -> None:
     session.show(answer.document, lambda gone: [f"deleted: {cell(gone['id'])}"])
 
 
-def _when(row: dict[str, Any]) -> str:
-    if row["cron"] is not None:
-        return f"{cell(row['cron'])} {cell(row['timezone'])}"
-    return f"every {row['every_s']} s"
-
-
-def _rows(page: dict[str, Any]) -> Iterator[str]:
-    if page["schedules"]:
-        yield from table(
-            ("ID", "WORKFLOW", "WHEN", "NEXT", "MISSED"),
-            (
-                (
-                    cell(row["id"]),
-                    cell(row["workflow_id"]),
-                    _when(row),
-                    "paused" if row["paused"] else clock(next(iter(row["next"]), None)),
-                    str(row["missed_total"]),
-                )
-                for row in page["schedules"]
-            ),
-        )
-
-
 def _lines(row: dict[str, Any]) -> Iterator[str]:
     yield from pairs(
         (
@@ -174,12 +167,7 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
     )
     if row["runs"]:
         yield ""
-        yield from table(
-            ("TICK", "RUN"), ((clock(each["tick"]), ident(each["run_id"])) for each in row["runs"])
-        )
+        yield from rows_of(row["runs"], {"TICK": ("tick", clock), "RUN": ("run_id", ident)})
     if row["missed"]:
         yield ""
-        yield from table(
-            ("MISSED", "REASON"),
-            ((clock(each["tick"]), cell(each["reason"])) for each in row["missed"]),
-        )
+        yield from rows_of(row["missed"], {"MISSED": ("tick", clock), "REASON": "reason"})

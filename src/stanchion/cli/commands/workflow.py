@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -25,7 +25,7 @@ from stanchion.cli.session import (
     talks,
     talks_yaml,
 )
-from stanchion.cli.text import cell, clock, lines_of, pairs, printable, table
+from stanchion.cli.text import Column, cell, clock, lines_of, pairs, printable, rows_of
 
 __all__ = ["workflow"]
 
@@ -139,7 +139,7 @@ def _show_checked(rows: list[dict[str, Any]], *, is_json: bool) -> None:
 def list_workflows(session: Session, limit: int, cursor: str | None, *, shared: bool) -> None:
     """List the tenant's workflows, own and shared, in the versions in force."""
     page = session.get(_path(shared=shared), limit=limit, cursor=cursor)
-    list_of(session, page, _rows, "workflows")
+    list_of(session, page, lambda page: rows_of(page["workflows"], _ROWS), "workflows")
 
 
 @workflow.command("usage")
@@ -149,7 +149,8 @@ def list_workflows(session: Session, limit: int, cursor: str | None, *, shared: 
 def usage(session: Session, workflow_id: str, limit: int, cursor: str | None) -> None:
     """List what each tenant runs under the ID of a shared workflow."""
     path = _path(workflow_id, "usage", shared=True)
-    list_of(session, session.get(path, limit=limit, cursor=cursor), _use_rows, "tenants")
+    page = session.get(path, limit=limit, cursor=cursor)
+    list_of(session, page, lambda page: rows_of(page["tenants"], _USES), "tenants")
 
 
 @workflow.command("show")
@@ -200,42 +201,24 @@ def _json_id(text: bytes, file: str) -> object:
     return document.get("id") if isinstance(document, dict) else None
 
 
-def _rows(page: dict[str, Any]) -> Iterator[str]:
-    if page["workflows"]:
-        yield from table(
-            ("ID", "VERSION", "SOURCE", "RISK", "CREATED"),
-            (
-                (
-                    cell(row["id"]),
-                    cell(row["version"]),
-                    _source(row),
-                    row["risk"],
-                    clock(row["created_at"]),
-                )
-                for row in page["workflows"]
-            ),
-        )
-
-
-def _use_rows(page: dict[str, Any]) -> Iterator[str]:
-    if page["tenants"]:
-        yield from table(
-            ("TENANT", "SOURCE", "VERSION", "PIN", "ACTIVE"),
-            (
-                (
-                    cell(row["tenant"]),
-                    row["source"],
-                    cell(row["version"]),
-                    "" if row["pin"] is None else cell(row["pin"]),
-                    cell(row["active"]),
-                )
-                for row in page["tenants"]
-            ),
-        )
-
-
 def _source(workflow: dict[str, Any]) -> str:
     return "shared, pinned" if workflow["pinned"] else cell(workflow["source"])
+
+
+_ROWS: Final[Mapping[str, Column]] = {
+    "ID": "id",
+    "VERSION": "version",
+    "SOURCE": _source,
+    "RISK": "risk",
+    "CREATED": ("created_at", clock),
+}
+_USES: Final[Mapping[str, Column]] = {
+    "TENANT": "tenant",
+    "SOURCE": "source",
+    "VERSION": "version",
+    "PIN": ("pin", lambda pin: "" if pin is None else cell(pin)),
+    "ACTIVE": "active",
+}
 
 
 def _whole(workflow: dict[str, Any]) -> Iterator[str]:
