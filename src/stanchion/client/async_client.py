@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from types import TracebackType
+from contextlib import closing
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, assert_never
 
 from stanchion.client import calls
@@ -125,16 +125,11 @@ class AsyncClient(BaseClient[AsyncTransport]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     async def _carry_out(self, op: Op[T]) -> T:
-        with _Hands(self._transport) as hands:
+        with closing(_CommandRunner(self._transport)) as runner:
             answer: object = None
             while True:
                 try:
@@ -142,10 +137,10 @@ class AsyncClient(BaseClient[AsyncTransport]):
                 except StopIteration as done:
                     result: T = done.value
                     return result
-                answer = await hands.do(command)
+                answer = await runner.do(command)
 
     async def _follow(self, feed: Feed[T]) -> AsyncGenerator[T, None]:
-        with _Hands(self._transport) as hands:
+        with closing(_CommandRunner(self._transport)) as runner:
             answer: object = None
             while True:
                 try:
@@ -156,7 +151,7 @@ class AsyncClient(BaseClient[AsyncTransport]):
                     answer = None
                     yield command.value
                 else:
-                    answer = await hands.do(command)
+                    answer = await runner.do(command)
 
 
 @named
@@ -176,7 +171,7 @@ class AsyncRunHandle(BaseRunHandle[AsyncClient]):
     events = _of_run(AsyncClient.events)
 
 
-class _Hands:
+class _CommandRunner:
     """Executes the engine's commands."""
 
     def __init__(self, transport: AsyncTransport) -> None:
@@ -189,7 +184,7 @@ class _Hands:
                 outcome = await self._transport.send(command.request)
                 if isinstance(outcome, HttpReply | NoReply):
                     return outcome
-                self._hang_up()
+                self.close()
                 self._stream = outcome
                 return outcome.opened
             case Sleep():
@@ -201,17 +196,7 @@ class _Hands:
             case _:
                 assert_never(command)
 
-    def _hang_up(self) -> None:
+    def close(self) -> None:
+        """Close the stream, if one was opened."""
         if self._stream is not None:
             self._stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        self._hang_up()

@@ -8,9 +8,9 @@ starts no second run.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -294,19 +294,36 @@ def runs(
     rerun_of: str | None = None,
 ) -> Feed[RunRow]:
     """All of the tenant's runs that fit, newest first, page after page as they are needed."""
+    chosen = _selection(workflow_id, status, labels, since, until, rerun_of)
+    query = {**chosen, "limit": 100}
+    return _rows(engine, "list", "/v1/runs", query, RunList, lambda page: page.runs)
+
+
+class _Page(Protocol):
+    """A page of a list."""
+
+    @property
+    def cursor(self) -> str | None: ...
+
+
+_PageT = TypeVar("_PageT", bound=_Page)
+_Row = TypeVar("_Row")
+
+
+def _rows(
+    engine: CallEngine,
+    name: str,
+    path: str,
+    query: Mapping[str, str | int | Sequence[str] | None],
+    kind: type[_PageT],
+    rows: Callable[[_PageT], Iterable[_Row]],
+) -> Feed[_Row]:
+    """The rows of a list, page after page."""
     cursor = None
     while True:
-        page = yield from list_runs(
-            engine,
-            workflow_id=workflow_id,
-            status=status,
-            labels=labels,
-            since=since,
-            until=until,
-            rerun_of=rerun_of,
-            cursor=cursor,
-        )
-        for row in page.runs:
+        asked = path + query_of({**query, "cursor": cursor})
+        page = yield from engine.ask(getting(engine, name, asked, kind))
+        for row in rows(page):
             yield Emit(row)
         cursor = page.cursor
         if cursor is None:
@@ -391,30 +408,14 @@ def items(
 ) -> Feed[ItemRow]:
     """The items of a for-each step in the order of its list, page after page as they are needed."""
     path = f"{run_path(run_id)}/steps/{quoted_part(step_id, 'step_id')}/items"
-    cursor = None
-    while True:
-        query = query_of({"status": status, "limit": 1000, "cursor": cursor})
-        page = yield from engine.ask(getting(engine, "items", path + query, ItemList))
-        for row in page.items:
-            yield Emit(row)
-        cursor = page.cursor
-        if cursor is None:
-            return
+    query = {"status": status, "limit": 1000}
+    return _rows(engine, "items", path, query, ItemList, lambda page: page.items)
 
 
 def approvals(engine: CallEngine) -> Feed[ApprovalRow]:
     """The approvals that wait for a decision, oldest first, page after page."""
-    cursor = None
-    while True:
-        query = query_of({"limit": 100, "cursor": cursor})
-        page = yield from engine.ask(
-            getting(engine, "approvals", "/v1/approvals" + query, ApprovalList)
-        )
-        for row in page.approvals:
-            yield Emit(row)
-        cursor = page.cursor
-        if cursor is None:
-            return
+    path, query = "/v1/approvals", {"limit": 100}
+    return _rows(engine, "approvals", path, query, ApprovalList, lambda page: page.approvals)
 
 
 def approve(
@@ -524,15 +525,7 @@ def stop_bulk(engine: CallEngine, bulk_id: str) -> Op[BulkView]:
 
 def bulks(engine: CallEngine) -> Feed[BulkView]:
     """All bulk actions, newest first."""
-    cursor = None
-    while True:
-        path = "/v1/bulk" + query_of({"cursor": cursor})
-        page = yield from engine.ask(getting(engine, "bulks", path, BulkList))
-        for each in page.bulks:
-            yield Emit(each)
-        cursor = page.cursor
-        if cursor is None:
-            return
+    return _rows(engine, "bulks", "/v1/bulk", {}, BulkList, lambda page: page.bulks)
 
 
 def _bulk_path(bulk_id: str) -> str:
@@ -571,15 +564,7 @@ def delete_limit(engine: CallEngine, limit_id: str) -> Op[LimitView]:
 
 def limits(engine: CallEngine) -> Feed[LimitView]:
     """All topic limits, by id."""
-    cursor = None
-    while True:
-        path = "/v1/admin/limits" + query_of({"cursor": cursor})
-        page = yield from engine.ask(getting(engine, "limits", path, LimitList))
-        for each in page.limits:
-            yield Emit(each)
-        cursor = page.cursor
-        if cursor is None:
-            return
+    return _rows(engine, "limits", "/v1/admin/limits", {}, LimitList, lambda page: page.limits)
 
 
 def _limit_path(limit_id: str) -> str:
@@ -707,19 +692,9 @@ def _media_and_id(text: str) -> tuple[str, str]:
     return JSON, str(members.get("id") or "") if isinstance(members, dict) else ""
 
 
-class _StartReply(msgspec.Struct, frozen=True):
-    """The answer to a start, with 200 or 202."""
-
-    run_id: str
-    status: RunStatus
-    position: int | None = None
-    estimate_s: float | None = None
-
-
-_START: Final = msgspec.json.Decoder(_StartReply)
+_START: Final = msgspec.json.Decoder(StartedRun)
 
 
 def _started(reply: HttpReply) -> StartedRun:
-    answer = _START.decode(reply.body)
     is_replay = reply.headers.get("idempotency-replayed") == "true"
-    return StartedRun(answer.run_id, answer.status, is_replay, answer.position, answer.estimate_s)
+    return replace(_START.decode(reply.body), is_replay=is_replay)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from types import TracebackType
+from contextlib import closing
 from typing import Concatenate, ParamSpec, Self, TypeVar, assert_never
 
 from stanchion.client import calls
@@ -129,16 +129,11 @@ class Client(BaseClient[SyncTransport]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _carry_out(self, op: Op[T]) -> T:
-        with _Hands(self._transport) as hands:
+        with closing(_CommandRunner(self._transport)) as runner:
             answer: object = None
             while True:
                 try:
@@ -146,10 +141,10 @@ class Client(BaseClient[SyncTransport]):
                 except StopIteration as done:
                     result: T = done.value
                     return result
-                answer = hands.do(command)
+                answer = runner.do(command)
 
     def _follow(self, feed: Feed[T]) -> Generator[T, None, None]:
-        with _Hands(self._transport) as hands:
+        with closing(_CommandRunner(self._transport)) as runner:
             answer: object = None
             while True:
                 try:
@@ -160,7 +155,7 @@ class Client(BaseClient[SyncTransport]):
                     answer = None
                     yield command.value
                 else:
-                    answer = hands.do(command)
+                    answer = runner.do(command)
 
 
 @named
@@ -180,7 +175,7 @@ class RunHandle(BaseRunHandle[Client]):
     events = _of_run(Client.events)
 
 
-class _Hands:
+class _CommandRunner:
     """Executes the engine's commands."""
 
     def __init__(self, transport: SyncTransport) -> None:
@@ -193,7 +188,7 @@ class _Hands:
                 outcome = self._transport.send(command.request)
                 if isinstance(outcome, HttpReply | NoReply):
                     return outcome
-                self._hang_up()
+                self.close()
                 self._stream = outcome
                 return outcome.opened
             case Sleep():
@@ -205,17 +200,7 @@ class _Hands:
             case _:
                 assert_never(command)
 
-    def _hang_up(self) -> None:
+    def close(self) -> None:
+        """Close the stream, if one was opened."""
         if self._stream is not None:
             self._stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        self._hang_up()

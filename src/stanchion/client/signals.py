@@ -18,14 +18,14 @@ from stanchion.transport.messages import Silence
 __all__ = ["Answered", "CallHook", "CallSignal", "GaveUp", "Retrying", "guarded"]
 
 
-class _About(msgspec.Struct, frozen=True, kw_only=True):
+class _CallEvent(msgspec.Struct, frozen=True, kw_only=True):
     call: str
     """``start``, ``get``, ``cancel``…"""
     attempt: int
     """The first try is 1."""
 
 
-class Answered(_About, frozen=True, kw_only=True):
+class Answered(_CallEvent, frozen=True, kw_only=True):
     """A try has ended."""
 
     status: int | None
@@ -34,7 +34,7 @@ class Answered(_About, frozen=True, kw_only=True):
     elapsed_ms: int
 
 
-class Retrying(_About, frozen=True, kw_only=True):
+class Retrying(_CallEvent, frozen=True, kw_only=True):
     """The call is tried again, after the delay. A token of the class's budget was taken."""
 
     retry_class: RetryClass
@@ -43,7 +43,7 @@ class Retrying(_About, frozen=True, kw_only=True):
     """What the server asked for; 0 if it did not."""
 
 
-class GaveUp(_About, frozen=True, kw_only=True):
+class GaveUp(_CallEvent, frozen=True, kw_only=True):
     """The call has failed."""
 
     retry_class: RetryClass | None
@@ -57,7 +57,7 @@ CallHook: TypeAlias = Callable[[CallSignal], None]
 def guarded(hook: CallHook | None) -> CallHook:
     """The hook, with its exceptions logged instead of raised."""
     if hook is None:
-        return _nobody_listens
+        return _no_hook
 
     def tell(signal: CallSignal) -> None:
         try:
@@ -70,5 +70,5 @@ def guarded(hook: CallHook | None) -> CallHook:
     return tell
 
 
-def _nobody_listens(_signal: CallSignal) -> None:
+def _no_hook(_signal: CallSignal) -> None:
     pass
