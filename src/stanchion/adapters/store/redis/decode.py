@@ -205,20 +205,16 @@ def read_summary(run_id: RunId, values: Sequence[bytes | None]) -> RunSummary | 
     )
 
 
-@checked
-def read_base(packed: bytes) -> Run:
-    """Decode the constant part of a run."""
-    return _run_decoder.decode(packed)
+read_base = checked(_run_decoder.decode)
+"""Decode the constant part of a run."""
 
 
 def _read_end(packed: bytes | None) -> RunEnd:
     return RunEnd() if packed is None else _end_decoder.decode(packed)
 
 
-@checked
-def read_item(packed: bytes) -> Item:
-    """Decode an item of a for-each step."""
-    return _item_decoder.decode(packed)
+read_item = checked(_item_decoder.decode)
+"""Decode an item of a for-each step."""
 
 
 # ── Events ───────────────────────────────────────────────────────────────────────────────────────
@@ -251,16 +247,12 @@ def read_number_and_event(packed: bytes) -> tuple[int, Event]:
     return entry.number, event
 
 
-@checked
-def read_timeline_entry(packed: bytes) -> TimelineEntry:
-    """Decode one entry of a timeline."""
-    return _line_decoder.decode(packed)
+read_timeline_entry = checked(_line_decoder.decode)
+"""Decode one entry of a timeline."""
 
 
-@checked
-def read_lines(packed: bytes) -> tuple[TimelineEntry, ...]:
-    """Decode the timeline entries of one feed entry."""
-    return _lines_decoder.decode(packed)
+read_lines = checked(_lines_decoder.decode)
+"""Decode the timeline entries of one feed entry."""
 
 
 # ── Jobs and dead letters ────────────────────────────────────────────────────────────────────────
@@ -307,10 +299,8 @@ _job_decoder = msgspec.json.Decoder(Job, float_hook=float)
 _letter_decoder = msgspec.json.Decoder(DeadLetter, float_hook=float)
 
 
-@checked
-def read_job(work: bytes | str) -> Job:
-    """Decode a job as it is sent to a worker."""
-    return _job_decoder.decode(work)
+read_job = checked(_job_decoder.decode)
+"""Decode a job as it is sent to a worker."""
 
 
 @checked
@@ -363,10 +353,8 @@ def read_lost_reason(reply: Sequence[bytes | int]) -> LostReason:
 _approval_decoder: Final = msgspec.json.Decoder(PendingApproval, float_hook=float)
 
 
-@checked
-def read_approval(body: bytes) -> PendingApproval:
-    """Decode an approval that waits for a decision."""
-    return _approval_decoder.decode(body)
+read_approval = checked(_approval_decoder.decode)
+"""Decode an approval that waits for a decision."""
 
 
 @checked
