@@ -40,7 +40,6 @@ from stanchion.wire.problems import Code
 
 __all__ = ["Api", "route_named"]
 
-_OF_ALL: Final = frozenset({RouteScope.ONE_OR_ALL, RouteScope.TENANT_OR_ALL})
 _BY_NAME: Final = {f"{route.method} {route.path}": route for route in ROUTES}
 
 
@@ -85,15 +84,6 @@ class Api:
         if route.scope is RouteScope.DEPLOYMENT and self._holder.tenant != ALL_TENANTS:
             return False
         return not route.roles or self._holder.role in route.roles or self._holder is ANONYMOUS
-
-    def has(self, name: str) -> bool:
-        """Whether this version has such a route."""
-        return name in _BY_NAME
-
-    def takes(self, name: str, parameter: str) -> bool:
-        """Whether the route has this query parameter in this version."""
-        route = _BY_NAME.get(name)
-        return route is not None and parameter in (route.query or NoQuery).__struct_fields__
 
     async def tenant_of_run(self, run_id: str) -> str | None:
         """The tenant of a run, for a viewer who may look at all of them.
@@ -208,9 +198,9 @@ def _query_text(query: Mapping[str, object]) -> bytes:
 
 
 def _body(route: Route, raw: bytes) -> object:
-    if route.body is None:
+    if route.reads is None:
         return raw or NoBody()
-    return decoded(raw or b"{}", _decoder(route.body))
+    return decoded(raw or b"{}", _decoder(route.reads))
 
 
 @cache

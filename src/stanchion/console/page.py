@@ -3,14 +3,15 @@
 A ``ConsolePage`` has a path, a template and a function that gets the data for it from the API. An
 ``Action`` is a form's target: it changes something through the API and sends the browser to a page;
 if the API refuses, the form's page is shown again with the reason and what was typed. Both name the
-API route that they need, and the route's roles decide who may use them.
+API route that they need, and the route's roles decide who may use them. ``PageTable`` declares them
+above their functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
 from stanchion.console.api import Api
@@ -28,6 +29,7 @@ __all__ = [
     "Elsewhere",
     "Form",
     "Nav",
+    "PageTable",
     "Redirect",
     "Shown",
     "View",
@@ -148,7 +150,7 @@ class Shown:
     data: Data
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Nav:
     """A page's entry in the navigation."""
 
@@ -193,3 +195,52 @@ class Action:
 
 DONE: Final[dict[str, str]] = {}
 """What an action did, by its code: shown once on the page after it. Pages add their sentences."""
+_LoadT = TypeVar("_LoadT", bound=Load)
+_ActT = TypeVar("_ActT", bound=Act)
+
+
+class PageTable:
+    """The pages and actions of a module, each declared above its function."""
+
+    def __init__(self) -> None:
+        self.pages: list[ConsolePage] = []
+        self.actions: list[Action] = []
+
+    def page(
+        self,
+        path: str,
+        title: str,
+        template: str,
+        needs: str | None = None,
+        nav: Nav | None = None,
+        *,
+        is_of_tenant: bool = False,
+        is_live: bool = True,
+    ) -> Callable[[_LoadT], _LoadT]:
+        """Declare the page whose data the function that follows gets."""
+
+        def declare(load: _LoadT) -> _LoadT:
+            page = ConsolePage(
+                path=f"/console{path}",
+                title=title,
+                template=template,
+                load=load,
+                needs=needs,
+                nav=nav,
+                is_of_tenant=is_of_tenant,
+                is_live=is_live,
+            )
+            self.pages.append(page)
+            return load
+
+        return declare
+
+    def action(self, path: str, needs: str, form: Load) -> Callable[[_ActT], _ActT]:
+        """Declare the target of a form on the page of ``form``."""
+        page = next(each for each in self.pages if each.load is form)
+
+        def declare(act: _ActT) -> _ActT:
+            self.actions.append(Action(path=f"/console{path}", act=act, needs=needs, page=page))
+            return act
+
+        return declare

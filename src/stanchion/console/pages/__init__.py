@@ -47,11 +47,11 @@ def _exists(name: str | None) -> bool:
 
 
 PAGES: Final[tuple[ConsolePage, ...]] = tuple(
-    page for module in _MODULES for page in module.PAGES if _exists(page.needs)
+    page for module in _MODULES for page in module.PAGES.pages if _exists(page.needs)
 )
 ACTIONS: Final[tuple[Action, ...]] = tuple(
     action
     for module in _MODULES
-    for action in module.ACTIONS
+    for action in module.PAGES.actions
     if _exists(action.needs) and _exists(action.page.needs)
 )

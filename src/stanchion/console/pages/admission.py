@@ -12,14 +12,16 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from stanchion.console.api import Api
-from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
+from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, View
 from stanchion.console.pages.overview import budget_rows
 from stanchion.console.pictures import CELLS_MAX, TakenSlot, slot_board
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.ports.errors import BackendError
 from stanchion.wire.runs import RunRow
 
-__all__ = ["ACTIONS", "PAGES", "would_admit"]
+__all__ = ["PAGES", "would_admit"]
+
+PAGES: Final = PageTable()
 
 _LIMIT: Final = 25
 _TENANTS_MAX: Final = 1_000
@@ -29,6 +31,13 @@ _ENDED: Final = 50
 _ACTIVE: Final = ("pending", "running", "waiting")
 
 
+@PAGES.page(
+    "/admission",
+    "Admission",
+    "admission.html",
+    "GET /v1/admin/admission",
+    Nav("Now", "Admission", "a"),
+)
 async def board(view: View) -> Data:
     """The tenants, those under pressure first; of a chosen one also what other caps would do."""
     api, query = view.api, view.query
@@ -162,6 +171,7 @@ def _slots(view: View, tenant: str, runs: Sequence[RunRow]) -> list[TakenSlot]:
     ]
 
 
+@PAGES.action("/admission/cap", "PUT /v1/admin/tenants/{tenant}", board)
 async def change_cap(view: View) -> Redirect:
     """Change a tenant's cap."""
     typed = view.form.get("limit").strip()
@@ -173,6 +183,7 @@ async def change_cap(view: View) -> Redirect:
     return Redirect(f"{view.at('admission')}{view.query.with_(did=None)}", "cap_changed")
 
 
+@PAGES.action("/admission/queue", "PUT /v1/admin/tenants/{tenant}", board)
 async def change_queue(view: View) -> Redirect:
     """Change what a start of the tenant gets while no slot is free."""
     numbers: dict[str, float] = {}
@@ -199,28 +210,5 @@ async def _change(view: View, **changed: object) -> None:
     await view.api.send("PUT /v1/admin/tenants/{tenant}", params, body | changed)
 
 
-BOARD: Final = ConsolePage(
-    path="/console/admission",
-    title="Admission",
-    template="admission.html",
-    load=board,
-    needs="GET /v1/admin/admission",
-    nav=Nav(group="Now", label="Admission", letter="a"),
-)
-PAGES: Final = (BOARD,)
-ACTIONS: Final = (
-    Action(
-        path="/console/admission/cap",
-        act=change_cap,
-        needs="PUT /v1/admin/tenants/{tenant}",
-        page=BOARD,
-    ),
-    Action(
-        path="/console/admission/queue",
-        act=change_queue,
-        needs="PUT /v1/admin/tenants/{tenant}",
-        page=BOARD,
-    ),
-)
 DONE["queue_changed"] = "The queue was changed. It is in force."
 DONE["cap_changed"] = "The cap was changed. It is in force."

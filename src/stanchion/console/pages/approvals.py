@@ -7,14 +7,16 @@ from typing import Final, Literal
 
 from markupsafe import Markup
 
-from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
+from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, View
 from stanchion.console.schema_form import faults_by_field, form_fields, form_html, parse_form
 from stanchion.core.faults import Fault
 from stanchion.gateway.problems import RequestRefused, invalid
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import ApprovalRow
 
-__all__ = ["ACTIONS", "PAGES", "DecisionForm", "decide"]
+__all__ = ["PAGES", "DecisionForm", "decide"]
+
+PAGES: Final = PageTable()
 
 _LIMIT: Final = 25
 
@@ -98,6 +100,9 @@ async def _row(view: View, run_id: str, step_id: str) -> ApprovalRow | None:
     return None
 
 
+@PAGES.page(
+    "/approvals", "Approvals", "approvals.html", "GET /v1/approvals", Nav("Work", "Approvals", "p")
+)
 async def inbox(view: View) -> Data:
     """The decisions that wait, oldest first."""
     page = await view.api.get("/v1/approvals", limit=_LIMIT, cursor=view.query.get("cursor"))
@@ -105,6 +110,7 @@ async def inbox(view: View) -> Data:
     return {"decisions": forms, "cursor": page.cursor}
 
 
+@PAGES.action("/approvals/decide", "POST /v1/runs/{run_id}/steps/{step_id}/approve", inbox)
 async def act(view: View) -> Redirect:
     """Decide one approval of the inbox."""
     is_approved = view.form.get("verdict") == "approve"
@@ -112,21 +118,4 @@ async def act(view: View) -> Redirect:
     return Redirect(view.at("approvals"), "approved" if is_approved else "rejected")
 
 
-APPROVALS: Final = ConsolePage(
-    path="/console/approvals",
-    title="Approvals",
-    template="approvals.html",
-    load=inbox,
-    needs="GET /v1/approvals",
-    nav=Nav(group="Work", label="Approvals", letter="p"),
-)
-PAGES: Final = (APPROVALS,)
-ACTIONS: Final = (
-    Action(
-        path="/console/approvals/decide",
-        act=act,
-        needs="POST /v1/runs/{run_id}/steps/{step_id}/approve",
-        page=APPROVALS,
-    ),
-)
 DONE.update({"approved": "Approved: the run goes on.", "rejected": "Rejected."})

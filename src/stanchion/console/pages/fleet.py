@@ -10,13 +10,15 @@ import msgspec
 from markupsafe import Markup
 
 from stanchion.charts import Chart
-from stanchion.console.page import Action, ConsolePage, Data, Nav, View
+from stanchion.console.page import Data, Nav, PageTable, View
 from stanchion.console.pictures import chart
 from stanchion.core.json_value import JsonObject
 from stanchion.gateway.views import when
 from stanchion.wire.admin import ReplicaRow, WorkerRow
 
-__all__ = ["ACTIONS", "PAGES"]
+__all__ = ["PAGES"]
+
+PAGES: Final = PageTable()
 
 _LIMIT: Final = 100
 _MISSING_S: Final = 15
@@ -29,6 +31,13 @@ _CLOCK_MS: Final = 1_000
 _TOPICS: Final = "GET /v1/worker/topics"
 
 
+@PAGES.page(
+    "/workers",
+    "Workers and topics",
+    "workers.html",
+    "GET /v1/admin/workers",
+    Nav("System", "Workers", "h"),
+)
 async def show_workers(view: View) -> Data:
     """Workers, and the topics with jobs that wait."""
     page = await view.api.get("/v1/admin/workers", cursor=view.query.get("cursor"), limit=_LIMIT)
@@ -61,6 +70,13 @@ def _topics(workers: tuple[WorkerRow, ...], ready: dict[str, int]) -> list[dict[
 # ── Replicas ─────────────────────────────────────────────────────────────────────────────────────
 
 
+@PAGES.page(
+    "/replicas",
+    "Replicas",
+    "replicas.html",
+    "GET /v1/admin/replicas",
+    Nav("System", "Replicas", "n"),
+)
 async def show_replicas(view: View) -> Data:
     """Every server process, as it last reported itself."""
     page = await view.api.get("/v1/admin/replicas", cursor=view.query.get("cursor"), limit=_LIMIT)
@@ -88,6 +104,9 @@ _OLD: Final = timedelta(days=30)
 DRILLS: Final = ("admission", "retry", "fallback", "renewal", "lock-busy")
 
 
+@PAGES.page(
+    "/drills", "Drills", "drills.html", "GET /v1/admin/drills", Nav("System", "Drills", "i")
+)
 async def show_drills(view: View) -> Data:
     """The reports of drills, and those that there is none of; or one with its charts."""
     only = view.query.get("drill") or None
@@ -115,6 +134,7 @@ def _drawn(charts: tuple[JsonObject, ...]) -> list[Markup]:
 # ── Audit ────────────────────────────────────────────────────────────────────────────────────────
 
 
+@PAGES.page("/audit", "Audit", "audit.html", "GET /v1/admin/audit", Nav("System", "Audit", "u"))
 async def show_audit(view: View) -> Data:
     """Who changed what, newest first."""
     query = view.query
@@ -133,40 +153,3 @@ async def show_audit(view: View) -> Data:
 
 def _is_filtered(view: View) -> bool:
     return any(view.query.get(name) for name in ("actor", "action", "of", "since", "until"))
-
-
-PAGES: Final = (
-    ConsolePage(
-        path="/console/workers",
-        title="Workers and topics",
-        template="workers.html",
-        load=show_workers,
-        needs="GET /v1/admin/workers",
-        nav=Nav(group="System", label="Workers", letter="h"),
-    ),
-    ConsolePage(
-        path="/console/replicas",
-        title="Replicas",
-        template="replicas.html",
-        load=show_replicas,
-        needs="GET /v1/admin/replicas",
-        nav=Nav(group="System", label="Replicas", letter="n"),
-    ),
-    ConsolePage(
-        path="/console/drills",
-        title="Drills",
-        template="drills.html",
-        load=show_drills,
-        needs="GET /v1/admin/drills",
-        nav=Nav(group="System", label="Drills", letter="i"),
-    ),
-    ConsolePage(
-        path="/console/audit",
-        title="Audit",
-        template="audit.html",
-        load=show_audit,
-        needs="GET /v1/admin/audit",
-        nav=Nav(group="System", label="Audit", letter="u"),
-    ),
-)
-ACTIONS: Final[tuple[Action, ...]] = ()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, Shown, View
+from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, Shown, View
 from stanchion.wire.admin import Role
 
-__all__ = ["ACTIONS", "PAGES"]
+__all__ = ["PAGES"]
+
+PAGES: Final = PageTable()
 
 _LIMIT: Final = 100
 _MEANING: Final = {
@@ -19,12 +21,16 @@ _MEANING: Final = {
 }
 
 
+@PAGES.page(
+    "/keys", "Keys", "keys.html", "GET /v1/admin/keys", Nav("System", "Keys", "k"), is_live=False
+)
 async def list_keys(view: View) -> Data:
     """The keys, without their secrets."""
     page = await view.api.get("/v1/admin/keys", limit=_LIMIT, cursor=view.query.get("cursor"))
     return {"keys": page.keys, "cursor": page.cursor, "roles": _MEANING, "created": None}
 
 
+@PAGES.action("/keys/create", "POST /v1/admin/keys", list_keys)
 async def create(view: View) -> Shown:
     """Create a key and show its secret, once."""
     form = view.form
@@ -39,6 +45,7 @@ async def create(view: View) -> Shown:
     return Shown({"created": await view.api.send("POST /v1/admin/keys", {}, body)})
 
 
+@PAGES.action("/keys/revoke", "DELETE /v1/admin/keys/{key_id}", list_keys)
 async def revoke(view: View) -> Redirect:
     """Revoke a key."""
     params = {"key_id": view.form.get("key_id")}
@@ -46,23 +53,4 @@ async def revoke(view: View) -> Redirect:
     return Redirect(view.at("keys"), "key_revoked")
 
 
-KEYS: Final = ConsolePage(
-    path="/console/keys",
-    title="Keys",
-    template="keys.html",
-    load=list_keys,
-    needs="GET /v1/admin/keys",
-    nav=Nav(group="System", label="Keys", letter="k"),
-    is_live=False,
-)
-PAGES: Final = (KEYS,)
-ACTIONS: Final = (
-    Action(path="/console/keys/create", act=create, needs="POST /v1/admin/keys", page=KEYS),
-    Action(
-        path="/console/keys/revoke",
-        act=revoke,
-        needs="DELETE /v1/admin/keys/{key_id}",
-        page=KEYS,
-    ),
-)
 DONE["key_revoked"] = "The key was revoked: here at once, on other replicas within 2 seconds."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
+from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, View
 from stanchion.console.pictures import share_bar
 from stanchion.core.faults import Fault
 from stanchion.core.model import Topic
@@ -12,13 +12,18 @@ from stanchion.core.topic_limits import LimitScope, TopicLimit
 from stanchion.gateway.problems import RequestRefused, invalid
 from stanchion.wire.admin import LimitView
 
-__all__ = ["ACTIONS", "PAGES"]
+__all__ = ["PAGES"]
+
+PAGES: Final = PageTable()
 
 _LIMIT: Final = 100
 _PATH: Final = "/v1/admin/limits/{limit_id}"
 _TOPICS: Final = "GET /v1/worker/topics"
 
 
+@PAGES.page(
+    "/limits", "Topic limits", "limits.html", "GET /v1/admin/limits", Nav("Work", "Limits", "m")
+)
 async def show_limits(view: View) -> Data:
     """The limits with what they use, and one of them in the form."""
     page = await view.api.get("/v1/admin/limits", limit=_LIMIT, cursor=view.query.get("cursor"))
@@ -52,6 +57,7 @@ def _seen(row: LimitView, ready: dict[Topic, int]) -> Data:
     return {"row": row, "bar": bar, "waiting": waiting, "is_full": is_full}
 
 
+@PAGES.action("/limits/put", f"PUT {_PATH}", show_limits)
 async def put(view: View) -> Redirect:
     """Store a limit as the form says. Raises ``RequestRefused``."""
     form = view.form
@@ -74,24 +80,12 @@ def _number(name: str, typed: str) -> float | int | None:
     return int(number) if number.is_integer() else number
 
 
+@PAGES.action("/limits/delete", f"DELETE {_PATH}", show_limits)
 async def delete(view: View) -> Redirect:
     """Delete a limit."""
     await view.api.send(f"DELETE {_PATH}", {"limit_id": view.form.get("limit_id")})
     return Redirect(view.at("limits"), "limit_deleted")
 
 
-LIMITS: Final = ConsolePage(
-    path="/console/limits",
-    title="Topic limits",
-    template="limits.html",
-    load=show_limits,
-    needs="GET /v1/admin/limits",
-    nav=Nav(group="Work", label="Limits", letter="m"),
-)
-PAGES: Final = (LIMITS,)
-ACTIONS: Final = (
-    Action(path="/console/limits/put", act=put, needs=f"PUT {_PATH}", page=LIMITS),
-    Action(path="/console/limits/delete", act=delete, needs=f"DELETE {_PATH}", page=LIMITS),
-)
 DONE["limit_stored"] = "The limit was stored: in force everywhere within a second."
 DONE["limit_deleted"] = "The limit was deleted: jobs that it held back can be leased."

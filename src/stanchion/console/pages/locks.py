@@ -7,14 +7,16 @@ from typing import Final
 
 from markupsafe import Markup
 
-from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
+from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, View
 from stanchion.console.pictures import FenceMark, fence_strip
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.lease import RENEWAL_FAILURES_MAX, OnLockError, OnRenewalLost
 from stanchion.core.model import Risk
 from stanchion.wire.admin import LeaseMarkRow, LeaseRow
 
-__all__ = ["ACTIONS", "PAGES"]
+__all__ = ["PAGES"]
+
+PAGES: Final = PageTable()
 
 _LEASES: Final = "GET /v1/admin/leases"
 _RELEASE: Final = "DELETE /v1/admin/leases/{name}"
@@ -26,6 +28,7 @@ _STRIP: Final = timedelta(minutes=15)
 # ── Leases ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@PAGES.page("/leases", "Leases", "leases.html", _LEASES, Nav("Locks", "Leases", "l"))
 async def show_leases(view: View) -> Data:
     """The locks that are held, and the history of one of them."""
     name = view.query.get("name") or None
@@ -94,6 +97,7 @@ def _mark(row: LeaseMarkRow) -> FenceMark:
             return FenceMark(at=row.at, what="released", fence=row.fence or 0)
 
 
+@PAGES.page("/leases/release", "Release a lock by force", "release.html", _RELEASE, is_live=False)
 async def ask_release(view: View) -> Data:
     """The page that asks before a lock is taken away, and says what is at stake."""
     name = view.form.get("name") or view.query.get("name")
@@ -102,6 +106,7 @@ async def ask_release(view: View) -> Data:
     return {"name": name, "row": row, **_about(name)}
 
 
+@PAGES.action("/leases/release", _RELEASE, ask_release)
 async def release(view: View) -> Redirect:
     """Take a lock away from its holder."""
     name = view.form.get("name")
@@ -109,22 +114,6 @@ async def release(view: View) -> Redirect:
     return Redirect(view.at("leases", name=name), "lease_released")
 
 
-LEASES: Final = ConsolePage(
-    path="/console/leases",
-    title="Leases",
-    template="leases.html",
-    load=show_leases,
-    needs=_LEASES,
-    nav=Nav(group="Locks", label="Leases", letter="l"),
-)
-RELEASE: Final = ConsolePage(
-    path="/console/leases/release",
-    title="Release a lock by force",
-    template="release.html",
-    load=ask_release,
-    needs=_RELEASE,
-    is_live=False,
-)
 DONE["lease_released"] = "The lock was released. Its holder notices when it renews or commits."
 
 
@@ -144,6 +133,13 @@ _MEANING: Final = {
 }
 
 
+@PAGES.page(
+    "/policies",
+    "Policies",
+    "policies.html",
+    "GET /v1/admin/settings",
+    Nav("Locks", "Policies", "y"),
+)
 async def show_policies(view: View) -> Data:
     """The policies in force, what overrides them, and what the form below would change."""
     settings: JsonObject = await view.api.get("/v1/admin/settings")
@@ -201,6 +197,7 @@ def _changes(
     ]
 
 
+@PAGES.action("/policies", _PATCH, show_policies)
 async def change_policies(view: View) -> Redirect:
     """Put the policies of the form in force."""
     settings: JsonObject = await view.api.get("/v1/admin/settings")
@@ -217,19 +214,5 @@ async def change_policies(view: View) -> Redirect:
     return Redirect(view.at("policies"), "policies_changed" if patch else "policies_same")
 
 
-POLICIES: Final = ConsolePage(
-    path="/console/policies",
-    title="Policies",
-    template="policies.html",
-    load=show_policies,
-    needs="GET /v1/admin/settings",
-    nav=Nav(group="Locks", label="Policies", letter="y"),
-)
 DONE["policies_changed"] = "The policies were changed: here at once, on other replicas within 2 s."
 DONE["policies_same"] = "Nothing was changed: the form has what is in force."
-
-PAGES: Final = (LEASES, RELEASE, POLICIES)
-ACTIONS: Final = (
-    Action(path="/console/leases/release", act=release, needs=_RELEASE, page=RELEASE),
-    Action(path="/console/policies", act=change_policies, needs=_PATCH, page=POLICIES),
-)

@@ -11,21 +11,23 @@ from typing import Any, Final
 import msgspec
 
 from stanchion.console.live import AdmissionSample
-from stanchion.console.page import Action, ConsolePage, Data, Elsewhere, Nav, View
+from stanchion.console.page import Data, Elsewhere, Nav, PageTable, View
 from stanchion.console.pictures import share_bar
 from stanchion.console.text import duration
 from stanchion.gateway.problems import RequestRefused
 from stanchion.wire.admin import TenantView
 
-__all__ = ["ACTIONS", "PAGES"]
+__all__ = ["PAGES"]
+
+PAGES: Final = PageTable()
 
 _FAILED: Final = 6
-_WAITING: Final = 6
 _COUNTED_MAX: Final = 100
 """Lists are counted up to here: there may be more."""
 _TENANTS_MAX: Final = 1_000
 
 
+@PAGES.page("", "Overview", "overview.html", nav=Nav("Now", "Overview", "o"))
 async def overview(view: View) -> Data:
     """The state of the deployment, or of the tenant that is looked at."""
     found = await asyncio.gather(
@@ -166,6 +168,7 @@ def _many(count: int, noun: str, *, is_more: bool = False) -> str:
 _RUN_ID: Final = re.compile(r"[0-9a-z]{8,64}")
 
 
+@PAGES.page("/search", "Search", "search.html", is_of_tenant=True, is_live=False)
 async def search(view: View) -> Data:
     """What the words may mean: a run, a workflow, a tenant, a label, a request."""
     text = view.query.get("q").strip()
@@ -192,23 +195,3 @@ async def search(view: View) -> Data:
     )
     found["has_decisions"] = api.allows("GET /v1/admin/decisions")
     return found
-
-
-PAGES: Final = (
-    ConsolePage(
-        path="/console",
-        title="Overview",
-        template="overview.html",
-        load=overview,
-        nav=Nav(group="Now", label="Overview", letter="o"),
-    ),
-    ConsolePage(
-        path="/console/search",
-        title="Search",
-        template="search.html",
-        load=search,
-        is_of_tenant=True,
-        is_live=False,
-    ),
-)
-ACTIONS: Final[tuple[Action, ...]] = ()

@@ -9,7 +9,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from stanchion.charts import Bars, Histogram
-from stanchion.console.page import Action, ConsolePage, Data, Nav, View
+from stanchion.console.page import Data, Nav, PageTable, View
 from stanchion.console.pictures import chart
 from stanchion.console.rhythm import (
     MODEL_BUCKET_MS,
@@ -26,13 +26,16 @@ from stanchion.core.retry import BoundedJitter, Fixed
 from stanchion.core.settings import Rhythm
 from stanchion.gateway.views import to_instant, when
 
-__all__ = ["ACTIONS", "PAGES"]
+__all__ = ["PAGES"]
+
+PAGES: Final = PageTable()
 
 _LIMIT: Final = 100
 _FILTERS: Final = ("outcome", "key", "request_id", "since", "until")
 _DECISIONS: Final = "GET /v1/admin/decisions"
 
 
+@PAGES.page("/decisions", "Decisions", "decisions.html", _DECISIONS, Nav("Now", "Decisions", "d"))
 async def show_decisions(view: View) -> Data:
     """Receipts of refused starts, newest first."""
     query = view.query
@@ -60,6 +63,13 @@ _SPAN_MS: Final = 60_000
 _RECEIPTS_MAX: Final = 1_000
 
 
+@PAGES.page(
+    "/retries",
+    "Retry rhythm",
+    "retries.html",
+    "GET /v1/admin/lock-history",
+    Nav("Locks", "Retries", "t"),
+)
 async def show_retries(view: View) -> Data:
     """Lock-busy retries and refused callers of the last minute, against what the policy gives."""
     settings = await view.api.get("/v1/admin/settings")
@@ -161,24 +171,3 @@ def _model(rhythm: Rhythm) -> Data:
             )
         ),
     }
-
-
-PAGES: Final = (
-    ConsolePage(
-        path="/console/decisions",
-        title="Decisions",
-        template="decisions.html",
-        load=show_decisions,
-        needs=_DECISIONS,
-        nav=Nav(group="Now", label="Decisions", letter="d"),
-    ),
-    ConsolePage(
-        path="/console/retries",
-        title="Retry rhythm",
-        template="retries.html",
-        load=show_retries,
-        needs="GET /v1/admin/lock-history",
-        nav=Nav(group="Locks", label="Retries", letter="t"),
-    ),
-)
-ACTIONS: Final[tuple[Action, ...]] = ()

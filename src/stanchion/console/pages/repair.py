@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from stanchion.console.page import DONE, Action, ConsolePage, Data, Form, Nav, Redirect, View
+from stanchion.console.page import DONE, Data, Form, Nav, PageTable, Redirect, View
 from stanchion.console.pages.runs import wanted_runs
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant, RunStatus
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member
 from stanchion.wire.problems import Code
 
-__all__ = ["ACTIONS", "PAGES"]
+__all__ = ["PAGES"]
+
+PAGES: Final = PageTable()
 
 _LIMIT: Final = 50
 
@@ -20,6 +22,13 @@ _LIMIT: Final = 50
 _LETTER: Final = "POST /v1/admin/dead-letters/{letter_id}"
 
 
+@PAGES.page(
+    "/dead-letters",
+    "Dead letters",
+    "dead_letters.html",
+    "GET /v1/admin/dead-letters",
+    Nav("Repair", "Dead letters", "x"),
+)
 async def show_letters(view: View) -> Data:
     """Dead letters, oldest first."""
     page = await view.api.get(
@@ -33,6 +42,7 @@ async def show_letters(view: View) -> Data:
     }
 
 
+@PAGES.action("/dead-letters", f"{_LETTER}/replay", show_letters)
 async def act_on_letters(view: View) -> Redirect:
     """Replay or discard the chosen letters, one after the other.
 
@@ -55,14 +65,6 @@ async def act_on_letters(view: View) -> Redirect:
     return Redirect(view.at("dead-letters"), f"letters_{verb}ed")
 
 
-LETTERS: Final = ConsolePage(
-    path="/console/dead-letters",
-    title="Dead letters",
-    template="dead_letters.html",
-    load=show_letters,
-    needs="GET /v1/admin/dead-letters",
-    nav=Nav(group="Repair", label="Dead letters", letter="x"),
-)
 DONE["letters_replayed"] = "Replayed: the jobs are dispatched again."
 DONE["letters_discarded"] = "Discarded: the steps of these jobs fail."
 
@@ -72,6 +74,7 @@ DONE["letters_discarded"] = "Discarded: the steps of these jobs fail."
 _AUDIT_SLOTS: Final = "POST /v1/admin/drift"
 
 
+@PAGES.page("/drift", "Drift", "drift.html", "GET /v1/admin/drift", Nav("Repair", "Drift", "f"))
 async def show_drift(view: View) -> Data:
     """The last audit of slots."""
     return {
@@ -81,34 +84,22 @@ async def show_drift(view: View) -> Data:
     }
 
 
+@PAGES.page(
+    "/drift/try", "Drift: an audit that repairs nothing", "drift.html", _AUDIT_SLOTS, is_live=False
+)
 async def try_drift(view: View) -> Data:
     """An audit of slots now, which repairs nothing."""
     dry = await view.api.send(_AUDIT_SLOTS, dry_run="true")
     return {**await show_drift(view), "dry": dry}
 
 
+@PAGES.action("/drift", _AUDIT_SLOTS, show_drift)
 async def repair_drift(view: View) -> Redirect:
     """Audit the slots now, and repair what has drifted."""
     await view.api.send(_AUDIT_SLOTS)
     return Redirect(view.at("drift"), "drift_repaired")
 
 
-DRIFT: Final = ConsolePage(
-    path="/console/drift",
-    title="Drift",
-    template="drift.html",
-    load=show_drift,
-    needs="GET /v1/admin/drift",
-    nav=Nav(group="Repair", label="Drift", letter="f"),
-)
-DRIFT_TRIED: Final = ConsolePage(
-    path="/console/drift/try",
-    title="Drift: an audit that repairs nothing",
-    template="drift.html",
-    load=try_drift,
-    needs=_AUDIT_SLOTS,
-    is_live=False,
-)
 DONE["drift_repaired"] = "All slots were compared with the runs, and repaired where they differed."
 
 
@@ -118,6 +109,7 @@ _BULK: Final = "POST /v1/bulk"
 _VERBS: Final = ("cancel", "rerun", "replay", "discard", "approve", "reject")
 
 
+@PAGES.page("/bulk", "Bulk actions", "bulks.html", "GET /v1/bulk", Nav("Repair", "Bulk", "b"))
 async def show_bulks(view: View) -> Data:
     """Bulk actions, newest first, and the form for a new one with its dry run."""
     page = await view.api.get("/v1/bulk", cursor=view.query.get("cursor"), limit=_LIMIT)
@@ -140,6 +132,7 @@ async def show_bulks(view: View) -> Data:
     }
 
 
+@PAGES.page("/bulk/{bulk_id}", "Bulk action", "bulk.html", "GET /v1/bulk/{bulk_id}")
 async def show_bulk(view: View) -> Data:
     """One bulk action and how far it is."""
     bulk = await view.api.get("/v1/bulk/{bulk_id}", view.params)
@@ -166,6 +159,7 @@ def _bulk_of(form: Form, now: Instant) -> JsonObject:
     return body
 
 
+@PAGES.action("/bulk", _BULK, show_bulks)
 async def start_bulk(view: View) -> Redirect:
     """Begin a bulk action."""
     body = _bulk_of(view.form, view.now)
@@ -176,41 +170,12 @@ async def start_bulk(view: View) -> Redirect:
     return Redirect(view.at("bulk", begun.bulk_id), "bulk_begun")
 
 
+@PAGES.action("/bulk/{bulk_id}/stop", "DELETE /v1/bulk/{bulk_id}", show_bulk)
 async def stop_bulk(view: View) -> Redirect:
     """Stop a bulk action where it is."""
     await view.api.send("DELETE /v1/bulk/{bulk_id}", view.params)
     return Redirect(view.at("bulk", view.params["bulk_id"]), "bulk_stopped")
 
 
-BULKS: Final = ConsolePage(
-    path="/console/bulk",
-    title="Bulk actions",
-    template="bulks.html",
-    load=show_bulks,
-    needs="GET /v1/bulk",
-    nav=Nav(group="Repair", label="Bulk", letter="b"),
-)
-BULK: Final = ConsolePage(
-    path="/console/bulk/{bulk_id}",
-    title="Bulk action",
-    template="bulk.html",
-    load=show_bulk,
-    needs="GET /v1/bulk/{bulk_id}",
-)
 DONE["bulk_begun"] = "The bulk action has begun. It goes on if this page is closed."
 DONE["bulk_stopped"] = "The bulk action was stopped. What it has done stays done."
-
-PAGES: Final = (LETTERS, DRIFT, DRIFT_TRIED, BULKS, BULK)
-ACTIONS: Final = (
-    Action(
-        path="/console/dead-letters", act=act_on_letters, needs=f"{_LETTER}/replay", page=LETTERS
-    ),
-    Action(path="/console/drift", act=repair_drift, needs=_AUDIT_SLOTS, page=DRIFT),
-    Action(path="/console/bulk", act=start_bulk, needs=_BULK, page=BULKS),
-    Action(
-        path="/console/bulk/{bulk_id}/stop",
-        act=stop_bulk,
-        needs="DELETE /v1/bulk/{bulk_id}",
-        page=BULK,
-    ),
-)

@@ -13,12 +13,11 @@ import msgspec
 from stanchion.console.gantt import gantt, spans_of, with_waits
 from stanchion.console.page import (
     DONE,
-    Action,
-    ConsolePage,
     Data,
     Elsewhere,
     Form,
     Nav,
+    PageTable,
     Redirect,
     Shown,
     View,
@@ -39,7 +38,9 @@ from stanchion.wire.runs import (
     WhyAnswer,
 )
 
-__all__ = ["ACTIONS", "PAGES", "graph_steps", "started"]
+__all__ = ["PAGES", "graph_steps", "started"]
+
+PAGES: Final = PageTable()
 
 _LIMIT: Final = 50
 _TIMELINE_MAX: Final = 1_000
@@ -75,6 +76,7 @@ def wanted_runs(query: Form, now: Instant) -> dict[str, Any]:
     return wanted
 
 
+@PAGES.page("/runs", "Runs", "runs.html", "GET /v1/runs", Nav("Work", "Runs", "r"))
 async def list_runs(view: View) -> Data:
     """The runs that fit the filters."""
     api, query = view.api, view.query
@@ -102,6 +104,7 @@ def _bulk(view: View, wanted: dict[str, Any]) -> str | None:
     return f"/console/bulk?{query}"
 
 
+@PAGES.page("/runs/{run_id}", "Run", "run.html", "GET /v1/runs/{run_id}", is_of_tenant=True)
 async def show_run(view: View) -> Data:
     """One run."""
     api = view.api
@@ -304,6 +307,13 @@ def _items(step: StepView) -> tuple[int, int, int] | None:
     return step.items_total, step.items_succeeded or 0, step.items_failed or 0
 
 
+@PAGES.page(
+    "/runs/{run_id}/steps/{step_id}",
+    "Items",
+    "items.html",
+    "GET /v1/runs/{run_id}/steps/{step_id}/items",
+    is_of_tenant=True,
+)
 async def list_items(view: View) -> Data:
     """The items of a for-each step."""
     api, status = view.api, view.query.get("status")
@@ -327,6 +337,7 @@ async def list_items(view: View) -> Data:
     }
 
 
+@PAGES.action("/runs/{run_id}/cancel", "POST /v1/runs/{run_id}/cancel", show_run)
 async def cancel(view: View) -> Redirect:
     """Cancel a run."""
     body = {"reason": view.form.get("reason") or None}
@@ -334,6 +345,7 @@ async def cancel(view: View) -> Redirect:
     return Redirect(view.at("runs", view.params["run_id"]), "run_cancelled")
 
 
+@PAGES.action("/runs/{run_id}/rerun", "POST /v1/runs/{run_id}/rerun", show_run)
 async def rerun(view: View) -> Redirect | Shown:
     """Start a new run from a finished one, and go to it; or show what that would do."""
     form = view.form
@@ -363,6 +375,7 @@ def started(answer: StartAnswer | QueuedAnswer, did: str = "run_started") -> str
     return "run_queued" if answer.status is RunStatus.QUEUED else did
 
 
+@PAGES.action("/runs", "POST /v1/runs/{run_id}/cancel", list_runs)
 async def act_on_chosen(view: View) -> Redirect:
     """Cancel or rerun the chosen runs, each by itself. Those that are refused are counted."""
     verb, chosen = view.form.get("verb"), view.form.all("run")
@@ -388,65 +401,28 @@ async def act_on_chosen(view: View) -> Redirect:
 _VERBS: Final = {"cancel": "runs_cancelled", "rerun": "runs_rerun"}
 
 
+@PAGES.action(
+    "/runs/{run_id}/steps/{step_id}/approve",
+    "POST /v1/runs/{run_id}/steps/{step_id}/approve",
+    show_run,
+)
 async def approve(view: View) -> Redirect:
     """Approve a step of the run."""
     await decide(view, view.params["run_id"], view.params["step_id"], approve=True)
     return Redirect(view.at("runs", view.params["run_id"]), "approved")
 
 
+@PAGES.action(
+    "/runs/{run_id}/steps/{step_id}/reject",
+    "POST /v1/runs/{run_id}/steps/{step_id}/reject",
+    show_run,
+)
 async def reject(view: View) -> Redirect:
     """Reject a step of the run."""
     await decide(view, view.params["run_id"], view.params["step_id"], approve=False)
     return Redirect(view.at("runs", view.params["run_id"]), "rejected")
 
 
-RUNS: Final = ConsolePage(
-    path="/console/runs",
-    title="Runs",
-    template="runs.html",
-    load=list_runs,
-    needs="GET /v1/runs",
-    nav=Nav(group="Work", label="Runs", letter="r"),
-)
-RUN: Final = ConsolePage(
-    path="/console/runs/{run_id}",
-    title="Run",
-    template="run.html",
-    load=show_run,
-    needs="GET /v1/runs/{run_id}",
-    is_of_tenant=True,
-)
-PAGES: Final = (
-    RUNS,
-    RUN,
-    ConsolePage(
-        path="/console/runs/{run_id}/steps/{step_id}",
-        title="Items",
-        template="items.html",
-        load=list_items,
-        needs="GET /v1/runs/{run_id}/steps/{step_id}/items",
-        is_of_tenant=True,
-    ),
-)
-ACTIONS: Final = (
-    Action(
-        path="/console/runs",
-        act=act_on_chosen,
-        needs="POST /v1/runs/{run_id}/cancel",
-        page=RUNS,
-    ),
-    *(
-        Action(
-            path=f"/console/runs/{{run_id}}/{path}", act=act, needs=f"POST /v1/{needs}", page=RUN
-        )
-        for path, act, needs in (
-            ("cancel", cancel, "runs/{run_id}/cancel"),
-            ("rerun", rerun, "runs/{run_id}/rerun"),
-            ("steps/{step_id}/approve", approve, "runs/{run_id}/steps/{step_id}/approve"),
-            ("steps/{step_id}/reject", reject, "runs/{run_id}/steps/{step_id}/reject"),
-        )
-    ),
-)
 DONE.update(
     {
         "run_cancelled": "The run was cancelled.",

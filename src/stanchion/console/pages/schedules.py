@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
+from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, View
 from stanchion.console.pages.runs import started
 from stanchion.core.faults import Fault
 from stanchion.gateway.problems import RequestRefused, invalid
 from stanchion.wire.schedules import ScheduleView
 
-__all__ = ["ACTIONS", "PAGES"]
+__all__ = ["PAGES"]
+
+PAGES: Final = PageTable()
 
 _LIMIT: Final = 100
 _PATH: Final = "/v1/schedules/{schedule_id}"
@@ -22,6 +24,9 @@ _KEPT: Final = (
 """What a change of ``paused`` keeps."""
 
 
+@PAGES.page(
+    "/schedules", "Schedules", "schedules.html", "GET /v1/schedules", Nav("Work", "Schedules", "c")
+)
 async def list_schedules(view: View) -> Data:
     """The schedules, by tenant and id."""
     page = await view.api.get("/v1/schedules", limit=_LIMIT, cursor=view.query.get("cursor"))
@@ -32,6 +37,7 @@ async def list_schedules(view: View) -> Data:
     }
 
 
+@PAGES.action("/schedules/put", f"PUT {_PATH}", list_schedules)
 async def put(view: View) -> Redirect:
     """Store a schedule as the form says."""
     form = view.form
@@ -55,6 +61,7 @@ async def put(view: View) -> Redirect:
     return Redirect(view.at("schedules"), "schedule_stored")
 
 
+@PAGES.action("/schedules/pause", f"PUT {_PATH}", list_schedules)
 async def pause(view: View) -> Redirect:
     """Pause a schedule, or resume it."""
     params = {"schedule_id": view.form.get("schedule_id")}
@@ -66,6 +73,7 @@ async def pause(view: View) -> Redirect:
     )
 
 
+@PAGES.action("/schedules/trigger", f"POST {_PATH}/trigger", list_schedules)
 async def trigger(view: View) -> Redirect:
     """Start a run now."""
     params = {"schedule_id": view.form.get("schedule_id")}
@@ -73,32 +81,13 @@ async def trigger(view: View) -> Redirect:
     return Redirect(view.at("runs", answer.run_id), started(answer))
 
 
+@PAGES.action("/schedules/delete", f"DELETE {_PATH}", list_schedules)
 async def delete(view: View) -> Redirect:
     """Delete a schedule."""
     await view.api.send(f"DELETE {_PATH}", {"schedule_id": view.form.get("schedule_id")})
     return Redirect(view.at("schedules"), "schedule_deleted")
 
 
-SCHEDULES: Final = ConsolePage(
-    path="/console/schedules",
-    title="Schedules",
-    template="schedules.html",
-    load=list_schedules,
-    needs="GET /v1/schedules",
-    nav=Nav(group="Work", label="Schedules", letter="c"),
-)
-PAGES: Final = (SCHEDULES,)
-ACTIONS: Final = (
-    Action(path="/console/schedules/put", act=put, needs=f"PUT {_PATH}", page=SCHEDULES),
-    Action(path="/console/schedules/pause", act=pause, needs=f"PUT {_PATH}", page=SCHEDULES),
-    Action(
-        path="/console/schedules/trigger",
-        act=trigger,
-        needs=f"POST {_PATH}/trigger",
-        page=SCHEDULES,
-    ),
-    Action(path="/console/schedules/delete", act=delete, needs=f"DELETE {_PATH}", page=SCHEDULES),
-)
 DONE["schedule_stored"] = "The schedule was stored: its next tick comes after now."
 DONE["schedule_paused"] = "The schedule is paused: it starts no runs."
 DONE["schedule_resumed"] = "The schedule goes on with its next tick."

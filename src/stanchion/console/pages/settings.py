@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, Shown, View
+from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, Shown, View
 from stanchion.console.pictures import share_bar
 from stanchion.console.text import duration
 from stanchion.core.model import Risk
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.wire.admin import EscalationCounters
 
-__all__ = ["ACTIONS", "PAGES"]
+__all__ = ["PAGES"]
+
+PAGES: Final = PageTable()
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "admission.strategy": ("atomic", "lock"),
@@ -43,6 +45,14 @@ _SECTIONS: Final = {
 }
 
 
+@PAGES.page(
+    "/settings",
+    "Settings",
+    "settings.html",
+    "GET /v1/admin/settings",
+    Nav("System", "Settings", "s"),
+    is_live=False,
+)
 async def show_settings(view: View) -> Data:
     """All settings in force, as a form."""
     document = await view.api.get("/v1/admin/settings")
@@ -158,6 +168,7 @@ def _read(view: View, name: str, before: Any) -> Any:  # noqa: ANN401 - JSON
     return int(number) if number.is_integer() else number
 
 
+@PAGES.action("/settings/change", "PATCH /v1/admin/settings", show_settings)
 async def preview(view: View) -> Shown | Redirect:
     """Show what would change; change it when that was confirmed."""
     document = await view.api.get("/v1/admin/settings")
@@ -170,17 +181,13 @@ async def preview(view: View) -> Shown | Redirect:
     return Redirect(view.at("settings"), "settings_changed")
 
 
-SETTINGS: Final = ConsolePage(
-    path="/console/settings",
-    title="Settings",
-    template="settings.html",
-    load=show_settings,
-    needs="GET /v1/admin/settings",
-    nav=Nav(group="System", label="Settings", letter="s"),
-    is_live=False,
+@PAGES.page(
+    "/escalation",
+    "Escalation",
+    "escalation.html",
+    "GET /v1/admin/escalation",
+    Nav("Locks", "Escalation", "e"),
 )
-
-
 async def show_escalation(view: View) -> Data:
     """The level in force, what trips it, and what it closes."""
     shown = await view.api.get("/v1/admin/escalation")
@@ -264,6 +271,7 @@ def _counter(
 _HOURS_MAX: Final = 24 * 366
 
 
+@PAGES.action("/escalation/order", "POST /v1/admin/escalation", show_escalation)
 async def order(view: View) -> Redirect:
     """Give an order, or clear it."""
     body: dict[str, object] = {"order": view.form.get("order")}
@@ -276,29 +284,6 @@ async def order(view: View) -> Redirect:
     return Redirect(view.at("escalation"), "escalation_ordered")
 
 
-ESCALATION: Final = ConsolePage(
-    path="/console/escalation",
-    title="Escalation",
-    template="escalation.html",
-    load=show_escalation,
-    needs="GET /v1/admin/escalation",
-    nav=Nav(group="Locks", label="Escalation", letter="e"),
-)
-PAGES: Final = (ESCALATION, SETTINGS)
-ACTIONS: Final = (
-    Action(
-        path="/console/settings/change",
-        act=preview,
-        needs="PATCH /v1/admin/settings",
-        page=SETTINGS,
-    ),
-    Action(
-        path="/console/escalation/order",
-        act=order,
-        needs="POST /v1/admin/escalation",
-        page=ESCALATION,
-    ),
-)
 DONE.update(
     {
         "settings_changed": "The settings were changed: in force everywhere within 2 seconds.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any, Final
 
-from stanchion.console.page import DONE, Action, ConsolePage, Data, Nav, Redirect, View
+from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, View
 from stanchion.console.pages.runs import graph_steps, started
 from stanchion.console.schema_form import faults_by_field, form_fields, form_html, parse_form
 from stanchion.console.step_graph import zoomable_graph
@@ -14,7 +14,9 @@ from stanchion.gateway.problems import RequestRefused, invalid
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import WorkflowView
 
-__all__ = ["ACTIONS", "PAGES"]
+__all__ = ["PAGES"]
+
+PAGES: Final = PageTable()
 
 _LIMIT: Final = 100
 _RUNS: Final = 10
@@ -22,6 +24,14 @@ _VERSIONS_SHOWN: Final = 20
 _PREFIX: Final = "input"
 
 
+@PAGES.page(
+    "/workflows",
+    "Workflows",
+    "workflows.html",
+    "GET /v1/workflows",
+    Nav("Work", "Workflows", "w"),
+    is_of_tenant=True,
+)
 async def list_workflows(view: View) -> Data:
     """The tenant's workflows, by id."""
     page = await view.api.get("/v1/workflows", limit=_LIMIT, cursor=view.query.get("cursor"))
@@ -31,6 +41,12 @@ async def list_workflows(view: View) -> Data:
     return {"workflows": page.workflows, "cursor": page.cursor, "shared": shared}
 
 
+@PAGES.page(
+    "/shared/{workflow_id}",
+    "Shared workflow",
+    "workflow.html",
+    "GET /v1/shared/workflows/{workflow_id}",
+)
 async def show_shared(view: View) -> Data:
     """One version of a shared workflow, and the tenants that use it."""
     api, path = view.api, "/v1/shared/workflows/{workflow_id}"
@@ -60,6 +76,13 @@ def _shown(newest: WorkflowView, shown: WorkflowView) -> Data:
     }
 
 
+@PAGES.page(
+    "/workflows/{workflow_id}",
+    "Workflow",
+    "workflow.html",
+    "GET /v1/workflows/{workflow_id}",
+    is_of_tenant=True,
+)
 async def show_workflow(view: View) -> Data:
     """One version of a workflow."""
     api = view.api
@@ -91,6 +114,9 @@ def _form(view: View, definition: dict[str, Any]) -> str:
     return form_html(fields, view.form.mapping(), placed, scope="start")
 
 
+@PAGES.action(
+    "/workflows/{workflow_id}/start", "POST /v1/workflows/{workflow_id}/runs", show_workflow
+)
 async def start(view: View) -> Redirect:
     """Start a run with the form's input. Sending the form again starts no second one."""
     params = {"workflow_id": view.params["workflow_id"]}
@@ -112,39 +138,4 @@ async def start(view: View) -> Redirect:
     return Redirect(view.at("runs", answer.run_id), started(answer))
 
 
-WORKFLOW: Final = ConsolePage(
-    path="/console/workflows/{workflow_id}",
-    title="Workflow",
-    template="workflow.html",
-    load=show_workflow,
-    needs="GET /v1/workflows/{workflow_id}",
-    is_of_tenant=True,
-)
-PAGES: Final = (
-    ConsolePage(
-        path="/console/workflows",
-        title="Workflows",
-        template="workflows.html",
-        load=list_workflows,
-        needs="GET /v1/workflows",
-        nav=Nav(group="Work", label="Workflows", letter="w"),
-        is_of_tenant=True,
-    ),
-    WORKFLOW,
-    ConsolePage(
-        path="/console/shared/{workflow_id}",
-        title="Shared workflow",
-        template="workflow.html",
-        load=show_shared,
-        needs="GET /v1/shared/workflows/{workflow_id}",
-    ),
-)
-ACTIONS: Final = (
-    Action(
-        path="/console/workflows/{workflow_id}/start",
-        act=start,
-        needs="POST /v1/workflows/{workflow_id}/runs",
-        page=WORKFLOW,
-    ),
-)
 DONE["run_started"] = "The run was started."

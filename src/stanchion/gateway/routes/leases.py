@@ -56,8 +56,6 @@ __all__ = ["ROUTES"]
 
 ROUTES: Final = RouteTable()
 
-_WITHIN_MS: Final = 2_000
-
 
 class PagedLeases(Paging, frozen=True, forbid_unknown_fields=True):
     """Which page of the locks; usually all of them."""
