@@ -139,7 +139,7 @@ def as_method(
 
 
 def named(cls: _Class) -> _Class:
-    """Call the public functions of a class what the class calls them."""
+    """Name the public functions of a class as its attributes are named."""
     for name, member in vars(cls).items():
         if inspect.isfunction(member) and not name.startswith("_"):
             member.__name__, member.__qualname__ = name, f"{cls.__name__}.{name}"

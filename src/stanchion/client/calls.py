@@ -624,7 +624,7 @@ def get_workflow(
 ) -> Op[WorkflowView]:
     """A workflow, own or shared, in the version in force if none is named.
 
-    ``shared``: a shared workflow whatever the tenant has, its newest version if none is named.
+    ``shared``: the shared workflow, also if the tenant has its own; the newest, if none is named.
     """
     path = _workflow_path(workflow_id, shared=shared) + query_of({"version": version})
     return (yield from engine.ask(getting(engine, "workflow", path, WorkflowView)))

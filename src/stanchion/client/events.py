@@ -63,7 +63,7 @@ def events(
             # so reconnects are jittered; but nothing failed, so it takes no retry token.
             tries = Tries(engine.pace.now())
             policy = engine.pace.policies[RetryClass.UNAVAILABLE]
-            yield Sleep(backoff_ms(policy.backoff, _AT_LEISURE, engine.pace.sample()))
+            yield Sleep(backoff_ms(policy.backoff, _REOPEN_ATTEMPT, engine.pace.sample()))
         else:
             broken = NoReply(Silence.BROKEN, "the stream ended before anything came")
             wait = engine.again(request, broken, tries)
@@ -71,7 +71,7 @@ def events(
             yield Sleep(wait.delay_ms)
 
 
-_AT_LEISURE: Final = 4
+_REOPEN_ATTEMPT: Final = 4
 """The backoff of this many failures: full jitter up to 1.6 s by the default policy."""
 
 

@@ -508,7 +508,7 @@ def _query(exchange: Exchange) -> Form:
 
 
 def _own_path(wanted: str) -> str:
-    """A path of the console to go to next; its beginning if the wanted one is none."""
+    """The path to go to next; the overview, if the given one is no path of the console."""
     is_own = wanted == _PREFIX or wanted.startswith((f"{_PREFIX}/", f"{_PREFIX}?"))
     is_plain = wanted.isprintable() and wanted.isascii() and "\\" not in wanted
     return wanted if is_own and is_plain and not wanted.startswith(_LOGIN) else _PREFIX

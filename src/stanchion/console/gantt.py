@@ -159,7 +159,7 @@ class _Reading:
         self.ended.append(ended)
 
     def _returned(self, entry: TimelineLine) -> None:
-        """A worker lost the job: this delivery was in vain, the attempt goes on with the next."""
+        """A worker lost the job: this delivery ends, and the attempt goes on with the next."""
         assert entry.step is not None
         span = self.open.pop((entry.step, entry.item), None)
         if span is None:

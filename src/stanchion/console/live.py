@@ -1,9 +1,10 @@
 """Live updates: what is wrong with the deployment now, and when pages are out of date.
 
-``Pulse`` looks at the backends once a second while anybody watches, for all viewers together. Every
-browser has one event stream, whose events carry the alarms and a number that changes when something
-has changed for the viewer; the pages then fetch what they show again. ``Shared`` keeps the rendered
-answer of such a fetch for a second, so that ten viewers of one page cost one rendering.
+``Pulse`` checks the backends once a second while a viewer is connected, for all viewers together.
+Every browser has one event stream, whose events carry the alarms and a number that changes when
+something has changed for the viewer; the pages then fetch what they show again. ``Shared`` keeps
+the rendered answer of such a fetch for a second, so that ten viewers of one page cost one
+rendering.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class Pulse:
             self._listen(is_on=self._viewers > 0)
 
     async def _look(self) -> None:
-        """Look every second as long as anybody watches."""
+        """Check every second while a viewer is connected."""
         try:
             while self._viewers:
                 try:
@@ -203,7 +204,7 @@ class Pulse:
             self._looking = None
 
     def _listen(self, *, is_on: bool) -> None:
-        """Hear bells only while anybody watches: a start rings one."""
+        """Listen to bells only while a viewer is connected: every start rings one."""
         if is_on and not self._stops:
             bus = self._services.bus
             self._stops = (

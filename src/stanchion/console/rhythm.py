@@ -90,7 +90,7 @@ def _simulated(rhythm: Rhythm) -> tuple[int, ...]:
 
 
 def expected_returns(refusals: Iterable[tuple[float, int]], *, spread: float = 0.25) -> list[float]:
-    """When callers come back that wait as long as they were told, and a little longer by chance.
+    """When callers retry that honour ``Retry-After`` and add a random part of it.
 
     Each refusal is its time and its ``Retry-After``, in milliseconds.
     """

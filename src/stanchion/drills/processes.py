@@ -446,7 +446,7 @@ class ServerProcess(ChildProcess):
         self._until_ready()
 
     def is_ready(self) -> bool:
-        """What it says itself."""
+        """The replica's own answer about its health."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2.0)
         try:
             connection.request("GET", "/readyz")

@@ -40,7 +40,7 @@ class Flow(StrEnum):
 
     PASSES = auto()
     IS_LOST = auto()
-    """Read, and thrown away: the sender believes that it arrived."""
+    """Read and discarded: the sender cannot tell."""
     IS_HELD = auto()
     """Kept where it is until the flow is another one: it arrives late."""
 
@@ -49,7 +49,7 @@ class Loss(StrEnum):
     """How an answer fails to arrive."""
 
     SILENCE = auto()
-    """The connection stays, and nothing comes."""
+    """The connection stays open, and no byte arrives."""
     CUT = auto()
     """The connection breaks when the answer is due."""
 
@@ -82,7 +82,7 @@ class Proxy:
         self.accepted = 0
         """How many connections there have been."""
         self.tap: Callable[[bytes], None] | None = None
-        """Is shown every chunk that clients send."""
+        """Called with every chunk that clients send."""
         self._is_cut = False
         self._traps: list[Trap] = []
         self._links: set[_Link] = set()
@@ -118,7 +118,7 @@ class Proxy:
                 link.reset()
 
     def mend(self) -> None:
-        """Let everything pass again, and forget the traps."""
+        """Let everything pass again, and remove the traps."""
         self._is_cut = False
         self._traps.clear()
         self.requests_delay_s = self.replies_delay_s = 0.0
@@ -146,12 +146,12 @@ class Proxy:
             self._links.discard(link)
 
     async def wait_until_held_no_more(self, direction: str) -> None:
-        """Come back when this direction is not held."""
+        """Return when this direction is not held."""
         while getattr(self, direction) is Flow.IS_HELD:
             await self._changed.wait()
 
     def spring(self, request: bytes) -> Trap | None:
-        """The trap that this request runs into. Each catches one."""
+        """The trap that matches this request. Each matches one request."""
         for trap in self._traps:
             if trap.needle in request:
                 self._traps.remove(trap)
@@ -190,7 +190,7 @@ class _Link:
             self._client.close()
 
     def reset(self) -> None:
-        """Break both connections at once, without a farewell."""
+        """Break both connections at once, without closing them in order."""
         _reset(self._client)
         _reset(self._server)
 

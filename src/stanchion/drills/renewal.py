@@ -103,7 +103,7 @@ async def renewal_drill(options: DrillOptions, progress: Progress) -> DrillResul
 
 
 class _Stage:
-    """Where the rounds happen, and what they left behind."""
+    """The rounds of the drill, and what was observed in them."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class _Stage:
         self._hand_overs.append(_hand_over("job lease", "fence", ttl_s, lines, fault))
 
     async def _paused_worker(self) -> None:
-        """A worker is stopped in its tracks, and goes on when another has its job."""
+        """A worker is paused, and resumed when another has its job."""
         ttl_s = self._plan.ttl_s
         async with AsyncExitStack() as cleaning:
             topic = await self._topic("paused")

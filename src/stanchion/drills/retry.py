@@ -51,7 +51,7 @@ _FOR_ALL: Final = RetryPolicy(
     backoff=Exponential(base_ms=200, cap_ms=10_000, jitter="none"),
     spread=0.0,
 )
-"""What is often written first: whatever the refusal, wait twice as long as before."""
+"""A naive policy: the delay doubles after every refusal, of whatever class."""
 _SPLIT: Final = {
     # As many attempts as the other fleet has, so that all callers can get in; else the SDK's own.
     retry_class: replace(policy, attempts_max=60)

@@ -436,9 +436,9 @@ class AdmissionRow(msgspec.Struct, frozen=True, kw_only=True):
     full_1m: int
     unavailable_1m: int
     wait_p95_ms: int | None
-    """95 of 100 callers were answered within this time; `null` if nobody called."""
+    """95 of 100 callers were answered within this time; `null` if there was no call."""
     retry_after_ms: int | None
-    """What the last refused caller was told; `null` if nobody was refused."""
+    """What the last refused caller was told; `null` if none was refused."""
 
 
 class AdmissionList(msgspec.Struct, frozen=True):

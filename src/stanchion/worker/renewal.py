@@ -73,7 +73,7 @@ class SharedDeadline(Protocol):
 
 
 class HeldJob:
-    """One job lease in hand. The renewer writes, any thread may read."""
+    """A job lease that the worker holds. The renewer writes, any thread may read."""
 
     def __init__(
         self, leased: LeasedJob, trust: Trust, asked_at: Moment, clock: WorkerClock

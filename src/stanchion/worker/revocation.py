@@ -41,7 +41,7 @@ _BACKOFF: Final = Exponential(base_ms=500, cap_ms=5_000)
 _PAUSE_MS_MIN: Final = 100
 _SPREAD: Final = 0.5
 _REFUSED_PAUSE_S: Final = 60.0
-"""The server is older than this worker, or its key was revoked: renewals and polls tell."""
+"""The server is older than this worker, or its key was revoked: renewals and polls report it."""
 
 
 class RevocationWatch:
@@ -62,7 +62,7 @@ class RevocationWatch:
         self._task: asyncio.Task[None] | None = None
 
     def lease_added(self) -> None:
-        """Watch the new lease too, from soon on."""
+        """Watch the new lease too, with the next held call."""
         self._added.set()
         if self._task is None:
             running = asyncio.get_running_loop()

@@ -135,7 +135,7 @@ class ServerUnreachable(msgspec.Struct, frozen=True):
 
 
 class ServerRefused(msgspec.Struct, frozen=True):
-    """The server will not do it, however often it is asked."""
+    """The server refused the request. A retry cannot help."""
 
     status: int
     code: str
@@ -146,7 +146,7 @@ Outcome: TypeAlias = ServerAnswered[_T] | ServerUnreachable | ServerRefused
 
 
 class WorkerApi:
-    """Asks in one worker's name."""
+    """Sends the requests of one worker."""
 
     def __init__(self, transport: Transport, worker_id: str) -> None:
         self._transport = transport

@@ -95,7 +95,7 @@ _T = TypeVar("_T")
 
 
 class ThreadExecutor:
-    """As many threads as there was work at once, at most ``size``."""
+    """As many threads as there were calls at once, at most ``size``."""
 
     def __init__(self, size: int) -> None:
         self._size = size

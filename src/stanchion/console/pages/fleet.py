@@ -55,7 +55,7 @@ async def show_workers(view: View) -> Data:
 
 
 def _topics(workers: tuple[WorkerRow, ...], ready: dict[str, int]) -> list[dict[str, object]]:
-    """Each topic with its backlog and those that serve it; those that nobody serves first."""
+    """Each topic with its ready jobs and its workers; topics without a worker first."""
     served: dict[str, list[str]] = {topic: [] for topic in ready}
     for worker in workers:
         for topic in worker.topics:

@@ -59,7 +59,7 @@ def _seen(row: LimitView, ready: dict[Topic, int]) -> Data:
 
 @PAGES.action("/limits/put", f"PUT {_PATH}", show_limits)
 async def put(view: View) -> Redirect:
-    """Store a limit as the form says. Raises ``RequestRefused``."""
+    """Store the limit that is in the form. Raises ``RequestRefused``."""
     form = view.form
     topics = form.get("topics").replace(",", " ").split()
     body: dict[str, Any] = {"topics": topics, "per": form.get("per") or "deployment"}

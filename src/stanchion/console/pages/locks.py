@@ -66,7 +66,7 @@ def _strip(marks: list[FenceMark], until: datetime) -> Markup:
 
 
 async def _by_hand(view: View, name: str, leases: tuple[LeaseRow, ...]) -> list[FenceMark]:
-    """The holder of now, whoever it is, and when operators took the lock away."""
+    """The present holder, and the releases by operators."""
     marks = [
         FenceMark(at=row.acquired_at, what="acquired", fence=row.fence, holder=row.holder or "")
         for row in leases
@@ -99,7 +99,7 @@ def _mark(row: LeaseMarkRow) -> FenceMark:
 
 @PAGES.page("/leases/release", "Release a lock by force", "release.html", _RELEASE, is_live=False)
 async def ask_release(view: View) -> Data:
-    """The page that asks before a lock is taken away, and says what is at stake."""
+    """The page that asks before a lock is released by force, and says what that may cost."""
     name = view.form.get("name") or view.query.get("name")
     held = await view.api.get("/v1/admin/leases")
     row = next((each for each in held.leases if each.name == name), None)
@@ -108,7 +108,7 @@ async def ask_release(view: View) -> Data:
 
 @PAGES.action("/leases/release", _RELEASE, ask_release)
 async def release(view: View) -> Redirect:
-    """Take a lock away from its holder."""
+    """Release a lock by force."""
     name = view.form.get("name")
     await view.api.send(_RELEASE, {"name": name}, reason=view.form.get("reason"))
     return Redirect(view.at("leases", name=name), "lease_released")
@@ -172,7 +172,7 @@ def _policies(settings: JsonObject) -> dict[str, dict[str, str]]:
 
 
 def _wanted(view: View, policies: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """What the form says; the present value where it says nothing."""
+    """The values of the form; the present value of a field that it does not have."""
     sent = view.form if view.problem is not None else view.query
     return {
         risk: {event: sent.get(f"{risk}.{event}") or value for event, value in policy.items()}

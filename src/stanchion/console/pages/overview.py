@@ -133,7 +133,7 @@ async def _unserved(view: View) -> list[tuple[str, int]] | None:
 
 
 def _sentence(view: View, data: Data) -> str:
-    """The state in a sentence: what is wrong or waits, or that nothing is."""
+    """A sentence with everything that is wrong or waits for an operator."""
     now = datetime.fromtimestamp(view.now / 1000, UTC)
     parts: list[str] = []
     tenants = data["tenants"]

@@ -144,7 +144,7 @@ async def show_bulk(view: View) -> Data:
 
 
 def _bulk_of(form: Form, now: Instant) -> JsonObject:
-    """The body of a bulk action as the form says it."""
+    """The body of a bulk action that is in the form."""
     filters: JsonObject = {name: value for name, value in wanted_runs(form, now).items() if value}
     for name in ("since", "until"):
         if form.get(name).strip():

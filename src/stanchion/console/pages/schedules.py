@@ -39,7 +39,7 @@ async def list_schedules(view: View) -> Data:
 
 @PAGES.action("/schedules/put", f"PUT {_PATH}", list_schedules)
 async def put(view: View) -> Redirect:
-    """Store a schedule as the form says."""
+    """Store the schedule that is in the form."""
     form = view.form
     try:
         given = json.loads(form.get("input").strip() or "{}")

@@ -1,4 +1,4 @@
-"""Settings and escalation: what is in force, and the operators' hand on it."""
+"""Settings and escalation: what is in force, and the forms that change it."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bound_s(self) -> float:
-        """What the p95 may be, stretched by as much as the machine kept everybody from working."""
+        """The highest p95 allowed, stretched by how long the processes waited for a core."""
         least = max(QUIET_RATIO_MAX * percentile(self.control_s, 0.95), QUIET_FLOOR_S)
         return least * min(STARVATION_MAX, self.starvation) + 2 * self.lag_s
 

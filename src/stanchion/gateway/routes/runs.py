@@ -166,7 +166,7 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
 
 
 def _queue_request(body: StartRun | BatchRow) -> QueueRequest:
-    """Where the run wants to wait, if it has to."""
+    """The run's place in the queue, if it must wait."""
     return QueueRequest(body.priority, body.fairness_key, body.on_full)
 
 
