@@ -43,7 +43,9 @@ __all__ = [
     "Session",
     "all_of",
     "api_key_of",
+    "input_option",
     "json_of",
+    "key_option",
     "limit_and_cursor",
     "list_command",
     "list_of",
@@ -524,6 +526,24 @@ limit_and_cursor = with_options(
 )
 """The options of a list."""
 watch_option = click.option("--watch", is_flag=True, help="Show it again every two seconds.")
+
+
+def key_option(what: str) -> Callable[[_F], _F]:
+    """The option for the idempotency key of a run, a job or a bulk action."""
+    text = f"A key that makes retries safe: the same key and request give the same {what}."
+    return click.option("--idempotency-key", "key", metavar="KEY", help=text)
+
+
+def input_option(text: str) -> Callable[[_F], _F]:
+    """The option for the input of a run or a job."""
+    return click.option(
+        "--input",
+        "given",
+        metavar="JSON|@FILE",
+        default="{}",
+        show_default=True,
+        help=f"{text}; @- reads standard input.",
+    )
 
 
 def shown_again(show: Callable[[], None], *, watch: bool) -> None:

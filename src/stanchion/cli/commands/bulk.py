@@ -11,7 +11,7 @@ import click
 
 from stanchion.cli.commands.run import selection, selects_runs
 from stanchion.cli.errors import Exit
-from stanchion.cli.session import Session, list_command, path_to, talks
+from stanchion.cli.session import Session, key_option, list_command, path_to, talks
 from stanchion.cli.text import cell, clock, ident, pairs, rows_of, table
 
 __all__ = ["bulk"]
@@ -34,12 +34,7 @@ def bulk() -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Only say how many runs fit, by tenant.")
 @click.option("--all", "everything", is_flag=True, help="Act on every run, without a filter.")
-@click.option(
-    "--idempotency-key",
-    "key",
-    metavar="KEY",
-    help="A key that makes retries safe: the same key and request give the same bulk action.",
-)
+@key_option("bulk action")
 @_watch_option
 @talks
 def start_bulk(

@@ -31,7 +31,9 @@ from stanchion.cli.session import (
     ApiAnswer,
     Session,
     all_of,
+    input_option,
     json_of,
+    key_option,
     limit_and_cursor,
     list_command,
     list_of,
@@ -54,12 +56,6 @@ _STATUSES = (
 
 _WAITS_MAX: Final = 10
 
-_key_option = click.option(
-    "--idempotency-key",
-    "key",
-    metavar="KEY",
-    help="A key that makes retries safe: the same key and request give the same run.",
-)
 _watch_option = click.option("--watch", is_flag=True, help="Stay until the run has ended.")
 
 
@@ -70,14 +66,7 @@ def run() -> None:
 
 @run.command("start")
 @click.argument("workflow_id", metavar="WORKFLOW", shell_complete=complete_workflows)
-@click.option(
-    "--input",
-    "given",
-    metavar="JSON|@FILE",
-    default="{}",
-    show_default=True,
-    help="What the run is given; @- reads standard input.",
-)
+@input_option("What the run is given")
 @click.option(
     "--label",
     "labels",
@@ -101,7 +90,7 @@ def run() -> None:
     type=click.Choice([each.value for each in OnFull]),
     help="What to do if no slot is free: as the tenant does, or reject.",
 )
-@_key_option
+@key_option("run")
 @_watch_option
 @talks
 def start_run(  # noqa: PLR0913 - one for each option
@@ -129,7 +118,7 @@ def start_run(  # noqa: PLR0913 - one for each option
 @run.command("batch")
 @click.argument("workflow_id", metavar="WORKFLOW", shell_complete=complete_workflows)
 @click.argument("file", metavar="FILE", type=click.File("rb"))
-@_key_option
+@key_option("run")
 @talks
 def start_batch(session: Session, workflow_id: str, file: BinaryIO, key: str | None) -> int:
     """Start many runs: FILE has one JSON object a line, with input, labels and key.
@@ -196,7 +185,7 @@ _OK: Final = frozenset({200, 202})
     help="Instead of the old run's input; @- reads standard input.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be reused and what would run.")
-@_key_option
+@key_option("run")
 @_watch_option
 @talks
 def rerun_run(
@@ -492,20 +481,8 @@ def job() -> None:
 
 @job.command("submit")
 @click.argument("topic", metavar="TOPIC")
-@click.option(
-    "--input",
-    "given",
-    metavar="JSON|@FILE",
-    default="{}",
-    show_default=True,
-    help="What the worker is given; @- reads standard input.",
-)
-@click.option(
-    "--idempotency-key",
-    "key",
-    metavar="KEY",
-    help="A key that makes retries safe: the same key and request give the same job.",
-)
+@input_option("What the worker is given")
+@key_option("job")
 @talks
 def submit_job(session: Session, topic: str, given: str, key: str | None) -> None:
     """Submit one job for the workers of TOPIC."""

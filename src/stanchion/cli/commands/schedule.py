@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from stanchion.cli.commands.run import label_of
-from stanchion.cli.session import Session, json_of, list_command, path_to, talks
+from stanchion.cli.session import Session, json_of, key_option, list_command, path_to, talks
 from stanchion.cli.text import cell, clock, ident, pairs, rows_of
 
 __all__ = ["schedule"]
@@ -134,7 +134,7 @@ def _set_paused(session: Session, schedule_id: str, *, paused: bool) -> None:
 
 @schedule.command("trigger")
 @click.argument("schedule_id", metavar="ID")
-@click.option("--idempotency-key", "key", metavar="KEY", help="A key that makes retries safe.")
+@key_option("run")
 @talks
 def trigger_schedule(session: Session, schedule_id: str, key: str | None) -> None:
     """Start a run of a schedule now, beside its ticks."""
