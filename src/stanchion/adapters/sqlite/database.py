@@ -237,11 +237,15 @@ def _insert(statement: str) -> _Insert:
     return _Insert(found[1], places, found[3], lambda values: tuple(values[name] for name in names))
 
 
+_PART: Final = re.compile(r"<(part \w+)>")
 _NAME: Final = "-- name:"
 
 
 def read_statements(package: str, *path: str) -> Mapping[str, str]:
-    """The statements of a file, or of all files of a folder, in a package, by name."""
+    """The statements of a file, or of all files of a folder, in a package, by name.
+
+    ``<part NAME>`` in a statement stands for the text that is called ``part NAME``.
+    """
     where = files(package).joinpath(*path)
     statements: dict[str, str] = {}
     for file in sorted(where.iterdir(), key=lambda file: file.name) if where.is_dir() else [where]:
@@ -251,4 +255,11 @@ def read_statements(package: str, *path: str) -> Mapping[str, str]:
             assert name.strip() not in statements, f"two statements are called {name.strip()}"
             lines = (line for line in body.splitlines() if not line.lstrip().startswith("--"))
             statements[name.strip()] = " ".join(" ".join(lines).split())
-    return MappingProxyType(statements)
+    parts = {name: text for name, text in statements.items() if name.startswith("part ")}
+    return MappingProxyType(
+        {
+            name: _PART.sub(lambda found: parts[found[1]], text)
+            for name, text in statements.items()
+            if name not in parts
+        }
+    )
