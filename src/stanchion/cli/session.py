@@ -586,7 +586,7 @@ def list_command(  # noqa: PLR0913 - what differs between lists
     and ``note`` returns a remark about a page. The values of ``options`` are sent as the query.
     """
 
-    def show_list(session: Session, /, *, watch: bool = False, **query: object) -> None:
+    def show_list(session: Session, /, *, watch: bool = False, **query: Any) -> None:  # noqa: ANN401 - the options
         def show() -> None:
             page = session.get(path, **query)
             list_of(session, page, lambda page: rows_of(page[rows], columns), what or rows)

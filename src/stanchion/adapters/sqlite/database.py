@@ -255,11 +255,11 @@ def read_statements(package: str, *path: str) -> Mapping[str, str]:
             assert name.strip() not in statements, f"two statements are called {name.strip()}"
             lines = (line for line in body.splitlines() if not line.lstrip().startswith("--"))
             statements[name.strip()] = " ".join(" ".join(lines).split())
-    parts = {name: text for name, text in statements.items() if name.startswith("part ")}
+    shared = {name: text for name, text in statements.items() if name.startswith("part ")}
     return MappingProxyType(
         {
-            name: _PART.sub(lambda found: parts[found[1]], text)
+            name: _PART.sub(lambda found: shared[found[1]], text)
             for name, text in statements.items()
-            if name not in parts
+            if name not in shared
         }
     )

@@ -82,7 +82,7 @@ list_command(
     help="Where to write to, instead of standard output.",
 )
 @talks
-def export_audit(session: Session, /, file: BinaryIO, **only: str | None) -> None:
+def export_audit(session: Session, /, file: BinaryIO, **only: Any) -> None:  # noqa: ANN401 - the filters
     """Write all changes, newest first, as one JSON document a line (NDJSON)."""
     cursor: str | None = None
     while True:
