@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, BinaryIO, Final, TypeVar
 
 import click
@@ -20,7 +21,10 @@ _EXPORTED: Final = 1_000
 
 
 def _time(_context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    return None if text is None else time_of(text, option.opts[0], ago=True)
+    if text is None:
+        return None
+    time = datetime.fromisoformat(time_of(text, option.opts[0], ago=True))
+    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def time_option(flag: str, text: str) -> Callable[[_F], _F]:
