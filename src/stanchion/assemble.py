@@ -45,8 +45,6 @@ from stanchion.services.log import log_event
 from stanchion.services.watchdog import MemoryTrimmer, share_one_heap
 from stanchion.services.work import DEFAULT_ALLOWANCE
 
-__all__ = ["GC_THRESHOLDS", "run_server"]
-
 OnReady: TypeAlias = Callable[[str, str | None], None]
 """Called with the server's URL, and with that of its metrics if they have a listener."""
 START_S_MAX: Final = 20.0

@@ -16,19 +16,6 @@ from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
-__all__ = [
-    "BarChart",
-    "Bars",
-    "Chart",
-    "Histogram",
-    "Limit",
-    "LineChart",
-    "Series",
-    "Window",
-    "sparkline",
-    "svg_of",
-]
-
 WIDTH: Final = 760
 _LEFT, _RIGHT, _BOTTOM = 62, 18, 46
 _PLOT_HEIGHT: Final = 190

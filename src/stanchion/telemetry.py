@@ -38,38 +38,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from stanchion.core.model import Run
 
-__all__ = [
-    "ATTEMPT",
-    "CURRENT",
-    "DELIVERY",
-    "FENCE",
-    "ITEM",
-    "JOB",
-    "LOG_IDS",
-    "OUTCOME",
-    "RISK",
-    "RUN",
-    "STEP",
-    "TENANT",
-    "TOPIC",
-    "UNTRACED",
-    "WORKER",
-    "WORKFLOW",
-    "LogIds",
-    "Span",
-    "SpanKind",
-    "Tracing",
-    "checked",
-    "configure",
-    "context_of_run",
-    "current_traceparent",
-    "is_sampled",
-    "log_ids",
-    "now_ns",
-    "shutdown",
-    "tracing",
-]
-
 # ── Attribute names ──────────────────────────────────────────────────────────────────────────────
 
 TENANT: Final = "stanchion.tenant"

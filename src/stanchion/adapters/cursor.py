@@ -16,8 +16,6 @@ from msgspec import Meta
 
 from stanchion.ports.records import BadCursor, Page, RunFilter, RunSummary
 
-__all__ = ["RunPage", "read_cursor", "write_cursor"]
-
 _Position = TypeVar("_Position")
 _Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """The range that every store supports: Lua has doubles, SQLite signed 64-bit integers."""

@@ -41,27 +41,6 @@ from stanchion.ports.records import (
     Tenant,
 )
 
-__all__ = [
-    "SummaryBoard",
-    "audit_of_config",
-    "audit_of_drift",
-    "audit_of_version",
-    "by_place",
-    "dead_work",
-    "discard_entry",
-    "event_dead_letter",
-    "event_letter_id",
-    "first_of_steps",
-    "is_last_delivery",
-    "job_dead_letter",
-    "job_died_entry",
-    "queued_admission",
-    "replay_entry",
-    "step_of",
-    "timed_out_entry",
-    "why_lost",
-]
-
 
 def is_last_delivery(deliveries: int, own: int | None, usual: int) -> bool:
     """Whether a job that was delivered so often is a dead letter when its lease expires.

@@ -14,9 +14,6 @@ from typing import Final
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant
 
-__all__ = ["ManualClock", "SystemClock", "SystemEntropy"]
-
-
 _NS_PER_MS: Final = 1_000_000
 
 # CLOCK_MONOTONIC stops while a Linux machine is suspended: after the suspension a holder would

@@ -26,8 +26,6 @@ import click
 
 from stanchion.cli.errors import CliError, Exit
 
-__all__ = ["LazyGroup", "app", "main"]
-
 
 class LazyGroup(click.Group):
     """A group of commands that are imported when they are called.

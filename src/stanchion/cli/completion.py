@@ -12,14 +12,6 @@ import click
 
 from stanchion.cli.session import URL, ApiClient, path_to
 
-__all__ = [
-    "complete_keys",
-    "complete_letters",
-    "complete_runs",
-    "complete_tenants",
-    "complete_workflows",
-]
-
 _PATIENCE_S: Final = 1.0
 _WORDS_MAX: Final = 1000
 _RUNS_MAX: Final = 100

@@ -17,15 +17,6 @@ import click
 
 from stanchion.cli.text import printable
 
-__all__ = [
-    "CallContext",
-    "CliError",
-    "Exit",
-    "error_from",
-    "fault_line",
-    "needs_server_packages",
-]
-
 
 class Exit(IntEnum):
     """Exit codes of the command line."""

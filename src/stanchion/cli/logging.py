@@ -19,8 +19,6 @@ from typing import TextIO
 
 from stanchion.cli.text import cell, printable
 
-__all__ = ["JsonLines", "TextLines", "log_to", "raise_open_files_limit"]
-
 _LEVELS = {"WARNING": "WARN"}
 _OURS = "stanchion"
 

@@ -35,31 +35,6 @@ from stanchion.transport.blocking import (
 from stanchion.transport.failover import parse_addresses
 from stanchion.transport.messages import HttpReply, NoReply, Request, Silence
 
-__all__ = [
-    "URL",
-    "ApiAnswer",
-    "ApiClient",
-    "Content",
-    "Session",
-    "all_of",
-    "api_key_of",
-    "input_option",
-    "json_of",
-    "key_option",
-    "limit_and_cursor",
-    "list_command",
-    "list_of",
-    "output_option",
-    "path_to",
-    "shown_again",
-    "talks",
-    "talks_yaml",
-    "time_of",
-    "watch_option",
-    "where",
-    "with_options",
-]
-
 _PATIENCE_S: Final = 35.0
 """The server answers within 30 s, or longer if it was asked to wait."""
 _SILENCE_S: Final = 5.0

@@ -15,24 +15,6 @@ from typing import Any, Final, Self, TypeAlias
 
 import click
 
-__all__ = [
-    "IDENT_CHARS",
-    "Column",
-    "Flexible",
-    "Uncut",
-    "cell",
-    "clock",
-    "clock_ms",
-    "excerpt",
-    "ident",
-    "lines_of",
-    "pairs",
-    "printable",
-    "rows_of",
-    "table",
-    "yaml_lines",
-]
-
 IDENT_CHARS: Final = 8
 """Characters of an id that are shown on a narrow terminal."""
 _LAST_CHARS: Final = 20

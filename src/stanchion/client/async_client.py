@@ -29,8 +29,6 @@ from stanchion.transport.messages import (
     Outcome,
 )
 
-__all__ = ["AsyncClient", "AsyncRunHandle"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

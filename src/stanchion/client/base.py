@@ -21,8 +21,6 @@ from stanchion.client.signals import CallHook, guarded
 from stanchion.transport.failover import parse_addresses
 from stanchion.transport.messages import Address
 
-__all__ = ["BaseClient", "BaseRunHandle", "as_method", "named"]
-
 TransportT = TypeVar("TransportT")
 CallerT = TypeVar("CallerT")
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")

@@ -65,41 +65,6 @@ from stanchion.wire.runs import (
     WorkflowView,
 )
 
-__all__ = [
-    "StartedRun",
-    "apply_workflow",
-    "approvals",
-    "approve",
-    "bulks",
-    "cancel",
-    "delete_limit",
-    "get",
-    "get_bulk",
-    "get_job",
-    "get_limit",
-    "get_workflow",
-    "items",
-    "limits",
-    "list_runs",
-    "list_workflows",
-    "plan_bulk",
-    "plan_rerun",
-    "reject",
-    "request",
-    "rerun",
-    "runs",
-    "set_limit",
-    "start",
-    "start_bulk",
-    "start_many",
-    "stop_bulk",
-    "submit_job",
-    "timeline",
-    "wait",
-    "why",
-    "workflow_usage",
-]
-
 WAIT_SLICE_S: Final = 25.0
 """How long one request of a wait is held open: shorter than the time-outs of proxies."""
 _GRACE_S: Final = 5.0

@@ -33,8 +33,6 @@ from stanchion.transport.messages import (
     SyncTransport,
 )
 
-__all__ = ["Client", "RunHandle"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -53,21 +53,6 @@ from stanchion.core.retry import (
 from stanchion.core.retry import GiveUp as NoMore
 from stanchion.transport.messages import HttpReply, NoReply, Opened, Outcome, Request
 
-__all__ = [
-    "SHARED",
-    "ApiCall",
-    "CallEngine",
-    "Command",
-    "Emit",
-    "Feed",
-    "Op",
-    "Pace",
-    "Read",
-    "RetryBudgets",
-    "Send",
-    "Sleep",
-]
-
 
 class RetryBudgets:
     """A bucket for each class. Used by many threads at once."""

@@ -43,31 +43,6 @@ from stanchion.transport.messages import HttpReply, NoReply, Request, Silence
 from stanchion.wire.problems import Code, FieldError
 from stanchion.wire.runs import RunView
 
-__all__ = [
-    "AccessDenied",
-    "BudgetExhausted",
-    "CallFacts",
-    "CallFailed",
-    "CallRefused",
-    "Conflict",
-    "Forbidden",
-    "GaveUpBecause",
-    "IdempotencyMismatch",
-    "InvalidRequest",
-    "NotFound",
-    "ServerUnavailable",
-    "TenantFull",
-    "Throttled",
-    "TryLater",
-    "Unauthenticated",
-    "UnexpectedAnswer",
-    "WaitTimeout",
-    "answer_of",
-    "failure",
-    "may_have_run",
-    "retry_after_ms",
-]
-
 
 class GaveUpBecause(StrEnum):
     """Why a call was not tried again."""

@@ -22,8 +22,6 @@ from stanchion.core.retry import RetryClass, Tries, backoff_ms
 from stanchion.transport.messages import NoReply, Request, Silence
 from stanchion.wire.runs import FeedLine
 
-__all__ = ["Event", "EventParser", "events"]
-
 HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 """Buffered lines whose id has not arrived yet."""
 _ENDED: Final = frozenset(f"run_{status}" for status in RunStatus if status.is_finished)

@@ -17,22 +17,6 @@ from stanchion.client.engine import ApiCall, CallEngine
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.transport.messages import HttpReply, Request
 
-__all__ = [
-    "JSON",
-    "any_json",
-    "carrying",
-    "encoded",
-    "getting",
-    "key_or_own",
-    "keyed",
-    "posting",
-    "query_of",
-    "quoted_part",
-    "reader",
-    "request_to",
-    "run_path",
-]
-
 T = TypeVar("T")
 JSON: Final = "application/json"
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")

@@ -15,8 +15,6 @@ from stanchion.client.errors import GaveUpBecause
 from stanchion.core.retry import RetryClass
 from stanchion.transport.messages import Silence
 
-__all__ = ["Answered", "CallHook", "CallSignal", "GaveUp", "Retrying", "guarded"]
-
 
 class _CallEvent(msgspec.Struct, frozen=True, kw_only=True):
     call: str

@@ -9,8 +9,6 @@ from urllib.parse import urlsplit
 
 from stanchion.core.faults import Near
 
-__all__ = ["is_loopback", "is_nats", "is_redis", "wrong_url"]
-
 _FORMS: Final = {
     "store": "sqlite:PATH, redis://…, redis+cluster://…, redis+sentinel://… or memory:",
     "locks": "redis://…, redis+cluster://…, redis+sentinel://… or memory:",

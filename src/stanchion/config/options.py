@@ -13,8 +13,6 @@ import msgspec
 from stanchion.config.addresses import is_redis
 from stanchion.core.url import shown_url
 
-__all__ = ["FILE_SUFFIX", "OPTIONS", "PREFIX", "Config", "Option"]
-
 PREFIX: Final = "STANCHION_"
 FILE_SUFFIX: Final = "_FILE"
 _DAY_S: Final = 86_400.0

@@ -15,8 +15,6 @@ from stanchion.config.addresses import is_nats, is_redis, wrong_url
 from stanchion.config.options import FILE_SUFFIX, OPTIONS, PREFIX, Config, Option
 from stanchion.core.faults import Fault, Near, listed, named
 
-__all__ = ["config_file", "load", "secret_from"]
-
 _BY_NAME: Final = {option.name: option for option in OPTIONS}
 # Variables that clients read, and the one that names the file.
 _NOT_OURS: Final = frozenset(

@@ -26,21 +26,6 @@ from stanchion.gateway.problems import Headers, Refusal, RequestRefused, invalid
 from stanchion.services.sessions import SESSION_MS
 from stanchion.wire.problems import Code
 
-__all__ = [
-    "THEMES",
-    "TOKEN_FIELD",
-    "cookies",
-    "ended_session",
-    "fields",
-    "refuse_other_site",
-    "refuse_without_token",
-    "session_cookie",
-    "session_token",
-    "theme_cookie",
-    "theme_of",
-    "wanted_tenant",
-]
-
 TOKEN_FIELD: Final = "form_token"  # noqa: S105 - a field's name
 THEMES: Final = ("auto", "light", "dark")
 _SECURE_COOKIE: Final = "__Host-stanchion"

@@ -38,8 +38,6 @@ from stanchion.services.keys import KeyHolder
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
-__all__ = ["Api", "route_named"]
-
 _BY_NAME: Final = {f"{route.method} {route.path}": route for route in ROUTES}
 
 

@@ -53,8 +53,6 @@ from stanchion.services.work import TenantOverloaded
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
-__all__ = ["Console"]
-
 _PREFIX: Final = "/console"
 _HTML: Final = b"text/html; charset=utf-8"
 _POLICY: Final = (

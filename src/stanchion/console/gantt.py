@@ -20,8 +20,6 @@ from markupsafe import Markup, escape
 from stanchion.console.text import duration, foreign, visible
 from stanchion.wire.runs import TimelineLine
 
-__all__ = ["SpanKind", "TimelineSpan", "gantt", "spans_of", "with_waits"]
-
 ITEMS_MAX: Final = 20
 """Items of one for-each that get a row of their own: the failed and the slowest ones first."""
 ROWS_MAX: Final = 400

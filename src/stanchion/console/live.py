@@ -32,8 +32,6 @@ from stanchion.services.log import log_event
 from stanchion.services.work import TenantOverloaded
 from stanchion.wire.admin import Health
 
-__all__ = ["AdmissionSample", "Alarm", "Pulse", "Shared"]
-
 _LOOK_S: Final = 1.0
 _PATIENCE_S: Final = 0.1
 """How long a page waits for backends that do not answer."""

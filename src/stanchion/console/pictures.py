@@ -12,8 +12,6 @@ from markupsafe import Markup, escape
 from stanchion.charts import Chart, sparkline, svg_of
 from stanchion.console.text import duration, visible
 
-__all__ = ["FenceMark", "TakenSlot", "chart", "fence_strip", "share_bar", "slot_board", "spark"]
-
 CELLS_MAX: Final = 60
 """Cells of one board. A larger cap is drawn as a bar with its share."""
 

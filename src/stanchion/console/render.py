@@ -21,8 +21,6 @@ from markupsafe import Markup, escape
 
 from stanchion.console.text import duration, visible
 
-__all__ = ["Asset", "Assets", "Templates", "json_text", "shown", "span", "time_tag"]
-
 _JSON_CHARS_MAX: Final = 64 * 1024
 _TEXT_CHARS_MAX: Final = 16 * 1024
 _LINE_CHARS_MAX: Final = 200

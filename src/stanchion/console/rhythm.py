@@ -17,17 +17,6 @@ from typing import Final
 from stanchion.core.retry import BoundedJitter, Fixed, backoff_ms, honour_retry_after, sample_from
 from stanchion.core.settings import Rhythm
 
-__all__ = [
-    "buckets",
-    "coarser",
-    "expected_retries",
-    "expected_returns",
-    "fixed_beside",
-    "policy_synchrony",
-    "simulated",
-    "synchrony",
-]
-
 MODEL_CALLERS: Final = 40
 MODEL_MS: Final = 6_000
 MODEL_BUCKET_MS: Final = 50

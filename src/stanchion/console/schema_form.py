@@ -19,8 +19,6 @@ from stanchion.console.text import shortened, visible
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonObject, JsonValue
 
-__all__ = ["FormField", "faults_by_field", "form_fields", "form_html", "parse_form", "values_of"]
-
 FieldKind: TypeAlias = Literal[
     "text", "long_text", "integer", "number", "boolean", "choice", "list", "json", "group"
 ]

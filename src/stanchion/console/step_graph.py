@@ -19,8 +19,6 @@ from markupsafe import Markup, escape
 
 from stanchion.console.text import shortened, visible
 
-__all__ = ["GraphStep", "StepKind", "step_graph", "zoomable_graph"]
-
 StepKind: TypeAlias = Literal["job", "for_each", "approval", "delay", "subworkflow"]
 
 STEPS_MAX: Final = 1_000

@@ -12,8 +12,6 @@ from typing import Final
 
 from markupsafe import Markup
 
-__all__ = ["duration", "foreign", "shortened", "visible"]
-
 _HIDDEN: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"

@@ -16,17 +16,6 @@ import msgspec
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Instant, TenantId
 
-__all__ = [
-    "EVERY_ENTRY",
-    "LOOKED_AT_FACTOR",
-    "SYSTEM",
-    "AuditEntry",
-    "AuditFilter",
-    "changed_members",
-    "redacted",
-    "time_text",
-]
-
 LOOKED_AT_FACTOR: Final = 10
 """A page of ``limit`` rows looks at this many times as many."""
 SYSTEM: Final = "system"

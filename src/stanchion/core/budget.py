@@ -28,30 +28,6 @@ from msgspec.structs import replace
 
 from stanchion.core.model import Instant
 
-__all__ = [
-    "BUDGETS_MAX",
-    "BUDGET_AMOUNT_MAX",
-    "BUDGET_LIMIT_MAX",
-    "BUDGET_NAME_CHARS_MAX",
-    "BUDGET_NAME_PATTERN",
-    "BudgetLimit",
-    "BudgetStanding",
-    "BudgetTally",
-    "BudgetWindow",
-    "OverBudget",
-    "Reservation",
-    "charge",
-    "merge_usage",
-    "new_usage",
-    "over_budget",
-    "reserve",
-    "rolled",
-    "settle",
-    "standing_of",
-    "window_end",
-    "window_start",
-]
-
 BUDGET_NAME_CHARS_MAX: Final = 64
 BUDGET_NAME_PATTERN: Final = (
     r"[^\x00-\x20\x7f-\xa0\xad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff"

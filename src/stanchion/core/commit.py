@@ -25,20 +25,6 @@ import msgspec
 
 from stanchion.core.model import RunId, Stamp
 
-__all__ = [
-    "Apply",
-    "CommitAnswer",
-    "CommitConflict",
-    "Committed",
-    "Gone",
-    "SettleAnswer",
-    "SettleMiss",
-    "SettleMissed",
-    "StaleFence",
-    "judge_commit",
-    "judge_settle",
-]
-
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
     """The transition is written and durable."""

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from stanchion.core.json_value import JsonObject, JsonValue
     from stanchion.core.plan import Plan, PlannedStep
 
-__all__ = ["DecisionTooLong", "Draft", "ItemDraft", "size_of", "status_inside"]
-
 
 def size_of(output: JsonValue) -> int:
     """The size of an output as JSON, in bytes."""

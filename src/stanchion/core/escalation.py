@@ -34,30 +34,6 @@ from stanchion.core.lease import LeasePolicy, OnLockError
 from stanchion.core.model import Instant, Risk
 from stanchion.core.retry import Faults, fault_unless, out_of_range
 
-__all__ = [
-    "ANNOUNCEMENT_LAPSES_MS",
-    "PEERS_MAX",
-    "Announcement",
-    "Escalation",
-    "EscalationCounts",
-    "EscalationState",
-    "Heard",
-    "Level",
-    "Observation",
-    "Order",
-    "Slice",
-    "announcement",
-    "begin",
-    "counts_of",
-    "effective_policy",
-    "end_order",
-    "faults",
-    "hear",
-    "level_at",
-    "obey",
-    "observe",
-]
-
 ANNOUNCEMENT_LAPSES_MS: Final = 30_000
 PEERS_MAX: Final = 256
 """Announcements that are kept, one per replica: the strictest first, then the newest."""

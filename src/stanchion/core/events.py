@@ -15,24 +15,6 @@ import msgspec
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Failure, JobId, StepId
 
-__all__ = [
-    "Approved",
-    "AttemptFailed",
-    "AttemptSucceeded",
-    "CancelRequested",
-    "Event",
-    "JobDied",
-    "JobDiscarded",
-    "JobReplayed",
-    "JobReturned",
-    "Promoted",
-    "Rejected",
-    "Started",
-    "Timer",
-    "TimerFired",
-    "TimerKind",
-]
-
 
 class TimerKind(StrEnum):
     """What a timer is for."""

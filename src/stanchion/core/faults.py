@@ -19,20 +19,6 @@ import msgspec
 
 from stanchion.core.json_value import JsonValue
 
-__all__ = [
-    "FAULTS_MAX",
-    "Fault",
-    "Findings",
-    "Near",
-    "Path",
-    "WorkflowFaults",
-    "kind_of",
-    "listed",
-    "named",
-    "quoted",
-    "shown",
-]
-
 FAULTS_MAX: Final = 100
 """Faults in one report. A last entry says how many more there are."""
 

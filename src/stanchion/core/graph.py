@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
-__all__ = ["ancestors", "cycle", "dependants"]
-
 _Node = TypeVar("_Node", bound=Hashable)
 
 

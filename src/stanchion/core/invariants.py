@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from stanchion.core.plan import Plan, PlannedStep
     from stanchion.core.transition import Transition
 
-__all__ = ["of_run", "of_slots", "of_transition", "of_work"]
-
 _NOT_BEGUN = frozenset({RunStatus.QUEUED, RunStatus.PENDING})
 _WAITS: dict[type[object], tuple[type[object], ...]] = {
     JobSpec: (OnJob, OnRetry, OnReplay),

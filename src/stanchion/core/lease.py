@@ -14,50 +14,6 @@ from msgspec.structs import replace
 from stanchion.core.model import Risk
 from stanchion.core.retry import Faults, fault_unless, out_of_range, within
 
-__all__ = [
-    "DEFAULT_POLICIES",
-    "FAILURES_KNOWN_IN_TIME",
-    "JOB_POLICY",
-    "JOB_TERMS",
-    "RENEWAL_FAILURES_MAX",
-    "RUN_TERMS",
-    "AcquireDecision",
-    "AcquireOutcome",
-    "Continuing",
-    "FenceCause",
-    "Fenced",
-    "Holding",
-    "LeaseLost",
-    "LeaseOverride",
-    "LeasePolicy",
-    "LeaseTerms",
-    "LockAcquired",
-    "LockContended",
-    "Moment",
-    "OnLockError",
-    "OnRenewalLost",
-    "ProceedLeased",
-    "ProceedLocal",
-    "Refuse",
-    "RetrySchedule",
-    "Skip",
-    "Trust",
-    "Unavailable",
-    "faults",
-    "granted",
-    "job_terms_for",
-    "may_renew_early",
-    "next_fence",
-    "not_owned",
-    "on_acquire",
-    "policy_faults",
-    "policy_for",
-    "renewal_failed",
-    "renewed",
-    "terms_for",
-    "tick",
-]
-
 # A lease is a lock that expires. The store that grants it counts down its term (the TTL) and then
 # grants the name to the next caller, without a message to the former holder. So a holder must
 # compute when to stop trusting its lease, and rather too early than too late:

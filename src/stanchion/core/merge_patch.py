@@ -9,8 +9,6 @@ from __future__ import annotations
 from stanchion.core.faults import Findings, Near, Path
 from stanchion.core.json_value import JsonObject, JsonValue
 
-__all__ = ["changed_paths", "merged", "note_strangers"]
-
 
 def merged(document: JsonValue, patch: JsonValue) -> JsonValue:
     """The document after the patch. Neither argument is modified."""

@@ -18,50 +18,6 @@ import msgspec
 
 from stanchion.core.json_value import JsonObject, JsonValue
 
-__all__ = [
-    "SHARDS",
-    "Failure",
-    "Instant",
-    "Item",
-    "ItemCounts",
-    "ItemFailure",
-    "ItemKey",
-    "Job",
-    "JobId",
-    "JobPlace",
-    "JobTrace",
-    "OnChildren",
-    "OnDecision",
-    "OnDelay",
-    "OnItems",
-    "OnJob",
-    "OnReplay",
-    "OnRetry",
-    "PendingApproval",
-    "Risk",
-    "Run",
-    "RunId",
-    "RunStatus",
-    "Stamp",
-    "Step",
-    "StepId",
-    "StepStatus",
-    "TenantId",
-    "Topic",
-    "Wait",
-    "WorkflowId",
-    "WorkflowSource",
-    "bits_of",
-    "for_each_of",
-    "job_id",
-    "make_run_id",
-    "place_of",
-    "shard_of_run",
-    "shard_of_tenant",
-    "shared_name",
-    "split_name",
-]
-
 # msgspec resolves annotations at run time, so these stay outside TYPE_CHECKING.
 
 

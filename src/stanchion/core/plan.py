@@ -52,8 +52,6 @@ from stanchion.core.workflow import (
     Workflow,
 )
 
-__all__ = ["Body", "Plan", "PlannedStep", "child_name", "link", "link_known", "subworkflows"]
-
 _SCOPE = frozenset({"input", "steps"})
 _ITEM_SCOPE = _SCOPE | {"item", "index"}
 

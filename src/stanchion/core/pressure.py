@@ -15,21 +15,6 @@ import msgspec
 
 from stanchion.core.model import Instant, TenantId
 
-__all__ = [
-    "MINUTE_WINDOWS",
-    "WAIT_BOUNDS_MS",
-    "WINDOW_MS",
-    "GateFigures",
-    "GateWindow",
-    "TenantPressure",
-    "added",
-    "last_minute",
-    "percentile_ms",
-    "pressure_order",
-    "together",
-    "wait_bucket",
-]
-
 WINDOW_MS: Final = 5_000
 MINUTE_WINDOWS: Final = 12
 WAIT_BOUNDS_MS: Final = (1, 2, 3, 5, 8, 12, 20, 35, 60, 100, 200, 400, 800, 1_500, 2_500, 5_000)

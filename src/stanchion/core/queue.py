@@ -26,27 +26,6 @@ from stanchion.core.events import Timer, TimerKind
 from stanchion.core.model import Instant, Run, RunId
 from stanchion.core.transition import Transition
 
-__all__ = [
-    "ANY_PLACE",
-    "ENDS_MAX",
-    "ENDS_MIN",
-    "FAIRNESS_KEY_CHARS_MAX",
-    "PRIORITY_DEFAULT",
-    "PRIORITY_MAX",
-    "PROMOTED_ENTRY",
-    "QUEUE_MAX_MAX",
-    "QUEUE_TIMEOUT",
-    "QUEUE_TIMER",
-    "QUEUE_WAIT_S_MAX",
-    "QUEUE_WAIT_S_MIN",
-    "FairQueue",
-    "OnFull",
-    "QueueRequest",
-    "estimate_s",
-    "frees_key",
-    "has_begun",
-]
-
 PRIORITY_MAX: Final = 9
 PRIORITY_DEFAULT: Final = 5
 FAIRNESS_KEY_CHARS_MAX: Final = 64

@@ -13,16 +13,6 @@ import msgspec
 
 from stanchion.core.model import Instant, TenantId
 
-__all__ = [
-    "DAY_MS",
-    "EVERY_RECEIPT",
-    "KEPT_MAX",
-    "Receipt",
-    "ReceiptBatch",
-    "ReceiptFilter",
-    "newest_kept",
-]
-
 KEPT_MAX: Final = 1_000
 """Receipts of a tenant that the store keeps, and that a replica collects between two writes."""
 DAY_MS: Final = 86_400_000

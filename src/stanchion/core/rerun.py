@@ -28,19 +28,6 @@ from stanchion.core.model import Instant, Item, ItemKey, Run, RunId, Step, StepI
 if TYPE_CHECKING:
     from stanchion.core.plan import Plan, PlannedStep
 
-__all__ = [
-    "RerunAction",
-    "RerunOnly",
-    "RerunOptions",
-    "RerunRefused",
-    "RerunStep",
-    "RerunVersion",
-    "items_to_keep",
-    "preview",
-    "rerun",
-    "unfinished",
-]
-
 
 class RerunVersion(StrEnum):
     """The versions of the workflows that a rerun uses."""

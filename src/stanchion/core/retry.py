@@ -26,37 +26,6 @@ from stanchion.core.faults import Fault
 from stanchion.core.limits import ATTEMPTS_MAX, BACKOFF_MS_MAX
 from stanchion.core.model import Instant
 
-__all__ = [
-    "BUDGETS",
-    "FACTOR_MAX",
-    "RETRIES",
-    "Answer",
-    "Backoff",
-    "BoundedJitter",
-    "Budget",
-    "BudgetState",
-    "Exponential",
-    "Faults",
-    "Fixed",
-    "GiveUp",
-    "GiveUpReason",
-    "RetryClass",
-    "RetryPolicy",
-    "Tries",
-    "Wait",
-    "WorkAllowance",
-    "backoff_ms",
-    "fault_unless",
-    "faults",
-    "full_budget",
-    "honour_retry_after",
-    "next_try",
-    "out_of_range",
-    "sample_from",
-    "spend",
-    "within",
-]
-
 FACTOR_MAX: Final = 10
 
 

@@ -17,8 +17,6 @@ from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.schema_cost import CHECK_NS_MAX, ERRORS_NS_MAX, CheckCost, InputShape
 from stanchion.core.schema_rules import PATTERN_OPTIONS, judge_rules, refuse_remote
 
-__all__ = ["InputSchema", "SchemaFaults", "compile_schema", "judge_schema"]
-
 _INPUT: Final[Path] = ("input",)
 
 

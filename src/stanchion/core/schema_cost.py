@@ -24,17 +24,6 @@ from typing import Final, NamedTuple, TypeAlias
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.limits import INPUT_BYTES_MAX, JSON_DEPTH_MAX
 
-__all__ = [
-    "CHECK_NS_MAX",
-    "ERRORS_NS_MAX",
-    "CheckCost",
-    "InputShape",
-    "Levels",
-    "cost_of_rules",
-    "joined",
-    "pattern_char_ns",
-]
-
 CHECK_NS_MAX: Final = 10_000_000
 """The estimated time that one check may take at most."""
 ERRORS_NS_MAX: Final = 10_000_000

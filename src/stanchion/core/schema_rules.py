@@ -28,15 +28,6 @@ from stanchion.core.schema_cost import (
     pattern_char_ns,
 )
 
-__all__ = [
-    "INPUT_SCHEMA_BYTES_MAX",
-    "INPUT_SCHEMA_PATTERN_BYTES_MAX",
-    "INPUT_SCHEMA_SUBSCHEMAS_MAX",
-    "PATTERN_OPTIONS",
-    "judge_rules",
-    "refuse_remote",
-]
-
 INPUT_SCHEMA_BYTES_MAX: Final = 64 * 1024
 INPUT_SCHEMA_SUBSCHEMAS_MAX: Final = 500
 """Subschemas of a schema, each counted once for every path of references to it."""

@@ -36,25 +36,6 @@ from stanchion.core.retry import BoundedJitter, Faults, Fixed
 from stanchion.core.workflow_file.record import Member, Record
 from stanchion.core.workflow_file.shape import Items, Real, Whole, Word
 
-__all__ = [
-    "DEFAULTS",
-    "LOCK_TTL_S_MAX",
-    "LOCK_TTL_S_MIN",
-    "LOCK_WAIT_S_MAX",
-    "AdmissionOverride",
-    "AdmissionSettings",
-    "LockBusy",
-    "Rhythm",
-    "Settings",
-    "Strategy",
-    "effective_admission",
-    "override_faults",
-    "patched",
-    "read_settings",
-    "settings_document",
-    "settings_json_schema",
-]
-
 Rhythm: TypeAlias = Fixed | BoundedJitter
 """How long to wait before the next attempt to acquire a contended lock."""
 

@@ -26,23 +26,6 @@ import msgspec
 from stanchion.core.admission import Rate
 from stanchion.core.model import Instant, JobId, TenantId, Topic
 
-__all__ = [
-    "LIMITS_MAX",
-    "LimitScope",
-    "PoolGrant",
-    "PoolUse",
-    "TokenGrant",
-    "TokenPool",
-    "TokenRenewal",
-    "TopicLimit",
-    "TopicLimits",
-    "grant_tokens",
-    "not_after",
-    "retry_after_ms",
-    "token_name",
-    "token_ttl_ms",
-]
-
 LIMITS_MAX: Final = 500
 """Limits of a deployment: every replica keeps all of them in memory."""
 _TOPICS_KEPT: Final = 10_000

@@ -27,21 +27,6 @@ from stanchion.core.model import (
     StepId,
 )
 
-__all__ = [
-    "ClearTimer",
-    "CloseApproval",
-    "DispatchJob",
-    "Effect",
-    "Ignored",
-    "OpenApproval",
-    "RevokeJob",
-    "SetTimer",
-    "StopRun",
-    "StopStep",
-    "TimelineEntry",
-    "Transition",
-]
-
 
 class DispatchJob(msgspec.Struct, frozen=True, tag="dispatch_job"):
     """Make the job ready for workers."""

@@ -16,22 +16,6 @@ import msgspec
 
 from stanchion.core.model import Instant
 
-__all__ = [
-    "ADMISSION_QUEUE",
-    "BUDGETS",
-    "ITEM_WORKFLOWS",
-    "LEVEL",
-    "REPORTING_LEVEL",
-    "SHARED_WORKFLOWS",
-    "TOPIC_LIMITS",
-    "MayRaise",
-    "ReportedLevel",
-    "UpgradeFinished",
-    "UpgradeUnfinished",
-    "UpgradeVerdict",
-    "judge_upgrade",
-]
-
 REPORTING_LEVEL: Final = 2
 """Processes of this level and above report themselves into the store."""
 SHARED_WORKFLOWS: Final = 2

@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["shown_url"]
-
 _WITHOUT_HOST: Final = ("memory:", "local:", "sqlite:")
 """Schemes without server and user info: shown unchanged."""
 _SCHEMES: Final = re.compile(r"((?:rediss?(?:\+cluster|\+sentinel)?|nats|tls|wss?|https?)):")

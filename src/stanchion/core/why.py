@@ -31,30 +31,6 @@ from stanchion.core.model import (
 )
 from stanchion.core.queue import QUEUE_TIMER
 
-__all__ = [
-    "FINDINGS_MAX",
-    "JOBS_LOOKED_AT_MAX",
-    "LETTERS_LOOKED_AT_MAX",
-    "NO_WORKER_MS",
-    "TIMERS_LOOKED_AT_MAX",
-    "Blocker",
-    "ClosedClass",
-    "DeadWork",
-    "Finding",
-    "OpenJob",
-    "OpenJobState",
-    "Outage",
-    "PendingTimer",
-    "ReachedLimit",
-    "RunFacts",
-    "RunLock",
-    "Surroundings",
-    "TopicDemand",
-    "WhyCode",
-    "store_outage",
-    "why",
-]
-
 NO_WORKER_MS: Final = 60_000
 """A topic that no worker has asked for so long has no worker."""
 JOBS_LOOKED_AT_MAX: Final = 1_000

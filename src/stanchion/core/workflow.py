@@ -17,21 +17,6 @@ from stanchion.core.limits import FOR_EACH_PARALLEL_MAX
 from stanchion.core.model import Risk, StepId, Topic, WorkflowId
 from stanchion.core.retry import Backoff, Exponential
 
-__all__ = [
-    "RUN_TIMEOUT_S_DEFAULT",
-    "ApprovalSpec",
-    "DelaySpec",
-    "ForEachSpec",
-    "ForEachWorkflowSpec",
-    "JobSpec",
-    "OnDecisionTimeout",
-    "OnFailure",
-    "RetrySpec",
-    "StepSpec",
-    "SubworkflowSpec",
-    "Workflow",
-]
-
 RUN_TIMEOUT_S_DEFAULT: Final = 24 * 60 * 60.0
 
 

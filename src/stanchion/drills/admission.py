@@ -53,8 +53,6 @@ from stanchion.drills.promises.admission import (
 )
 from stanchion.drills.verdict import DrillResult, percentile
 
-__all__ = ["admission_drill"]
-
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How much of everything, on one stack."""

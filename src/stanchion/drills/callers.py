@@ -23,18 +23,6 @@ from stanchion.drills.processes import CouldNotRun
 from stanchion.transport.event_loop import LoopTransport
 from stanchion.transport.messages import AsyncByteStream, HttpReply, NoReply, Request, parse_address
 
-__all__ = [
-    "DrillTenant",
-    "JobFinish",
-    "RawWorker",
-    "Sample",
-    "delayed",
-    "drill_tenant",
-    "one_job",
-    "until",
-    "waiting_run",
-]
-
 ANSWER_S_MAX: Final = 30.0
 _OK: Final = 200
 _ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "timed_out"})

@@ -28,8 +28,6 @@ from stanchion.drills.retry import retry_drill
 from stanchion.drills.verdict import DrillResult, Report, environment_of, report_of
 from stanchion.transport.messages import parse_address
 
-__all__ = ["AGAINST", "DRILLS", "announcement", "run_drills"]
-
 _Drill: TypeAlias = Callable[[DrillOptions, Progress], Awaitable[DrillResult]]
 
 DRILLS: Final[Mapping[str, _Drill]] = {

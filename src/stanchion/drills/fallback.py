@@ -44,8 +44,6 @@ from stanchion.drills.promises.fallback import (
 )
 from stanchion.drills.verdict import DrillResult
 
-__all__ = ["fallback_drill"]
-
 TOPIC: Final = "drill.fallback"
 FALLBACKS: Final = "stanchion_workflow_lock_fallback_total"
 

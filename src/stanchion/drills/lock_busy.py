@@ -46,8 +46,6 @@ from stanchion.drills.promises.lock_busy import (
 from stanchion.drills.proxy import Proxy
 from stanchion.drills.verdict import DrillResult
 
-__all__ = ["lock_busy_drill"]
-
 CYCLE_S: Final = 0.508
 """The rhythm of a replica that retries every 500 ms: each retry takes a few milliseconds itself."""
 _KINDS: Final = {FIXED: "fixed", JITTER: "jitter"}

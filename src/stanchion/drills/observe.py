@@ -18,24 +18,6 @@ import msgspec
 from stanchion.charts import Series
 from stanchion.drills.callers import DrillTenant
 
-__all__ = [
-    "METRICS_OLD_S",
-    "LockCommand",
-    "LockCommands",
-    "MetricSample",
-    "Metrics",
-    "Sampler",
-    "counts_per",
-    "cumulative",
-    "late_timers",
-    "log_lines",
-    "monitored",
-    "rate_series",
-    "read_metrics",
-    "sampled",
-    "time_of",
-]
-
 METRICS_OLD_S: Final = 1.2
 """A server renders its metrics once a second: what is read may be so old."""
 _LINE: Final = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? ([^ ]+)")

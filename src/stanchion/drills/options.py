@@ -11,8 +11,6 @@ from typing import Final, TextIO
 
 import msgspec
 
-__all__ = ["DrillOptions", "Progress"]
-
 _COLUMNS_MAX: Final = 78
 
 

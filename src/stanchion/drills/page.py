@@ -14,8 +14,6 @@ from stanchion.charts import Chart, svg_of
 from stanchion.core.json_value import JsonValue
 from stanchion.drills.verdict import Report
 
-__all__ = ["write_index", "write_report"]
-
 TITLES: Final = {
     "admission": "Admission: a full tenant under bursts",
     "retry": "Retries: one policy for all refusals, or one for each",

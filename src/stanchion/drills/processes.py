@@ -33,26 +33,6 @@ import msgspec
 
 from stanchion.drills.proxy import Proxy, proxied
 
-__all__ = [
-    "ChildProcess",
-    "CouldNotRun",
-    "Deployment",
-    "NatsServer",
-    "ServerProcess",
-    "ValkeyServer",
-    "free_port",
-    "kill_spawned",
-    "nats_binary",
-    "running_nats",
-    "running_valkey",
-    "spawn",
-    "start_program",
-    "start_valkey",
-    "started",
-    "starvation",
-    "valkey_binary",
-]
-
 START_S_MAX: Final = 10.0
 READY_S_MAX: Final = 30.0
 """A server process starts slowly on a busy machine."""

@@ -32,8 +32,6 @@ from stanchion.leases import LeaseLost, LeasePolicy, Leases, OnLockError, OnRene
 from stanchion.worker import Job, Worker
 from stanchion.worker.events import RenewalFailed, WorkerEvent
 
-__all__ = ["HolderLine", "read_holder_lines"]
-
 TICK_S: Final = 0.01
 _WAIT_S: Final = 300.0
 _RETRY: Final = BoundedJitter(delay_ms=30, jitter_ms=15)

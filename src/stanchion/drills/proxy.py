@@ -27,8 +27,6 @@ from contextlib import asynccontextmanager, suppress
 from enum import StrEnum, auto
 from typing import Final
 
-__all__ = ["Flow", "Loss", "Proxy", "Trap", "proxied"]
-
 _CHUNK_BYTES: Final = 64 * 1024
 _NEEDLE_BYTES_MAX: Final = 256
 _CONNECTIONS_MAX: Final = 1_000

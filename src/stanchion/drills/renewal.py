@@ -37,8 +37,6 @@ from stanchion.drills.promises.renewal import (
 from stanchion.drills.proxy import Flow, Proxy, proxied
 from stanchion.drills.verdict import DrillResult
 
-__all__ = ["renewal_drill"]
-
 _PROGRAMS: Final = "stanchion.drills.programs"
 _STARTS_S_MAX: Final = 20.0
 _SHORT_OUTAGE: Final = 0.3

@@ -41,8 +41,6 @@ from stanchion.drills.verdict import DrillResult
 from stanchion.transport.event_loop import LoopTransport
 from stanchion.transport.messages import AsyncByteStream, HttpReply, NoReply, Request, parse_address
 
-__all__ = ["retry_drill"]
-
 UNLIMITED: Final = Budget(1_000_000, 1_000_000.0)
 _FOR_ALL: Final = RetryPolicy(
     attempts_max=60,

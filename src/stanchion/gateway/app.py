@@ -33,8 +33,6 @@ from stanchion.services.engine import Services
 from stanchion.services.watchdog import LoopWatchdog
 from stanchion.wire.problems import Code
 
-__all__ = ["Gateway", "MetricsApp", "Paths", "make_app"]
-
 _PREPARE_S: Final = 2.0
 
 

@@ -32,16 +32,6 @@ from stanchion.wire.admin import Role
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
-__all__ = [
-    "ANONYMOUS",
-    "DEFAULT_TENANT",
-    "TENANT_HEADER",
-    "Auth",
-    "Caller",
-    "authorised",
-    "is_loopback_host",
-]
-
 DEFAULT_TENANT: Final = TenantId("default")
 TENANT_HEADER: Final = b"x-stanchion-tenant"
 ANONYMOUS: Final = KeyHolder(Role.ADMIN, ALL_TENANTS, "anonymous")

@@ -31,19 +31,6 @@ from stanchion.gateway.route import Call
 from stanchion.wire.identifiers import LABEL_NAME_PATTERN, LABEL_PATTERN
 from stanchion.wire.problems import Code
 
-__all__ = [
-    "Bodies",
-    "InvalidJson",
-    "MalformedJson",
-    "check_value",
-    "decode_json",
-    "decoded",
-    "fault_in",
-    "is_suspect",
-    "read_query",
-    "why_not",
-]
-
 
 class Bodies:
     """Reads bodies, and bounds the memory of all of them together."""

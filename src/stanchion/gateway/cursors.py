@@ -30,8 +30,6 @@ from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.records import BadCursor
 from stanchion.ports.store import Documents
 
-__all__ = ["CursorSeal", "Cursors"]
-
 _KIND: Final = "secret"
 _NAME: Final = "cursors"
 _TAG_BYTES: Final = 16

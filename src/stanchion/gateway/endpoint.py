@@ -63,8 +63,6 @@ from stanchion.services.work import TenantOverloaded
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
-__all__ = ["RECEIPTED", "Endpoint", "listed", "note_refusal", "parameter_pattern", "send_large"]
-
 _NOBODY: Final = Caller(DEFAULT_TENANT, None, "anonymous")
 _NO_BODY: Final = NoBody()
 _NO_QUERY: Final = NoQuery()

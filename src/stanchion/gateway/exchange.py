@@ -25,21 +25,6 @@ from stanchion.gateway.problems import Refusal, RequestRefused, answer_parts
 from stanchion.gateway.route import Reply, Stream
 from stanchion.wire.problems import Code
 
-__all__ = [
-    "ANSWER",
-    "GONE",
-    "PART_BYTES",
-    "REST",
-    "STREAM",
-    "ClientGone",
-    "EncodedAnswer",
-    "Exchange",
-    "Message",
-    "Receive",
-    "Send",
-    "ready",
-]
-
 _Result = TypeVar("_Result")
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]

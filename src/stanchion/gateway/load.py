@@ -31,18 +31,6 @@ from stanchion.wire.problems import Code
 if TYPE_CHECKING:
     from stanchion.gateway.state import GatewayState
 
-__all__ = [
-    "TURN_BYTES",
-    "HeavyRequests",
-    "LargeAnswers",
-    "Load",
-    "LoadKind",
-    "Observe",
-    "RequestPlace",
-    "RequestSignals",
-    "stream_counted",
-]
-
 WAIT_S_MAX: Final = 0.05
 _LOOK_EVERY_S: Final = 0.001
 

@@ -25,8 +25,6 @@ from stanchion.wire.identifiers import TenantName, TenantOrAll
 from stanchion.wire.problems import PROBLEM_TYPE, Code, Problem
 from stanchion.wire.runs import FeedLine
 
-__all__ = ["code_table", "document", "refusals", "route_table", "text"]
-
 _REF: Final = "#/components/schemas/{name}"
 _HTTP_CODES: Final = (Code.MALFORMED_REQUEST, Code.URI_TOO_LONG, Code.HEADERS_TOO_LARGE)
 _GUARDED_CODES: Final = (

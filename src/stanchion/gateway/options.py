@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["GatewayOptions"]
-
 
 class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one gateway. A request over a limit is refused, never queued."""

@@ -22,26 +22,6 @@ from stanchion.services.upgrade import remedy
 from stanchion.services.work import TenantOverloaded
 from stanchion.wire.problems import PROBLEM_TYPE, Code, FieldError, Problem
 
-__all__ = [
-    "GATE_UNAVAILABLE",
-    "LIMIT_CHECK_FAILED",
-    "STATUS",
-    "TENANT_FULL",
-    "BudgetFacts",
-    "Headers",
-    "Refusal",
-    "RequestRefused",
-    "answer_parts",
-    "invalid",
-    "invalid_member",
-    "not_found",
-    "overdrawn",
-    "problem_of",
-    "retry_after_s",
-    "unavailable_after_ms",
-    "upgrade_unfinished",
-]
-
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 TENANT_FULL: Final = "max concurrent runs reached"

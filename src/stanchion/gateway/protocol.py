@@ -49,8 +49,6 @@ from stanchion.gateway.problems import Refusal, answer_parts
 from stanchion.gateway.route import PROBES
 from stanchion.wire.problems import Code
 
-__all__ = ["HEAD_BYTES_MAX", "PROBE_SLOTS", "GuardedProtocol", "guarded"]
-
 HEAD_BYTES_MAX: Final = 64 * 1024
 PROBE_SLOTS: Final = 32
 """Connections beyond the limit that may only request liveness and readiness."""

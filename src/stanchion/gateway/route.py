@@ -53,31 +53,6 @@ if TYPE_CHECKING:
     from stanchion.gateway.state import GatewayState
     from stanchion.services.engine import Services
 
-__all__ = [
-    "ADMINS",
-    "ANYONE",
-    "APPROVERS",
-    "EVERY_ROLE",
-    "LIVEZ",
-    "METRICS",
-    "OPERATORS",
-    "PARAMETERS",
-    "PATHS",
-    "PROBES",
-    "RUNNERS",
-    "WORKERS",
-    "Call",
-    "Handler",
-    "HandlerAnswer",
-    "NoBody",
-    "NoQuery",
-    "Reply",
-    "Route",
-    "RouteScope",
-    "Stream",
-    "Takes",
-]
-
 _Body = TypeVar("_Body")
 _Query = TypeVar("_Query")
 

@@ -23,8 +23,6 @@ from stanchion.gateway.app import Gateway, MetricsApp
 from stanchion.gateway.protocol import PROBE_SLOTS, GuardedProtocol, guarded
 from stanchion.services.log import log_event
 
-__all__ = ["serve", "serving_metrics"]
-
 _FILES_KEPT: Final = 128
 """Open files reserved for the store, the bus and logs."""
 KEEP_ALIVE_S: Final = 75

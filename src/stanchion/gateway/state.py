@@ -41,8 +41,6 @@ from stanchion.services.work import Deadlines
 from stanchion.wire.admin import Health
 from stanchion.wire.problems import Code
 
-__all__ = ["ANSWERS_MAX", "CACHED_MS", "WAITING_MAX", "GatewayState", "MetricsPage", "Readiness"]
-
 _SWEEP_S: Final = 0.5
 """How often request deadlines are checked: a request may overrun by this much."""
 

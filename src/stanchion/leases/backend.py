@@ -21,8 +21,6 @@ from stanchion.ports.errors import BackendError, BackendRefused
 from stanchion.ports.locks import AcquireAnswer, LockReleased, LockView, NotOwned, Renewed
 from stanchion.ports.turns import Place, Turns
 
-__all__ = ["LazyLocks", "store_at"]
-
 _FORMS: Final = "memory:, sqlite:PATH, redis://host:port or redis+cluster://host:port,…"
 _Open: TypeAlias = Callable[[], Awaitable[Turns]]
 

@@ -39,16 +39,6 @@ from stanchion.services.lease_events import LeaseEvent, LeaseHook
 from stanchion.services.leasing import LeaseContended, LeaseRefused, Leasing, Outcome
 from stanchion.services.renewal import Lease, guarded
 
-__all__ = [
-    "HoldRequest",
-    "LeaseBusy",
-    "LeaseHold",
-    "LeaseHolder",
-    "LeaseNotGranted",
-    "LeaseUnavailable",
-    "LocalQueues",
-]
-
 
 class HoldRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to hold, under which policy, and how long and in which order to wait for it."""

@@ -32,8 +32,6 @@ from stanchion.ports.errors import BackendRefused
 from stanchion.services.lease_events import LeaseHook
 from stanchion.services.renewal import Lease
 
-__all__ = ["Leases", "RiskName"]
-
 RiskName: TypeAlias = Literal["low", "standard", "high", "critical"]
 
 _ORDERS: Final = get_args(Order)

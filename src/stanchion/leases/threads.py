@@ -31,8 +31,6 @@ from stanchion.leases.waiting import Order
 from stanchion.services.lease_events import LeaseHook
 from stanchion.services.renewal import Lease
 
-__all__ = ["HoldOptions", "LeasesOptions", "OnLost", "SyncLeases"]
-
 OnLost: TypeAlias = Callable[[LeaseLost], None]
 _CLOSE_S_MAX: Final = 10.0
 _END_S_MAX: Final = 10.0

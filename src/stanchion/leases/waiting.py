@@ -17,8 +17,6 @@ from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError
 from stanchion.ports.turns import Turns
 
-__all__ = ["DEFAULT_RETRY", "JitterWait", "Order", "QueueWait", "WaitStrategy"]
-
 Order: TypeAlias = Literal["fifo", "jitter"]
 
 DEFAULT_RETRY: Final = BoundedJitter(delay_ms=50, jitter_ms=25)

@@ -27,8 +27,6 @@ import msgspec
 
 from stanchion.ports.records import OutboxRow
 
-__all__ = ["Ack", "Bell", "Bus", "Dead", "Disposition", "Handler", "Retry"]
-
 
 class Ack(msgspec.Struct, frozen=True):
     """Done: the effect of the call is committed."""

@@ -7,8 +7,6 @@ from typing import Protocol
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant
 
-__all__ = ["Clock"]
-
 
 class Clock(Protocol):
     """A source of time. Passed as an argument, so that tests and the simulator control it."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Entropy"]
-
 
 class Entropy(Protocol):
     """A source of randomness: the operating system, or a seeded generator in the simulator."""

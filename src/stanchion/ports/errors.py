@@ -12,15 +12,6 @@ full tenant, a contended lock or a stale writer is not an error: it is part of t
 
 from __future__ import annotations
 
-__all__ = [
-    "BackendCorrupt",
-    "BackendError",
-    "BackendRefused",
-    "BackendTimeout",
-    "BackendUnavailable",
-    "sentence",
-]
-
 
 class BackendError(Exception):
     """A store, lock server or bus failed."""

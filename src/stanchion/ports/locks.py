@@ -13,24 +13,6 @@ import msgspec
 
 from stanchion.core.model import Instant
 
-__all__ = [
-    "AcquireAnswer",
-    "AcquireTooLate",
-    "Granted",
-    "Held",
-    "LockHolder",
-    "LockNote",
-    "LockReleased",
-    "LockView",
-    "Locks",
-    "NotOwned",
-    "OperatorLocks",
-    "Renewed",
-    "holder_of",
-    "operator_token",
-    "replica_token",
-]
-
 
 class Granted(msgspec.Struct, frozen=True, tag="granted"):
     """The caller has the lock."""

@@ -86,21 +86,6 @@ from stanchion.ports.records import (
     WorkflowUse,
 )
 
-__all__ = [
-    "AuditLog",
-    "Definitions",
-    "Documents",
-    "Housekeeping",
-    "Jobs",
-    "Outbox",
-    "Receipts",
-    "Replicas",
-    "Runs",
-    "Store",
-    "Tenants",
-    "Tokens",
-]
-
 
 class Runs(Protocol):
     """Runs: admission, commits, inbox, timeline, lists."""

@@ -21,8 +21,6 @@ import msgspec
 
 from stanchion.ports.locks import Locks
 
-__all__ = ["Place", "Turns"]
-
 
 class Place(msgspec.Struct, frozen=True):
     """A place in the queue for a lock."""

@@ -37,16 +37,6 @@ from stanchion.ports.locks import (
 from stanchion.services.renewal import LockHealth
 from stanchion.services.signals import AdmissionSignals
 
-__all__ = [
-    "AdmissionLock",
-    "GateLockBusy",
-    "GateLockFailed",
-    "GateLockTaken",
-    "Outcome",
-    "SharedLock",
-    "SoleLock",
-]
-
 CALL_MS_MIN: Final = 250
 """For a try that begins when the time is nearly over: with less, a slow answer would time out."""
 CALL_MS_MAX: Final = 2_000

@@ -51,8 +51,6 @@ from stanchion.services.settings import TenantConfigs
 from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 from stanchion.services.work import Deadlines
 
-__all__ = ["Admitter", "GateCall", "PreparedStart"]
-
 ANSWER_MS: Final = 250
 """Added to the wait budget. The rest of the half second is for sending the answer."""
 SWEEP_S: Final = 0.05

@@ -79,17 +79,6 @@ from stanchion.services.plans import Plans
 from stanchion.services.renewal import Lease
 from stanchion.services.work import Decider
 
-__all__ = [
-    "AdvanceFailed",
-    "Advanced",
-    "Advancer",
-    "DeadLettered",
-    "Outcome",
-    "PutOff",
-    "RunBusy",
-    "RunMissing",
-]
-
 TRIES_MAX: Final = 20
 """Conflicts or stale fences in a row before the run is left to the replica that wins them."""
 LOOKS_MAX: Final = 200

@@ -70,8 +70,6 @@ from stanchion.services.plans import DefinitionMissing, UnknownWorkflow
 from stanchion.services.work import TenantOverloaded
 from stanchion.wire.identifiers import ALL_TENANTS
 
-__all__ = ["BulkBegun", "BulkService", "NewBulk", "TooManyRuns"]
-
 HELD_MS: Final = 3_000
 """How long a replica holds a bulk action with each write."""
 _EXTENDED_MS: Final = 1_000

@@ -19,8 +19,6 @@ from stanchion.ports.locks import OperatorLocks
 from stanchion.ports.store import Store
 from stanchion.services.signals import EngineSignals
 
-__all__ = ["Backends", "ReplicaContext", "Rules"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Backends:

@@ -35,8 +35,6 @@ from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.store import Documents
 from stanchion.services.log import log_event
 
-__all__ = ["EscalationService", "StoredOrder"]
-
 LOOK_EVERY_S: Final = 2.0
 _KIND: Final = "escalation"
 _LATCH: Final = "latch"

@@ -78,8 +78,6 @@ from stanchion.services.plans import Linked, Plans, UnknownWorkflow, is_single_j
 from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 from stanchion.services.work import Decider
 
-__all__ = ["Gate", "RerunPreview", "StartRow"]
-
 _NO_VERSION: Final = -1
 """No workflow has this version: an admission with it can only be replayed, never admitted."""
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})

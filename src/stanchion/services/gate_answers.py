@@ -28,29 +28,6 @@ from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.services.plans import UnknownWorkflow
 
-__all__ = [
-    "Backend",
-    "GateCode",
-    "GateFailed",
-    "GateFull",
-    "GateOverBudget",
-    "InvalidInput",
-    "JobThrottled",
-    "KeyMismatch",
-    "NoRerun",
-    "NotStarted",
-    "Pacing",
-    "Passed",
-    "QueueOff",
-    "RerunAnswer",
-    "RunStarted",
-    "StartAnswer",
-    "SubmitAnswer",
-    "UnknownRun",
-    "full_window_ms",
-    "outage_window_ms",
-]
-
 FULL_MS_MIN: Final = 1_000
 FULL_MS_MAX: Final = 30_000
 OUTAGE_MS_MIN: Final = 1_000

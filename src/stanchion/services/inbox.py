@@ -35,15 +35,6 @@ from stanchion.services.context import ReplicaContext, Rules
 from stanchion.services.plans import Plans
 from stanchion.services.work import TenantWorkBudget
 
-__all__ = [
-    "Conflicting",
-    "DecisionForbidden",
-    "Inbox",
-    "InvalidData",
-    "RunChange",
-    "UnknownTarget",
-]
-
 _COMPLETED: Final = frozenset({RejectedCode.ALREADY_FINISHED})
 
 

@@ -43,8 +43,6 @@ from stanchion.services.log import log_event
 from stanchion.wire.admin import Role
 from stanchion.wire.identifiers import ALL_TENANTS
 
-__all__ = ["ADMIN_HOLDER", "ApiKeyRecord", "KeyHolder", "Keys", "NewKey", "end_of_key"]
-
 _Answer = TypeVar("_Answer")
 
 BELIEVED_MS: Final = 1_500

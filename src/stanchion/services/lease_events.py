@@ -14,21 +14,6 @@ import msgspec
 from stanchion.core.lease import FenceCause
 from stanchion.core.model import Risk
 
-__all__ = [
-    "Abandoned",
-    "Acquired",
-    "Contended",
-    "Fallback",
-    "LeaseEvent",
-    "LeaseHook",
-    "Refused",
-    "ReleaseFailed",
-    "Released",
-    "RenewFailed",
-    "StaleWrite",
-    "TrustLost",
-]
-
 
 class _Named(msgspec.Struct, frozen=True, kw_only=True):
     name: str

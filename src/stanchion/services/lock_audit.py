@@ -31,8 +31,6 @@ from stanchion.ports.locks import (
 from stanchion.ports.records import Commit, CommitConflict
 from stanchion.ports.store import Store
 
-__all__ = ["LockAudit"]
-
 WITHIN_MS: Final = 2_000
 _NOTES_MAX: Final = 100
 _RUN: Final = "run/"

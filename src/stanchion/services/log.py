@@ -8,8 +8,6 @@ from stanchion import telemetry
 from stanchion.core.json_value import JsonValue
 from stanchion.ports.errors import sentence
 
-__all__ = ["LOGGER", "OutageLogger", "log_event"]
-
 LOGGER = logging.getLogger("stanchion")
 
 

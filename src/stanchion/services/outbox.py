@@ -31,8 +31,6 @@ from stanchion.services.advance import (
 from stanchion.services.context import ReplicaContext, Rules
 from stanchion.services.log import OutageLogger
 
-__all__ = ["Calls", "Relay"]
-
 ROWS_MAX: Final = 500
 TIMERS_MAX: Final = 500
 HOLD_MS: Final = 5_000

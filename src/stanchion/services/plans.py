@@ -32,17 +32,6 @@ from stanchion.ports.store import Definitions
 from stanchion.services.limiter import CoalescedRead
 from stanchion.services.work import TenantExecutor
 
-__all__ = [
-    "JOB_STEP",
-    "DefinitionMissing",
-    "Linked",
-    "Linker",
-    "Plans",
-    "UnknownWorkflow",
-    "is_single_job",
-    "link_here",
-]
-
 KEPT_MAX: Final = 50_000
 """Cached workflow names of all tenants. Each costs little: equal workflows share one plan."""
 PLANS_MAX: Final = 2_000

@@ -22,8 +22,6 @@ from stanchion.ports.store import Tenants
 from stanchion.services.replicas import ReplicaReporter
 from stanchion.services.signals import AdmissionFigures
 
-__all__ = ["AdmissionOverview", "OverviewService"]
-
 PART: Final = "admission"
 """The part of a replica's summary that has its figures."""
 SEEN_MS: Final = 30 * 24 * 60 * 60 * 1000

@@ -15,8 +15,6 @@ from stanchion.ports.store import Runs
 from stanchion.services.context import ReplicaContext
 from stanchion.services.plans import is_single_job
 
-__all__ = ["QueueFigures"]
-
 BELIEVED_MS: Final = 1_000
 TENANTS_MAX: Final = 1_000
 _RUNS_MAX: Final = 10_000

@@ -28,8 +28,6 @@ from stanchion.ports.records import BadCursor, Page
 from stanchion.ports.store import Receipts
 from stanchion.services.log import OutageLogger
 
-__all__ = ["ReceiptService"]
-
 EVERY_S: Final = 1.0
 RETRY_S: Final = 0.5
 WRITE_MAX_S: Final = 1.0

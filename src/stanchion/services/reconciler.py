@@ -43,8 +43,6 @@ from stanchion.services.log import OutageLogger, log_event
 from stanchion.services.replicas import ReplicaView
 from stanchion.services.signals import EngineSignals
 
-__all__ = ["SLOTS_PART", "Reconciler", "SlotAuditor", "SlotReport"]
-
 EVERY_MS: Final = 1_000
 JOBS_MAX: Final = 500
 AUDIT_MAX: Final = 50

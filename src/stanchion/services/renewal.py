@@ -33,8 +33,6 @@ from stanchion.services import lease_events as events
 from stanchion.services.lease_events import LeaseEvent, LeaseHook
 from stanchion.services.log import LOGGER
 
-__all__ = ["Lease", "LeaseSubject", "LockHealth", "RenewalLoop", "Renewer", "guarded"]
-
 RELEASE_MAX_S: Final = 1.0
 RELEASE_TRIES: Final = 2
 

@@ -37,19 +37,6 @@ from stanchion.services.context import Backends
 from stanchion.services.log import OutageLogger
 from stanchion.services.scheduler import WorkerSighting
 
-__all__ = [
-    "CHECK_S",
-    "MISSING_MS",
-    "AskedTopic",
-    "Ping",
-    "ReplicaReporter",
-    "ReplicaSummary",
-    "ReplicaView",
-    "SeenReplica",
-    "SeenWorker",
-    "check_backends",
-]
-
 REPORT_S: Final = 3.0
 MISSING_MS: Final = 15_000
 KEPT_MS: Final = 10 * 60 * 1000

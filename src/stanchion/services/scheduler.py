@@ -40,8 +40,6 @@ from stanchion.services.context import ReplicaContext
 from stanchion.services.log import OutageLogger
 from stanchion.services.topic_limits import LeaseCall, TopicLimitService
 
-__all__ = ["JobBatch", "Scheduler", "SeenWorkers", "WorkerSighting"]
-
 POLL_S: Final = 1.0
 _POLLED_AT_ONCE: Final = 200
 """Leases in one call to the store, so that other callers get their turn."""

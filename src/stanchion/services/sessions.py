@@ -26,8 +26,6 @@ from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.store import Documents
 from stanchion.services.keys import ADMIN_HOLDER, KeyHolder, Keys
 
-__all__ = ["SESSION_MS", "OpenSession", "SessionRecord", "Sessions"]
-
 SESSION_MS: Final = 12 * 60 * 60 * 1000
 _BELIEVED_MS: Final = 1_500
 _BELIEVED_WITHOUT_STORE_MS: Final = 5 * 60 * 1_000

@@ -40,8 +40,6 @@ from stanchion.ports.store import Tenants as StoredTenants
 from stanchion.services.limiter import CoalescedRead
 from stanchion.services.log import log_event
 
-__all__ = ["Bells", "RulesInForce", "SettingsService", "TenantConfigs"]
-
 POLL_S: Final = 1.0
 LOOK_MAX_S: Final = 0.9
 """A read is given up before the next one is due, so that a recovery is noticed in time."""

@@ -36,17 +36,6 @@ from stanchion.ports.records import RejectedCode, SettleMiss
 from stanchion.services.lease_signals import LeaseErrors
 from stanchion.services.log import log_event
 
-__all__ = [
-    "BUCKET_MS",
-    "OTHER",
-    "AdmissionEndpoint",
-    "AdmissionFigures",
-    "AdmissionSignals",
-    "EngineSignals",
-    "TenantLabels",
-]
-
-
 OTHER: Final = "other"
 """The label of all tenants without one of their own, and of a tenant with this name."""
 UNNAMED_MAX: Final = 200

@@ -57,8 +57,6 @@ from stanchion.ports.records import (
 from stanchion.services.context import ReplicaContext
 from stanchion.services.log import OutageLogger, log_event
 
-__all__ = ["LeaseCall", "TooManyLimits", "TopicLimitService"]
-
 POLL_S: Final = 1.0
 _STALE_MS: Final = 2_000
 _CLOSED_MS: Final = 900

@@ -23,8 +23,6 @@ from stanchion.core.upgrade import (
 from stanchion.ports.store import Replicas
 from stanchion.services.replicas import ReplicaReporter
 
-__all__ = ["UpgradeState", "Upgrades", "remedy"]
-
 
 class UpgradeState(msgspec.Struct, frozen=True):
     """How far the upgrade to this version is."""

@@ -22,8 +22,6 @@ from stanchion.ports.store import Runs
 from stanchion.services.context import ReplicaContext
 from stanchion.services.limiter import SingleFlight, TenantLimiter, retrieve
 
-__all__ = ["Changes", "FeedPage", "RunWaiters"]
-
 POLL_S: Final = 1.0
 FEED_READS_AT_ONCE: Final = 2
 """Concurrent reads of one tenant's feed: streams that catch up with a long feed take turns."""

@@ -28,22 +28,6 @@ from prometheus_client import CollectorRegistry, Histogram
 from stanchion.ports.clock import Clock
 from stanchion.services.log import log_event
 
-__all__ = [
-    "CHECK_S",
-    "GROWTH_BYTES",
-    "LOOKS_UNTIL_NEXT",
-    "LOOK_AGAIN_S",
-    "LOOK_EVERY_S",
-    "STALL_S",
-    "TRIMS_AFTER",
-    "LoopWatchdog",
-    "MemoryTrimmer",
-    "resident_bytes",
-    "return_freed_memory",
-    "share_one_heap",
-]
-
-
 LOOK_EVERY_S: Final = 0.04
 LOOK_AGAIN_S: Final = 0.025
 """The pause after a probe was sent."""

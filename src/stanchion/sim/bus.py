@@ -24,8 +24,6 @@ from stanchion.ports.records import OutboxRow
 from stanchion.sim.loop import Process
 from stanchion.sim.network import SimLink
 
-__all__ = ["BusPort", "BusServer"]
-
 ACK_WAIT_S: Final = 6.0
 _SIGN_S: Final = 2.0
 BELL_LOST: Final = 0.05

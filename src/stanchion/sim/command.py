@@ -23,8 +23,6 @@ from stanchion.sim.replica import NO_MUTANT, Mutant
 from stanchion.sim.scenario import MIXED, PROFILES, Scenario, draw
 from stanchion.sim.world import Verdict, play
 
-__all__ = ["Summary", "arguments", "hunt", "main", "replay", "run", "shrunk"]
-
 PROGRESS_EVERY_S: Final = 5.0
 FAILURES_SHOWN: Final = 3
 MUTANT_SEEDS_MAX: Final = 300

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from stanchion.sim.replica import Replica
     from stanchion.sim.world import World
 
-__all__ = ["check_end", "check_looked_after", "is_escalated", "tell_unfinished"]
-
 _DWELL_S_MAX: Final = 60
 """Replicas with a longer dwell time are not waited for."""
 

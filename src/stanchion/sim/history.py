@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-__all__ = ["History", "bugs_told", "quiet"]
-
 
 class History:
     """Lines in the order of events. The same seed gives the same digest."""

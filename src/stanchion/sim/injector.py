@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from stanchion.sim.replica import Replica
     from stanchion.sim.world import World
 
-__all__ = ["FaultInjector"]
-
 STEP_MS_MAX: Final = 4_000
 _OTHER_WINDOW: Final = {"acme": BudgetWindow.HOUR, "globex": BudgetWindow.TOTAL}
 BEHIND_MS_MAX: Final = 600_000

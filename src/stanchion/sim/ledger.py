@@ -56,8 +56,6 @@ from stanchion.sim.oracle import BulkRecord, ScheduleRecord
 from stanchion.sim.queue_ledger import QueueLedger, gave_up_waiting
 from stanchion.sim.servers import StoreServer
 
-__all__ = ["Ambush", "Ledger", "SeenCommand", "Trap"]
-
 Ambush: TypeAlias = Callable[[Process, RunId, ObservedHold], bool]
 """Called at every read under a lease; returns whether it acted, and is then removed."""
 Trap: TypeAlias = Callable[[SimLink, Commit], bool]

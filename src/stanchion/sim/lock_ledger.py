@@ -15,8 +15,6 @@ from stanchion.sim.history import History
 from stanchion.sim.loop import Process
 from stanchion.sim.servers import LockServer
 
-__all__ = ["LockLedger", "ObservedHold"]
-
 NEVER_S: float = -1e9
 
 

@@ -24,8 +24,6 @@ from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant
 
-__all__ = ["CURRENT", "LoopClock", "NothingLeft", "Process", "VirtualLoop", "run"]
-
 _Result = TypeVar("_Result")
 _Arguments = TypeVarTuple("_Arguments")
 

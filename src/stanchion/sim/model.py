@@ -27,8 +27,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["Bounds", "Found", "ModelRules", "search"]
-
 WRITERS: Final = 2
 
 

@@ -22,19 +22,6 @@ from stanchion.sim.loop import Process
 from stanchion.transport.messages import HttpReply, NoReply, Request, Silence
 from stanchion.worker.server import TransportFailed
 
-__all__ = [
-    "BAD_WEATHER",
-    "CLEAR",
-    "CallerTransport",
-    "HttpServer",
-    "Network",
-    "SimLink",
-    "SimServer",
-    "Weather",
-    "WorkerTransport",
-    "hang_up",
-]
-
 BOUND_S: Final = 2.0
 """The timeout of an adapter: the ports require that every call ends within a limit."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from stanchion.sim.replica import Replica
     from stanchion.sim.world import World
 
-__all__ = ["Operators"]
-
 _TRIES_MAX: Final = 20
 _AGAIN_S: Final = 1.0
 _ORDERS: Final = (Order.FORCE_OPEN, Order.FORCE_CLOSED, Order.FORCE_CLOSED, Order.CLEAR)

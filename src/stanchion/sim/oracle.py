@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from stanchion.sim.ledger import Ledger, SeenCommand
     from stanchion.sim.loop import LoopClock, Process
 
-__all__ = ["BulkRecord", "EscalationRecord", "ScheduleRecord"]
-
 _CLOCK_STEP_MS: Final = 4_500
 """A replica's clock may be set back so far between its decision and the store's step."""
 

@@ -19,8 +19,6 @@ from stanchion.core.queue import QUEUE_TIMEOUT, FairQueue
 from stanchion.ports.records import Admission
 from stanchion.sim.history import History
 
-__all__ = ["QueueLedger", "gave_up_waiting"]
-
 
 @dataclass(slots=True)
 class QueueLedger:

@@ -13,19 +13,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = [
-    "PROFILES",
-    "Ask",
-    "FaultKind",
-    "PlannedBulk",
-    "PlannedFault",
-    "PlannedSchedule",
-    "Profile",
-    "Scenario",
-    "Then",
-    "draw",
-]
-
 TENANTS: Final = ("acme", "globex", "quiet")
 WORKFLOWS: Final = (
     "three",

@@ -22,17 +22,6 @@ from stanchion.ports.store import Store
 from stanchion.sim.loop import LoopClock, Process
 from stanchion.sim.network import BOUND_S, SimLink
 
-__all__ = [
-    "LockPort",
-    "LockServer",
-    "LockWatcher",
-    "SimLocks",
-    "SimStore",
-    "StorePort",
-    "StoreServer",
-    "StoreWatcher",
-]
-
 TOO_LATE: Final = -1
 """A value of ``within_ms``: the deadline passed before the command was executed."""
 _Answer = TypeVar("_Answer")

@@ -47,18 +47,6 @@ from stanchion.transport.messages import HttpReply, NoReply, Request
 from stanchion.wire.worker import ResultsAnswer, ResultsRequest
 from stanchion.worker import FinalError, Job, JobFailed, Worker
 
-__all__ = [
-    "CAPS",
-    "LIMITS",
-    "PINS",
-    "WORKFLOWS",
-    "Callers",
-    "Hands",
-    "budgets_of",
-    "changed",
-    "queueing",
-]
-
 CAPS: Final = {"acme": 3, "globex": 2, "quiet": 50}
 PINS: Final = {"globex": {WorkflowId("three"): 1, WorkflowId("nested"): 1}}
 """The shared workflows that tenants pin. At first, only acme has workflows of its own."""

@@ -51,8 +51,6 @@ from stanchion.sim.workload import (
     queueing,
 )
 
-__all__ = ["Verdict", "World", "play"]
-
 HEAL_S_MAX: Final = 240.0
 """All runs must end within this time after the last fault."""
 QUICK_TO_ESCALATE: Final[JsonObject] = {

@@ -28,15 +28,6 @@ from stanchion.transport.parser import ResponseParser
 if TYPE_CHECKING:
     import ssl
 
-__all__ = [
-    "IDLE_S_MAX",
-    "KEPT_MAX",
-    "BlockingFailover",
-    "BlockingStream",
-    "BlockingTransport",
-    "blocking_transport",
-]
-
 KEPT_MAX: Final = 16
 """Idle connections that are kept."""
 IDLE_S_MAX: Final = 70.0

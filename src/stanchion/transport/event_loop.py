@@ -32,8 +32,6 @@ from stanchion.transport.parser import ResponseParser
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["LoopFailover", "LoopStream", "LoopTransport", "loop_transport"]
-
 _CLOSE_S_MAX: Final = 1.0
 _UNREAD_BYTES_MAX: Final = 1024 * 1024
 """Bytes buffered for a slow reader of a stream; with more, receiving pauses."""

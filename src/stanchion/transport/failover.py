@@ -30,8 +30,6 @@ from stanchion.transport.messages import (
     parse_address,
 )
 
-__all__ = ["CONNECT_S_MAX", "ServerOrder", "attempts", "parse_addresses"]
-
 CONNECT_S_MAX: Final = 3.0
 """How long one of several servers may take to accept a connection."""
 _UNAVAILABLE: Final = frozenset({502, 503, 504})

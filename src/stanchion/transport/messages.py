@@ -13,26 +13,6 @@ import msgspec
 from stanchion.core import __version__
 from stanchion.core.url import shown_url
 
-__all__ = [
-    "CONNECTION_ERRORS",
-    "Address",
-    "AsyncByteStream",
-    "AsyncTransport",
-    "ByteStream",
-    "HttpReply",
-    "MalformedResponse",
-    "NoReply",
-    "Opened",
-    "Outcome",
-    "Request",
-    "Silence",
-    "SyncTransport",
-    "connect_failed",
-    "encode_request",
-    "parse_address",
-    "receive_failed",
-]
-
 _PORTS: Final = {"http": 80, "https": 443}
 _NOT_VISIBLE: Final = re.compile(r"[^\x20-\x7e]")
 _WITHOUT_BODY: Final = frozenset({"GET", "DELETE"})

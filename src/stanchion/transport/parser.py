@@ -12,8 +12,6 @@ import httptools
 
 from stanchion.transport.messages import MalformedResponse
 
-__all__ = ["BODY_BYTES_MAX", "HEAD_BYTES_MAX", "ResponseParser"]
-
 HEAD_BYTES_MAX: Final = 64 * 1024
 """The limit of the head, and of bytes between two parts of a body: chunk sizes and trailers."""
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024

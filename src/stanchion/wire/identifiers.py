@@ -20,39 +20,6 @@ from stanchion.core.limits import (
     TOPIC_CHARS_MAX,
 )
 
-__all__ = [
-    "ALL_TENANTS",
-    "LABEL_NAME_PATTERN",
-    "LABEL_PATTERN",
-    "BudgetName",
-    "BulkName",
-    "Comment",
-    "Cursor",
-    "ErrorCode",
-    "Fence",
-    "JobName",
-    "KeyLabel",
-    "KeyName",
-    "LabelName",
-    "Labels",
-    "LetterName",
-    "Limit",
-    "LimitName",
-    "LimitedTopic",
-    "LockName",
-    "Name",
-    "RunName",
-    "StepName",
-    "TenantName",
-    "TenantOrAll",
-    "Time",
-    "TopicName",
-    "Usage",
-    "WaitS",
-    "WorkerName",
-    "WorkflowVersion",
-]
-
 ALL_TENANTS: Final = "*"
 
 Name: TypeAlias = Annotated[

@@ -9,8 +9,6 @@ import msgspec
 
 from stanchion.core.retry import RetryClass
 
-__all__ = ["PROBLEM_TYPE", "Code", "FieldError", "Problem"]
-
 PROBLEM_TYPE = "application/problem+json"
 
 

@@ -12,15 +12,6 @@ from stanchion.core.json_value import JsonObject
 from stanchion.core.schedule import CatchUp, Overlap
 from stanchion.wire.identifiers import Labels, Name
 
-__all__ = [
-    "MissedTickRow",
-    "PutSchedule",
-    "ScheduleList",
-    "ScheduleView",
-    "TickRunRow",
-    "TriggerSchedule",
-]
-
 
 class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When to start runs of a workflow: ``cron`` or ``every_s``."""

@@ -19,20 +19,6 @@ from stanchion.wire.identifiers import (
     WorkerName,
 )
 
-__all__ = [
-    "JobError",
-    "JobResult",
-    "LeaseAnswer",
-    "LeaseRef",
-    "LeaseRequest",
-    "LeasedJob",
-    "RejectedResult",
-    "RenewAnswer",
-    "RenewRequest",
-    "ResultsAnswer",
-    "ResultsRequest",
-]
-
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass

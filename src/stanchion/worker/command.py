@@ -24,8 +24,6 @@ from stanchion.worker.errors import BadTarget, WorkerRefused
 from stanchion.worker.events import log_event, show_lines
 from stanchion.worker.worker import DEFAULT_URL, Worker
 
-__all__ = ["REFUSED", "USAGE", "load_worker", "reload_on_change", "run_worker"]
-
 USAGE: Final = 2
 """Exit code: wrong usage."""
 REFUSED: Final = 1

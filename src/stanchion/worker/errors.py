@@ -28,8 +28,6 @@ from typing import Final
 
 from stanchion.core.lease import FenceCause, LeaseLost
 
-__all__ = ["BadTarget", "Cancelled", "FinalError", "JobFailed", "WorkerRefused", "stop_error"]
-
 _CODE: Final = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 
 

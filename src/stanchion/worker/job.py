@@ -17,8 +17,6 @@ from stanchion.wire.worker import LeasedJob
 from stanchion.worker.errors import stop_error
 from stanchion.worker.results import why_not_json
 
-__all__ = ["Job", "JobHold", "job_of"]
-
 
 class JobHold(Protocol):
     """The lease behind a job, as far as its handler may see it. Read from any thread."""

@@ -27,8 +27,6 @@ from stanchion.worker.tasks import AsyncTask, ProcessTask, Task, ThreadExecutor,
 if TYPE_CHECKING:
     from stanchion.worker.processes import ProcessExecutor
 
-__all__ = ["LoopOptions", "WorkerLoop", "end", "first"]
-
 
 async def first(
     *awaitables: asyncio.Task[None] | Coroutine[Any, Any, object], timeout_s: float | None = None

@@ -29,8 +29,6 @@ from stanchion.worker.job import Job, job_of
 from stanchion.worker.renewal import BootClock, HeldJob, SharedDeadline
 from stanchion.worker.tasks import CHILD_NAME
 
-__all__ = ["ProcessExecutor"]
-
 # Forking a process that has threads copies locks in any state. Starting afresh is slower, once.
 _START: Final = multiprocessing.get_context("spawn")
 _RESULT: Final = msgspec.json.Decoder(JobResult)

@@ -24,8 +24,6 @@ from stanchion.worker import events as told
 from stanchion.worker.events import Hook
 from stanchion.worker.server import ServerAnswered, ServerRefused, ServerUnreachable, WorkerApi
 
-__all__ = ["BootClock", "HeldJob", "LeaseRenewer", "WorkerClock"]
-
 _NS_PER_MS: Final = 1_000_000
 
 # CLOCK_MONOTONIC stops while a Linux machine is suspended: after resuming, a worker would trust

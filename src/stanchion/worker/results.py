@@ -27,8 +27,6 @@ from stanchion.worker.events import Hook
 from stanchion.worker.renewal import HeldJob, LeaseRenewer, WorkerClock
 from stanchion.worker.server import ServerAnswered, ServerRefused, ServerUnreachable, WorkerApi
 
-__all__ = ["Reporter", "failed", "refused", "succeeded", "why_not_json"]
-
 _ENCODER: Final = msgspec.json.Encoder()
 
 

@@ -28,8 +28,6 @@ from stanchion.worker.server import (
     WorkerApi,
 )
 
-__all__ = ["RevocationWatch"]
-
 WATCHED_MAX: Final = 1_000
 """Leases in one call. The others learn that they are lost when they are renewed."""
 _WATCH_AFTER_MS: Final = 250

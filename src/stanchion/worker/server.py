@@ -30,16 +30,6 @@ from stanchion.wire.worker import (
 if TYPE_CHECKING:
     import ssl
 
-__all__ = [
-    "HttpTransport",
-    "ServerAnswered",
-    "ServerRefused",
-    "ServerUnreachable",
-    "Transport",
-    "TransportFailed",
-    "WorkerApi",
-]
-
 CONNECT_S_MAX: Final = 5.0
 KEPT_MAX: Final = 8
 """Connections kept for the next request: one long poll, and a few results and renewals."""

@@ -22,17 +22,6 @@ import msgspec
 from stanchion.core.limits import TOPIC_CHARS_MAX
 from stanchion.worker.job import Job
 
-__all__ = [
-    "CHILD_NAME",
-    "AsyncTask",
-    "Executor",
-    "ProcessTask",
-    "Task",
-    "ThreadExecutor",
-    "ThreadTask",
-    "make_task",
-]
-
 Executor: TypeAlias = Literal["thread", "process"]
 CHILD_NAME: Final = "stanchion-worker-child"
 """The name of the processes that run handlers."""

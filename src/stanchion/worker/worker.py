@@ -25,8 +25,6 @@ from stanchion.worker.renewal import BootClock, WorkerClock
 from stanchion.worker.server import HttpTransport, Transport, WorkerApi
 from stanchion.worker.tasks import CHILD_NAME, Executor, ProcessTask, Task, make_task
 
-__all__ = ["DEFAULT_URL", "RunOptions", "Worker"]
-
 DEFAULT_URL: Final = "http://127.0.0.1:8420"
 CONCURRENCY_MAX: Final = 10_000
 WAIT_S_MAX: Final = 60

@@ -23,8 +23,6 @@ from stanchion.ports.errors import BackendUnavailable, sentence
 from stanchion.ports.records import OutboxRow
 from stanchion.ports.store import Outbox
 
-__all__ = ["BellListeners", "LocalBus", "handled"]
-
 _MS_PER_S: Final = 1_000
 
 

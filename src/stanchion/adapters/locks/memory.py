@@ -26,8 +26,6 @@ from stanchion.ports.locks import (
 )
 from stanchion.ports.turns import Place
 
-__all__ = ["MemoryLocks", "MemoryTurns"]
-
 
 @dataclass(slots=True)
 class _Holder:

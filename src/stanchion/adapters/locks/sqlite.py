@@ -49,8 +49,6 @@ from stanchion.ports.locks import (
 )
 from stanchion.ports.turns import Place
 
-__all__ = ["SqliteLocks", "SqliteTurns", "take"]
-
 _SQL = read_statements(__package__, "sqlite.sql")
 _SCHEMA: Final = read_schema(b"STLK", __package__, "sqlite_migrations")
 _Answer = TypeVar("_Answer")

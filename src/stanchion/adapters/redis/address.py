@@ -25,8 +25,6 @@ from redis.exceptions import RedisError
 
 from stanchion.ports.errors import BackendRefused
 
-__all__ = ["RedisTarget", "ServerAddress", "ServerLayout", "checked_namespace", "read_url"]
-
 _PORT: Final = 6379
 _SENTINEL_PORT: Final = 26379
 _FORMS: Final = (

@@ -48,8 +48,6 @@ from stanchion.core.retry import BoundedJitter, backoff_ms
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError, BackendTimeout, BackendUnavailable
 
-__all__ = ["TOO_LATE", "RedisClient", "RedisRequest", "Script", "ask_in_time"]
-
 _TRIES_MAX: Final = 6
 _MARK_S: Final = 60
 _PAUSE: Final = BoundedJitter(delay_ms=15, jitter_ms=10)

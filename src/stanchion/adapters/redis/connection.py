@@ -30,18 +30,6 @@ from stanchion.ports.errors import (
     BackendUnavailable,
 )
 
-__all__ = [
-    "Connection",
-    "ConnectionLost",
-    "ErrorCode",
-    "PendingCall",
-    "Reply",
-    "Sent",
-    "code_of",
-    "forget",
-    "translate",
-]
-
 Reply: TypeAlias = Any
 """A reply of a server: bytes, int, None, a list of these, or a ``hiredis.ReplyError``."""
 

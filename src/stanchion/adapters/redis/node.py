@@ -39,8 +39,6 @@ from stanchion.core.retry import Exponential, backoff_ms
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError, BackendTimeout, BackendUnavailable
 
-__all__ = ["Login", "Node", "ServerClock", "pack"]
-
 _BATCH_MAX: Final = 256
 _BATCH_BYTES_MAX: Final = 1024 * 1024
 _CONNECTIONS_MAX: Final = 4

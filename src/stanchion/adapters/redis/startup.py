@@ -20,8 +20,6 @@ from stanchion.adapters.redis.node import Node, pack
 from stanchion.adapters.redis.topology import slot_of
 from stanchion.ports.errors import BackendRefused
 
-__all__ = ["claim_format", "examine"]
-
 _OLDEST: Final = (6, 2)
 _SETTINGS: Final = ("maxmemory-policy", "appendonly", "save")
 

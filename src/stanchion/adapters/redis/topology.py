@@ -31,8 +31,6 @@ from stanchion.ports.errors import (
     BackendUnavailable,
 )
 
-__all__ = ["Topology", "slot_of"]
-
 _NOT_LET_IN: Final = ("AuthenticationError", "NOAUTH", "WRONGPASS", "NOPERM", "NoPermission")
 _FOUND_S: Final = 0.05
 """The pause between two lookups: when a server fails, all its callers request one."""

@@ -34,8 +34,6 @@ from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendCorrupt
 
-__all__ = ["Database", "Pending", "Row", "read_statements"]
-
 Row: TypeAlias = tuple[Any, ...]
 
 

@@ -29,21 +29,6 @@ from stanchion.ports.errors import (
     BackendUnavailable,
 )
 
-__all__ = [
-    "MEMORY",
-    "Schema",
-    "Sync",
-    "bring_up_to_date",
-    "check_ours",
-    "check_place",
-    "open_for_reading",
-    "open_for_writing",
-    "read_schema",
-    "resolved",
-    "translated",
-    "translated_sqlite_errors",
-]
-
 MEMORY: Final = ":memory:"
 """The path of an in-memory database."""
 

@@ -34,8 +34,6 @@ from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.opening import translated
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
 
-__all__ = ["Serve", "ThreadCall", "WorkerThread", "read_together", "write_together"]
-
 _Thing = TypeVar("_Thing")
 _Answer = TypeVar("_Answer")
 

@@ -14,8 +14,6 @@ from stanchion.cli.session import Session, json_of, list_command, path_to, talks
 from stanchion.cli.text import Uncut, cell, clock, pairs
 from stanchion.core.queue import QUEUE_MAX_MAX, QUEUE_WAIT_S_MAX, QUEUE_WAIT_S_MIN, OnFull
 
-__all__ = ["key", "settings", "tenant"]
-
 
 @click.group("tenant")
 def tenant() -> None:

@@ -12,8 +12,6 @@ import click
 from stanchion.cli.session import Session, list_command, path_to, talks, time_of, with_options
 from stanchion.cli.text import cell, clock, ident
 
-__all__ = ["admission", "audit", "decision", "time_option"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _EXPORTED: Final = 1_000

@@ -14,8 +14,6 @@ from stanchion.cli.errors import Exit
 from stanchion.cli.session import Session, key_option, list_command, path_to, talks
 from stanchion.cli.text import cell, clock, ident, pairs, rows_of, table
 
-__all__ = ["bulk"]
-
 _ACTIONS: Final = ("cancel", "rerun", "replay", "discard", "approve", "reject")
 _LOOK_S: Final = 0.5
 _watch_option = click.option("--watch", is_flag=True, help="Stay and show a progress bar.")

@@ -10,8 +10,6 @@ import click
 from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.session import api_key_of
 
-__all__ = ["command"]
-
 # Written out, so that --help does not import the drills. A test compares them with the drills.
 NAMES: Final = ("admission", "retry", "fallback", "renewal", "lock-busy")
 

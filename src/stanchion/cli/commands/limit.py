@@ -10,8 +10,6 @@ import click
 from stanchion.cli.session import Session, list_command, path_to, talks
 from stanchion.cli.text import cell, pairs
 
-__all__ = ["limit"]
-
 
 @click.group("limit")
 def limit() -> None:

@@ -12,8 +12,6 @@ from stanchion.cli.logging import log_to, raise_open_files_limit
 from stanchion.cli.session import list_command, path_to, where
 from stanchion.cli.text import cell, clock
 
-__all__ = ["completion", "sim", "worker"]
-
 
 class _WorkerGroup(click.Group):
     """``stanchion worker MODULE:APP`` means ``stanchion worker run MODULE:APP``."""

@@ -11,8 +11,6 @@ from stanchion.cli.completion import complete_letters
 from stanchion.cli.session import Session, list_command, path_to, shown_again, talks, watch_option
 from stanchion.cli.text import Column, Flexible, cell, clock, ident, pairs, rows_of
 
-__all__ = ["dead_letter", "drift", "escalation", "lease", "replica", "upgrade"]
-
 
 def _lease_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
     kind, _, rest = name.partition("/")

@@ -47,8 +47,6 @@ from stanchion.cli.session import (
 from stanchion.cli.text import cell, clock, excerpt, ident, lines_of, pairs, table
 from stanchion.core.queue import PRIORITY_DEFAULT, PRIORITY_MAX, OnFull
 
-__all__ = ["approval", "job", "run", "selection", "selects_runs"]
-
 _STATUSES = (
     *("queued", "pending", "running", "waiting"),
     *("succeeded", "failed", "cancelled", "timed_out"),

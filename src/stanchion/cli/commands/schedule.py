@@ -11,8 +11,6 @@ from stanchion.cli.commands.run import label_of
 from stanchion.cli.session import Session, json_of, key_option, list_command, path_to, talks
 from stanchion.cli.text import cell, clock, ident, pairs, rows_of
 
-__all__ = ["schedule"]
-
 _KEPT: Final = (
     "workflow_id",
     "cron",

@@ -19,8 +19,6 @@ from stanchion.config import OPTIONS, Config, config_file, load
 from stanchion.core.faults import Fault
 from stanchion.core.url import shown_url
 
-__all__ = ["serve"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

@@ -27,8 +27,6 @@ from stanchion.cli.session import (
 )
 from stanchion.cli.text import Column, cell, clock, lines_of, pairs, printable, rows_of
 
-__all__ = ["workflow"]
-
 
 @click.group("workflow")
 def workflow() -> None:

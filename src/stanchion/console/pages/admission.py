@@ -19,8 +19,6 @@ from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.ports.errors import BackendError
 from stanchion.wire.runs import RunRow
 
-__all__ = ["PAGES", "would_admit"]
-
 PAGES: Final = PageTable()
 
 _LIMIT: Final = 25

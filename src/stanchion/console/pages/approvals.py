@@ -14,8 +14,6 @@ from stanchion.gateway.problems import RequestRefused, invalid
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import ApprovalRow
 
-__all__ = ["PAGES", "DecisionForm", "decide"]
-
 PAGES: Final = PageTable()
 
 _LIMIT: Final = 25

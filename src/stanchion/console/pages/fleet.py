@@ -16,8 +16,6 @@ from stanchion.core.json_value import JsonObject
 from stanchion.gateway.views import when
 from stanchion.wire.admin import ReplicaRow, WorkerRow
 
-__all__ = ["PAGES"]
-
 PAGES: Final = PageTable()
 
 _LIMIT: Final = 100

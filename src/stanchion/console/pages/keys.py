@@ -7,8 +7,6 @@ from typing import Final
 from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, Shown, View
 from stanchion.wire.admin import Role
 
-__all__ = ["PAGES"]
-
 PAGES: Final = PageTable()
 
 _LIMIT: Final = 100

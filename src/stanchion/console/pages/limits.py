@@ -12,8 +12,6 @@ from stanchion.core.topic_limits import LimitScope, TopicLimit
 from stanchion.gateway.problems import RequestRefused, invalid
 from stanchion.wire.admin import LimitView
 
-__all__ = ["PAGES"]
-
 PAGES: Final = PageTable()
 
 _LIMIT: Final = 100

@@ -14,8 +14,6 @@ from stanchion.core.lease import RENEWAL_FAILURES_MAX, OnLockError, OnRenewalLos
 from stanchion.core.model import Risk
 from stanchion.wire.admin import LeaseMarkRow, LeaseRow
 
-__all__ = ["PAGES"]
-
 PAGES: Final = PageTable()
 
 _LEASES: Final = "GET /v1/admin/leases"

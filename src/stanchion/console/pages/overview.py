@@ -17,8 +17,6 @@ from stanchion.console.text import duration
 from stanchion.gateway.problems import RequestRefused
 from stanchion.wire.admin import TenantView
 
-__all__ = ["PAGES"]
-
 PAGES: Final = PageTable()
 
 _FAILED: Final = 6

@@ -26,8 +26,6 @@ from stanchion.core.retry import BoundedJitter, Fixed
 from stanchion.core.settings import Rhythm
 from stanchion.gateway.views import to_instant, when
 
-__all__ = ["PAGES"]
-
 PAGES: Final = PageTable()
 
 _LIMIT: Final = 100

@@ -11,8 +11,6 @@ from stanchion.core.model import Instant, RunStatus
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member
 from stanchion.wire.problems import Code
 
-__all__ = ["PAGES"]
-
 PAGES: Final = PageTable()
 
 _LIMIT: Final = 50

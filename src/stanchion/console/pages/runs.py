@@ -38,8 +38,6 @@ from stanchion.wire.runs import (
     WhyAnswer,
 )
 
-__all__ = ["PAGES", "graph_steps", "started"]
-
 PAGES: Final = PageTable()
 
 _LIMIT: Final = 50

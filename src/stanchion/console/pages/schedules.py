@@ -11,8 +11,6 @@ from stanchion.core.faults import Fault
 from stanchion.gateway.problems import RequestRefused, invalid
 from stanchion.wire.schedules import ScheduleView
 
-__all__ = ["PAGES"]
-
 PAGES: Final = PageTable()
 
 _LIMIT: Final = 100

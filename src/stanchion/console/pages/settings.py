@@ -13,8 +13,6 @@ from stanchion.core.model import Risk
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.wire.admin import EscalationCounters
 
-__all__ = ["PAGES"]
-
 PAGES: Final = PageTable()
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -14,8 +14,6 @@ from stanchion.gateway.problems import RequestRefused, invalid
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import WorkflowView
 
-__all__ = ["PAGES"]
-
 PAGES: Final = PageTable()
 
 _LIMIT: Final = 100

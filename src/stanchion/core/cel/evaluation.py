@@ -49,16 +49,6 @@ from stanchion.core.faults import Path, quoted
 from stanchion.core.json_value import JsonValue
 from stanchion.core.limits import JSON_DEPTH_MAX
 
-__all__ = [
-    "SIZE_MAX",
-    "WORK_MAX",
-    "EvaluationBudget",
-    "Program",
-    "build",
-    "follow",
-    "path_of",
-]
-
 _Frame: TypeAlias = list[Any]
 # Any, not Value: an intermediate list may hold types, which a result must not.
 _Step: TypeAlias = Callable[[_Frame], Any]

@@ -34,8 +34,6 @@ from stanchion.core.cel.syntax import (
 )
 from stanchion.core.cel.value import ExpressionFault
 
-__all__ = ["NESTING_MAX", "Checked", "parse", "search"]
-
 NESTING_MAX: Final = 32
 """Levels of brackets, calls and operators in one expression. The library's own limit."""
 

@@ -37,13 +37,6 @@ from stanchion.core.faults import quoted
 if TYPE_CHECKING:
     from stanchion.core.cel.evaluation import EvaluationBudget
 
-__all__ = [
-    "FUNCTIONS",
-    "Function",
-    "elements",
-    "has",
-]
-
 Function: TypeAlias = Callable[..., Value]
 """Takes the budget, then the arguments."""
 

@@ -16,8 +16,6 @@ from stanchion.core.cel.value import ExpressionError, ExpressionFault
 if TYPE_CHECKING:
     from stanchion.core.cel.evaluation import EvaluationBudget
 
-__all__ = ["CHARS_MAX", "WEIGHT_MAX", "check_pattern", "matches", "weigh"]
-
 CHARS_MAX: Final = 1_000
 """The length of a pattern."""
 WEIGHT_MAX: Final = 10_000

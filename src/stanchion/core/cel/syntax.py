@@ -12,20 +12,6 @@ from typing import TypeAlias, assert_never
 
 import msgspec
 
-__all__ = [
-    "CallNode",
-    "Constant",
-    "Has",
-    "ListOf",
-    "Loop",
-    "Macro",
-    "MapOf",
-    "Name",
-    "Node",
-    "Select",
-    "children",
-]
-
 
 class _Node(msgspec.Struct, frozen=True):
     position: int | None

@@ -22,21 +22,6 @@ import msgspec
 from stanchion.core.faults import quoted, shown
 from stanchion.core.json_value import JsonValue
 
-__all__ = [
-    "KINDS",
-    "BudgetSpent",
-    "ExpressionError",
-    "ExpressionFault",
-    "Value",
-    "ValueKind",
-    "described",
-    "fetch",
-    "finite",
-    "int64",
-    "kind_of",
-    "misfit",
-]
-
 
 class ValueKind(msgspec.Struct, frozen=True):
     """A type."""

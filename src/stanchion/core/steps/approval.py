@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from stanchion.core.model import Run
     from stanchion.core.plan import PlannedStep
 
-__all__ = ["data_faults", "handle", "rule_against", "start"]
-
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 

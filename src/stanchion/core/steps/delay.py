@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from stanchion.core.plan import PlannedStep
     from stanchion.core.workflow import DelaySpec
 
-__all__ = ["handle", "start"]
-
 
 def start(draft: Draft, step: PlannedStep, spec: DelaySpec) -> None:
     """Set the timer. A delay of zero is a timer that is due at once."""

@@ -61,17 +61,6 @@ if TYPE_CHECKING:
     from stanchion.core.json_value import JsonObject, JsonValue
     from stanchion.core.plan import PlannedStep
 
-__all__ = [
-    "BEGUN_AT_ONCE_MAX",
-    "TOO_MANY_ITEMS",
-    "handle",
-    "handle_inside",
-    "is_short",
-    "more_items",
-    "start",
-]
-
-
 Inside: TypeAlias = "Callable[[ItemDraft, Event | None], Ignored | None]"
 """Applies an event to an item with a workflow, or starts it, and does all that follows in it."""
 

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from stanchion.core.json_value import JsonValue
     from stanchion.core.plan import PlannedStep
 
-__all__ = ["ITEMS_TRACED", "advance", "dispatch", "handle", "start"]
-
 ITEMS_TRACED: Final = 20
 """Of a for-each, so many items have spans; a trace of thousands helps nobody."""
 

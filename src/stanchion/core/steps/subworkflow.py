@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from stanchion.core.model import StepId
     from stanchion.core.plan import Body, PlannedStep
 
-__all__ = ["input_fault", "start"]
-
 
 def start(draft: Draft, step: PlannedStep) -> None:
     """Check the input against the schema of the inner workflow, and start its steps."""

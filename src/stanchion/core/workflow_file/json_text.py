@@ -16,8 +16,6 @@ from stanchion.core.faults import quoted
 from stanchion.core.json_value import JsonValue
 from stanchion.core.workflow_file.tree import Scalar, Tree, Unreadable, number
 
-__all__ = ["read_json"]
-
 # Possessive throughout: the pattern never backtracks, so parsing is linear in the text.
 _TOKEN = re.compile(
     r"[ \t\n\r]*+"

@@ -65,8 +65,6 @@ from stanchion.core.workflow_file.shape import (
     Word,
 )
 
-__all__ = ["OF_ITEMS", "TIMEOUT_S_MIN", "WORKFLOW"]
-
 TIMEOUT_S_MIN: Final = 0.001
 """One millisecond, the unit of all clocks here."""
 

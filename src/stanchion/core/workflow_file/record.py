@@ -10,8 +10,6 @@ from stanchion.core.faults import Findings, Near, Path, listed
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.workflow_file.shape import UNFIT, Shape, Text, Unfit, Word, fit, unfit
 
-__all__ = ["ByMember", "Member", "ObjectOr", "Record", "Tagged"]
-
 _T = TypeVar("_T")
 
 

@@ -28,8 +28,6 @@ from stanchion.core.limits import FILE_DATA_SCHEMAS_MAX, FILE_TOKENS_MAX, WORKFL
 from stanchion.core.schema import judge_schema
 from stanchion.core.workflow_file.members import OF_ITEMS
 
-__all__ = ["judge_workflow"]
-
 _SCOPE: Final = frozenset({"input", "steps"})
 _ITEM_SCOPE: Final = _SCOPE | {"item", "index"}
 

@@ -16,23 +16,6 @@ from typing import Final, Generic, Protocol, TypeVar
 from stanchion.core.faults import Findings, Near, Path, kind_of, listed, quoted
 from stanchion.core.json_value import JsonObject, JsonValue
 
-__all__ = [
-    "UNFIT",
-    "AnyObject",
-    "Anything",
-    "Boolean",
-    "Entries",
-    "Items",
-    "Real",
-    "Shape",
-    "Text",
-    "Unfit",
-    "Whole",
-    "Word",
-    "fit",
-    "unfit",
-]
-
 
 class Unfit(Enum):
     """The result for a value that does not fit; the findings hold the reasons."""

@@ -17,8 +17,6 @@ from stanchion.core.workflow_file.json_text import read_json
 from stanchion.core.workflow_file.tree import Tree, Unreadable
 from stanchion.core.workflow_file.yaml_text import read_yaml
 
-__all__ = ["Format", "Source", "read_source"]
-
 Format: TypeAlias = Literal["yaml", "json"]
 
 

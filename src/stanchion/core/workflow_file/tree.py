@@ -16,8 +16,6 @@ from stanchion.core.faults import Findings, Path, kind_of
 from stanchion.core.json_value import JsonValue
 from stanchion.core.limits import JSON_DEPTH_MAX
 
-__all__ = ["NODES_MAX", "Scalar", "Tree", "Unreadable", "number"]
-
 NODES_MAX: Final = 20_000
 """Keys and values in one file."""
 

@@ -17,8 +17,6 @@ from stanchion.core.faults import quoted
 from stanchion.core.json_value import JsonValue
 from stanchion.core.workflow_file.tree import Scalar, Tree, Unreadable, number
 
-__all__ = ["read_yaml"]
-
 # The C parser if PyYAML was built with it. The pure Python parser is equivalent, but slower.
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

@@ -18,27 +18,6 @@ from stanchion.drills.observe import (
 )
 from stanchion.drills.verdict import Promise, percentile, ratio, seconds
 
-__all__ = [
-    "BUSY",
-    "CAP",
-    "FIXED",
-    "FIXED_10",
-    "FULL",
-    "JITTER",
-    "JITTER_10",
-    "STRATEGIES",
-    "WAIT_BUDGET_S",
-    "AdmissionSeen",
-    "Burst",
-    "Cell",
-    "Isolation",
-    "charts_of",
-    "figures_of",
-    "judge_admission",
-    "roughness",
-]
-
-
 CAP: Final = 2
 WAIT_BUDGET_S: Final = 2.0
 """``admission.lock_wait_s``, the default."""

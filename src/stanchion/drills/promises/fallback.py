@@ -18,21 +18,6 @@ from stanchion.drills.observe import (
 )
 from stanchion.drills.verdict import Promise, ratio, seconds
 
-__all__ = [
-    "CATCH_UP_S",
-    "CUT_GRACE_S",
-    "DUPLICATES",
-    "FALLBACK_ENDS_S",
-    "RECOVERS_WITHIN_S",
-    "EscalationSeen",
-    "FallbackSeen",
-    "RunSeen",
-    "charts_of",
-    "figures_of",
-    "judge_fallback",
-]
-
-
 OPEN, CLOSED = (Risk.LOW, Risk.STANDARD), (Risk.HIGH, Risk.CRITICAL)
 FALLBACK_ENDS_S: Final = 5.0
 CATCH_UP_S: Final = 15.0

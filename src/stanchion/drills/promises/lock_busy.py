@@ -15,19 +15,6 @@ from stanchion.drills.observe import (
 )
 from stanchion.drills.verdict import Promise, percentile, seconds
 
-__all__ = [
-    "DELAY_MS",
-    "FIXED",
-    "JITTER",
-    "JITTER_MS",
-    "ArmSeen",
-    "LockBusySeen",
-    "charts_of",
-    "figures_of",
-    "judge_lock_busy",
-]
-
-
 FIXED, JITTER = "500 ms", "500 ± 200 ms"
 DELAY_MS, JITTER_MS = 500, 200
 SPREAD_MIN_MS: Final = 200

@@ -17,19 +17,6 @@ from stanchion.core.retry import BUDGETS, Budget, RetryClass
 from stanchion.drills.observe import cumulative, rate_series
 from stanchion.drills.verdict import Promise, percentile, ratio, seconds
 
-__all__ = [
-    "BUDGETED",
-    "SINGLE",
-    "SPLIT",
-    "FleetSeen",
-    "RetrySeen",
-    "Try",
-    "charts_of",
-    "figures_of",
-    "judge_retry",
-]
-
-
 SINGLE, SPLIT, BUDGETED = "one policy", "split", "split, budgets"
 GATE_BACK_S: Final = 3.0
 """So long after the cut a replica may take to notice that the lock store answers again."""

@@ -62,8 +62,6 @@ from stanchion.wire.admin import (
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
-__all__ = ["ROUTES"]
-
 ROUTES: Final = RouteTable()
 
 

@@ -34,8 +34,6 @@ from stanchion.wire.admin import (
 )
 from stanchion.wire.identifiers import TenantName, Time
 
-__all__ = ["ROUTES"]
-
 ROUTES: Final = RouteTable()
 
 _EPOCH: Final = Instant(0)

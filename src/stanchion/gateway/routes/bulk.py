@@ -27,8 +27,6 @@ from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import BulkError, BulkList, BulkPreview, BulkView, StartBulk
 
-__all__ = ["ROUTES"]
-
 ROUTES: Final = RouteTable()
 
 _OPERATORS_ONLY: Final = frozenset({BulkAction.REPLAY, BulkAction.DISCARD})

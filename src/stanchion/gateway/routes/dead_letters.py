@@ -31,8 +31,6 @@ from stanchion.wire.admin import (
 )
 from stanchion.wire.problems import Code
 
-__all__ = ["ROUTES"]
-
 ROUTES: Final = RouteTable()
 
 

@@ -30,8 +30,6 @@ from stanchion.services.waiters import FeedPage
 from stanchion.wire.identifiers import RunName
 from stanchion.wire.problems import Code
 
-__all__ = ["EVENT_STREAM", "ROUTES"]
-
 ROUTES: Final = RouteTable()
 
 EVENT_STREAM: Final = b"text/event-stream"

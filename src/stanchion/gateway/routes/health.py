@@ -21,8 +21,6 @@ from stanchion.gateway.route import (
 )
 from stanchion.wire.admin import Health
 
-__all__ = ["ROUTES"]
-
 ROUTES: Final = RouteTable()
 
 _ALIVE: Final = Reply(Health("ok", {}))

@@ -34,8 +34,6 @@ from stanchion.services.plans import JOB_STEP
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import JobAnswer, SubmitAnswer, SubmitJob
 
-__all__ = ["ROUTES"]
-
 ROUTES: Final = RouteTable()
 
 

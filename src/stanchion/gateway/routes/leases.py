@@ -52,8 +52,6 @@ from stanchion.wire.admin import (
 from stanchion.wire.identifiers import Comment, Limit, LockName
 from stanchion.wire.problems import Code
 
-__all__ = ["ROUTES"]
-
 ROUTES: Final = RouteTable()
 
 

@@ -23,8 +23,6 @@ from stanchion.services.topic_limits import TooManyLimits
 from stanchion.wire.admin import LimitList, LimitView, PutLimit
 from stanchion.wire.problems import Code
 
-__all__ = ["ROUTES"]
-
 ROUTES: Final = RouteTable()
 
 

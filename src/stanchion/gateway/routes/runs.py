@@ -100,8 +100,6 @@ from stanchion.wire.runs import (
     WhyAnswer,
 )
 
-__all__ = ["ROUTES", "START_CODES", "own_run", "start_answer"]
-
 ROUTES: Final = RouteTable()
 
 START_CODES: Final = (

@@ -36,8 +36,6 @@ from stanchion.wire.schedules import (
     TriggerSchedule,
 )
 
-__all__ = ["ROUTES"]
-
 ROUTES: Final = RouteTable()
 
 _NEXT: Final = 5

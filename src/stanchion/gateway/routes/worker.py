@@ -44,8 +44,6 @@ from stanchion.wire.worker import (
     ResultsRequest,
 )
 
-__all__ = ["ROUTES"]
-
 ROUTES: Final = RouteTable()
 
 _Value = TypeVar("_Value")

@@ -39,8 +39,6 @@ from stanchion.wire.runs import (
     WorkflowView,
 )
 
-__all__ = ["ROUTES", "YAML_TYPES"]
-
 ROUTES: Final = RouteTable()
 
 YAML_TYPES: Final = frozenset({b"application/yaml", b"text/yaml", b"application/x-yaml"})

@@ -34,8 +34,6 @@ from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError, BackendUnavailable, sentence
 from stanchion.ports.records import OutboxRow
 
-__all__ = ["BusBells", "NatsBus"]
-
 _log: Final = logging.getLogger("stanchion")
 
 _AT_ONCE_MAX: Final = 1_000

@@ -36,8 +36,6 @@ from stanchion.ports.errors import (
     sentence,
 )
 
-__all__ = ["Greet", "NatsConnection", "translated"]
-
 _log: Final = logging.getLogger("stanchion")
 
 _T = TypeVar("_T")

@@ -36,8 +36,6 @@ from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.records import OutboxRow
 
-__all__ = ["PullConsumer", "answer_to"]
-
 _log: Final = logging.getLogger("stanchion")
 
 _MS_PER_S: Final = 1_000

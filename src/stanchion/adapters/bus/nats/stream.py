@@ -37,8 +37,6 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from stanchion.core.model import RunId
 from stanchion.ports.errors import BackendRefused, BackendUnavailable
 
-__all__ = ["Names", "StreamState", "count_messages", "names_in", "set_up"]
-
 _T = TypeVar("_T")
 
 _TAKEN: Final = frozenset({10013, 10058, 10105, 10148})

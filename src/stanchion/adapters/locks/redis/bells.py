@@ -18,8 +18,6 @@ from stanchion.adapters.redis.client import RedisClient
 from stanchion.adapters.redis.node import pack
 from stanchion.ports.errors import BackendError
 
-__all__ = ["LockBells"]
-
 _CONNECT_S_MAX: Final = 2.0
 _REST_S: Final = 0.5
 """The pause after a failed attempt to connect."""

@@ -50,8 +50,6 @@ from stanchion.ports.locks import (
 )
 from stanchion.ports.turns import Place
 
-__all__ = ["RedisLocks", "RedisTurns", "slots"]
-
 _SHARDS: Final = 64
 _FORMAT: Final = f"1 with {_SHARDS} shards"
 _FORMAT_TAG: Final = "common"

@@ -27,8 +27,6 @@ from stanchion.ports.records import (
     WorkflowUse,
 )
 
-__all__ = ["MemoryDefinitions", "MemoryDocuments", "MemoryReplicas", "MemoryTenants"]
-
 _Name = TypeVar("_Name", bound=str)
 _Value = TypeVar("_Value")
 

@@ -22,8 +22,6 @@ from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.core.receipts import DAY_MS, Receipt, ReceiptBatch, newest_kept
 from stanchion.ports.records import DeadLetter, Drift, OutboxRow, Page, SlotAudit
 
-__all__ = ["MemoryAuditLog", "MemoryHousekeeping", "MemoryOutbox", "MemoryReceiptBatches"]
-
 
 class MemoryHousekeeping(MemoryPart):
     """See ``ports.store.Housekeeping``."""

@@ -39,8 +39,6 @@ from stanchion.ports.records import (
     result_event,
 )
 
-__all__ = ["MemoryJobs", "MemoryTokens", "end_job", "is_held"]
-
 
 class MemoryJobs(MemoryPart):
     """See ``ports.store.Jobs``."""

@@ -90,8 +90,6 @@ from stanchion.ports.records import (
     Tenant,
 )
 
-__all__ = ["MemoryRuns", "carry_out", "summary_of"]
-
 _DEFAULTS = Tenant()
 _NEVER = (0, 0)
 _OPEN = {JobState.READY: OpenJobState.READY, JobState.LEASED: OpenJobState.LEASED}

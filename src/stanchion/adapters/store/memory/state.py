@@ -69,20 +69,6 @@ from stanchion.ports.records import (
     label_texts,
 )
 
-__all__ = [
-    "Account",
-    "DueTimes",
-    "JobFile",
-    "Key",
-    "MemoryPart",
-    "MemoryReceipts",
-    "MemoryState",
-    "PoolFile",
-    "ReadyIndex",
-    "RunFile",
-    "RunPlaces",
-]
-
 _FEED_ENTRIES_MAX: Final = 10_000
 _NEVER: Final = Instant(0)
 

@@ -22,8 +22,6 @@ from stanchion.core.model import TenantId, shard_of_tenant
 from stanchion.core.receipts import DAY_MS, KEPT_MAX, Receipt, ReceiptBatch
 from stanchion.ports.records import Page
 
-__all__ = ["RedisAuditLog", "RedisReceipts"]
-
 _LIST: Final = "audit"
 _RECEIPTS: Final = "receipts"
 _PLACE_CHARS: Final = 32

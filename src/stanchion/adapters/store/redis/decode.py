@@ -64,37 +64,6 @@ from stanchion.ports.records import (
     Tenant,
 )
 
-__all__ = [
-    "SUMMARY_FIELDS",
-    "RunEnd",
-    "RunHeader",
-    "StoredTenant",
-    "checked",
-    "read_approval",
-    "read_audit",
-    "read_base",
-    "read_budgets",
-    "read_document",
-    "read_item",
-    "read_job",
-    "read_letter",
-    "read_level",
-    "read_lines",
-    "read_loaded",
-    "read_lost_reason",
-    "read_number_and_event",
-    "read_open_job",
-    "read_progress",
-    "read_receipts",
-    "read_retired_job",
-    "read_run_facts",
-    "read_stamp",
-    "read_summary",
-    "read_tenant",
-    "read_timeline_entry",
-    "read_workflow",
-]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 

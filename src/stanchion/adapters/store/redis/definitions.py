@@ -37,15 +37,6 @@ from stanchion.ports.records import (
     WorkflowUse,
 )
 
-__all__ = [
-    "RedisDefinitions",
-    "RedisDocuments",
-    "RedisReplicas",
-    "RedisTenants",
-    "finish_sharing",
-    "page_of_names",
-]
-
 _SHARED: Final = ("shared_versions", "shared_workflows", "shared_names")
 _SHARE_TRIES_MAX: Final = 3
 """More than one try is needed only after a failover that lost writes."""

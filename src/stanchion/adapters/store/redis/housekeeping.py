@@ -24,8 +24,6 @@ from stanchion.core.events import Event
 from stanchion.core.model import SHARDS, Instant, RunId, TenantId, shard_of_run, shard_of_tenant
 from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page, SlotAudit
 
-__all__ = ["RedisHousekeeping", "RedisLetters", "adopt_runs"]
-
 _KEYS_FORGOTTEN_MAX: Final = 1_000
 """Expired keys of a shard that one purge removes. Admissions remove a few as well."""
 

@@ -51,9 +51,6 @@ from stanchion.ports.records import (
     ResultRefused,
 )
 
-__all__ = ["RedisJobs", "RedisTokens"]
-
-
 _TIMED_OUT: Final = 2
 """The answer of ``expire.lua`` for a job whose attempt has taken too long."""
 _LOOKS_MAX: Final = 3

@@ -11,8 +11,6 @@ from stanchion.core.model import RunId, TenantId, shard_of_run
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import OutboxRow
 
-__all__ = ["RedisOutbox"]
-
 
 class RedisOutbox(Sharded):
     """See ``ports.store.Outbox``."""

@@ -77,9 +77,6 @@ from stanchion.ports.records import (
     index_for,
 )
 
-__all__ = ["RedisRuns"]
-
-
 _CHUNK: Final = 1_000
 """Items that one command reads."""
 _TIME_CHARS: Final = 16

@@ -36,19 +36,6 @@ from stanchion.core.model import SHARDS, Instant, RunId, TenantId, Topic, shard_
 from stanchion.core.transition import DispatchJob, Effect, SetTimer
 from stanchion.ports.errors import BackendError
 
-__all__ = [
-    "ALL_SHARDS",
-    "Due",
-    "ReadyCount",
-    "Rounds",
-    "Sharded",
-    "Shards",
-    "Shares",
-    "act_on_due",
-    "find_due",
-    "script_of",
-]
-
 ALL_SHARDS: Final = range(SHARDS)
 _OWNERS_MAX: Final = 50_000
 _KEPT_MAX: Final = 100

@@ -35,8 +35,6 @@ from stanchion.core.model import SHARDS
 from stanchion.core.upgrade import LEVEL
 from stanchion.ports.entropy import Entropy
 
-__all__ = ["RedisStore"]
-
 _DAY_MS: Final = 86_400_000
 _AUDIT_TTL_MS: Final = 90 * _DAY_MS
 _FORMATS: Final = tuple(map(format_text, range(LEVEL, 0, -1)))

@@ -16,8 +16,6 @@ from stanchion.core.model import Instant, TenantId
 from stanchion.core.receipts import DAY_MS, Receipt, ReceiptBatch, newest_kept
 from stanchion.ports.records import Page
 
-__all__ = ["add_audit", "forget_audit", "list_audit", "put_receipts", "receipt_batches"]
-
 _LIST: Final = "audit"
 _RECEIPTS: Final = "receipts"
 _FORGOTTEN_MAX: Final = 20

@@ -27,8 +27,6 @@ from stanchion.core.budget import (
 )
 from stanchion.core.model import Instant, JobId, TenantId
 
-__all__ = ["charge_usage", "present_tallies", "reserve_budgets", "settle_budgets", "stored_tallies"]
-
 _USAGE: Final = msgspec.json.Decoder(dict[str, int])
 
 

@@ -30,25 +30,6 @@ from stanchion.ports.records import (
     WorkflowUse,
 )
 
-__all__ = [
-    "budgets_of",
-    "delete_document",
-    "document",
-    "list_documents",
-    "list_shared_workflows",
-    "list_standings",
-    "list_tenants",
-    "list_workflow_uses",
-    "list_workflows",
-    "put_document",
-    "put_shared_workflow",
-    "put_tenant",
-    "put_workflow",
-    "shared_workflow",
-    "tenant_of",
-    "workflow_of",
-]
-
 _SHARED: Final = TenantId("*")
 """Stands for the tenant in the rows of shared workflows. No tenant has this name."""
 _WORKFLOWS: Final = "workflows"

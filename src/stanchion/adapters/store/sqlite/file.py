@@ -29,8 +29,6 @@ from stanchion.adapters.store.sqlite.codec import SQL
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendRefused
 
-__all__ = ["Claim", "open_reader", "open_writer", "shut"]
-
 _SCHEMA: Final = read_schema(b"STCN", __package__, "migrations")
 _TOGETHER: Final = files(__package__).joinpath("sql", "together.sql").read_text("utf-8")
 _BUSY_MS: Final = 2_000

@@ -24,17 +24,6 @@ from stanchion.core.events import Event
 from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.ports.records import DeadLetter, Drift, Page, SlotAudit
 
-__all__ = [
-    "add_letter",
-    "audit_slots",
-    "discard_dead_letter",
-    "list_dead_letters",
-    "purge",
-    "replay_dead_letter",
-    "write_dead_letter",
-]
-
-
 _LIST: Final = "dead-letters"
 
 

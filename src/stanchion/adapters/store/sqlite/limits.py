@@ -16,8 +16,6 @@ from stanchion.core.topic_limits import (
     retry_after_ms,
 )
 
-__all__ = ["pool_uses", "release_tokens", "renew_tokens", "take_tokens"]
-
 
 def take_tokens(db: Database, pool: TokenPool, tokens: Sequence[str], *, ttl_ms: int) -> TokenGrant:
     """See ``ports.store.Tokens.take_tokens``."""

@@ -12,18 +12,6 @@ from stanchion.core.events import Event, TimerFired
 from stanchion.core.model import Instant, RunId
 from stanchion.ports.records import OutboxRow, PostAnswer
 
-__all__ = [
-    "confirm_outbox",
-    "count_failure",
-    "defer_outbox",
-    "drop_entry",
-    "fire_timers",
-    "outbox_size",
-    "post",
-    "put_entry",
-    "take_outbox",
-]
-
 
 def fire_timers(db: Database, *, limit: int) -> tuple[RunId, ...]:
     """See ``ports.store.Outbox.fire_timers``."""

@@ -105,24 +105,6 @@ from stanchion.ports.records import (
     index_for,
 )
 
-__all__ = [
-    "active_runs",
-    "carry_out",
-    "commit",
-    "feed",
-    "feed_position",
-    "items_at",
-    "list_approvals",
-    "list_runs",
-    "load",
-    "load_items",
-    "put_items",
-    "run_facts",
-    "settle",
-    "timeline",
-    "timeline_lines",
-]
-
 
 def load(db: Database, run_id: RunId) -> Loaded | None:
     """See ``ports.store.Runs.load``."""

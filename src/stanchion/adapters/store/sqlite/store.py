@@ -38,8 +38,6 @@ from stanchion.core.upgrade import LEVEL
 from stanchion.ports.clock import Clock
 from stanchion.ports.records import Admission, Page, StoredSummaries
 
-__all__ = ["SqliteStore"]
-
 _MS_PER_S: Final = 1_000
 _DAY_MS: Final = 86_400_000
 _AUDIT_TTL_MS: Final = 90 * _DAY_MS
