@@ -25,10 +25,13 @@ from stanchion.core.schedule import (
     with_held,
     with_missed,
     with_run,
+    with_spec,
+    with_trial,
 )
 
 MINUTE = 60_000
 BUSY = RunId("r1")
+CHANGED = "the schedule was changed before it could start"
 
 
 def spec(**members: Any) -> ScheduleSpec:  # noqa: ANN401 - of any member
@@ -148,10 +151,42 @@ def test_what_passed_while_nothing_ran_is_missed_or_caught_up() -> None:
     assert started == [60, 120, 180]
 
 
-def test_catching_up_is_bounded() -> None:
+def test_catching_up_is_bounded_and_the_rest_is_listed() -> None:
     which = schedule(every_s=1, catch_up=CatchUp.ALL)
-    first = plan(which, 60).start
-    assert first == 3_600_000 - (CAUGHT_UP_MAX - 1) * 1000
+    decided = plan(which, 60)
+    assert decided.start == 3_600_000 - (CAUGHT_UP_MAX - 1) * 1000
+    assert [each.tick for each in decided.missed] == [*range(1_000, decided.start, 1_000)]
+    assert {each.reason for each in decided.missed} == {"more than 1,000 ticks were due"}
+
+
+@pytest.mark.parametrize("catch_up", list(CatchUp))
+def test_a_very_long_outage_has_one_decision_on_its_newest_ticks(catch_up: CatchUp) -> None:
+    which, minutes = schedule(every_s=1, catch_up=catch_up), 24 * 60 * 5
+    started: list[int] = []
+    for _ in range(4):
+        decided = plan(which, minutes)
+        started += [] if decided.start is None else [decided.start]
+        which = after(which, decided)
+    last = minutes * MINUTE
+    expected = {CatchUp.NONE: [last], CatchUp.ONE: [last]}
+    begun = [last - (CAUGHT_UP_MAX - each) * 1_000 for each in range(1, 3)]
+    assert started == expected.get(catch_up, begun)
+    assert which.missed_total == which.handled // 1_000 - len(started)
+
+
+def test_a_change_lists_the_ticks_that_were_due() -> None:
+    which, changed = schedule(catch_up=CatchUp.ALL), spec(every_s=30)
+    refused = msgspec.structs.replace(which, tried=Instant(MINUTE), refusal="full")
+    now = Instant(round(2.5 * MINUTE))
+    after_change = with_spec(refused, changed, "kim", now)
+    assert reasons(after_change) == [(1, "full"), (2, CHANGED)]
+    assert (after_change.since, after_change.handled, after_change.tried) == (now, now, None)
+    assert after_change.generation > which.generation
+    held = with_held(which, Instant(MINUTE))
+    assert reasons(with_spec(held, changed, "kim", Instant(MINUTE + 1))) == [(1, CHANGED)]
+    # A tick without an answer may have a run, and a paused schedule has no ticks.
+    assert with_spec(with_trial(which, Instant(MINUTE)), changed, "kim", Instant(MINUTE)).missed == ()
+    assert with_spec(schedule(paused=True), changed, "kim", now).missed == ()
 
 
 def test_overlap() -> None:

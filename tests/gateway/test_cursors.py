@@ -119,6 +119,23 @@ async def test_a_tenants_admin_learns_nothing_of_other_keys_from_pages(
     assert [each["id"] for each in everything.json["keys"]] == sorted(ids)
 
 
+async def test_pages_of_all_schedules_leave_none_out(house: House) -> None:
+    # "-" and "." come before the "/" that stands between tenant and id.
+    names = [(tenant, name) for tenant in ("a", "a-b", "a.b") for name in ("x", "y")]
+    for tenant, name in names:
+        await house.start(tenant=tenant)
+        body = {"workflow_id": "one-step", "every_s": 3600}
+        made = await house.ask("PUT", f"/v1/schedules/{name}", body, tenant=tenant)
+        assert made.status == 200, made.body
+    found, cursor = [], ""
+    while cursor is not None:
+        path = f"/v1/schedules?limit=1{cursor and f'&cursor={cursor}'}"
+        answer = await house.ask("GET", path, tenant="*")
+        found += [(each["tenant"], each["id"]) for each in answer.json["schedules"]]
+        cursor = answer.json["cursor"]
+    assert found == names
+
+
 # ── The seal ─────────────────────────────────────────────────────────────────────────────────────
 
 

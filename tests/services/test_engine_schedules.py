@@ -106,8 +106,8 @@ async def test_a_run_that_starts_after_its_tick_was_given_up_is_recorded(world: 
     (missed,) = schedule.missed
     await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=10))
     service, name = slow.services.schedules, (ACME, "s")
-    await service._record(name, schedule.generation, missed.tick, RunId("r1"))  # noqa: SLF001 - as after a pause
-    await service._record(name, schedule.generation, missed.tick, RunId("r1"))  # noqa: SLF001 - likewise
+    await service._record(name, missed.tick, RunId("r1"))  # noqa: SLF001 - as after a pause
+    await service._record(name, missed.tick, RunId("r1"))  # noqa: SLF001 - likewise
     schedule = await stored(world)
     assert schedule.missed == ()
     assert schedule.missed_total == 0

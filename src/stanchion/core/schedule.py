@@ -41,6 +41,7 @@ __all__ = [
     "with_held",
     "with_missed",
     "with_run",
+    "with_spec",
     "with_trial",
 ]
 
@@ -168,6 +169,32 @@ class TickMark(msgspec.Struct, frozen=True):
     tick: Instant
 
 
+def with_spec(schedule: Schedule, spec: ScheduleSpec, author: str, now: Instant) -> Schedule:
+    """The schedule after a change. Ticks that were due and have no run are missed."""
+    due, _ = ((), None) if schedule.spec.paused else _due(schedule, now)
+    unanswered = schedule.tried if schedule.refusal in {"", UNANSWERED} else None
+    ended = with_missed(
+        schedule,
+        tuple(
+            MissedTick(each, schedule.refusal if each == schedule.tried else _CHANGED)
+            for each in due
+            if each != unanswered  # it may have a run
+        ),
+    )
+    if schedule.tried is not None and schedule.tried <= schedule.handled:
+        ended = with_missed(ended, (MissedTick(schedule.tried, _CHANGED),))  # it was held back
+    return msgspec.structs.replace(
+        ended,
+        spec=spec,
+        generation=max(now, schedule.generation + 1),
+        author=author,
+        since=now,
+        handled=now,
+        tried=None,
+        refusal="",
+    )
+
+
 def with_trial(schedule: Schedule, tick: Instant) -> Schedule:
     """The schedule before a run is asked for a tick."""
     return msgspec.structs.replace(schedule, tried=tick, refusal="")
@@ -272,6 +299,9 @@ def decide_ticks(schedule: Schedule, now: Instant, jitter: float, busy: _Busy) -
     if held in due and schedule.refusal in {"", UNANSWERED}:
         # It may have a run: only the store can tell, and the tick is not missed before.
         return TickPlan(start=held)
+    if following is None:
+        # Even more are due: the newest of all are decided on next time.
+        return TickPlan(missed=_left_out(schedule, due[:-CAUGHT_UP_MAX]))
     first, missed = _choose(schedule, due, Instant(now - delay_ms))
     if first is None or busy is None or spec.overlap is Overlap.ALLOW:
         return TickPlan(start=first, missed=missed)
@@ -285,30 +315,37 @@ def _choose(
     schedule: Schedule, due: list[Instant], now: Instant
 ) -> tuple[Instant | None, tuple[MissedTick, ...]]:
     """The tick of those due that is to have a run now, and those that will have none."""
-    spec, tried = schedule.spec, schedule.tried
-    if spec.catch_up is CatchUp.ALL:
-        return due[0], ()
-    *older, newest = due
-    reason = _CAUGHT_UP if spec.catch_up is CatchUp.ONE else _PASSED
-    missed = [MissedTick(each, schedule.refusal if each == tried else reason) for each in older]
-    if spec.catch_up is CatchUp.NONE and tried != newest and now - newest > LATE_MS_MAX:
-        return None, (*missed, MissedTick(newest, _LATE))
-    return newest, tuple(missed)
+    spec = schedule.spec
+    kept = CAUGHT_UP_MAX if spec.catch_up is CatchUp.ALL else 1
+    missed, (first, *_) = _left_out(schedule, due[:-kept]), due[-kept:]
+    if spec.catch_up is CatchUp.NONE and schedule.tried != first and now - first > LATE_MS_MAX:
+        return None, (*missed, MissedTick(first, _LATE))
+    return first, missed
+
+
+def _left_out(schedule: Schedule, ticks: list[Instant]) -> tuple[MissedTick, ...]:
+    """Ticks that have no run because later ones are due, each with its reason."""
+    reason, tried = _REASONS[schedule.spec.catch_up], schedule.tried
+    return tuple(MissedTick(each, schedule.refusal if each == tried else reason) for each in ticks)
 
 
 def _due(schedule: Schedule, now: Instant) -> tuple[list[Instant], Instant | None]:
-    """The ticks that are due, oldest first, at most the newest thousand; and the next one."""
+    """The ticks that are due, oldest first, and the next one; ``None`` if even more are due."""
     due: list[Instant] = []
     for tick in itertools.islice(_ticks(schedule, schedule.handled), _LOOKED_AT_MAX):
         if tick > now:
-            return due[-CAUGHT_UP_MAX:], tick
+            return due, tick
         due.append(tick)
-    return due[-CAUGHT_UP_MAX:], None
+    return due, None
 
 
 _LOOKED_AT_MAX: Final = 200_000
 _HOLD_MS: Final = 1_000
-_PASSED: Final = "passed before it could be tried"
-_CAUGHT_UP: Final = "caught up by the newest tick"
+_REASONS: Final = {
+    CatchUp.NONE: "passed before it could be tried",
+    CatchUp.ONE: "caught up by the newest tick",
+    CatchUp.ALL: f"more than {CAUGHT_UP_MAX:,} ticks were due",
+}
+_CHANGED: Final = "the schedule was changed before it could start"
 _HELD: Final = "an earlier tick is held back already"
 _LATE: Final = "late by more than a minute"

@@ -22,6 +22,7 @@ from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.core.schedule import (
+    MISSED_MAX,
     UNANSWERED,
     Schedule,
     ScheduleSpec,
@@ -32,6 +33,7 @@ from stanchion.core.schedule import (
     with_held,
     with_missed,
     with_run,
+    with_spec,
     with_trial,
 )
 from stanchion.ports.bus import Bell
@@ -119,15 +121,7 @@ class ScheduleService:
                 return Schedule(spec=spec, generation=now, author=author, since=now, handled=now)
             if old.spec == spec:
                 return old
-            return replace(
-                old,
-                spec=spec,
-                generation=max(now, old.generation + 1),
-                author=author,
-                since=now,
-                handled=now,
-                tried=None,
-            )
+            return with_spec(old, spec, author, now)
 
         changed = await self._change((tenant, schedule_id), change, audit)
         self._bus.ring(Bell.SETTINGS, BELL)
@@ -207,7 +201,7 @@ class ScheduleService:
             if written is None:
                 return  # another replica was first; the next look reads it
             revision = written
-            for each in plan.missed:
+            for each in plan.missed[-MISSED_MAX:]:
                 log_event(
                     logging.WARNING,
                     "schedule_missed",
@@ -268,20 +262,21 @@ class ScheduleService:
             if isinstance(answer, RunStarted):
                 written = await self._write(name, with_run(schedule, tick, answer.run_id), revision)
                 if written is None:
-                    await self._record(name, schedule.generation, tick, answer.run_id)
+                    await self._record(name, tick, answer.run_id)
                 return
             if isinstance(answer, KeyMismatch):
                 # It has a run that this replica has not heard of: its document is old.
                 self._read_at = None
-                await self._write(name, replace(schedule, handled=tick, tried=None), revision)
+                handled = max(schedule.handled, tick)
+                await self._write(name, replace(schedule, handled=handled, tried=None), revision)
                 return
             refusal = _refusal(answer)
         self._wake_at[name] = Instant(self._clock.now() + RETRY_MS)
         if (schedule.tried, schedule.refusal) != (tick, refusal):
             await self._write(name, replace(schedule, tried=tick, refusal=refusal), revision)
 
-    async def _record(self, name: _Name, generation: int, tick: Instant, run_id: RunId) -> None:
-        """Write the run of a tick into a schedule that another replica has changed meanwhile."""
+    async def _record(self, name: _Name, tick: Instant, run_id: RunId) -> None:
+        """Write the run of a tick into a schedule that was changed meanwhile."""
         for _ in range(_TRIES_MAX):
             try:
                 found = await self._store.document(_KIND, _name(name))
@@ -289,9 +284,9 @@ class ScheduleService:
                 await self._clock.sleep(LOOK_S)
                 continue
             schedule = None if found is None else _decoded(found)
-            if found is None or schedule is None or schedule.generation != generation:
+            if found is None or schedule is None:
                 return
-            if any(each.tick == tick for each in schedule.runs):
+            if any(each.run_id == run_id for each in schedule.runs):
                 return
             changed = with_run(schedule, tick, run_id)
             if await self._write(name, changed, found.revision) is not None:

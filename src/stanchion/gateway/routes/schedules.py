@@ -116,13 +116,14 @@ async def delete_schedule(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
 @ROUTES.add("GET /v1/schedules", RUNNERS, RouteScope.TENANT_OR_ALL, ScheduleList)
 async def list_schedules(call: Call[NoBody, Paging]) -> Reply:
     """List schedules, by tenant and id."""
-    found = await call.services.schedules.list(call.only)
-    named = [(f"{tenant}/{name}", tenant, name, each) for (tenant, name), each in found]
-    cursor = call.query.cursor
-    rest = [each for each in named if cursor is None or each[0] > cursor]
-    page = rest[: call.query.limit]
-    views = tuple(_view(call, tenant, name, each) for _, tenant, name, each in page)
-    return Reply(ScheduleList(views, page[-1][0] if len(rest) > len(page) else None))
+    rows = await call.services.schedules.list(call.only)
+    if call.query.cursor is not None:
+        # Names are compared in the order of the list: "a/x" comes before "a-b/x".
+        tenant, _, schedule_id = call.query.cursor.partition("/")
+        rows = [row for row in rows if row[0] > (tenant, schedule_id)]
+    page = rows[: call.query.limit]
+    views = tuple(_view(call, *name, each) for name, each in page)
+    return Reply(ScheduleList(views, "/".join(page[-1][0]) if len(rows) > len(page) else None))
 
 
 @ROUTES.add(
