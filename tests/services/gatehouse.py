@@ -14,6 +14,7 @@ from stanchion.core.events import CancelRequested
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Risk, Run, RunId, StepId, TenantId, Topic, WorkflowId
 from stanchion.core.plan import Plan
+from stanchion.core.queue import ANY_PLACE, QueueRequest
 from stanchion.core.run import decide
 from stanchion.core.settings import Settings, patched
 from stanchion.core.workflow import JobSpec, StepSpec, SubworkflowSpec, Workflow
@@ -156,8 +157,11 @@ class House:
         *,
         tenant: TenantId = ACME,
         key: str | None = None,
+        queue: QueueRequest = ANY_PLACE,
     ) -> StartAnswer:
-        return await self.gate.start(tenant, workflow_id, given or {}, key=key, actor="caller")
+        return await self.gate.start(
+            tenant, workflow_id, given or {}, key=key, actor="caller", queue=queue
+        )
 
     async def started(self, *, tenant: TenantId = ACME, key: str | None = None) -> RunId:
         """Start a run that nothing stands in the way of."""

@@ -8,7 +8,8 @@ import pytest
 
 from stanchion.core.admission import Full
 from stanchion.core.model import TenantId
-from stanchion.services.gate_answers import GateFailed, GateFull, RunStarted
+from stanchion.core.queue import ANY_PLACE, OnFull, QueueRequest
+from stanchion.services.gate_answers import GateFailed, GateFull, QueueOff, RunStarted
 from stanchion.services.limiter import FULL_TENANTS_MAX, RefusalQuery, SharedRefusals
 from tests.services.faulty_locks import Fault
 from tests.services.gatehouse import ACME, Gatehouse, House, tally, virtual
@@ -41,6 +42,17 @@ async def test_a_thousand_callers_of_a_full_tenant_ask_a_few_questions(gates: Ga
         "admission_decisions_total", tenant="acme", workflow="plain", outcome="full"
     )
     assert counted == 1_001
+
+
+@virtual
+async def test_a_start_with_a_wish_of_its_own_gets_an_answer_of_its_own(gates: Gatehouse) -> None:
+    house = await full_house(gates)
+    wish = QueueRequest(on_full=OnFull.QUEUE)
+    answers = await asyncio.gather(
+        *(house.start(queue=wish if place % 2 else ANY_PLACE) for place in range(40))
+    )
+    assert all(isinstance(each, QueueOff) for each in answers[1::2])
+    assert all(isinstance(each, GateFull) for each in answers[::2])
 
 
 @virtual

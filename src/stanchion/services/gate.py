@@ -357,7 +357,9 @@ class Gate:
             return await self._drafted(call, given, refresh=True, refused_by=refused_by)
         if faults:
             return await self._known(call, given, asked) or InvalidInput(faults)
-        if not refresh and (full := await self._admitter.full_already(call)) is not None:
+        # A start that says itself what a full tenant does with it gets no other start's refusal.
+        shares = not refresh and given.queue.on_full is None
+        if shares and (full := await self._admitter.full_already(call)) is not None:
             return full
         pending = self._pending(call.tenant, linked, given.input, labels=given.labels)
         pending = replace(pending, rerun_of=given.rerun_of, starter=given.starter or given.actor)
