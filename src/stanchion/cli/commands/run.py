@@ -51,6 +51,8 @@ _STATUSES = (
     *("queued", "pending", "running", "waiting"),
     *("succeeded", "failed", "cancelled", "timed_out"),
 )
+_ITEM_STATUSES = (*_STATUSES[1:], "skipped")
+"""An item is never queued: it begins in a run that has a slot."""
 
 _WAITS_MAX: Final = 10
 
@@ -319,7 +321,7 @@ def explain_run(session: Session, run_id: str, *, watch: bool) -> None:
 @run.command("items")
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.argument("step_id", metavar="STEP")
-@click.option("--status", type=click.Choice(_STATUSES), help="Only items in this state.")
+@click.option("--status", type=click.Choice(_ITEM_STATUSES), help="Only items in this state.")
 @limit_and_cursor
 @talks
 def list_items(
