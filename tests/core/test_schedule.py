@@ -185,7 +185,9 @@ def test_a_change_lists_the_ticks_that_were_due() -> None:
     held = with_held(which, Instant(MINUTE))
     assert reasons(with_spec(held, changed, "kim", Instant(MINUTE + 1))) == [(1, CHANGED)]
     # A tick without an answer may have a run, and a paused schedule has no ticks.
-    assert with_spec(with_trial(which, Instant(MINUTE)), changed, "kim", Instant(MINUTE)).missed == ()
+    assert (
+        with_spec(with_trial(which, Instant(MINUTE)), changed, "kim", Instant(MINUTE)).missed == ()
+    )
     assert with_spec(schedule(paused=True), changed, "kim", now).missed == ()
 
 
