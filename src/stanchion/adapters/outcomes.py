@@ -82,10 +82,7 @@ def timed_out_entry(job: Job) -> tuple[str, AttemptFailed]:
     assert job.attempt_timeout_ms is not None
     message = f"not finished within {job.attempt_timeout_ms / 1000:g} s of its first lease"
     failed = AttemptFailed(
-        job_id=job.id,
-        step_id=job.step_id,
-        item=job.item,
-        error=Failure("attempt_timeout", message),
+        job_id=job.id, step_id=job.step_id, item=job.item, error=Failure("attempt_timeout", message)
     )
     return f"timed_out:{job.id}#{job.dispatch}", failed
 
@@ -181,11 +178,7 @@ def dead_work(letter: DeadLetter) -> DeadWork:
     about = letter.job if letter.job is not None else letter.event
     item = getattr(about, "item", None)
     return DeadWork(
-        id=letter.id,
-        step_id=letter.step_id,
-        item=item,
-        cause=letter.cause,
-        at=letter.at,
+        id=letter.id, step_id=letter.step_id, item=item, cause=letter.cause, at=letter.at
     )
 
 

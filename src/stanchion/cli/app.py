@@ -61,10 +61,7 @@ app = LazyGroup(
     lazy={
         "serve": (_HERE + "serve:serve", "Run a server."),
         "worker": (_HERE + "local:worker", "Run a worker, or list those that call the servers."),
-        "workflow": (
-            _HERE + "workflow:workflow",
-            "Check, apply, list and show workflows.",
-        ),
+        "workflow": (_HERE + "workflow:workflow", "Check, apply, list and show workflows."),
         "run": (_HERE + "run:run", "Start runs, watch them, decide about them."),
         "approval": (_HERE + "run:approval", "See what waits for a decision, and decide."),
         "bulk": (
@@ -78,10 +75,7 @@ app = LazyGroup(
         "settings": (_HERE + "admin:settings", "See and change the settings of running servers."),
         "lease": (_HERE + "operations:lease", "See, hold and release locks."),
         "key": (_HERE + "admin:key", "Create, list and revoke API keys."),
-        "dead-letter": (
-            _HERE + "operations:dead_letter",
-            "List, replay and discard dead letters.",
-        ),
+        "dead-letter": (_HERE + "operations:dead_letter", "List, replay and discard dead letters."),
         "escalation": (
             _HERE + "operations:escalation",
             "See and override whether failing open is allowed.",
@@ -90,10 +84,7 @@ app = LazyGroup(
             _HERE + "operations:drift",
             "See and repair counts of slots that differ from the runs.",
         ),
-        "replica": (
-            _HERE + "operations:replica",
-            "See the server processes of the deployment.",
-        ),
+        "replica": (_HERE + "operations:replica", "See the server processes of the deployment."),
         "admission": (
             _HERE + "audit:admission",
             "See how full tenants are, and what their callers were answered.",

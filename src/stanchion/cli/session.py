@@ -409,10 +409,7 @@ def _talks(function: Callable[Concatenate[Session, _P], _R], *formats: str) -> C
 
 
 def _guarded(
-    session: Session,
-    function: Callable[..., _R],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    session: Session, function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> _R:
     """Run a command. If it cannot read an answer, some other server than ours has sent it."""
     try:

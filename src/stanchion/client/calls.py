@@ -446,11 +446,7 @@ def start_bulk(  # noqa: PLR0913 - one for each filter
     every run of the tenant.
     """
     chosen = _selection(workflow_id, status, labels, since, until, rerun_of)
-    body: JsonObject = {
-        "action": action,
-        "filter": _given(chosen),
-        "rate_per_s": rate_per_s,
-    }
+    body: JsonObject = {"action": action, "filter": _given(chosen), "rate_per_s": rate_per_s}
     sent = keyed(posting(engine, "start_bulk", "/v1/bulk", body), key_or_own(idempotency_key))
     return (yield from engine.ask(ApiCall(sent, reader(BulkView))))
 

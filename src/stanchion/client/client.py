@@ -19,11 +19,7 @@ from stanchion.client.base import BaseClient, BaseRunHandle, as_method, named
 from stanchion.client.calls import StartedRun
 from stanchion.client.engine import CallEngine, Command, Emit, Feed, Op, Read, Send, Sleep
 from stanchion.client.events import events
-from stanchion.transport.blocking import (
-    BlockingFailover,
-    BlockingTransport,
-    blocking_transport,
-)
+from stanchion.transport.blocking import BlockingFailover, BlockingTransport, blocking_transport
 from stanchion.transport.messages import (
     Address,
     ByteStream,

@@ -163,11 +163,7 @@ class _Reading:
         if span is None:
             return
         lost = msgspec.structs.replace(
-            span,
-            kind=SpanKind.LOST_DELIVERY,
-            end=entry.at,
-            outcome="lost",
-            detail=entry.detail,
+            span, kind=SpanKind.LOST_DELIVERY, end=entry.at, outcome="lost", detail=entry.detail
         )
         self.ended.append(lost)
         self.open[entry.step, entry.item] = msgspec.structs.replace(

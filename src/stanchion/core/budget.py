@@ -178,9 +178,7 @@ def rolled(tally: BudgetTally | None, window: BudgetWindow, now: Instant) -> Bud
 
 
 def over_budget(
-    limits: Mapping[str, BudgetLimit],
-    tallies: Mapping[str, BudgetTally],
-    asked: Mapping[str, int],
+    limits: Mapping[str, BudgetLimit], tallies: Mapping[str, BudgetTally], asked: Mapping[str, int]
 ) -> OverBudget | None:
     """The first budget, by name, that has too little left for a run; ``None`` if all have enough.
 

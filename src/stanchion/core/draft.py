@@ -72,12 +72,7 @@ def _shown(step: Step) -> JsonObject:
     failures: list[JsonValue] = [
         {"index": failed.index, "error": _reason(failed.error)} for failed in step.failures
     ]
-    return {
-        "status": str(step.status),
-        "output": step.output,
-        "error": error,
-        "failures": failures,
-    }
+    return {"status": str(step.status), "output": step.output, "error": error, "failures": failures}
 
 
 def _reason(error: Failure) -> JsonObject:

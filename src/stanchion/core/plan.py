@@ -294,8 +294,7 @@ class _Linking:
             self.fault(path, f"there is no {kind} '{spec.workflow}'")
         elif len(trail) > limits.SUBWORKFLOW_DEPTH_MAX:
             self.fault(
-                path,
-                f"sub-workflows are nested deeper than {limits.SUBWORKFLOW_DEPTH_MAX} levels",
+                path, f"sub-workflows are nested deeper than {limits.SUBWORKFLOW_DEPTH_MAX} levels"
             )
         elif self.count > limits.PLAN_STEPS_MAX:
             pass  # Stop expanding at the limit: five levels of 200 steps would take too long.

@@ -125,9 +125,7 @@ def pressure_order(tenant: TenantPressure) -> tuple[float, float, int, str]:
     return -refused, -used, -tenant.active - tenant.queued, tenant.tenant
 
 
-def together(
-    reports: Iterable[Mapping[TenantId, GateFigures]],
-) -> dict[TenantId, GateFigures]:
+def together(reports: Iterable[Mapping[TenantId, GateFigures]]) -> dict[TenantId, GateFigures]:
     """The figures of all replicas, by tenant."""
     found: dict[TenantId, list[GateFigures]] = {}
     for report in reports:

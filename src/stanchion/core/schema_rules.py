@@ -20,13 +20,7 @@ import msgspec
 from stanchion.core.faults import Findings, Path, quoted
 from stanchion.core.graph import cycle
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.schema_cost import (
-    CheckCost,
-    Levels,
-    cost_of_rules,
-    joined,
-    pattern_char_ns,
-)
+from stanchion.core.schema_cost import CheckCost, Levels, cost_of_rules, joined, pattern_char_ns
 
 INPUT_SCHEMA_BYTES_MAX: Final = 64 * 1024
 INPUT_SCHEMA_SUBSCHEMAS_MAX: Final = 500

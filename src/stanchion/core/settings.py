@@ -252,10 +252,7 @@ def _rhythm_members() -> dict[str, Member]:
 
 
 _LOCK_RETRY: Final[Record[Rhythm]] = Record(
-    "lock_retry",
-    _rhythm_members(),
-    partial(_rhythm, DEFAULTS.admission.lock_retry),
-    _rhythm_faults,
+    "lock_retry", _rhythm_members(), partial(_rhythm, DEFAULTS.admission.lock_retry), _rhythm_faults
 )
 _OVERRIDABLE: Final = {
     "strategy": Member(_word(Strategy), "atomic: one store step alone; lock: behind a lock."),

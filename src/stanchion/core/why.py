@@ -312,11 +312,7 @@ def _locked(facts: RunFacts, lock: RunLock) -> Finding:
         detail=f"{who} holds the run's lease{waiting}",
         until=lock.expires_at,
         blocked_by=Blocker(
-            kind="lock",
-            id=lock.name,
-            worker_id=lock.holder,
-            fence=lock.fence,
-            seen_at=lock.seen_at,
+            kind="lock", id=lock.name, worker_id=lock.holder, fence=lock.fence, seen_at=lock.seen_at
         ),
         remedy=(
             f"stanchion lease release {lock.name}"
@@ -490,12 +486,7 @@ def _job_code(job: OpenJob, now: Instant, around: Surroundings) -> WhyCode:
 
 
 def _job(
-    facts: RunFacts,
-    around: Surroundings,
-    step: Step,
-    code: WhyCode,
-    job: OpenJob,
-    place: str,
+    facts: RunFacts, around: Surroundings, step: Step, code: WhyCode, job: OpenJob, place: str
 ) -> Finding:
     run_id = facts.run.id
     demand, limit = around.topics.get(job.topic), around.limits.get(job.topic)

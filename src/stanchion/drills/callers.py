@@ -152,12 +152,7 @@ class DrillTenant:
         return await asyncio.gather(*(one(*each) for each in arriving))
 
     async def paced(
-        self,
-        send: Callable[[], Any],
-        *,
-        per_s: float,
-        seconds: float,
-        chance: Random,
+        self, send: Callable[[], Any], *, per_s: float, seconds: float, chance: Random
     ) -> list[Sample]:
         """Send at a rate, jittered by half an interval, whether or not answers come."""
         began = asyncio.get_running_loop().time()

@@ -474,11 +474,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _write(self, refusal: Refusal) -> None:
         status, body, headers = answer_parts(refusal, "")
-        lines = [
-            *headers,
-            (b"content-length", b"%d" % len(body)),
-            _CLOSE,
-        ]
+        lines = [*headers, (b"content-length", b"%d" % len(body)), _CLOSE]
         self.transport.write(STATUS_LINE[status] + _text(lines) + b"\r\n" + body)
 
     def _set_timer(self, seconds: float, then: Callable[[], None]) -> None:

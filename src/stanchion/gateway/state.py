@@ -15,13 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from prometheus_client import (
-    CollectorRegistry,
-    Gauge,
-    Metric,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 

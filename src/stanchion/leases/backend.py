@@ -167,10 +167,7 @@ def _sqlite(path: str, clock: Clock) -> _Open:
 
 def _redis(url: str, namespace: str) -> _Open:
     from stanchion.adapters.locks.redis.locks import RedisTurns  # noqa: PLC0415 - see above
-    from stanchion.adapters.redis.address import (  # noqa: PLC0415 - see above
-        checked_namespace,
-        read_url,
-    )
+    from stanchion.adapters.redis.address import checked_namespace, read_url  # noqa: PLC0415 - see above
 
     read_url(url)
     checked_namespace(namespace)

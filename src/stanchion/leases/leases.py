@@ -129,12 +129,7 @@ class Leases:
 
 
 def _request(
-    name: str,
-    risk: Risk,
-    policy: LeasePolicy | None,
-    wait_s: float,
-    order: Order,
-    floor: int,
+    name: str, risk: Risk, policy: LeasePolicy | None, wait_s: float, order: Order, floor: int
 ) -> HoldRequest:
     if not 0 < len(name) <= _NAME_LENGTH_MAX:
         raise ValueError(f"a name has 1 to {_NAME_LENGTH_MAX} characters, not {len(name)}")

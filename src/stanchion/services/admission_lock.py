@@ -26,14 +26,7 @@ from stanchion.core.settings import AdmissionSettings
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import sentence
-from stanchion.ports.locks import (
-    AcquireTooLate,
-    Granted,
-    Held,
-    Locks,
-    NotOwned,
-    replica_token,
-)
+from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks, NotOwned, replica_token
 from stanchion.services.renewal import LockHealth
 from stanchion.services.signals import AdmissionSignals
 

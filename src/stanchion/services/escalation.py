@@ -133,12 +133,7 @@ class EscalationService:
         return self._level is not Level.NORMAL and risk in self._settings().closes
 
     def count(
-        self,
-        *,
-        fallbacks: int = 0,
-        duplicates: int = 0,
-        probes_ok: int = 0,
-        probes_failed: int = 0,
+        self, *, fallbacks: int = 0, duplicates: int = 0, probes_ok: int = 0, probes_failed: int = 0
     ) -> None:
         """Add to the counts, in the slice of time in which it happened.
 

@@ -152,12 +152,7 @@ class Inbox:
             self._signals.duplicate_completion()
 
     async def cancel(
-        self,
-        run_id: RunId,
-        *,
-        reason: str | None,
-        actor: str,
-        audit: AuditEntry | None = None,
+        self, run_id: RunId, *, reason: str | None, actor: str, audit: AuditEntry | None = None
     ) -> RunChange | UnknownTarget | Conflicting:
         """End a run now. A run that was cancelled stays so; one that ended otherwise conflicts."""
         event = CancelRequested(actor=actor, reason=reason)

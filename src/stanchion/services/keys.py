@@ -348,11 +348,7 @@ class Keys:
         return self._any
 
     async def _once(
-        self,
-        name: str,
-        ask: Callable[[], Coroutine[Any, Any, _Answer]],
-        *,
-        within_s: float | None,
+        self, name: str, ask: Callable[[], Coroutine[Any, Any, _Answer]], *, within_s: float | None
     ) -> _Answer:
         """Read once for all requests that need the same record at the same time."""
         asking = self._ask(name, ask)

@@ -45,13 +45,7 @@ _FAILED_RETRY: Final = Exponential(base_ms=200, cap_ms=10_000, jitter="full")
 class Calls:
     """Handles calls to advance a run."""
 
-    def __init__(
-        self,
-        context: ReplicaContext,
-        *,
-        advancer: Advancer,
-        rules: Rules,
-    ) -> None:
+    def __init__(self, context: ReplicaContext, *, advancer: Advancer, rules: Rules) -> None:
         self._outbox: Outbox = context.store
         self._entropy = context.entropy
         self._signals = context.signals
@@ -93,12 +87,7 @@ class Calls:
 class Relay:
     """Fires due timers, and publishes due rows on the bus."""
 
-    def __init__(
-        self,
-        context: ReplicaContext,
-        *,
-        calls: Calls,
-    ) -> None:
+    def __init__(self, context: ReplicaContext, *, calls: Calls) -> None:
         self._outbox: Outbox = context.store
         self._bus = context.bus
         self._clock = context.clock

@@ -145,10 +145,7 @@ class Reconciler:
         """Record the return in the run's timeline. It is only information, so it may fail."""
         place = place_of(job.job_id)
         event = JobReturned(
-            job_id=job.job_id,
-            step_id=place.step_id,
-            item=place.item,
-            deliveries=job.deliveries,
+            job_id=job.job_id, step_id=place.step_id, item=place.item, deliveries=job.deliveries
         )
         with suppress(BackendError):
             entry_id = f"returned:{job.job_id}#{job.deliveries}"

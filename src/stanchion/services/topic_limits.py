@@ -46,14 +46,7 @@ from stanchion.core.topic_limits import (
 from stanchion.core.why import ReachedLimit
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, BackendUnavailable
-from stanchion.ports.records import (
-    Document,
-    JobLease,
-    JobState,
-    LeasedJob,
-    Page,
-    Renewals,
-)
+from stanchion.ports.records import Document, JobLease, JobState, LeasedJob, Page, Renewals
 from stanchion.services.context import ReplicaContext
 from stanchion.services.log import OutageLogger, log_event
 

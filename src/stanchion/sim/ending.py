@@ -139,8 +139,7 @@ def _check_told(world: World) -> None:
         for run_id, status in callers.told.items():
             run = state.runs[RunId(run_id)].run
             world.history.check(
-                "what a caller was told stays true",
-                must.told_stays_true(run, status),
+                "what a caller was told stays true", must.told_stays_true(run, status)
             )
     verbs: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     for callers in world.callers:

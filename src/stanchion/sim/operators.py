@@ -167,9 +167,7 @@ class Operators:
         until = Instant(self._world.store.clock.now() + round(lasts_s * 1_000))
         try:
             await replica.services.escalating.order(
-                order,
-                actor="operator",
-                expires_at=None if order is Order.CLEAR else until,
+                order, actor="operator", expires_at=None if order is Order.CLEAR else until
             )
         except BackendError:
             return

@@ -294,10 +294,7 @@ LONG: Final = Profile(
 )
 CALM: Final = Profile(name="calm", kinds=_REPLICAS, faults=(0, 0), is_stormy=False)
 QUEUE: Final = Profile(
-    name="queue",
-    asks=(20, 40),
-    kinds=(*_REPLICAS, *(FaultKind.CAP,) * 8),
-    queues=True,
+    name="queue", asks=(20, 40), kinds=(*_REPLICAS, *(FaultKind.CAP,) * 8), queues=True
 )
 """Tenants whose starts wait while they are full, and operators who change caps."""
 PROFILES: Final = MappingProxyType(

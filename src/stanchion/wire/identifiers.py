@@ -65,8 +65,7 @@ BulkName: TypeAlias = Annotated[
     str, Meta(pattern=r"^[a-z0-9]{1,64}\Z", description="A bulk action's id.")
 ]
 KeyName: TypeAlias = Annotated[
-    str,
-    Meta(pattern=r"^[A-Za-z0-9]{1,64}\Z", description="A key's id, the middle part of it."),
+    str, Meta(pattern=r"^[A-Za-z0-9]{1,64}\Z", description="A key's id, the middle part of it.")
 ]
 KeyLabel: TypeAlias = Annotated[
     str,

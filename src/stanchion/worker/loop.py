@@ -350,10 +350,7 @@ def _stopped(
     if cause is FenceCause.CANCELLED:
         return told.JobCancelled(job_id=leased.job_id, topic=leased.topic)
     return told.JobAbandoned(
-        job_id=leased.job_id,
-        topic=leased.topic,
-        cause=cause or "shutdown",
-        stalled_ms=stalled_ms,
+        job_id=leased.job_id, topic=leased.topic, cause=cause or "shutdown", stalled_ms=stalled_ms
     )
 
 

@@ -221,12 +221,7 @@ def take(db: Database, name: str, token: str, ttl_ms: int, floor: int) -> Acquir
         return Granted(fence)
     fence = next_fence(fence, floor, now * _US_PER_MS)
     db.run(
-        _SQL["grant"],
-        name=name,
-        token=token,
-        fence=fence,
-        expires_at=now + ttl_ms,
-        acquired_at=now,
+        _SQL["grant"], name=name, token=token, fence=fence, expires_at=now + ttl_ms, acquired_at=now
     )
     if found is None:
         db.run(_SQL["forget"], before=now - _FORGET_AFTER_MS, limit=_FORGET_AT_ONCE)

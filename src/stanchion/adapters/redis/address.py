@@ -96,11 +96,7 @@ class RedisTarget(msgspec.Struct, frozen=True, kw_only=True):
         """The options of redis-py for a connection to one of these servers."""
         tls = {"ssl": True, **self.tls} if self.has_tls else {}
         if for_sentinel:
-            return {
-                "username": self.sentinel_username,
-                "password": self.sentinel_password,
-                **tls,
-            }
+            return {"username": self.sentinel_username, "password": self.sentinel_password, **tls}
         return {"username": self.username, "password": self.password, **tls}
 
 

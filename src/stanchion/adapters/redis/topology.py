@@ -24,12 +24,7 @@ from stanchion.adapters.redis.address import RedisTarget, ServerAddress, ServerL
 from stanchion.adapters.redis.connection import forget
 from stanchion.adapters.redis.node import Login, Node
 from stanchion.ports.entropy import Entropy
-from stanchion.ports.errors import (
-    BackendError,
-    BackendRefused,
-    BackendTimeout,
-    BackendUnavailable,
-)
+from stanchion.ports.errors import BackendError, BackendRefused, BackendTimeout, BackendUnavailable
 
 _NOT_LET_IN: Final = ("AuthenticationError", "NOAUTH", "WRONGPASS", "NOPERM", "NoPermission")
 _FOUND_S: Final = 0.05

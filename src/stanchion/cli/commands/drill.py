@@ -69,12 +69,7 @@ def command(
     report. Exit code 0: every promise holds; 1: one is broken; 2: it could not run.
     """
     # Imported here, because the import is slow and other commands do not need it.
-    from stanchion.drills.command import (  # noqa: PLC0415
-        AGAINST,
-        DRILLS,
-        announcement,
-        run_drills,
-    )
+    from stanchion.drills.command import AGAINST, DRILLS, announcement, run_drills  # noqa: PLC0415
     from stanchion.drills.options import DrillOptions  # noqa: PLC0415
     from stanchion.drills.processes import CouldNotRun  # noqa: PLC0415
 

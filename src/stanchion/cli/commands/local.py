@@ -105,10 +105,7 @@ list_command(
 )
 
 
-@click.command(
-    "sim",
-    context_settings={"ignore_unknown_options": True, "help_option_names": []},
-)
+@click.command("sim", context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def sim(arguments: tuple[str, ...]) -> int:
     """Run the services under seeded faults."""

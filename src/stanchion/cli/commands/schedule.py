@@ -89,13 +89,7 @@ list_command(
     "List schedules, by id.",
     path_to("schedules"),
     "schedules",
-    {
-        "ID": "id",
-        "WORKFLOW": "workflow_id",
-        "WHEN": _when,
-        "NEXT": _next,
-        "MISSED": "missed_total",
-    },
+    {"ID": "id", "WORKFLOW": "workflow_id", "WHEN": _when, "NEXT": _next, "MISSED": "missed_total"},
 )
 
 

@@ -124,12 +124,7 @@ def _approve(
 
 
 def _reject(
-    draft: Draft,
-    step: PlannedStep,
-    actor: str,
-    comment: str | None,
-    data: JsonValue,
-    message: str,
+    draft: Draft, step: PlannedStep, actor: str, comment: str | None, data: JsonValue, message: str
 ) -> None:
     output: JsonValue = {"approved": False, "by": actor, "comment": comment, "data": data}
     failure = Failure("rejected", message, step.id)

@@ -97,15 +97,7 @@ def start(draft: Draft, step: PlannedStep, inside: Inside) -> None:
         pending=len(works) if has_workflow else len(works) - at_once,
         reused=bits_of(kept),
     )
-    draft.begin(
-        step,
-        Step(
-            status=StepStatus.RUNNING,
-            attempt=1,
-            wait=OnItems(),
-            items=counts,
-        ),
-    )
+    draft.begin(step, Step(status=StepStatus.RUNNING, attempt=1, wait=OnItems(), items=counts))
     draft.count_work(len(values) * _ITEM_WORK)
     again = f": {len(kept)} reused, {len(works)} to run" if kept else ""
     draft.note("items_started", step.id, detail=f"{len(values)} items{again}")
@@ -144,12 +136,7 @@ def handle(draft: Draft, step: PlannedStep, event: Event, inside: Inside) -> Ign
     key = ItemKey(step.id, index)
     before = draft.item(key)
     after = advance(
-        draft,
-        step,
-        index,
-        before,
-        event,
-        lambda: _input_of(draft, step, index, before),
+        draft, step, index, before, event, lambda: _input_of(draft, step, index, before)
     )
     if isinstance(after, Ignored):
         return after

@@ -63,9 +63,7 @@ def start(draft: Draft, step: PlannedStep) -> None:
         work = _work(draft, step)
     except ExpressionError as error:
         draft.end(
-            step,
-            StepStatus.FAILED,
-            error=Failure("expression_error", f"input: {error}", step.id),
+            step, StepStatus.FAILED, error=Failure("expression_error", f"input: {error}", step.id)
         )
         return
     draft.begin(step, dispatch(draft, step, draft.index, draft.step(step.id), work))
@@ -135,13 +133,7 @@ def advance(
             state.wait == OnReplay(about) and state.dispatch == number
         ):
             return _send(
-                draft,
-                step,
-                item,
-                state,
-                work(),
-                attempt=state.attempt,
-                number=state.dispatch + 1,
+                draft, step, item, state, work(), attempt=state.attempt, number=state.dispatch + 1
             )
         case JobDiscarded(job_id=about, dispatch=number) if (
             state.wait == OnReplay(about) and state.dispatch == number

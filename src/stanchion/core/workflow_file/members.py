@@ -18,12 +18,7 @@ from stanchion.core.budget import (
     BUDGETS_MAX,
 )
 from stanchion.core.expression import SOURCE_CHARS_MAX
-from stanchion.core.lease import (
-    RENEWAL_FAILURES_MAX,
-    LeaseOverride,
-    OnLockError,
-    OnRenewalLost,
-)
+from stanchion.core.lease import RENEWAL_FAILURES_MAX, LeaseOverride, OnLockError, OnRenewalLost
 from stanchion.core.limits import (
     APPROVAL_MESSAGE_CHARS_MAX,
     ATTEMPTS_MAX,
@@ -275,10 +270,7 @@ _STEP: Final[ByMember[StepSpec]] = ByMember(
         ),
         "delay_s": Record(
             "a delay step",
-            {
-                "delay_s": Member(Real(0, DELAY_S_MAX), "Seconds to wait.", required=True),
-                **_COMMON,
-            },
+            {"delay_s": Member(Real(0, DELAY_S_MAX), "Seconds to wait.", required=True), **_COMMON},
             DelaySpec,
         ),
         "workflow": Record(

@@ -9,10 +9,7 @@ import msgspec
 
 from stanchion.charts import BarChart, Bars, Chart, LineChart
 from stanchion.core.json_value import JsonValue
-from stanchion.drills.observe import (
-    counts_per,
-    rate_series,
-)
+from stanchion.drills.observe import counts_per, rate_series
 from stanchion.drills.verdict import Promise, percentile, seconds
 
 FIXED, JITTER = "500 ms", "500 ± 200 ms"

@@ -11,11 +11,7 @@ from typing import Final
 from stanchion.core.budget import BudgetLimit, BudgetStanding, BudgetWindow
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonObject
-from stanchion.core.model import (
-    Instant,
-    TenantId,
-    WorkflowId,
-)
+from stanchion.core.model import Instant, TenantId, WorkflowId
 from stanchion.core.queue import OnFull
 from stanchion.core.settings import override_faults
 from stanchion.core.upgrade import ADMISSION_QUEUE, BUDGETS, SHARED_WORKFLOWS
@@ -40,10 +36,7 @@ from stanchion.gateway.route import (
     RouteTable,
 )
 from stanchion.gateway.views import key_row, to_instant, when, wire_view
-from stanchion.ports.records import (
-    Tenant,
-    TenantStanding,
-)
+from stanchion.ports.records import Tenant, TenantStanding
 from stanchion.ports.store import Definitions
 from stanchion.services.log import log_event
 from stanchion.wire.admin import (

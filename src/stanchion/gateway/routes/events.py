@@ -166,13 +166,7 @@ def _lines(entry: FeedEntry, seal: CursorSeal) -> Iterator[bytes]:
         event = b"event: %b\ndata: %b\n\n" % (each.what.encode(), _encode(line))
         # Only the last line has an id: a client that received a part of a commit gets it again.
         yield (
-            event
-            if place < last
-            else b"id: %b\n%b"
-            % (
-                seal.seal(entry.position).encode(),
-                event,
-            )
+            event if place < last else b"id: %b\n%b" % (seal.seal(entry.position).encode(), event)
         )
 
 

@@ -5,28 +5,10 @@ from __future__ import annotations
 from typing import Final, assert_never
 
 from stanchion.core.limits import INPUT_BYTES_MAX
-from stanchion.core.model import (
-    Item,
-    ItemKey,
-    Job,
-    JobId,
-    Run,
-    Step,
-    Topic,
-    for_each_of,
-    job_id,
-)
+from stanchion.core.model import Item, ItemKey, Job, JobId, Run, Step, Topic, for_each_of, job_id
 from stanchion.gateway.body import check_value
 from stanchion.gateway.problems import Refusal, not_found
-from stanchion.gateway.route import (
-    RUNNERS,
-    Call,
-    NoBody,
-    NoQuery,
-    Reply,
-    RouteScope,
-    RouteTable,
-)
+from stanchion.gateway.route import RUNNERS, Call, NoBody, NoQuery, Reply, RouteScope, RouteTable
 from stanchion.gateway.views import job_answer, refusal_of, started
 from stanchion.ports.store import Runs
 from stanchion.services.gate_answers import GateFailed, JobThrottled, KeyMismatch, RunStarted

@@ -21,13 +21,7 @@ from nats.aio.msg import Msg
 from stanchion.adapters.bus.local import BellListeners
 from stanchion.adapters.bus.nats.connection import NatsConnection
 from stanchion.adapters.bus.nats.consumer import PullConsumer
-from stanchion.adapters.bus.nats.stream import (
-    Names,
-    StreamState,
-    count_messages,
-    names_in,
-    set_up,
-)
+from stanchion.adapters.bus.nats.stream import Names, StreamState, count_messages, names_in, set_up
 from stanchion.ports.bus import Bell, Handler
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy

@@ -186,10 +186,7 @@ class NatsConnection:
             began = self._clock.moment()
             self._take(await self._connect_for_ever())
             _say(
-                logging.INFO,
-                "bus_regained",
-                server=self.who,
-                after_ms=self._clock.moment() - began,
+                logging.INFO, "bus_regained", server=self.who, after_ms=self._clock.moment() - began
             )
 
     async def _until_broken(self) -> None:

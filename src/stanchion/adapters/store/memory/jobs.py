@@ -113,11 +113,7 @@ class MemoryJobs(MemoryPart):
         return lost
 
     async def accept(
-        self,
-        results: Sequence[Result],
-        *,
-        row_due_in_ms: int = 0,
-        tenant: TenantId | None = None,
+        self, results: Sequence[Result], *, row_due_in_ms: int = 0, tenant: TenantId | None = None
     ) -> tuple[Acceptance, ...]:
         row_due = Instant(self._state.now() + row_due_in_ms)
         return tuple(self._accept(result, row_due, tenant) for result in results)
@@ -262,11 +258,7 @@ class MemoryTokens(MemoryPart):
         known = [token for token in tokens if token in file.tokens]
         new = [token for token in dict.fromkeys(tokens) if token not in file.tokens]
         grant = grant_tokens(
-            pool,
-            len(new),
-            running=len(file.tokens),
-            used_until_ms=file.used_until_ms,
-            now=now,
+            pool, len(new), running=len(file.tokens), used_until_ms=file.used_until_ms, now=now
         )
         file.used_until_ms = grant.used_until_ms
         granted = (*known, *new[: grant.count])

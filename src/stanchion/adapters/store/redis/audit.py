@@ -163,13 +163,7 @@ class _Log:
     """One log, read backwards."""
 
     def __init__(
-        self,
-        shards: Shards,
-        slot: int,
-        key: str,
-        index: int,
-        since: int,
-        before: _Place | None,
+        self, shards: Shards, slot: int, key: str, index: int, since: int, before: _Place | None
     ) -> None:
         self._shards = shards
         self._slot = slot

@@ -17,13 +17,7 @@ from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import BudgetStanding
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import (
-    Instant,
-    TenantId,
-    WorkflowId,
-    WorkflowSource,
-    shard_of_tenant,
-)
+from stanchion.core.model import Instant, TenantId, WorkflowId, WorkflowSource, shard_of_tenant
 from stanchion.core.workflow import Workflow
 from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.records import (

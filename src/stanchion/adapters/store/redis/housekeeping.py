@@ -43,8 +43,7 @@ class RedisHousekeeping(Sharded):
         found = await self._tenants_after(cursor, limit + 1, deadline)
         chosen = found[:limit]
         replies = await self._shards.ask_all(
-            [self._audit(shard, tenant, audit, repair=repair) for shard, tenant in chosen],
-            deadline,
+            [self._audit(shard, tenant, audit, repair=repair) for shard, tenant in chosen], deadline
         )
         drifts = tuple(
             Drift(tenant, counted, actual)

@@ -123,11 +123,7 @@ class RedisJobs(Sharded):
             )
 
     async def _lease(
-        self,
-        shares: Shares,
-        terms: _LeaseTerms,
-        max_jobs: int,
-        deadline: float,
+        self, shares: Shares, terms: _LeaseTerms, max_jobs: int, deadline: float
     ) -> list[LeasedJob]:
         replies = await self._shards.ask_some(
             [
@@ -277,11 +273,7 @@ class RedisJobs(Sharded):
         }
 
     async def accept(
-        self,
-        results: Sequence[Result],
-        *,
-        row_due_in_ms: int = 0,
-        tenant: TenantId | None = None,
+        self, results: Sequence[Result], *, row_due_in_ms: int = 0, tenant: TenantId | None = None
     ) -> tuple[Acceptance, ...]:
         terms = (row_due_in_ms, tenant or "")
         by_run: dict[RunId, list[Result]] = {}

@@ -21,11 +21,7 @@ from stanchion.adapters.store.redis.definitions import (
     finish_sharing,
 )
 from stanchion.adapters.store.redis.encode import COMMON_TAG, StoreKeys, format_text
-from stanchion.adapters.store.redis.housekeeping import (
-    RedisHousekeeping,
-    RedisLetters,
-    adopt_runs,
-)
+from stanchion.adapters.store.redis.housekeeping import RedisHousekeeping, RedisLetters, adopt_runs
 from stanchion.adapters.store.redis.jobs import RedisJobs, RedisTokens
 from stanchion.adapters.store.redis.outbox import RedisOutbox
 from stanchion.adapters.store.redis.runs import RedisRuns

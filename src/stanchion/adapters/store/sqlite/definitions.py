@@ -14,12 +14,7 @@ from stanchion.adapters.store.sqlite.queue import promote
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import BudgetStanding, standing_of
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import (
-    Instant,
-    TenantId,
-    WorkflowId,
-    WorkflowSource,
-)
+from stanchion.core.model import Instant, TenantId, WorkflowId, WorkflowSource
 from stanchion.core.workflow import Workflow
 from stanchion.ports.records import (
     Document,

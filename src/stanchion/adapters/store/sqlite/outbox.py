@@ -62,12 +62,7 @@ def outbox_size(db: Database) -> int:
 
 
 def post(
-    db: Database,
-    run_id: RunId,
-    event: Event,
-    *,
-    entry_id: str,
-    audit: AuditEntry | None = None,
+    db: Database, run_id: RunId, event: Event, *, entry_id: str, audit: AuditEntry | None = None
 ) -> PostAnswer:
     """See ``ports.store.Runs.post``."""
     found = db.first(SQL["find_run"], run_id=run_id)
