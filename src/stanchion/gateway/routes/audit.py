@@ -72,11 +72,11 @@ _decision = wire_view(Receipt, DecisionRow)
 _admission = wire_view(
     TenantPressure,
     AdmissionRow,
-    admitted_1m=lambda tenant: tenant.figures.admitted,
-    full_1m=lambda tenant: tenant.figures.full,
-    unavailable_1m=lambda tenant: tenant.figures.unavailable,
+    admitted_1m="figures.admitted",
+    full_1m="figures.full",
+    unavailable_1m="figures.unavailable",
     wait_p95_ms=lambda tenant: percentile_ms(tenant.figures.waits, _P95),
-    retry_after_ms=lambda tenant: tenant.figures.retry_after_ms,
+    retry_after_ms="figures.retry_after_ms",
 )
 _P95: Final = 0.95
 _OUTCOMES: Final = sorted({*RECEIPTED.values()})

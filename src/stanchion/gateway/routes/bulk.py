@@ -131,7 +131,7 @@ _error = wire_view(BulkFailed, BulkError)
 _view = wire_view(
     Bulk,
     BulkView,
-    bulk_id=lambda bulk: bulk.id,
+    bulk_id="id",
     tenant=lambda bulk: bulk.tenant or ALL_TENANTS,
     errors=lambda bulk: tuple(map(_error, bulk.errors)),
 )

@@ -224,7 +224,7 @@ async def _acquired_at(call: Call[Any, Any], name: str, fence: int) -> Instant |
     return view.acquired_at if view is not None and view.fence == fence else None
 
 
-_row = wire_view(LockView, LeaseRow, holder=lambda view: view.holder.name)
+_row = wire_view(LockView, LeaseRow, holder="holder.name")
 _unlocked = wire_view(Unlocked, UnlockedRow)
 _wait = wire_view(LockWait, LockWaitRow)
 _mark = wire_view(LeaseMark, LeaseMarkRow)

@@ -179,16 +179,16 @@ _use_row = wire_view(WorkflowUse, WorkflowUseRow)
 _row = wire_view(
     StoredWorkflow,
     WorkflowRow,
-    id=lambda stored: stored.workflow.id,
-    risk=lambda stored: stored.workflow.risk,
-    pinned=lambda stored: stored.is_pinned,
+    id="workflow.id",
+    risk="workflow.risk",
+    pinned="is_pinned",
 )
 _view = wire_view(
     StoredWorkflow,
     WorkflowView,
-    id=lambda stored: stored.workflow.id,
-    risk=lambda stored: stored.workflow.risk,
-    pinned=lambda stored: stored.is_pinned,
+    id="workflow.id",
+    risk="workflow.risk",
+    pinned="is_pinned",
     definition=lambda stored: definition(stored.workflow),
 )
 
