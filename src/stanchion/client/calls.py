@@ -1,8 +1,8 @@
 """Calls: every call of the API, written once for both clients.
 
-Each is a generator on the engine's commands; ``client`` and ``async_client`` execute it. Calls that
-start a run carry an idempotency key, a random one if none is given: a retry after a lost answer
-starts no second run.
+Each returns a generator of the engine's commands; ``client`` and ``async_client`` execute it. Calls
+that start a run carry an idempotency key, a random one if none is given: a retry after a lost
+answer starts no second run.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from stanchion.client.errors import CallFacts, WaitTimeout
 from stanchion.client.requests import (
     JSON,
     any_json,
-    carrying,
+    decoder_of,
     encoded,
-    getting,
-    key_or_own,
-    keyed,
-    posting,
+    get_call,
+    key_or_random,
+    post_request,
     query_of,
-    quoted_part,
-    reader,
+    quoted_segment,
     request_to,
     run_path,
+    with_body,
+    with_key,
 )
 from stanchion.core.bulk import BulkAction
 from stanchion.core.json_value import JsonObject, JsonValue
@@ -114,17 +114,17 @@ def start(  # noqa: PLR0913 - what a start may carry, by keyword
     ``on_full="reject"`` this start does not wait. With ``wait=True`` the call returns when the run
     has left the queue: it has a slot then, or has ended as ``timed_out``.
     """
-    path = f"/v1/workflows/{quoted_part(workflow_id, 'workflow_id')}/runs"
+    path = f"/v1/workflows/{quoted_segment(workflow_id, 'workflow_id')}/runs"
     body: JsonObject = {"input": {} if input is None else dict(input)}
     if labels:
         body["labels"] = dict(labels)
     wishes = {"priority": priority, "fairness_key": fairness_key, "on_full": on_full}
     body |= {name: wish for name, wish in wishes.items() if wish is not None}
-    sent = posting(engine, "start", path, body)
-    begun = yield from engine.ask(ApiCall(keyed(sent, key_or_own(idempotency_key)), _started))
+    sent = post_request(engine, "start", path, body)
+    begun = yield from engine.ask(ApiCall(with_key(sent, key_or_random(idempotency_key)), _started))
     while wait and begun.status is RunStatus.QUEUED:
         yield Sleep(backoff_ms(_LOOK_AGAIN, 1, engine.pace.sample()))
-        run = yield from engine.ask(getting(engine, "start", run_path(begun.run_id), RunView))
+        run = yield from engine.ask(get_call(engine, "start", run_path(begun.run_id), RunView))
         begun = replace(begun, status=run.status, position=run.position, estimate_s=None)
     return begun
 
@@ -142,14 +142,14 @@ def start_many(
     ``run_id``, or a ``problem`` that says why it was not started. A run without a key gets
     ``idempotency_key``, a slash and its place as its key, so that the whole call can be repeated.
     """
-    path = f"/v1/workflows/{quoted_part(workflow_id, 'workflow_id')}/runs/batch"
-    shared = key_or_own(idempotency_key)
+    path = f"/v1/workflows/{quoted_segment(workflow_id, 'workflow_id')}/runs/batch"
+    shared = key_or_random(idempotency_key)
     rows = [{**row, "key": row.get("key") or f"{shared}/{place}"} for place, row in enumerate(runs)]
     results: list[BatchResult] = []
     while len(results) < len(rows):
         some = _portion(rows[len(results) : len(results) + _BATCH_MAX])
-        sent = keyed(posting(engine, "start_many", path, {"runs": some}), shared)
-        answer = yield from engine.ask(ApiCall(sent, reader(BatchAnswer)))
+        sent = with_key(post_request(engine, "start_many", path, {"runs": some}), shared)
+        answer = yield from engine.ask(ApiCall(sent, decoder_of(BatchAnswer)))
         results += answer.results
     return results
 
@@ -171,7 +171,7 @@ _BATCH_BYTES_MAX: Final = 1_000_000
 
 def get(engine: CallEngine, run_id: str) -> Op[RunView]:
     """A run as it is now."""
-    return (yield from engine.ask(getting(engine, "get", run_path(run_id), RunView)))
+    return engine.ask(get_call(engine, "get", run_path(run_id), RunView))
 
 
 def wait(engine: CallEngine, run_id: str, *, timeout_s: float | None = None) -> Op[RunView]:
@@ -188,7 +188,7 @@ def wait(engine: CallEngine, run_id: str, *, timeout_s: float | None = None) -> 
         sent = request_to(engine, "wait", "GET", f"{run_path(run_id)}?wait={slice_s:.3f}")
         sent = replace(sent, timeout_s=slice_s + _GRACE_S)
         asked_at = now()
-        run = yield from engine.ask(ApiCall(sent, reader(RunView)), until=until)
+        run = yield from engine.ask(ApiCall(sent, decoder_of(RunView)), until=until)
         if run.status.is_finished:
             return run
         if until is not None and now() >= until:
@@ -218,7 +218,7 @@ def list_runs(  # noqa: PLR0913 - one for each filter
     """
     chosen = _selection(workflow_id, status, labels, since, until, rerun_of)
     query = {**chosen, "limit": limit, "cursor": cursor}
-    return (yield from engine.ask(getting(engine, "list", "/v1/runs" + query_of(query), RunList)))
+    return engine.ask(get_call(engine, "list", "/v1/runs" + query_of(query), RunList))
 
 
 def _selection(
@@ -287,7 +287,7 @@ def _rows(
     cursor = None
     while True:
         asked = path + query_of({**query, "cursor": cursor})
-        page = yield from engine.ask(getting(engine, name, asked, kind))
+        page = yield from engine.ask(get_call(engine, name, asked, kind))
         for row in rows(page):
             yield Emit(row)
         cursor = page.cursor
@@ -300,20 +300,20 @@ def timeline(
 ) -> Op[TimelineAnswer]:
     """One page of a run's history, oldest first."""
     path = f"{run_path(run_id)}/timeline" + query_of({"limit": limit, "cursor": cursor})
-    return (yield from engine.ask(getting(engine, "timeline", path, TimelineAnswer)))
+    return engine.ask(get_call(engine, "timeline", path, TimelineAnswer))
 
 
 def why(engine: CallEngine, run_id: str) -> Op[WhyAnswer]:
     """Why a run does not go on, and what to do, the most important cause first."""
     path = f"{run_path(run_id)}/why"
-    return (yield from engine.ask(getting(engine, "why", path, WhyAnswer)))
+    return engine.ask(get_call(engine, "why", path, WhyAnswer))
 
 
 def cancel(engine: CallEngine, run_id: str, *, reason: str | None = None) -> Op[Change]:
     """Cancel a run now. ``applied`` is false if the run is busy: then it is cancelled later."""
     # Repeatable without a key: cancelling twice has the effect of once.
-    sent = posting(engine, "cancel", f"{run_path(run_id)}/cancel", {"reason": reason})
-    return (yield from engine.ask(ApiCall(replace(sent, is_repeatable=True), reader(Change))))
+    sent = post_request(engine, "cancel", f"{run_path(run_id)}/cancel", {"reason": reason})
+    return engine.ask(ApiCall(replace(sent, is_repeatable=True), decoder_of(Change)))
 
 
 def rerun(
@@ -332,8 +332,8 @@ def rerun(
     ``from_step`` or ``only="failed_items"``, which keep results.
     """
     body = _rerun_body(from_step, version, input, only)
-    sent = posting(engine, "rerun", f"{run_path(run_id)}/rerun", body)
-    return (yield from engine.ask(ApiCall(keyed(sent, key_or_own(idempotency_key)), _started)))
+    sent = post_request(engine, "rerun", f"{run_path(run_id)}/rerun", body)
+    return engine.ask(ApiCall(with_key(sent, key_or_random(idempotency_key)), _started))
 
 
 def plan_rerun(
@@ -347,8 +347,8 @@ def plan_rerun(
 ) -> Op[RerunPlan]:
     """What the same ``rerun`` would reuse and what it would run again. Nothing is started."""
     body = {**_rerun_body(from_step, version, input, only), "dry_run": True}
-    sent = posting(engine, "plan_rerun", f"{run_path(run_id)}/rerun", body)
-    return (yield from engine.ask(ApiCall(replace(sent, is_repeatable=True), reader(RerunPlan))))
+    sent = post_request(engine, "plan_rerun", f"{run_path(run_id)}/rerun", body)
+    return engine.ask(ApiCall(replace(sent, is_repeatable=True), decoder_of(RerunPlan)))
 
 
 def _rerun_body(
@@ -372,7 +372,7 @@ def items(
     engine: CallEngine, run_id: str, step_id: str, *, status: StepStatus | str | None = None
 ) -> Feed[ItemRow]:
     """The items of a for-each step in the order of its list, page after page as they are needed."""
-    path = f"{run_path(run_id)}/steps/{quoted_part(step_id, 'step_id')}/items"
+    path = f"{run_path(run_id)}/steps/{quoted_segment(step_id, 'step_id')}/items"
     query = {"status": status, "limit": 1000}
     return _rows(engine, "items", path, query, ItemList, lambda page: page.items)
 
@@ -392,7 +392,7 @@ def approve(
     data: Any = None,  # noqa: ANN401 - any JSON value
 ) -> Op[Change]:
     """Approve a step that waits for a decision. Raises ``Conflict`` if it was rejected before."""
-    return (yield from _decide(engine, "approve", run_id, step_id, comment, data))
+    return _decide(engine, "approve", run_id, step_id, comment, data)
 
 
 def reject(
@@ -404,7 +404,7 @@ def reject(
     data: Any = None,  # noqa: ANN401 - any JSON value
 ) -> Op[Change]:
     """Reject a step that waits for a decision. Raises ``Conflict`` if it was approved before."""
-    return (yield from _decide(engine, "reject", run_id, step_id, comment, data))
+    return _decide(engine, "reject", run_id, step_id, comment, data)
 
 
 def _decide(
@@ -415,13 +415,13 @@ def _decide(
     comment: str | None,
     data: Any,  # noqa: ANN401 - any JSON value
 ) -> Op[Change]:
-    path = f"{run_path(run_id)}/steps/{quoted_part(step_id, 'step_id')}/{verb}"
+    path = f"{run_path(run_id)}/steps/{quoted_segment(step_id, 'step_id')}/{verb}"
     # Repeatable without a key: the same decision a second time changes nothing.
     body: JsonObject = {"comment": comment}
     if data is not None:
         body["data"] = data
-    sent = posting(engine, verb, path, body)
-    return (yield from engine.ask(ApiCall(replace(sent, is_repeatable=True), reader(Change))))
+    sent = post_request(engine, verb, path, body)
+    return engine.ask(ApiCall(replace(sent, is_repeatable=True), decoder_of(Change)))
 
 
 # ── Bulk actions ─────────────────────────────────────────────────────────────────────────────────
@@ -447,8 +447,10 @@ def start_bulk(  # noqa: PLR0913 - one for each filter
     """
     chosen = _selection(workflow_id, status, labels, since, until, rerun_of)
     body: JsonObject = {"action": action, "filter": _given(chosen), "rate_per_s": rate_per_s}
-    sent = keyed(posting(engine, "start_bulk", "/v1/bulk", body), key_or_own(idempotency_key))
-    return (yield from engine.ask(ApiCall(sent, reader(BulkView))))
+    sent = with_key(
+        post_request(engine, "start_bulk", "/v1/bulk", body), key_or_random(idempotency_key)
+    )
+    return engine.ask(ApiCall(sent, decoder_of(BulkView)))
 
 
 def plan_bulk(  # noqa: PLR0913 - one for each filter
@@ -465,8 +467,8 @@ def plan_bulk(  # noqa: PLR0913 - one for each filter
     """How many runs of each tenant ``start_bulk`` would act on. Changes nothing."""
     chosen = _selection(workflow_id, status, labels, since, until, rerun_of)
     body: JsonObject = {"action": action, "filter": _given(chosen), "dry_run": True}
-    sent = replace(posting(engine, "plan_bulk", "/v1/bulk", body), is_repeatable=True)
-    return (yield from engine.ask(ApiCall(sent, reader(BulkPreview))))
+    sent = replace(post_request(engine, "plan_bulk", "/v1/bulk", body), is_repeatable=True)
+    return engine.ask(ApiCall(sent, decoder_of(BulkPreview)))
 
 
 def _given(chosen: Mapping[str, Any]) -> JsonObject:
@@ -475,13 +477,13 @@ def _given(chosen: Mapping[str, Any]) -> JsonObject:
 
 def get_bulk(engine: CallEngine, bulk_id: str) -> Op[BulkView]:
     """A bulk action and its progress."""
-    return (yield from engine.ask(getting(engine, "get_bulk", _bulk_path(bulk_id), BulkView)))
+    return engine.ask(get_call(engine, "get_bulk", _bulk_path(bulk_id), BulkView))
 
 
 def stop_bulk(engine: CallEngine, bulk_id: str) -> Op[BulkView]:
     """Stop a bulk action: no further run is acted on. Stopping it twice changes nothing."""
     sent = request_to(engine, "stop_bulk", "DELETE", _bulk_path(bulk_id))
-    return (yield from engine.ask(ApiCall(replace(sent, is_repeatable=True), reader(BulkView))))
+    return engine.ask(ApiCall(replace(sent, is_repeatable=True), decoder_of(BulkView)))
 
 
 def bulks(engine: CallEngine) -> Feed[BulkView]:
@@ -490,7 +492,7 @@ def bulks(engine: CallEngine) -> Feed[BulkView]:
 
 
 def _bulk_path(bulk_id: str) -> str:
-    return f"/v1/bulk/{quoted_part(bulk_id, 'bulk_id')}"
+    return f"/v1/bulk/{quoted_segment(bulk_id, 'bulk_id')}"
 
 
 # ── Topic limits ─────────────────────────────────────────────────────────────────────────────────
@@ -508,19 +510,19 @@ def set_limit(
     """Store a topic limit, or replace it: ``max_running``, ``rate_per_s``, or both."""
     given = {"per": per, "max_running": max_running, "rate_per_s": rate_per_s}
     body = encoded({"topics": [*topics], **_given(given)})
-    sent = carrying(request_to(engine, "set_limit", "PUT", _limit_path(limit_id)), body)
-    return (yield from engine.ask(ApiCall(sent, reader(LimitView))))
+    sent = with_body(request_to(engine, "set_limit", "PUT", _limit_path(limit_id)), body)
+    return engine.ask(ApiCall(sent, decoder_of(LimitView)))
 
 
 def get_limit(engine: CallEngine, limit_id: str) -> Op[LimitView]:
     """A topic limit, and how much of it is in use."""
-    return (yield from engine.ask(getting(engine, "get_limit", _limit_path(limit_id), LimitView)))
+    return engine.ask(get_call(engine, "get_limit", _limit_path(limit_id), LimitView))
 
 
 def delete_limit(engine: CallEngine, limit_id: str) -> Op[LimitView]:
     """Delete a topic limit: jobs that it held back can be leased at once."""
     sent = request_to(engine, "delete_limit", "DELETE", _limit_path(limit_id))
-    return (yield from engine.ask(ApiCall(sent, reader(LimitView))))
+    return engine.ask(ApiCall(sent, decoder_of(LimitView)))
 
 
 def limits(engine: CallEngine) -> Feed[LimitView]:
@@ -529,7 +531,7 @@ def limits(engine: CallEngine) -> Feed[LimitView]:
 
 
 def _limit_path(limit_id: str) -> str:
-    return f"/v1/admin/limits/{quoted_part(limit_id, 'limit_id')}"
+    return f"/v1/admin/limits/{quoted_segment(limit_id, 'limit_id')}"
 
 
 # ── Jobs without a workflow ──────────────────────────────────────────────────────────────────────
@@ -544,14 +546,16 @@ def submit_job(
 ) -> Op[SubmitAnswer]:
     """Submit one job without a workflow. It is a run of one step: wait for its ``run_id``."""
     body: JsonObject = {"topic": topic, "input": {} if input is msgspec.UNSET else input}
-    sent = keyed(posting(engine, "submit_job", "/v1/jobs", body), key_or_own(idempotency_key))
-    return (yield from engine.ask(ApiCall(sent, reader(SubmitAnswer))))
+    sent = with_key(
+        post_request(engine, "submit_job", "/v1/jobs", body), key_or_random(idempotency_key)
+    )
+    return engine.ask(ApiCall(sent, decoder_of(SubmitAnswer)))
 
 
 def get_job(engine: CallEngine, job_id: str) -> Op[JobAnswer]:
     """A job as it is now, of a workflow's step or submitted without a workflow."""
-    path = f"/v1/jobs/{quoted_part(job_id, 'job_id')}"
-    return (yield from engine.ask(getting(engine, "job", path, JobAnswer)))
+    path = f"/v1/jobs/{quoted_segment(job_id, 'job_id')}"
+    return engine.ask(get_call(engine, "job", path, JobAnswer))
 
 
 # ── Workflows ────────────────────────────────────────────────────────────────────────────────────
@@ -576,8 +580,8 @@ def apply_workflow(
     if not name:
         raise ValueError("the definition has no id: give it one, or pass workflow_id=")
     path = _workflow_path(name, shared=shared)
-    sent = carrying(request_to(engine, "apply_workflow", "PUT", path), body, media)
-    return (yield from engine.ask(ApiCall(sent, reader(ApplyAnswer))))
+    sent = with_body(request_to(engine, "apply_workflow", "PUT", path), body, media)
+    return engine.ask(ApiCall(sent, decoder_of(ApplyAnswer)))
 
 
 def get_workflow(
@@ -588,7 +592,7 @@ def get_workflow(
     ``shared``: the shared workflow, also if the tenant has its own; the newest, if none is named.
     """
     path = _workflow_path(workflow_id, shared=shared) + query_of({"version": version})
-    return (yield from engine.ask(getting(engine, "workflow", path, WorkflowView)))
+    return engine.ask(get_call(engine, "workflow", path, WorkflowView))
 
 
 def list_workflows(
@@ -596,7 +600,7 @@ def list_workflows(
 ) -> Op[WorkflowList]:
     """One page of the tenant's workflows, own and shared, or of all shared ones, by id."""
     path = _workflows_path(shared=shared) + query_of({"limit": limit, "cursor": cursor})
-    return (yield from engine.ask(getting(engine, "workflows", path, WorkflowList)))
+    return engine.ask(get_call(engine, "workflows", path, WorkflowList))
 
 
 def workflow_usage(
@@ -605,7 +609,7 @@ def workflow_usage(
     """One page of what each tenant runs under the id of a shared workflow, by tenant."""
     query = query_of({"limit": limit, "cursor": cursor})
     path = f"{_workflow_path(workflow_id, shared=True)}/usage{query}"
-    return (yield from engine.ask(getting(engine, "workflow_usage", path, WorkflowUseList)))
+    return engine.ask(get_call(engine, "workflow_usage", path, WorkflowUseList))
 
 
 def _workflows_path(*, shared: bool) -> str:
@@ -613,7 +617,7 @@ def _workflows_path(*, shared: bool) -> str:
 
 
 def _workflow_path(workflow_id: str, *, shared: bool) -> str:
-    return f"{_workflows_path(shared=shared)}/{quoted_part(workflow_id, 'workflow_id')}"
+    return f"{_workflows_path(shared=shared)}/{quoted_segment(workflow_id, 'workflow_id')}"
 
 
 # ── Anything else ────────────────────────────────────────────────────────────────────────────────
@@ -634,10 +638,10 @@ def request(
     """
     sent = request_to(engine, f"{method} {path}", method, path + query_of(query or {}))
     if body is not None:
-        sent = carrying(sent, encoded(body))
+        sent = with_body(sent, encoded(body))
     if idempotency_key is not None:
-        sent = keyed(sent, key_or_own(idempotency_key))
-    return (yield from engine.ask(ApiCall(sent, any_json)))
+        sent = with_key(sent, key_or_random(idempotency_key))
+    return engine.ask(ApiCall(sent, any_json))
 
 
 def _media_and_id(text: str) -> tuple[str, str]:

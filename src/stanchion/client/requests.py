@@ -39,26 +39,26 @@ def request_to(engine: CallEngine, name: str, method: str, path: str) -> Request
     )
 
 
-def carrying(request: Request, body: bytes, media: str = JSON) -> Request:
+def with_body(request: Request, body: bytes, media: str = JSON) -> Request:
     """The request with a body."""
     headers = (*request.headers, ("Content-Type", media))
     return replace(request, headers=headers, body=body)
 
 
-def keyed(request: Request, key: str) -> Request:
+def with_key(request: Request, key: str) -> Request:
     """The request with an idempotency key: it may be sent twice."""
     headers = (*request.headers, ("Idempotency-Key", key))
     return replace(request, headers=headers, is_repeatable=True)
 
 
-def getting(engine: CallEngine, name: str, path: str, kind: type[T]) -> ApiCall[T]:
+def get_call(engine: CallEngine, name: str, path: str, kind: type[T]) -> ApiCall[T]:
     """A GET whose response is decoded as ``kind``."""
-    return ApiCall(request_to(engine, name, "GET", path), reader(kind))
+    return ApiCall(request_to(engine, name, "GET", path), decoder_of(kind))
 
 
-def posting(engine: CallEngine, name: str, path: str, body: JsonObject) -> Request:
+def post_request(engine: CallEngine, name: str, path: str, body: JsonObject) -> Request:
     """A POST with a JSON body. It is not repeatable unless the caller marks it so."""
-    return carrying(request_to(engine, name, "POST", path), encoded(body))
+    return with_body(request_to(engine, name, "POST", path), encoded(body))
 
 
 def _mapping(value: object) -> dict[object, object]:
@@ -92,7 +92,7 @@ def _is_finite(value: object) -> bool:
             return True
 
 
-def quoted_part(text: str, name: str) -> str:
+def quoted_segment(text: str, name: str) -> str:
     """One segment of a path."""
     # Empty, `.` and `..` would silently name another resource than was meant.
     if text in {"", ".", ".."}:
@@ -102,7 +102,7 @@ def quoted_part(text: str, name: str) -> str:
 
 def run_path(run_id: str) -> str:
     """The path of a run."""
-    return f"/v1/runs/{quoted_part(run_id, 'run_id')}"
+    return f"/v1/runs/{quoted_segment(run_id, 'run_id')}"
 
 
 def query_of(members: Mapping[str, str | int | Sequence[str] | None]) -> str:
@@ -111,7 +111,7 @@ def query_of(members: Mapping[str, str | int | Sequence[str] | None]) -> str:
     return f"?{urlencode(given, doseq=True)}" if given else ""
 
 
-def key_or_own(given: str | None) -> str:
+def key_or_random(given: str | None) -> str:
     """The caller's idempotency key, checked, or a random one."""
     if given is None:
         return os.urandom(16).hex()
@@ -120,7 +120,7 @@ def key_or_own(given: str | None) -> str:
     return given
 
 
-def reader(kind: type[T]) -> Callable[[HttpReply], T]:
+def decoder_of(kind: type[T]) -> Callable[[HttpReply], T]:
     """A decoder for responses of this kind."""
 
     def read(reply: HttpReply) -> T:

@@ -13,8 +13,7 @@ from stanchion import telemetry
 from stanchion.core.lease import FenceCause, Moment
 from stanchion.core.retry import Exponential, backoff_ms, honour_retry_after
 from stanchion.wire.worker import JobError, JobResult, LeaseAnswer, LeasedJob
-from stanchion.worker import events as told
-from stanchion.worker import results
+from stanchion.worker import events, results
 from stanchion.worker.errors import WorkerRefused, stop_error
 from stanchion.worker.events import Hook, log_event
 from stanchion.worker.job import job_of
@@ -143,7 +142,7 @@ class WorkerLoop:
             match answer:
                 case ServerAnswered(value):
                     if failures:
-                        self._tell(told.ServerBack())
+                        self._tell(events.ServerBack())
                     failures = 0
                     self._begin_all(value, asked_at)
                     was_quick = not value.jobs and self._is_quick(asked_at)
@@ -153,7 +152,7 @@ class WorkerLoop:
                 case ServerUnreachable(error, retry_after_ms):
                     failures += 1
                     if failures == 1:
-                        self._tell(told.ServerAway(error=error))
+                        self._tell(events.ServerAway(error=error))
                     await self._pause(BACKOFF, failures, retry_after_ms)
                 case ServerRefused(status, code, detail):
                     self._refuse(WorkerRefused(status, code, detail))
@@ -231,7 +230,7 @@ class WorkerLoop:
         self._reporter.report(held, result)
         took_ms = self._clock.moment() - began
         self._tell(
-            told.JobEnded(
+            events.JobEnded(
                 job_id=leased.job_id, topic=leased.topic, status=result.status, took_ms=took_ms
             )
         )
@@ -346,10 +345,10 @@ class WorkerLoop:
 
 def _stopped(
     leased: LeasedJob, cause: FenceCause | None, stalled_ms: int
-) -> told.JobAbandoned | told.JobCancelled:
+) -> events.JobAbandoned | events.JobCancelled:
     if cause is FenceCause.CANCELLED:
-        return told.JobCancelled(job_id=leased.job_id, topic=leased.topic)
-    return told.JobAbandoned(
+        return events.JobCancelled(job_id=leased.job_id, topic=leased.topic)
+    return events.JobAbandoned(
         job_id=leased.job_id, topic=leased.topic, cause=cause or "shutdown", stalled_ms=stalled_ms
     )
 

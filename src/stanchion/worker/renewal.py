@@ -20,7 +20,7 @@ from stanchion.core import lease as rules
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import JOB_POLICY, FenceCause, Holding, Moment, Trust, job_terms_for
 from stanchion.wire.worker import LeasedJob, LeaseRef, RenewAnswer
-from stanchion.worker import events as told
+from stanchion.worker import events
 from stanchion.worker.events import Hook
 from stanchion.worker.server import ServerAnswered, ServerRefused, ServerUnreachable, WorkerApi
 
@@ -212,7 +212,7 @@ class LeaseRenewer:
         if now - self._wake_at >= _LATE_MS:
             self._stalled_ms, self._stall_ended_at = now - self._wake_at, now
         if now - self._wake_at > _STALL_MS:
-            self._tell(told.LoopStalled(stalled_ms=now - self._wake_at))
+            self._tell(events.LoopStalled(stalled_ms=now - self._wake_at))
         due: list[HeldJob] = []
         near: list[HeldJob] = []
         news: list[HeldJob] = []
@@ -311,7 +311,7 @@ class LeaseRenewer:
                     if is_due:
                         self._failed(held, sample)
                 left_ms = min(held.trusted_for_ms for held in batch)
-                self._tell(told.RenewalFailed(leases=len(batch), error=error, left_ms=left_ms))
+                self._tell(events.RenewalFailed(leases=len(batch), error=error, left_ms=left_ms))
             case _:
                 assert_never(answer)
         self._plan()

@@ -21,7 +21,7 @@ from stanchion.core.json_value import JsonValue
 from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX, JSON_DEPTH_MAX, RESULT_BYTES_MAX
 from stanchion.core.retry import Exponential, backoff_ms, honour_retry_after
 from stanchion.wire.worker import JobError, JobResult, ResultsAnswer
-from stanchion.worker import events as told
+from stanchion.worker import events
 from stanchion.worker.errors import JobFailed, WorkerRefused
 from stanchion.worker.events import Hook
 from stanchion.worker.renewal import HeldJob, LeaseRenewer, WorkerClock
@@ -198,8 +198,8 @@ class Reporter:
         self._flying = 0
         self._failures = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._all_told = asyncio.Event()
-        self._all_told.set()
+        self._all_settled = asyncio.Event()
+        self._all_settled.set()
 
     @property
     def unsettled(self) -> int:
@@ -208,13 +208,13 @@ class Reporter:
 
     def report(self, held: HeldJob, result: JobResult) -> None:
         """Send it, soon and until it is settled."""
-        self._all_told.clear()
+        self._all_settled.clear()
         self._put(_Report(held, result, _size_of(result)))
         self._flush_in(GATHER_S)
 
     async def finish(self) -> None:
         """Wait until everything is settled."""
-        await self._all_told.wait()
+        await self._all_settled.wait()
 
     async def close(self) -> None:
         """Give up what is not settled."""
@@ -259,7 +259,7 @@ class Reporter:
         if self._waiting:
             self._flush_in(GATHER_S)
         elif not self._flying:
-            self._all_told.set()
+            self._all_settled.set()
         self._on_settled()
 
     def _take(self) -> list[_Report]:
@@ -304,7 +304,7 @@ class Reporter:
                 self._renewer.let_go(report.held)
             elif job_id in rejected:
                 self._renewer.let_go(report.held)
-                self._tell(told.ResultRejected(job_id=job_id, code=rejected[job_id]))
+                self._tell(events.ResultRejected(job_id=job_id, code=rejected[job_id]))
             else:
                 self._keep_trying(report, "the server's answer does not mention it")
 
@@ -346,7 +346,7 @@ class Reporter:
 
     def _drop(self, report: _Report, reason: str) -> None:
         self._renewer.let_go(report.held)
-        self._tell(told.ResultDropped(job_id=report.result.job_id, reason=reason))
+        self._tell(events.ResultDropped(job_id=report.result.job_id, reason=reason))
 
 
 def _instead_of(report: _Report, refusal: ServerRefused) -> _Report:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 from stanchion import telemetry
-from stanchion.worker import events as told
+from stanchion.worker import events
 from stanchion.worker.events import Hook, WorkerEvent, log_event, show_lines
 from stanchion.worker.job import Job
 from stanchion.worker.loop import LoopOptions, WorkerLoop
@@ -166,7 +166,7 @@ class Worker:
 
     def _tell(self, event: WorkerEvent) -> None:
         self.counts[type(event).__name__] += 1
-        told.log(event)
+        events.log(event)
         if self._on_event is None:
             return
         try:
