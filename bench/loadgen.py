@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import sys
 import time
 from collections import Counter
@@ -40,6 +41,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """A new connection for every request."""
     tenants: int = 0
     """Given: requests are those of so many tenants in turn, ``tenant-0`` and so on."""
+    keys: bool = False
+    """Whether every request has an idempotency key of its own, as those of our clients."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +114,12 @@ async def run(load: Load) -> Seen:
 
 
 def _requests(load: Load) -> Iterator[bytes]:
+    if load.keys:
+        mark, salt = "<key>", secrets.token_hex(6)
+        headers = {**load.headers, "idempotency-key": mark}
+        whole = as_bytes(load.method, load.url, load.body, headers)
+        head, _, tail = whole.partition(mark.encode())
+        return (head + f"{salt}-{each}".encode() + tail for each in itertools.count())
     if not load.tenants:
         return itertools.repeat(as_bytes(load.method, load.url, load.body, load.headers))
     named = [{**load.headers, **each} for each in tenants_in_turn(load.tenants)]

@@ -2,7 +2,8 @@
 
 ``atomic`` decides in one store operation; under ``lock`` callers first poll a lock every 10 ms.
 Both are measured alternately, each time with a new tenant. Then refusals are timed: of a thousand
-callers that each send one start at the same moment, over new and over kept connections; and,
+callers that each send one start at the same moment, over new and over kept connections, without and
+with an idempotency key each; and,
 without a promise, of a thousand callers that never pause, as no client that honours ``Retry-After``
 would. The baseline is a bare endpoint with a thousand concurrent callers on the same machine.
 
@@ -105,17 +106,25 @@ def _burst(site: Site, tenant: str, admission: object = None) -> Seen:
 def _refusals(name: str, site: Site, echo: str, pace: Pace) -> list[Row]:
     site.prepare({"one-job": ONE_JOB}, tenant="full", cap=CAP)
     send(_asking(site.url, "full", requests_max=CAP))
-    fresh, kept, bare, unending = [], [], [], []
+    fresh, kept, keyed, bare, unending = [], [], [], [], []
     for _ in range(pace.rounds):
         fresh.append(send(_asking(site.url, "full", requests_max=CALLERS, fresh=True)))
         kept.append(send(_asking(site.url, "full", requests_max=CALLERS)))
+        keyed.append(send(_asking(site.url, "full", requests_max=CALLERS, keys=True)))
         bare.append(send(_asking(echo, "full", requests_max=CALLERS)))
         unending.append(send(_asking(site.url, "full", seconds=pace.seconds)))
     label = f"p99 of a refusal on {name}, {CALLERS:,}"
-    beside = f"{_noted(kept)}; a bare echo {_p99(bare):.0f} ms"
+    echoed = f"a bare echo {_p99(bare):.0f} ms"
     return [
         below(f"{label} new connections", _p99(fresh), "ms", 400, _noted(fresh)),
-        below(f"{label} kept connections", _p99(kept), "ms", 150, beside),
+        below(f"{label} kept connections", _p99(kept), "ms", 150, f"{_noted(kept)}; {echoed}"),
+        below(
+            f"{label} kept connections with keys",
+            _p99(keyed),
+            "ms",
+            150,
+            f"{_noted(keyed)}; {echoed}",
+        ),
         recorded(f"{label} callers without a pause", _p99(unending), "ms", _noted(unending)),
     ]
 
@@ -155,6 +164,7 @@ def _asking(
     seconds: float = 5.0,
     requests_max: int = 10_000_000,
     fresh: bool = False,
+    keys: bool = False,
 ) -> Load:
     return Load(
         url=url + PATH,
@@ -164,6 +174,7 @@ def _asking(
         seconds=seconds,
         requests_max=requests_max,
         fresh=fresh,
+        keys=keys,
     )
 
 

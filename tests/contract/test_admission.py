@@ -11,18 +11,24 @@ from msgspec.structs import replace
 from stanchion.core.admission import (
     Admitted,
     Full,
+    NoQueue,
+    Queued,
+    QueueFull,
     RateExceeded,
+    Refused,
     StaleDefinition,
     TickTaken,
     TooLate,
     Verdict,
 )
+from stanchion.core.budget import BudgetLimit, BudgetWindow, OverBudget
 from stanchion.core.events import Timer, TimerKind
-from stanchion.core.model import Instant, RunStatus, TenantId, WorkflowId
+from stanchion.core.model import Instant, RunStatus, TenantId, WorkflowId, shared_name
+from stanchion.core.queue import OnFull, QueueRequest
 from stanchion.core.schedule import TickMark
 from stanchion.core.transition import SetTimer, StopRun
 from stanchion.ports.errors import BackendTimeout
-from stanchion.ports.records import Admission, JobState, Tenant
+from stanchion.ports.records import Admission, JobState, StartTerms, Tenant
 from stanchion.ports.store import Store
 from tests.contract.builders import (
     ACME,
@@ -412,3 +418,80 @@ async def test_a_refused_tick_leaves_the_mark_as_it_was(store: Store) -> None:
     assert await store.admit(wanted, within_ms=WITHIN_MS) == Admitted(wanted.run.id)
     # The same request again is the same run.
     assert await store.admit(wanted, within_ms=WITHIN_MS) == Admitted(wanted.run.id)
+
+
+# ── Checks without an admission ──────────────────────────────────────────────────────────────────
+
+_TOKENS = {"tokens": BudgetLimit(10, BudgetWindow.TOTAL)}
+_CHECKS: dict[str, tuple[Tenant, StartTerms, Refused | None]] = {
+    "free": (Tenant(max_concurrent_runs=2), StartTerms(), None),
+    "uncapped": (Tenant(max_concurrent_runs=None), StartTerms(), None),
+    "full": (Tenant(max_concurrent_runs=1), StartTerms(), Full(1, 1)),
+    "above": (Tenant(max_concurrent_runs=0), StartTerms(), Full(0, 1)),
+    "stale": (
+        Tenant(max_concurrent_runs=1),
+        StartTerms({WorkflowId("one-job"): 7}),
+        StaleDefinition(),
+    ),
+    "over-budget": (
+        Tenant(max_concurrent_runs=1, budgets=_TOKENS),
+        StartTerms(budget={"tokens": 11}),
+        OverBudget("tokens", 10, 0, 0, None, 11),
+    ),
+    "in-budget": (
+        Tenant(max_concurrent_runs=1, budgets=_TOKENS),
+        StartTerms(budget={"tokens": 10}),
+        Full(1, 1),
+    ),
+    "queued": (Tenant(max_concurrent_runs=1, on_full=OnFull.QUEUE), StartTerms(), None),
+    "queue-full": (
+        Tenant(max_concurrent_runs=1, on_full=OnFull.QUEUE, queue_max=1),
+        StartTerms(),
+        QueueFull(1, 1, 1),
+    ),
+    "rejects": (
+        Tenant(max_concurrent_runs=1, on_full=OnFull.QUEUE),
+        StartTerms(on_full=OnFull.REJECT),
+        Full(1, 1),
+    ),
+    "no-queue": (Tenant(), StartTerms(on_full=OnFull.QUEUE), NoQueue()),
+}
+"""By tenant, which has one run: its configuration, the terms of a start, and its refusal."""
+
+
+async def test_a_check_tells_what_an_admission_would_and_changes_nothing(store: Store) -> None:
+    for name, (config, terms, refused) in _CHECKS.items():
+        tenant = TenantId(name)
+        await start(store, tenant=tenant)
+        await store.put_tenant(tenant, config)
+        if config.queue_max == 1:
+            waiting = admission(await store.now(), tenant=tenant, queue=QueueRequest())
+            assert await store.admit(waiting, within_ms=WITHIN_MS) == Queued(waiting.run.id, 1)
+        # Terms of several starts are checked together, and keys of none are known.
+        checked = await store.check_starts(tenant, [terms, StartTerms(), terms], ["new"])
+        assert checked.refused[::2] == (refused, refused), name
+        assert len(checked.refused) == 3
+        assert checked.known == {}
+        assert await store.active_runs(tenant) == 1
+        assert await store.queued_runs(tenant) == int(config.queue_max == 1)
+        wanted = admission(
+            await store.now(),
+            tenant=tenant,
+            definitions=terms.definitions,
+            queue=QueueRequest(on_full=terms.on_full),
+        )
+        verdict = await store.admit(replace(wanted, budget=terms.budget), within_ms=WITHIN_MS)
+        assert (None if isinstance(verdict, Admitted | Queued) else verdict) == refused, name
+
+
+async def test_a_check_compares_shared_versions_and_pins(store: Store) -> None:
+    first, second = (StartTerms({shared_name(WorkflowId("one-job")): each}) for each in (1, 2))
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=0))
+    for timeout_s in (1.0, 2.0):
+        await store.put_shared_workflow(replace(workflow("one-job"), timeout_s=timeout_s))
+    checked = await store.check_starts(ACME, [first, second], [])
+    assert checked.refused == (StaleDefinition(), Full(0, 0))
+    pins = {WorkflowId("one-job"): 1}
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=0, workflows=pins))
+    checked = await store.check_starts(ACME, [first, second], [])
+    assert checked.refused == (Full(0, 0), StaleDefinition())

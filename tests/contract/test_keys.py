@@ -5,9 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from stanchion.core.admission import Admitted, Full, Mismatch, Replayed, StaleDefinition
+from stanchion.core.admission import (
+    Admitted,
+    Full,
+    Mismatch,
+    Replayed,
+    StaleDefinition,
+    judge_key,
+)
 from stanchion.core.model import WorkflowId
-from stanchion.ports.records import Tenant
+from stanchion.ports.records import StartTerms, Tenant
 from stanchion.ports.store import Store
 from tests.contract.builders import (
     ACME,
@@ -175,3 +182,21 @@ async def test_a_key_with_odd_characters_is_a_key_like_any_other(store: Store) -
     run_id = await start(store, key=odd)
     again = admission(await store.now(), key=odd)
     assert await store.admit(again, within_ms=WITHIN_MS) == Replayed(run_id)
+
+
+async def test_many_keys_are_looked_up_together_while_the_tenant_is_full(harness: Harness) -> None:
+    store = await harness.open_store(key_ttl_ms=harness.short_ms)
+    odd = "a:b{c}d e\n*?[]\\ü€"
+    await cancel(store, await start(store, key="aged"))
+    await start(store, tenant=GLOBEX, key="of another")
+    await harness.pass_time(harness.short_ms)
+    mine = {key: await start(store, key=key) for key in ("k", odd)}
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=1))
+    asked = ["aged", "of another", *(f"new {each}" for each in range(2_500)), "k", odd, "k"]
+    checked = await store.check_starts(ACME, [StartTerms()], asked)
+    assert checked.refused == (Full(1, 2),)
+    assert {key: record.run_id for key, record in checked.known.items()} == mine
+    (mark,) = {record.fingerprint for record in checked.known.values()}
+    assert judge_key(checked.known["k"], mark) == Replayed(mine["k"])
+    assert judge_key(checked.known["k"], "other") == Mismatch()
+    assert mark == admission(await store.now()).fingerprint

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Sequence
 
-import pytest
-
-from stanchion.core.admission import Full
-from stanchion.core.model import TenantId
+from stanchion.core.admission import Full, KeyRecord
+from stanchion.core.model import RunId, TenantId, WorkflowId
 from stanchion.core.queue import ANY_PLACE, OnFull, QueueRequest
-from stanchion.services.gate_answers import GateFailed, GateFull, QueueOff, RunStarted
-from stanchion.services.limiter import FULL_TENANTS_MAX, RefusalQuery, SharedRefusals
+from stanchion.ports.records import StartsChecked, StartTerms
+from stanchion.services.gate_answers import GateFailed, GateFull, KeyMismatch, QueueOff, RunStarted
+from stanchion.services.limiter import (
+    CHECKED_MAX,
+    FULL_TENANTS_MAX,
+    SharedChecks,
+    StartFound,
+)
 from tests.services.faulty_locks import Fault
 from tests.services.gatehouse import ACME, Gatehouse, House, tally, virtual
 
 FULL = Full(2, 2)
+TERMS = StartTerms({WorkflowId("plain"): 1})
 
 
 async def full_house(gates: Gatehouse, strategy: str = "atomic") -> House:
@@ -34,8 +40,9 @@ async def test_a_thousand_callers_of_a_full_tenant_ask_a_few_questions(gates: Ga
     answers = await asyncio.gather(*(house.start() for _ in range(1_000)))
     assert all(isinstance(answer, GateFull) for answer in answers)
     assert {(full.limit, full.active) for full in answers if isinstance(full, GateFull)} == {(2, 2)}
-    # The first is asked for itself, the second for all who came meanwhile.
-    assert house.store.calls["admit"] == 2
+    # The first asks for itself, and one question is asked for all who came meanwhile.
+    assert house.store.calls["admit"] == 1
+    assert house.store.calls["check_starts"] <= 3
     told = {full.retry_after_ms for full in answers if isinstance(full, GateFull)}
     assert len(told) > 100
     counted = house.metric(
@@ -68,17 +75,23 @@ async def test_whoever_comes_after_a_slot_was_given_back_gets_it(gates: Gatehous
 
 
 @virtual
-async def test_a_key_is_asked_for_by_whoever_has_it(gates: Gatehouse) -> None:
+async def test_a_known_key_is_replayed_among_a_thousand_new_ones(gates: Gatehouse) -> None:
     await gates.define(2)
     house = gates.add()
     mine = await house.started(key="mine")
     await house.started()
     await house.start()
-    asking = asyncio.gather(*(house.start() for _ in range(10)))
-    replay = await house.start(key="mine")
+    house.store.calls.clear()
+    asking = asyncio.gather(*(house.start(key=f"new-{each}") for each in range(1_000)))
+    replay, other = await asyncio.gather(
+        house.start(key="mine"), house.start(key="mine", given={"n": "other"})
+    )
     assert isinstance(replay, RunStarted)
     assert (replay.run_id, replay.replayed) == (mine, True)
-    assert tally(await asking) == {"full": 10}
+    assert isinstance(other, KeyMismatch)
+    assert tally(await asking) == {"full": 1_000}
+    assert house.store.calls["admit"] == 1
+    assert house.store.calls["check_starts"] <= 3
 
 
 @virtual
@@ -91,12 +104,12 @@ async def test_under_the_lock_everybody_asks(gates: Gatehouse) -> None:
 @virtual
 async def test_an_answer_that_fails_is_not_shared(gates: Gatehouse) -> None:
     house = await full_house(gates)
-    house.store.script("admit", Fault.NONE, Fault.ERROR)
+    house.store.script("admit", Fault.ERROR)
+    house.store.script("check_starts", Fault.ERROR)
     answers = await asyncio.gather(*(house.start() for _ in range(10)))
     failed = [answer for answer in answers if isinstance(answer, GateFailed)]
     assert len(failed) == 1
     assert sum(isinstance(answer, GateFull) for answer in answers) == 9
-    assert house.store.calls["admit"] == 3
 
 
 @virtual
@@ -122,57 +135,113 @@ async def test_a_silent_store_holds_nobody_longer_than_the_budget(gates: Gatehou
     assert isinstance(await house.start(), GateFull)
 
 
-# ── The room before a tenant ─────────────────────────────────────────────────────────────────────
+# ── Checks of one tenant ─────────────────────────────────────────────────────────────────────────
+
+
+class Checked:
+    """A store that checks starts when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[StartTerms], list[str]]] = []
+        self.answers: asyncio.Queue[StartsChecked | None] = asyncio.Queue()
+        self.checks = SharedChecks(self.check)
+        self.checks.heard(ACME, is_full=True)
+
+    async def check(
+        self, _tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
+    ) -> StartsChecked | None:
+        self.asked.append(([*terms], [*keys]))
+        return await self.answers.get()
+
+    async def callers(self, *keys: str | None) -> list[asyncio.Task[StartFound | None]]:
+        tasks = [asyncio.create_task(self.checks.check(ACME, TERMS, key)) for key in keys]
+        await turns(3)
+        return tasks
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def test_nobody_waits_before_a_tenant_that_is_not_known_to_be_full() -> None:
-    fullness = SharedRefusals()
-    assert await fullness.enter(ACME) is None
-    fullness.heard(ACME, FULL)
-    assert fullness.is_full(ACME)
-    fullness.heard(ACME, None)
-    assert await fullness.enter(ACME) is None
+    store = Checked()
+    assert store.checks.is_full(ACME)
+    store.checks.heard(ACME, is_full=False)
+    assert not store.checks.is_full(ACME)
+    assert await store.checks.check(ACME, TERMS, None) is None
+    assert store.asked == []
 
 
-async def test_those_who_come_while_it_is_asked_wait_for_the_next_question() -> None:
-    fullness = SharedRefusals()
-    fullness.heard(ACME, FULL)
-    first = await fullness.enter(ACME)
-    assert isinstance(first, RefusalQuery)
-    late = [asyncio.create_task(fullness.enter(ACME)) for _ in range(3)]
-    await asyncio.sleep(0)
-    fullness.close(first, FULL)
-    second = await late[0]
-    assert isinstance(second, RefusalQuery)
-    later = asyncio.create_task(fullness.enter(ACME))
-    await asyncio.sleep(0)
-    assert not any(task.done() for task in (*late[1:], later))
-    fullness.close(second, Full(2, 3))
-    assert await late[1] == await late[2] == Full(2, 3)
-    assert isinstance(await later, RefusalQuery)
+async def test_those_who_come_while_it_is_asked_share_the_next_question() -> None:
+    store = Checked()
+    early = await store.callers("a", "a", None)
+    assert store.asked == [([TERMS], ["a"])]
+    late = await store.callers("b", "known")
+    assert len(store.asked) == 1
+    store.answers.put_nowait(StartsChecked((FULL,)))
+    assert await asyncio.gather(*early) == [StartFound(None, FULL)] * 3
+    await turns(3)
+    assert store.asked[1:] == [([TERMS], ["b", "known"])]
+    assert not any(task.done() for task in late)
+    record = KeyRecord("mark", RunId("run"))
+    store.answers.put_nowait(StartsChecked((Full(2, 3),), {"known": record}))
+    assert await asyncio.gather(*late) == [
+        StartFound(None, Full(2, 3)),
+        StartFound(record, Full(2, 3)),
+    ]
+    assert not store.checks.is_under_way(ACME)
 
 
-async def test_one_that_leaves_as_it_is_to_ask_leaves_the_question_to_the_next() -> None:
-    fullness = SharedRefusals()
-    fullness.heard(ACME, FULL)
-    first = await fullness.enter(ACME)
-    assert isinstance(first, RefusalQuery)
-    leaving, other = (asyncio.create_task(fullness.enter(ACME)) for _ in range(2))
-    await asyncio.sleep(0)
-    fullness.close(first, FULL)
+async def test_starts_of_different_terms_are_told_their_own_refusal() -> None:
+    store = Checked()
+    other = StartTerms({WorkflowId("other"): 1})
+    asking = [
+        asyncio.create_task(store.checks.check(ACME, each, None)) for each in (TERMS, other, TERMS)
+    ]
+    store.answers.put_nowait(StartsChecked((FULL, None)))
+    found = await asyncio.gather(*asking)
+    assert [each and each.refused for each in found] == [FULL, None, FULL]
+
+
+async def test_one_that_leaves_is_not_asked_for_and_takes_nobody_along() -> None:
+    store = Checked()
+    first = await store.callers("a")
+    leaving, staying = await store.callers("b", "c")
     leaving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await leaving
-    assert isinstance(await other, RefusalQuery)
+    store.answers.put_nowait(StartsChecked((FULL,)))
+    store.answers.put_nowait(StartsChecked((FULL,)))
+    assert await staying == StartFound(None, FULL)
+    assert store.asked[1:] == [([TERMS], ["c"])]
+    assert leaving.cancelled()
+    assert first[0].done()
+
+
+async def test_after_an_admission_or_a_failure_everybody_asks_for_himself() -> None:
+    store = Checked()
+    under_way = await store.callers("a")
+    waiting = await store.callers("b")
+    store.checks.heard(ACME, is_full=False)
+    assert await waiting[0] is None
+    store.answers.put_nowait(None)
+    assert await under_way[0] is None
+
+
+async def test_so_many_are_asked_for_at_once_and_the_rest_after_them() -> None:
+    store = Checked()
+    callers = await store.callers(*(f"key-{each}" for each in range(CHECKED_MAX + 1)))
+    store.answers.put_nowait(StartsChecked((FULL,)))
+    store.answers.put_nowait(StartsChecked((FULL,)))
+    await asyncio.gather(*callers)
+    assert [len(keys) for _, keys in store.asked] == [CHECKED_MAX, 1]
 
 
 async def test_only_so_many_tenants_are_remembered_and_whoever_waits_is_not_forgotten() -> None:
-    fullness = SharedRefusals()
-    fullness.heard(ACME, FULL)
-    assert isinstance(await fullness.enter(ACME), RefusalQuery)
-    waiting = asyncio.create_task(fullness.enter(ACME))
-    await asyncio.sleep(0)
+    store = Checked()
+    await store.callers("a")
+    waiting = await store.callers("b")
     for number in range(FULL_TENANTS_MAX):
-        fullness.heard(TenantId(f"t{number}"), FULL)
-    assert await waiting is None
-    assert not fullness.is_full(ACME)
+        store.checks.heard(TenantId(f"t{number}"), is_full=True)
+    assert await waiting[0] is None
+    assert not store.checks.is_full(ACME)
+    store.answers.put_nowait(None)

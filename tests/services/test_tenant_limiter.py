@@ -95,13 +95,14 @@ async def test_a_thousand_callers_of_a_tenant_nobody_knows_ask_a_few_questions(
 
 
 @virtual
-async def test_a_thousand_callers_with_keys_ask_each_for_himself(gates: Gatehouse) -> None:
+async def test_a_thousand_callers_with_keys_ask_a_few_questions(gates: Gatehouse) -> None:
     await gates.define(2)
     house = gates.add()
     house.store.each_way_s = 0.001
     answers = await asyncio.gather(*(house.start(key=f"key-{each}") for each in range(1_000)))
     assert tally(answers) == {"admitted": 2, "full": 998}
-    assert house.store.calls["admit"] == 1_000
+    assert house.store.calls["admit"] <= AT_ONCE
+    assert house.store.calls["check_starts"] <= 3
 
 
 @virtual

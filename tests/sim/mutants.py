@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -75,9 +75,12 @@ from stanchion.ports.records import (
     RunIndex,
     RunSummary,
     SettleAnswer,
+    StartsChecked,
+    StartTerms,
 )
 from stanchion.services import schedules as schedule_service
 from stanchion.services.bulk import BulkService, NewBulk
+from stanchion.services.limiter import SharedChecks, StartFound
 from stanchion.services.settings import RulesInForce
 from stanchion.sim.bus import BusPort
 from stanchion.sim.replica import Mutant
@@ -293,6 +296,32 @@ class _KeyLater(SimStore):
                 keys = self._state.account(tenant).keys
                 asyncio.get_running_loop().call_later(0.01, keys.setdefault, key, bound)
         return verdict
+
+
+class _NoKeysChecked(SimStore):
+    """Starts of a full tenant are checked without a look at their keys."""
+
+    async def check_starts(
+        self, tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
+    ) -> StartsChecked:
+        return replace(await super().check_starts(tenant, terms, keys), known={})
+
+
+async def _check_once(
+    checks: SharedChecks, tenant: TenantId, terms: StartTerms, key: str | None
+) -> StartFound | None:
+    """A refusal is kept, and told to the callers of the next two seconds."""
+    kept: dict[TenantId, tuple[float, StartFound]] = vars(checks).setdefault("kept", {})
+    told_s, found = kept.get(tenant, (-10.0, None))
+    now_s = asyncio.get_running_loop().time()
+    if found is None or now_s - told_s > 2.0:
+        found = await _check(checks, tenant, terms, key)
+        if found is not None and found.known is None and found.refused is not None:
+            kept[tenant] = (now_s, found)
+    return found
+
+
+_check: Final = SharedChecks.check
 
 
 class _CapRead(SimStore):
@@ -644,6 +673,16 @@ ALL: Final = (
         name="late-admit",
         says="a run is admitted after its caller's deadline",
         store=_LateAdmits,
+    ),
+    Mutant(
+        name="known-key-told-full",
+        says="starts of a full tenant are refused together, also those of known keys",
+        store=_NoKeysChecked,
+    ),
+    Mutant(
+        name="refusal-kept",
+        says="a refusal is told to callers that ask after it",
+        applied=_patched(SharedChecks, "check", _check_once),
     ),
     Mutant(
         name="forget-the-waiter",

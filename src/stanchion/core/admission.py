@@ -37,6 +37,8 @@ __all__ = [
     "Verdict",
     "fingerprint",
     "judge",
+    "judge_key",
+    "refusal",
 ]
 
 
@@ -170,9 +172,7 @@ def judge(facts: Facts) -> Verdict:
     if facts.now > facts.not_after:
         return TooLate()
     if facts.key is not None:
-        if facts.key.fingerprint != facts.fingerprint:
-            return Mismatch()
-        return Replayed(facts.key.run_id)
+        return judge_key(facts.key, facts.fingerprint)
     if facts.tick_is_taken:
         return TickTaken()
     if not facts.definition_is_current:
@@ -186,6 +186,18 @@ def judge(facts: Facts) -> Verdict:
     if facts.rate is not None and facts.rate.spent_until(facts.now) > facts.now:
         return RateExceeded()
     return Admitted(facts.run_id)
+
+
+def refusal(facts: Facts) -> Refused | None:
+    """The refusal of a start with a new key; ``None`` if it would be admitted or queued."""
+    verdict = judge(facts)
+    assert not isinstance(verdict, Replayed), "its key is new"
+    return None if isinstance(verdict, Admitted | Queued) else verdict
+
+
+def judge_key(known: KeyRecord, fingerprint: str) -> Replayed | Mismatch:
+    """Decide on a start whose idempotency key is bound to a run."""
+    return Replayed(known.run_id) if known.fingerprint == fingerprint else Mismatch()
 
 
 def _without_slot(facts: Facts, limit: int) -> Queued | QueueFull | Full:

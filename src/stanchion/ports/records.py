@@ -8,6 +8,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from stanchion.core.admission import KeyRecord, Refused
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import BudgetLimit
 from stanchion.core.commit import (
@@ -91,6 +92,8 @@ __all__ = [
     "SettleMissed",
     "SlotAudit",
     "StaleFence",
+    "StartTerms",
+    "StartsChecked",
     "StoredSummaries",
     "StoredSummary",
     "StoredWorkflow",
@@ -155,6 +158,25 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     Its stamp is that of ``run``.
     """
     queue: QueueRequest = QueueRequest()
+
+
+class StartTerms(msgspec.Struct, frozen=True):
+    """What decides on a start with a new key, apart from its tenant's slots."""
+
+    definitions: dict[WorkflowId, int] = {}
+    """As in ``Admission``."""
+    budget: dict[str, int] = {}
+    on_full: OnFull | None = None
+    """What the start asks for itself."""
+
+
+class StartsChecked(msgspec.Struct, frozen=True):
+    """What ``admit`` would have answered to starts of one tenant at one moment."""
+
+    refused: tuple[Refused | None, ...]
+    """For starts with new keys, by their terms; ``None``: admitted, or queued."""
+    known: dict[str, KeyRecord] = {}
+    """Those of the keys that are bound to a run."""
 
 
 class InboxEntry(msgspec.Struct, frozen=True):

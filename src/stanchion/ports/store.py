@@ -5,6 +5,8 @@ suite (``tests/contract``) tests every guarantee with every adapter. In short:
 
 * ``admit`` creates a run only if its tenant has a slot, its key is new and its definition current,
   and then creates slot, run, jobs, timers and timeline together. Repeating it is safe.
+* ``check_starts`` tells for many starts of a tenant what ``admit`` would answer, and changes
+  nothing.
 * ``accept`` takes a result only from the holder of the current lease of the job. An accepted result
   is durable in the inbox of the run, with an outbox row that stays until the result is applied.
 * ``commit`` writes a transition only if the run is unchanged since the writer read it, and the
@@ -79,6 +81,8 @@ from stanchion.ports.records import (
     RunSummary,
     SettleAnswer,
     SlotAudit,
+    StartsChecked,
+    StartTerms,
     StoredSummaries,
     StoredWorkflow,
     Tenant,
@@ -97,6 +101,15 @@ class Runs(Protocol):
         run of ``core.run.queued_run`` is created, and the verdict has its position.
 
         The caller waits at most ``within_ms``, and the store changes nothing after that time.
+        """
+
+    async def check_starts(
+        self, tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
+    ) -> StartsChecked:
+        """What ``admit`` would answer now to starts of a tenant, all at the same moment.
+
+        For each of ``terms`` the refusal of a start with a new key or none, and the runs of those
+        ``keys`` that are known. Changes nothing: a start that is not refused must be admitted.
         """
 
     async def load(self, run_id: RunId) -> Loaded | None:

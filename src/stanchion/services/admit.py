@@ -10,7 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar, assert_never
@@ -27,7 +34,7 @@ from stanchion.core.settings import AdmissionSettings, Settings, Strategy, effec
 from stanchion.core.transition import DispatchJob
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, sentence
-from stanchion.ports.records import Admission
+from stanchion.ports.records import Admission, StartsChecked, StartTerms
 from stanchion.services import admission_lock
 from stanchion.services.admission_lock import SharedLock, SoleLock
 from stanchion.services.context import ReplicaContext
@@ -44,7 +51,7 @@ from stanchion.services.gate_answers import (
     QueueOff,
     RunStarted,
 )
-from stanchion.services.limiter import RefusalQuery, SharedRefusals, TenantLimiter
+from stanchion.services.limiter import SharedChecks, TenantLimiter
 from stanchion.services.log import OutageLogger
 from stanchion.services.queue import QueueFigures
 from stanchion.services.settings import TenantConfigs
@@ -81,10 +88,6 @@ class GateCall:
     """Whether this call holds the tenant's lock."""
     lock_until: Moment = field(init=False)
     ends_at: Moment = field(init=False)
-    query: RefusalQuery | None = None
-    """Set if other callers wait for the store's verdict on this call."""
-    full: judged.Full | None = None
-    """The store's verdict, if the tenant was full."""
     has_turn: bool = False
     """Whether this call holds a place of the tenant's limiter."""
     traceparent: str | None = None
@@ -125,7 +128,7 @@ class Admitter:
         self._signals = signals
         self._on_admitted = on_admitted
         self._deadlines = Deadlines(sweep_s=SWEEP_S)
-        self._refusals = SharedRefusals()
+        self._checks = SharedChecks(self._check)
         self._limiter = TenantLimiter()
         self._queue = QueueFigures(context)
         self._outage = OutageLogger("admission_failed", "admission_recovered", level=logging.ERROR)
@@ -172,8 +175,6 @@ class Admitter:
             answer = self._store_failed(call, sentence(error))
         finally:
             deadline.end()
-            if call.query is not None:
-                self._refusals.close(call.query, call.full)
             if call.has_turn:
                 self._limiter.leave(call.tenant)
         waited_s = loop.time() - began_s
@@ -205,27 +206,45 @@ class Admitter:
             return True
         return effective_admission(self._settings(), override).strategy is Strategy.ATOMIC
 
-    async def full_already(self, call: GateCall) -> GateFull | None:
-        """Take a place of the tenant's limiter, or return a refusal shared with other callers.
+    async def answered_already(
+        self, call: GateCall, terms: StartTerms, fingerprint: Callable[[], Awaitable[str]]
+    ) -> Passed | None:
+        """Take a place of the tenant's limiter, or return an answer found with those of others.
 
-        A caller that is refused here neither decides nor queries the store. ``None`` means: go on.
+        While the tenant is full and others query the store, callers are checked together. One that
+        is answered here neither decides nor makes a query of its own. ``None`` means: go on.
         Raises ``BackendError``.
         """
         override = await self.tenants.admission(call.tenant)
         if effective_admission(self._settings(), override).strategy is not Strategy.ATOMIC:
             # The tenant's lock serializes the callers; a caller that waits too long gets gate_busy.
             return None
+        tenant, checks, limiter = call.tenant, self._checks, self._limiter
         while not call.has_turn:
-            if call.key is None and self._refusals.is_full(call.tenant):
-                found = await self._refusals.enter(call.tenant)
-                if isinstance(found, judged.Full):
-                    return GateFull(found.limit, found.active, self._pacing.full(call.tenant))
-                if found is not None:
-                    # Other callers wait for this query, so it skips the limiter.
-                    call.query = found
-                    return None
-            call.has_turn = await self._limiter.enter(call.tenant, may_share=call.key is None)
+            if checks.is_full(tenant) and (
+                checks.is_under_way(tenant) or limiter.is_busy(tenant)
+            ):
+                found = await checks.check(tenant, terms, call.key)
+                if found is not None and found.known is not None:
+                    verdict = judged.judge_key(found.known, await fingerprint())
+                    return await self._known_or_refused(call, verdict, RunStatus.RUNNING)
+                refused = None if found is None else found.refused
+                if refused is not None and not isinstance(refused, judged.StaleDefinition):
+                    return await self._known_or_refused(call, refused, RunStatus.RUNNING)
+            call.has_turn = await limiter.enter(tenant, may_share=True)
         return None
+
+    async def _check(
+        self, tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
+    ) -> StartsChecked | None:
+        """Check starts of a full tenant; ``None`` if the store fails."""
+        try:
+            async with asyncio.timeout(STORE_MS_MAX / 1000):
+                checked = await self._context.store.check_starts(tenant, terms, keys)
+        except (BackendError, TimeoutError):
+            return None
+        self._store_answered()
+        return checked
 
     async def admit(
         self, call: GateCall, ready: PreparedStart, again: Again[_Refusal] | None = None
@@ -262,18 +281,20 @@ class Admitter:
         tracing = telemetry.tracing
         with telemetry.UNTRACED if tracing is None else tracing.span("store admit", kind="client"):
             verdict = await self._context.store.admit(admission, within_ms=within_ms)
+        self._store_answered()
+        is_full = isinstance(verdict, judged.Full | judged.QueueFull)
+        if is_full and admission.queue.on_full is None:
+            # A start with a wish of its own speaks for itself alone.
+            self._checks.heard(call.tenant, is_full=True)
+            self._limiter.send_away(call.tenant)
+        elif isinstance(verdict, judged.Admitted | judged.Queued) and admission.run.holds_slot:
+            self._checks.heard(call.tenant, is_full=False)
+        return verdict
+
+    def _store_answered(self) -> None:
         self._pacing.answered(Backend.STORE)
         if self._outage.error is not None:
             self._outage.worked()
-        if isinstance(verdict, judged.Full) and admission.queue.on_full is None:
-            # A start with a wish of its own speaks for itself alone.
-            call.full = verdict
-            if not self._refusals.is_full(call.tenant):
-                self._refusals.heard(call.tenant, verdict)
-                self._limiter.send_away(call.tenant)
-        elif isinstance(verdict, judged.Admitted | judged.Queued) and admission.run.holds_slot:
-            self._refusals.heard(call.tenant, None)
-        return verdict
 
     async def replayed(self, call: GateCall, run_id: RunId, told_before: RunStatus) -> RunStarted:
         """The run that the same key created before, with its present status.
@@ -332,8 +353,8 @@ class Admitter:
                 assert_never(how.strategy)
 
     async def _take_turn(self, call: GateCall) -> None:
-        """Wait for a place of the limiter, unless the call has one or queries for others."""
-        if not call.has_turn and call.query is None:
+        """Wait for a place of the limiter, unless the call has one."""
+        if not call.has_turn:
             call.has_turn = await self._limiter.enter(call.tenant, may_share=False)
 
     @asynccontextmanager
@@ -368,8 +389,16 @@ class Admitter:
             case judged.Queued(run_id, position):
                 self._context.bus.ring(Bell.CHANGED, run.tenant)
                 return await self._queued(call, run_id, position, replayed=False)
+            case _:
+                return await self._known_or_refused(call, verdict, run.status)
+
+    async def _known_or_refused(
+        self, call: GateCall, verdict: judged.Replayed | judged.Refused, told_before: RunStatus
+    ) -> Passed:
+        """The answer to a start that creates no run."""
+        match verdict:
             case judged.Replayed(run_id):
-                return await self.replayed(call, run_id, run.status)
+                return await self.replayed(call, run_id, told_before)
             case judged.QueueFull(limit, active, queue_max):
                 retry_after_ms = self._pacing.full(call.tenant)
                 return GateFull(limit, active, retry_after_ms, queue_max)

@@ -340,11 +340,8 @@ class Gate:
         if isinstance(linked, UnknownWorkflow):
             return linked
         call.exists = True
-        asked = await self._work.done(
-            call.tenant, lambda: _asked(call, given.subject or call.workflow_id, given.body)
-        )
         if isinstance(linked, WorkflowFaults):
-            return await self._known(call, given, asked) or linked
+            return await self._known(call, given) or linked
         schema = linked.plan.body.schema
         faults: tuple[Fault, ...] = ()
         if refused_by is not None and refused_by[0] is schema:
@@ -356,11 +353,17 @@ class Gate:
             refused_by = (schema, faults)
             return await self._drafted(call, given, refresh=True, refused_by=refused_by)
         if faults:
-            return await self._known(call, given, asked) or InvalidInput(faults)
-        # A start that says itself what a full tenant does with it gets no other start's refusal.
-        shares = not refresh and given.queue.on_full is None
-        if shares and (full := await self._admitter.full_already(call)) is not None:
-            return full
+            return await self._known(call, given) or InvalidInput(faults)
+        if not refresh and given.tick is None:
+            terms = linked.terms
+            if given.queue.on_full is not None:
+                terms = replace(terms, on_full=given.queue.on_full)
+            answer = await self._admitter.answered_already(
+                call, terms, lambda: self._fingerprint(call, given)
+            )
+            if answer is not None:
+                return answer
+        asked = await self._fingerprint(call, given)
         pending = self._pending(call.tenant, linked, given.input, labels=given.labels)
         pending = replace(pending, rerun_of=given.rerun_of, starter=given.starter or given.actor)
         ready = await self._ready(call, linked.plan, pending, asked=asked, actor=given.actor)
@@ -374,9 +377,15 @@ class Gate:
         )
         return PreparedStart(admission, ready.plan)
 
-    async def _known(
-        self, call: GateCall, given: _Given, asked: str
-    ) -> RunStarted | KeyMismatch | None:
+    async def _fingerprint(self, call: GateCall, given: _Given) -> str:
+        """What tells requests with the same key apart; empty without a key."""
+        if call.key is None:
+            return ""
+        return await self._work.done(
+            call.tenant, lambda: fingerprint(given.subject or call.workflow_id, given.body)
+        )
+
+    async def _known(self, call: GateCall, given: _Given) -> RunStarted | KeyMismatch | None:
         """The answer that the idempotency key got before; ``None`` if the key is new.
 
         A request that was admitted once is replayed, even if the newest workflow would refuse it.
@@ -394,7 +403,7 @@ class Gate:
             ),
             transition=Transition(status=RunStatus.PENDING),
             key=call.key,
-            fingerprint=asked,
+            fingerprint=await self._fingerprint(call, given),
             definitions={call.workflow_id: _NO_VERSION},
         )
         verdict = await self._admitter.ask(call, nothing)

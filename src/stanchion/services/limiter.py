@@ -1,8 +1,8 @@
 """Limits before the store: a limiter per tenant, and shared reads.
 
 ``TenantLimiter`` lets at most N calls of a tenant reach the store at the same time; the others wait
-in the order of their arrival. ``SharedRefusals`` coalesces the checks of a full tenant: one caller
-queries the store, and the callers that waited before the query began get its refusal.
+in the order of their arrival. ``SharedChecks`` coalesces the starts of a full tenant: one step of
+the store finds the runs of their idempotency keys, and why the others are refused.
 
 ``CoalescedRead`` lets callers join a read that is under way. ``SingleFlight`` is stricter: a caller
 gets what a read finds that began after it asked.
@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-from stanchion.core.admission import Full
+from stanchion.core.admission import KeyRecord, Refused
 from stanchion.core.model import TenantId
 from stanchion.ports.errors import BackendError
+from stanchion.ports.records import StartsChecked, StartTerms
 
 __all__ = [
     "AT_ONCE",
     "CoalescedRead",
-    "RefusalQuery",
-    "SharedRefusals",
+    "SharedChecks",
     "SingleFlight",
+    "StartFound",
     "TenantLimiter",
     "retrieve",
 ]
@@ -63,6 +64,10 @@ class TenantLimiter:
                 self.leave(tenant)
             raise
 
+    def is_busy(self, tenant: TenantId) -> bool:
+        """Whether calls of the tenant are running."""
+        return tenant in self._queues
+
     def leave(self, tenant: TenantId) -> None:
         """Give the place to the first caller that waits."""
         queue = self._queues[tenant]
@@ -99,108 +104,133 @@ class _Queue:
 
 
 FULL_TENANTS_MAX: Final = 4_096
+CHECKED_MAX: Final = 1_000
+"""Callers whose starts are checked in one step of the store."""
+
+_Check: TypeAlias = Callable[
+    [TenantId, Sequence[StartTerms], Collection[str]], Awaitable[StartsChecked | None]
+]
 
 
-class RefusalQuery:
-    """The right and duty to query the store for all callers that share the answer."""
+class StartFound(NamedTuple):
+    """What a check found for one caller: the run of its key, or why its start is refused."""
 
-    __slots__ = ("shared",)
-
-    def __init__(self, shared: _Shared) -> None:
-        self.shared = shared
+    known: KeyRecord | None
+    refused: Refused | None
 
 
-class SharedRefusals:
-    """Coalesces the admission checks of tenants that were full at the last check."""
+class SharedChecks:
+    """Checks the starts of a full tenant together: many callers, one step of the store.
 
-    def __init__(self) -> None:
-        self._full: OrderedDict[TenantId, _Shared] = OrderedDict()
+    A caller gets what a step finds that began after the caller asked. While one step is under way,
+    the callers of the next one gather.
+    """
+
+    def __init__(self, check: _Check) -> None:
+        """``check`` returns ``None`` if the store fails."""
+        self._check = check
+        self._full: OrderedDict[TenantId, _Waiting] = OrderedDict()
 
     def is_full(self, tenant: TenantId) -> bool:
-        """Whether the tenant was full at the last check."""
+        """Whether the store has refused a start of the tenant, and admitted none since."""
         return tenant in self._full
 
-    async def enter(self, tenant: TenantId) -> Full | RefusalQuery | None:
-        """Return a shared refusal, or a query that this caller must make and then ``close``.
+    def is_under_way(self, tenant: TenantId) -> bool:
+        """Whether starts of the tenant are being checked now."""
+        waiting = self._full.get(tenant)
+        return waiting is not None and waiting.task is not None
 
-        ``None``: the tenant is not known to be full; the caller queries the store for itself.
+    def heard(self, tenant: TenantId, *, is_full: bool) -> None:
+        """Note the store's verdict on a start: refused for want of a slot, or else admitted.
+
+        After an admission, callers that wait for the next check query the store for themselves.
         """
-        shared = self._full.get(tenant)
-        if shared is None:
-            return None
-        if not shared.is_asked:
-            shared.is_asked = True
-            return RefusalQuery(shared)
-        waiting: asyncio.Future[Full | RefusalQuery | None] = (
-            asyncio.get_running_loop().create_future()
-        )
-        shared.waiting.append(waiting)
-        try:
-            return await waiting
-        except asyncio.CancelledError:
-            # It may have been given the query in the same iteration in which it was cancelled.
-            if waiting.done() and not waiting.cancelled():
-                asks = waiting.result()
-                if isinstance(asks, RefusalQuery):
-                    self.close(asks, None)
-            raise
-
-    def heard(self, tenant: TenantId, full: Full | None) -> None:
-        """Note the store's verdict on a start: ``Full``, or ``None`` after an admission.
-
-        After an admission, every waiting caller queries the store for itself.
-        """
-        if full is None:
-            shared = self._full.pop(tenant, None)
-            if shared is not None:
-                shared.dismiss()
+        if not is_full:
+            waiting = self._full.pop(tenant, None)
+            if waiting is not None:
+                waiting.dismiss()
         elif tenant not in self._full:
-            self._full[tenant] = _Shared()
+            self._full[tenant] = _Waiting()
             if len(self._full) > FULL_TENANTS_MAX:
                 self._full.popitem(last=False)[1].dismiss()
 
-    def close(self, query: RefusalQuery, full: Full | None) -> None:
-        """End a query: pass its refusal to the callers that share it, and start the next query.
+    async def check(
+        self, tenant: TenantId, terms: StartTerms, key: str | None
+    ) -> StartFound | None:
+        """What the store answers to this start. ``None``: the caller must query it for itself."""
+        waiting = self._full.get(tenant)
+        if waiting is None:
+            return None
+        asked: asyncio.Future[StartFound | None] = asyncio.get_running_loop().create_future()
+        waiting.callers.append(_Asked(asked, terms, key))
+        if waiting.task is None:
+            # Begins in the next iteration of the event loop, with all callers of this one.
+            waiting.task = asyncio.create_task(self._check_all(tenant, waiting))
+        return await asked
 
-        ``None``: the query found nothing to share.
-        """
-        shared = query.shared
-        if full is not None:
-            for each in shared.sharing:
-                _tell(each, full)
-            shared.sharing = []
-        left = [each for each in (*shared.sharing, *shared.waiting) if not each.done()]
-        shared.sharing, shared.waiting = left[1:], []
-        shared.is_asked = bool(left)
-        if left:
-            _tell(left[0], RefusalQuery(shared))
+    async def _check_all(self, tenant: TenantId, waiting: _Waiting) -> None:
+        try:
+            while waiting.callers:
+                some, waiting.callers = (
+                    waiting.callers[:CHECKED_MAX],
+                    waiting.callers[CHECKED_MAX:],
+                )
+                await self._check_some(tenant, [each for each in some if not each.found.done()])
+        finally:
+            waiting.task = None
+            waiting.dismiss()
+
+    async def _check_some(self, tenant: TenantId, callers: Sequence[_Asked]) -> None:
+        groups: dict[object, tuple[int, StartTerms]] = {}
+        numbers = [
+            groups.setdefault(_group(each.terms), (len(groups), each.terms))[0] for each in callers
+        ]
+        keys = dict.fromkeys(each.key for each in callers if each.key is not None)
+        checked: StartsChecked | None = None
+        try:
+            if callers:
+                terms = [terms for _, terms in groups.values()]
+                checked = await self._check(tenant, terms, keys)
+        finally:
+            for caller, number in zip(callers, numbers, strict=True):
+                if caller.found.done():
+                    continue
+                if checked is None:
+                    caller.found.set_result(None)
+                    continue
+                known = None if caller.key is None else checked.known.get(caller.key)
+                caller.found.set_result(StartFound(known, checked.refused[number]))
 
 
-class _Shared:
+class _Asked(NamedTuple):
+    """A caller that waits for a check."""
+
+    found: asyncio.Future[StartFound | None]
+    terms: StartTerms
+    key: str | None
+
+
+class _Waiting:
     """The callers that wait before one full tenant."""
 
-    __slots__ = ("is_asked", "sharing", "waiting")
+    __slots__ = ("callers", "task")
 
     def __init__(self) -> None:
-        self.is_asked = False
-        self.sharing: list[asyncio.Future[Full | RefusalQuery | None]] = []
-        """They share the answer of the query under way."""
-        self.waiting: list[asyncio.Future[Full | RefusalQuery | None]] = []
-        """They arrived after it began, and share the next one's."""
+        self.callers: list[_Asked] = []
+        """They asked after the step under way began, and share the next one."""
+        self.task: asyncio.Task[None] | None = None
 
     def dismiss(self) -> None:
         """Let every waiting caller query the store for itself."""
-        for each in (*self.sharing, *self.waiting):
-            _tell(each, None)
-        self.sharing, self.waiting = [], []
-        self.is_asked = False
+        callers, self.callers = self.callers, []
+        for each in callers:
+            if not each.found.done():
+                each.found.set_result(None)
 
 
-def _tell(
-    one: asyncio.Future[Full | RefusalQuery | None], word: Full | RefusalQuery | None
-) -> None:
-    if not one.done():
-        one.set_result(word)
+def _group(terms: StartTerms) -> object:
+    """Equal for the starts of one workflow: their terms have the same members, not only equal."""
+    return id(terms.definitions), id(terms.budget), terms.on_full
 
 
 _Key = TypeVar("_Key")

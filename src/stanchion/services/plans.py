@@ -27,7 +27,7 @@ from stanchion.core.model import (
 )
 from stanchion.core.plan import Plan, link, subworkflows
 from stanchion.core.workflow import JobSpec, Workflow
-from stanchion.ports.records import RunSummary
+from stanchion.ports.records import RunSummary, StartTerms
 from stanchion.ports.store import Definitions
 from stanchion.services.limiter import CoalescedRead
 from stanchion.services.work import TenantExecutor
@@ -59,6 +59,8 @@ class Linked(msgspec.Struct, frozen=True):
     source: WorkflowSource = WorkflowSource.OWN
     uses: dict[WorkflowId, int] = {}
     """Versions of the workflows it contains, as in ``Run``."""
+    terms: StartTerms = StartTerms()
+    """What the store checks of its starts while the tenant is full."""
 
 
 class UnknownWorkflow(msgspec.Struct, frozen=True):
@@ -141,7 +143,8 @@ class Plans:
         if isinstance(plan, WorkflowFaults):
             return plan
         uses = {each: version for each, version in versions.items() if each != name}
-        linked = Linked(plan, versions[name], definitions, split_name(name)[0], uses)
+        terms = StartTerms(definitions, dict(plan.budget))
+        linked = Linked(plan, versions[name], definitions, split_name(name)[0], uses, terms)
         _keep(self._newest, key, linked)
         return linked
 

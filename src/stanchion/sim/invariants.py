@@ -68,17 +68,20 @@ __all__ = [
     "escalation_follows",
     "fence_rises",
     "finished_is_absorbing",
+    "full_at_cap",
     "gate_answers_in_time",
     "grant_is_disjoint",
     "holder_owns",
     "inbox_has_row",
     "job_holder_owns",
+    "known_keys_are_found",
     "lists_are_scans",
     "nothing_after_deadline",
     "one_run_per_key",
     "one_run_per_tick",
     "owned_queued_or_finished",
     "recovery_was_quiet",
+    "refused_since",
     "retries_in_budget",
     "retry_after_in_bounds",
     "reused_is_what_it_was",
@@ -120,6 +123,27 @@ def slots_are_unfinished_runs(tenant: str, counted: int, unfinished: int) -> Ite
     """A slot is held exactly while its run is unfinished."""
     if counted != unfinished:
         yield f"{tenant} has {counted} slots in use, and {unfinished} unfinished runs"
+
+
+def full_at_cap(tenant: str, active: int, limit: int | None) -> Iterator[str]:
+    """A tenant is called full only while it has as many active runs as its cap allows."""
+    if limit is None or active < limit:
+        yield f"{tenant} was called full with {active} active runs, and a cap of {limit}"
+
+
+def refused_since(tenant: str, *, asked_at_s: float, refused_at_s: float) -> Iterator[str]:
+    """A caller is told that its tenant is full by an answer that is not older than its question."""
+    if refused_at_s < asked_at_s:
+        yield f"a caller of {tenant} got a refusal of {asked_at_s - refused_at_s:.3f} s before"
+
+
+def known_keys_are_found(
+    tenant: str, bound: Mapping[str, Collection[str]], found: Mapping[str, str]
+) -> Iterator[str]:
+    """A key that is bound to a run is found with this run, also while its tenant is full."""
+    for key, runs in bound.items():
+        if runs and found.get(key) not in runs:
+            yield f"key {key} of {tenant} has the run {', '.join(runs)}, not {found.get(key)}"
 
 
 def one_run_per_key(key: tuple[str, str], runs: Collection[str]) -> Iterator[str]:

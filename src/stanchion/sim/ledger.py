@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from stanchion.core import invariants as of_core
-from stanchion.core.admission import Admitted, Full, Queued
+from stanchion.core.admission import Admitted, Full, Queued, QueueFull
 from stanchion.core.events import Approved, CancelRequested, Rejected
 from stanchion.core.model import Instant, JobId, Risk, Run, RunId, TenantId
 from stanchion.core.plan import Plan
@@ -37,6 +37,8 @@ from stanchion.ports.records import (
     Loaded,
     OutboxRow,
     PostAnswer,
+    StartsChecked,
+    Tenant,
 )
 from stanchion.services.gate_answers import (
     GateFailed,
@@ -122,6 +124,8 @@ class Ledger:
     """How many audit entries the store has written."""
     failed_over_at_s: float = NEVER_S
     limits_changed_at_s: float = NEVER_S
+    refused_at_s: dict[str, float] = field(default_factory=dict)
+    """When the store last called each tenant full."""
     explained: dict[RunId, tuple[Finding, ...]] = field(default_factory=dict)
     """What ``why`` said about runs that have not changed since."""
     queues: QueueLedger = field(default_factory=QueueLedger)
@@ -181,6 +185,12 @@ class Ledger:
         self.history.check(
             "the gate answers in time", must.gate_answers_in_time(took_s, self.settings)
         )
+
+    def told_full(self, tenant: str, *, asked_at_s: float) -> None:
+        """A caller was told that its tenant is full."""
+        refused_at_s = self.refused_at_s.get(tenant, NEVER_S)
+        said = must.refused_since(tenant, asked_at_s=asked_at_s, refused_at_s=refused_at_s)
+        self.history.check("no refusal is older than its caller", said)
 
     def works(self, job_id: JobId, fence: int, since_s: float) -> None:
         """A worker acts on a job and trusts its lease."""
@@ -313,9 +323,8 @@ class Ledger:
         """Check an admission."""
         admission: Admission = seen.arguments[0]
         run, check = admission.run, self.history.check
-        if isinstance(seen.answer, Full) and run.tenant == "quiet":
-            said = ["a tenant that asks for little was told that it is full"]
-            check("other tenants untouched", said)
+        if isinstance(seen.answer, Full | QueueFull):
+            self._refused(run.tenant)
         if not isinstance(seen.answer, Admitted) or run.id in self.runs:
             return
         self.history.tell(f"store  {seen.who.name} admit {run.tenant}/{run.workflow_id} {run.id}")
@@ -338,6 +347,34 @@ class Ledger:
             check("never above the cap", must.cap_holds(run.tenant, active, limit))
         self._slots(run.tenant)
         self._reused(admission)
+
+    def checked(self, seen: SeenCommand) -> None:
+        """Check what the store has told about starts without admitting them."""
+        tenant, _, keys = seen.arguments
+        answer: StartsChecked = seen.answer
+        if any(isinstance(each, Full | QueueFull) for each in answer.refused):
+            self._refused(tenant)
+        state = self.store.real.state
+        bound = {
+            key: [
+                run_id
+                for run_id in self.keys.get((str(tenant), key), ())
+                if run_id in state.runs and not gave_up_waiting(self.runs.get(run_id))
+            ]
+            for key in keys
+        }
+        found = {key: record.run_id for key, record in answer.known.items()}
+        said = must.known_keys_are_found(tenant, bound, found)
+        self.history.check("a known key is replayed", said)
+
+    def _refused(self, tenant: TenantId) -> None:
+        self.refused_at_s[tenant] = asyncio.get_running_loop().time()
+        config = self.store.real.state.peek(tenant).config or Tenant()
+        limit, active = config.max_concurrent_runs, self.unfinished[tenant]
+        self.history.check("full only at the cap", must.full_at_cap(tenant, active, limit))
+        if tenant == "quiet":
+            said = ["a tenant that asks for little was told that it is full"]
+            self.history.check("other tenants untouched", said)
 
     def _reused(self, admission: Admission) -> None:
         state, run = self.store.real.state, admission.run
@@ -595,6 +632,7 @@ def _told(commit: Commit) -> str:
 _NOTES: Final[Mapping[str, Callable[[Ledger, SeenCommand], None]]] = MappingProxyType(
     {
         "admit": Ledger.admitted,
+        "check_starts": Ledger.checked,
         "commit": Ledger.committed,
         "load": Ledger.loaded,
         "settle": Ledger.settled,

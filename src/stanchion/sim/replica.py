@@ -23,6 +23,7 @@ from stanchion.gateway import make_app
 from stanchion.ports.bus import Bus
 from stanchion.services.context import Backends
 from stanchion.services.engine import Engine, Terms
+from stanchion.services.gate_answers import GateFull
 from stanchion.services.leasing import Leasing, Outcome
 from stanchion.services.plans import Linker
 from stanchion.services.renewal import Lease
@@ -196,6 +197,8 @@ class Replica:
             answer = await really(*arguments, **how)
             took_s = asyncio.get_running_loop().time() - began_s
             ledger.gated(process, answer, took_s if pauses == process.pauses else 0.0)
+            if isinstance(answer, GateFull):
+                ledger.told_full(arguments[0], asked_at_s=began_s)
             return answer
 
         vars(gate)[verb] = timed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import assert_never
 
@@ -21,7 +21,7 @@ from stanchion.adapters.store.memory.state import (
     MemoryState,
     RunFile,
 )
-from stanchion.core.admission import Admitted, Facts, KeyRecord, Queued, Rate, Verdict, judge
+from stanchion.core.admission import Admitted, Facts, KeyRecord, Queued, Rate, Verdict, judge, refusal
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import over_budget
 from stanchion.core.commit import (
@@ -87,6 +87,8 @@ from stanchion.ports.records import (
     Result,
     RunFilter,
     RunSummary,
+    StartsChecked,
+    StartTerms,
     Tenant,
 )
 
@@ -107,6 +109,16 @@ class MemoryRuns(MemoryPart):
         elif isinstance(verdict, Queued) and not facts.exists:
             return self._enqueue(admission, facts)
         return verdict
+
+    async def check_starts(
+        self, tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
+    ) -> StartsChecked:
+        account, now = self._state.peek(tenant), self._state.now()
+        found = ((key, _key_record(account, key, now)) for key in keys)
+        return StartsChecked(
+            tuple(refusal(self._facts_of(tenant, each, now)) for each in terms),
+            {key: record for key, record in found if record is not None},
+        )
 
     async def load(self, run_id: RunId) -> Loaded | None:
         file = self._state.runs.get(run_id)
@@ -307,9 +319,10 @@ class MemoryRuns(MemoryPart):
         rate = None
         if admission.is_rate_limited and config.job_rate_per_s is not None:
             rate = Rate(config.job_rate_per_s, account.rate_used_until_ms)
-        return Facts(
+        terms = StartTerms(admission.definitions, admission.budget, admission.queue.on_full)
+        return replace(
+            self._facts_of(run.tenant, terms, now),
             run_id=run.id,
-            now=now,
             not_after=Instant(now + within_ms),
             exists=run.id in self._state.runs,
             position=account.queue.position(run.id),
@@ -317,23 +330,32 @@ class MemoryRuns(MemoryPart):
             fingerprint=admission.fingerprint,
             tick_is_taken=tick is not None
             and account.ticks.get(tick.schedule_id, _NEVER) >= (tick.generation, tick.tick),
+            takes_slot=run.holds_slot,
+            on_full=config.on_full if admission.before is not None else OnFull.REJECT,
+            rate=rate,
+        )
+
+    def _facts_of(self, tenant: TenantId, terms: StartTerms, now: Instant) -> Facts:
+        """The facts about a start with these terms and a new key."""
+        account = self._state.peek(tenant)
+        config = account.config or _DEFAULTS
+        return Facts(
+            run_id=RunId(""),
+            now=now,
+            not_after=now,
             definition_is_current=all(
                 self._state.version_in_force(account, name) == version
-                for name, version in admission.definitions.items()
+                for name, version in terms.definitions.items()
             ),
-            over_budget=over_budget(
-                config.budgets, self._state.tallies(run.tenant), admission.budget
-            )
+            over_budget=over_budget(config.budgets, self._state.tallies(tenant), terms.budget)
             if config.budgets
             else None,
-            takes_slot=run.holds_slot,
             limit=config.max_concurrent_runs,
             active=account.active,
-            on_full=config.on_full if admission.before is not None else OnFull.REJECT,
-            asked_on_full=admission.queue.on_full,
+            on_full=config.on_full,
+            asked_on_full=terms.on_full,
             queued=len(account.queue),
             queue_max=config.queue_max,
-            rate=rate,
         )
 
     def _begin(self, admission: Admission, facts: Facts) -> None:

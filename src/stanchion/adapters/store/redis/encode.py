@@ -81,7 +81,7 @@ stands for an absent value, because a Lua list cannot contain nil.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias, TypeVar, assert_never
 
 import msgspec
@@ -131,6 +131,7 @@ from stanchion.ports.records import (
     Admission,
     Commit,
     Result,
+    StartTerms,
     Tenant,
     label_texts,
     result_event,
@@ -151,6 +152,7 @@ __all__ = [
     "created_place",
     "encode_admission",
     "encode_commit",
+    "encode_terms",
     "event_of",
     "format_text",
     "item_field",
@@ -222,6 +224,25 @@ def encode_admission(
     ask["status"] = run.status
     ask["listed"] = listed_names(run)
     return _pack(ask)
+
+
+def encode_terms(tenant: TenantId, terms: Sequence[StartTerms]) -> bytes:
+    """The terms of starts, as ``part_terms.lua`` takes them."""
+    asks: list[_Ask] = []
+    for each in terms:
+        own, shared = _definitions(each.definitions)
+        asks.append(
+            {
+                "tenant": tenant,
+                "definitions": own,
+                "shared": shared,
+                "budget": each.budget,
+                "limit": _or_false(_DEFAULTS.max_concurrent_runs),
+                "waiting": True,
+                "queue": ("", "", each.on_full or False),
+            }
+        )
+    return _pack(asks)
 
 
 def _waiting(before: Run, constant: int) -> tuple[object, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, assert_never
 
 from msgspec.structs import replace
@@ -16,11 +16,13 @@ from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded
 from stanchion.core.admission import (
     Admitted,
     Full,
+    KeyRecord,
     Mismatch,
     NoQueue,
     Queued,
     QueueFull,
     RateExceeded,
+    Refused,
     Replayed,
     StaleDefinition,
     TickTaken,
@@ -74,6 +76,8 @@ from stanchion.ports.records import (
     SettleMiss,
     SettleMissed,
     StaleFence,
+    StartsChecked,
+    StartTerms,
     index_for,
 )
 
@@ -124,6 +128,27 @@ class RedisRuns(Sharded):
             due = Instant(reply[2] if len(reply) > 2 else run.created_at)  # noqa: PLR2004 - see admit.lua
             self._shards.expect_jobs(shard, (SetTimer(QUEUE_TIMER, due),))
         return verdict
+
+    async def check_starts(
+        self, tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
+    ) -> StartsChecked:
+        asked, whose = [*keys], encode.sized(tenant)
+        step = self._shards.step(
+            "check_starts",
+            shard_of_tenant(tenant),
+            tenant,
+            encode.encode_terms(tenant, terms),
+            *(whose + key for key in asked),
+            tenant=tenant,
+        )
+        refused, known = await self._shards.ask(step)
+        return StartsChecked(
+            tuple(map(_refusal, refused)),
+            {
+                asked[number]: KeyRecord(fingerprint.decode(), RunId(run_id.decode()))
+                for number, fingerprint, run_id in zip(*[iter(known)] * 3, strict=True)
+            },
+        )
 
     async def load(self, run_id: RunId) -> Loaded | None:
         shard = shard_of_run(run_id)
@@ -477,6 +502,14 @@ def _verdict(run_id: RunId, reply: Reply) -> Verdict:
             return _REFUSED[word]
         case other:
             raise BackendCorrupt(f"admit answered {other!r}")
+
+
+def _refusal(reply: Reply) -> Refused | None:
+    if reply == [b"free"]:
+        return None
+    verdict = _verdict(RunId(""), reply)
+    assert not isinstance(verdict, Admitted | Queued | Replayed), "nothing is created"
+    return verdict
 
 
 def _own(run: RunSummary | None, tenant: TenantId | None) -> RunSummary | None:

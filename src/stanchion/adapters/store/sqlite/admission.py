@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -26,14 +26,24 @@ from stanchion.adapters.store.sqlite.codec import (
 )
 from stanchion.adapters.store.sqlite.queue import enqueue, promote, queue_position
 from stanchion.adapters.store.sqlite.runs import carry_out, put_items, timeline_lines
-from stanchion.core.admission import Admitted, Facts, KeyRecord, Queued, Rate, Verdict, judge
+from stanchion.core.admission import (
+    Admitted,
+    Facts,
+    KeyRecord,
+    Queued,
+    Rate,
+    Refused,
+    Verdict,
+    judge,
+    refusal,
+)
 from stanchion.core.budget import BudgetTally, over_budget
-from stanchion.core.model import Instant, Risk, Run, TenantId, WorkflowSource
+from stanchion.core.model import Instant, Risk, Run, RunId, TenantId, WorkflowId, WorkflowSource
 from stanchion.core.queue import OnFull
 from stanchion.core.schedule import TickMark
-from stanchion.ports.records import Admission, Tenant, label_texts
+from stanchion.ports.records import Admission, StartsChecked, StartTerms, Tenant, label_texts
 
-__all__ = ["admit"]
+__all__ = ["admit", "check_starts"]
 
 _DEFAULTS = Tenant()
 
@@ -61,7 +71,7 @@ def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: in
     standing: _Standing | None = db.pending.known.get(asked)
     is_known, exists = standing is not None, False
     if standing is None:
-        exists, standing = _read_standing(db, admission)
+        exists, standing = _read_standing(db, run.tenant, admission.definitions, run.id)
         db.pending.known[asked] = standing
     limits = standing.tenant.budgets
     tallies = present_tallies(db, run.tenant, limits) if limits else {}
@@ -72,7 +82,7 @@ def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: in
     if is_known and not isinstance(verdict, Admitted):
         # Only the first admission of a batch checks whether its run exists, and the others before
         # they are refused. Writing a run that exists fails: then the batch is repeated one by one.
-        exists, _ = _read_standing(db, admission)
+        exists, _ = _read_standing(db, run.tenant, admission.definitions, run.id)
         verdict = judge(replace(facts, exists=exists))
     if isinstance(verdict, Admitted) and not exists:
         number = standing.next_run + db.pending.touched(ANY_RUN)
@@ -80,6 +90,45 @@ def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: in
         if tallies:
             _reserve(db, admission, number, tallies)
     return verdict
+
+
+def check_starts(
+    db: Database,
+    tenant: TenantId,
+    terms: Sequence[StartTerms],
+    keys: Collection[str],
+    key_ttl_ms: int,
+) -> StartsChecked:
+    """See ``ports.store.Runs.check_starts``."""
+    db.pending.write()
+    aged_before = Instant(db.now() - key_ttl_ms)
+    rows = db.peek_every(SQL["read_keys"], tenant=tenant, keys=encode_text([*keys])) if keys else ()
+    found = ((key, _record(row, aged_before)) for key, *row in rows)
+    return StartsChecked(
+        tuple(_refusal(db, tenant, each) for each in terms),
+        {key: record for key, record in found if record is not None},
+    )
+
+
+def _refusal(db: Database, tenant: TenantId, terms: StartTerms) -> Refused | None:
+    _, standing = _read_standing(db, tenant, terms.definitions)
+    config, now = standing.tenant, db.now()
+    tallies = present_tallies(db, tenant, config.budgets) if config.budgets else {}
+    return refusal(
+        Facts(
+            run_id=RunId(""),
+            now=now,
+            not_after=now,
+            definition_is_current=standing.is_current,
+            over_budget=over_budget(config.budgets, tallies, terms.budget) if tallies else None,
+            limit=config.max_concurrent_runs,
+            active=standing.active,
+            on_full=config.on_full,
+            asked_on_full=terms.on_full,
+            queued=standing.queued,
+            queue_max=config.queue_max,
+        )
+    )
 
 
 def _reserve(
@@ -98,7 +147,7 @@ def _admit_in_turn(
     run = admission.run
     db.pending.write()
     promote(db, run.tenant)
-    exists, standing = _read_standing(db, admission)
+    exists, standing = _read_standing(db, run.tenant, admission.definitions, run.id)
     number, limits = standing.next_run, standing.tenant.budgets
     tallies = present_tallies(db, run.tenant, limits) if limits else {}
     facts = _facts(db, admission, standing, tallies, not_after, key_ttl_ms)
@@ -117,12 +166,14 @@ def _admit_in_turn(
     return verdict
 
 
-def _read_standing(db: Database, admission: Admission) -> tuple[bool, _Standing]:
+def _read_standing(
+    db: Database, tenant: TenantId, definitions: Mapping[WorkflowId, int], run_id: str = ""
+) -> tuple[bool, _Standing]:
     found = db.peek(
         SQL["read_facts"],
-        run_id=admission.run.id,
-        tenant=admission.run.tenant,
-        definitions=encode_text(admission.definitions),
+        run_id=run_id,
+        tenant=tenant,
+        definitions=encode_text(definitions),
     )
     assert found is not None
     exists, config, active, queued, rate_used_until_ms, current, next_run = found
@@ -131,7 +182,7 @@ def _read_standing(db: Database, admission: Admission) -> tuple[bool, _Standing]
         active=active or 0,
         queued=queued or 0,
         rate_used_until_ms=rate_used_until_ms or 0.0,
-        is_current=current == len(admission.definitions),
+        is_current=current == len(definitions),
         next_run=next_run,
     )
 
@@ -172,12 +223,13 @@ def _key(db: Database, tenant: TenantId, key: str | None, aged_before: Instant) 
     if key is None:
         return None
     found = db.peek(SQL["read_key"], tenant=tenant, key=key)
-    if found is None:
-        return None
-    fingerprint, run_id, ended_at = found
-    if ended_at is not None and ended_at <= aged_before:
-        return None
-    return KeyRecord(fingerprint, run_id)
+    return None if found is None else _record(found, aged_before)
+
+
+def _record(row: Sequence[Any], aged_before: Instant) -> KeyRecord | None:
+    """The record of a key; ``None`` if it is kept no longer."""
+    fingerprint, run_id, ended_at = row
+    return None if ended_at is not None and ended_at <= aged_before else KeyRecord(fingerprint, run_id)
 
 
 def _is_taken(db: Database, tenant: TenantId, tick: TickMark) -> bool:

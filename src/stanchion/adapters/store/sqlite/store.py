@@ -9,7 +9,7 @@ Acknowledged writes are on disk. A read starts its snapshot after the call, so i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
@@ -33,10 +33,10 @@ from stanchion.adapters.store.sqlite.file import open_reader, open_writer, shut
 from stanchion.core.admission import Verdict
 from stanchion.core.audit import EVERY_ENTRY, AuditEntry, AuditFilter
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Instant
+from stanchion.core.model import Instant, TenantId
 from stanchion.core.upgrade import LEVEL
 from stanchion.ports.clock import Clock
-from stanchion.ports.records import Admission, Page, StoredSummaries
+from stanchion.ports.records import Admission, Page, StartsChecked, StartTerms, StoredSummaries
 
 _MS_PER_S: Final = 1_000
 _DAY_MS: Final = 86_400_000
@@ -147,6 +147,14 @@ class SqliteStore:
         return await self.writer.call(
             lambda db: gate.admit(db, admission, not_after, self._key_ttl_ms),
             wait_s=within_ms / _MS_PER_S,
+        )
+
+    async def check_starts(
+        self, tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
+    ) -> StartsChecked:
+        return await self.reader.call(
+            lambda db: gate.check_starts(db, tenant, terms, keys, self._key_ttl_ms),
+            wait_s=self.timeout_s,
         )
 
     load = _reads(runs.load)
