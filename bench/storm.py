@@ -3,9 +3,9 @@
 ``atomic`` decides in one store operation; under ``lock`` callers first poll a lock every 10 ms.
 Both are measured alternately, each time with a new tenant. Then refusals are timed: of a thousand
 callers that each send one start at the same moment, over new and over kept connections, without and
-with an idempotency key each; and,
-without a promise, of a thousand callers that never pause, as no client that honours ``Retry-After``
-would. The baseline is a bare endpoint with a thousand concurrent callers on the same machine.
+with an idempotency key each; and, without a promise, of a thousand callers that never pause, as no
+client that honours ``Retry-After`` would. The baseline is a bare endpoint with a thousand
+concurrent callers on the same machine.
 
 The same storm is then sent to two servers in turns: ours, and one that writes no receipts. The
 processor time that the server spends on an answer is compared, as it depends less on what else the
