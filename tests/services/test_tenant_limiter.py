@@ -101,7 +101,7 @@ async def test_a_thousand_callers_with_keys_ask_a_few_questions(gates: Gatehouse
     house.store.each_way_s = 0.001
     answers = await asyncio.gather(*(house.start(key=f"key-{each}") for each in range(1_000)))
     assert tally(answers) == {"admitted": 2, "full": 998}
-    assert house.store.calls["admit"] <= AT_ONCE
+    assert house.store.calls["admit"] < 2 * AT_ONCE
     assert house.store.calls["check_starts"] <= 3
 
 

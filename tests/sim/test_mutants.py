@@ -23,6 +23,8 @@ FOUND_ON = {
     "fail-open-for-all": (0, "unleased only by policy"),
     "late-grant": (7, "nothing after its deadline"),
     "late-admit": (9, "nothing after its deadline"),
+    "known-key-told-full": (0, "a known key is replayed"),
+    "refusal-kept": (0, "no refusal is older than its caller"),
     "forget-the-waiter": (0, "no slot idles while a run waits"),
     "promote-twice": (0, "who waits is in the queue"),
     "last-come-first-served": (1, "nobody overtakes"),

@@ -221,9 +221,7 @@ class Admitter:
             return None
         tenant, checks, limiter = call.tenant, self._checks, self._limiter
         while not call.has_turn:
-            if checks.is_full(tenant) and (
-                checks.is_under_way(tenant) or limiter.is_busy(tenant)
-            ):
+            if checks.is_full(tenant) and (checks.is_under_way(tenant) or limiter.is_busy(tenant)):
                 found = await checks.check(tenant, terms, call.key)
                 if found is not None and found.known is not None:
                     verdict = judged.judge_key(found.known, await fingerprint())

@@ -21,7 +21,16 @@ from stanchion.adapters.store.memory.state import (
     MemoryState,
     RunFile,
 )
-from stanchion.core.admission import Admitted, Facts, KeyRecord, Queued, Rate, Verdict, judge, refusal
+from stanchion.core.admission import (
+    Admitted,
+    Facts,
+    KeyRecord,
+    Queued,
+    Rate,
+    Verdict,
+    judge,
+    refusal,
+)
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import over_budget
 from stanchion.core.commit import (

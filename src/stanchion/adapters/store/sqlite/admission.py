@@ -229,7 +229,9 @@ def _key(db: Database, tenant: TenantId, key: str | None, aged_before: Instant) 
 def _record(row: Sequence[Any], aged_before: Instant) -> KeyRecord | None:
     """The record of a key; ``None`` if it is kept no longer."""
     fingerprint, run_id, ended_at = row
-    return None if ended_at is not None and ended_at <= aged_before else KeyRecord(fingerprint, run_id)
+    return (
+        None if ended_at is not None and ended_at <= aged_before else KeyRecord(fingerprint, run_id)
+    )
 
 
 def _is_taken(db: Database, tenant: TenantId, tick: TickMark) -> bool:
