@@ -55,7 +55,7 @@ FOUND_ON = {
     "old-facts": (0, "why "),
     "why-without-retries": (3, "why names what happens next"),
     "result-from-anybody": (10, "each effect is accepted once"),
-    "settle-fence-not-checked": (75, "each effect is accepted once"),
+    "settle-fence-not-checked": (32, "each effect is accepted once"),
     "settle-inbox-not-checked": (6, "a settle overtakes nothing"),
     "settle-stamp-not-checked": (0, "commits form one chain"),
     "settle-half-a-batch": (1, "what is waited for is out there"),

@@ -6,6 +6,7 @@ what must follow without the code that it judges, and compares.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -124,6 +125,8 @@ class BulkRecord:
     _lists: dict[str, list[str]] = field(default_factory=dict)
     _bulks: dict[str, _BulkSeen] = field(default_factory=dict)
     _acts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    _admitted_s: dict[RunId, float] = field(default_factory=dict)
+    """When the store admitted each run."""
     _reads: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often each replica has read the record of each bulk action."""
     _entries: int = 0
@@ -132,6 +135,7 @@ class BulkRecord:
         """Observe the store."""
         self.ledger.on("put_document", self._written)
         self.ledger.on("document", self._read)
+        self.ledger.on("admit", self._admitted)
         for verb in ("post", "admit", "replay_dead_letter", "discard_dead_letter"):
             self.ledger.on(verb, lambda _seen: self._count())
 
@@ -167,7 +171,7 @@ class BulkRecord:
             if value["tenant"] is not None and not self.ledger.is_after_failover():
                 check(
                     "a bulk action is about what matched",
-                    must.bulk_matches(bulk_id, known.run_ids, self._matching(value)),
+                    must.bulk_matches(bulk_id, known.run_ids, self._matching(value, known, seen)),
                 )
         holder = value.get("holder", "")
         if holder:
@@ -191,14 +195,25 @@ class BulkRecord:
         if value.get("open") and holder == seen.who.name:
             self.on_taken[:] = [each for each in self.on_taken if not each(seen.who)]
 
-    def _matching(self, value: dict[str, Any]) -> list[str]:
+    def _admitted(self, seen: SeenCommand) -> None:
+        run_id = seen.arguments[0].run.id
+        if run_id in self.ledger.store.real.state.runs:
+            self._admitted_s.setdefault(run_id, asyncio.get_running_loop().time())
+
+    def _matching(
+        self, value: dict[str, Any], listed: _BulkSeen, seen: SeenCommand
+    ) -> list[str]:
+        """The runs that a bulk action must list; of those admitted meanwhile, what it lists."""
         workflow = value["filter"].get("workflow_id")
+        took_ms = max(0, self.ledger.clocks[seen.who.name].now() - value["created_at"])
+        began_s = asyncio.get_running_loop().time() - took_ms / 1_000
         return [
             run.id
             for run in self.ledger.runs.values()
             if run.tenant == value["tenant"]
             and workflow in {None, run.workflow_id}
             and run.created_at <= value["created_at"]
+            and (self._admitted_s.get(run.id, 0.0) < began_s or run.id in listed.run_ids)
         ]
 
     def _count(self, *, is_checked: bool = True) -> None:

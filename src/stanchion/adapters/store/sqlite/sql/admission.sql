@@ -42,11 +42,12 @@ FROM keys JOIN runs ON runs.run = keys.run
 WHERE keys.tenant = :tenant AND keys.key = :key
 
 -- name: read_keys
--- Answers (key, fingerprint, run_id, ended_at) of those of :keys, a JSON list, that are bound to a run.
+-- Answers (key, fingerprint, run_id, ended_at) of those of :keys, a JSON array, that have a record.
+-- CROSS JOIN keeps the order of the tables: SQLite does not know how short the array is.
 SELECT keys.key, keys.fingerprint, runs.id, runs.ended_at
 FROM json_each(:keys) AS asked
-JOIN keys ON keys.tenant = :tenant AND keys.key = asked.value
-JOIN runs ON runs.run = keys.run
+CROSS JOIN keys ON keys.tenant = :tenant AND keys.key = asked.value
+CROSS JOIN runs ON runs.run = keys.run
 
 -- name: begin_run
 -- Creates the run, see together.sql.
