@@ -171,7 +171,7 @@ class BulkRecord:
             if value["tenant"] is not None and not self.ledger.is_after_failover():
                 check(
                     "a bulk action is about what matched",
-                    must.bulk_matches(bulk_id, known.run_ids, self._matching(value, known, seen)),
+                    must.bulk_matches(bulk_id, known.run_ids, self._matching(value, known)),
                 )
         holder = value.get("holder", "")
         if holder:
@@ -200,12 +200,10 @@ class BulkRecord:
         if run_id in self.ledger.store.real.state.runs:
             self._admitted_s.setdefault(run_id, asyncio.get_running_loop().time())
 
-    def _matching(
-        self, value: dict[str, Any], listed: _BulkSeen, seen: SeenCommand
-    ) -> list[str]:
+    def _matching(self, value: dict[str, Any], listed: _BulkSeen) -> list[str]:
         """The runs that a bulk action must list; of those admitted meanwhile, what it lists."""
         workflow = value["filter"].get("workflow_id")
-        took_ms = max(0, self.ledger.clocks[seen.who.name].now() - value["created_at"])
+        took_ms = max(0, self.ledger.store.clock.now() - value["created_at"])
         began_s = asyncio.get_running_loop().time() - took_ms / 1_000
         return [
             run.id
