@@ -162,39 +162,53 @@ async def _log(caller: Caller, action: str) -> list[dict[str, Any]]:
 async def test_a_bulk_action_goes_on_after_the_death_of_its_replica(
     killed: Stack, tenant: Caller
 ) -> None:
+    await _bulk_is_whole(killed, tenant, runs=50, rate_per_s=50)
+
+
+@pytest.mark.chaos
+@ON_TWO
+async def test_ten_thousand_runs_are_cancelled_through_the_death_of_a_replica(
+    killed: Stack, tenant: Caller
+) -> None:
+    await _bulk_is_whole(killed, tenant.other(), runs=10_000, rate_per_s=1_000)
+
+
+async def _bulk_is_whole(stack: Stack, tenant: Caller, *, runs: int, rate_per_s: int) -> None:
+    """Cancel runs of one label, kill the replica that does it, and see that each is done once."""
     await tenant.apply("held", {"steps": {"a": {"topic": "nobody"}}})
     await tenant.call("PUT", f"/v1/admin/tenants/{tenant.tenant}", {"max_concurrent_runs": None})
-    rows = {"runs": [{"key": f"k{number}", "labels": {"team": "red"}} for number in range(50)]}
-    started = await tenant.call("POST", "/v1/workflows/held/runs/batch", rows)
-    assert {each["status"] for each in started.body["results"]} == {200}
-    asked = {"action": "cancel", "filter": {"label": ["team:red"]}, "rate_per_s": 50}
+    for first in range(0, runs, 1_000):
+        numbers = range(first, min(runs, first + 1_000))
+        rows = {"runs": [{"key": f"k{number}", "labels": {"team": "red"}} for number in numbers]}
+        started = await tenant.call("POST", "/v1/workflows/held/runs/batch", rows)
+        assert {each["status"] for each in started.body["results"]} == {200}
+    asked = {"action": "cancel", "filter": {"label": ["team:red"]}, "rate_per_s": rate_per_s}
     preview = await tenant.call("POST", "/v1/bulk", {**asked, "dry_run": True})
-    assert preview.body == {"matched": 50, "by_tenant": {tenant.tenant: 50}}
+    assert preview.body == {"matched": runs, "by_tenant": {tenant.tenant: runs}}
     bulk = (await tenant.at(0).call("POST", "/v1/bulk", asked)).body
     path = f"/v1/bulk/{bulk['bulk_id']}"
 
     async def is_under_way() -> bool:
-        return bool((await tenant.at(0).get(path))["done"] >= 5)
+        return bool((await tenant.at(0).get(path))["done"] >= runs // 10)
 
-    await until(is_under_way, within_s=10)
-    killed.replicas[0].kill()
-    if len(killed.replicas) == 1:
-        await asyncio.to_thread(killed.replicas[0].start)
+    await until(is_under_way, within_s=30)
+    stack.replicas[0].kill()
+    if len(stack.replicas) == 1:
+        await asyncio.to_thread(stack.replicas[0].start)
     survivor = tenant.at(-1)
 
     async def has_ended() -> bool:
         return bool((await survivor.get(path))["status"] == "finished")
 
-    await until(has_ended, within_s=RECOVERED_S)
+    await until(has_ended, within_s=RECOVERED_S + 10 * runs / rate_per_s)
     ended = await survivor.get(path)
-    assert (ended["matched"], ended["done"], ended["failed"]) == (50, 50, 0)
-    left = await survivor.get("/v1/runs?label=team:red&status=cancelled&limit=100")
-    assert len(left["runs"]) == 50
-    audit = await survivor.get("/v1/admin/audit?action=run.cancel&limit=100")
-    own = [each["subject"] for each in audit["entries"] if each["tenant"] == tenant.tenant]
-    assert len(own) == len({*own}) == 50
-    if len(killed.replicas) > 1:
-        await asyncio.to_thread(killed.replicas[0].start)
+    assert (ended["matched"], ended["done"], ended["failed"]) == (runs, runs, 0)
+    left = await survivor.get("/v1/runs?label=team:red&status=running&limit=100")
+    assert left["runs"] == []
+    subjects = [entry["subject"] for entry in await _log(survivor, "run.cancel")]
+    assert len(subjects) == len({*subjects}) == runs
+    if len(stack.replicas) > 1:
+        await asyncio.to_thread(stack.replicas[0].start)
 
 
 async def _rounds(stack: Stack, caller: Caller, rounds: int, chance: random.Random) -> None:

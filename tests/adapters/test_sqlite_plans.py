@@ -21,6 +21,7 @@ from stanchion.adapters.store.sqlite import (
     housekeeping,
     jobs,
     outbox,
+    queue,
     runs,
 )
 from stanchion.adapters.store.sqlite.file import open_writer
@@ -46,6 +47,7 @@ _MAY_SCAN = {
     "count_ready": "one row per topic and tenant with ready jobs: what waits, not what is kept",
     "count_rows": "one entry per run that is to be advanced: what waits, not what is kept",
     "highest_ticket": "once, when the store is opened, over what is waiting",
+    "oldest_ready": "one row per topic and tenant with ready jobs, each with one look at an index",
     "list_notes": "notes of locks changed by hand that are not in the audit log yet",
     "look": "the first row of a table, and no more",
 }
@@ -229,6 +231,7 @@ _VERBS: dict[str, _Verb] = {
     "fire timers": lambda world: outbox.fire_timers(world.later().db, limit=5),
     "take outbox": lambda world: outbox.take_outbox(world.db, limit=5, hold_ms=50),
     "audit": lambda world: housekeeping.audit_slots(world.db, limit=1),
+    "oldest waits": lambda world: queue.oldest_waits(world.db, None).ready,
     "purge": lambda world: housekeeping.purge(world.db, finished_before=_AHEAD, limit=2),
 }
 

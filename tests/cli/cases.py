@@ -599,6 +599,34 @@ CASES: Final = (
         ),
     ),
     Case(
+        args=("run", "waits"),
+        asks=("GET", "/v1/waits"),
+        answer=runs.WaitsAnswer(
+            LATER,
+            (
+                runs.WaitRow(
+                    waits_for="slot",
+                    run_id="07-01h",
+                    tenant="acme",
+                    workflow_id="research",
+                    step_id=None,
+                    since=AT,
+                    until=LATER,
+                    code=WhyCode.QUEUED,
+                    detail="tenant 'acme' is full; position 1 in its queue, 0 runs ahead",
+                    remedy="wait for a slot, or stanchion run cancel 07-01h",
+                ),
+            ),
+        ),
+        shape=runs.WaitsAnswer,
+        says=(
+            "WAITS FOR  SINCE                 TENANT  WORKFLOW  RUN",
+            "slot       2026-11-15 19:00:00Z  acme    research  07-01h",
+            "slot: tenant 'acme' is full; position 1 in its queue, 0 runs ahead (queued)",
+            "to do: wait for a slot, or stanchion run cancel 07-01h --tenant acme",
+        ),
+    ),
+    Case(
         args=("run", "cancel", "07-01h", "--reason", "too late"),
         asks=("POST", "/v1/runs/07-01h/cancel"),
         body={"reason": "too late"},

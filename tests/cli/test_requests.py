@@ -14,7 +14,7 @@ from stanchion.cli import session
 from stanchion.cli.errors import Exit
 from stanchion.core.model import RunStatus
 from stanchion.core.rerun import RerunAction, RerunVersion
-from stanchion.wire import runs
+from stanchion.wire import admin, runs
 from tests.cli.conftest import Cli
 from tests.cli.scripted import Said, Script, problem, running_script
 
@@ -410,3 +410,18 @@ def test_an_export_writes_a_line_for_each_entry_of_all_pages(
         asked = [request.query for request in server.requests[-3:]]
         assert [each.get("cursor") for each in asked] == [None, "next", "more"]
         assert {each["actor"] for each in asked} == {"kim"}
+
+
+@pytest.mark.parametrize(
+    ("option", "there"), [("--no-budget", "calls"), ("--unpin", "report")], ids=str
+)
+def test_what_is_not_there_cannot_be_removed_from_a_tenant(
+    option: str, there: str, cli: Cli, server: Script
+) -> None:
+    budget = admin.BudgetConfig(limit=1, window="hour")
+    server.says(Said(admin.TenantConfig(budgets={"calls": budget}, workflows={"report": 1})))
+    outcome = cli("tenant", "set", "acme", option, "misspelt")
+    assert outcome.code == Exit.NOT_FOUND
+    assert f"{option} misspelt: the tenant has none of this name" in outcome.err
+    assert f"it has: {there}" in outcome.err
+    assert [request.method for request in server.requests] == ["GET"]

@@ -194,6 +194,37 @@ async def test_a_full_tenant_shows_since_when_and_what_another_slot_would_do() -
         page = (await browser.get("/console/admission?tenant=tight")).body.decode()
         assert "filled <time" in page
         assert "1 of 2" in page  # a second slot stays taken: no run has ended
+        page = (await browser.get("/console/admission?tenant=tight&if_cap=40")).body.decode()
+        assert '<tr class="chosen"><td>40</td><td class="num">2 of 2</td>' in page
+        for odd in ("0", "1", "x", "9" * 30):
+            assert (await browser.get(f"/console/admission?tenant=tight&if_cap={odd}")).status == 200
+
+
+async def test_the_overview_leads_to_the_runs_that_have_waited_longest() -> None:
+    async with opened_console() as world:
+        house, browser = world.house, await world.browser(ADMIN)
+        assert "Waiting longest" in (await browser.get("/console")).body.decode()
+        queue = {"max_concurrent_runs": 1, "on_full": "queue"}
+        await house.ask("PUT", "/v1/admin/tenants/lined", queue, key=ADMIN)
+        await house.ask("PUT", "/v1/workflows/one", ONE_STEP, key=ADMIN, tenant="lined")
+        ready, queued = [
+            (await house.ask("POST", "/v1/workflows/one/runs", {}, key=ADMIN, tenant="lined")).json
+            for _ in range(2)
+        ]
+        told = (await house.ask("GET", "/v1/waits", key=ADMIN)).json["waits"]
+        assert {(each["waits_for"], each["run_id"]) for each in told} == {
+            ("worker", ready["run_id"]),
+            ("slot", queued["run_id"]),
+        }
+        page = (await browser.get("/console")).body.decode()
+        assert "a run has waited" not in page, "every job waits a moment"
+        later = house.services.clock.now() + 60_000
+        house.services.clock.now = lambda: later  # type: ignore[method-assign] # a minute later
+        for path in ("/console", "/console?tenant=lined"):
+            page = (await browser.get(path)).body.decode()
+            assert "a run has waited 1 min" in page
+            for run in (ready, queued):
+                assert f'href="/console/runs/{run["run_id"]}?tenant=lined"' in page
 
 
 @in_one_loop

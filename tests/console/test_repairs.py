@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from stanchion.core.model import Risk
 from stanchion.services.lease_events import Fallback
-from tests.console.visits import Browser, ConsoleHouse, opened_console
-from tests.gateway.house import ADMIN
+from tests.console.visits import Browser, ConsoleHouse, opened_console, parsed
+from tests.gateway.house import ADMIN, ONE_STEP
 
 in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
@@ -68,6 +68,22 @@ async def test_dead_letters_are_replayed_or_discarded(
 
 
 @in_one_loop
+async def test_a_runs_page_replays_its_dead_letter_and_is_shown_again(
+    world: ConsoleHouse, browser: Browser
+) -> None:
+    letter = await _dead_letter(world, "letters-of-run")
+    run_id = letter.split(":")[1]
+    path = f"/console/runs/{run_id}?tenant=letters-of-run"
+    page = await browser.get(path)
+    assert b"Replay this dead letter?" in page.body
+    assert f'value="{letter}"'.encode() in page.body
+    form = {"act": "replay", "letter": letter, "run": run_id, "tenant": "letters-of-run"}
+    done = await browser.post("/console/dead-letters", **form)
+    assert done.status == 303
+    assert done.headers["location"].startswith(f"/console/runs/{run_id}?")
+
+
+@in_one_loop
 async def test_slots_are_compared_and_repaired(browser: Browser) -> None:
     assert b"The last audit" in (await browser.get("/console/drift")).body
     assert b"repaired nothing" in (await browser.get("/console/drift/try")).body
@@ -103,6 +119,26 @@ async def test_a_filter_of_the_list_of_runs_is_that_of_the_bulk_action(browser: 
     for status in (b"pending", b"running", b"waiting"):
         assert b'value="%b" checked' % status in page.body
     assert b'name="since" value="20' in page.body
+    labelled, until = {"labels": {"a": "b", "c": "d"}}, "2100-08-01T15:00:00Z"
+    ask = browser.house.ask
+    await ask("PUT", "/v1/workflows/one", ONE_STEP, key=ADMIN, tenant="filtered")
+    await ask("POST", "/v1/workflows/one/runs", labelled, key=ADMIN, tenant="filtered")
+    listed = await browser.get(f"/console/runs?tenant=filtered&label=a:b+c:d&until={until}")
+    (link,) = [
+        each.attributes["href"]
+        for each in parsed(listed.body)
+        if each.attributes.get("href", "").startswith("/console/bulk?label")
+    ]
+    page = await browser.get(link)
+    assert b'value="a:b c:d"' in page.body
+    assert f'name="until" value="{until}"'.encode() in page.body
+
+
+@in_one_loop
+async def test_a_filter_that_is_typed_wrong_stays_in_its_field(browser: Browser) -> None:
+    page = await browser.get("/console/runs?tenant=none&since=yesterday&workflow_id=report")
+    assert (page.status, b'value="yesterday"' in page.body) == (422, True)
+    assert b'value="report"' in page.body
 
 
 @in_one_loop

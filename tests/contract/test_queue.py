@@ -20,7 +20,7 @@ from stanchion.core.admission import (
     Verdict,
 )
 from stanchion.core.events import CancelRequested, Promoted, TimerFired
-from stanchion.core.model import Instant, RunId, RunStatus, Stamp, TenantId
+from stanchion.core.model import Instant, RunId, RunStatus, Stamp, TenantId, place_of
 from stanchion.core.queue import QUEUE_TIMEOUT, QUEUE_TIMER, FairQueue, OnFull, QueueRequest
 from stanchion.core.schedule import TickMark
 from stanchion.ports.records import (
@@ -29,6 +29,7 @@ from stanchion.ports.records import (
     Committed,
     InboxEntry,
     Loaded,
+    OldestWaits,
     PostAnswer,
     RunFilter,
     Tenant,
@@ -122,6 +123,35 @@ async def test_a_run_waits_without_a_slot_and_without_jobs(store: Store) -> None
     assert [timer.timer for timer in facts.timers] == [QUEUE_TIMER]
     assert facts.timers[0].due == wanted.run.created_at + 300_000
     assert (await store.audit_slots(limit=10)).drifts == ()
+
+
+async def test_the_oldest_waits_are_those_of_the_first_queued_run_and_of_the_first_ready_job(
+    store: Store,
+) -> None:
+    assert await store.oldest_waits(None) == OldestWaits()
+    first = await _full(store)
+    other = await start(store, tenant=GLOBEX)
+    waits = [await _wait(store, priority) for priority in (0, 9, 5)]
+    places = sorted((await loaded(store, each)).run.created_at for each in waits)
+    for tenant in (ACME, None):
+        found = await store.oldest_waits(tenant)
+        assert found.queued in waits, "whatever its priority"
+        assert (await loaded(store, found.queued)).run.created_at == places[0]
+        runs = [place_of(job_id).run_id for job_id in found.ready]
+        assert first in runs
+        assert set(runs) <= {first, other} if tenant is None else runs == [first]
+    of_other = await store.oldest_waits(GLOBEX)
+    assert of_other.queued is None
+    assert [place_of(job_id).run_id for job_id in of_other.ready] == [other]
+    assert await store.oldest_waits(TenantId("nobody")) == OldestWaits()
+    await start(store, tenant=GLOBEX)
+    assert (await store.oldest_waits(GLOBEX)).ready == of_other.ready
+    assert len(await lease(store)) == 3
+    found = await store.oldest_waits(None)
+    assert found.ready == ()
+    for run_id in waits:
+        await advance(store, ONE_JOB, run_id, CancelRequested(actor="test"))
+    assert await store.oldest_waits(None) == OldestWaits()
 
 
 async def test_the_step_that_frees_a_slot_promotes_the_next_run(store: Store) -> None:

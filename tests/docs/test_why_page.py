@@ -5,14 +5,13 @@ from __future__ import annotations
 from stanchion.core.why import WhyCode
 from tests.acceptance.stack import ADMIN_KEY, Kind, running_stack
 from tests.console.scene import Scene
-from tests.docs.transcripts import QUICK, TENANT, on_page, said, shape
-
-RESERVED = {WhyCode.SUSPENDED}
+from tests.docs.transcripts import QUICK, TENANT, foretold, on_page, said, shape
 
 
 def test_every_code_has_a_transcript_whose_first_cause_it_is() -> None:
     page = on_page()
-    assert set(page) == {str(code) for code in WhyCode if code not in RESERVED}
+    assert set(page) == {str(code) for code in WhyCode}
+    assert shape(foretold()) == shape(page["suspended"])
     for code, text in page.items():
         command, first, todo, *_ = text.splitlines()
         assert command.startswith("$ stanchion run why "), code

@@ -6,6 +6,8 @@ writes them anew into ``docs/how-to/why-is-my-run-not-running.md``. Two replicas
 of their own are started on 127.0.0.1, and each run is brought to the point where it does not go on.
 It takes a good minute, because a topic counts as unserved after one. ``test_why_page`` plays the
 stories that need no outage and compares what is said with the page.
+
+No worker can suspend a job yet. What servers will say about one is made from facts: ``foretold``.
 """
 
 from __future__ import annotations
@@ -15,14 +17,34 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import msgspec
+from click import unstyle
 from click.testing import CliRunner
 
 from stanchion.cli.app import app
+from stanchion.cli.runs import why_lines
+from stanchion.core.model import (
+    Instant,
+    JobId,
+    OnJob,
+    Run,
+    RunId,
+    RunStatus,
+    Step,
+    StepId,
+    StepStatus,
+    TenantId,
+    Topic,
+    WorkflowId,
+)
+from stanchion.core.why import OpenJob, OpenJobState, RunFacts, Surroundings, why
+from stanchion.gateway.views import why_answer
+from stanchion.services.why import Explanation
 from tests.acceptance.stack import ADMIN_KEY
 from tests.console.scene import Scene, running_scene, wait_for
 from tests.docs.terminal import ROOT
 
-__all__ = ["PAGE", "QUICK", "STORIES", "on_page", "said", "shape"]
+__all__ = ["PAGE", "QUICK", "STORIES", "foretold", "on_page", "said", "shape"]
 
 PAGE: Final = ROOT / "docs" / "how-to" / "why-is-my-run-not-running.md"
 TENANT: Final = "acme"
@@ -62,6 +84,37 @@ def shape(text: str) -> str:
     ):
         text = re.sub(pattern, word, text)
     return text.strip()
+
+
+def foretold() -> str:
+    """What will be said about a run whose job asked a question and was suspended."""
+    run_id, step_id, began = RunId("051m7jnb18q3v5x7z9a1c2e"), StepId("book"), Instant(1794848949353)
+    job_id = JobId(f"{run_id}:{step_id}@1")
+    step = Step(
+        status=StepStatus.RUNNING, attempt=1, wait=OnJob(job_id), started_at=began
+    )
+    run = Run(
+        id=run_id,
+        tenant=TenantId(TENANT),
+        workflow_id=WorkflowId("travel"),
+        workflow_version=1,
+        input={},
+        created_at=began,
+        status=RunStatus.WAITING,
+        steps={step_id: step},
+    )
+    suspended = OpenJob(
+        id=job_id,
+        step_id=step_id,
+        topic=Topic("agent.book"),
+        state=OpenJobState.SUSPENDED,
+        deliveries=1,
+        fence=1794848949353917,
+    )
+    findings = why(RunFacts(at=began, run=run, jobs=(suspended,)), Surroundings())
+    answer = why_answer(Explanation(run_id, run.status, began, findings))
+    lines = why_lines(msgspec.json.decode(msgspec.json.encode(answer)), TENANT)
+    return "\n".join([f"$ stanchion run why {run_id}", *map(unstyle, lines), ""])
 
 
 # ── Stories ──────────────────────────────────────────────────────────────────────────────────────
@@ -182,7 +235,7 @@ STORIES: Final[Mapping[str, Story]] = {
 
 def main() -> None:
     """Take the transcripts and write them into the page."""
-    taken: dict[str, str] = {}
+    taken: dict[str, str] = {"suspended": foretold()}
     with running_scene(job_lease_ttl_s=20.0) as scene:
         scene.tenant(TENANT, 100)
         runs = {code: STORIES[code](scene) for code in ("no_worker", "dead_letter", *QUICK)}

@@ -211,7 +211,12 @@ async def test_the_history_of_locks_says_what_ran_without_one(house: House) -> N
     assert (len(seen["busy"]), sum(seen["busy"]), seen["bucket_ms"]) == (1200, 3, 50)
     assert [(wait["name"], wait["tries"]) for wait in seen["waits"]] == [("run/z", 2)]
     assert (seen["unlocked_count"], seen["unlocked"][0]["name"]) == (1, "run/y")
-    assert (await house.ask("GET", "/v1/admin/lock-history")).json["marks"] == []
+    assert seen["unlocked_elsewhere"] == {}
+    other = {"version": "0.1", "parts": {"unlocked": 12}}
+    await house.services.store.report_replica("other", other, keep_ms=60_000)
+    await house.services.replicas.read()
+    again = (await house.ask("GET", "/v1/admin/lock-history")).json
+    assert (again["marks"], again["unlocked_elsewhere"]) == ([], {"other": 12})
     assert (await house.ask("GET", "/v1/admin/lock-history?nam=x")).status == 422
 
 

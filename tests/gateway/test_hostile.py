@@ -363,7 +363,14 @@ async def test_a_whole_number_may_be_written_with_a_fraction_of_nothing(house: H
     used = b'{"worker_id": "w", "leases": [' + lease + b"]}"
     assert (await house.ask("POST", "/v1/worker/renew", used)).json["lost"] == ["j"]
     half = await house.ask("POST", "/v1/worker/renew", used.replace(b"3.0", b"3.5"))
-    assert (half.status, half.json["errors"][0]["path"]) == (422, "leases[0].usage[...]")
+    assert (half.status, half.json["errors"][0]["path"]) == (422, "leases[0].usage.a")
+    for wrong, path in (
+        (budgets.replace(b"6.0", b"-1"), "budgets.b.limit"),
+        (budgets.replace(b'"limit": 5.0, ', b""), "budgets.a.limit"),
+        (budgets.replace(b'"b"', b'"b.[c]"').replace(b"6.0", b"[]"), "budgets.b.[c].limit"),
+    ):
+        answer = await house.ask("PUT", "/v1/admin/tenants/acme", wrong)
+        assert (answer.status, answer.json["errors"][0]["path"]) == (422, path)
     for wrong in (b'{"max_concurrent_runs": 2.5}', b'{"max_concurrent_runs": 1e300}'):
         answer = await house.ask("PUT", "/v1/admin/tenants/acme", wrong)
         assert (answer.status, answer.json["errors"][0]["path"]) == (422, "max_concurrent_runs")

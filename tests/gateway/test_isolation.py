@@ -244,6 +244,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "rerun_run": not_there,
     "cancel_run": not_there,
     "list_approvals": empty("approvals"),
+    "list_waits": empty("waits"),
     "approve_step": not_there,
     "reject_step": not_there,
     "take_results": lambda answer, world: (

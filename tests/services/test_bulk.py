@@ -142,3 +142,26 @@ def test_a_request_that_is_sent_again_with_its_key_begins_one_bulk_action() -> N
     # To the replica that lives, after the first one died at any point of creating it.
     for lives in range(30):
         loop.run(_dies(lives, is_sent_again=True))
+
+
+async def _dies_while_creating(lives: int) -> None:
+    pair = Pair(10**9)
+    await pair.ended_runs()
+    pair.mortal.lives = lives
+    wanted = replace(WANTED, idempotency_key="k")
+    creating = asyncio.create_task(pair.first.services.bulk.create(wanted))
+    running = asyncio.create_task(pair.second.services.bulk.run())
+    await asyncio.sleep(15 * 60)
+    assert (await pair.store.list_documents("bulk_running")).items == (), lives
+    await pair.second.services.bulk.create(wanted)
+    await asyncio.sleep(20)
+    (bulk,) = (await pair.second.services.bulk.page(ACME, cursor=None, limit=10)).items
+    assert (bulk.done, bulk.status) == (RUNS, BulkStatus.FINISHED), lives
+    for task in (creating, running):
+        task.cancel()
+    await asyncio.gather(creating, running, return_exceptions=True)
+
+
+def test_the_name_of_one_whose_creation_failed_is_forgotten_and_its_key_still_works() -> None:
+    for lives in range(2, 18):
+        loop.run(_dies_while_creating(lives))

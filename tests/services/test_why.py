@@ -11,6 +11,7 @@ from stanchion.core.escalation import Order
 from stanchion.core.json_value import JsonObject
 from stanchion.core.lease import LeaseOverride, OnLockError
 from stanchion.core.model import Failure, Risk, RunId, RunStatus, StepId, Topic, WorkflowId
+from stanchion.core.queue import OnFull
 from stanchion.core.why import Finding, WhyCode
 from stanchion.core.workflow import (
     ApprovalSpec,
@@ -21,6 +22,7 @@ from stanchion.core.workflow import (
     SubworkflowSpec,
 )
 from stanchion.ports.locks import operator_token
+from stanchion.ports.records import Tenant
 from stanchion.services.engine import Terms
 from stanchion.services.why import Explanation
 from stanchion.services.work import TenantOverloaded
@@ -156,6 +158,44 @@ async def test_a_held_lease_is_named_while_events_wait_for_it(world: World) -> N
 
 
 @virtual
+async def test_the_longest_waits_are_for_a_slot_a_lock_and_a_worker_on_any_replica(
+    world: World,
+) -> None:
+    one, two = world.add(), world.add()
+    await world.define(ONE)
+    await world.define(ONE, tenant=GLOBEX)
+    assert await one.services.explainer.longest_waits(None) == ()
+    locked = await world.start(one, "one")
+    (leased,) = await world.lease(one, "work")
+    await asyncio.sleep(5)
+    ready = await world.start(one, "one")
+    await asyncio.sleep(5)
+    await world.start(one, "one")
+    await world.start(one, "one", tenant=GLOBEX)
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=3, on_full=OnFull.QUEUE))
+    queued = await world.start(one, "one")
+    await asyncio.sleep(5)
+    token = operator_token("kim", "secret")
+    await world.locks.acquire(f"run/{locked}", token, ttl_ms=60_000, within_ms=1_000)
+    await world.report(one, leased)
+    began = world.clock.now()
+    await asyncio.sleep(9)
+    for replica in (one, two):
+        found = await replica.services.explainer.longest_waits(None)
+        waits = [(each.waits_for, each.run_id, str(each.finding.code)) for each in found]
+        assert waits == [
+            ("worker", ready, "job_ready"),
+            ("slot", queued, "queued"),
+            ("lock", locked, "run_locked"),
+        ]
+        assert {each.tenant for each in found} == {ACME}
+        assert [round((world.clock.now() - each.since) / 1000) for each in found[:2]] == [19, 14]
+        assert 0 <= found[2].since - began <= 100
+        (other,) = await replica.services.explainer.longest_waits(GLOBEX)
+        assert (other.waits_for, other.tenant) == ("worker", GLOBEX)
+
+
+@virtual
 async def test_a_closed_class_says_by_which_rule_and_since_when(world: World) -> None:
     one = world.add()
     own = replace(
@@ -171,6 +211,9 @@ async def test_a_closed_class_says_by_which_rule_and_since_when(world: World) ->
         await world.report(one, each)
     await asyncio.sleep(5)
     assert await world.ended(runs["one"]) == "succeeded"
+    (longest,) = await one.services.explainer.longest_waits(None)
+    assert longest.run_id in {runs["high"], runs["own"]}
+    assert (longest.waits_for, longest.finding.code) == ("lock", WhyCode.CLASS_CLOSED)
     high, mine = await first(one, runs["high"]), await first(one, runs["own"])
     assert high.code is mine.code is WhyCode.CLASS_CLOSED
     assert high.blocked_by is not None

@@ -615,6 +615,11 @@ def _without_output(item: Item) -> Item:
 _reused: Final = rerun._reused  # noqa: SLF001 - the rule that the defect replaces
 
 
+def _newest(self: RunPlaces, tenant: TenantId | None, status: RunStatus) -> RunId | None:
+    places = self._places.get((tenant, RunIndex.STATUS, status))
+    return RunId(places[-1][1]) if places else None
+
+
 def _patched(
     where: ModuleType | type, name: str, by: object
 ) -> Callable[[], AbstractContextManager[None]]:
@@ -823,6 +828,11 @@ ALL: Final = (
         name="old-facts",
         says="a run is explained by facts that were true before",
         store=_OldFacts,
+    ),
+    Mutant(
+        name="newest-wait-named",
+        says="of the queued runs the one is named that was created last",
+        applied=_patched(RunPlaces, "oldest", _newest),
     ),
     Mutant(
         name="why-without-retries",

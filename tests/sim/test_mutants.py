@@ -53,6 +53,7 @@ FOUND_ON = {
     "relay-never-again": (8, "everything ends"),
     "one-summary-for-all": (0, "every replica reports"),
     "old-facts": (0, "why "),
+    "newest-wait-named": (0, "the oldest waits are named"),
     "why-without-retries": (3, "why names what happens next"),
     "result-from-anybody": (10, "each effect is accepted once"),
     "settle-fence-not-checked": (32, "each effect is accepted once"),

@@ -38,6 +38,7 @@ __all__ = [
     "run_rows",
     "step_cells",
     "timeline_lines",
+    "wait_lines",
     "why_lines",
 ]
 
@@ -194,6 +195,29 @@ def why_lines(answer: dict[str, Any], tenant: str | None) -> Iterator[str]:
         "DETAIL": "detail",
     }
     yield from rows_of(findings, columns)
+
+
+def wait_lines(answer: dict[str, Any]) -> Iterator[str]:
+    """The runs that have waited longest, one for each kind of wait; then why, and what to do."""
+    waits = answer["waits"]
+    if waits:
+        yield from table(
+            ("WAITS FOR", "SINCE", "TENANT", "WORKFLOW", "RUN"),
+            (
+                (
+                    cell(row["waits_for"]),
+                    clock(row["since"]),
+                    cell(row["tenant"]),
+                    cell(row["workflow_id"]),
+                    cell(row["run_id"]),
+                )
+                for row in waits
+            ),
+        )
+        for row in waits:
+            yield ""
+            yield f"{cell(row['waits_for'])}: {cell(row['detail'])} ({cell(row['code'])})"
+            yield f"to do: {_remedy(row, row['tenant'])}"
 
 
 def _whys_place(found: dict[str, Any]) -> str:

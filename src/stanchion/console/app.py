@@ -356,6 +356,7 @@ class Console:
         tenant = None if view.visitor.sees_all else view.tenant
         # Before the data is read: a change while it is read makes the page out of date.
         seen = self.pulse.version(tenant)
+        view.alarms = await self.pulse.alarms()
         try:
             data = await page.load(view) | (more or {})
         except BadCursor:

@@ -56,6 +56,8 @@ class Alarm(msgspec.Struct, frozen=True):
     """When this replica first saw it."""
     href: str | None = None
     """Where to look further."""
+    brief: str = ""
+    """The same in a few words, for the sentence of the overview."""
 
 
 class AdmissionSample(msgspec.Struct, frozen=True, array_like=True):
@@ -227,31 +229,37 @@ class Pulse:
     def _found(self, checks: dict[str, str], *, is_draining: bool) -> list[tuple[str, Alarm]]:
         found: list[tuple[str, Alarm]] = []
 
-        def add(key: str, level: AlarmLevel, text: str, href: str | None = None) -> None:
-            found.append((key, Alarm(level, text, None, href)))
+        def add(key: str, level: AlarmLevel, brief: str, text: str, href: str | None = None) -> None:
+            found.append((key, Alarm(level, text, None, href, brief)))
 
         if checks["store"] != "ok":
-            add("store", "bad", "The store does not answer: starts and results wait.")
+            text = "The store does not answer: starts and results wait."
+            add("store", "bad", "the store does not answer", text)
         if checks["locks"] != "ok":
-            add("locks", "bad", self._without_locks(), "/console/leases")
+            add("locks", "bad", *self._without_locks(), "/console/leases")
         if checks["bus"] != "ok":
-            add("bus", "warn", "The bus does not answer: work goes on by polling, a little later.")
+            text = "The bus does not answer: work goes on by polling, a little later."
+            add("bus", "warn", "the bus does not answer", text)
         escalating = self._services.escalating
         closed = _listed([risk for risk in Risk if escalating.closes(risk)])
         href = "/console/escalation"
         if escalating.forced is Order.FORCE_OPEN:
-            add("open", "bad", "An operator forces locks to fail open: escalation is off.", href)
+            text = "An operator forces locks to fail open: escalation is off."
+            add("open", "bad", "locks are forced to fail open", text, href)
         elif escalating.forced is Order.FORCE_CLOSED:
-            add("closed", "bad", f"An operator forces {closed} to fail closed.", href)
+            text = f"An operator forces {closed} to fail closed."
+            add("closed", "bad", f"{closed} are forced to fail closed", text, href)
         elif escalating.level is not Level.NORMAL:
             word = "Latched" if escalating.level is Level.LATCHED else "Escalated"
             text = f"{word}: too much ran without a lock, so {closed} fails closed."
-            add("escalated", "bad", text, href)
+            add("escalated", "bad", f"escalated, {closed} fail closed", text, href)
         if is_draining:
-            add("draining", "warn", "This server is shutting down: it takes no new work.")
+            text = "This server is shutting down: it takes no new work."
+            add("draining", "warn", "this server is shutting down", text)
         return found
 
-    def _without_locks(self) -> str:
+    def _without_locks(self) -> tuple[str, str]:
+        """What the classes do without the lock store, in a few words and in a sentence."""
         policies, escalating = self._services.settings.current.policies, self._services.escalating
         open_ = [
             risk
@@ -263,7 +271,8 @@ class Pulse:
             *([f"{_listed(open_)} runs go on without one (fail open)"] if open_ else []),
             *([f"{_listed(closed)} runs wait (fail closed)"] if closed else []),
         ]
-        return f"The lock store does not answer: {', '.join(parts)}."
+        brief = "locks fail open" if open_ else "locks fail closed"
+        return brief, f"The lock store does not answer: {', '.join(parts)}."
 
 
 def _listed(words: list[Risk]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
 from stanchion.console.api import Api
-from stanchion.console.live import AdmissionSample
+from stanchion.console.live import AdmissionSample, Alarm
 from stanchion.core.model import Instant
 from stanchion.gateway.problems import Refusal
 from stanchion.services.keys import KeyHolder
@@ -101,6 +101,8 @@ class View:
     """The tenant that is looked at; ``None``: all of them."""
     samples: tuple[AdmissionSample, ...] = ()
     """Figures of all tenants over the last half hour, for a viewer who may see them."""
+    alarms: tuple[Alarm, ...] = ()
+    """What is wrong with the deployment now."""
     problem: Refusal | None = None
     """Why the API refused what the form asked for."""
     status: int = 200

@@ -255,7 +255,44 @@ def _with_whole_numbers(
             return msgspec.convert(value, decoder.type)
         except msgspec.ValidationError as next_error:
             error = next_error
-    raise InvalidJson(why_not(error, decoder.type)) from None
+    fault = why_not(error, decoder.type)
+    if _ANY_ENTRY in fault.path and len(body) <= _NAMED_BYTES_MAX:
+        value = msgspec.json.decode(body) if value is None else value
+        fault = _with_entry(fault, value, decoder.type)
+    raise InvalidJson(fault) from None
+
+
+def _with_entry(fault: Fault, value: Any, shape: Any) -> Fault:  # noqa: ANN401 - any JSON, any type
+    """The fault with the name of the map's entry: the decoder says ``budgets[...].limit`` only.
+
+    The entry is the first one that is refused for the same reason without the others.
+    """
+    before, _, after = fault.path.partition(_ANY_ENTRY)
+    holder = value
+    for name, index in _STEP_OR_INDEX.findall(f".{before}"):
+        try:
+            holder = holder[name or int(index)]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return fault
+    if not isinstance(holder, dict):
+        return fault
+    entries = dict(holder)
+    for name, entry in islice(entries.items(), _NAMED_ENTRIES_MAX):
+        holder.clear()
+        holder[name] = entry
+        try:
+            msgspec.convert(value, shape)
+        except msgspec.ValidationError as error:
+            if why_not(error, shape) == fault:
+                return Fault(f"{before}.{name[:_NAMED_CHARS]}{after}", fault.message)
+    return fault
+
+
+_ANY_ENTRY: Final = "[...]"
+_STEP_OR_INDEX = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_NAMED_BYTES_MAX: Final = 16 * 1024
+_NAMED_ENTRIES_MAX: Final = 100
+"""In larger bodies and maps the entry is not looked for: each one is another pass."""
 
 
 def _made_whole(value: Any, steps: list[str | None]) -> bool:  # noqa: ANN401 - any JSON

@@ -74,7 +74,7 @@ from stanchion.services.gate_answers import (
     RunStarted,
 )
 from stanchion.services.keys import ApiKeyRecord
-from stanchion.services.why import Explanation
+from stanchion.services.why import Explanation, LongestWait
 from stanchion.wire.admin import DeadLetterRow, KeyRow
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
@@ -91,6 +91,7 @@ from stanchion.wire.runs import (
     TimelineLine,
     UsedWorkflow,
     WaitingFor,
+    WaitRow,
     WhyAnswer,
     WhyBlocker,
     WhyFinding,
@@ -117,6 +118,7 @@ __all__ = [
     "started",
     "timeline_line",
     "to_instant",
+    "wait_row",
     "when",
     "why_answer",
 ]
@@ -567,3 +569,20 @@ def refusal_of(
             return Refusal(code=code, detail=detail, retry_after_ms=answer.retry_after_ms)
         case _:
             assert_never(answer)
+
+
+def wait_row(wait: LongestWait) -> WaitRow:
+    """A run that waits, and what for."""
+    finding = wait.finding
+    return WaitRow(
+        waits_for=wait.waits_for,
+        run_id=wait.run_id,
+        tenant=wait.tenant,
+        workflow_id=wait.workflow_id,
+        step_id=finding.step_id,
+        since=when(wait.since),
+        until=when_if(finding.until),
+        code=finding.code,
+        detail=finding.detail,
+        remedy=finding.remedy,
+    )

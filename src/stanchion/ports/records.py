@@ -77,6 +77,7 @@ __all__ = [
     "LeasedJob",
     "Loaded",
     "LostReason",
+    "OldestWaits",
     "OutboxRow",
     "Page",
     "PostAnswer",
@@ -292,6 +293,15 @@ def index_for(only: RunFilter, tenant: TenantId | None) -> RunIndex:
     if only.workflow_id is not None and tenant is not None and not is_rare:
         return RunIndex.WORKFLOW
     return RunIndex.STATUS if only.statuses else RunIndex.AGE
+
+
+class OldestWaits(msgspec.Struct, frozen=True):
+    """What has waited longest for a slot and for a worker."""
+
+    queued: RunId | None = None
+    """The queued run that was created first."""
+    ready: tuple[JobId, ...] = ()
+    """The job that became ready first; with several shards, the first one of each of them."""
 
 
 class FeedEntry(msgspec.Struct, frozen=True):

@@ -72,6 +72,7 @@ from stanchion.ports.records import (
     LeasedJob,
     Loaded,
     LostReason,
+    OldestWaits,
     OutboxRow,
     Page,
     PostAnswer,
@@ -212,6 +213,13 @@ class Runs(Protocol):
 
     async def queue_position(self, run_id: RunId) -> int | None:
         """The place of a run in its tenant's queue, 1 for the next one; ``None`` outside of it."""
+
+    async def oldest_waits(self, tenant: TenantId | None) -> OldestWaits:
+        """What has waited longest for a slot and for a worker, of one tenant or of all.
+
+        Reads the first entries of indexes: of the queued runs, and of the ready jobs of each tenant
+        and topic. Does not read runs.
+        """
 
 
 class Jobs(Protocol):

@@ -86,6 +86,8 @@ _CHUNK: Final = 1_000
 """Run ids in one document."""
 _KEPT_MS: Final = 30 * 24 * 60 * 60 * 1_000
 _TIDY_MS: Final = 60 * 60 * 1_000
+_CREATED_MS: Final = 10 * 60 * 1_000
+"""Longer than the creation of a bulk action takes: its name comes right before its record."""
 _RETRY_MS: Final = 500
 """When to retry after the store failed."""
 _LETTERS_FRESH_MS: Final = 1_000
@@ -201,8 +203,6 @@ class BulkService:
         for number, first in enumerate(range(0, len(run_ids), _CHUNK)):
             some = run_ids[first : first + _CHUNK]
             await self._store.put_document(_RUNS, _chunk(bulk_id, number), [*some], read=None)
-        if bulk.status is BulkStatus.RUNNING:
-            await self._store.put_document(_RUNNING, bulk_id, now, read=None)
         if has_key:
             value = msgspec.to_builtins(_BegunWithKey(wanted.fingerprint, bulk))
             if await self._store.put_document(_KEYS, wanted.key_name, value, read=0) is None:
@@ -230,11 +230,17 @@ class BulkService:
         return BulkBegun(bulk or known.bulk, replayed=True)
 
     async def _begin(self, bulk: Bulk, audit: Callable[[str], AuditEntry] | None) -> None:
-        """Write the record, unless it is there."""
+        """Write the name that replicas look for, then the record, unless it is there."""
+        is_running, begun_at = bulk.status is BulkStatus.RUNNING, self._clock.moment()
+        if is_running:
+            await self._store.put_document(_RUNNING, bulk.id, bulk.created_at, read=0)
         entry = None if audit is None else audit(bulk.id)
         value = msgspec.to_builtins(bulk)
         if await self._store.put_document(_RECORDS, bulk.id, value, read=0, audit=entry) is None:
             return
+        if is_running and self._clock.moment() - begun_at > _CREATED_MS // 2:
+            # This process was paused, and another replica may have removed the name.
+            await self._store.put_document(_RUNNING, bulk.id, bulk.created_at, read=0)
         log_event(
             logging.INFO,
             "bulk_created",
@@ -307,7 +313,7 @@ class BulkService:
                     bulk_id = name
                     if kind == _KEYS:
                         bulk_id = msgspec.convert(each.value, _BegunWithKey).bulk.id
-                    if _LAST_TIME - int(bulk_id[:11], 16) < before:
+                    if _created_at(bulk_id) < before:
                         await self._store.delete_document(kind, name)
                 cursor = page.cursor
                 if cursor is None:
@@ -317,7 +323,8 @@ class BulkService:
         try:
             found = await self._read(bulk_id)
             if found is None:
-                return  # it is being created, or its creation failed
+                await self._forget_failed(bulk_id)
+                return
             bulk, revision = found
             if bulk.status is not BulkStatus.RUNNING:
                 await self.clean_up(bulk)
@@ -329,6 +336,14 @@ class BulkService:
             return  # the next look begins again
         finally:
             self._under_way.discard(bulk_id)
+
+    async def _forget_failed(self, bulk_id: str) -> None:
+        """Remove the name of a bulk action without a record, if it is not being created now.
+
+        Its list of runs stays for a repeat with the idempotency key, which writes name and record.
+        """
+        if await self._store.now() - _created_at(bulk_id) > _CREATED_MS:
+            await self._store.delete_document(_RUNNING, bulk_id)
 
     async def write(self, bulk: Bulk, revision: int) -> tuple[Bulk, int] | None:
         """Write the record and hold it on; ``None`` if another replica or a stop was first."""
@@ -661,6 +676,10 @@ class _Course:
             run_ids = await self._service.run_ids(self._bulk.id, chunk)
             self._chunks[chunk] = run_ids
         return RunId(run_ids[place]) if place < len(run_ids) else None
+
+
+def _created_at(bulk_id: str) -> Instant:
+    return Instant(_LAST_TIME - int(bulk_id[:11], 16))
 
 
 def _chunk(bulk_id: str, number: int) -> str:

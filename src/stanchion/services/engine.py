@@ -27,7 +27,7 @@ from stanchion.services.escalation import EscalationService
 from stanchion.services.gate import Gate
 from stanchion.services.gate_answers import Pacing
 from stanchion.services.inbox import Inbox
-from stanchion.services.lease_signals import LeaseHistory, RunLeaseSignals
+from stanchion.services.lease_signals import UNLOCKED_PART, LeaseHistory, RunLeaseSignals
 from stanchion.services.leasing import Leasing
 from stanchion.services.lock_audit import LockAudit
 from stanchion.services.log import log_event
@@ -181,6 +181,8 @@ class Engine:
             lock_error=self._lock_error,
         )
         replicas.contribute(SLOTS_PART, self._reconciler.slots.summary)
+        history = self._lease_signals.history
+        replicas.contribute(UNLOCKED_PART, lambda: history.unlocked_count)
         self._clock = clock
         self._stop_hearing = bus.listen(Bell.ESCALATION, self._hear)
         admission_signals = AdmissionSignals(
@@ -211,7 +213,7 @@ class Engine:
             waiters=waiters,
             settings=settings,
             escalating=self._escalating,
-            lease_history=self._lease_signals.history,
+            lease_history=history,
             registry=registry,
             work=work,
             executor=self._executor,
@@ -228,6 +230,7 @@ class Engine:
                 replicas=replicas,
                 limits=limits,
                 lock_error=self._lock_error,
+                lease_history=history,
                 work=work,
             ),
             lock_audit=self._lock_audit,

@@ -21,6 +21,7 @@ from stanchion.services.lease_events import LeaseEvent
 from stanchion.services.log import log_event
 
 __all__ = [
+    "UNLOCKED_PART",
     "LeaseErrors",
     "LeaseHistory",
     "LeaseMark",
@@ -82,7 +83,7 @@ class Unlocked(msgspec.Struct, frozen=True):
 
 
 class LockWait(msgspec.Struct, frozen=True):
-    """Work of this replica that has found a lock busy and tries again."""
+    """A run of this replica that did not get its lock, busy or unavailable, and tries again."""
 
     name: str
     since: Instant
@@ -90,6 +91,8 @@ class LockWait(msgspec.Struct, frozen=True):
     tries: int
 
 
+UNLOCKED_PART: Final = "unlocked"
+"""The part of a replica's summary that counts its work without a lock."""
 UNLOCKED_MAX: Final = 1_000
 BUSY_MAX: Final = 10_000
 _NAMES_MAX: Final = 500
@@ -130,8 +133,12 @@ class LeaseHistory:
 
     def was_busy(self, name: str) -> None:
         """Note that a run's lock was busy."""
+        self.busy.append(self._now())
+        self.was_put_off(name)
+
+    def was_put_off(self, name: str) -> None:
+        """Note that a run did not get its lock, and tries again."""
         now = self._now()
-        self.busy.append(now)
         wait = self._waits.pop(name, None)
         if wait is None or now - wait.tried_at > _WAIT_MS:
             wait = LockWait(name, now, now, 0)
@@ -234,6 +241,7 @@ class RunLeaseSignals:
                 _log(logging.ERROR, "run_lock_fallback", event, error=event.error, race="possible")
             case events.Refused():
                 self._refusals[event.risk].inc()
+                self.history.was_put_off(event.name)
                 escalated = "yes" if event.escalated else "no"
                 _log(
                     logging.ERROR,

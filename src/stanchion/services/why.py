@@ -1,4 +1,4 @@
-"""Why: gathers the facts about a run, and has ``core.why`` explain them.
+"""Why: gathers the facts about a run, and has ``core.why`` explain them; the longest waits.
 
 The run's shard is read in one step. Locks, workers and the bus are asked besides, each within a
 bound; what does not answer becomes part of the explanation. So there is an answer also while the
@@ -8,14 +8,29 @@ store or the lock store is down.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from stanchion.core.escalation import Level
 from stanchion.core.lease import LeaseOverride, OnLockError
-from stanchion.core.model import Instant, Run, RunId, RunStatus, TenantId, Topic
+from stanchion.core.json_value import JsonValue
+from stanchion.core.model import (
+    Instant,
+    JobId,
+    Run,
+    RunId,
+    RunStatus,
+    StepId,
+    TenantId,
+    Topic,
+    WorkflowId,
+    place_of,
+    shard_of_run,
+    shard_of_tenant,
+)
 from stanchion.core.why import (
     NO_WORKER_MS,
     ClosedClass,
@@ -27,19 +42,21 @@ from stanchion.core.why import (
     RunLock,
     Surroundings,
     TopicDemand,
+    WhyCode,
     store_outage,
     why,
 )
 from stanchion.ports.errors import BackendError, BackendUnavailable, sentence
 from stanchion.services.context import Backends, Rules
 from stanchion.services.escalation import EscalationService
+from stanchion.services.lease_signals import LeaseHistory
 from stanchion.services.limiter import SingleFlight
 from stanchion.services.plans import DefinitionMissing, Plans
 from stanchion.services.replicas import ReplicaReporter, ReplicaView
 from stanchion.services.topic_limits import TopicLimitService
 from stanchion.services.work import TenantWorkBudget
 
-__all__ = ["Explanation", "RunExplainer", "demand_for"]
+__all__ = ["Explanation", "LongestWait", "RunExplainer", "demand_for"]
 
 _PATIENCE_S: Final = 1.0
 """How long locks and summaries may take to answer."""
@@ -47,6 +64,12 @@ _FACT_S: Final = 0.000_015
 """The processor time of the store and of this replica for each job, timer or event of a run."""
 _VIEW_MS: Final = 1_000
 """How old the summaries of other replicas may be."""
+_LOCK_WAITS: Final = "lock_waits"
+"""The part of a replica's summary with its runs that wait longest for their locks."""
+_LOCK_WAITS_MAX: Final = 20
+_LOCKED_TRIED_MAX: Final = 3
+"""How many of the runs that waited for a lock are asked whether they still do."""
+_RUN_LOCK: Final = "run/"
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -57,6 +80,20 @@ class Explanation(msgspec.Struct, frozen=True):
     """``None`` while the store does not answer."""
     as_of: Instant
     findings: tuple[Finding, ...]
+
+
+WaitKind: TypeAlias = Literal["slot", "lock", "worker"]
+
+
+class LongestWait(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that has waited longest for one kind of thing, and what ``why`` says about it."""
+
+    waits_for: WaitKind
+    run_id: RunId
+    tenant: TenantId
+    workflow_id: WorkflowId
+    since: Instant
+    finding: Finding
 
 
 class RunExplainer:
@@ -72,6 +109,7 @@ class RunExplainer:
         replicas: ReplicaReporter,
         limits: TopicLimitService,
         lock_error: Callable[[], str | None],
+        lease_history: LeaseHistory,
         work: TenantWorkBudget,
     ) -> None:
         """``lock_error``: why this replica does not call the lock store now, if it does not."""
@@ -84,8 +122,10 @@ class RunExplainer:
         self._replicas = replicas
         self._limits = limits
         self._lock_error = lock_error
+        self._lease_history = lease_history
         self._work = work
         self._flights = SingleFlight()
+        replicas.contribute(_LOCK_WAITS, self._lock_waits)
 
     async def explain(self, run_id: RunId, tenant: TenantId) -> Explanation | None:
         """Why the run does not go on; ``None`` if the tenant has no such run.
@@ -94,11 +134,101 @@ class RunExplainer:
         The tenant is charged for them. Raises ``TenantOverloaded`` if it is over its share.
         """
         self._work.check(tenant)
-        owner, found = await self._flights.read(run_id, lambda: self._explain(run_id))
-        return found if owner in {None, tenant} else None
+        run, found = await self._flights.read(run_id, lambda: self._explain(run_id))
+        return found if run is None or run.tenant == tenant else None
 
-    async def _explain(self, run_id: RunId) -> tuple[TenantId | None, Explanation | None]:
-        """The tenant of the run, if it is known, and the explanation."""
+    async def longest_waits(self, tenant: TenantId | None) -> tuple[LongestWait, ...]:
+        """Who has waited longest for a slot, a lock and a worker, of one tenant or of all.
+
+        The one that has waited longest comes first. Concurrent callers share the reads.
+        """
+        if tenant is not None:
+            self._work.check(tenant)
+        return await self._flights.read(("longest", tenant), lambda: self._longest(tenant))
+
+    async def _longest(self, tenant: TenantId | None) -> tuple[LongestWait, ...]:
+        oldest, view = await asyncio.gather(self._store.oldest_waits(tenant), self._view())
+        found = await asyncio.gather(
+            self._longest_queued(oldest.queued),
+            self._longest_ready(oldest.ready),
+            self._longest_locked(view, tenant),
+        )
+        return tuple(sorted(filter(None, found), key=lambda wait: wait.since))
+
+    async def _longest_queued(self, run_id: RunId | None) -> LongestWait | None:
+        return None if run_id is None else await self._wait(run_id, "slot", _FOR_SLOT)
+
+    async def _longest_ready(self, jobs: Iterable[JobId]) -> LongestWait | None:
+        """Of the first jobs of several shards, the one whose step began first."""
+        places = {place.run_id: place.step_id for place in map(place_of, jobs)}
+        found = await asyncio.gather(*map(self._store.load, places))
+        began = {
+            each.run.id: _began(each.run, places[each.run.id])
+            for each in found
+            if each is not None and not each.run.status.is_finished
+        }
+        if not began:
+            return None
+        first = min(began, key=lambda run_id: began[run_id])
+        return await self._wait(first, "worker", _FOR_WORKER, since=began[first])
+
+    async def _longest_locked(
+        self, view: ReplicaView | None, tenant: TenantId | None
+    ) -> LongestWait | None:
+        waits: dict[RunId, Instant] = {}
+        for replica in () if view is None else view.replicas:
+            with suppress(msgspec.ValidationError):
+                told = msgspec.convert(replica.summary.parts.get(_LOCK_WAITS, []), _LockWaits)
+                for run_id, since in () if replica.is_missing else told:
+                    waits[run_id] = min(since, waits.get(run_id, since))
+        tried = 0
+        for run_id in sorted(waits, key=lambda each: waits[each]):
+            # The shard, with which an id begins, is that of the tenant.
+            if tenant is not None and shard_of_run(run_id) != shard_of_tenant(tenant):
+                continue
+            wait = await self._wait(run_id, "lock", _FOR_LOCK, since=waits[run_id])
+            if wait is not None and tenant in {None, wait.tenant}:
+                return wait
+            tried += 1
+            if tried == _LOCKED_TRIED_MAX:
+                break
+        return None
+
+    async def _wait(
+        self,
+        run_id: RunId,
+        waits_for: WaitKind,
+        codes: Collection[WhyCode],
+        *,
+        since: Instant | None = None,
+    ) -> LongestWait | None:
+        """The wait of a run; ``None`` if it waits for something else by now."""
+        run, told = await self._flights.read(run_id, lambda: self._explain(run_id))
+        if run is None or told is None:
+            return None
+        finding = next((each for each in told.findings if each.code in codes), None)
+        if finding is None:
+            return None
+        return LongestWait(
+            waits_for=waits_for,
+            run_id=run_id,
+            tenant=run.tenant,
+            workflow_id=run.workflow_id,
+            since=since or finding.since or run.created_at,
+            finding=finding,
+        )
+
+    def _lock_waits(self) -> JsonValue:
+        """The runs of this replica that wait longest for their locks, and since when."""
+        waits = sorted(self._lease_history.waits, key=lambda wait: wait.since)
+        return [
+            [wait.name.removeprefix(_RUN_LOCK), wait.since]
+            for wait in waits[:_LOCK_WAITS_MAX]
+            if wait.name.startswith(_RUN_LOCK)
+        ]
+
+    async def _explain(self, run_id: RunId) -> tuple[Run | None, Explanation | None]:
+        """The run, if it is known, and the explanation."""
         try:
             facts = await self._store.run_facts(run_id)
         except BackendUnavailable as error:
@@ -114,7 +244,7 @@ class RunExplainer:
         read = len(facts.jobs) + len(facts.timers) + len(facts.letters) + facts.inbox
         self._work.charge(facts.run.tenant, read * _FACT_S)
         told = Explanation(run_id, facts.run.status, facts.at, why(facts, around))
-        return facts.run.tenant, told
+        return facts.run, told
 
     async def _around(self, facts: RunFacts) -> Surroundings:
         ready = {job.topic for job in facts.jobs if job.state is OpenJobState.READY}
@@ -214,6 +344,23 @@ class RunExplainer:
                 return await self._replicas.read(max_age_ms=_VIEW_MS)
         except (BackendError, TimeoutError):
             return None
+
+
+_LockWaits: TypeAlias = list[tuple[RunId, Instant]]
+_FOR_SLOT: Final = frozenset({WhyCode.QUEUED})
+_FOR_WORKER: Final = frozenset({WhyCode.JOB_READY, WhyCode.NO_WORKER, WhyCode.TOPIC_LIMITED})
+_FOR_LOCK: Final = frozenset({WhyCode.RUN_LOCKED, WhyCode.CLASS_CLOSED})
+
+
+def _began(run: Run, step_id: StepId) -> Instant:
+    """When a step began; the steps of an item began with the step of the for-each."""
+    name: str = step_id
+    while name:
+        step = run.steps.get(StepId(name))
+        if step is not None and step.started_at is not None:
+            return step.started_at
+        name = name.rpartition(".")[0]
+    return run.created_at
 
 
 _RESTORE: Final = "restore the lock store (docs/how-to/lock-incidents.md)"

@@ -49,7 +49,14 @@ from stanchion.core.topic_limits import TopicLimit
 from stanchion.core.transition import SetTimer, Transition
 from stanchion.core.why import Finding, WhyCode
 from stanchion.core.workflow import DelaySpec, ForEachSpec, JobSpec, StepSpec
-from stanchion.ports.records import JobState, RunFilter, RunIndex, index_for, label_texts
+from stanchion.ports.records import (
+    JobState,
+    OldestWaits,
+    RunFilter,
+    RunIndex,
+    index_for,
+    label_texts,
+)
 
 __all__ = [
     "accepted_once",
@@ -94,6 +101,7 @@ __all__ = [
     "topic_limits_hold",
     "unleased_only_by_policy",
     "versions_in_force",
+    "waits_are_the_oldest",
     "why_is_true",
 ]
 
@@ -577,6 +585,18 @@ def why_is_true(run: Run, found: Sequence[Finding], fences: Mapping[JobId, int])
             granted = fences.get(JobId(blocker.id))
             if granted != blocker.fence:
                 yield f"{blocker.id} is said to have fence {blocker.fence}, and has {granted}"
+
+
+def waits_are_the_oldest(state: MemoryState, named: OldestWaits) -> Iterator[str]:
+    """The run that is named waits for a slot longest, and the job that is named is ready."""
+    runs = [file.run for file in state.runs.values()]
+    queued = [(run.created_at, run.id) for run in runs if run.status is RunStatus.QUEUED]
+    oldest = min(queued)[1] if queued else None
+    if named.queued != oldest:
+        yield f"{oldest} waits longest for a slot, and {named.queued} is named"
+    ready = {job_id for job_id, job in state.jobs.items() if job.state is JobState.READY}
+    if bool(named.ready) != bool(ready) or not ready.issuperset(named.ready):
+        yield f"{named.ready} are named as ready"
 
 
 def change_was_named(before: Run, after: Run, found: Sequence[Finding]) -> Iterator[str]:

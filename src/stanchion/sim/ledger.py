@@ -35,6 +35,7 @@ from stanchion.ports.records import (
     Document,
     JobState,
     Loaded,
+    OldestWaits,
     OutboxRow,
     PostAnswer,
     StartsChecked,
@@ -426,6 +427,11 @@ class Ledger:
         leases = {job_id: fence for job_id, (fence, _) in self.leases.items()}
         self.history.check("why tells the truth", must.why_is_true(facts.run, found, leases))
         self.explained[run_id] = found
+
+    def name_waits(self, named: OldestWaits) -> None:
+        """Compare the runs that are said to have waited longest with all that wait."""
+        said = must.waits_are_the_oldest(self.store.real.state, named)
+        self.history.check("the oldest waits are named", said)
 
     def _changed(self, before: Run, commit: Commit, after: Run) -> None:
         run_id, check = commit.run_id, self.history.check

@@ -366,6 +366,7 @@ class World:
             facts = at_once(self.store.real.run_facts(run_id))
             assert facts is not None
             self.ledger.explain(facts)
+        self.ledger.name_waits(at_once(self.store.real.oldest_waits(None)))
 
     def _operate(self, *, for_good: bool = False) -> None:
         """Act as the operators: decide on approvals, replay or discard dead letters."""

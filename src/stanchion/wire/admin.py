@@ -224,6 +224,8 @@ class LockHistory(msgspec.Struct, frozen=True, kw_only=True):
     """How often work was done without a lock since then."""
     unlocked: tuple[UnlockedRow, ...]
     """The newest thousand, newest first."""
+    unlocked_elsewhere: dict[str, int] = {}
+    """How often other replicas worked without a lock since their start, by replica."""
     until: datetime
     bucket_ms: int
     busy: tuple[int, ...]

@@ -75,7 +75,9 @@ __all__ = [
     "TimelineAnswer",
     "TimelineLine",
     "UsedWorkflow",
+    "WaitRow",
     "WaitingFor",
+    "WaitsAnswer",
     "WhyAnswer",
     "WhyBlocker",
     "WhyFinding",
@@ -371,6 +373,29 @@ class ApprovalList(msgspec.Struct, frozen=True):
 
     approvals: tuple[ApprovalRow, ...]
     cursor: str | None = None
+
+
+class WaitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that has waited longest for a slot, a lock or a worker."""
+
+    waits_for: Literal["slot", "lock", "worker"]
+    run_id: str
+    tenant: str
+    workflow_id: str
+    step_id: str | None
+    since: datetime
+    until: datetime | None
+    """When that changes by itself."""
+    code: WhyCode
+    detail: str
+    remedy: str
+
+
+class WaitsAnswer(msgspec.Struct, frozen=True):
+    """At most one run for each kind of wait, the longest wait first."""
+
+    as_of: datetime
+    waits: tuple[WaitRow, ...]
 
 
 class TimelineLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
 from stanchion.cli.completion import complete_keys, complete_tenants
+from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.session import Session, json_of, list_command, path_to, talks, time_of
 from stanchion.cli.text import Uncut, cell, clock, pairs
 from stanchion.core.queue import QUEUE_MAX_MAX, QUEUE_WAIT_S_MAX, QUEUE_WAIT_S_MIN, OnFull
@@ -114,6 +115,8 @@ def set_tenant(  # noqa: PLR0913 - one for each option
     # PUT replaces the whole configuration, so start from the present one.
     present = session.get(path)
     kept = {each: present[each] for each in _TENANT_MEMBERS if each in present}
+    _refuse_unknown("--unpin", unpins, {**present.get("workflows", {}), **pinned})
+    _refuse_unknown("--no-budget", no_budgets, {**present.get("budgets", {}), **budgeted})
     if pinned or unpins:
         before = present.get("workflows", {})
         changes["workflows"] = {
@@ -129,6 +132,18 @@ def set_tenant(  # noqa: PLR0913 - one for each option
     session.show(
         session.send("PUT", path, kept | changes).document, lambda now: _tenant_lines(name, now)
     )
+
+
+def _refuse_unknown(option: str, names: Sequence[str], known: Mapping[str, object]) -> None:
+    """Raise an error for a name that there is nothing to remove for: it may be misspelt."""
+    for name in names:
+        if name not in known:
+            there = ", ".join(map(cell, sorted(known))) or "none"
+            raise CliError(
+                f"{option} {cell(name)}: the tenant has none of this name",
+                Exit.NOT_FOUND,
+                fix=f"it has: {there}",
+            )
 
 
 _TENANT_MEMBERS = (

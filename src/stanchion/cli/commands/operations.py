@@ -99,6 +99,8 @@ def _history_lines(seen: dict[str, Any]) -> Iterator[str]:
         "ERROR": "error",
     }
     yield from rows_of(seen["unlocked"], unlocked)
+    for replica, count in sorted(seen.get("unlocked_elsewhere", {}).items()):
+        yield f"replica {cell(replica)} without a lock: {count}"
     yield f"locks found busy in the last minute: {sum(seen['busy'])}"
     waits: dict[str, Column] = {"WAITS FOR": "name", "SINCE": ("since", clock), "TRIES": "tries"}
     yield from rows_of(seen.get("waits", ()), waits)

@@ -25,6 +25,7 @@ from stanchion.cli.runs import (
     run_lines,
     run_rows,
     timeline_lines,
+    wait_lines,
     why_lines,
 )
 from stanchion.cli.session import (
@@ -316,6 +317,21 @@ def explain_run(session: Session, run_id: str, *, watch: bool) -> None:
         lambda: session.show(session.get(path), lambda answer: why_lines(answer, tenant)),
         watch=watch,
     )
+
+
+@run.command("waits")
+@watch_option
+@talks
+def list_waits(session: Session, *, watch: bool) -> None:
+    """Show the runs that have waited longest: for a slot, a lock, a worker."""
+
+    def show() -> None:
+        answer = session.get(path_to("waits"))
+        session.show(answer, wait_lines)
+        if not answer["waits"]:
+            session.note("no run waits for a slot, a lock or a worker")
+
+    shown_again(show, watch=watch)
 
 
 @run.command("items")

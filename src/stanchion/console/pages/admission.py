@@ -23,6 +23,7 @@ PAGES: Final = PageTable()
 
 _LIMIT: Final = 25
 _TENANTS_MAX: Final = 1_000
+_DIGITS_MAX: Final = 9
 _RECEIPTS_MAX: Final = 1_000
 _ENDED: Final = 50
 """Runs whose length is averaged."""
@@ -114,10 +115,18 @@ async def _what_if(view: View, row: dict[str, Any]) -> Data | None:
     # If no run has ended yet, a slot that is taken stays taken.
     held_ms = sum(lengths) / len(lengths) if lengths else math.inf
     callers = {key if key is not None else number for number, (_, key) in enumerate(refused)}
-    caps = sorted({limit + 1, limit + 2, limit * 2, limit * 4} - {limit, 0})
+    caps = {limit + 1, limit + 2, limit * 2, limit * 4}
+    typed = view.query.get("if_cap").strip()
+    if typed.isdecimal() and limit < int(typed[:_DIGITS_MAX]):
+        caps.add(int(typed[:_DIGITS_MAX]))
     return {
         "callers": len(callers),
-        "caps": [(cap, would_admit(refused, extra=cap - limit, held_ms=held_ms)) for cap in caps],
+        "caps": [
+            (cap, would_admit(refused, extra=cap - limit, held_ms=held_ms))
+            for cap in sorted(caps - {limit, 0})
+        ],
+        "typed": typed,
+        "more_than": limit,
         "held_ms": held_ms if lengths else None,
         "left_out": sum(each.left_out for each in listed.decisions),
     }

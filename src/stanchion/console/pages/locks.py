@@ -21,6 +21,7 @@ _RELEASE: Final = "DELETE /v1/admin/leases/{name}"
 _AUDIT: Final = "GET /v1/admin/audit"
 _PATCH: Final = "PATCH /v1/admin/settings"
 _STRIP: Final = timedelta(minutes=15)
+_LEASES_MAX: Final = 1_000
 
 
 # ── Leases ───────────────────────────────────────────────────────────────────────────────────────
@@ -30,7 +31,7 @@ _STRIP: Final = timedelta(minutes=15)
 async def show_leases(view: View) -> Data:
     """The locks that are held, and the history of one of them."""
     name = view.query.get("name") or None
-    held = await view.api.get("/v1/admin/leases")
+    held = await view.api.get("/v1/admin/leases", limit=_LEASES_MAX)
     history = await view.api.get("/v1/admin/lock-history", name=name)
     marks = [_mark(each) for each in history.marks]
     waits = {each.name: each for each in history.waits}
@@ -99,7 +100,7 @@ def _mark(row: LeaseMarkRow) -> FenceMark:
 async def ask_release(view: View) -> Data:
     """The page that asks before a lock is released by force, and says what that may cost."""
     name = view.form.get("name") or view.query.get("name")
-    held = await view.api.get("/v1/admin/leases")
+    held = await view.api.get("/v1/admin/leases", limit=_LEASES_MAX)
     row = next((each for each in held.leases if each.name == name), None)
     return {"name": name, "row": row, **_about(name)}
 

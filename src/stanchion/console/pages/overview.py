@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +17,7 @@ from stanchion.console.pictures import share_bar
 from stanchion.console.text import duration
 from stanchion.gateway.problems import RequestRefused
 from stanchion.wire.admin import TenantView
+from stanchion.wire.runs import WaitRow
 
 PAGES: Final = PageTable()
 
@@ -23,6 +25,8 @@ _FAILED: Final = 6
 _COUNTED_MAX: Final = 100
 """Lists are counted up to here: there may be more."""
 _TENANTS_MAX: Final = 1_000
+_MOMENT: Final = timedelta(seconds=2)
+"""Runs that have waited for less are not shown."""
 
 
 @PAGES.page("", "Overview", "overview.html", nav=Nav("Now", "Overview", "o"))
@@ -37,8 +41,9 @@ async def overview(view: View) -> Data:
         _listed(view, "/v1/admin/replicas", limit=_COUNTED_MAX),
         _unserved(view),
         _own(view),
+        _listed(view, "/v1/waits"),
     )
-    tenants, failed, newest, approvals, letters, replicas, unserved, own = found
+    tenants, failed, newest, approvals, letters, replicas, unserved, own, waits = found
     data: Data = {
         "tenants": tenants,
         "failed": () if failed is None else failed.runs,
@@ -50,6 +55,7 @@ async def overview(view: View) -> Data:
         "replicas": None if replicas is None else replicas.replicas,
         "unserved": unserved,
         "own": own,
+        **_waits(view, () if waits is None else waits.waits),
         "budgets": budget_rows(own),
         "sees_admission": view.api.allows("GET /v1/admin/tenants") and view.tenant is None,
     }
@@ -93,6 +99,14 @@ async def _tenants(view: View) -> Data | None:
     }
 
 
+def _waits(view: View, waits: Sequence[WaitRow]) -> Data:
+    """The runs that have waited longest. On a busy server some job always waits a moment."""
+    now = datetime.fromtimestamp(view.now / 1000, UTC)
+    long = [each for each in waits if now - each.since >= _MOMENT]
+    waited_ms = (now - long[0].since).total_seconds() * 1000 if long else 0
+    return {"waits": long, "waited": duration(waited_ms)}
+
+
 async def _own(view: View) -> TenantView | None:
     """What a viewer may know of the tenant that it looks at."""
     path = "/v1/tenant"
@@ -133,7 +147,11 @@ async def _unserved(view: View) -> list[tuple[str, int]] | None:
 def _sentence(view: View, data: Data) -> str:
     """A sentence with everything that is wrong or waits for an operator."""
     now = datetime.fromtimestamp(view.now / 1000, UTC)
-    parts: list[str] = []
+    parts = [
+        f"{each.brief} for {duration(view.now - each.since)}"
+        for each in view.alarms
+        if each.since is not None
+    ]
     tenants = data["tenants"]
     if tenants:
         if tenants["full"]:
@@ -145,6 +163,8 @@ def _sentence(view: View, data: Data) -> str:
             parts.append(f"{_many(tenants['refused'], 'start')} refused in the last minute")
         if tenants["unavailable"]:
             parts.append(f"{_many(tenants['unavailable'], 'start')} met an unavailable gate")
+    if data["waits"]:
+        parts.append(f"a run has waited {data['waited']} for a {data['waits'][0].waits_for}")
     if data["approvals"]:
         oldest_ms = (now - data["approvals"][0].since).total_seconds() * 1000
         waits = _many(len(data["approvals"]), "decision", is_more=data["more_approvals"])

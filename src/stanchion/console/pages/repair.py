@@ -60,7 +60,9 @@ async def act_on_letters(view: View) -> Redirect:
         except RequestRefused as refused:
             if refused.refusal.code is not Code.NOT_FOUND or len(chosen) == 1:
                 raise
-    return Redirect(view.at("dead-letters"), f"letters_{verb}ed")
+    run_id = view.form.get("run")
+    page = view.at("runs", run_id) if run_id else view.at("dead-letters")
+    return Redirect(page, f"letters_{verb}ed")
 
 
 DONE["letters_replayed"] = "Replayed: the jobs are dispatched again."
@@ -144,9 +146,6 @@ async def show_bulk(view: View) -> Data:
 def _bulk_of(form: Form, now: Instant) -> JsonObject:
     """The body of a bulk action that is in the form."""
     filters: JsonObject = {name: value for name, value in wanted_runs(form, now).items() if value}
-    for name in ("since", "until"):
-        if form.get(name).strip():
-            filters[name] = form.get(name).strip()
     body: JsonObject = {"action": form.get("action"), "filter": filters}
     rate = form.get("rate_per_s").strip()
     if rate:

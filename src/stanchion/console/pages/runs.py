@@ -31,6 +31,7 @@ from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
     ApprovalRow,
     QueuedAnswer,
+    RunList,
     RunView,
     StartAnswer,
     StepView,
@@ -71,7 +72,10 @@ def wanted_runs(query: Form, now: Instant) -> dict[str, Any]:
     if age_s is not None:
         since = datetime.fromtimestamp(now / 1000 - age_s, UTC)
         wanted["since"] = since.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return wanted
+    return wanted | {name: query.get(name).strip() for name in _BOUNDS if query.get(name).strip()}
+
+
+_BOUNDS: Final = ("since", "until")
 
 
 @PAGES.page("/runs", "Runs", "runs.html", "GET /v1/runs", Nav("Work", "Runs", "r"))
@@ -79,7 +83,14 @@ async def list_runs(view: View) -> Data:
     """The runs that fit the filters."""
     api, query = view.api, view.query
     wanted = wanted_runs(query, view.now)
-    page = await api.get("/v1/runs", limit=_LIMIT, cursor=query.get("cursor"), **wanted)
+    try:
+        page = await api.get("/v1/runs", limit=_LIMIT, cursor=query.get("cursor"), **wanted)
+    except RequestRefused as refused:
+        if refused.refusal.code is not Code.INVALID_REQUEST:
+            raise
+        # A filter that was typed wrong: it stays in its field, with what is wrong beside it.
+        view.problem, view.status = refused.refusal, refused.refusal.status
+        page = RunList(())
     return {
         "runs": page.runs,
         "cursor": page.cursor,
@@ -97,7 +108,7 @@ def _bulk(view: View, wanted: dict[str, Any]) -> str | None:
     if not any(wanted.values()):
         return None
     tenant = view.tenant if view.visitor.sees_all else None
-    fields = {**wanted, "label": ", ".join(wanted["label"]), "tenant": tenant}
+    fields = {**wanted, "label": " ".join(wanted["label"]), "tenant": tenant}
     query = urlencode([(name, value) for name, value in fields.items() if value], doseq=True)
     return f"/console/bulk?{query}"
 
@@ -135,6 +146,7 @@ async def show_run(view: View) -> Data:
         "large": _too_large(run),
         "may_cancel": api.allows("POST /v1/runs/{run_id}/cancel") and run.finished_at is None,
         "may_rerun": api.allows("POST /v1/runs/{run_id}/rerun") and run.finished_at is not None,
+        "may_replay": api.allows("POST /v1/admin/dead-letters/{letter_id}/replay"),
         "may_see_workflow": api.allows("GET /v1/workflows/{workflow_id}"),
         "plan": None,
         "key": view.form.get("key") or secrets.token_hex(16),

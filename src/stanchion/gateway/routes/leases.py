@@ -34,7 +34,7 @@ from stanchion.ports.locks import (
     LockHolder,
     LockView,
 )
-from stanchion.services.lease_signals import LeaseMark, LockWait, Unlocked
+from stanchion.services.lease_signals import UNLOCKED_PART, LeaseMark, LockWait, Unlocked
 from stanchion.services.lock_audit import LockAudit
 from stanchion.services.log import log_event
 from stanchion.wire.admin import (
@@ -178,6 +178,7 @@ async def get_lock_history(call: Call[NoBody, OneLock]) -> Reply:
             since=when(history.since),
             unlocked_count=history.unlocked_count,
             unlocked=tuple(map(_unlocked, reversed(history.unlocked))),
+            unlocked_elsewhere=await _unlocked_elsewhere(call),
             until=when(now),
             bucket_ms=_BUCKET_MS,
             busy=_buckets(history.busy, now),
@@ -187,6 +188,19 @@ async def get_lock_history(call: Call[NoBody, OneLock]) -> Reply:
     )
 
 
+async def _unlocked_elsewhere(call: Call[Any, Any]) -> dict[str, int]:
+    """How often the other replicas say that they worked without a lock."""
+    replicas, found = call.services.replicas, {}
+    with suppress(BackendError):
+        for each in (await replicas.read(max_age_ms=_VIEW_MS)).replicas:
+            count = each.summary.parts.get(UNLOCKED_PART)
+            if each.replica != replicas.replica and isinstance(count, int) and count > 0:
+                found[each.replica] = count
+    return found
+
+
+_VIEW_MS: Final = 1_000
+"""How old the summaries of other replicas may be."""
 _BUCKET_MS: Final = 50
 """Fine enough to see whether retries of a policy of some hundred milliseconds come in step."""
 _BUCKETS: Final = 1_200

@@ -50,6 +50,8 @@ from stanchion.gateway.views import (
     run_view,
     started,
     timeline_line,
+    wait_row,
+    when,
     why_answer,
 )
 from stanchion.ports.records import BadCursor, Loaded
@@ -97,6 +99,7 @@ from stanchion.wire.runs import (
     StartBatch,
     StartRun,
     TimelineAnswer,
+    WaitsAnswer,
     WhyAnswer,
 )
 
@@ -536,6 +539,14 @@ _APPROVALS_AT_ONCE: Final = 50
 """Read from the store with one call: each may have a schema of 64 KiB."""
 _APPROVALS_BYTES_MAX: Final = 1024 * 1024
 """A page ends with the approvals that reach this size."""
+
+
+@ROUTES.add("GET /v1/waits", APPROVERS, RouteScope.ONE_OR_ALL, WaitsAnswer)
+async def list_waits(call: Call[NoBody, NoQuery]) -> Reply:
+    """The runs that have waited longest: for a slot, a lock, a worker."""
+    now = call.services.clock.now()
+    waits = await call.services.explainer.longest_waits(call.only)
+    return Reply(WaitsAnswer(when(now), tuple(map(wait_row, waits))))
 
 
 @ROUTES.add(

@@ -91,6 +91,7 @@ from stanchion.ports.records import (
     InboxEntry,
     JobState,
     Loaded,
+    OldestWaits,
     Page,
     PostAnswer,
     Result,
@@ -319,6 +320,13 @@ class MemoryRuns(MemoryPart):
     async def queue_position(self, run_id: RunId) -> int | None:
         file = self._state.runs.get(run_id)
         return None if file is None else self._state.peek(file.run.tenant).queue.position(run_id)
+
+    async def oldest_waits(self, tenant: TenantId | None) -> OldestWaits:
+        job_id = self._state.ready.oldest(tenant)
+        return OldestWaits(
+            queued=self._state.places.oldest(tenant, RunStatus.QUEUED),
+            ready=() if job_id is None else (job_id,),
+        )
 
     def _facts(self, admission: Admission, within_ms: int) -> Facts:
         run = admission.run

@@ -440,6 +440,11 @@ class RunPlaces:
         ]
         return list(islice(heapq.merge(*(reversed(span) for span in spans), reverse=True), limit))
 
+    def oldest(self, tenant: TenantId | None, status: RunStatus) -> RunId | None:
+        """The run of this status that was created first."""
+        places = self._places.get((tenant, RunIndex.STATUS, status))
+        return RunId(places[0][1]) if places else None
+
     def of_workflow(self, tenant: TenantId, workflow_id: WorkflowId) -> Sequence[_Place]:
         """The places of all runs of a tenant's workflow."""
         return self._places.get((tenant, RunIndex.WORKFLOW, workflow_id), [])
@@ -476,13 +481,17 @@ class ReadyIndex:
     """The ready jobs. Dictionaries serve as queues that allow removal: they keep their order."""
 
     def __init__(self) -> None:
-        self._rings: dict[Topic, dict[TenantId, dict[JobId, None]]] = {}
+        self._rings: dict[Topic, dict[TenantId, dict[JobId, int]]] = {}
+        """The jobs of a queue, with numbers in the order in which they became ready."""
         self._served: dict[Topic, int] = {}
         self._turns = count(1)
+        self._numbers = count(1)
 
     def add(self, job: Job) -> None:
         """Add the job at the tail of its tenant's queue."""
-        self._rings.setdefault(job.topic, {}).setdefault(job.tenant, {})[job.id] = None
+        self._rings.setdefault(job.topic, {}).setdefault(job.tenant, {})[job.id] = next(
+            self._numbers
+        )
 
     def remove(self, job: Job) -> None:
         """Remove the job, if it is there."""
@@ -526,6 +535,16 @@ class ReadyIndex:
                 if tenant in {None, each} and each not in but_not:
                     found[each] = found.get(each, 0) + len(queue)
         return dict(islice(found.items(), limit))
+
+    def oldest(self, tenant: TenantId | None) -> JobId | None:
+        """The job that became ready first, of one tenant or of all."""
+        heads = [
+            next((number, job_id) for job_id, number in queue.items())
+            for ring in self._rings.values()
+            for each, queue in ring.items()
+            if tenant in {None, each}
+        ]
+        return min(heads)[1] if heads else None
 
     def counts(self) -> dict[Topic, int]:
         """The number of ready jobs, by topic."""

@@ -36,6 +36,7 @@ from stanchion.core.model import (
     Instant,
     Item,
     ItemKey,
+    JobId,
     PendingApproval,
     RunId,
     RunStatus,
@@ -66,6 +67,7 @@ from stanchion.ports.records import (
     FeedEntry,
     Gone,
     Loaded,
+    OldestWaits,
     Page,
     PostAnswer,
     Result,
@@ -85,6 +87,8 @@ _CHUNK: Final = 1_000
 """Items that one command reads."""
 _TIME_CHARS: Final = 16
 """The time of creation, with which a place begins."""
+_NUMBER_CHARS: Final = 16
+"""The number of a ready job, with which its entry in a queue ends, before its id."""
 _OF_SHARD_MIN: Final = 16
 _OF_SHARD_PART: Final = 8
 """A page of all tenants reads from each shard this part of what it may hold."""
@@ -425,6 +429,18 @@ class RedisRuns(Sharded):
             self._shards.step("position", shard, run_id, tenant), deadline
         )
         return None if found is None else int(found)
+
+    async def oldest_waits(self, tenant: TenantId | None) -> OldestWaits:
+        shards = ALL_SHARDS if tenant is None else [shard_of_tenant(tenant)]
+        found = await self._shards.ask_each(
+            lambda shard: self._shards.step("oldest", shard, tenant or ""), shards=shards
+        )
+        places = sorted(place.decode() for place, _ in found if place)
+        jobs = [job.decode()[_NUMBER_CHARS:] for _, job in found if job]
+        return OldestWaits(
+            queued=RunId(places[0][_TIME_CHARS:]) if places else None,
+            ready=tuple(map(JobId, jobs)),
+        )
 
     async def _summaries(self, places: Sequence[str], deadline: float) -> list[RunSummary | None]:
         """The runs at these places; ``None`` for one that was purged since its place was read."""

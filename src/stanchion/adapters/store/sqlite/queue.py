@@ -12,9 +12,9 @@ from stanchion.adapters.store.sqlite.outbox import put_entry
 from stanchion.core.events import Promoted
 from stanchion.core.model import RunId, TenantId
 from stanchion.core.queue import PROMOTED_ENTRY, QueueRequest
-from stanchion.ports.records import Tenant
+from stanchion.ports.records import OldestWaits, Tenant
 
-__all__ = ["enqueue", "leave_queue", "promote", "queue_position", "queued_runs"]
+__all__ = ["enqueue", "leave_queue", "oldest_waits", "promote", "queue_position", "queued_runs"]
 
 _DEFAULTS = Tenant()
 
@@ -72,6 +72,18 @@ def queue_position(db: Database, run_id: RunId) -> int | None:
     """See ``ports.store.Runs.queue_position``."""
     found = db.first(SQL["queue_position"], run_id=run_id)
     return None if found is None else int(found[0])
+
+
+def oldest_waits(db: Database, tenant: TenantId | None) -> OldestWaits:
+    """See ``ports.store.Runs.oldest_waits``."""
+    if tenant is None:
+        queued = db.first(SQL["oldest_queued_of_all"])
+    else:
+        queued = db.first(SQL["oldest_queued"], tenant=tenant)
+    ready = db.first(SQL["oldest_ready"], tenant=tenant)
+    return OldestWaits(
+        queued=None if queued is None else queued[0], ready=() if ready is None else (ready[0],)
+    )
 
 
 def _remove(db: Database, run: int, tenant: TenantId, priority: int, fairness_key: str) -> None:

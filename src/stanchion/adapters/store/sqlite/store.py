@@ -171,6 +171,7 @@ class SqliteStore:
     active_runs = _reads(runs.active_runs)
     queued_runs = _reads(queue.queued_runs)
     queue_position = _reads(queue.queue_position)
+    oldest_waits = _reads(queue.oldest_waits)
 
     lease_jobs = _writes(jobs.lease_jobs)
     renew_jobs = _writes(jobs.renew_jobs)

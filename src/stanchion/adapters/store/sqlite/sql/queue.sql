@@ -66,6 +66,14 @@ UPDATE accounts SET active = active + 1 WHERE tenant = :tenant
 -- Answers (queued).
 SELECT queued FROM accounts WHERE tenant = :tenant
 
+-- name: oldest_queued
+-- Answers (id): the run of a tenant that waits for a slot and was created first.
+SELECT id FROM runs WHERE tenant = :tenant AND status = 'queued' ORDER BY created_at, id LIMIT 1
+
+-- name: oldest_queued_of_all
+-- Like oldest_queued, of all tenants.
+SELECT id FROM runs WHERE status = 'queued' ORDER BY created_at, id LIMIT 1
+
 -- name: queue_position
 -- Answers (position) of a run that waits: see core.queue.FairQueue.position.
 WITH mine AS (

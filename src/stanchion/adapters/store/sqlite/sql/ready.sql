@@ -54,6 +54,20 @@ INSERT INTO leasings (
 -- Answers (topic, ready).
 SELECT topic, sum(ready) FROM queues GROUP BY topic
 
+-- name: oldest_ready
+-- Answers (id): the job that became ready first, of one tenant or, if it is NULL, of all. Looks at
+-- the first job of each queue.
+SELECT jobs.id FROM (
+    SELECT topic, tenant, (
+        SELECT min(head.ticket) FROM jobs AS head
+        WHERE head.state = 'ready' AND head.topic = queues.topic AND head.tenant = queues.tenant
+    ) AS ticket
+    FROM queues WHERE :tenant IS NULL OR tenant = :tenant
+    ORDER BY ticket NULLS LAST LIMIT 1
+) AS oldest
+JOIN jobs ON jobs.state = 'ready' AND jobs.topic = oldest.topic AND jobs.tenant = oldest.tenant
+    AND jobs.ticket = oldest.ticket
+
 -- name: ready_in_ring
 -- Answers (tenant, ready): the next tenants of a topic, in order, with the number of their jobs.
 SELECT tenant, ready FROM queues WHERE topic = :topic ORDER BY turn, served LIMIT :limit
