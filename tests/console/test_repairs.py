@@ -136,9 +136,11 @@ async def test_a_filter_of_the_list_of_runs_is_that_of_the_bulk_action(browser: 
 
 @in_one_loop
 async def test_a_filter_that_is_typed_wrong_stays_in_its_field(browser: Browser) -> None:
-    page = await browser.get("/console/runs?tenant=none&since=yesterday&workflow_id=report")
-    assert (page.status, b'value="yesterday"' in page.body) == (422, True)
-    assert b'value="report"' in page.body
+    for name in ("runs", "decisions", "audit"):
+        page = await browser.get(f"/console/{name}?tenant=none&since=yesterday&until=2100")
+        assert (page.status, b'value="yesterday"' in page.body) == (422, True), name
+        assert b'value="2100"' in page.body
+        assert b"<b>Not done.</b>" in page.body
 
 
 @in_one_loop

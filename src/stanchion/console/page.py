@@ -17,9 +17,10 @@ from urllib.parse import quote, urlencode
 from stanchion.console.api import Api
 from stanchion.console.live import AdmissionSample, Alarm
 from stanchion.core.model import Instant
-from stanchion.gateway.problems import Refusal
+from stanchion.gateway.problems import Refusal, RequestRefused
 from stanchion.services.keys import KeyHolder
 from stanchion.wire.identifiers import ALL_TENANTS
+from stanchion.wire.problems import Code
 
 __all__ = [
     "DONE",
@@ -36,6 +37,7 @@ __all__ = [
     "Visitor",
 ]
 
+_List = TypeVar("_List")
 Data: TypeAlias = dict[str, Any]
 """What a page's template gets, beside what every page has (``view``, ``layout``, …)."""
 
@@ -106,6 +108,21 @@ class View:
     problem: Refusal | None = None
     """Why the API refused what the form asked for."""
     status: int = 200
+
+    async def filtered(self, path: str, nothing: _List, **query: object) -> _List:
+        """A list by filters that a person typed.
+
+        If the API refuses them the list is ``nothing``. The page says why, and its fields keep what
+        was typed.
+        """
+        try:
+            found: _List = await self.api.get(path, **query)
+        except RequestRefused as refused:
+            if refused.refusal.code is not Code.INVALID_REQUEST:
+                raise
+            self.problem, self.status = refused.refusal, refused.refusal.status
+            return nothing
+        return found
 
     def url(self, path: str, /, **query: object) -> str:
         """A link in the console that keeps the chosen tenant, without members that are ``None``.

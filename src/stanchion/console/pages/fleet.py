@@ -14,7 +14,7 @@ from stanchion.console.page import Data, Nav, PageTable, View
 from stanchion.console.pictures import chart
 from stanchion.core.json_value import JsonObject
 from stanchion.gateway.views import when
-from stanchion.wire.admin import ReplicaRow, WorkerRow
+from stanchion.wire.admin import AuditList, ReplicaRow, WorkerRow
 
 PAGES: Final = PageTable()
 
@@ -136,8 +136,9 @@ def _drawn(charts: tuple[JsonObject, ...]) -> list[Markup]:
 async def show_audit(view: View) -> Data:
     """Who changed what, newest first."""
     query = view.query
-    page = await view.api.get(
+    page = await view.filtered(
         "/v1/admin/audit",
+        AuditList(()),
         actor=query.get("actor"),
         action=query.get("action"),
         tenant=query.get("of") or view.tenant,

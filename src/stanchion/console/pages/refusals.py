@@ -25,6 +25,7 @@ from stanchion.console.rhythm import (
 from stanchion.core.retry import BoundedJitter, Fixed
 from stanchion.core.settings import Rhythm
 from stanchion.gateway.views import to_instant, when
+from stanchion.wire.admin import DecisionList
 
 PAGES: Final = PageTable()
 
@@ -37,8 +38,9 @@ _DECISIONS: Final = "GET /v1/admin/decisions"
 async def show_decisions(view: View) -> Data:
     """Receipts of refused starts, newest first."""
     query = view.query
-    page = await view.api.get(
+    page = await view.filtered(
         "/v1/admin/decisions",
+        DecisionList(()),
         outcome=query.get("outcome").strip(),
         key=query.get("key").strip(),
         request_id=query.get("request_id").strip(),

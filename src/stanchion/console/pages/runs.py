@@ -83,14 +83,8 @@ async def list_runs(view: View) -> Data:
     """The runs that fit the filters."""
     api, query = view.api, view.query
     wanted = wanted_runs(query, view.now)
-    try:
-        page = await api.get("/v1/runs", limit=_LIMIT, cursor=query.get("cursor"), **wanted)
-    except RequestRefused as refused:
-        if refused.refusal.code is not Code.INVALID_REQUEST:
-            raise
-        # A filter that was typed wrong: it stays in its field, with what is wrong beside it.
-        view.problem, view.status = refused.refusal, refused.refusal.status
-        page = RunList(())
+    cursor = query.get("cursor")
+    page = await view.filtered("/v1/runs", RunList(()), limit=_LIMIT, cursor=cursor, **wanted)
     return {
         "runs": page.runs,
         "cursor": page.cursor,
