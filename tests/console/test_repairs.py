@@ -72,12 +72,12 @@ async def test_a_runs_page_replays_its_dead_letter_and_is_shown_again(
     world: ConsoleHouse, browser: Browser
 ) -> None:
     letter = await _dead_letter(world, "letters-of-run")
-    run_id = letter.split(":")[1]
-    path = f"/console/runs/{run_id}?tenant=letters-of-run"
-    page = await browser.get(path)
+    (row,) = await _letters(world)
+    run_id, tenant = row["run_id"], row["tenant"]
+    page = await browser.get(f"/console/runs/{run_id}?tenant={tenant}")
     assert b"Replay this dead letter?" in page.body
     assert f'value="{letter}"'.encode() in page.body
-    form = {"act": "replay", "letter": letter, "run": run_id, "tenant": "letters-of-run"}
+    form = {"act": "replay", "letter": letter, "run": run_id, "tenant": tenant}
     done = await browser.post("/console/dead-letters", **form)
     assert done.status == 303
     assert done.headers["location"].startswith(f"/console/runs/{run_id}?")

@@ -88,11 +88,13 @@ def shape(text: str) -> str:
 
 def foretold() -> str:
     """What will be said about a run whose job asked a question and was suspended."""
-    run_id, step_id, began = RunId("051m7jnb18q3v5x7z9a1c2e"), StepId("book"), Instant(1794848949353)
-    job_id = JobId(f"{run_id}:{step_id}@1")
-    step = Step(
-        status=StepStatus.RUNNING, attempt=1, wait=OnJob(job_id), started_at=began
+    run_id, step_id, began = (
+        RunId("051m7jnb18q3v5x7z9a1c2e"),
+        StepId("book"),
+        Instant(1794848949353),
     )
+    job_id = JobId(f"{run_id}:{step_id}@1")
+    step = Step(status=StepStatus.RUNNING, attempt=1, wait=OnJob(job_id), started_at=began)
     run = Run(
         id=run_id,
         tenant=TenantId(TENANT),

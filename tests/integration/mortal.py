@@ -83,12 +83,12 @@ class _Points:
         self._armed = armed
         self._counts: Counter[str] = Counter()
 
-    def __call__(self) -> None:
-        """One more point: die here, if it is the one."""
+    def __call__(self, name: str | None = None) -> None:
+        """One more point: die here, if it is the one by its number or by its name."""
         with suppress(FileNotFoundError):
             change = self._armed.read_text()
             self._counts[change] += 1
-            if change.endswith(f" {self._counts[change]}"):
+            if change.endswith((f" {self._counts[change]}", f" {name}")):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -101,7 +101,9 @@ def _watch(connection: apsw.Connection, points: _Points) -> None:
         text = str(event.get("sql") or "").lstrip().upper()
         is_begun = event["code"] == apsw.SQLITE_TRACE_STMT
         is_commit = text.startswith("COMMIT") and connection.total_changes() > written
-        if is_commit or (is_begun and text.startswith(_WRITES)):
+        if is_commit:
+            points("commit" if is_begun else "committed")
+        elif is_begun and text.startswith(_WRITES):
             points()
         if is_commit and not is_begun:
             written = connection.total_changes()

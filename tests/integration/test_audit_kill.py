@@ -1,9 +1,9 @@
 """kill -9 at every point of a change: afterwards there is the change and its entry, or neither.
 
-A real server kills itself (``tests.integration.mortal``) at each point of a change: on SQLite before
-each statement that writes, before the commit, and between the commit and the answer; on Redis
-before, during and after each script. Then it is started again, and what can be seen of the change
-over HTTP is compared with the audit log. Not in the table: starts have no entry; locks of an
+A real server kills itself (``tests.integration.mortal``) at each point of a change: on SQLite
+before each statement that writes, before the commit, and between the commit and the answer; on
+Redis before, during and after each script. Then it is started again, and what can be seen of the
+change over HTTP is compared with the audit log. Not in the table: starts have no entry; locks of an
 embedded server live in its memory and end with it; ``drift.repair`` and ``upgrade.finish`` need a
 store that is wrong or old (``tests/contract/test_audit.py``).
 """
@@ -89,7 +89,9 @@ class Mortal:
         assert status in {200, 202}, (method, path, status, answer)
         return answer
 
-    def survives(self, change: str, point: int, request: tuple[str, str, object], of: str) -> bool:
+    def survives(
+        self, change: str, point: int | str, request: tuple[str, str, object], of: str
+    ) -> bool:
         """Make a change, and die at a point of it, if it has so many."""
         self._armed.write_text(f"{change} {point}")
         try:
@@ -115,7 +117,7 @@ def until(holds: Callable[[], object], otherwise: str) -> None:
 def mortal(directory: Path, *flags: str) -> Iterator[Mortal]:
     """A server, which is gone when the block ends."""
     settings = {"STANCHION_ADMIN_KEY": ADMIN_KEY, "STANCHION_JOB_LEASE_TTL_S": "0.5"}
-    with subprocess.Popen(  # noqa: S603 - our own program
+    with subprocess.Popen(
         [sys.executable, "-m", "tests.integration.mortal"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -133,18 +135,20 @@ def mortal(directory: Path, *flags: str) -> Iterator[Mortal]:
 # ── Changes: what each needs, what is sent, and what can be seen of it ────────────────────────────
 
 ONE_STEP: Final = {"steps": {"only": {"topic": "work"}}}
-ASKED: Final = {"steps": {"ask": {"approval": {}}}}
+ASKED: Final[dict[str, object]] = {"steps": {"ask": {"approval": {}}}}
 DOOMED: Final = {"steps": {"a": {"topic": "doom"}}, "max_deliveries": 1}
 LETTERS: Final = 15
 DAILY: Final = {"workflow_id": "one", "every_s": 86_400}
 
 
 class Case(NamedTuple):
-    """A kind of change. The functions get a server, a tenant of their own, and what was prepared."""
+    """A kind of change. The functions get a server, an own tenant, and what was prepared."""
 
     prepare: Callable[[Mortal, str], Any]
     request: Callable[[str, Any], tuple[str, str, object]]
     seen: Callable[[Mortal, str, Any], Any]
+    of: str | None = None
+    """The tenant that the request names, if it is another one."""
 
 
 def _nothing(_server: Mortal, _tenant: str) -> None:
@@ -217,12 +221,13 @@ def _of_letter(verb: str) -> Case:
         _letter,
         lambda _tenant, letter: ("POST", f"/v1/admin/dead-letters/{quote(letter, '')}/{verb}", {}),
         _letters,
+        of="doomed",
     )
 
 
 def _keys(server: Mortal, tenant: str, _known: object) -> list[object]:
     rows = server.told("GET", "/v1/admin/keys?limit=1000")["keys"]
-    return [each["revoked"] for each in rows if each["tenant"] == tenant]
+    return [each["revoked_at"] for each in rows if each["tenant"] == tenant]
 
 
 def _new_key(server: Mortal, tenant: str) -> str:
@@ -305,7 +310,11 @@ CASES: Final[dict[str, Case]] = {
     ),
     "patch_settings": Case(
         _another,
-        lambda _tenant, wait_s: ("PATCH", "/v1/admin/settings", {"admission": {"lock_wait_s": wait_s}}),
+        lambda _tenant, wait_s: (
+            "PATCH",
+            "/v1/admin/settings",
+            {"admission": {"lock_wait_s": wait_s}},
+        ),
         lambda server, _tenant, _known: server.told("GET", "/v1/admin/settings"),
     ),
     "create_key": Case(
@@ -362,15 +371,32 @@ CASES: Final[dict[str, Case]] = {
     "stop_bulk": Case(
         _bulk,
         lambda _tenant, bulk_id: ("DELETE", f"/v1/bulk/{bulk_id}", None),
-        lambda server, tenant, bulk_id: (
-            server.told("GET", f"/v1/bulk/{bulk_id}", tenant=tenant)["status"]
-        ),
+        lambda server, tenant, bulk_id: server.told("GET", f"/v1/bulk/{bulk_id}", tenant=tenant)[
+            "status"
+        ],
     ),
 }
 
 
 def test_every_kind_of_change_is_in_the_table() -> None:
     assert set(CASES) | ELSEWHERE == set(CHANGING)
+
+
+def test_killed_before_and_after_a_commit_there_is_neither_or_both(tmp_path: Path) -> None:
+    with mortal(tmp_path) as server:
+        for name in ONE_OF_EACH_STEP:
+            for point, is_done in (("commit", False), ("committed", True)):
+                judged = _judge(server, name, point)
+                assert (judged.survived, judged.is_done) == (False, is_done), name
+
+
+ONE_OF_EACH_STEP: Final = (
+    "put_tenant",
+    "patch_settings",
+    "cancel_run",
+    "rerun_run",
+)
+"""One for each kind of store step that writes entries; `make chaos` has all, at every point."""
 
 
 @pytest.mark.chaos
@@ -420,13 +446,13 @@ class Judged(NamedTuple):
     survived: bool
 
 
-def _judge(server: Mortal, name: str, point: int) -> Judged:
+def _judge(server: Mortal, name: str, point: int | str) -> Judged:
     """Kill the server at a point of a change, and compare the change with the log."""
     case, action = CASES[name], CHANGING[name].audits
     tenant = f"{name}-{point}".replace("_", "-")
     known = case.prepare(server, tenant)
     before, entries = case.seen(server, tenant, known), _entries(server, action)
-    survived = server.survives(name, point, case.request(tenant, known), tenant)
+    survived = server.survives(name, point, case.request(tenant, known), case.of or tenant)
     if not survived:
         server.start()
 

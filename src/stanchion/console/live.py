@@ -229,7 +229,9 @@ class Pulse:
     def _found(self, checks: dict[str, str], *, is_draining: bool) -> list[tuple[str, Alarm]]:
         found: list[tuple[str, Alarm]] = []
 
-        def add(key: str, level: AlarmLevel, brief: str, text: str, href: str | None = None) -> None:
+        def add(
+            key: str, level: AlarmLevel, brief: str, text: str, href: str | None = None
+        ) -> None:
             found.append((key, Alarm(level, text, None, href, brief)))
 
         if checks["store"] != "ok":

@@ -116,7 +116,7 @@ class View:
         was typed.
         """
         try:
-            found: _List = await self.api.get(path, **query)
+            found: _List = await self.api.get(path, None, **query)
         except RequestRefused as refused:
             if refused.refusal.code is not Code.INVALID_REQUEST:
                 raise

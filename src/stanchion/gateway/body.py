@@ -13,6 +13,7 @@ import functools
 import json
 import re
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import chain, islice
 from typing import Any, Final, Never, cast
@@ -257,8 +258,9 @@ def _with_whole_numbers(
             error = next_error
     fault = why_not(error, decoder.type)
     if _ANY_ENTRY in fault.path and len(body) <= _NAMED_BYTES_MAX:
-        value = msgspec.json.decode(body) if value is None else value
-        fault = _with_entry(fault, value, decoder.type)
+        with suppress(msgspec.MsgspecError):  # a number that is too large for any type
+            value = msgspec.json.decode(body) if value is None else value
+            fault = _with_entry(fault, value, decoder.type)
     raise InvalidJson(fault) from None
 
 

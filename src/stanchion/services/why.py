@@ -15,8 +15,8 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from stanchion.core.escalation import Level
-from stanchion.core.lease import LeaseOverride, OnLockError
 from stanchion.core.json_value import JsonValue
+from stanchion.core.lease import LeaseOverride, OnLockError
 from stanchion.core.model import (
     Instant,
     JobId,
