@@ -380,6 +380,8 @@ def why_not(error: msgspec.ValidationError, shape: object) -> Fault:
         described = _described(_types_at(shape, place), message.removeprefix(_NO_MATCH))
         if described is not None:
             return Fault(path, f"expected {described}")
+    if message.startswith(_NOT_A_TIME):
+        return Fault(path, _TIME_WANTED)
     return Fault(path, _readable(message))
 
 
@@ -448,6 +450,8 @@ def _described(kinds: Sequence[inspect.Type], pattern: str) -> str | None:
 
 
 _NOT_ALLOWED: Final = "Invalid enum value "
+_NOT_A_TIME: Final = "Invalid RFC3339"
+_TIME_WANTED: Final = "not a time like 2026-11-30T12:00:00Z"
 _NO_MATCH: Final = "Expected `str` matching regex "
 _STEP = re.compile(r"\.([^.\[\]`]+)|\[(?:\d+|\.\.\.)\]")
 _UNKNOWN_MEMBER = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
@@ -554,7 +558,7 @@ def read_query(text: bytes, shape: type[Any]) -> Any:  # noqa: ANN401 - the rout
             raise RequestRefused(invalid_member(key, "must not be null"))
         # It reads numbers as times.
         if isinstance(getattr(query, key), datetime) and "-" not in given[key][1:]:
-            raise RequestRefused(invalid_member(key, "not a time like 2026-11-30T12:00:00Z"))
+            raise RequestRefused(invalid_member(key, _TIME_WANTED))
     return query
 
 
