@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias, get_args
 
 from stanchion.adapters.system import SystemClock, SystemEntropy
@@ -102,12 +101,7 @@ class Leases:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     async def _prepare(self, name: str) -> None:

@@ -111,11 +111,9 @@ class StartRun(_Request, frozen=True, kw_only=True):
     """``reject``: this start does not wait, also if its tenant queues."""
 
 
-class BatchRow(_Request, frozen=True, kw_only=True):
+class BatchRow(StartRun, frozen=True, kw_only=True):
     """One run of a batch."""
 
-    input: JsonObject = {}
-    labels: Labels = {}
     key: (
         Annotated[
             str,
@@ -124,9 +122,6 @@ class BatchRow(_Request, frozen=True, kw_only=True):
         | None
     ) = None
     """The run's idempotency key. Without one it is the request's key, a slash and the index."""
-    priority: Priority = PRIORITY_DEFAULT
-    fairness_key: FairnessKey = ""
-    on_full: OnFull | None = None
 
 
 class StartBatch(_Request, frozen=True, kw_only=True):
@@ -497,17 +492,9 @@ class WorkflowList(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
-class WorkflowView(msgspec.Struct, frozen=True, kw_only=True):
+class WorkflowView(WorkflowRow, frozen=True, kw_only=True):
     """One version of a workflow."""
 
-    id: str
-    version: int
-    source: WorkflowSource = WorkflowSource.OWN
-    """Whether it is the tenant's own workflow or a shared one."""
-    pinned: bool = False
-    """Whether the tenant's configuration pins a version of this shared workflow."""
-    risk: Risk
-    created_at: datetime
     definition: JsonObject
 
 
