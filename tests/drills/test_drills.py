@@ -16,14 +16,10 @@ import pytest
 
 from stanchion.cli.commands.drill import NAMES
 from stanchion.drills.command import AGAINST, DRILLS
+from stanchion.drills.verdict import TIMED
 
 pytestmark = pytest.mark.alone
 QUICK_S_MAX = 60.0
-SAFETY = {
-    *("cap_exact", "one_run_each", "drift", "no_second_run", "never_open", "closed_stop"),
-    *("changed_once", "no_overlap", "taken_over", "stale_refused", "poison_untouched"),
-}
-"""Promises that no busy machine excuses."""
 MEMBERS = {
     "drill",
     "verdict",
@@ -57,7 +53,7 @@ def test_a_quick_drill_holds_and_writes_its_report(name: str, tmp_path: Path) ->
     done = drill(*arguments)
     if done.returncode == 1:
         broken = {each["id"] for each in json.loads(done.stdout)["promises"] if not each["holds"]}
-        assert not broken & SAFETY, done.stdout
+        assert broken <= TIMED, done.stdout
         # On a busy machine a promise about time may be broken once; a defect breaks it each time.
         done = drill(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -93,14 +89,20 @@ def test_the_command_names_every_drill() -> None:
     ("number", "times"),
     [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 3), (signal.SIGKILL, 1)],
 )
-def test_a_drill_that_is_stopped_leaves_no_process_behind(
+def test_a_drill_that_is_stopped_leaves_no_process_and_no_file_behind(
     number: signal.Signals, times: int, tmp_path: Path
 ) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     # Processes inherit the mark, so that they can be told from those of other tests.
     mark = f"DRILL_MARK={tmp_path.name}-{os.getpid()}"
     started = subprocess.Popen(
         [sys.executable, "-m", "stanchion", "drill", "admission", "--quick", "--out", tmp_path],
-        env={**_plain(os.environ), "DRILL_MARK": mark.partition("=")[2]},
+        env={
+            **_plain(os.environ),
+            "DRILL_MARK": mark.partition("=")[2],
+            "TMPDIR": str(scratch),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -120,6 +122,7 @@ def test_a_drill_that_is_stopped_leaves_no_process_behind(
         assert time.monotonic() < until  # killed, and then reaped by init
         time.sleep(0.05)
     assert marked(mark) == set()
+    assert list(scratch.iterdir()) == []
 
 
 def marked(mark: str) -> set[int]:

@@ -23,7 +23,13 @@ from stanchion.drills.promises.fallback import EscalationSeen, FallbackSeen, Run
 from stanchion.drills.promises.lock_busy import FIXED as BUSY_FIXED
 from stanchion.drills.promises.lock_busy import JITTER as BUSY_JITTER
 from stanchion.drills.promises.lock_busy import ArmSeen, LockBusySeen, judge_lock_busy
-from stanchion.drills.promises.renewal import HandOver, RenewalSeen, judge_renewal
+from stanchion.drills.promises.renewal import (
+    LEASES,
+    REPLICA,
+    HandOver,
+    RenewalSeen,
+    judge_renewal,
+)
 from stanchion.drills.promises.retry import (
     BUDGETED,
     SINGLE,
@@ -191,6 +197,16 @@ def test_retries_as_promised() -> None:
     # The caller of a third key gave up after a 503; the key has one run.
     untold = replace(SWIFT, runs=3, untold=1)
     assert broken(judge_retry(replace(STORM, fleets=(SLOW, untold, THRIFTY)))) == set()
+    assert broken(judge_retry(replace(STORM, active={SPLIT: ((1.0, 10.0),)}, cap=10))) == set()
+
+
+def test_what_a_busy_machine_answers_late_breaks_no_promise() -> None:
+    # Sent before the cut or in it, and answered after it.
+    late = replace(refused("c", 12, 9_000, status=503, code="gate_unavailable"), answered_at=19.0)
+    early = replace(admitted("d", 2.9), answered_at=8.0)
+    tries = (*SWIFT.tries, late, early)
+    seen = replace(fleet(SPLIT, *tries, callers=3), runs=3)
+    assert broken(judge_retry(replace(STORM, fleets=(SLOW, seen, THRIFTY)))) == set()
 
 
 @pytest.mark.parametrize(
@@ -224,6 +240,8 @@ def test_retries_as_promised() -> None:
         ),
         (with_split(A, B), {"gate_503"}),
         (with_split(*SWIFT.tries[:3], admitted("b", 12.0)), {"never_open", "retry_after_honoured"}),
+        (replace(STORM, active={SPLIT: ((1.0, 10.0), (2.0, 11.0))}, cap=10), {"cap_held"}),
+        (replace(STORM, active={SPLIT: ((1.0, 0.0),)}, cap=10), {"cap_held"}),
     ],
 )
 def test_retries_that_break_a_promise(seen: RetrySeen, expected: set[str]) -> None:
@@ -270,6 +288,7 @@ OUTAGE = FallbackSeen(
 )
 ESCALATED = EscalationSeen(
     provoked_at=40.0,
+    window_s=20.0,
     cut_until=100.0,
     first_duplicate_at=40.5,
     tripped_at=45.0,
@@ -282,6 +301,8 @@ ESCALATED = EscalationSeen(
 def test_a_fallback_as_promised() -> None:
     assert broken(judge_fallback(OUTAGE)) == set()
     assert broken(judge_fallback(replace(OUTAGE, escalation=ESCALATED))) == set()
+    unended = replace(ESCALATED, recovered_at=None, sees_recovery=False)
+    assert broken(judge_fallback(replace(OUTAGE, escalation=unended))) == set()
 
 
 @pytest.mark.parametrize(
@@ -351,7 +372,7 @@ def test_an_escalation_that_breaks_a_promise(seen: EscalationSeen, expected: set
 # ── Renewal ──────────────────────────────────────────────────────────────────────────────────────
 
 FENCED = HandOver(
-    kind="run lease",
+    kind=LEASES,
     policy="fence",
     ttl_s=3.0,
     fault=(1.0, 5.0),
@@ -363,8 +384,12 @@ FENCED = HandOver(
     rival_at=3.85,
 )
 CONTINUED = replace(FENCED, policy="continue", acting_until=6.0)
-LEASES = RenewalSeen(
-    hand_overs=(FENCED, CONTINUED, replace(FENCED, kind="job lease", expired_at=None)),
+OF_REPLICA = replace(FENCED, kind=REPLICA)
+RENEWALS = RenewalSeen(
+    hand_overs=(
+        *(FENCED, CONTINUED, OF_REPLICA, replace(OF_REPLICA, policy="continue")),
+        replace(FENCED, kind="job lease", expired_at=None),
+    ),
     outage_s=0.4,
     outage_deliveries=(1,),
     stale_verdicts=("stale_fence",),
@@ -374,36 +399,37 @@ LEASES = RenewalSeen(
 
 
 def with_fenced(seen: HandOver) -> RenewalSeen:
-    return replace(LEASES, hand_overs=(seen, CONTINUED))
+    return replace(RENEWALS, hand_overs=(seen, CONTINUED))
 
 
 def test_renewals_as_promised() -> None:
-    assert broken(judge_renewal(LEASES)) == set()
+    assert broken(judge_renewal(RENEWALS)) == set()
 
 
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [
         (with_fenced(replace(FENCED, trusting_until=3.9)), {"no_overlap"}),
+        (with_fenced(replace(OF_REPLICA, trusting_until=3.9)), {"no_overlap"}),
         (with_fenced(replace(FENCED, acting_until=4.5)), {"no_overlap"}),
         (with_fenced(replace(FENCED, third_failure_at=3.9)), {"known_before_expiry"}),
         (with_fenced(replace(FENCED, third_failure_at=None)), {"known_before_expiry"}),
         (with_fenced(replace(FENCED, rival_at=None)), {"taken_over"}),
         (with_fenced(replace(FENCED, rival_fence_is_higher=False)), {"taken_over"}),
         (
-            replace(LEASES, hand_overs=(FENCED, replace(CONTINUED, trusting_until=4.0))),
+            replace(RENEWALS, hand_overs=(FENCED, replace(CONTINUED, trusting_until=4.0))),
             {"continue_measured"},
         ),
         (
-            replace(LEASES, hand_overs=(FENCED, replace(CONTINUED, acting_until=3.0))),
+            replace(RENEWALS, hand_overs=(FENCED, replace(CONTINUED, acting_until=3.0))),
             {"continue_measured"},
         ),
-        (replace(LEASES, outage_deliveries=(2,)), {"short_outage"}),
-        (replace(LEASES, stale_verdicts=("accepted",)), {"stale_refused"}),
-        (replace(LEASES, stale_counted=0.0), {"stale_refused"}),
-        (replace(LEASES, paused_unfinished=1), {"paused_replica"}),
-        (replace(LEASES, paused_changed_twice=1), {"paused_replica"}),
-        (replace(LEASES, paused_runs=0), {"paused_replica"}),
+        (replace(RENEWALS, outage_deliveries=(2,)), {"short_outage"}),
+        (replace(RENEWALS, stale_verdicts=("accepted",)), {"stale_refused"}),
+        (replace(RENEWALS, stale_counted=0.0), {"stale_refused"}),
+        (replace(RENEWALS, paused_unfinished=1), {"paused_replica"}),
+        (replace(RENEWALS, paused_changed_twice=1), {"paused_replica"}),
+        (replace(RENEWALS, paused_runs=0), {"paused_replica"}),
     ],
 )
 def test_renewals_that_break_a_promise(seen: RenewalSeen, expected: set[str]) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -35,6 +38,7 @@ from stanchion.drills.options import DrillOptions, Progress
 from stanchion.drills.page import write_index, write_report
 from stanchion.drills.verdict import (
     DrillResult,
+    ProcessorUse,
     Promise,
     Report,
     environment_of,
@@ -59,6 +63,8 @@ BARS = BarChart(
     series=(Bars("p50", (1.0, 2_000.0)), Bars("p95", (0.0, 4_000.0))),
 )
 GOOD = Promise(id="holds", says="it holds", measured="it did", holds=True)
+BUSY = "other programs used 1.5 of 2 cores during the drill"
+SLOW = Promise(id="answered_in_time", says="soon", measured="late", holds=False)
 BAD = Promise(
     id="breaks", says="never & never", measured="<once> in a very long sentence " * 5, holds=False
 )
@@ -187,12 +193,40 @@ def test_verdict_lines_fit_eighty_columns_and_name_what_is_broken() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_a_broken_promise_on_a_busy_machine_is_noted() -> None:
-    failed, passed = report(GOOD, BAD), report(GOOD)
-    for made, load, noted in ((failed, 6.5, True), (failed, 0.5, False), (passed, 6.5, False)):
-        environment = {**made.environment, "load_1m": load, "cores": 2}
-        lines = verdict_lines(replace(made, environment=environment), columns=80)
-        assert any("busy (load 6.5 on 2 cores)" in line for line in lines) is noted
+@pytest.mark.parametrize(
+    ("used", "promises", "noted"),
+    [
+        (0.4, (SLOW,), None),
+        (1.5, (GOOD,), BUSY),
+        (1.5, (BAD,), BUSY),
+        (
+            1.5,
+            (BAD, SLOW),
+            f"{BUSY}, too many to judge answered_in_time: repeat it on a quiet machine",
+        ),
+        (None, (SLOW,), None),
+    ],
+)
+def test_a_drill_says_when_the_machine_was_too_busy_to_judge(
+    used: float | None, promises: tuple[Promise, ...], noted: str | None, tmp_path: Path
+) -> None:
+    made = report(*promises)
+    made = replace(made, environment={**made.environment, "others_cores": used, "cores": 2})
+    assert made.busy_note == noted
+    lines = verdict_lines(made, columns=80)
+    assert any(line.startswith("  note    other programs") for line in lines) is (noted is not None)
+    assert max(map(len, lines)) <= 80
+    page = write_report(made, [], tmp_path).read_text(encoding="utf-8")
+    assert ("Note: other programs" in page) is (noted is not None)
+
+
+def test_the_processor_time_of_other_programs_is_told_from_our_own() -> None:
+    use = ProcessorUse()
+    busy = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", busy], check=True)
+    whole, ours = os.cpu_count() or 1, use.others_cores()
+    assert ours is not None
+    assert 0.0 <= ours <= whole
 
 
 def test_progress_is_plain_lines_elsewhere_and_one_line_on_a_terminal() -> None:

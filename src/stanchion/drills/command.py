@@ -25,7 +25,13 @@ from stanchion.drills.page import write_index, write_report
 from stanchion.drills.processes import CouldNotRun, kill_spawned, nats_binary, valkey_binary
 from stanchion.drills.renewal import renewal_drill
 from stanchion.drills.retry import retry_drill
-from stanchion.drills.verdict import DrillResult, Report, environment_of, report_of
+from stanchion.drills.verdict import (
+    DrillResult,
+    ProcessorUse,
+    Report,
+    environment_of,
+    report_of,
+)
 from stanchion.transport.messages import parse_address
 
 _Drill: TypeAlias = Callable[[DrillOptions, Progress], Awaitable[DrillResult]]
@@ -136,7 +142,7 @@ async def _run_all(
     for name in names:
         progress = Progress(name, stream=shown)
         environment = environment_of(quick=options.quick, against=options.against)
-        began, since = time.time(), time.monotonic()
+        began, since, use = time.time(), time.monotonic(), ProcessorUse()
         try:
             async with asyncio.timeout(QUICK_S_MAX if options.quick else WHOLE_S_MAX):
                 result = await DRILLS[name](options, progress)
@@ -144,6 +150,9 @@ async def _run_all(
             raise CouldNotRun(f"{name} did not end in time") from error
         finally:
             progress.end()
+        # A deployment in use is another program, also if it runs on this machine.
+        others = None if options.against else use.others_cores()
+        environment["others_cores"] = None if others is None else round(others, 2)
         report = report_of(
             name,
             result,
@@ -182,9 +191,11 @@ def verdict_lines(report: Report, *, columns: int | None = None) -> list[str]:
                 initial_indent=" " * 10 + "promised: ",
                 subsequent_indent=" " * 10,
             )
-    if report.broken and report.was_busy:
-        load, cores = report.environment["load_1m"], report.environment["cores"]
-        lines.append(f"  note    the machine was busy (load {load} on {cores} cores): repeat it")
+    if report.busy_note is not None:
+        head = "  note    "
+        lines += textwrap.wrap(
+            report.busy_note, width, initial_indent=head, subsequent_indent=" " * len(head)
+        )
     return lines
 
 

@@ -2,8 +2,9 @@
 
 Two replicas keep their run leases in a lock store that they reach through proxies. While runs of
 every class are started and worked on, all links to the lock store are cut. Low and standard fail
-open and go on; high and critical fail closed and wait. In the whole drill a second, longer cut
-follows, in which workers begin to send results twice: then escalation must trip, and later recover.
+open and go on; high and critical fail closed and wait. In the last cut (a quick drill has only
+one) workers begin to send results twice: then escalation must trip. Its end, which comes half a
+minute later, is awaited in the whole drill.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -50,33 +50,54 @@ FALLBACKS: Final = "stanchion_workflow_lock_fallback_total"
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     before_s: float
-    cut_s: float
+    cuts_s: tuple[float, ...]
+    provoke_after_s: float
+    """So long after the beginning of the last cut, results are sent twice."""
     after_s: float
     per_s: float
     """Starts of each class."""
-    long_cut_s: float = 0.0
-    provoke_after_s: float = 0.0
+    window_s: float
+    dwell_s: float
+    sees_recovery: bool = True
+
+    @property
+    def escalation(self) -> JsonObject:
+        """The default window is five minutes; the rule is the same."""
+        return {"window_s": self.window_s, "dwell_s": self.dwell_s}
 
 
-_QUICK: Final = _Plan(before_s=3.0, cut_s=5.0, after_s=FALLBACK_ENDS_S + 1.5, per_s=4.0)
-_WHOLE: Final = _Plan(
-    before_s=8.0, cut_s=30.0, after_s=12.0, per_s=1.5, long_cut_s=120.0, provoke_after_s=45.0
+_QUICK: Final = _Plan(
+    before_s=3.0,
+    cuts_s=(12.5,),
+    provoke_after_s=5.0,
+    after_s=FALLBACK_ENDS_S + 1.5,
+    per_s=4.0,
+    window_s=4,
+    dwell_s=1,
+    sees_recovery=False,
 )
-_ESCALATION: Final[JsonObject] = {"window_s": 20, "dwell_s": 5}
-"""The default window is five minutes; the rule is the same."""
+_WHOLE: Final = _Plan(
+    before_s=8.0,
+    cuts_s=(30.0, 120.0),
+    provoke_after_s=45.0,
+    after_s=12.0,
+    per_s=1.5,
+    window_s=20,
+    dwell_s=5,
+)
 
 
 async def fallback_drill(options: DrillOptions, progress: Progress) -> DrillResult:
     """Run it."""
     plan = _QUICK if options.quick else _WHOLE
-    phases = [
-        ("two replicas, load before the cut", 2 + plan.before_s),
-        ("lock store cut", plan.cut_s),
-        ("lock store back", plan.after_s),
-    ]
-    if plan.long_cut_s:
-        phases.append(("lock store cut again, then duplicates", plan.long_cut_s))
-        phases.append(("recovery", 40.0))
+    phases = [("two replicas, load before the cut", 2 + plan.before_s)]
+    for number, cut_s in enumerate(plan.cuts_s, 1):
+        is_last = number == len(plan.cuts_s)
+        then = ", then duplicates" if is_last else ""
+        phases.append((f"lock store cut{then}", cut_s))
+        phases.append(("lock store back", plan.after_s))
+    if plan.sees_recovery:
+        phases.append(("recovery", 30.0))
     phases.append(("every run ends", 5.0))
     progress.plan(phases)
     progress.next()
@@ -87,8 +108,7 @@ async def fallback_drill(options: DrillOptions, progress: Progress) -> DrillResu
         await tenant.configure(max_concurrent_runs=None)
         for risk in Risk:
             await tenant.apply(str(risk), one_job(TOPIC, risk=str(risk), steps=2))
-        if plan.long_cut_s:
-            await tenant.settings({"escalation": _ESCALATION})
+        await tenant.settings({"escalation": plan.escalation})
         worker = RawWorker(tenant, TOPIC)
         return await _observed(options, plan, progress, deployment, tenant, worker)
 
@@ -103,30 +123,31 @@ async def _observed(
 ) -> DrillResult:
     began = time.time()
     cuts: list[tuple[float, float]] = []
-    provoked: float | None = None
     # The workers go on after the load: a job that one of them has leased ends with its result only.
     async with sampled(tenant) as sampler, _working(worker):
         async with _loaded(options, plan, tenant):
             await asyncio.sleep(plan.before_s)
+            for cut_s in plan.cuts_s[:-1]:
+                progress.next()
+                cuts.append(await _cut(deployment, began, cut_s))
+                progress.next()
+                await asyncio.sleep(plan.after_s)
             progress.next()
-            cuts.append(await _cut(deployment, began, plan.cut_s))
+            provoking = asyncio.create_task(_provoke(worker, plan.provoke_after_s, began))
+            cuts.append(await _cut(deployment, began, plan.cuts_s[-1]))
+            provoked = await provoking
+            worker.is_duplicating = False
             progress.next()
             await asyncio.sleep(plan.after_s)
-            if plan.long_cut_s:
-                progress.next()
-                provoke = partial(_provoke, worker, plan.provoke_after_s, began)
-                provoking = asyncio.create_task(provoke())
-                cuts.append(await _cut(deployment, began, plan.long_cut_s))
-                provoked = await provoking
-                worker.is_duplicating = False
+            if plan.sees_recovery:
                 progress.next()
                 await _until_level(sampler, 0.0, RECOVERS_WITHIN_S)
         progress.next()
         await tenant.wait_idle(CATCH_UP_S)
         await asyncio.sleep(METRICS_OLD_S)
     seen = await _seen(deployment, tenant, worker, sampler, cuts, began)
-    if provoked is not None:
-        seen = msgspec.structs.replace(seen, escalation=_escalated(seen, sampler, provoked, began))
+    escalation = _escalated(seen, sampler, provoked, began, plan)
+    seen = msgspec.structs.replace(seen, escalation=escalation)
     return DrillResult(
         promises=judge_fallback(seen),
         figures=figures_of(seen),
@@ -134,9 +155,9 @@ async def _observed(
         settings={
             "policies": {"low, standard": "fail_open", "high, critical": "fail_closed"},
             "lock_busy.backend_error_delay_ms": 1000,
-            "escalation": _ESCALATION if plan.long_cut_s else "not provoked",
+            "escalation": plan.escalation,
             "starts_per_s_and_class": plan.per_s,
-            "cuts_s": [plan.cut_s, *([plan.long_cut_s] if plan.long_cut_s else [])],
+            "cuts_s": list(plan.cuts_s),
         },
     )
 
@@ -244,7 +265,7 @@ async def _run_seen(tenant: DrillTenant, row: Mapping[str, Any], began: float) -
 
 
 def _escalated(
-    seen: FallbackSeen, sampler: Sampler, provoked: float, began: float
+    seen: FallbackSeen, sampler: Sampler, provoked: float, began: float, plan: _Plan
 ) -> EscalationSeen:
     until = seen.cuts[-1][1]
     levels = [
@@ -263,6 +284,8 @@ def _escalated(
     since = float("inf") if tripped is None else tripped + CUT_GRACE_S
     return EscalationSeen(
         provoked_at=provoked,
+        window_s=plan.window_s,
+        sees_recovery=plan.sees_recovery,
         cut_until=until,
         first_duplicate_at=first,
         tripped_at=tripped,

@@ -60,7 +60,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How long the rival keeps coming back."""
 
 
-_QUICK: Final = _Plan(runs=24, rounds=1, rival_s=8.0)
+_QUICK: Final = _Plan(runs=24, rounds=1, rival_s=6.0)
 _WHOLE: Final = _Plan(runs=40, rounds=3, rival_s=20.0)
 _HOLD_S: Final = 0.3
 _AHEAD_S: Final = 0.03

@@ -88,6 +88,7 @@ def _page(report: Report, charts: Sequence[Chart]) -> str:
             '<p class="quiet"><a href="../index.html">all drills</a></p>',
             f"<h1>{escape(_title(report))}</h1>",
             f'<p class="headline">{_badge(not broken)} {escape(headline)}</p>',
+            f'<p class="quiet">Note: {escape(report.busy_note)}.</p>' if report.busy_note else "",
             '<table class="promises"><thead><tr><th></th><th>promise</th>',
             "<th>what must hold</th><th>measured</th></tr></thead>",
             f"<tbody>{rows}</tbody></table>",

@@ -3,7 +3,7 @@
 Every process listens on 127.0.0.1 at a free port, is stopped by its process id, and belongs to a
 process group of its own, so that Ctrl-C reaches the drill first. Every wait is bounded. Whatever is
 still running when the interpreter exits is killed; if the interpreter itself is killed, by a small
-process that watches it.
+process that watches it, which also removes the temporary directories.
 """
 
 from __future__ import annotations
@@ -69,19 +69,22 @@ def kill_spawned() -> None:
 
 
 class _Reaper:
-    """A process that kills the others when this one has ended without doing so: by SIGKILL.
+    """A process that cleans up when this one has ended without doing so: by SIGKILL.
 
-    It reads process ids from a pipe until the pipe closes. The time at which a process began tells
-    it from a later one with the same id.
+    It reads ids of processes to kill and directories to remove from a pipe until the pipe closes.
+    The time at which a process began tells it from a later one with the same id.
     """
 
     _CODE: Final = """
-import os, signal, sys
+import os, shutil, signal, sys
 def began(pid):
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[19]
-seen = {}
+seen, directories = {}, []
 for line in sys.stdin:
+    if line.startswith("/"):
+        directories.append(line.rstrip("\\n"))
+        continue
     try:
         seen[int(line)] = began(int(line))
     except OSError:
@@ -92,14 +95,19 @@ for pid, since in seen.items():
             os.kill(pid, signal.SIGKILL)
     except OSError:
         pass
+for directory in directories:
+    shutil.rmtree(directory, ignore_errors=True)
 """
     _lock: ClassVar = threading.Lock()
     _process: ClassVar[subprocess.Popen[bytes] | None] = None
     _owner: ClassVar[int] = 0
 
     @classmethod
-    def told_of(cls, pid: int) -> None:
-        """Let it kill this process in the end. Without ``/proc`` it does nothing."""
+    def told_of(cls, what: int | Path) -> None:
+        """Let it kill this process, or remove this directory, in the end.
+
+        Without ``/proc`` it kills nothing.
+        """
         with cls._lock, contextlib.suppress(OSError):
             if cls._process is None or cls._owner != os.getpid():
                 cls._owner = os.getpid()
@@ -111,7 +119,7 @@ for pid, since in seen.items():
                     process_group=0,
                 )
             assert cls._process.stdin is not None
-            cls._process.stdin.write(f"{pid}\n".encode())
+            cls._process.stdin.write(f"{what}\n".encode())
             cls._process.stdin.flush()
 
     @classmethod
@@ -354,6 +362,7 @@ def _answers(process: subprocess.Popen[bytes], port: int, *, asked: bytes, expec
 @contextlib.contextmanager
 def _directory(prefix: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as made:
+        _Reaper.told_of(Path(made).resolve())
         yield Path(made)
 
 

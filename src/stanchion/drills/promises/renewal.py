@@ -15,6 +15,8 @@ from stanchion.drills.verdict import Promise, seconds
 
 __all__ = [
     "FAILURES_MAX",
+    "LEASES",
+    "REPLICA",
     "HandOver",
     "HolderPicture",
     "RenewalSeen",
@@ -25,13 +27,15 @@ __all__ = [
 
 
 FAILURES_MAX: Final = 3
+LEASES, REPLICA = "Leases", "replica's run lease"
+"""Kinds of holders: a process with the public API, and a replica at work on a run."""
 
 
 class HandOver(msgspec.Struct, frozen=True, kw_only=True):
     """A lease that went from one holder to the next. Times are seconds since the round began."""
 
     kind: str
-    """``run lease``, ``job lease`` or ``paused worker``."""
+    """``LEASES``, ``REPLICA``, ``job lease`` or ``paused worker``."""
     policy: str
     ttl_s: float
     fault: tuple[float, float]
@@ -132,13 +136,17 @@ def _no_overlap(rows: Sequence[HandOver]) -> Promise:
 
 def _continued(rows: Sequence[HandOver]) -> Promise:
     trusting = max((row.trusting_overlap_s for row in rows), default=0.0)
-    acting = [row.acting_overlap_s for row in rows]
+    # A replica acts on only until its call to the store fails, which may be before the next begins.
+    acting = [row.acting_overlap_s for row in rows if row.kind != REPLICA]
+    replicas = [row.acting_overlap_s for row in rows if row.kind == REPLICA]
     shown = ", ".join(seconds(each) for each in acting)
+    if replicas:
+        shown += f", replicas for {', '.join(seconds(each) for each in replicas)}"
     return Promise(
         id="continue_measured",
         says="under `continue` the holder goes on, without trust: the overlap is what it costs",
         measured=f"acting together for {shown}; trusting together {trusting * 1000:.0f} ms",
-        holds=bool(rows) and trusting == 0 and all(each > 0 for each in acting),
+        holds=bool(acting) and trusting == 0 and all(each > 0 for each in acting),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from stanchion.charts import Chart, LineChart, Window
+from stanchion.charts import Chart, Limit, LineChart, Series, Window
 from stanchion.core.json_value import JsonValue
 from stanchion.core.retry import BUDGETS, Budget, RetryClass
 from stanchion.drills.observe import cumulative, rate_series
@@ -20,8 +20,6 @@ from stanchion.drills.verdict import Promise, percentile, ratio, seconds
 SINGLE, SPLIT, BUDGETED = "one policy", "split", "split, budgets"
 GATE_BACK_S: Final = 3.0
 """So long after the cut a replica may take to notice that the lock store answers again."""
-CUT_GRACE_S: Final = 0.5
-"""What had the lock when it was cut is still admitted."""
 EARLY_MS: Final = 30
 _LAST_S: Final = 60.0
 """From this limit on the last caller is judged as well."""
@@ -110,6 +108,9 @@ class RetrySeen(msgspec.Struct, frozen=True, kw_only=True):
     """From when to when the gate was cut; ``None`` on a deployment that must not be cut."""
     limit_s: float = 120.0
     """How long the fleet with one policy had."""
+    active: Mapping[str, tuple[tuple[float, float], ...]] = {}
+    """Of each fleet's tenant: unfinished runs over time, as the servers count them."""
+    cap: int = 0
     budgets: Mapping[RetryClass, Budget] = BUDGETS
 
     def fleet(self, name: str) -> FleetSeen:
@@ -147,9 +148,22 @@ def judge_retry(seen: RetrySeen) -> tuple[Promise, ...]:
         _honoured([split, budgeted]),
         _spread([split, budgeted]),
     ]
+    if seen.active:
+        promises.append(_cap_held(seen))
     if seen.cut is not None:
         promises += _gate(seen.fleets, *seen.cut)
     return tuple(promises)
+
+
+def _cap_held(seen: RetrySeen) -> Promise:
+    most = {name: max(count for _, count in points) for name, points in seen.active.items()}
+    shown = ", ".join(f"{name} {count:.0f}" for name, count in most.items())
+    return Promise(
+        id="cap_held",
+        says=f"no tenant ever has more than its {seen.cap} runs active",
+        measured=f"at the most {shown}",
+        holds=all(0 < count <= seen.cap for count in most.values()),
+    )
 
 
 def _sooner_done(split: FleetSeen, single: FleetSeen, limit_s: float) -> Promise:
@@ -242,27 +256,31 @@ def _spread(fleets: Sequence[FleetSeen]) -> Promise:
 
 
 def _gate(fleets: Sequence[FleetSeen], since: float, until: float) -> list[Promise]:
+    # From when to when a request was under way, because a busy machine is late with its answer.
     tries = [each for fleet in fleets for each in fleet.tries]
-    failed = [each.answered_at for each in tries if each.code in GATE_CODES]
-    outside = [at for at in failed if not since <= at <= until + GATE_BACK_S]
+    failed = [each for each in tries if each.code in GATE_CODES]
+    outside = [each for each in failed if each.answered_at < since or each.at > until + GATE_BACK_S]
+    # What had the lock when it was cut is still admitted.
     within = [
         each
         for fleet in fleets
         for each in fleet.admitted
-        if since + CUT_GRACE_S < each.answered_at < until
+        if since < each.at and each.answered_at < until
     ]
+    sent = sum(since < each.at and each.answered_at < until for each in tries)
     return [
         Promise(
             id="gate_503",
-            says="503 gate_unavailable comes while the gate is cut, and only then"
-            f" (and at most {GATE_BACK_S:g} s after)",
+            says="503 gate_unavailable answers requests that meet a gate that is cut, and no others"
+            f" (nor later than {GATE_BACK_S:g} s after the cut)",
             measured=f"{len(failed)} times, {len(outside)} of them outside",
             holds=bool(failed) and not outside,
         ),
         Promise(
             id="never_open",
-            says="nothing is admitted while the gate is cut: it never fails open",
-            measured=f"{len(within)} admitted",
+            says="no request that is sent while the gate is cut is admitted before the cut ends:"
+            " it never fails open",
+            measured=f"{len(within)} of {sent} admitted",
             holds=not within,
         ),
     ]
@@ -320,7 +338,7 @@ def charts_of(seen: RetrySeen) -> list[Chart]:
         )
         for status, label in ((200, "200"), (429, "429"), (503, "503"))
     )
-    return [
+    charts: list[Chart] = [
         LineChart(
             title="Requests of each fleet", unit="per 500 ms", series=requests, windows=windows
         ),
@@ -337,3 +355,15 @@ def charts_of(seen: RetrySeen) -> list[Chart]:
             windows=windows,
         ),
     ]
+    if seen.active:
+        active = tuple(Series(name, points) for name, points in seen.active.items())
+        charts.append(
+            LineChart(
+                title="Active runs of each fleet's tenant, against its cap",
+                unit="runs",
+                series=active,
+                windows=windows,
+                limits=(Limit(float(seen.cap), "max_concurrent_runs"),),
+            )
+        )
+    return charts
