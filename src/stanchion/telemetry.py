@@ -32,7 +32,7 @@ import re
 import sys
 import time
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -146,6 +146,8 @@ class Tracing:
     """Makes spans and gives them to the exporter."""
 
     def __init__(self, provider: Any, ids: _SpanIds | None) -> None:  # noqa: ANN401 - as above
+        from opentelemetry.sdk.trace import sampling  # noqa: PLC0415 - only if traces are on
+
         self._provider = provider
         self._tracer = provider.get_tracer("stanchion")
         self._ids = ids
@@ -155,6 +157,31 @@ class Tracing:
         self._kinds = {kind.name.lower(): kind for kind in trace.SpanKind}
         opted = os.environ.get("OTEL_SEMCONV_STABILITY_OPT_IN", "").split(",")
         self._has_gen_ai = _GEN_AI_OPT_IN in {each.strip() for each in opted}
+        # A sampler of the program may decide by anything, so only ours is known beforehand.
+        self._follows_parents = ids is not None and isinstance(
+            provider.sampler, sampling.ParentBased
+        )
+        self._bound: int | None = None
+        """New traces are exported if the low half of their id is below it; ``None``: not known."""
+        if ids is not None and isinstance(provider.sampler, sampling.ParentBasedTraceIdRatio):
+            with suppress(ValueError):  # then the sampler exports every trace
+                rate = float(os.environ.get("OTEL_TRACES_SAMPLER_ARG", ""))
+                self._bound = sampling.TraceIdRatioBased.get_bound_for_rate(rate)
+
+    def may_sample(self, parent: str | None) -> bool:
+        """Whether the span that begins next, with this parent or without one, may be exported.
+
+        ``False`` costs no span, no context and no attributes: nothing below it is made either.
+        """
+        if parent is not None:
+            return not self._follows_parents or is_sampled(parent)
+        if self._bound is None or self._ids is None:
+            return True
+        low = random.getrandbits(64)
+        if low >= self._bound:
+            return False
+        self._ids.chosen_trace = random.getrandbits(64) << 64 | low
+        return True
 
     def begin(
         self,
@@ -235,6 +262,8 @@ class Tracing:
 
     def run_ended(self, run: Run, traceparent: str) -> None:
         """Make the span of a run that has ended."""
+        if not is_sampled(traceparent):
+            return
         attributes: dict[str, Attribute] = {
             TENANT: run.tenant,
             WORKFLOW: run.workflow_id,
@@ -394,8 +423,9 @@ def current_traceparent() -> str | None:
 
 def checked(traceparent: bytes | None) -> str | None:
     """A caller's ``traceparent`` header; ``None`` if there is none or it is not valid."""
-    text = "" if traceparent is None else traceparent.decode("latin-1").strip()
-    found = _TRACEPARENT.fullmatch(text)
+    if traceparent is None:
+        return None
+    found = _TRACEPARENT.fullmatch(traceparent.decode("latin-1").strip())
     if found is None or found[1] == _INVALID_VERSION or (found[1] == "00" and found[5]):
         return None
     if not int(found[2], 16) or not int(found[3], 16):
@@ -414,17 +444,19 @@ def now_ns() -> int:
 
 
 class _SpanIds:
-    """Random ids, except where a span's id was chosen before it began. For one thread."""
+    """Random ids, except where an id was chosen before the span began. For one thread."""
 
     def __init__(self) -> None:
         self.chosen: int | None = None
+        self.chosen_trace: int | None = None
 
     def generate_span_id(self) -> int:
         chosen, self.chosen = self.chosen, None
         return chosen or random.getrandbits(64) or 1
 
     def generate_trace_id(self) -> int:
-        return random.getrandbits(128) or 1
+        chosen, self.chosen_trace = self.chosen_trace, None
+        return chosen or random.getrandbits(128) or 1
 
     def is_trace_id_random(self) -> bool:
         return True

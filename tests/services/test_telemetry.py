@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any, cast
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from stanchion import telemetry
 from stanchion.services.log import log_event
@@ -136,3 +138,30 @@ def test_a_missing_package_is_named_and_traces_stay_off(monkeypatch: pytest.Monk
     assert missing is not None
     assert "pip install 'stanchion[otel]'" in missing
     assert telemetry.tracing is None
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
+def test_sampling_is_decided_before_a_span_is_made(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", str(rate))
+    ids = telemetry._SpanIds()  # noqa: SLF001 - as configure makes it
+    tracing = telemetry.Tracing(TracerProvider(id_generator=cast("Any", ids)), ids)
+    decided = [tracing.may_sample(None) for _ in range(400)]
+    assert abs(sum(decided) / 400 - rate) < 0.15
+    for _ in range(20):
+        # What is let through is what OpenTelemetry's own sampler takes.
+        if tracing.may_sample(None):
+            assert tracing.begin("x", {}).is_sampled
+    # A caller's decision always holds.
+    assert tracing.may_sample(f"00-{TRACE}-{SPAN}-01")
+    assert not tracing.may_sample(f"00-{TRACE}-{SPAN}-00")
+
+
+def test_a_sampler_of_the_program_is_asked_each_time() -> None:
+    tracing = telemetry.Tracing(TracerProvider(sampler=ALWAYS_OFF), None)
+    assert tracing.may_sample(None)
+    assert tracing.may_sample(f"00-{TRACE}-{SPAN}-00")
+    assert not tracing.begin("x", {}).is_sampled

@@ -300,7 +300,14 @@ class _RouteRunner:
         if key is not None and _KEY.fullmatch(key) is None:
             wrong = "must be 1 to 255 visible ASCII characters"
             raise RequestRefused(invalid_member("Idempotency-Key", wrong))
-        telemetry.LOG_IDS.set(telemetry.LogIds(exchange.request_id, caller.only))
+        above = (
+            None
+            if telemetry.tracing is None
+            else telemetry.checked(exchange.headers.get(b"traceparent"))
+        )
+        trace_id = None if above is None else above[3:35]
+        ids = telemetry.LogIds(exchange.request_id, caller.only, trace_id=trace_id)
+        telemetry.LOG_IDS.set(ids)
         return Call(
             services=self._services,
             state=self._state,
@@ -318,11 +325,7 @@ class _RouteRunner:
             headers=exchange.headers,
             idempotency_key=None if key is None else key.decode("ascii"),
             request_id=exchange.request_id,
-            traceparent=(
-                None
-                if telemetry.tracing is None
-                else telemetry.checked(exchange.headers.get(b"traceparent"))
-            ),
+            traceparent=above,
         )
 
     def _no_store(self) -> Refusal:

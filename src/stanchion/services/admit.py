@@ -93,7 +93,8 @@ class GateCall:
     traceparent: str | None = None
     """The caller's, if traces are on."""
     span: telemetry.Span | None = None
-    """``None`` while traces are off."""
+    """``None`` while traces are off, and if this call is not sampled."""
+    is_sampling_decided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +189,21 @@ class Admitter:
         return answer
 
     def begin_span(self, call: GateCall) -> None:
-        """Begin the span of the call, if traces are on and it has none yet."""
-        if telemetry.tracing is not None and call.span is None:
-            call.span = telemetry.tracing.begin(
+        """Begin the span of the call, if traces are on, it has none yet, and it is sampled."""
+        tracing = telemetry.tracing
+        if tracing is None or call.is_sampling_decided:
+            return
+        call.is_sampling_decided = True
+        if tracing.may_sample(call.traceparent):
+            call.span = tracing.begin(
                 f"{call.endpoint} {call.workflow_id}",
                 {telemetry.TENANT: call.tenant, telemetry.WORKFLOW: call.workflow_id},
                 parent=call.traceparent,
                 kind="server",
             )
             telemetry.CURRENT.set(call.span)
+        elif telemetry.CURRENT.get() is not None:  # of the request before, on the same connection
+            telemetry.CURRENT.set(None)
 
     async def is_atomic(self, tenant: TenantId) -> bool:
         """Whether the tenant's starts need no lock. Also if its configuration cannot be read."""
@@ -267,16 +274,17 @@ class Admitter:
     async def _traced_gate(
         self, call: GateCall, ready: PreparedStart
     ) -> AbstractAsyncContextManager[admission_lock.Outcome]:
-        if telemetry.tracing is None:
+        tracing = telemetry.tracing
+        if tracing is None or call.span is None:
             return await self._gate(call, ready)
-        with telemetry.tracing.span("gate wait"):
+        with tracing.span("gate wait"):
             return await self._gate(call, ready)
 
     async def ask(self, call: GateCall, admission: Admission) -> Verdict:
         """Return the store's verdict. Raises ``BackendError``, also when the time is over."""
         left_ms = call.ends_at - self._context.clock.moment()
         within_ms = max(1, min(STORE_MS_MAX, left_ms))
-        tracing = telemetry.tracing
+        tracing = None if call.span is None else telemetry.tracing
         with telemetry.UNTRACED if tracing is None else tracing.span("store admit", kind="client"):
             verdict = await self._context.store.admit(admission, within_ms=within_ms)
         self._store_answered()

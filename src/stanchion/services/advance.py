@@ -764,7 +764,9 @@ class Advancer:
             fence=lease.fence,
             applied=tuple(entry.id for entry in entries),
         )
-        tracing = None if loaded.run.traceparent is None else telemetry.tracing
+        parent = loaded.run.traceparent
+        is_traced = parent is not None and telemetry.is_sampled(parent)
+        tracing = telemetry.tracing if is_traced else None
         with telemetry.UNTRACED if tracing is None else tracing.span("store commit", kind="client"):
             answer = await self._store.commit(commit)
         if not isinstance(answer, Committed):

@@ -518,9 +518,9 @@ class Gate:
     async def _ready(
         self, call: GateCall, plan: Plan, pending: Run, *, asked: str, actor: str
     ) -> PreparedStart:
-        traced = None
         # A caller's decision not to sample is passed on; one of our own needs no record.
-        if call.span is not None and (call.span.is_sampled or call.traceparent is not None):
+        traced = call.traceparent
+        if call.span is not None and (call.span.is_sampled or traced is not None):
             traced = call.span.traceparent
         pending = replace(pending, starter=pending.starter or actor, traceparent=traced)
         began = StartRequested(actor=actor)
