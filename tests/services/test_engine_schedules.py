@@ -6,10 +6,21 @@ import asyncio
 from itertools import pairwise
 from typing import Any
 
+import pytest
+from msgspec.structs import replace
+
 from stanchion.core.audit import AuditEntry
-from stanchion.core.model import Instant, RunId, WorkflowId
-from stanchion.core.schedule import CatchUp, Overlap, Schedule, ScheduleSpec
+from stanchion.core.model import Instant, RunId, TenantId, WorkflowId
+from stanchion.core.schedule import (
+    SCHEDULES_BYTES_MAX,
+    SCHEDULES_MAX,
+    CatchUp,
+    Overlap,
+    Schedule,
+    ScheduleSpec,
+)
 from stanchion.ports.records import RunFilter, Tenant
+from stanchion.services.schedules import TooManySchedules
 from tests.services.stage import ACME, Replica, World, job, virtual, workflow
 
 ONE = workflow("one", step=job("work"))
@@ -208,3 +219,24 @@ async def test_a_change_is_seen_by_other_replicas_and_a_pause_stops_it(world: Wo
     assert await two.services.schedules.delete(ACME, "s", AUDIT)
     await asyncio.sleep(60 * 3)
     assert len(await runs(world)) == 2
+
+
+@virtual
+async def test_a_tenant_has_a_bounded_number_of_schedules(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    service = one.services.schedules
+    spec = ScheduleSpec(workflow_id=WorkflowId("one"), every_s=86_400)
+    for number in range(SCHEDULES_MAX):
+        await service.put(ACME, f"s{number}", spec, AUDIT)
+    for _ in range(2):  # also when it was read again
+        with pytest.raises(TooManySchedules, match="at most 500 schedules"):
+            await service.put(ACME, "one-more", spec, AUDIT)
+        await asyncio.sleep(10)
+    await service.put(ACME, "s0", replace(spec, every_s=3_600), AUDIT)
+    await service.put(TenantId("other"), "s0", spec, AUDIT)
+    assert await service.delete(ACME, "s1", AUDIT)
+    large = replace(spec, input={"text": "x" * SCHEDULES_BYTES_MAX})
+    with pytest.raises(TooManySchedules, match="bytes together"):
+        await service.put(ACME, "s0", large, AUDIT)
+    await service.put(ACME, "one-more", spec, AUDIT)

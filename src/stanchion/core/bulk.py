@@ -23,6 +23,7 @@ from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant, RunId, TenantId
 
 __all__ = [
+    "BULKS_MAX",
     "BULK_ERRORS_MAX",
     "BULK_RUNS_MAX",
     "OPEN_MAX",
@@ -42,6 +43,8 @@ __all__ = [
 
 BULK_RUNS_MAX: Final = 100_000
 """Runs of one bulk action: their list is written when it is created."""
+BULKS_MAX: Final = 10
+"""Bulk actions of one tenant that a replica carries out at a time."""
 BULK_ERRORS_MAX: Final = 100
 """Failures that are kept with the record, the first ones."""
 OPEN_MAX: Final = 1_000

@@ -26,6 +26,8 @@ __all__ = [
     "CAUGHT_UP_MAX",
     "MISSED_MAX",
     "RUNS_MAX",
+    "SCHEDULES_BYTES_MAX",
+    "SCHEDULES_MAX",
     "UNANSWERED",
     "CatchUp",
     "MissedTick",
@@ -45,6 +47,10 @@ __all__ = [
     "with_trial",
 ]
 
+SCHEDULES_MAX: Final = 500
+"""Schedules of one tenant. Every replica looks at all of them, twice a second."""
+SCHEDULES_BYTES_MAX: Final = 1024 * 1024
+"""Of all schedules of one tenant together. Every replica reads them every few seconds."""
 CAUGHT_UP_MAX: Final = 1_000
 """Ticks that ``catch_up: all`` makes up for: the newest."""
 MISSED_MAX: Final = 100

@@ -24,6 +24,7 @@ from stanchion.core.audit import AuditEntry, redacted
 from stanchion.core.bulk import (
     BULK_ERRORS_MAX,
     BULK_RUNS_MAX,
+    BULKS_MAX,
     Bulk,
     BulkAction,
     BulkDone,
@@ -90,6 +91,7 @@ _CREATED_MS: Final = 10 * 60 * 1_000
 """Longer than the creation of a bulk action takes: its name comes right before its record."""
 _RETRY_MS: Final = 500
 """When to retry after the store failed."""
+_FULL_RETRY_MS: Final = 5_000
 _LETTERS_FRESH_MS: Final = 1_000
 _RECORDS: Final = "bulk"
 _RUNNING: Final = "bulk_running"
@@ -161,6 +163,8 @@ class BulkService:
         )
         self._wake = asyncio.Event()
         self._under_way: set[str] = set()
+        self._tenants: dict[str, TenantId | None] = {}
+        """Of the bulk actions that this replica carries out, or is about to."""
         self._letters: dict[TenantId, tuple[int, dict[RunId, list[DeadLetter]]]] = {}
 
     # ── What callers ask for ─────────────────────────────────────────────────────────────────────
@@ -177,15 +181,41 @@ class BulkService:
     ) -> BulkBegun | KeyMismatch:
         """Fix the runs and begin, unless the same key did before.
 
-        ``audit`` makes the entry for its id. Raises ``TooManyRuns``.
+        ``audit`` makes the entry for its id. Raises ``TooManyRuns`` and ``TenantOverloaded``.
         """
         has_key = wanted.idempotency_key is not None
         known = await self._begun_before(wanted, audit) if has_key else None
         if known is not None:
             return known
         now = await self._store.now()
+        of_tenant = sum(each == wanted.tenant for each in self._tenants.values())
+        if wanted.tenant is not None and of_tenant >= BULKS_MAX:
+            detail = f"{BULKS_MAX} bulk actions of the tenant are running"
+            raise TenantOverloaded(detail, _FULL_RETRY_MS)
         # Ids of later ones sort before those of earlier ones: the list begins with the newest.
         bulk_id = f"{_LAST_TIME - now:011x}{self._entropy.token()[:12]}"
+        self._tenants[bulk_id] = wanted.tenant
+        try:
+            begun = await self._create(wanted, bulk_id, now, audit)
+        except BaseException:
+            self._tenants.pop(bulk_id, None)
+            raise
+        if not (
+            isinstance(begun, BulkBegun)
+            and begun.bulk.id == bulk_id
+            and begun.bulk.status is BulkStatus.RUNNING
+        ):
+            self._tenants.pop(bulk_id, None)
+        return begun
+
+    async def _create(
+        self,
+        wanted: NewBulk,
+        bulk_id: str,
+        now: Instant,
+        audit: Callable[[str], AuditEntry] | None,
+    ) -> BulkBegun | KeyMismatch:
+        has_key = wanted.idempotency_key is not None
         run_ids = [run.id async for page in self._matching(wanted, now) for run in page]
         bulk = Bulk(
             id=bulk_id,
@@ -326,6 +356,7 @@ class BulkService:
                 await self._forget_failed(bulk_id)
                 return
             bulk, revision = found
+            self._tenants[bulk_id] = bulk.tenant
             if bulk.status is not BulkStatus.RUNNING:
                 await self.clean_up(bulk)
             elif bulk.is_free_for(self._replica, await self._store.now()):
@@ -336,6 +367,7 @@ class BulkService:
             return  # the next look begins again
         finally:
             self._under_way.discard(bulk_id)
+            self._tenants.pop(bulk_id, None)
 
     async def _forget_failed(self, bulk_id: str) -> None:
         """Remove the name of a bulk action without a record, if it is not being created now.

@@ -23,6 +23,8 @@ from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.core.schedule import (
     MISSED_MAX,
+    SCHEDULES_BYTES_MAX,
+    SCHEDULES_MAX,
     UNANSWERED,
     Schedule,
     ScheduleSpec,
@@ -52,7 +54,7 @@ from stanchion.services.log import OutageLogger, log_event
 from stanchion.services.plans import Plans, UnknownWorkflow
 from stanchion.services.work import TenantOverloaded
 
-__all__ = ["ScheduleConflict", "ScheduleService"]
+__all__ = ["ScheduleConflict", "ScheduleService", "TooManySchedules"]
 
 READ_S: Final = 5.0
 """How often the schedules are read, beside when one is changed."""
@@ -75,6 +77,10 @@ class ScheduleConflict(Exception):
     """The schedule was changed at the same time, again and again."""
 
 
+class TooManySchedules(Exception):
+    """The tenant has as many schedules as it may have. The text says which limit that is."""
+
+
 class ScheduleService:
     """The schedules of all tenants, and the loop that starts their runs."""
 
@@ -86,6 +92,8 @@ class ScheduleService:
         self._plans = plans
         self._known: dict[_Name, tuple[Schedule, int]] = {}
         """What was read last, with the revision of its document."""
+        self._sizes: dict[_Name, int] = {}
+        """Bytes of the schedules that were read last, or stored here since."""
         self._wake_at: dict[_Name, Instant] = {}
         self._read_at: Instant | None = None
         self._trials: dict[_Name, tuple[Instant, Instant]] = {}
@@ -112,8 +120,10 @@ class ScheduleService:
     ) -> Schedule:
         """Store a schedule. The same one again changes nothing: its ticks go on.
 
-        Raises ``BackendError`` and ``ScheduleConflict``.
+        Raises ``BackendError``, ``ScheduleConflict`` and ``TooManySchedules``.
         """
+        name, size = (tenant, schedule_id), _size(spec)
+        self._check_room(name, size)
 
         def change(old: Schedule | None) -> Schedule:
             now, author = self._clock.now(), audit.actor
@@ -123,9 +133,22 @@ class ScheduleService:
                 return old
             return with_spec(old, spec, author, now)
 
-        changed = await self._change((tenant, schedule_id), change, audit)
+        changed = await self._change(name, change, audit)
+        self._sizes[name] = size
         self._bus.ring(Bell.SETTINGS, BELL)
         return changed
+
+    def _check_room(self, name: _Name, size: int) -> None:
+        """Raise ``TooManySchedules`` if there is no room, as far as this replica knows."""
+        others = [
+            each for other, each in self._sizes.items() if other[0] == name[0] and other != name
+        ]
+        if len(others) >= SCHEDULES_MAX:
+            raise TooManySchedules(f"a tenant has at most {SCHEDULES_MAX} schedules")
+        if sum(others) + size > SCHEDULES_BYTES_MAX:
+            raise TooManySchedules(
+                f"the schedules of a tenant have at most {SCHEDULES_BYTES_MAX} bytes together"
+            )
 
     async def get(self, tenant: TenantId, schedule_id: str) -> Schedule | None:
         """One schedule. Raises ``BackendError``."""
@@ -138,6 +161,7 @@ class ScheduleService:
         stored = await self.get(tenant, schedule_id)
         entry = replace(audit, before=_shown(stored))
         removed = await self._store.delete_document(_KIND, name, audit=entry)
+        self._sizes.pop((tenant, schedule_id), None)
         self._bus.ring(Bell.SETTINGS, BELL)
         return removed
 
@@ -176,6 +200,7 @@ class ScheduleService:
         now = self._clock.now()
         if self._read_at is None or now - self._read_at >= READ_S * 1_000:
             self._known, self._read_at = await self._read(), now
+            self._sizes = {name: _size(each.spec) for name, (each, _) in self._known.items()}
             self._wake_at = {
                 name: due for name, due in self._wake_at.items() if name in self._known
             }
@@ -341,6 +366,10 @@ class ScheduleService:
 
 def _name(name: _Name) -> str:
     return f"{name[0]}/{name[1]}"
+
+
+def _size(spec: ScheduleSpec) -> int:
+    return len(msgspec.json.encode(spec))
 
 
 def _decoded(document: Document) -> Schedule:

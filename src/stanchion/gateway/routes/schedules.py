@@ -24,7 +24,7 @@ from stanchion.gateway.route import (
 )
 from stanchion.gateway.routes.runs import START_CODES, start_answer
 from stanchion.gateway.views import when, wire_view
-from stanchion.services.schedules import ScheduleConflict
+from stanchion.services.schedules import ScheduleConflict, TooManySchedules
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import QueuedAnswer, StartAnswer
 from stanchion.wire.schedules import (
@@ -76,6 +76,8 @@ async def put_schedule(call: Call[PutSchedule, NoQuery]) -> Reply | Refusal:
         stored = await call.services.schedules.put(call.tenant, schedule_id, spec, entry)
     except ScheduleConflict:
         return Refusal(code=Code.CONFLICT, detail="the schedule is being changed by others")
+    except TooManySchedules as error:
+        return Refusal(code=Code.CONFLICT, detail=str(error))
     return Reply(_view(call, call.tenant, schedule_id, stored))
 
 
