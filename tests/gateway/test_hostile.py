@@ -452,6 +452,13 @@ LARGEST = [
     Large("integers of 4,000 digits", filled(b"9" * 4_000 + b","), _EXTREME),
     Large("1e23", filled(b"1e23,"), _LARGE),
     Large("0.1E+24", filled(b"0.1E+24,"), _LARGE),
+    Large("halfway, with a fraction", filled(b"672422035976010.9375,"), _LARGE),
+    Large("halfway, whole", filled(b"12735691767528779.0,"), _LARGE),
+    Large("halfway, with an exponent", filled(b"53.127243883872785e14,"), _LARGE),
+    Large("halfway, of 26 digits", filled(b"881604254509.06256103515625,"), _LARGE),
+    Large("times in microseconds", filled(b"1731783456123456.2,")),
+    Large("small numbers", filled(b"0.0001234567890123456,")),
+    Large("account numbers", filled(b'"DE89370400440532013000",')),
     Large("1e300 in 4 KB", b'{"input": {"x": [' + b"1e300," * 670 + b"0]}}"),
 ]
 DECODE_S_MAX = 0.02

@@ -128,11 +128,26 @@ CONTAINERS_MAX: Final = 100_000
 EXTREME_NUMBERS_MAX: Final = 500
 """Numbers of one body that take the decoder up to 17 µs each: ``1e300``, and very long ones."""
 LARGE_NUMBERS_MAX: Final = 10_000
-"""Numbers of one body that take the decoder up to 0.8 µs each: ``1e23``."""
+"""Numbers of one body that take the decoder up to 0.8 µs each.
+
+Large ones, such as ``1e23``, and those that may lie halfway between two values of a float:
+they have more than 19 digits, or are like ``672422035976010.9375``.
+"""
 _LONG_DIGITS: Final = b"0" * 100
+_AS_ONES: Final = bytes.maketrans(b"123456789E", b"111111111e")
+_HALFWAY_DIGITS: Final = 20
+_HALFWAY_ZEROS: Final = b"0" * _HALFWAY_DIGITS
+_LARGE_WHOLE_PART: Final = b"0" * 15 + b"."
 # Patterns begin with a literal, because such a search is five times faster.
 _EXTREME_EXPONENT = re.compile(rb"e000+(?=[\s,\]}])")
-_LARGE_EXPONENT = re.compile(rb"e\+?[2-9][0-9](?=[\s,\]}])")
+_LARGE_EXPONENT = re.compile(rb"e(?:\+?[2-9]|(?<=[0-9.]{15}e)\+?1?)[0-9](?=[\s,\]}])")
+# From 2 to the 49th on: the larger the number, the fewer digits does its fraction need.
+_HALFWAY_FRACTION = re.compile(
+    rb"\.(?:(?<=[0-9]{17}\.)0+|(?<=9[0-9]{15}\.)0+|(?<=[4-9][0-9]{15}\.)50*|(?<=[0-9]{16}\.)[27]50*"
+    rb"|(?<=[0-9]{15}\.)[0-9]?[0-9][27]50*)(?=[\s,\]}])"
+)
+_DIGITS = re.compile(rb"(1[01]*+)[\s,\]}e]|1[01]*+")
+"""The digits of a number from the first that is not zero on; those in a text are not captured."""
 
 
 class MalformedJson(Exception):
@@ -228,11 +243,25 @@ def _costly(body: bytes) -> str | None:
             f"more than {EXTREME_NUMBERS_MAX} numbers with an exponent of three digits, or with"
             " more than 100 digits, in one body"
         )
-    if exponents > LARGE_NUMBERS_MAX and _has_more(
-        _LARGE_EXPONENT, body.replace(b"E", b"e"), LARGE_NUMBERS_MAX
-    ):
-        return f"more than {LARGE_NUMBERS_MAX:,} numbers over 1e20 in one body"
+    if _has_large(body, plain, exponents):
+        return (
+            f"more than {LARGE_NUMBERS_MAX:,} numbers over 1e20, with more than 19 digits, or over"
+            " 1e14 with more than 15 digits, in one body"
+        )
     return None
+
+
+def _has_large(body: bytes, plain: bytes, exponents: int) -> bool:
+    """Whether there are too many numbers that the decoder is slow at."""
+    most = LARGE_NUMBERS_MAX
+    if exponents > most and _has_more(_LARGE_EXPONENT, body.replace(b"E", b"e"), most):
+        return True
+    if plain.count(_LARGE_WHOLE_PART) > most and _has_more(_HALFWAY_FRACTION, body, most):
+        return True
+    if plain.replace(b".", b"").count(_HALFWAY_ZEROS) <= most:
+        return False
+    found = _DIGITS.findall(body.translate(_AS_ONES, b"+-."))
+    return sum(map(_HALFWAY_DIGITS.__le__, map(len, found))) > most
 
 
 def _has_more(pattern: re.Pattern[bytes], text: bytes, count: int) -> bool:
