@@ -62,8 +62,6 @@ class Neighbour(msgspec.Struct, frozen=True):
     name: str
     says: str
     prepare: Callable[[Loud], Awaitable[Awaitable[None]]]
-    p99_ms: float = 50.0
-    """What the quiet tenant's p99 may always be beside it."""
 
 
 class Loud:
@@ -341,10 +339,10 @@ CATALOGUE: Final[dict[str, Neighbour]] = {}
 _Prepare = Callable[[Loud], Awaitable[Awaitable[None]]]
 
 
-def _neighbour(says: str, *, p99_ms: float = 50.0) -> Callable[[_Prepare], _Prepare]:
+def _neighbour(says: str) -> Callable[[_Prepare], _Prepare]:
     def enter(prepare: _Prepare) -> _Prepare:
         name = prepare.__name__.strip("_").replace("_", "-")
-        CATALOGUE[name] = Neighbour(name, says, prepare, p99_ms)
+        CATALOGUE[name] = Neighbour(name, says, prepare)
         return prepare
 
     return enter
