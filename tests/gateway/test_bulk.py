@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stanchion.core.bulk import BULKS_MAX
 from stanchion.core.model import Topic
 from tests.gateway.house import ADMIN, House, opened_house
 
@@ -121,6 +122,24 @@ async def test_a_full_tenant_is_tried_again_and_a_stop_is_obeyed(house: House) -
     listed = [await house.ask("GET", f"/v1/runs?rerun_of={each}") for each in run_ids]
     assert sum(len(each.json["runs"]) for each in listed) == 2
     assert (await ended(house, bulk_id))["done"] == 2
+
+
+async def test_a_tenant_has_a_bounded_number_of_bulk_actions_at_a_time(house: House) -> None:
+    await begin(house, 20)
+    asked = {"action": "cancel", "filter": {"label": ["in:bulk"]}, "rate_per_s": 0.1}
+    began = await asyncio.gather(
+        *(house.ask("POST", "/v1/bulk", asked) for _ in range(BULKS_MAX + 2))
+    )
+    assert sorted(each.status for each in began) == [200] * BULKS_MAX + [429] * 2
+    (refused, _) = (each.json for each in began if each.status == 429)
+    assert refused["code"] == "tenant_overloaded"
+    assert refused["detail"] == "10 bulk actions of the tenant are running"
+    running = [each.json["bulk_id"] for each in began if each.status == 200]
+    for bulk_id in running:
+        await house.ask("DELETE", f"/v1/bulk/{bulk_id}")
+    async with asyncio.timeout(8):
+        while (await house.ask("POST", "/v1/bulk", asked)).status != 200:
+            await asyncio.sleep(0.02)
 
 
 async def test_what_cannot_be_is_refused(house: House) -> None:
