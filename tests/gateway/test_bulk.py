@@ -137,9 +137,11 @@ async def test_a_tenant_has_a_bounded_number_of_bulk_actions_at_a_time(house: Ho
     running = [each.json["bulk_id"] for each in began if each.status == 200]
     for bulk_id in running:
         await house.ask("DELETE", f"/v1/bulk/{bulk_id}")
-    async with asyncio.timeout(8):
-        while (await house.ask("POST", "/v1/bulk", asked)).status != 200:
-            await asyncio.sleep(0.02)
+    again = [await house.ask("POST", "/v1/bulk", asked)]
+    while again[-1].status != 200 and len(again) < 400:
+        await asyncio.sleep(0.02)
+        again.append(await house.ask("POST", "/v1/bulk", asked))
+    assert again[-1].status == 200
 
 
 async def test_what_cannot_be_is_refused(house: House) -> None:
