@@ -24,24 +24,6 @@ from stanchion.cli.text import (
     table,
 )
 
-__all__ = [
-    "FAILURES",
-    "batch_lines",
-    "change_lines",
-    "failure",
-    "follow",
-    "item_rows",
-    "job_wait",
-    "label_text",
-    "rerun_lines",
-    "run_lines",
-    "run_rows",
-    "step_cells",
-    "timeline_lines",
-    "wait_lines",
-    "why_lines",
-]
-
 _ATTEMPT = Flexible("ATTEMPT", "TRY")
 
 

@@ -22,21 +22,6 @@ from stanchion.services.keys import KeyHolder
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
-__all__ = [
-    "DONE",
-    "Action",
-    "ConsolePage",
-    "Data",
-    "Elsewhere",
-    "Form",
-    "Nav",
-    "PageTable",
-    "Redirect",
-    "Shown",
-    "View",
-    "Visitor",
-]
-
 _List = TypeVar("_List")
 Data: TypeAlias = dict[str, Any]
 """What a page's template gets, beside what every page has (``view``, ``layout``, …)."""

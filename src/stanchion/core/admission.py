@@ -18,29 +18,6 @@ from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, RunId, WorkflowId
 from stanchion.core.queue import OnFull
 
-__all__ = [
-    "Admitted",
-    "Facts",
-    "Full",
-    "KeyRecord",
-    "Mismatch",
-    "NoQueue",
-    "QueueFull",
-    "Queued",
-    "Rate",
-    "RateExceeded",
-    "Refused",
-    "Replayed",
-    "StaleDefinition",
-    "TickTaken",
-    "TooLate",
-    "Verdict",
-    "fingerprint",
-    "judge",
-    "judge_key",
-    "refusal",
-]
-
 
 class KeyRecord(msgspec.Struct, frozen=True):
     """The run and the request fingerprint that a tenant's idempotency key is bound to."""

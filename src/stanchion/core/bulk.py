@@ -22,25 +22,6 @@ from msgspec.structs import replace
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant, RunId, TenantId
 
-__all__ = [
-    "BULKS_MAX",
-    "BULK_ERRORS_MAX",
-    "BULK_RUNS_MAX",
-    "OPEN_MAX",
-    "Bulk",
-    "BulkAction",
-    "BulkDone",
-    "BulkFailed",
-    "BulkLater",
-    "BulkOutcome",
-    "BulkPace",
-    "BulkStatus",
-    "begin",
-    "fail_rest",
-    "settle",
-    "stop",
-]
-
 BULK_RUNS_MAX: Final = 100_000
 """Runs of one bulk action: their list is written when it is created."""
 BULKS_MAX: Final = 10

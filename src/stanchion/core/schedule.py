@@ -22,31 +22,6 @@ from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant, RunId, WorkflowId
 
-__all__ = [
-    "CAUGHT_UP_MAX",
-    "MISSED_MAX",
-    "RUNS_MAX",
-    "SCHEDULES_BYTES_MAX",
-    "SCHEDULES_MAX",
-    "UNANSWERED",
-    "CatchUp",
-    "MissedTick",
-    "Overlap",
-    "Schedule",
-    "ScheduleSpec",
-    "TickMark",
-    "TickPlan",
-    "TickRun",
-    "decide_ticks",
-    "next_ticks",
-    "schedule_faults",
-    "with_held",
-    "with_missed",
-    "with_run",
-    "with_spec",
-    "with_trial",
-]
-
 SCHEDULES_MAX: Final = 500
 """Schedules of one tenant. Every replica looks at all of them, twice a second."""
 SCHEDULES_BYTES_MAX: Final = 1024 * 1024

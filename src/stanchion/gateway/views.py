@@ -98,31 +98,6 @@ from stanchion.wire.runs import (
 )
 from stanchion.wire.worker import LeasedJob as LeasedJobView
 
-__all__ = [
-    "REPLAYED",
-    "approval_row",
-    "dead_letter_row",
-    "definition",
-    "encoded_run",
-    "feed_line",
-    "filter_of",
-    "item_row",
-    "job_answer",
-    "jobs_out",
-    "key_row",
-    "leased_job",
-    "refusal_of",
-    "rerun_plan",
-    "run_row",
-    "run_view",
-    "started",
-    "timeline_line",
-    "to_instant",
-    "wait_row",
-    "when",
-    "why_answer",
-]
-
 _Value = TypeVar("_Value")
 _Wire = TypeVar("_Wire")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

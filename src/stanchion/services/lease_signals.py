@@ -20,17 +20,6 @@ from stanchion.services import lease_events as events
 from stanchion.services.lease_events import LeaseEvent
 from stanchion.services.log import log_event
 
-__all__ = [
-    "UNLOCKED_PART",
-    "LeaseErrors",
-    "LeaseHistory",
-    "LeaseMark",
-    "LockWait",
-    "MarkKind",
-    "RunLeaseSignals",
-    "Unlocked",
-]
-
 # A wait is a round trip to the lock store, a hold is a few of them and one commit.
 _WAIT_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 _HELD_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 10, 30)

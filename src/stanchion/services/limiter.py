@@ -20,17 +20,6 @@ from stanchion.core.model import TenantId
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import StartsChecked, StartTerms
 
-__all__ = [
-    "AT_ONCE",
-    "CoalescedRead",
-    "SharedChecks",
-    "SingleFlight",
-    "StartFound",
-    "TenantLimiter",
-    "retrieve",
-]
-
-
 AT_ONCE: Final = 64
 """Chosen, not tuned: the number of callers of one hot tenant in the benchmarks."""
 

@@ -54,8 +54,6 @@ from stanchion.services.log import OutageLogger, log_event
 from stanchion.services.plans import Plans, UnknownWorkflow
 from stanchion.services.work import TenantOverloaded
 
-__all__ = ["ScheduleConflict", "ScheduleService", "TooManySchedules"]
-
 READ_S: Final = 5.0
 """How often the schedules are read, beside when one is changed."""
 LOOK_S: Final = 0.5

@@ -56,8 +56,6 @@ from stanchion.services.replicas import ReplicaReporter, ReplicaView
 from stanchion.services.topic_limits import TopicLimitService
 from stanchion.services.work import TenantWorkBudget
 
-__all__ = ["Explanation", "LongestWait", "RunExplainer", "demand_for"]
-
 _PATIENCE_S: Final = 1.0
 """How long locks and summaries may take to answer."""
 _FACT_S: Final = 0.000_015

@@ -13,19 +13,6 @@ from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.drills.programs import TICK_S, HolderLine
 from stanchion.drills.verdict import Promise, seconds
 
-__all__ = [
-    "FAILURES_MAX",
-    "LEASES",
-    "REPLICA",
-    "HandOver",
-    "HolderPicture",
-    "RenewalSeen",
-    "charts_of",
-    "figures_of",
-    "judge_renewal",
-]
-
-
 FAILURES_MAX: Final = 3
 LEASES, REPLICA = "Leases", "replica's run lease"
 """Kinds of holders: a process with the public API, and a replica at work on a run."""

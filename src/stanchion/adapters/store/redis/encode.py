@@ -137,39 +137,6 @@ from stanchion.ports.records import (
     result_event,
 )
 
-__all__ = [
-    "COMMON_TAG",
-    "DEFAULT_CAP",
-    "OF_RUN",
-    "OF_SHARD",
-    "OF_TENANT",
-    "PLACE_CHARS",
-    "RUN_ID_CHARS",
-    "StoreKeys",
-    "about",
-    "approval_place",
-    "audit_words",
-    "created_place",
-    "encode_admission",
-    "encode_commit",
-    "encode_terms",
-    "event_of",
-    "format_text",
-    "item_field",
-    "label_range",
-    "listed_names",
-    "pack_audit",
-    "pack_listed",
-    "pack_tenant",
-    "pack_usage",
-    "rerun_range",
-    "run_of_job",
-    "sized",
-    "status_range",
-    "to_json",
-    "workflow_range",
-]
-
 _T = TypeVar("_T")
 _Ask: TypeAlias = dict[str, object]
 

@@ -14,8 +14,6 @@ from stanchion.core.model import RunId, TenantId
 from stanchion.core.queue import PROMOTED_ENTRY, QueueRequest
 from stanchion.ports.records import OldestWaits, Tenant
 
-__all__ = ["enqueue", "leave_queue", "oldest_waits", "promote", "queue_position", "queued_runs"]
-
 _DEFAULTS = Tenant()
 
 
