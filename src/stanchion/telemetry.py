@@ -371,9 +371,7 @@ def configure(service: str, *, adopt: bool = False) -> str | None:
     try:
         from opentelemetry import trace  # noqa: PLC0415 - only if traces are on
         from opentelemetry.context import Context  # noqa: PLC0415 - likewise
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415 - likewise
-            OTLPSpanExporter,
-        )
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - likewise
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - likewise
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - likewise
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - likewise

@@ -235,11 +235,7 @@ def rerun_lines(plan: dict[str, Any]) -> Iterator[str]:
     yield from table(
         ("STEP", "WOULD BE", "ITEMS"),
         (
-            (
-                cell(name),
-                _ACTIONS.get(step["action"], cell(step["action"])),
-                _planned_items(step),
-            )
+            (cell(name), _ACTIONS.get(step["action"], cell(step["action"])), _planned_items(step))
             for name, step in plan["steps"].items()
         ),
     )

@@ -83,10 +83,7 @@ class Console:
         self._state = state = gateway.state
         self._gateway = gateway
         self.sessions = Sessions(
-            state.keys,
-            documents=services.store,
-            clock=services.clock,
-            entropy=services.entropy,
+            state.keys, documents=services.store, clock=services.clock, entropy=services.entropy
         )
         self.pulse = Pulse(services, state)
         self._shared = Shared(services.clock.moment)

@@ -126,11 +126,7 @@ async def admission_drill(options: DrillOptions, progress: Progress) -> DrillRes
 
 
 async def _on_stack(
-    options: DrillOptions,
-    plan: _Plan,
-    progress: Progress,
-    stack: str,
-    seen: AdmissionSeen,
+    options: DrillOptions, plan: _Plan, progress: Progress, stack: str, seen: AdmissionSeen
 ) -> AdmissionSeen:
     progress.next()
     chance = options.chance(stack)

@@ -25,13 +25,7 @@ from stanchion.drills.page import write_index, write_report
 from stanchion.drills.processes import CouldNotRun, kill_spawned, nats_binary, valkey_binary
 from stanchion.drills.renewal import renewal_drill
 from stanchion.drills.retry import retry_drill
-from stanchion.drills.verdict import (
-    DrillResult,
-    ProcessorUse,
-    Report,
-    environment_of,
-    report_of,
-)
+from stanchion.drills.verdict import DrillResult, ProcessorUse, Report, environment_of, report_of
 from stanchion.transport.messages import parse_address
 
 _Drill: TypeAlias = Callable[[DrillOptions, Progress], Awaitable[DrillResult]]

@@ -20,13 +20,7 @@ import msgspec
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Risk
 from stanchion.drills.callers import DrillTenant, RawWorker, drill_tenant, one_job
-from stanchion.drills.observe import (
-    METRICS_OLD_S,
-    Sampler,
-    log_lines,
-    sampled,
-    time_of,
-)
+from stanchion.drills.observe import METRICS_OLD_S, Sampler, log_lines, sampled, time_of
 from stanchion.drills.options import DrillOptions, Progress
 from stanchion.drills.processes import Deployment, started
 from stanchion.drills.promises.fallback import (

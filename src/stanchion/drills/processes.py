@@ -332,12 +332,7 @@ def start_valkey(
 def _start_nats(options: Sequence[str], port: int | None) -> tuple[subprocess.Popen[bytes], int]:
     for _ in range(_STARTS_MAX):
         chosen = port or free_port()
-        command = [
-            str(nats_binary()),
-            *("--addr", "127.0.0.1"),
-            *("--port", str(chosen)),
-            *options,
-        ]
+        command = [str(nats_binary()), *("--addr", "127.0.0.1"), *("--port", str(chosen)), *options]
         process = spawn(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         if _answers(process, chosen, asked=b"", expected=b"INFO"):
             return process, chosen
@@ -511,10 +506,7 @@ async def started(*, replicas: int = 2, **settings: str | float) -> AsyncIterato
 
 
 async def _replicated(
-    count: int,
-    directory: Path,
-    cleaning: contextlib.AsyncExitStack,
-    variables: Mapping[str, str],
+    count: int, directory: Path, cleaning: contextlib.AsyncExitStack, variables: Mapping[str, str]
 ) -> Deployment:
     store = cleaning.enter_context(running_valkey())
     locks = cleaning.enter_context(running_valkey())

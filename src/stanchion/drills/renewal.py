@@ -34,13 +34,7 @@ from stanchion.drills.observe import (
     time_of,
 )
 from stanchion.drills.options import DrillOptions, Progress
-from stanchion.drills.processes import (
-    ChildProcess,
-    CouldNotRun,
-    Deployment,
-    start_program,
-    started,
-)
+from stanchion.drills.processes import ChildProcess, CouldNotRun, Deployment, start_program, started
 from stanchion.drills.programs import HolderLine, read_holder_lines
 from stanchion.drills.promises.renewal import (
     FAILURES_MAX,

@@ -252,11 +252,7 @@ class _Fleet:
         pace = self._pace(plan)
         clients = [
             AsyncClient(
-                url,
-                tenant=self.tenant.name,
-                api_key=self._api_key,
-                pace=pace,
-                transport=transport,
+                url, tenant=self.tenant.name, api_key=self._api_key, pace=pace, transport=transport
             )
             for url, transport in zip(self.tenant.urls, transports, strict=True)
         ]

@@ -289,12 +289,7 @@ class _RouteRunner:
             return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
 
     def _call(
-        self,
-        exchange: Exchange,
-        caller: Caller,
-        query: object,
-        raw: bytes,
-        body: object,
+        self, exchange: Exchange, caller: Caller, query: object, raw: bytes, body: object
     ) -> Call[Any, Any]:
         key = exchange.headers.get(b"idempotency-key") if self._route.takes_key else None
         if key is not None and _KEY.fullmatch(key) is None:

@@ -156,10 +156,7 @@ class BulkService:
         self._gate = gate
         self._inbox = inbox
         self._keys = Keys(
-            documents=backends.store,
-            clock=backends.clock,
-            entropy=backends.entropy,
-            admin_key=None,
+            documents=backends.store, clock=backends.clock, entropy=backends.entropy, admin_key=None
         )
         self._wake = asyncio.Event()
         self._under_way: set[str] = set()
@@ -209,11 +206,7 @@ class BulkService:
         return begun
 
     async def _create(
-        self,
-        wanted: NewBulk,
-        bulk_id: str,
-        now: Instant,
-        audit: Callable[[str], AuditEntry] | None,
+        self, wanted: NewBulk, bulk_id: str, now: Instant, audit: Callable[[str], AuditEntry] | None
     ) -> BulkBegun | KeyMismatch:
         has_key = wanted.idempotency_key is not None
         run_ids = [run.id async for page in self._matching(wanted, now) for run in page]
@@ -380,9 +373,7 @@ class BulkService:
     async def write(self, bulk: Bulk, revision: int) -> tuple[Bulk, int] | None:
         """Write the record and hold it on; ``None`` if another replica or a stop was first."""
         held = replace(
-            bulk,
-            holder=self._replica,
-            held_until=Instant(await self._store.now() + HELD_MS),
+            bulk, holder=self._replica, held_until=Instant(await self._store.now() + HELD_MS)
         )
         written = await self._store.put_document(
             _RECORDS, bulk.id, msgspec.to_builtins(held), read=revision

@@ -233,11 +233,7 @@ class RunLeaseSignals:
                 self.history.was_put_off(event.name)
                 escalated = "yes" if event.escalated else "no"
                 _log(
-                    logging.ERROR,
-                    "run_lock_refused",
-                    event,
-                    error=event.error,
-                    escalated=escalated,
+                    logging.ERROR, "run_lock_refused", event, error=event.error, escalated=escalated
                 )
             case events.RenewFailed():
                 self._renew_errors[event.risk].inc()

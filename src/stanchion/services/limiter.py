@@ -288,10 +288,7 @@ class SingleFlight:
         return await asyncio.shield(flight)
 
     async def _fly(
-        self,
-        key: Hashable,
-        before: asyncio.Task[Any] | None,
-        read: Callable[[], Awaitable[_Found]],
+        self, key: Hashable, before: asyncio.Task[Any] | None, read: Callable[[], Awaitable[_Found]]
     ) -> _Found:
         if before is not None:
             await asyncio.wait({before})

@@ -11,30 +11,11 @@ from msgspec import Meta
 from stanchion.core.bulk import BulkAction, BulkStatus
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.limits import LABELS_MAX
-from stanchion.core.model import (
-    Failure,
-    ItemFailure,
-    Risk,
-    RunStatus,
-    StepStatus,
-    WorkflowSource,
-)
-from stanchion.core.queue import (
-    FAIRNESS_KEY_CHARS_MAX,
-    PRIORITY_DEFAULT,
-    PRIORITY_MAX,
-    OnFull,
-)
+from stanchion.core.model import Failure, ItemFailure, Risk, RunStatus, StepStatus, WorkflowSource
+from stanchion.core.queue import FAIRNESS_KEY_CHARS_MAX, PRIORITY_DEFAULT, PRIORITY_MAX, OnFull
 from stanchion.core.rerun import RerunAction, RerunOnly, RerunVersion
 from stanchion.core.why import WhyCode
-from stanchion.wire.identifiers import (
-    Comment,
-    LabelName,
-    Labels,
-    RunName,
-    StepName,
-    TopicName,
-)
+from stanchion.wire.identifiers import Comment, LabelName, Labels, RunName, StepName, TopicName
 from stanchion.wire.problems import Problem
 
 
@@ -65,8 +46,7 @@ class BatchRow(StartRun, frozen=True, kw_only=True):
 
     key: (
         Annotated[
-            str,
-            Meta(pattern=r"^[!-~]{1,255}\Z", description="1 to 255 visible ASCII characters."),
+            str, Meta(pattern=r"^[!-~]{1,255}\Z", description="1 to 255 visible ASCII characters.")
         ]
         | None
     ) = None
@@ -141,8 +121,7 @@ class RunSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """One of these."""
     workflow_id: (
         Annotated[
-            str,
-            Meta(pattern=r"^[!-~]{1,200}\Z", description="1 to 200 visible ASCII characters."),
+            str, Meta(pattern=r"^[!-~]{1,200}\Z", description="1 to 200 visible ASCII characters.")
         ]
         | None
     ) = None

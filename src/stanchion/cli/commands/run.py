@@ -397,13 +397,7 @@ def reject_step(
 
 
 def decide(
-    session: Session,
-    verb: str,
-    run_id: str,
-    step_id: str,
-    *,
-    comment: str | None,
-    data: str | None,
+    session: Session, verb: str, run_id: str, step_id: str, *, comment: str | None, data: str | None
 ) -> None:
     """Send a decision and show its result."""
     body: dict[str, Any] = {"comment": comment}

@@ -134,10 +134,7 @@ def _last_minute(times_ms: list[float], now: float, bucket_ms: int) -> list[int]
 
 
 def _histogram(
-    title: str,
-    counts: list[int],
-    expected: list[int],
-    label: str = "expected back by Retry-After",
+    title: str, counts: list[int], expected: list[int], label: str = "expected back by Retry-After"
 ) -> Markup:
     return chart(
         Histogram(

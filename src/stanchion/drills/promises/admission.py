@@ -12,10 +12,7 @@ import msgspec
 
 from stanchion.charts import BarChart, Bars, Chart, Limit, LineChart
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.drills.observe import (
-    counts_per,
-    rate_series,
-)
+from stanchion.drills.observe import counts_per, rate_series
 from stanchion.drills.verdict import Promise, percentile, ratio, seconds
 
 CAP: Final = 2
@@ -35,12 +32,7 @@ _STARVED: Final = 1.2
 FULL: Final = "429 max_concurrent_runs_reached"
 BUSY: Final = "503 gate_busy"
 SHED: Final = frozenset(
-    {
-        "429 tenant_overloaded",
-        "503 overloaded",
-        "503 gate_unavailable",
-        "503 limit_check_failed",
-    }
+    {"429 tenant_overloaded", "503 overloaded", "503 gate_unavailable", "503 limit_check_failed"}
 )
 """What else a burst of ten times as many callers may be told: the servers themselves are full."""
 BUCKET_S: Final = 0.01
@@ -337,13 +329,7 @@ def charts_of(seen: AdmissionSeen) -> list[Chart]:
                 title=f"Requests on the tenant's lock, {size} callers at once, two replicas",
                 unit="requests per 10 ms",
                 series=tuple(
-                    rate_series(
-                        name,
-                        burst.lock_requests,
-                        BUCKET_S,
-                        since=0.0,
-                        until=until,
-                    )
+                    rate_series(name, burst.lock_requests, BUCKET_S, since=0.0, until=until)
                     for name, burst in requested.items()
                 ),
             )

@@ -10,12 +10,7 @@ import msgspec
 from stanchion.charts import Chart, LineChart, Series, Window
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Risk
-from stanchion.drills.observe import (
-    METRICS_OLD_S,
-    Sampler,
-    cumulative,
-    rate_series,
-)
+from stanchion.drills.observe import METRICS_OLD_S, Sampler, cumulative, rate_series
 from stanchion.drills.verdict import Promise, ratio, seconds
 
 OPEN, CLOSED = (Risk.LOW, Risk.STANDARD), (Risk.HIGH, Risk.CRITICAL)

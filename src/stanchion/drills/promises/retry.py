@@ -343,10 +343,7 @@ def charts_of(seen: RetrySeen) -> list[Chart]:
             title="Requests of each fleet", unit="per 500 ms", series=requests, windows=windows
         ),
         LineChart(
-            title="Callers admitted so far",
-            unit="callers",
-            series=admitted,
-            windows=windows,
+            title="Callers admitted so far", unit="callers", series=admitted, windows=windows
         ),
         LineChart(
             title="Answers to the fleet with split policies",

@@ -27,13 +27,7 @@ from stanchion.gateway.route import (
 )
 from stanchion.gateway.views import to_instant, when, wire_view
 from stanchion.ports.errors import BackendError, sentence
-from stanchion.ports.locks import (
-    AcquireTooLate,
-    Granted,
-    Held,
-    LockHolder,
-    LockView,
-)
+from stanchion.ports.locks import AcquireTooLate, Granted, Held, LockHolder, LockView
 from stanchion.services.lease_signals import UNLOCKED_PART, LeaseMark, LockWait, Unlocked
 from stanchion.services.lock_audit import LockAudit
 from stanchion.services.log import log_event

@@ -177,11 +177,7 @@ async def list_workflow_uses(call: Call[NoBody, Paging]) -> Reply | Refusal:
 
 _use_row = wire_view(WorkflowUse, WorkflowUseRow)
 _row = wire_view(
-    StoredWorkflow,
-    WorkflowRow,
-    id="workflow.id",
-    risk="workflow.risk",
-    pinned="is_pinned",
+    StoredWorkflow, WorkflowRow, id="workflow.id", risk="workflow.risk", pinned="is_pinned"
 )
 _view = wire_view(
     StoredWorkflow,
