@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.session import Session, path_to
 from stanchion.cli.text import (
+    COLORS,
     Column,
-    Flexible,
+    FlexibleCell,
     cell,
     clock,
     clock_ms,
@@ -24,7 +25,7 @@ from stanchion.cli.text import (
     table,
 )
 
-_ATTEMPT = Flexible("ATTEMPT", "TRY")
+_ATTEMPT = FlexibleCell("ATTEMPT", "TRY")
 
 
 def run_rows(page: dict[str, Any], *, is_of_all: bool = False) -> list[str]:
@@ -369,7 +370,7 @@ def _plain(session: Session, views: Iterator[_View]) -> dict[str, Any]:
 
 def _live(views: Iterator[_View]) -> dict[str, Any]:
     """Show a table that is redrawn in place, and removed when the run has ended."""
-    from rich.live import Live  # noqa: PLC0415 - only where a person looks
+    from rich.live import Live  # noqa: PLC0415 - only server_options a person looks
 
     run: dict[str, Any] = {}
     with Live(auto_refresh=False, transient=True) as live:
@@ -378,21 +379,10 @@ def _live(views: Iterator[_View]) -> dict[str, Any]:
     return run
 
 
-_STYLES: Final = {
-    "succeeded": "green",
-    "running": "cyan",
-    "waiting": "yellow",
-    "queued": "yellow",
-    "failed": "red",
-    "timed_out": "red",
-    "cancelled": "magenta",
-}
-
-
 def _picture(run: dict[str, Any], hint: str | None) -> Any:  # noqa: ANN401 - rich is imported when it is needed
-    from rich.progress_bar import ProgressBar  # noqa: PLC0415 - only where a person looks
-    from rich.table import Table  # noqa: PLC0415 - only where a person looks
-    from rich.text import Text  # noqa: PLC0415 - only where a person looks
+    from rich.progress_bar import ProgressBar  # noqa: PLC0415 - only server_options a person looks
+    from rich.table import Table  # noqa: PLC0415 - only server_options a person looks
+    from rich.text import Text  # noqa: PLC0415 - only server_options a person looks
 
     title = f"{cell(run['workflow_id'])}  {cell(run['run_id'])}  {cell(run['status'])}"
     picture = Table(
@@ -410,7 +400,7 @@ def _picture(run: dict[str, Any], hint: str | None) -> Any:  # noqa: ANN401 - ri
         total = step.get("items_total")
         done = (step.get("items_succeeded") or 0) + (step.get("items_failed") or 0)
         bar = ProgressBar(total=total, completed=done, width=20) if total else Text("")
-        status = Text(cells[1], style=_STYLES.get(step["status"], "dim"))
+        status = Text(cells[1], style=COLORS.get(step["status"], "dim"))
         rest = [Text(each) for each in cells[2:]]
         picture.add_row(Text(cells[0]), status, rest[0], rest[1], bar, rest[2], rest[3])
     return picture

@@ -162,7 +162,7 @@ class ApiClient:
             others = 0
         # While there is another server to ask, a silent one gets less time.
         short = replace(request, timeout_s=request.timeout_s - self.patience_s + _SILENCE_S)
-        with _said_after_a_while(self.url, _SAY_AFTER_S + request.timeout_s - self.patience_s):
+        with _notice_after(self.url, _SAY_AFTER_S + request.timeout_s - self.patience_s):
             outcome = self._try_each(self._transport, short, request, others)
         if isinstance(outcome, HttpReply):
             return outcome
@@ -197,7 +197,7 @@ _PROBE: Final = Request(
 
 
 @contextmanager
-def _said_after_a_while(url: str, seconds: float) -> Iterator[None]:
+def _notice_after(url: str, seconds: float) -> Iterator[None]:
     """Say on standard error that a server takes long, if the block does."""
     said = f"waiting for {url}: no answer for {seconds:.0f} s"
     timer = threading.Timer(seconds, lambda: click.echo(said, err=True))
@@ -219,13 +219,13 @@ def _document(reply: HttpReply, url: str) -> Any:  # noqa: ANN401 - any JSON val
     try:
         document = json.loads(reply.body) if reply.body else None
     except ValueError as error:
-        raise _foreign(reply, url, "not JSON") from error
+        raise _not_our_server(reply, url, "not JSON") from error
     if reply.status <= _OK_MAX and not isinstance(document, dict):
-        raise _foreign(reply, url, "not a JSON object")
+        raise _not_our_server(reply, url, "not a JSON object")
     return document
 
 
-def _foreign(reply: HttpReply, url: str, what: str) -> CliError:
+def _not_our_server(reply: HttpReply, url: str, what: str) -> CliError:
     return CliError(
         f"{url} answered {reply.status} with something that is {what}: is it a Stanchion server?",
         Exit.UNAVAILABLE,
@@ -354,14 +354,14 @@ class Session:
         return not (self.is_json or self.is_yaml) and sys.stdout.isatty()
 
 
-def talks(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
+def calls_server(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
     """Give a command the common options, and a session made of them."""
-    return _talks(function, "text", "json")
+    return _calls_server(function, "text", "json")
 
 
-def talks_yaml(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
+def calls_server_yaml(function: Callable[Concatenate[Session, _P], _R]) -> Callable[_P, _R]:
     """The same for a command that can also print YAML."""
-    return _talks(function, "text", "json", "yaml")
+    return _calls_server(function, "text", "json", "yaml")
 
 
 def output_option(*formats: str) -> Callable[[_F], _F]:
@@ -376,7 +376,9 @@ def output_option(*formats: str) -> Callable[[_F], _F]:
     )
 
 
-def _talks(function: Callable[Concatenate[Session, _P], _R], *formats: str) -> Callable[_P, _R]:
+def _calls_server(
+    function: Callable[Concatenate[Session, _P], _R], *formats: str
+) -> Callable[_P, _R]:
     @functools.wraps(function)
     def command(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         given: dict[str, Any] = kwargs
@@ -405,7 +407,7 @@ def _talks(function: Callable[Concatenate[Session, _P], _R], *formats: str) -> C
         shell_complete=_complete_tenants,
         help="The tenant to act for, with a key for all tenants or none.",
     )
-    return with_options(where, tenant_option, output_option(*formats))(command)
+    return with_options(server_options, tenant_option, output_option(*formats))(command)
 
 
 def _guarded(
@@ -467,7 +469,7 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[_F], _F]:
     return decorate
 
 
-where = with_options(
+server_options = with_options(
     click.option(
         "--url",
         metavar="URL",
@@ -518,7 +520,7 @@ def input_option(text: str) -> Callable[[_F], _F]:
     )
 
 
-def shown_again(show: Callable[[], None], *, watch: bool) -> None:
+def show_repeatedly(show: Callable[[], None], *, watch: bool) -> None:
     """Show something once, or every two seconds until interrupted."""
     show()
     while watch:
@@ -528,7 +530,7 @@ def shown_again(show: Callable[[], None], *, watch: bool) -> None:
         show()
 
 
-def list_of(
+def show_page(
     session: Session, page: dict[str, Any], lines: Callable[[Any], Iterable[str]], what: str
 ) -> None:
     """Show a page, with a remark if it is empty or not the last."""
@@ -561,19 +563,19 @@ def list_command(  # noqa: PLR0913 - what differs between lists
     def show_list(session: Session, /, *, watch: bool = False, **query: Any) -> None:  # noqa: ANN401 - the options
         def show() -> None:
             page = session.get(path, **query)
-            list_of(session, page, lambda page: rows_of(page[rows], columns), what or rows)
+            show_page(session, page, lambda page: rows_of(page[rows], columns), what or rows)
             remark = note(page)
             if remark:
                 session.note(remark)
 
-        shown_again(show, watch=watch)
+        show_repeatedly(show, watch=watch)
 
     watched = (watch_option,) if watch else ()
-    command = with_options(*options, *watched, limit_and_cursor)(talks(show_list))
+    command = with_options(*options, *watched, limit_and_cursor)(calls_server(show_list))
     group.command(name, help=help)(command)
 
 
-def all_of(file: BinaryIO, name: str) -> bytes:
+def read_bounded(file: BinaryIO, name: str) -> bytes:
     """The contents of a file. Raises ``CliError`` if a server would refuse that much."""
     read = file.read(FILE_BYTES_MAX + 1)
     if len(read) > FILE_BYTES_MAX:
@@ -585,10 +587,10 @@ def json_of(text: str, flag: str) -> Any:  # noqa: ANN401 - any JSON value
     """A JSON value given as text, as ``@file``, or as ``@-`` for standard input."""
     try:
         if text == "@-":
-            return json.loads(all_of(sys.stdin.buffer, flag))
+            return json.loads(read_bounded(sys.stdin.buffer, flag))
         if text.startswith("@"):
             with open(text[1:], "rb") as file:  # noqa: PTH123 - pathlib is slow to import
-                return json.loads(all_of(file, f"{flag} {text}"))
+                return json.loads(read_bounded(file, f"{flag} {text}"))
         return json.loads(text)
     except OSError as error:
         raise CliError(f"{flag}: {text[1:]}: {error.strerror}", Exit.USAGE) from error

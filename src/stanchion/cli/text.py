@@ -22,7 +22,7 @@ _LAST_CHARS: Final = 20
 _COLUMN_CHARS_MIN: Final = 9
 _SHORTENED: Final = "(shortened to fit; a wider terminal or -o json shows all)"
 
-_COLORS: Final[Mapping[str, str]] = {
+COLORS: Final[Mapping[str, str]] = {
     "succeeded": "green",
     "running": "cyan",
     "waiting": "yellow",
@@ -62,7 +62,7 @@ def excerpt(value: str | None) -> str:
     return whole if len(whole) <= width else whole[: width - 1] + "…"
 
 
-class Flexible(str):
+class FlexibleCell(str):
     """A cell with a shorter form, for terminals that are too narrow for the whole one."""
 
     __slots__ = ("short",)
@@ -74,7 +74,7 @@ class Flexible(str):
         return made
 
 
-class Uncut(str):
+class WholeCell(str):
     """A cell that is shown whole on every terminal, because other commands take it."""
 
     __slots__ = ()
@@ -84,14 +84,14 @@ def ident(value: str | None) -> str:
     """An id. A narrow terminal shows its end, because ids differ there."""
     whole = cell(value)
     is_long = len(whole) > IDENT_CHARS + 1
-    return Flexible(whole, f"…{whole[-IDENT_CHARS:]}") if is_long else whole
+    return FlexibleCell(whole, f"…{whole[-IDENT_CHARS:]}") if is_long else whole
 
 
 def clock(value: str | None) -> str:
     """A time in UTC, to the second."""
     if value is None:
         return "-"
-    return Flexible(
+    return FlexibleCell(
         printable(value[:19].replace("T", " ") + "Z"), printable(value[5:16].replace("T", " "))
     )
 
@@ -100,7 +100,7 @@ def clock_ms(value: str) -> str:
     """A time to the millisecond. The server omits the fraction of a whole second."""
     fraction = value[20:23] if value[19:20] == "." else ""
     time = printable(f"{value[11:19]}.{fraction:0<3}")
-    return Flexible(f"{printable(value[:10])} {time}Z", time)
+    return FlexibleCell(f"{printable(value[:10])} {time}Z", time)
 
 
 def table(
@@ -118,10 +118,12 @@ def table(
     is_shortened = room is not None and _total(widths) > room
     if room is not None and is_shortened:
         is_short = [
-            any(isinstance(each, Flexible) for each in column) for column in zip(*body, strict=True)
+            any(isinstance(each, FlexibleCell) for each in column)
+            for column in zip(*body, strict=True)
         ]
         is_whole = [
-            any(isinstance(each, Uncut) for each in column) for column in zip(*body, strict=True)
+            any(isinstance(each, WholeCell) for each in column)
+            for column in zip(*body, strict=True)
         ]
         headers = _shortened(headers)
         body = [_shortened(row) for row in body]
@@ -160,7 +162,7 @@ def _shown(row: Mapping[str, Any], column: Column) -> str:
 
 
 def _shortened(cells: Sequence[str]) -> list[str]:
-    return [cell.short if isinstance(cell, Flexible) else cell for cell in cells]
+    return [cell.short if isinstance(cell, FlexibleCell) else cell for cell in cells]
 
 
 def _widths(headers: Sequence[str], body: Iterable[Sequence[str]]) -> list[int]:
@@ -196,7 +198,7 @@ def _lines(cells: Sequence[str], widths: Sequence[int], *, wraps: bool) -> Itera
     """A row; with ``wraps``, on as many lines as its last cell needs."""
     *first, last = cells
     parts = textwrap.wrap(last, max(_LAST_CHARS // 2, widths[-1])) if wraps else [last]
-    yield _line([*first, parts[0] if parts else ""], widths, _COLORS)
+    yield _line([*first, parts[0] if parts else ""], widths, COLORS)
     for part in parts[1:]:
         yield " " * (_total(widths) - widths[-1]) + part
 
@@ -218,7 +220,7 @@ def pairs(items: Iterable[tuple[str, str]]) -> list[str]:
     kept = [(name, value) for name, value in items if value != "-"]
     width = max((len(name) for name, _ in kept), default=0)
     return [
-        f"{name:{width}}  {click.style(value, fg=_COLORS[value]) if value in _COLORS else value}"
+        f"{name:{width}}  {click.style(value, fg=COLORS[value]) if value in COLORS else value}"
         for name, value in kept
     ]
 

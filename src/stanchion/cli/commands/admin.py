@@ -11,8 +11,8 @@ import click
 
 from stanchion.cli.completion import complete_keys, complete_tenants
 from stanchion.cli.errors import CliError, Exit
-from stanchion.cli.session import Session, json_of, list_command, path_to, talks, time_of
-from stanchion.cli.text import Uncut, cell, clock, pairs
+from stanchion.cli.session import Session, calls_server, json_of, list_command, path_to, time_of
+from stanchion.cli.text import WholeCell, cell, clock, pairs
 from stanchion.core.queue import QUEUE_MAX_MAX, QUEUE_WAIT_S_MAX, QUEUE_WAIT_S_MIN, OnFull
 
 
@@ -75,7 +75,7 @@ def tenant() -> None:
 @click.option(
     "--no-budget", "no_budgets", multiple=True, metavar="NAME", help="Remove this budget."
 )
-@talks
+@calls_server
 def set_tenant(  # noqa: PLR0913 - one for each option
     session: Session,
     name: str,
@@ -175,7 +175,7 @@ _WINDOWS = ("hour", "day", "month", "total")
 
 @tenant.command("show")
 @click.argument("name", metavar="NAME", shell_complete=complete_tenants)
-@talks
+@calls_server
 def show_tenant(session: Session, name: str) -> None:
     """Show a tenant's configuration. A tenant without one has the defaults."""
     session.show(
@@ -186,7 +186,7 @@ def show_tenant(session: Session, name: str) -> None:
 @tenant.command("delete")
 @click.argument("name", metavar="NAME", shell_complete=complete_tenants)
 @click.option("--yes", is_flag=True, help="Do not ask, also on a terminal.")
-@talks
+@calls_server
 def delete_tenant(session: Session, name: str, *, yes: bool) -> None:
     """Delete a tenant's configuration: the defaults apply again. Its runs stay."""
     if not yes and sys.stdin.isatty():
@@ -215,7 +215,7 @@ list_command(
 
 
 @tenant.command("limits")
-@talks
+@calls_server
 def show_limits(session: Session) -> None:
     """Show what the key's own tenant may use, and what it uses. For every role."""
     session.show(session.get(path_to("tenant")), _limit_lines)
@@ -306,7 +306,7 @@ def key() -> None:
     help="Until when it works: 2027-01-31T12:00:00Z, or 90d, 12h, 30m from now.",
 )
 @click.option("--note", metavar="TEXT", help="What it is for; shown in the list.")
-@talks
+@calls_server
 def create_key(
     session: Session,
     role: str,
@@ -330,7 +330,7 @@ list_command(
     path_to("admin", "keys"),
     "keys",
     {
-        "ID": lambda row: Uncut(cell(row["id"])),
+        "ID": lambda row: WholeCell(cell(row["id"])),
         "ROLE": "role",
         "TENANT": "tenant",
         "NAME": "name",
@@ -345,7 +345,7 @@ list_command(
 
 @key.command("revoke")
 @click.argument("key_id", metavar="ID", shell_complete=complete_keys)
-@talks
+@calls_server
 def revoke_key(session: Session, key_id: str) -> None:
     """Revoke a key, on every server within 2 s."""
     document = session.send("DELETE", path_to("admin", "keys", key_id)).document
@@ -375,7 +375,7 @@ def settings() -> None:
 
 
 @settings.command("show")
-@talks
+@calls_server
 def show_settings(session: Session) -> None:
     """Show all settings."""
     session.show(session.get(path_to("admin", "settings")), _settings_lines)
@@ -384,7 +384,7 @@ def show_settings(session: Session) -> None:
 @settings.command("set")
 @click.argument("changes", metavar="[PATH=VALUE]...", nargs=-1)
 @click.option("--patch", metavar="JSON|@FILE", help="A JSON merge patch, instead of PATH=VALUE.")
-@talks
+@calls_server
 def set_settings(session: Session, changes: tuple[str, ...], patch: str | None) -> None:
     """Change settings on every server, within 2 s.
 

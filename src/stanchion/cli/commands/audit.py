@@ -9,7 +9,14 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import click
 
-from stanchion.cli.session import Session, list_command, path_to, talks, time_of, with_options
+from stanchion.cli.session import (
+    Session,
+    calls_server,
+    list_command,
+    path_to,
+    time_of,
+    with_options,
+)
 from stanchion.cli.text import cell, clock, ident
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -83,7 +90,7 @@ list_command(
     default="-",
     help="Where to write to, instead of standard output.",
 )
-@talks
+@calls_server
 def export_audit(session: Session, /, file: BinaryIO, **only: Any) -> None:  # noqa: ANN401 - the filters
     """Write all changes, newest first, as one JSON document a line (NDJSON)."""
     cursor: str | None = None

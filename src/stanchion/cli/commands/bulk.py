@@ -11,7 +11,7 @@ import click
 
 from stanchion.cli.commands.run import selection, selects_runs
 from stanchion.cli.errors import Exit
-from stanchion.cli.session import Session, key_option, list_command, path_to, talks
+from stanchion.cli.session import Session, calls_server, key_option, list_command, path_to
 from stanchion.cli.text import cell, clock, ident, pairs, rows_of, table
 
 _ACTIONS: Final = ("cancel", "rerun", "replay", "discard", "approve", "reject")
@@ -34,7 +34,7 @@ def bulk() -> None:
 @click.option("--all", "everything", is_flag=True, help="Act on every run, without a filter.")
 @key_option("bulk action")
 @_watch_option
-@talks
+@calls_server
 def start_bulk(
     session: Session,
     /,
@@ -86,7 +86,7 @@ list_command(
 @bulk.command("show")
 @click.argument("bulk_id", metavar="BULK")
 @_watch_option
-@talks
+@calls_server
 def show_bulk(session: Session, bulk_id: str, *, watch: bool) -> int:
     """Show a bulk action: its progress, and the first runs that it failed on."""
     return _shown(session, session.get(path_to("bulk", bulk_id)), watch=watch)
@@ -94,7 +94,7 @@ def show_bulk(session: Session, bulk_id: str, *, watch: bool) -> int:
 
 @bulk.command("stop")
 @click.argument("bulk_id", metavar="BULK")
-@talks
+@calls_server
 def stop_bulk(session: Session, bulk_id: str) -> None:
     """Stop a bulk action: no further run is acted on."""
     session.show(session.send("DELETE", path_to("bulk", bulk_id)).document, _bulk_lines)

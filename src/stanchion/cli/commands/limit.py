@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from stanchion.cli.session import Session, list_command, path_to, talks
+from stanchion.cli.session import Session, calls_server, list_command, path_to
 from stanchion.cli.text import cell, pairs
 
 
@@ -42,7 +42,7 @@ list_command(
 
 @limit.command("show")
 @click.argument("limit_id", metavar="ID")
-@talks
+@calls_server
 def show_limit(session: Session, limit_id: str) -> None:
     """Show a topic limit, and how much of it is in use."""
     session.show(session.get(path_to("admin", "limits", limit_id)), _lines)
@@ -65,7 +65,7 @@ def show_limit(session: Session, limit_id: str) -> None:
 )
 @click.option("--max-running", metavar="N", type=click.INT, help="Jobs that run at once.")
 @click.option("--rate-per-s", metavar="N", type=click.FLOAT, help="Jobs that begin per second.")
-@talks
+@calls_server
 def set_limit(
     session: Session,
     /,
@@ -81,7 +81,7 @@ def set_limit(
 
 @limit.command("delete")
 @click.argument("limit_id", metavar="ID")
-@talks
+@calls_server
 def delete_limit(session: Session, limit_id: str) -> None:
     """Delete a topic limit. Jobs that it held back can run at once."""
     answer = session.send("DELETE", path_to("admin", "limits", limit_id))

@@ -9,7 +9,7 @@ import click
 
 from stanchion.cli.errors import needs_server_packages
 from stanchion.cli.logging import log_to, raise_open_files_limit
-from stanchion.cli.session import list_command, path_to, where
+from stanchion.cli.session import list_command, path_to, server_options
 from stanchion.cli.text import cell, clock
 
 
@@ -31,7 +31,7 @@ def worker() -> None:
 
 @worker.command("run")
 @click.argument("target", metavar="MODULE:APP")
-@where
+@server_options
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 1000),

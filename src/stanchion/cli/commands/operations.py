@@ -8,8 +8,15 @@ from typing import Any
 import click
 
 from stanchion.cli.completion import complete_letters
-from stanchion.cli.session import Session, list_command, path_to, shown_again, talks, watch_option
-from stanchion.cli.text import Column, Flexible, cell, clock, ident, pairs, rows_of
+from stanchion.cli.session import (
+    Session,
+    calls_server,
+    list_command,
+    path_to,
+    show_repeatedly,
+    watch_option,
+)
+from stanchion.cli.text import Column, FlexibleCell, cell, clock, ident, pairs, rows_of
 
 
 def _lease_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
@@ -52,7 +59,7 @@ list_command(
 @lease.command("hold")
 @_name_argument
 @click.option("--ttl-s", type=float, required=True, metavar="SECONDS", help="When it expires.")
-@talks
+@calls_server
 def hold_lease(session: Session, name: str, ttl_s: float) -> None:
     """Hold a lock as an operator, for a limited time. It is audited.
 
@@ -66,7 +73,7 @@ def hold_lease(session: Session, name: str, ttl_s: float) -> None:
 @lease.command("release")
 @_name_argument
 @click.option("--reason", metavar="TEXT", help="Why; it is kept in the audit log.")
-@talks
+@calls_server
 def release_lease(session: Session, name: str, reason: str | None) -> None:
     """Release a lock of any holder. It is audited.
 
@@ -79,7 +86,7 @@ def release_lease(session: Session, name: str, reason: str | None) -> None:
 
 @lease.command("history")
 @click.argument("name", metavar="[NAME]", required=False)
-@talks
+@calls_server
 def lease_history(session: Session, name: str | None) -> None:
     """Show what this replica did without a lock, and the fences of the lock NAME.
 
@@ -138,7 +145,7 @@ list_command(
 
 @dead_letter.command("replay")
 @click.argument("letter_id", metavar="ID", shell_complete=complete_letters)
-@talks
+@calls_server
 def replay_letter(session: Session, letter_id: str) -> None:
     """Replay a dead letter."""
     path = path_to("admin", "dead-letters", letter_id, "replay")
@@ -147,7 +154,7 @@ def replay_letter(session: Session, letter_id: str) -> None:
 
 @dead_letter.command("discard")
 @click.argument("letter_id", metavar="ID", shell_complete=complete_letters)
-@talks
+@calls_server
 def discard_letter(session: Session, letter_id: str) -> None:
     """Discard a dead letter: its step fails, or its event is dropped."""
     path = path_to("admin", "dead-letters", letter_id, "discard")
@@ -169,18 +176,18 @@ def escalation() -> None:
 
 @escalation.command("show")
 @watch_option
-@talks
+@calls_server
 def show_escalation(session: Session, *, watch: bool) -> None:
     """Show the level, which risk classes are closed, and the counters beside their thresholds."""
     path = path_to("admin", "escalation")
-    shown_again(lambda: session.show(session.get(path), _escalation_lines), watch=watch)
+    show_repeatedly(lambda: session.show(session.get(path), _escalation_lines), watch=watch)
 
 
 @escalation.command("set")
 @click.argument("order", metavar="ORDER", type=click.Choice(["force_open", "force_closed"]))
 @click.option("--reason", metavar="TEXT", help="Why; shown and kept in the audit log.")
 @click.option("--expires-at", metavar="TIME", help="When it ends by itself: 2027-01-31T12:00:00Z.")
-@talks
+@calls_server
 def set_order(session: Session, order: str, reason: str | None, expires_at: str | None) -> None:
     """Give an order: force_open or force_closed, until it is cleared or its time is over."""
     given = {"reason": reason, "expires_at": expires_at}
@@ -188,7 +195,7 @@ def set_order(session: Session, order: str, reason: str | None, expires_at: str 
 
 
 @escalation.command("clear")
-@talks
+@calls_server
 def clear_order(session: Session) -> None:
     """Clear every order and the latch."""
     _send_order(session, "clear")
@@ -251,9 +258,9 @@ list_command(
         "VERSION": "version",
         "STARTED": ("started_at", clock),
         "SEEN": ("seen_at", clock),
-        Flexible("CLOCK MS", "MS"): "clock_offset_ms",
-        Flexible("SETTINGS", "SET"): "settings_revision",
-        Flexible("HEALTH", "HEALTH"): _health,
+        FlexibleCell("CLOCK MS", "MS"): "clock_offset_ms",
+        FlexibleCell("SETTINGS", "SET"): "settings_revision",
+        FlexibleCell("HEALTH", "HEALTH"): _health,
         "RUNS": "runs_held",
     },
     watch=True,
@@ -266,14 +273,14 @@ def upgrade() -> None:
 
 
 @upgrade.command("show")
-@talks
+@calls_server
 def show_upgrade(session: Session) -> None:
     """Show whether every process has the newest version, and which has not."""
     session.show(session.get(path_to("admin", "upgrade")), _upgrade_lines)
 
 
 @upgrade.command("finish")
-@talks
+@calls_server
 def finish_upgrade(session: Session) -> None:
     """Declare that no process of an older version is left.
 
@@ -308,16 +315,16 @@ def drift() -> None:
 
 @drift.command("show")
 @watch_option
-@talks
+@calls_server
 def show_drift(session: Session, *, watch: bool) -> None:
     """Show the last audit of slots. Servers audit all tenants all the time."""
     path = path_to("admin", "drift")
-    shown_again(lambda: session.show(session.get(path), _drift_lines), watch=watch)
+    show_repeatedly(lambda: session.show(session.get(path), _drift_lines), watch=watch)
 
 
 @drift.command("run")
 @click.option("--dry-run", is_flag=True, help="Only look: repair nothing.")
-@talks
+@calls_server
 def run_drift(session: Session, *, dry_run: bool) -> None:
     """Audit the slots of all tenants now, and repair what differs. Repairs are audited."""
     query = {"dry_run": "true"} if dry_run else {}

@@ -31,16 +31,16 @@ from stanchion.cli.runs import (
 from stanchion.cli.session import (
     ApiAnswer,
     Session,
-    all_of,
+    calls_server,
     input_option,
     json_of,
     key_option,
     limit_and_cursor,
     list_command,
-    list_of,
     path_to,
-    shown_again,
-    talks,
+    read_bounded,
+    show_page,
+    show_repeatedly,
     time_of,
     watch_option,
     with_options,
@@ -93,7 +93,7 @@ def run() -> None:
 )
 @key_option("run")
 @_watch_option
-@talks
+@calls_server
 def start_run(  # noqa: PLR0913 - one for each option
     session: Session,
     workflow_id: str,
@@ -120,14 +120,14 @@ def start_run(  # noqa: PLR0913 - one for each option
 @click.argument("workflow_id", metavar="WORKFLOW", shell_complete=complete_workflows)
 @click.argument("file", metavar="FILE", type=click.File("rb"))
 @key_option("run")
-@talks
+@calls_server
 def start_batch(session: Session, workflow_id: str, file: BinaryIO, key: str | None) -> int:
     """Start many runs: FILE has one JSON object a line, with input, labels and key.
 
     Each run is judged by itself, in the order of the lines. Lines without a key get the key of the
     command and the number of their line. FILE may be - for standard input.
     """
-    rows = _rows(all_of(file, "FILE"))
+    rows = _rows(read_bounded(file, "FILE"))
     shared = key or os.urandom(16).hex()
     results: list[dict[str, Any]] = []
     for first in range(0, len(rows), _BATCH_MAX):
@@ -188,7 +188,7 @@ _OK: Final = frozenset({200, 202})
 @click.option("--dry-run", is_flag=True, help="Only show what would be reused and what would run.")
 @key_option("run")
 @_watch_option
-@talks
+@calls_server
 def rerun_run(
     session: Session,
     /,
@@ -267,7 +267,7 @@ def selection(options: dict[str, Any]) -> dict[str, Any]:
 @selects_runs
 @watch_option
 @limit_and_cursor
-@talks
+@calls_server
 def list_runs(
     session: Session,
     /,
@@ -283,23 +283,23 @@ def list_runs(
 
     def show() -> None:
         page = session.get(path_to("runs"), **only, limit=limit, cursor=cursor)
-        list_of(session, page, lambda it: run_rows(it, is_of_all=is_of_all), f"runs of {whose}")
+        show_page(session, page, lambda it: run_rows(it, is_of_all=is_of_all), f"runs of {whose}")
 
-    shown_again(show, watch=watch)
+    show_repeatedly(show, watch=watch)
 
 
 @run.command("show")
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.option("--timeline", is_flag=True, help="Show its history instead.")
 @limit_and_cursor
-@talks
+@calls_server
 def show_run(
     session: Session, run_id: str, limit: int, cursor: str | None, *, timeline: bool
 ) -> None:
     """Show a run and its steps. --limit and --cursor are for --timeline."""
     if timeline:
         path = path_to("runs", run_id, "timeline")
-        list_of(session, session.get(path, limit=limit, cursor=cursor), timeline_lines, "entries")
+        show_page(session, session.get(path, limit=limit, cursor=cursor), timeline_lines, "entries")
     else:
         run = session.get(path_to("runs", run_id))
         waits = {} if session.is_json else _waits(session, run)
@@ -309,11 +309,11 @@ def show_run(
 @run.command("why")
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @watch_option
-@talks
+@calls_server
 def explain_run(session: Session, run_id: str, *, watch: bool) -> None:
     """Say why a run does not go on, and what to do."""
     path, tenant = path_to("runs", run_id, "why"), session.server.tenant
-    shown_again(
+    show_repeatedly(
         lambda: session.show(session.get(path), lambda answer: why_lines(answer, tenant)),
         watch=watch,
     )
@@ -321,7 +321,7 @@ def explain_run(session: Session, run_id: str, *, watch: bool) -> None:
 
 @run.command("waits")
 @watch_option
-@talks
+@calls_server
 def list_waits(session: Session, *, watch: bool) -> None:
     """Show the runs that have waited longest: for a slot, a lock, a worker."""
 
@@ -331,7 +331,7 @@ def list_waits(session: Session, *, watch: bool) -> None:
         if not answer["waits"]:
             session.note("no run waits for a slot, a lock or a worker")
 
-    shown_again(show, watch=watch)
+    show_repeatedly(show, watch=watch)
 
 
 @run.command("items")
@@ -339,19 +339,19 @@ def list_waits(session: Session, *, watch: bool) -> None:
 @click.argument("step_id", metavar="STEP")
 @click.option("--status", type=click.Choice(_ITEM_STATUSES), help="Only items in this state.")
 @limit_and_cursor
-@talks
+@calls_server
 def list_items(
     session: Session, run_id: str, step_id: str, status: str | None, limit: int, cursor: str | None
 ) -> None:
     """List the items of a for-each step, in the order of its list."""
     path = path_to("runs", run_id, "steps", step_id, "items")
     page = session.get(path, status=status, limit=limit, cursor=cursor)
-    list_of(session, page, item_rows, f"items of step {step_id}")
+    show_page(session, page, item_rows, f"items of step {step_id}")
 
 
 @run.command("watch")
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
-@talks
+@calls_server
 def watch_run(session: Session, run_id: str) -> int:
     """Wait until a run has ended. Exits with 0 only if it succeeded."""
     return _watched(session, run_id)
@@ -360,7 +360,7 @@ def watch_run(session: Session, run_id: str) -> int:
 @run.command("cancel")
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.option("--reason", metavar="TEXT", help="Why; it is kept in the timeline.")
-@talks
+@calls_server
 def cancel_run(session: Session, run_id: str, reason: str | None) -> None:
     """Cancel a run now."""
     _change(session, path_to("runs", run_id, "cancel"), {"reason": reason})
@@ -376,7 +376,7 @@ _decision_options = with_options(
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.argument("step_id", metavar="STEP")
 @_decision_options
-@talks
+@calls_server
 def approve_step(
     session: Session, run_id: str, step_id: str, comment: str | None, data: str | None
 ) -> None:
@@ -388,7 +388,7 @@ def approve_step(
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.argument("step_id", metavar="STEP")
 @_decision_options
-@talks
+@calls_server
 def reject_step(
     session: Session, run_id: str, step_id: str, comment: str | None, data: str | None
 ) -> None:
@@ -493,7 +493,7 @@ def job() -> None:
 @click.argument("topic", metavar="TOPIC")
 @input_option("What the worker is given")
 @key_option("job")
-@talks
+@calls_server
 def submit_job(session: Session, topic: str, given: str, key: str | None) -> None:
     """Submit one job for the workers of TOPIC."""
     body = {"topic": topic, "input": json_of(given, "--input")}
@@ -503,7 +503,7 @@ def submit_job(session: Session, topic: str, given: str, key: str | None) -> Non
 
 @job.command("show")
 @click.argument("job_id", metavar="JOB")
-@talks
+@calls_server
 def show_job(session: Session, job_id: str) -> None:
     """Show a job, of a workflow's step or submitted alone."""
     session.show(session.get(path_to("jobs", job_id)), _job_lines)
@@ -511,7 +511,7 @@ def show_job(session: Session, job_id: str) -> None:
 
 @job.command("topics")
 @watch_option
-@talks
+@calls_server
 def list_topics(session: Session, *, watch: bool) -> None:
     """List the topics whose jobs wait for a worker, of all tenants."""
 
@@ -521,7 +521,7 @@ def list_topics(session: Session, *, watch: bool) -> None:
         if not ready["ready"]:
             session.note("no job waits for a worker")
 
-    shown_again(show, watch=watch)
+    show_repeatedly(show, watch=watch)
 
 
 def _topic_rows(answer: dict[str, Any]) -> Iterator[str]:

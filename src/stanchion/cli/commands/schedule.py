@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from stanchion.cli.commands.run import label_of
-from stanchion.cli.session import Session, json_of, key_option, list_command, path_to, talks
+from stanchion.cli.session import Session, calls_server, json_of, key_option, list_command, path_to
 from stanchion.cli.text import cell, clock, ident, pairs, rows_of
 
 _KEPT: Final = (
@@ -51,7 +51,7 @@ def schedule() -> None:
 )
 @click.option("--jitter", "jitter_s", metavar="SECONDS", type=click.INT, help="Later by up to.")
 @click.option("--paused", is_flag=True, help="Store it without starting runs.")
-@talks
+@calls_server
 def set_schedule(
     session: Session,
     /,
@@ -95,7 +95,7 @@ list_command(
 
 @schedule.command("show")
 @click.argument("schedule_id", metavar="ID")
-@talks
+@calls_server
 def show_schedule(session: Session, schedule_id: str) -> None:
     """Show a schedule: its next ticks, last runs, and ticks that were missed."""
     session.show(session.get(path_to("schedules", schedule_id)), _lines)
@@ -103,7 +103,7 @@ def show_schedule(session: Session, schedule_id: str) -> None:
 
 @schedule.command("pause")
 @click.argument("schedule_id", metavar="ID")
-@talks
+@calls_server
 def pause_schedule(session: Session, schedule_id: str) -> None:
     """Start no more runs of a schedule."""
     _set_paused(session, schedule_id, paused=True)
@@ -111,7 +111,7 @@ def pause_schedule(session: Session, schedule_id: str) -> None:
 
 @schedule.command("resume")
 @click.argument("schedule_id", metavar="ID")
-@talks
+@calls_server
 def resume_schedule(session: Session, schedule_id: str) -> None:
     """Start runs again, from the next tick on."""
     _set_paused(session, schedule_id, paused=False)
@@ -127,7 +127,7 @@ def _set_paused(session: Session, schedule_id: str, *, paused: bool) -> None:
 @schedule.command("trigger")
 @click.argument("schedule_id", metavar="ID")
 @key_option("run")
-@talks
+@calls_server
 def trigger_schedule(session: Session, schedule_id: str, key: str | None) -> None:
     """Start a run of a schedule now, beside its ticks."""
     answer = session.create(path_to("schedules", schedule_id, "trigger"), None, key)
@@ -136,7 +136,7 @@ def trigger_schedule(session: Session, schedule_id: str, key: str | None) -> Non
 
 @schedule.command("delete")
 @click.argument("schedule_id", metavar="ID")
-@talks
+@calls_server
 def delete_schedule(session: Session, schedule_id: str) -> None:
     """Delete a schedule. Its runs go on."""
     answer = session.send("DELETE", path_to("schedules", schedule_id))

@@ -17,13 +17,13 @@ from stanchion.cli.errors import CliError, Exit, fault_line, needs_server_packag
 from stanchion.cli.session import (
     Content,
     Session,
-    all_of,
+    calls_server,
+    calls_server_yaml,
     limit_and_cursor,
-    list_of,
     output_option,
     path_to,
-    talks,
-    talks_yaml,
+    read_bounded,
+    show_page,
 )
 from stanchion.cli.text import Column, cell, clock, lines_of, pairs, printable, rows_of
 
@@ -49,7 +49,7 @@ def _path(*names: str, shared: bool) -> str:
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option("--id", "workflow_id", metavar="ID", help="The id, if the file has none.")
 @_shared_option
-@talks
+@calls_server
 def apply(
     session: Session, files: tuple[str, ...], workflow_id: str | None, *, shared: bool
 ) -> None:
@@ -133,29 +133,29 @@ def _show_checked(rows: list[dict[str, Any]], *, is_json: bool) -> None:
 @workflow.command("list")
 @_shared_option
 @limit_and_cursor
-@talks
+@calls_server
 def list_workflows(session: Session, limit: int, cursor: str | None, *, shared: bool) -> None:
     """List the tenant's workflows, own and shared, in the versions in force."""
     page = session.get(_path(shared=shared), limit=limit, cursor=cursor)
-    list_of(session, page, lambda page: rows_of(page["workflows"], _ROWS), "workflows")
+    show_page(session, page, lambda page: rows_of(page["workflows"], _ROWS), "workflows")
 
 
 @workflow.command("usage")
 @click.argument("workflow_id", metavar="ID", shell_complete=complete_workflows)
 @limit_and_cursor
-@talks
+@calls_server
 def usage(session: Session, workflow_id: str, limit: int, cursor: str | None) -> None:
     """List what each tenant runs under the ID of a shared workflow."""
     path = _path(workflow_id, "usage", shared=True)
     page = session.get(path, limit=limit, cursor=cursor)
-    list_of(session, page, lambda page: rows_of(page["tenants"], _USES), "tenants")
+    show_page(session, page, lambda page: rows_of(page["tenants"], _USES), "tenants")
 
 
 @workflow.command("show")
 @click.argument("workflow_id", metavar="ID", shell_complete=complete_workflows)
 @click.option("--version", type=int, metavar="N", help="An earlier version.")
 @_shared_option
-@talks_yaml
+@calls_server_yaml
 def show(session: Session, workflow_id: str, version: int | None, *, shared: bool) -> None:
     """Show a workflow, the tenant's own one or else the shared one.
 
@@ -169,9 +169,9 @@ def show(session: Session, workflow_id: str, version: int | None, *, shared: boo
 def _read(file: str) -> bytes:
     try:
         if file == "-":
-            return all_of(sys.stdin.buffer, "standard input")
+            return read_bounded(sys.stdin.buffer, "standard input")
         with Path(file).open("rb") as opened:
-            return all_of(opened, file)
+            return read_bounded(opened, file)
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}", Exit.USAGE) from error
 
