@@ -36,8 +36,10 @@ POINTS_MAX: Final = 40
 KILLED: Final = -9
 ELSEWHERE: Final = frozenset({"audit_drift", "finish_upgrade"})
 LOCKS: Final = frozenset({"hold_lease", "release_lease"})
-FOR_ALL: Final = frozenset({"patch_settings", "set_escalation"})
-"""Changes that are not about one tenant."""
+SHARED: Final = frozenset(
+    {"patch_settings", "set_escalation", "replay_dead_letter", "discard_dead_letter"}
+)
+"""Changes of what is not one tenant's alone: a later one changes it again."""
 
 
 class Mortal:
@@ -58,13 +60,13 @@ class Mortal:
         self._parent.stdin.write(msgspec.json.encode(self._order) + b"\n")
         self._parent.stdin.flush()
 
-        def answers() -> bool:
-            try:
-                return self.ask("GET", "/livez")[0] == http.HTTPStatus.OK
-            except OSError:
-                return False
+        until(self._answers, "the server does not start")
 
-        until(answers, "the server does not start")
+    def _answers(self) -> bool:
+        try:
+            return self.ask("GET", "/livez")[0] == http.HTTPStatus.OK
+        except OSError:
+            return False
 
     def ask(
         self, method: str, path: str, body: object = None, tenant: str | None = None
@@ -97,12 +99,17 @@ class Mortal:
         try:
             self.told(*request, tenant=of)
         except OSError:
-            assert self._parent.stdout is not None
-            assert int(self._parent.stdout.readline()) == KILLED
-            return False
+            survived = False
+        else:
+            survived = True
         finally:
             self._armed.unlink()
-        return True
+        # It may die after the answer: what follows from a change has points, too.
+        if survived and self._answers():
+            return True
+        assert self._parent.stdout is not None
+        assert int(self._parent.stdout.readline()) == KILLED
+        return False
 
 
 def until(holds: Callable[[], object], otherwise: str) -> None:
@@ -137,7 +144,7 @@ def mortal(directory: Path, *flags: str) -> Iterator[Mortal]:
 ONE_STEP: Final = {"steps": {"only": {"topic": "work"}}}
 ASKED: Final[dict[str, object]] = {"steps": {"ask": {"approval": {}}}}
 DOOMED: Final = {"steps": {"a": {"topic": "doom"}}, "max_deliveries": 1}
-LETTERS: Final = 15
+LETTERS: Final = 80
 DAILY: Final = {"workflow_id": "one", "every_s": 86_400}
 
 
@@ -191,11 +198,11 @@ def _letter(server: Mortal, tenant: str) -> str:
     if not listed():
         server.told("PUT", "/v1/admin/tenants/doomed", {"max_concurrent_runs": None})
         server.told("PUT", "/v1/workflows/one", DOOMED, "doomed")
-        rows = {"runs": [{"key": f"{tenant}-{number}"} for number in range(2 * LETTERS)]}
+        rows = {"runs": [{"key": f"{tenant}-{number}"} for number in range(LETTERS)]}
         server.told("POST", "/v1/workflows/one/runs/batch", rows, "doomed")
         worker = {"worker_id": "w", "topics": ["doom"], "max_jobs": 100}
         server.told("POST", "/v1/worker/lease", worker)
-        until(lambda: len(listed()) == 2 * LETTERS, "the jobs do not die")
+        until(lambda: len(listed()) >= LETTERS, "the jobs do not die")
     return str(listed()[0]["id"])
 
 
@@ -431,7 +438,7 @@ def _judge_all(server: Mortal, names: Container[str]) -> None:
                 pytest.fail(f"{name} has more than {POINTS_MAX} points")
     for each in judged:
         # What was not done then was not done later either.
-        if not each.is_done and each.name not in FOR_ALL:
+        if not each.is_done and each.name not in SHARED:
             assert CASES[each.name].seen(server, each.tenant, each.known) == each.before, each
 
 
