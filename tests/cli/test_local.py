@@ -73,6 +73,21 @@ def test_a_reader_that_went_away_is_no_reason_for_a_traceback(server: Script) ->
     assert (done.returncode, done.stderr) == (Exit.FAILED, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs an output that is always full")
+def test_a_full_disk_is_named_and_is_no_success() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "stanchion", "--help"],
+            env=plain_environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    told = "error: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (Exit.FAILED, told)
+
+
 # ── serve and worker, as far as they come without a server ───────────────────────────────────────
 
 

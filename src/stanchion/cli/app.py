@@ -16,9 +16,11 @@ Exit codes, the same for every command:
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Final, NoReturn
 
@@ -120,7 +122,23 @@ def _run(args: Sequence[str] | None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        return _not_written(error)
     return code if isinstance(code, int) else Exit.OK
+
+
+_UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Errors of an output that takes no more. A closed pipe is none: its reader has enough."""
+
+
+def _not_written(error: OSError) -> int:
+    with suppress(OSError):
+        click.echo(f"error: the output cannot be written: {error.strerror}", err=True)
+    # What is left in the buffer would fail again when the interpreter exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Exit.FAILED
 
 
 def _color() -> bool | None:
