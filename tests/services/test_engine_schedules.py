@@ -161,6 +161,16 @@ async def test_a_full_tenant_refuses_a_tick_until_the_next_and_it_is_listed(worl
 
 
 @virtual
+async def test_the_next_starts_are_those_that_will_come(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    schedule, name = await put(one), (ACME, "s")
+    later = Instant(schedule.since + 5 * 60_000)  # of a clock that was set back since
+    shown = one.services.schedules.next_starts(name, replace(schedule, handled=later), 2)
+    assert shown == (later + 60_000, later + 120_000)
+
+
+@virtual
 async def test_overlap_skips_or_holds_one_back(world: World) -> None:
     one = world.add()
     await world.define(ONE)

@@ -176,7 +176,8 @@ class ScheduleService:
         if schedule.spec.paused:
             return ()
         delay_ms = round(schedule.spec.jitter_s * 1_000 * _fraction(name))
-        after = Instant(self._clock.now() - delay_ms)
+        # After a clock was set back, ticks that were handled before are still to come.
+        after = max(Instant(self._clock.now() - delay_ms), schedule.handled)
         return tuple(Instant(each + delay_ms) for each in next_ticks(schedule, after, count))
 
     # ── The loop ─────────────────────────────────────────────────────────────────────────────────
