@@ -122,12 +122,15 @@ class LeaseHistory:
 
     def was_busy(self, name: str) -> None:
         """Note that a run's lock was busy."""
-        self.busy.append(self._now())
-        self.was_put_off(name)
+        now = self._now()
+        self.busy.append(now)
+        self._put_off(name, now)
 
     def was_put_off(self, name: str) -> None:
         """Note that a run did not get its lock, and tries again."""
-        now = self._now()
+        self._put_off(name, self._now())
+
+    def _put_off(self, name: str, now: Instant) -> None:
         wait = self._waits.pop(name, None)
         if wait is None or now - wait.tried_at > _WAIT_MS:
             wait = LockWait(name, now, now, 0)
