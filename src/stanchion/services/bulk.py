@@ -15,12 +15,12 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from typing import Final, assert_never
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from stanchion.core.audit import AuditEntry, redacted
+from stanchion.core.audit import AuditEntry
 from stanchion.core.bulk import (
     BULK_ERRORS_MAX,
     BULK_RUNS_MAX,
@@ -38,36 +38,21 @@ from stanchion.core.bulk import (
     settle,
     stop,
 )
-from stanchion.core.faults import WorkflowFaults
 from stanchion.core.json_value import JsonObject
-from stanchion.core.model import Instant, OnDecision, Run, RunId, RunStatus, StepId, TenantId
-from stanchion.core.rerun import RerunOptions, RerunRefused
+from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.ports.errors import BackendError, BackendUnavailable
-from stanchion.ports.records import DeadLetter, Page, RunFilter, RunSummary
+from stanchion.ports.records import Page, RunFilter, RunSummary
+from stanchion.services.bulk_actions import RunActions
 from stanchion.services.context import Backends
 from stanchion.services.gate import Gate
 from stanchion.services.gate_answers import (
-    GateFailed,
-    GateFull,
-    GateOverBudget,
-    InvalidInput,
-    JobThrottled,
     KeyMismatch,
-    QueueOff,
-    RunStarted,
-    UnknownRun,
 )
 from stanchion.services.inbox import (
-    Conflicting,
-    DecisionForbidden,
     Inbox,
-    InvalidData,
-    RunChange,
-    UnknownTarget,
 )
 from stanchion.services.keys import Keys, end_of_key
 from stanchion.services.log import log_event
-from stanchion.services.plans import DefinitionMissing, UnknownWorkflow
 from stanchion.services.work import TenantOverloaded
 from stanchion.wire.identifiers import ALL_TENANTS
 
@@ -89,10 +74,7 @@ _KEPT_MS: Final = 30 * 24 * 60 * 60 * 1_000
 _TIDY_MS: Final = 60 * 60 * 1_000
 _CREATED_MS: Final = 10 * 60 * 1_000
 """Longer than the creation of a bulk action takes: its name comes right before its record."""
-_RETRY_MS: Final = 500
-"""When to retry after the store failed."""
 _FULL_RETRY_MS: Final = 5_000
-_LETTERS_FRESH_MS: Final = 1_000
 _RECORDS: Final = "bulk"
 _RUNNING: Final = "bulk_running"
 """Names of bulk actions that are not finished: what replicas look for."""
@@ -153,8 +135,7 @@ class BulkService:
         self._store = backends.store
         self._clock = backends.clock
         self._entropy = backends.entropy
-        self._gate = gate
-        self._inbox = inbox
+        self._actions = RunActions(backends, gate=gate, inbox=inbox)
         self._keys = Keys(
             documents=backends.store, clock=backends.clock, entropy=backends.entropy, admin_key=None
         )
@@ -162,7 +143,6 @@ class BulkService:
         self._under_way: set[str] = set()
         self._tenants: dict[str, TenantId | None] = {}
         """Of the bulk actions that this replica carries out, or is about to."""
-        self._letters: dict[TenantId, tuple[int, dict[RunId, list[DeadLetter]]]] = {}
 
     # ── What callers ask for ─────────────────────────────────────────────────────────────────────
 
@@ -355,7 +335,7 @@ class BulkService:
             elif bulk.is_free_for(self._replica, await self._store.now()):
                 if bulk.holder:
                     log_event(logging.WARNING, "bulk_taken_over", bulk=bulk_id, holder=bulk.holder)
-                await _Course(self, bulk, revision).run()
+                await _Course(self, self._actions, bulk, revision).run()
         except BackendError:
             return  # the next look begins again
         finally:
@@ -418,162 +398,6 @@ class BulkService:
         """The time of the store."""
         return await self._store.now()
 
-    async def act(self, bulk: Bulk, run_id: RunId, *, is_repeat: bool) -> BulkOutcome:
-        """Act on one run. ``is_repeat``: it may have been acted on before a crash."""
-        try:
-            loaded = await self._store.load(run_id)
-            if loaded is None:
-                return BulkFailed(run_id, "not_found", "the run is gone")
-            match bulk.action:
-                case BulkAction.CANCEL:
-                    return await self._cancel(bulk, loaded.run)
-                case BulkAction.RERUN:
-                    return await self._rerun(bulk, loaded.run)
-                case BulkAction.APPROVE | BulkAction.REJECT:
-                    return await self._decide(bulk, loaded.run)
-                case BulkAction.REPLAY | BulkAction.DISCARD:
-                    return await self._take_letters(bulk, loaded.run, is_repeat=is_repeat)
-                case _:
-                    assert_never(bulk.action)
-        except TenantOverloaded as over:
-            return BulkLater(over.retry_after_ms)
-        except BackendError:
-            return BulkLater(_RETRY_MS)
-        except DefinitionMissing:
-            return BulkFailed(run_id, "not_found", "the workflow of the run is gone")
-        except Exception as error:  # noqa: BLE001 - one run must not stop the others
-            log_event(logging.ERROR, "bulk_action_failed", bulk=bulk.id, error=repr(error))
-            return BulkFailed(run_id, "internal", "internal error; the log has the details")
-
-    async def _cancel(self, bulk: Bulk, run: Run) -> BulkOutcome:
-        reason = f"bulk action {bulk.id}"
-        entry = self._entry(
-            bulk,
-            "run.cancel",
-            f"run/{run.id}",
-            run,
-            {"status": RunStatus.CANCELLED, "reason": reason},
-            before={"status": run.status},
-        )
-        changed = await self._inbox.cancel(run.id, reason=reason, actor=bulk.actor, audit=entry)
-        return _outcome(run.id, changed)
-
-    async def _rerun(self, bulk: Bulk, run: Run) -> BulkOutcome:
-        options = RerunOptions()
-        answer = await self._gate.rerun(
-            run.tenant,
-            run.id,
-            options,
-            # No caller can use such a key: theirs have no spaces.
-            key=f"bulk {bulk.id} {run.id}",
-            actor=bulk.actor,
-            audit=self._entry(
-                bulk,
-                "run.rerun",
-                f"run/{run.id}",
-                run,
-                redacted(msgspec.to_builtins(options), "input"),
-            ),
-        )
-        match answer:
-            case RunStarted():
-                return BulkDone()
-            case GateFull() | GateOverBudget() | JobThrottled() | GateFailed():
-                return BulkLater(answer.retry_after_ms)
-            case RerunRefused():
-                return BulkFailed(run.id, "conflict", answer.message)
-            case UnknownRun() | UnknownWorkflow():
-                return BulkFailed(run.id, "not_found", "the run or its workflow is gone")
-            case InvalidInput() | WorkflowFaults():
-                return BulkFailed(run.id, "invalid_input", str(answer.faults[0]))
-            case QueueOff():
-                raise AssertionError("a rerun does not ask to be queued")
-            case KeyMismatch():
-                return BulkFailed(run.id, "idempotency_mismatch", "it was rerun in another way")
-            case _:
-                assert_never(answer)
-
-    async def _decide(self, bulk: Bulk, run: Run) -> BulkOutcome:
-        approve = bulk.action is BulkAction.APPROVE
-        waiting = [each for each, step in run.steps.items() if isinstance(step.wait, OnDecision)]
-        if not waiting:
-            if _was_decided(run, bulk.actor, approve=approve):
-                return BulkDone()
-            return BulkFailed(run.id, "conflict", "no step waits for a decision")
-        for step_id in waiting:
-            changed = await self._inbox.decide(
-                run.id,
-                step_id,
-                approve=approve,
-                comment=None,
-                actor=bulk.actor,
-                audit=self._decision_entry(bulk, run, step_id),
-            )
-            if isinstance(changed, DecisionForbidden):
-                return BulkFailed(run.id, "forbidden", changed.rule)
-            if isinstance(changed, InvalidData):
-                return BulkFailed(run.id, "invalid_input", str(changed.faults[0]))
-            if not isinstance(changed, RunChange):
-                return _outcome(run.id, changed)
-        return BulkDone()
-
-    async def _take_letters(self, bulk: Bulk, run: Run, *, is_repeat: bool) -> BulkOutcome:
-        letters = (await self._letters_of(run.tenant)).get(run.id, [])
-        is_replay = bulk.action is BulkAction.REPLAY
-        taken = 0
-        for letter in letters:
-            action = "dead_letter.replay" if is_replay else "dead_letter.discard"
-            entry = self._entry(bulk, action, f"dead_letter/{letter.id}", run, {})
-            take = self._inbox.replay if is_replay else self._inbox.discard
-            taken += await take(letter.id, actor=bulk.actor, audit=entry) is not None
-        if taken or is_repeat:
-            return BulkDone()
-        return BulkFailed(run.id, "not_found", "the run has no dead letter")
-
-    async def _letters_of(self, tenant: TenantId) -> dict[RunId, list[DeadLetter]]:
-        """The dead letters of a tenant by run, as they were a second ago or later."""
-        read_at, known = self._letters.get(tenant, (-_LETTERS_FRESH_MS, {}))
-        if self._clock.moment() - read_at < _LETTERS_FRESH_MS:
-            return known
-        read_at, known = self._clock.moment(), {}
-        cursor: str | None = None
-        while True:
-            page = await self._store.list_dead_letters(tenant, cursor=cursor, limit=_PAGE)
-            for letter in page.items:
-                known.setdefault(letter.run_id, []).append(letter)
-            cursor = page.cursor
-            if cursor is None:
-                break
-        self._letters = {tenant: (read_at, known)}
-        return known
-
-    def _decision_entry(self, bulk: Bulk, run: Run, step_id: StepId) -> AuditEntry:
-        approved = bulk.action is BulkAction.APPROVE
-        decision = redacted({"approved": approved, "comment": None, "data": None}, "data")
-        subject = f"run/{run.id}/step/{step_id}"
-        return self._entry(bulk, f"step.{bulk.action}", subject, run, decision)
-
-    @staticmethod
-    def _entry(
-        bulk: Bulk,
-        action: str,
-        subject: str,
-        run: Run,
-        after: JsonObject,
-        *,
-        before: JsonObject | None = None,
-    ) -> AuditEntry:
-        """The entry that the request about one run writes, and the bulk action's id."""
-        return AuditEntry(
-            action=action,
-            actor=bulk.actor,
-            subject=subject,
-            tenant=run.tenant,
-            before=before,
-            after={**after, "bulk": bulk.id},
-            request_id=bulk.request_id,
-        )
-
     async def _matching(self, wanted: NewBulk, now: Instant) -> AsyncIterator[Sequence[RunSummary]]:
         until = Instant(now + 1)
         if wanted.only.until is not None:
@@ -599,8 +423,11 @@ class BulkService:
 class _Course:
     """A bulk action while this replica carries it out."""
 
-    def __init__(self, service: BulkService, bulk: Bulk, revision: int) -> None:
+    def __init__(
+        self, service: BulkService, actions: RunActions, bulk: Bulk, revision: int
+    ) -> None:
         self._service = service
+        self._actions = actions
         self._bulk = bulk
         self._revision = revision
         self._due = dict.fromkeys(bulk.open, 0)
@@ -684,7 +511,7 @@ class _Course:
         outcome: BulkOutcome = (
             BulkFailed(RunId(""), "not_found", "the list of runs is gone")
             if run_id is None
-            else await self._service.act(self._bulk, run_id, is_repeat=number in self._repeats)
+            else await self._actions.act(self._bulk, run_id, is_repeat=number in self._repeats)
         )
         if isinstance(outcome, BulkLater):
             self._due[number] = self._service.moment_ms() + outcome.delay_ms
@@ -707,27 +534,3 @@ def _created_at(bulk_id: str) -> Instant:
 
 def _chunk(bulk_id: str, number: int) -> str:
     return f"{bulk_id}-{number:04d}"
-
-
-def _outcome(
-    run_id: RunId, changed: RunChange | UnknownTarget | Conflicting
-) -> BulkDone | BulkFailed:
-    match changed:
-        case RunChange():
-            return BulkDone()
-        case UnknownTarget():
-            return BulkFailed(run_id, "not_found", f"there is no {changed.what}")
-        case Conflicting():
-            return BulkFailed(run_id, "conflict", changed.message)
-        case _:
-            assert_never(changed)
-
-
-def _was_decided(run: Run, actor: str, *, approve: bool) -> bool:
-    """Whether this actor has decided a step of the run so, for example before a crash."""
-    return any(
-        isinstance(step.output, dict)
-        and step.output.get("approved") is approve
-        and step.output.get("by") == actor
-        for step in run.steps.values()
-    )
