@@ -139,7 +139,7 @@ pictures: $(READY) ## take pictures of every page of the console, in light and d
 	@PYTHONPATH=. $(BIN)/python scripts/take_pictures.py
 
 .PHONY: transcripts
-transcripts: $(READY) ## take the transcripts of "run why" for the how-to page anew
+transcripts: $(READY) ## take the transcripts of "run why" for the how-to page again
 	@PYTHONPATH=. $(BIN)/python -m tests.docs.transcripts
 
 .PHONY: generate

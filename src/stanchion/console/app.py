@@ -469,7 +469,7 @@ class Console:
         query = exchange.scope["query_string"].decode("latin-1")
         here = f"{path}?{query}" if query else path
         if exchange.headers.get(b"hx-request") == b"true":
-            # A page that is fetched again after its session has ended: the script loads it anew.
+            # A page that is fetched again after its session has ended: the script loads it again.
             return _html(401, "")
         if exchange.headers.get(b"sec-fetch-site") == b"cross-site":
             # The browser keeps the cookie back when a link on another site was followed. Loading

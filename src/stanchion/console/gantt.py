@@ -147,7 +147,7 @@ class _Reading:
         span = self.open.pop((entry.step, entry.item), None)
         if span is None:
             return
-        # Nobody waits for the retry of an attempt that was the last one.
+        # The last attempt has no retry to wait for.
         if span.kind is SpanKind.RETRY_WAIT and span.begin == entry.at:
             return
         word = "" if span.kind is SpanKind.RETRY_WAIT else outcome

@@ -102,7 +102,7 @@ class Bulk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     held_until: Instant = Instant(0)
 
     def is_free_for(self, replica: str, now: Instant) -> bool:
-        """Whether the replica may carry it on: nobody does, or the holder is gone."""
+        """Whether the replica may carry it on: no replica does, or its holder is gone."""
         return self.status is BulkStatus.RUNNING and (
             self.holder == replica or now >= self.held_until
         )

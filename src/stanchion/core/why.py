@@ -137,7 +137,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunLock(msgspec.Struct, frozen=True):
-    """The lease of the run, which somebody holds."""
+    """The lease of the run while it is held."""
 
     name: str
     fence: int

@@ -120,7 +120,7 @@ class BulkBegun(msgspec.Struct, frozen=True):
 class _BegunWithKey(msgspec.Struct, frozen=True):
     fingerprint: str
     bulk: Bulk
-    """As it began: whoever finds no record writes this one."""
+    """As it began: a replica that finds no record writes this one."""
 
 
 class TooManyRuns(Exception):

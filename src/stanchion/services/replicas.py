@@ -155,7 +155,7 @@ class ReplicaReporter:
         self._stored: tuple[StoredSummaries, Moment] | None = None
 
     def contribute(self, name: str, make: Contribute) -> None:
-        """Add a part to the summary, built anew for each report. It must be small."""
+        """Add a part to the summary, built for each report. It must be small."""
         self._parts[name] = make
 
     async def run(self) -> None:

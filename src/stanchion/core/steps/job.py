@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from stanchion.core.plan import PlannedStep
 
 ITEMS_TRACED: Final = 20
-"""Of a for-each, so many items have spans; a trace of thousands helps nobody."""
+"""Of a for-each, so many items have spans; a trace of thousands cannot be read."""
 
 
 def start(draft: Draft, step: PlannedStep) -> None:
