@@ -46,8 +46,9 @@ def main() -> int:
             slots(api)
             queue(api)
     say("Where to look next:")
-    print("  make serve                     the same server, kept running")
+    print("  make serve                     the same server, kept running, with its console")
     print("  docs/tutorial.md               a workflow and a worker of your own, in ten minutes")
+    print("  make drill                     cut, pause and overload servers, and see the verdict")
     print("  docs/how-to/lock-incidents.md  what happens when locks fail")
     return 0
 
