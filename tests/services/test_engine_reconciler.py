@@ -118,7 +118,7 @@ async def test_an_attempt_that_hangs_is_revoked_its_worker_told_and_the_next_one
     [hung] = await world.lease(one, "work")
     held = JobLease(hung.job.id, hung.fence)
     began = asyncio.get_running_loop().time()
-    lost = await one.services.scheduler.revoked([held], within_s=30)
+    lost = await one.services.scheduler.revoked("work-worker", [held], within_s=30)
     assert lost == {hung.job.id: LostReason.TIMED_OUT}
     # Five seconds, and at most one more until it is noticed.
     assert 5 <= asyncio.get_running_loop().time() - began < 6.5

@@ -160,7 +160,7 @@ def _watching(
     replica: Replica, *leased: LeasedJob, within_s: float = 20
 ) -> asyncio.Task[dict[JobId, LostReason]]:
     leases = [JobLease(each.job.id, each.fence) for each in leased]
-    return asyncio.create_task(replica.scheduler.revoked(leases, within_s=within_s))
+    return asyncio.create_task(replica.scheduler.revoked("work-worker", leases, within_s=within_s))
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -181,6 +181,28 @@ async def test_a_held_call_tells_of_a_cancel_at_once(
     await replicas[0].inbox.cancel(run_id, reason=None, actor="caller")
     assert await watching == {leased.job.id: LostReason.CANCELLED}
     assert world.clock.moment() - began <= within_ms
+
+
+@virtual
+async def test_a_worker_is_listed_with_the_jobs_whose_leases_it_has(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_ids = [await world.start(one, "one") for _ in range(3)]
+    cancelled, renewed, expires = [(await world.lease(one, "work"))[0] for _ in run_ids]
+
+    def jobs() -> list[int]:
+        return [worker.jobs for worker in one.scheduler.workers()]
+
+    assert jobs() == [3]
+    watching = _watching(one, cancelled)
+    await asyncio.sleep(1)
+    await one.inbox.cancel(cancelled.job.run_id, reason=None, actor="caller")
+    await watching
+    assert jobs() == [2]
+    await asyncio.sleep(50)
+    await one.scheduler.renew("work-worker", [JobLease(renewed.job.id, renewed.fence)])
+    await asyncio.sleep(20)  # the worker still calls, but has not renewed the other lease
+    assert jobs() == [1], expires
 
 
 @virtual

@@ -169,7 +169,12 @@ class Scheduler:
         return await self._jobs.lost_leases(leases, tenant=tenant)
 
     async def revoked(
-        self, leases: Sequence[JobLease], *, within_s: float
+        self,
+        worker_id: str,
+        leases: Sequence[JobLease],
+        *,
+        within_s: float,
+        tenant: TenantId | None = None,
     ) -> dict[JobId, LostReason]:
         """Wait until one of these leases is lost; return the lost ones with the reason.
 
@@ -199,6 +204,7 @@ class Scheduler:
         if watch.lost:
             ended = [lease for lease in leases if lease.job_id in watch.lost]
             await self._limits.release(ended, tenant=None)
+            self._seen.let_go(worker_id, tenant, watch.lost)
         return watch.lost
 
     def drain(self) -> None:
@@ -358,7 +364,8 @@ class WorkerSighting(msgspec.Struct, frozen=True):
 class _Sighting(msgspec.Struct):
     seen_at: Moment
     topics: dict[Topic, Moment]
-    jobs: set[JobId]
+    jobs: dict[JobId, Moment]
+    """When the lease of each job ends, as far as this replica knows."""
     version: str | None = None
 
 
@@ -384,11 +391,14 @@ class SeenWorkers:
 
     def has(self, worker_id: str, tenant: TenantId | None, jobs: Iterable[JobId]) -> None:
         """A worker holds the leases of these jobs."""
-        self._touch(worker_id, tenant).jobs.update(jobs)
+        sighting = self._touch(worker_id, tenant)
+        sighting.jobs.update(dict.fromkeys(jobs, Moment(sighting.seen_at + self._ttl_ms)))
 
     def let_go(self, worker_id: str, tenant: TenantId | None, jobs: Iterable[JobId]) -> None:
         """A worker does not hold the leases of these jobs any more."""
-        self._touch(worker_id, tenant).jobs.difference_update(jobs)
+        held = self._touch(worker_id, tenant).jobs
+        for job_id in jobs:
+            held.pop(job_id, None)
 
     def all(self) -> tuple[WorkerSighting, ...]:
         """The workers that called lately, of each tenant the last one first."""
@@ -399,8 +409,7 @@ class SeenWorkers:
                 if now - known.seen_at > WORKER_KEPT_MS:
                     del workers[worker_id]
                     continue
-                if now - known.seen_at > self._ttl_ms:
-                    known.jobs.clear()  # its leases have expired
+                known.jobs = {job_id: end for job_id, end in known.jobs.items() if now <= end}
                 _forget_topics(known, now)
                 found.append(
                     WorkerSighting(
@@ -427,7 +436,7 @@ class SeenWorkers:
         now = self._clock.moment()
         known = workers.get(worker_id)
         if known is None:
-            known = workers[worker_id] = _Sighting(now, {}, set())
+            known = workers[worker_id] = _Sighting(now, {}, {})
             if len(workers) > _WORKERS_MAX:
                 workers.popitem(last=False)
         workers.move_to_end(worker_id)

@@ -123,7 +123,9 @@ async def renew_leases(call: Call[RenewRequest, NoQuery]) -> Reply:
             reasons |= await scheduler.lost(some, tenant=call.only)
     wait_ms = min(call.body.wait_s * 1000, scheduler.ttl_ms / 3) - (clock.moment() - began)
     if renewed and not lost and wait_ms > 0:
-        reasons = await scheduler.revoked(leases, within_s=wait_ms / 1000)
+        reasons = await scheduler.revoked(
+            call.body.worker_id, leases, within_s=wait_ms / 1000, tenant=call.only
+        )
         lost = list(reasons)
         renewed = [job_id for job_id in renewed if job_id not in reasons]
     return Reply(
