@@ -680,7 +680,7 @@ CASES: Final = (
                     since=AT,
                     expires_at=None,
                     starter="kim",
-                    labels=None,
+                    labels={},
                 ),
             )
         ),

@@ -183,6 +183,39 @@ async def test_all_tenants_are_named_only_where_a_route_is_about_all(
         assert (answer.status, answer.code) == expected
 
 
+async def test_without_the_header_lists_outside_of_admin_are_of_the_default_tenant(
+    world: World,
+) -> None:
+    house, runner = world.house, world.keys["runner", "first"]
+    await house.ask("PUT", "/v1/workflows/ask", {"steps": {"a": {"approval": {}}}}, key=runner)
+    await house.ask("POST", "/v1/workflows/ask/runs", {}, key=runner)
+    lists = [each for each in ROUTES if each.takes_all and each.path in _ROWS]
+    assert len(lists) == len(_ROWS) + 1  # POST /v1/bulk
+    for route in lists:
+        if route.method == "GET":
+            rows = [
+                (await house.ask("GET", route.path, key=ADMIN, tenant=tenant)).json[
+                    _ROWS[route.path]
+                ]
+                for tenant in (None, "*", "default")
+            ]
+            is_of_all = route.path.startswith("/v1/admin/")
+            assert rows[0] == (rows[1] if is_of_all else rows[2]), route.path
+            if route.path in {"/v1/runs", "/v1/approvals", "/v1/bulk"}:
+                assert len(rows[1]) > len(rows[0]), route.path
+
+
+_ROWS = {
+    "/v1/runs": "runs",
+    "/v1/approvals": "approvals",
+    "/v1/waits": "waits",
+    "/v1/schedules": "schedules",
+    "/v1/bulk": "bulks",
+    "/v1/admin/workers": "workers",
+    "/v1/admin/decisions": "decisions",
+}
+
+
 @EACH
 async def test_a_key_for_one_tenant_is_for_that_tenant_whatever_a_header_says(
     route: Route, world: World

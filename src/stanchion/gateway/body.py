@@ -579,8 +579,8 @@ def read_query(text: bytes, shape: type[Any]) -> Any:  # noqa: ANN401 - the rout
     try:
         query = msgspec.convert(given, shape, strict=False)
     except msgspec.ValidationError as error:
-        fault = why_not(error, shape)
-        raise RequestRefused(invalid((_as_parameter(fault),), f"query: {fault}")) from None
+        fault = _as_parameter(why_not(error, shape))
+        raise RequestRefused(invalid((fault,), f"query: {fault}")) from None
     for key in given:
         # The decoder reads the text ``null`` as None; a parameter that is given must have a value.
         if getattr(query, key) is None:

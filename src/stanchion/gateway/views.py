@@ -149,7 +149,7 @@ def wire_view(
     return cast("Callable[..., _Wire]", eval(text, names))  # noqa: S307 - the text is our own
 
 
-approval_row = wire_view(PendingApproval, ApprovalRow)
+approval_row = wire_view(PendingApproval, ApprovalRow, labels=lambda asked: asked.labels or {})
 dead_letter_row = wire_view(
     DeadLetter,
     DeadLetterRow,

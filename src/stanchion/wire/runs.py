@@ -286,7 +286,7 @@ class ApprovalRow(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime
     expires_at: datetime | None
     starter: str | None
-    labels: dict[str, str] | None
+    labels: dict[str, str]
     not_by_starter: bool = False
     """Whether another person than ``starter`` must decide."""
 

@@ -81,7 +81,7 @@ async def start_bulk(call: Call[StartBulk, NoQuery]) -> Reply | Refusal:
     return Reply(_view(begun.bulk), headers=REPLAYED if begun.replayed else ())
 
 
-@ROUTES.add("GET /v1/bulk", RUNNERS, RouteScope.ONE_OR_ALL, BulkList)
+@ROUTES.add("GET /v1/bulk", RUNNERS, RouteScope.TENANT_OR_ALL, BulkList)
 async def list_bulks(call: Call[NoBody, Paging]) -> Reply:
     """List bulk actions, newest first."""
     page = await call.services.bulk.page(

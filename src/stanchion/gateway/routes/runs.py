@@ -516,7 +516,7 @@ _ITEMS_LOOKED_AT_MAX: Final = 1_000
 """Items that one page with a filter looks at."""
 
 
-@ROUTES.add("GET /v1/approvals", APPROVERS, RouteScope.ONE_OR_ALL, ApprovalList)
+@ROUTES.add("GET /v1/approvals", APPROVERS, RouteScope.TENANT_OR_ALL, ApprovalList)
 async def list_approvals(call: Call[NoBody, Paging]) -> Reply:
     """List approvals that wait for a decision, oldest first.
 
@@ -541,7 +541,7 @@ _APPROVALS_BYTES_MAX: Final = 1024 * 1024
 """A page ends with the approvals that reach this size."""
 
 
-@ROUTES.add("GET /v1/waits", APPROVERS, RouteScope.ONE_OR_ALL, WaitsAnswer)
+@ROUTES.add("GET /v1/waits", APPROVERS, RouteScope.TENANT_OR_ALL, WaitsAnswer)
 async def list_waits(call: Call[NoBody, NoQuery]) -> Reply:
     """The runs that have waited longest: for a slot, a lock, a worker."""
     now = call.services.clock.now()
