@@ -18,6 +18,9 @@ settings.register_profile(
 )
 settings.load_profile("soak" if SOAK else "test")
 
+# pytest-xdist sets it for its workers, and the command line would fit its tables to it.
+os.environ.pop("COLUMNS", None)
+
 # A shell that puts the suite into the background has it ignore Ctrl-C, and every process that it
 # starts inherits that: the tests that press it would wait for nothing.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -124,8 +124,12 @@ def test_a_refusal_ends_with_its_code_and_names_the_fix(
 @pytest.mark.parametrize(
     ("args", "fix"),
     [
-        (("run", "show", "x"), "stanchion run list"),
-        (("workflow", "show", "x"), "stanchion workflow list"),
+        (("run", "show", "x"), "stanchion run list; of another tenant: add --tenant NAME"),
+        (("run", "show", "x", "--tenant", "acme"), "stanchion run list --tenant acme"),
+        (
+            ("workflow", "show", "x"),
+            "stanchion workflow list; of another tenant: add --tenant NAME",
+        ),
         (("key", "revoke", "x"), "stanchion key list"),
         (("lease", "release", "run/x"), "stanchion lease list"),
         (("dead-letter", "replay", "x"), "stanchion dead-letter list"),
@@ -253,7 +257,8 @@ def test_a_first_key_that_would_lock_everybody_out_is_refused_with_the_way_out(
 def test_an_empty_list_says_whose_it_is(cli: Cli, server: Script) -> None:
     server.says(Said({"runs": [], "cursor": None}))
     assert "no runs of tenant acme (see --tenant)" in cli("run", "list", "--tenant", "acme").err
-    assert "no runs of the key's tenant" in cli("run", "list", "--api-key", "sk_a_b").err
+    keyed = cli("run", "list", "--api-key", "sk_a_b").err
+    assert "no runs of the key's tenant (a key for all tenants: default; see --tenant)" in keyed
 
 
 def test_a_key_that_was_refused_is_not_asked_for_again(cli: Cli, server: Script) -> None:

@@ -240,7 +240,15 @@ def _found(detail: str, path: str, caller: CallContext) -> str | None:
         look = f"show {run_id}" if colon else "list"
         return f"see the jobs that steps wait for: stanchion run {look}{caller.flags}"
     near = max((each for each in _LISTS if path.startswith(each)), key=len, default=None)
-    return f"see what there is: {_LISTS[near]}{caller.flags}" if near else None
+    if near is None:
+        return None
+    is_named = caller.tenant not in {None, "default"} or near.startswith("/v1/admin")
+    elsewhere = "" if is_named else _OR_ANOTHER_TENANTS
+    return f"see what there is: {_LISTS[near]}{caller.flags}{elsewhere}"
+
+
+_OR_ANOTHER_TENANTS: Final = "; of another tenant: add --tenant NAME"
+"""The command line does not know whether the key is for one tenant or for all."""
 
 
 def _settled(detail: str, path: str, caller: CallContext) -> str | None:

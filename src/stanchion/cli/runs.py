@@ -14,6 +14,7 @@ from stanchion.cli.text import (
     COLORS,
     Column,
     FlexibleCell,
+    SpareHeading,
     cell,
     clock,
     clock_ms,
@@ -23,6 +24,7 @@ from stanchion.cli.text import (
     pairs,
     rows_of,
     table,
+    whole_ident,
 )
 
 _ATTEMPT = FlexibleCell("ATTEMPT", "TRY")
@@ -30,15 +32,16 @@ _ATTEMPT = FlexibleCell("ATTEMPT", "TRY")
 
 def run_rows(page: dict[str, Any], *, is_of_all: bool = False) -> list[str]:
     """A list of runs; of all tenants, with the tenant of each."""
+    labels: dict[str, Column] = {SpareHeading("LABELS"): lambda row: label_text(row.get("labels"))}
     has_labels = any(row.get("labels") for row in page["runs"])
     columns: dict[str, Column] = {
-        "RUN": ("run_id", ident),
+        "RUN": ("run_id", whole_ident),
         **({"TENANT": "tenant"} if is_of_all else {}),
         "WORKFLOW": lambda row: f"{cell(row['workflow_id'])}@{row['workflow_version']}",
         "STATUS": "status",
         "CREATED": ("created_at", clock),
-        "FINISHED": ("finished_at", clock),
-        **({"LABELS": lambda row: label_text(row.get("labels"))} if has_labels else {}),
+        SpareHeading("FINISHED", 2): ("finished_at", clock),
+        **(labels if has_labels else {}),
         "ERROR": ("error", failure),
     }
     return rows_of(page["runs"], columns)
@@ -177,7 +180,7 @@ def why_lines(answer: dict[str, Any], tenant: str | None) -> Iterator[str]:
         "UNTIL": ("until", clock),
         "DETAIL": "detail",
     }
-    yield from rows_of(findings, columns)
+    yield from rows_of(findings, columns, wraps=True)
 
 
 def wait_lines(answer: dict[str, Any]) -> Iterator[str]:

@@ -346,7 +346,9 @@ class Session:
         """The tenant of the request, as far as the command line knows it."""
         if self.server.tenant:
             return f"tenant {self.server.tenant} (see --tenant)"
-        return "the key's tenant" if self.server.api_key else "tenant default (see --tenant)"
+        if self.server.api_key:
+            return "the key's tenant (a key for all tenants: default; see --tenant)"
+        return "tenant default (see --tenant)"
 
     @property
     def is_live(self) -> bool:

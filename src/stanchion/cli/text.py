@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self, TypeAlias
@@ -75,7 +74,25 @@ class FlexibleCell(str):
 
 
 class WholeCell(str):
-    """A cell that is shown whole on every terminal, because other commands take it."""
+    """A cell that is shown whole on every terminal."""
+
+    __slots__ = ()
+
+
+class SpareHeading(str):
+    """The heading of a column that a narrow terminal leaves out, the highest rank first."""
+
+    __slots__ = ("rank",)
+    rank: int
+
+    def __new__(cls, name: str, rank: int = 1) -> Self:
+        made = super().__new__(cls, name)
+        made.rank = rank
+        return made
+
+
+class _IdentCell(FlexibleCell):
+    """An id: shortened after times, and if leaving spare columns out is not enough."""
 
     __slots__ = ()
 
@@ -84,7 +101,12 @@ def ident(value: str | None) -> str:
     """An id. A narrow terminal shows its end, because ids differ there."""
     whole = cell(value)
     is_long = len(whole) > IDENT_CHARS + 1
-    return FlexibleCell(whole, f"…{whole[-IDENT_CHARS:]}") if is_long else whole
+    return _IdentCell(whole, f"…{whole[-IDENT_CHARS:]}") if is_long else whole
+
+
+def whole_ident(value: str | None) -> str:
+    """An id that other commands take: every terminal shows it whole, so that it can be copied."""
+    return WholeCell(cell(value))
 
 
 def clock(value: str | None) -> str:
@@ -108,28 +130,21 @@ def table(
 ) -> list[str]:
     """Columns with headers; states in colour.
 
-    On a terminal that is too narrow, ids and times are shortened first, then the widest columns are
-    cut, so that the last column (an error, a detail) stays readable. With ``wraps`` the last column
-    is not cut but goes on in the next line.
+    If they are wider than the terminal, or than ``COLUMNS`` says, times are shortened, then spare
+    columns left out, then ids shortened, then the widest columns cut, until the last one (an error,
+    a detail) is readable. With ``wraps`` the last column is not cut but goes on in the next line.
     """
     body = [list(row) for row in rows]
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    room = shutil.get_terminal_size(fallback=(0, 0)).columns
     widths = _widths(headers, body)
-    is_shortened = room is not None and _total(widths) > room
-    if room is not None and is_shortened:
-        is_short = [
-            any(isinstance(each, FlexibleCell) for each in column)
-            for column in zip(*body, strict=True)
-        ]
-        is_whole = [
-            any(isinstance(each, WholeCell) for each in column)
-            for column in zip(*body, strict=True)
-        ]
-        headers = _shortened(headers)
-        body = [_shortened(row) for row in body]
-        before = _widths(headers, body)
-        widths = _fitted(before, is_short, is_whole, room)
-        is_shortened = not wraps or any(is_short) or widths[:-1] != before[:-1]
+    is_shortened = 0 < room < _total(widths)
+    if is_shortened:
+        is_flexible = any(isinstance(each, FlexibleCell) for row in body for each in row)
+        heads, body = _narrowed(headers, body, room)
+        before = _widths(heads, body)
+        widths = _fitted(before, _whole(body), room)
+        is_same = not is_flexible and len(heads) == len(headers) and widths[:-1] == before[:-1]
+        headers, is_shortened = heads, not (wraps and is_same)
     lines = [
         click.style(_line(headers, widths), bold=True),
         *(line for row in body for line in _lines(row, widths, wraps=wraps)),
@@ -161,8 +176,41 @@ def _shown(row: Mapping[str, Any], column: Column) -> str:
             return column(row)
 
 
-def _shortened(cells: Sequence[str]) -> list[str]:
-    return [cell.short if isinstance(cell, FlexibleCell) else cell for cell in cells]
+def _narrowed(
+    headers: Sequence[str], body: list[list[str]], room: int
+) -> tuple[list[str], list[list[str]]]:
+    """With short times, then without spare columns, then with short ids, until it fits."""
+    rows = [_shortened(row) for row in (headers, *body)]
+    while not _has_room(rows, room):
+        spare = [each for each in rows[0] if isinstance(each, SpareHeading)]
+        if not spare:
+            rows = [_shortened(row, ids=True) for row in rows]
+            break
+        at = rows[0].index(max(spare, key=lambda each: each.rank))
+        rows = [[*row[:at], *row[at + 1 :]] for row in rows]
+    return rows[0], rows[1:]
+
+
+def _has_room(rows: Sequence[Sequence[str]], room: int) -> bool:
+    """Whether the last column is readable if no other is cut."""
+    *first, last = _widths(rows[0], rows[1:])
+    return _total([*first, min(last, _LAST_CHARS)]) <= room
+
+
+def _shortened(cells: Sequence[str], *, ids: bool = False) -> list[str]:
+    """Short forms of times and, with ``ids``, of ids; they are not cut further."""
+    return [
+        WholeCell(each.short)
+        if isinstance(each, FlexibleCell) and (ids or not isinstance(each, _IdentCell))
+        else each
+        for each in cells
+    ]
+
+
+def _whole(body: Sequence[Sequence[str]]) -> list[bool]:
+    """Which columns must not be cut."""
+    columns = zip(*body, strict=True)
+    return [any(isinstance(each, WholeCell) for each in column) for column in columns]
 
 
 def _widths(headers: Sequence[str], body: Iterable[Sequence[str]]) -> list[int]:
@@ -173,24 +221,17 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + 2 * (len(widths) - 1)
 
 
-def _fitted(
-    widths: list[int], is_short: Sequence[bool], is_whole: Sequence[bool], room: int
-) -> list[int]:
-    """Narrow the widest columns until the last one has enough, then cut the last one.
-
-    Columns that were shortened already (ids, times) are cut only if no other can be, and those
-    that must be whole never.
-    """
+def _fitted(widths: list[int], is_whole: Sequence[bool], room: int) -> list[int]:
+    """Narrow the widest columns that may be cut until the last one has enough, then the last."""
     *first, last = widths
     enough = min(last, _LAST_CHARS)
     while _total([*first, enough]) > room:
         long = [
             at for at, width in enumerate(first) if width > _COLUMN_CHARS_MIN and not is_whole[at]
         ]
-        cuttable = [at for at in long if not is_short[at]] or long
-        if not cuttable:
+        if not long:
             break
-        first[max(cuttable, key=first.__getitem__)] -= 1
+        first[max(long, key=first.__getitem__)] -= 1
     return [*first, max(1, min(last, room - _total([*first, 0])))]
 
 

@@ -12,7 +12,7 @@ import click
 from stanchion.cli.completion import complete_keys, complete_tenants
 from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.session import Session, calls_server, json_of, list_command, path_to, time_of
-from stanchion.cli.text import WholeCell, cell, clock, pairs
+from stanchion.cli.text import SpareHeading, cell, clock, pairs, whole_ident
 from stanchion.core.queue import QUEUE_MAX_MAX, QUEUE_WAIT_S_MAX, QUEUE_WAIT_S_MIN, OnFull
 
 
@@ -330,15 +330,15 @@ list_command(
     path_to("admin", "keys"),
     "keys",
     {
-        "ID": lambda row: WholeCell(cell(row["id"])),
+        "ID": ("id", whole_ident),
         "ROLE": "role",
         "TENANT": "tenant",
         "NAME": "name",
-        "CREATED": ("created_at", clock),
-        "EXPIRES": ("expires_at", clock),
+        SpareHeading("CREATED", 3): ("created_at", clock),
+        SpareHeading("EXPIRES"): ("expires_at", clock),
         "LAST USED": ("last_used_at", clock),
         "REVOKED": ("revoked_at", clock),
-        "NOTE": "note",
+        SpareHeading("NOTE", 2): "note",
     },
 )
 

@@ -12,7 +12,7 @@ import click
 from stanchion.cli.commands.run import selection, selects_runs
 from stanchion.cli.errors import Exit
 from stanchion.cli.session import Session, calls_server, key_option, list_command, path_to
-from stanchion.cli.text import cell, clock, ident, pairs, rows_of, table
+from stanchion.cli.text import SpareHeading, cell, clock, ident, pairs, rows_of, table, whole_ident
 
 _ACTIONS: Final = ("cancel", "rerun", "replay", "discard", "approve", "reject")
 _LOOK_S: Final = 0.5
@@ -70,14 +70,14 @@ list_command(
     path_to("bulk"),
     "bulks",
     {
-        "BULK": "bulk_id",
+        "BULK": ("bulk_id", whole_ident),
         "ACTION": "action",
         "TENANT": "tenant",
         "STATUS": "status",
         "DONE": "done",
         "FAILED": "failed",
         "MATCHED": "matched",
-        "CREATED": ("created_at", clock),
+        SpareHeading("CREATED"): ("created_at", clock),
     },
     what="bulk actions",
 )

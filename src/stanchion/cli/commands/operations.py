@@ -16,7 +16,17 @@ from stanchion.cli.session import (
     show_repeatedly,
     watch_option,
 )
-from stanchion.cli.text import Column, FlexibleCell, cell, clock, ident, pairs, rows_of
+from stanchion.cli.text import (
+    Column,
+    FlexibleCell,
+    SpareHeading,
+    cell,
+    clock,
+    ident,
+    pairs,
+    rows_of,
+    whole_ident,
+)
 
 
 def _lease_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
@@ -44,11 +54,11 @@ list_command(
     path_to("admin", "leases"),
     "leases",
     {
-        "NAME": "name",
+        "NAME": ("name", whole_ident),
         "HOLDER": "holder",
-        "SINCE": ("acquired_at", clock),
+        SpareHeading("SINCE"): ("acquired_at", clock),
         "ENDS IN": _ends_in,
-        "RENEWALS": "renewals",
+        SpareHeading("RENEWALS", 2): "renewals",
         "FENCE": "fence",
     },
     what="locks are held",
@@ -130,12 +140,12 @@ list_command(
     path_to("admin", "dead-letters"),
     "dead_letters",
     {
-        "ID": ("id", ident),
+        "ID": ("id", whole_ident),
         "KIND": "kind",
         "AT": ("at", clock),
         "TENANT": "tenant",
-        "RUN": ("run_id", ident),
-        "STEP": "step_id",
+        SpareHeading("RUN", 3): ("run_id", ident),
+        SpareHeading("STEP", 2): "step_id",
         "CAUSE": "cause",
     },
     what="dead letters",

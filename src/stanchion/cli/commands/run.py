@@ -45,7 +45,16 @@ from stanchion.cli.session import (
     watch_option,
     with_options,
 )
-from stanchion.cli.text import cell, clock, excerpt, ident, lines_of, pairs, table
+from stanchion.cli.text import (
+    SpareHeading,
+    cell,
+    clock,
+    excerpt,
+    lines_of,
+    pairs,
+    table,
+    whole_ident,
+)
 from stanchion.core.queue import PRIORITY_DEFAULT, PRIORITY_MAX, OnFull
 
 _STATUSES = (
@@ -417,13 +426,13 @@ list_command(
     path_to("approvals"),
     "approvals",
     {
-        "RUN": ("run_id", ident),
-        "STEP": "step_id",
+        "RUN": ("run_id", whole_ident),
+        "STEP": ("step_id", whole_ident),
         "TENANT": "tenant",
-        "WORKFLOW": "workflow_id",
-        "STARTER": "starter",
+        SpareHeading("WORKFLOW"): "workflow_id",
+        SpareHeading("STARTER", 2): "starter",
         "SINCE": ("since", clock),
-        "EXPIRES": ("expires_at", clock),
+        SpareHeading("EXPIRES", 3): ("expires_at", clock),
         "MESSAGE": ("message", excerpt),
     },
     what="approvals wait for a decision",
