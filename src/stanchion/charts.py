@@ -97,16 +97,17 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True, tag="histogram"):
 Chart: TypeAlias = LineChart | BarChart | Histogram
 
 
-def svg_of(chart: Chart, *, has_style: bool = True) -> str:
+def svg_of(chart: Chart, *, has_style: bool = True, width: int = WIDTH) -> str:
     """The chart as one SVG element, which is a file of its own as well.
 
-    Without its style, the stylesheet of the page around it must have the rules.
+    Without its style, the stylesheet of the page around it must have the rules. Letters have their
+    full size if the chart is shown as wide as ``width`` says.
     """
     labels = [series.label for series in chart.series]
-    rows = _legend_rows(labels)
+    rows = _legend_rows(labels, width)
     top = 34 + _LEGEND_ROW * len(rows) + 16
     height = top + _PLOT_HEIGHT + _BOTTOM
-    frame = _Frame(top=top, x_max=_x_max(chart), y_max=_y_max(chart))
+    frame = _Frame(top=top, right=width - _RIGHT, x_max=_x_max(chart), y_max=_y_max(chart))
     match chart:
         case LineChart():
             body = _lines(chart, frame)
@@ -119,8 +120,8 @@ def svg_of(chart: Chart, *, has_style: bool = True) -> str:
     return "\n".join(
         [
             (
-                f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="{WIDTH}"'
-                f' height="{height}" viewBox="0 0 {WIDTH} {height}" role="img"'
+                f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="{width}"'
+                f' height="{height}" viewBox="0 0 {width} {height}" role="img"'
                 f' aria-label="{escape(_summary(chart))}">'
             ),
             *([f"<style>{_STYLE}</style>"] if has_style else []),
@@ -162,6 +163,7 @@ class _Frame(msgspec.Struct, frozen=True):
     """Where values are on the paper."""
 
     top: float
+    right: float
     x_max: float
     y_max: float
 
@@ -170,7 +172,7 @@ class _Frame(msgspec.Struct, frozen=True):
         return self.top + _PLOT_HEIGHT
 
     def x(self, value: float) -> float:
-        return _LEFT + (WIDTH - _LEFT - _RIGHT) * max(0.0, min(1.0, value / self.x_max))
+        return _LEFT + (self.right - _LEFT) * max(0.0, min(1.0, value / self.x_max))
 
     def y(self, value: float) -> float:
         return self.bottom - _PLOT_HEIGHT * max(0.0, min(1.0, value / self.y_max))
@@ -203,7 +205,7 @@ def _line(points: Sequence[tuple[float, float]], number: int, frame: _Frame) -> 
 
 def _bars(chart: BarChart, frame: _Frame) -> list[str]:
     drawn = _grid(chart.unit, frame)
-    room = (WIDTH - _LEFT - _RIGHT) / max(1, len(chart.groups))
+    room = (frame.right - _LEFT) / max(1, len(chart.groups))
     width = min(46.0, room * 0.8 / max(1, len(chart.series)))
     for place, group in enumerate(chart.groups):
         middle = _LEFT + room * (place + 0.5)
@@ -254,9 +256,9 @@ def _grid(unit: str, frame: _Frame) -> list[str]:
     drawn = []
     for value in _ticks(frame.y_max):
         y = frame.y(value)
-        drawn.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}"/>')
+        drawn.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{frame.right}"/>')
         drawn.append(_text(_LEFT - 8, y + 4, _number(value), "tick end"))
-    drawn.append(f'<path class="axis" d="M{_LEFT} {frame.bottom:.1f}H{WIDTH - _RIGHT}"/>')
+    drawn.append(f'<path class="axis" d="M{_LEFT} {frame.bottom:.1f}H{frame.right}"/>')
     drawn.append(_text(6, frame.top - 8, unit, "tick"))
     return drawn
 
@@ -267,7 +269,7 @@ def _time_axis(unit: str, frame: _Frame) -> list[str]:
         x = frame.x(value)
         drawn.append(f'<path class="axis" d="M{x:.1f} {frame.bottom:.1f}v5"/>')
         drawn.append(_text(x, frame.bottom + 18, _number(value), "tick mid"))
-    drawn.append(_text(WIDTH - _RIGHT, frame.bottom + 36, unit, "tick end"))
+    drawn.append(_text(frame.right, frame.bottom + 36, unit, "tick end"))
     return drawn
 
 
@@ -281,17 +283,17 @@ def _window(window: Window, frame: _Frame) -> str:
 
 def _limit(limit: Limit, frame: _Frame) -> str:
     y = frame.y(limit.value)
-    line = f'<path class="limit" d="M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}"/>'
-    return line + _text(WIDTH - _RIGHT - 4, y - 5, limit.label, "tick end")
+    line = f'<path class="limit" d="M{_LEFT} {y:.1f}H{frame.right}"/>'
+    return line + _text(frame.right - 4, y - 5, limit.label, "tick end")
 
 
-def _legend_rows(labels: Sequence[str]) -> list[list[tuple[int, str, float]]]:
+def _legend_rows(labels: Sequence[str], paper_width: float) -> list[list[tuple[int, str, float]]]:
     """Numbers, labels and places of a legend, in as many rows as it takes."""
     rows: list[list[tuple[int, str, float]]] = [[]]
     x = float(_LEFT)
     for number, label in enumerate(labels):
         width = 42 + len(label) * _CHAR_WIDTH
-        if x + width > WIDTH and rows[-1]:
+        if x + width > paper_width and rows[-1]:
             rows.append([])
             x = float(_LEFT)
         rows[-1].append((number, label, x))

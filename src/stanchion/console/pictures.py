@@ -9,16 +9,20 @@ from typing import Final, Literal
 import msgspec
 from markupsafe import Markup, escape
 
-from stanchion.charts import Chart, sparkline, svg_of
+from stanchion.charts import WIDTH, Chart, sparkline, svg_of
 from stanchion.console.text import duration, visible
 
 CELLS_MAX: Final = 60
 """Cells of one board. A larger cap is drawn as a bar with its share."""
 
 
-def chart(drawn: Chart) -> Markup:
+HALF_WIDTH: Final = 500
+"""Of a chart that is shown beside another."""
+
+
+def chart(drawn: Chart, *, width: int = WIDTH) -> Markup:
     """A chart without a style of its own: the console's stylesheet has the rules."""
-    svg = svg_of(drawn, has_style=False)
+    svg = svg_of(drawn, has_style=False, width=width)
     return Markup(visible(svg, has_lines=True))  # noqa: S704 - svg_of escapes its labels
 
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from stanchion.charts import Bars, Histogram
 from stanchion.console.page import Data, Nav, PageTable, View
-from stanchion.console.pictures import chart
+from stanchion.console.pictures import HALF_WIDTH, chart
 from stanchion.console.rhythm import (
     MODEL_BUCKET_MS,
     buckets,
@@ -146,7 +146,8 @@ def _histogram(
                 Bars(label, tuple(map(float, expected))),
             ),
             x_unit="seconds, now at the right",
-        )
+        ),
+        width=HALF_WIDTH,
     )
 
 
@@ -165,6 +166,7 @@ def _model(rhythm: Rhythm) -> Data:
                 unit="per 50 ms",
                 bucket_s=MODEL_BUCKET_MS / 1_000,
                 series=(Bars("retries", counts),),
-            )
+            ),
+            width=HALF_WIDTH,
         ),
     }

@@ -4,6 +4,7 @@
   const plots = new Map();
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
+  const seconds = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
   const exact = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
   const strokes = ["--s0", "--s1", "--s3"];
   const draw = () => {
@@ -21,8 +22,8 @@
         height: 190,
         cursor: { y: false },
         scales: { y: { range: (_plot, _low, high) => [0, Math.max(4, high * 1.1)] } },
-        axes: [{ ...axis, values: (_plot, ticks) => ticks.map((each) => clock.format(each * 1000)) }, { ...axis, space: 30, size: 44 }],
-        series: [{ label: "at", value: (_plot, each) => each == null ? "–" : exact.format(each * 1000) }, ...names.map((label, index) => ({ label, stroke: colour(strokes[index]), width: 1.6, points: { show: false }, dash: index ? [6, 2 + 2 * index] : undefined }))],
+        axes: [{ ...axis, values: (_plot, ticks) => { const form = ticks.some((each) => each % 60) ? seconds : clock; return ticks.map((each) => form.format(each * 1000)); } }, { ...axis, space: 30, size: 44 }],
+        series: [{ label: "at", value: (_plot, each) => each == null ? "" : exact.format(each * 1000) }, ...names.map((label, index) => ({ label, stroke: colour(strokes[index]), width: 1.6, points: { show: false }, dash: index ? [6, 2 + 2 * index] : undefined }))],
       }, data, place));
     }
   };
