@@ -316,7 +316,7 @@ async def test_an_approval_is_decided_by_another_with_the_data_it_wants() -> Non
         where = {"run_id": run["run_id"], "step_id": "ask", "tenant": "acme", "workflow_id": "pay"}
         since = run["steps"]["ask"]["started_at"]
         times = {"since": since, "expires_at": run["steps"]["ask"]["decide_by"]}
-        nothing = {"item": None, "ask": None, "data": None, "labels": {}}
+        nothing: dict[str, object] = {"item": None, "ask": None, "data": None, "labels": {}}
         said_of["data_schema"] = asked["data_schema"]
         assert listed == {"approvals": [{**where, **said_of, **times, **nothing}], "cursor": None}
         everywhere = await house.ask("GET", "/v1/approvals", key=ADMIN, tenant="*")
