@@ -25,8 +25,10 @@ from stanchion.ports.records import (
 from stanchion.sim.history import History
 from stanchion.sim.servers import StoreServer
 
-__all__ = ["BudgetLedger"]
+__all__ = ["BUDGET_VERBS", "BudgetLedger"]
 
+BUDGET_VERBS: Final = frozenset({"admit", "renew_jobs", "accept", "settle", "commit"})
+"""The commands that reserve or use."""
 _HOUR_MS: Final = 3_600_000
 _COUNTS: Final = "budgets count what runs reserve and use"
 

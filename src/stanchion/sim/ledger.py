@@ -50,7 +50,7 @@ from stanchion.services.gate_answers import (
     RunStarted,
 )
 from stanchion.sim import invariants as must
-from stanchion.sim.budget_ledger import BudgetLedger
+from stanchion.sim.budget_ledger import BUDGET_VERBS, BudgetLedger
 from stanchion.sim.history import History
 from stanchion.sim.lock_ledger import NEVER_S, LockLedger, ObservedHold
 from stanchion.sim.loop import Process
@@ -72,6 +72,7 @@ _AUDITED_VERBS: Final = frozenset(
 )
 """Methods that write an audit entry for some of their changes."""
 _COMMITS: Final = frozenset({"commit", "settle"})
+_TALLIED: Final = frozenset({*_COMMITS, "items_at", "admit", "expire_jobs"})
 _CLOSED: Final = frozenset({Risk.HIGH, Risk.CRITICAL})
 """Classes whose policy no scenario changes: they fail closed."""
 _OPEN_JOBS: Final = frozenset({JobState.READY, JobState.LEASED})
@@ -156,6 +157,8 @@ class Ledger:
 
     def brought(self, link: SimLink, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
         """The answer of the store has reached the replica."""
+        if verb not in _TALLIED:
+            return
         tally = self.tallies[link.caller.name]
         match verb, answer:
             case ("commit", CommitConflict()) | ("items_at", None):
@@ -224,14 +227,16 @@ class Ledger:
         note, others = _NOTES.get(verb), self._observers.get(verb, ())
         if verb == "admit" and isinstance(answer, Queued):
             self._queued(arguments[0], answer)
-        self._promoted()
+        if self.queues.queues:
+            self._promoted()
         if note is not None or others:
             seen = SeenCommand(link.caller, verb, arguments, answer, is_late)
             if note is not None:
                 note(self, seen)
             for each in others:
                 each(seen)
-        self.budgets.stored(verb, arguments, answer)
+        if verb in BUDGET_VERBS:
+            self.budgets.stored(verb, arguments, answer)
         self._compare_audit(verb, arguments, answer)
 
     def _promoted(self) -> None:
@@ -290,9 +295,10 @@ class Ledger:
             return
         else:
             expected = 0
-        # To name the change costs more than to check it.
-        change = f"{verb} {arguments}" if grown != expected else verb
-        said = must.audited_with_the_change(change, expected=expected, grown=grown)
+        said: Iterable[str] = ()
+        if grown or expected:  # To name the change costs more than to check it.
+            change = f"{verb} {arguments}" if grown != expected else verb
+            said = must.audited_with_the_change(change, expected=expected, grown=grown)
         self.history.check("every change has its audit entry", said)
 
     def failed_over(self) -> None:

@@ -12,7 +12,6 @@ meanwhile run in their order when it resumes. A dead process never runs again: n
 from __future__ import annotations
 
 import asyncio
-import itertools
 import selectors
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -42,6 +41,8 @@ class Process:
         self.name = name
         self.is_paused = False
         self.is_dead = False
+        self.is_still = False
+        """Whether it is paused or dead."""
         self.pauses = 0
         """How often it was paused."""
         self.context = copy_context()
@@ -49,8 +50,9 @@ class Process:
         self._held: deque[DueCallback] = deque()
         self._begun: list[asyncio.Task[Any]] = []
         self._kept: list[asyncio.Task[Any]] = []
+        self.loop = asyncio.get_running_loop()
         # Registered with the virtual loop, which resumes all processes at the end.
-        getattr(asyncio.get_running_loop(), "processes", []).append(self)
+        getattr(self.loop, "processes", []).append(self)
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -59,8 +61,7 @@ class Process:
         self, work: Coroutine[Any, Any, _Result], name: str | None = None
     ) -> asyncio.Task[_Result]:
         """Start a task of this process."""
-        loop = asyncio.get_running_loop()
-        return loop.create_task(work, name=name, context=self.context.copy())
+        return self.loop.create_task(work, name=name, context=self.context.copy())
 
     def begin(self, work: Coroutine[Any, Any, object], name: str | None = None) -> None:
         """Start a task whose result is not used."""
@@ -72,32 +73,29 @@ class Process:
         do: Callable[[Unpack[_Arguments]], object],
         *arguments: *_Arguments,
     ) -> asyncio.TimerHandle:
-        """Run a callback in this process after a delay."""
-        loop = asyncio.get_running_loop()
-        return loop.call_later(seconds, do, *arguments, context=self.context.copy())
+        """Run a callback in this process after a delay. It must not set context variables."""
+        return self.loop.call_later(seconds, do, *arguments, context=self.context)
 
     def pause(self) -> None:
         """Run nothing until ``resume``."""
-        self.is_paused = True
+        self.is_paused = self.is_still = True
         self.pauses += 1
 
     def resume(self) -> list[DueCallback]:
         """Run again. Returns the callbacks that became due meanwhile, for the loop to run."""
         self.is_paused = False
+        self.is_still = self.is_dead
         held, self._held = list(self._held), deque()
         return held
 
     def kill(self) -> None:
         """End now. Tasks are kept until the world ends: collecting them would run ``finally``."""
-        self.is_dead = True
+        self.is_dead = self.is_still = True
         self._kept = list(asyncio.all_tasks())
 
-    def stops(self, handle: DueCallback) -> bool:
-        """Whether a due callback must not run now."""
-        if self.is_paused or self.is_dead:
-            self._held.append(handle)
-            return True
-        return False
+    def hold(self, handle: DueCallback) -> None:
+        """Keep a due callback until ``resume``."""
+        self._held.append(handle)
 
 
 CURRENT: Final[ContextVar[Process | None]] = ContextVar("process", default=None)
@@ -130,9 +128,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._now_s = 0.0
         self._turns = 0
-        self._due: deque[_Handle | _Timer] = deque()
-        self._timers: list[tuple[float, int, _Timer]] = []
-        self._order = itertools.count()
+        self._due: deque[_Handle] = deque()
+        self._timers: list[tuple[float, int, _Handle]] = []
+        self._order = 0
         """Timers of the same time run in the order in which they were set."""
         self.is_over = False
         self.processes: list[Process] = []
@@ -169,12 +167,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *_Arguments,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        handle = _Handle(callback, args, self, context)
+        handle = _Handle(self._now_s, callback, args, self, context)
         # A task that did not unwind in time is collected after the loop is closed, and may still
         # schedule a callback, which is dropped.
-        if not self.is_closed():
+        if not self._closed:  # type: ignore[attr-defined]  # not in the stubs
             self._due.append(handle)
-        return handle
+        return handle  # type: ignore[return-value]  # it has the methods
 
     def call_soon_threadsafe(
         self,
@@ -191,9 +189,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *_Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        timer = _Timer(when, callback, args, self, context)
-        heappush(self._timers, (when, next(self._order), timer))
-        return timer
+        timer = _Handle(when, callback, args, self, context)
+        self._order = order = self._order + 1
+        heappush(self._timers, (when, order, timer))
+        return timer  # type: ignore[return-value]  # it has the methods
 
     def call_later(
         self,
@@ -202,29 +201,39 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *_Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now_s + delay, callback, *args, context=context)
+        when = self._now_s + delay
+        timer = _Handle(when, callback, args, self, context)
+        self._order = order = self._order + 1
+        heappush(self._timers, (when, order, timer))
+        return timer  # type: ignore[return-value]  # it has the methods
 
     def _run_once(self) -> None:
-        """Run what is due; if nothing is, let time pass until the next timer."""
+        """Run callbacks until the loop is stopped: a call of this method a turn costs too much."""
         due, timers = self._due, self._timers
-        if due or self._stopping:  # type: ignore[attr-defined]  # not in the stubs
-            self._turns += 1
-            if self._turns > _TURNS_MAX:
-                self._turns = 0
-                raise NothingLeft("callbacks run without end, and no time passes")
-        else:
-            while timers and timers[0][2].cancelled():
-                heappop(timers)
-            if not timers:
-                raise NothingLeft("every task waits, and no timer is set")
-            self._turns = 0
-            self._now_s = max(self._now_s, timers[0][0])
-        while timers and timers[0][0] <= self._now_s:
-            due.append(heappop(timers)[2])
-        for _ in range(len(due)):
-            handle = due.popleft()
-            if not handle.cancelled():
-                handle._run()  # noqa: SLF001 - as the loop that it replaces
+        while True:
+            if due or self._stopping:  # type: ignore[attr-defined]  # not in the stubs
+                self._turns += 1
+                if self._turns > _TURNS_MAX:
+                    self._turns = 0
+                    raise NothingLeft("callbacks run without end, and no time passes")
+            else:
+                self._pass_time()
+            while timers and timers[0][0] <= self._now_s:
+                due.append(heappop(timers)[2])
+            for _ in range(len(due)):
+                due.popleft().again()
+            if self._stopping:  # type: ignore[attr-defined]  # likewise
+                return
+
+    def _pass_time(self) -> None:
+        """Set the clock to the next timer."""
+        timers = self._timers
+        while timers and timers[0][2].is_cancelled:
+            heappop(timers)
+        if not timers:
+            raise NothingLeft("every task waits, and no timer is set")
+        self._turns = 0
+        self._now_s = max(self._now_s, timers[0][0])
 
     def _timer_handle_cancelled(self, _handle: asyncio.TimerHandle) -> None:
         """Do nothing: a cancelled timer is dropped when it is due."""
@@ -235,32 +244,64 @@ async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Handle(asyncio.Handle):
-    """A callback that runs only while its process runs."""
+def _nothing() -> None:
+    """The callback of a cancelled timer."""
 
-    __slots__ = ()
+
+class _Handle:
+    """A callback or timer that runs only while its process runs.
+
+    It has the methods of the handles of ``asyncio``, which cost several times as much to make:
+    they carry what only a debugger reads.
+    """
+
+    __slots__ = ("_arguments", "_at_s", "_callback", "_context", "_loop", "is_cancelled")
+
+    def __init__(
+        self,
+        at_s: float,
+        callback: Callable[..., object],
+        arguments: tuple[object, ...],
+        loop: VirtualLoop,
+        context: Context | None,
+    ) -> None:
+        self._at_s = at_s
+        self._callback = callback
+        self._arguments = arguments
+        self._loop = loop
+        self._context = copy_context() if context is None else context
+        self.is_cancelled = False
+
+    def __repr__(self) -> str:
+        return f"<{self._callback} at {self._at_s} s>"
+
+    def when(self) -> float:
+        return self._at_s
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        # It stays in the heap until its time, and must not keep what it refers to.
+        self._callback, self._arguments = _nothing, ()
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
 
     def again(self) -> None:
-        """Run now, unless it was cancelled."""
-        if not self.cancelled():
-            self._run()
-
-    def _run(self) -> None:
-        process = self._context.get(CURRENT)  # type: ignore[attr-defined]  # not in the stubs
-        if process is None or self._loop.is_over or not process.stops(self):  # type: ignore[attr-defined]  # likewise
-            super()._run()
-
-
-class _Timer(asyncio.TimerHandle):
-    """A timer that runs only while its process runs."""
-
-    __slots__ = ()
-    again = _Handle.again
-
-    def _run(self) -> None:
-        process = self._context.get(CURRENT)  # type: ignore[attr-defined]  # not in the stubs
-        if process is None or self._loop.is_over or not process.stops(self):  # type: ignore[attr-defined]  # likewise
-            super()._run()
+        """Run now, unless it was cancelled; if its process does not run, let it wait."""
+        if self.is_cancelled:
+            return
+        context, loop = self._context, self._loop
+        process = context.get(CURRENT)
+        if process is not None and process.is_still and not loop.is_over:
+            process.hold(self)
+            return
+        try:
+            context.run(self._callback, *self._arguments)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - as the handles that it replaces
+            message = f"Exception in callback {self._callback}"
+            loop.call_exception_handler({"message": message, "exception": error})
 
 
 class LoopClock:

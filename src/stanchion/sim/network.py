@@ -80,13 +80,20 @@ class SimLink:
         """Open calls, with the time until which the caller waits."""
         self._chance = chance
         self._faults = faults
+        self._loop = caller.loop
 
     async def ask(
         self, verb: str, execute: Callable[[], _Answer], *, bound_s: float = BOUND_S
     ) -> _Answer:
         """Execute a request on the server; returns the answer. Raises ``BackendError``."""
-        loop = asyncio.get_running_loop()
-        reply: asyncio.Future[_Answer] = loop.create_future()
+        return await self.send(verb, execute, bound_s)
+
+    def send(
+        self, verb: str, execute: Callable[[], _Answer], bound_s: float
+    ) -> asyncio.Future[_Answer]:
+        """Send a request, which ``execute`` executes on the server; returns its future answer."""
+        loop, server = self._loop, self.server.process
+        reply: asyncio.Future[_Answer] = asyncio.Future(loop=loop)
         until_s = loop.time() + bound_s
         self._waiting[reply] = until_s
         chance = self._chance.random()
@@ -100,18 +107,16 @@ class SimLink:
             self._bring(reply, BackendUnavailable(f"{verb}: connection refused"), verb)
         else:
             is_lost = chance < weather.refused + weather.lost_reply
-            self.server.process.later(way_s, self._arrive, reply, verb, execute, is_lost)
-            if way_s > bound_s / 2 or self.server.process.is_paused:
+            server.later(way_s, self._arrive, reply, verb, execute, is_lost)
+            if way_s > bound_s / 2 or server.is_paused:
                 self._give_up_at(reply, until_s)
-        try:
-            return await reply
-        finally:
-            del self._waiting[reply]
+        return reply
 
     def server_stands_still(self) -> None:
         """Set timers for open calls: only when the server hangs do they need one."""
         for reply, until_s in self._waiting.items():
-            self._give_up_at(reply, until_s)
+            if not reply.done():  # Of a caller that was cancelled.
+                self._give_up_at(reply, until_s)
 
     def _arrive(
         self,
@@ -140,10 +145,11 @@ class SimLink:
         way_s = self._way_s()
         self.caller.later(way_s, self._settle, reply, answer)
         until_s = self._waiting.get(reply)
-        if until_s is not None and asyncio.get_running_loop().time() + way_s > until_s:
+        if until_s is not None and self._loop.time() + way_s > until_s:
             self._give_up_at(reply, until_s)
 
     def _settle(self, reply: asyncio.Future[_Answer], answer: _Answer | BackendUnavailable) -> None:
+        self._waiting.pop(reply, None)
         if reply.done():
             return
         if isinstance(answer, BackendUnavailable):
@@ -152,10 +158,11 @@ class SimLink:
             reply.set_result(answer)
 
     def _give_up_at(self, reply: asyncio.Future[_Answer], until_s: float) -> None:
-        in_s = max(0.0, until_s - asyncio.get_running_loop().time())
+        in_s = max(0.0, until_s - self._loop.time())
         self.caller.later(in_s, self._time_out, reply)
 
     def _time_out(self, reply: asyncio.Future[_Answer]) -> None:
+        self._waiting.pop(reply, None)
         if not reply.done():
             self._faults["timed out"] += 1
             reply.set_exception(BackendTimeout("no answer in time"))
@@ -263,8 +270,8 @@ class Network:
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float
     ) -> HttpReply | NoReply:
         """Send a request once; returns the answer or why there is none."""
-        loop = asyncio.get_running_loop()
-        reply: asyncio.Future[HttpReply | NoReply] = loop.create_future()
+        loop = self.caller.loop
+        reply: asyncio.Future[HttpReply | NoReply] = asyncio.Future(loop=loop)
         timer = loop.call_later(timeout_s, _time_out, reply)
         replicas = self._replicas()
         chance = self._chance.random()

@@ -169,18 +169,14 @@ class Replica:
         self.app.close()
         self.crash()
 
-    def metric(self, name: str, **labels: str) -> float:
-        """The value of a counter; 0 if it does not exist."""
-        value = self.services.registry.get_sample_value(f"stanchion_{name}", labels)
-        return 0.0 if value is None else value
-
     def metric_sum(self, name: str) -> float:
-        """The sum of a counter over all labels."""
+        """The sum of a metric over all labels; 0 if it does not exist."""
+        name = f"stanchion_{name}"
         return sum(
             sample.value
-            for family in self.services.registry.collect()
+            for family in self.services.registry.restricted_registry([name]).collect()
             for sample in family.samples
-            if sample.name == f"stanchion_{name}"
+            if sample.name == name
         )
 
     async def _run(self) -> None:
@@ -228,7 +224,7 @@ class Replica:
             since_s = asyncio.get_running_loop().time()
             # As it tells its operators: the metric, and the classes that the settings name.
             closes = self.services.settings.current.escalation.closes
-            is_closed = how["risk"] in closes and self.metric("escalation_level") > 0
+            is_closed = how["risk"] in closes and self.metric_sum("escalation_level") > 0
             async with really(name, **how) as outcome:
                 if not isinstance(outcome, Lease):
                     yield outcome

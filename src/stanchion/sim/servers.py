@@ -32,7 +32,8 @@ def at_once(work: Coroutine[Any, Any, _Answer]) -> _Answer:
     try:
         work.send(None)
     except StopIteration as done:
-        return cast("_Answer", done.value)
+        answer: _Answer = done.value
+        return answer
     work.close()
     raise AssertionError("a method of a memory adapter waited")
 
@@ -139,12 +140,13 @@ class StorePort:
 
             def execute() -> object:
                 is_late = not_after is not None and server.clock.now() > not_after
-                late = {"within_ms": TOO_LATE} if is_late else {}
-                answer = at_once(getattr(server.real, verb)(*arguments, **(named | late)))
+                if is_late:
+                    named["within_ms"] = TOO_LATE
+                answer = at_once(getattr(server.real, verb)(*arguments, **named))
                 watcher.stored(link, verb, arguments, answer, is_late=is_late)
                 return answer
 
-            answer = await link.ask(verb, execute, bound_s=bound_s)
+            answer = await link.send(verb, execute, bound_s)
             watcher.brought(link, verb, arguments, answer)
             return answer
 
