@@ -25,6 +25,12 @@ async def test_livez_depends_on_nothing(house: House) -> None:
     assert (answer.status, answer.json["status"]) == (200, "ok")
 
 
+@pytest.mark.parametrize("query", ["x", "x=1", "x=1&x=2", "%ff", "&".join(["x"] * 60)])
+async def test_a_probe_is_answered_whatever_its_query_says(house: House, query: str) -> None:
+    for path in ("/livez", "/readyz"):
+        assert (await house.ask("GET", f"{path}?{query}")).status == 200
+
+
 async def test_readyz_names_its_checks(house: House) -> None:
     answer = await house.ask("GET", "/readyz")
     assert answer.status == 200

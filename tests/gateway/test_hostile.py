@@ -114,7 +114,6 @@ BODIES = [
 MEMBERS = [
     Hostile("no jobs wanted", "POST", LEASE, 422, INVALID, lease(max_jobs=0)),
     Hostile("too many jobs wanted", "POST", LEASE, 422, INVALID, lease(max_jobs=1001)),
-    Hostile("a parameter of a probe", "GET", "/livez?x=1", 422, INVALID),
     Hostile("a parameter of the metrics", "GET", "/metrics?name=x", 422, INVALID),
     Hostile("an outcome", "GET", "/v1/admin/decisions?outcome=bogus", 422, INVALID),
     Hostile("half a job wanted", "POST", LEASE, 422, INVALID, lease(max_jobs=1.5)),

@@ -83,7 +83,8 @@ def test_a_busy_loop_that_answers_in_time_is_counted_and_not_told_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watched = Watched()
-    watched.stall(STALL_S - 0.001)
+    watched.look()
+    watched.stall(STALL_S - LOOK_EVERY_S - 0.001)
     assert (watched.counted(), watched.counted("0.05")) == (1, 1)
     assert told(caplog) == []
 
@@ -92,10 +93,12 @@ def test_a_stall_is_told_with_its_length_its_work_and_its_stack(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watched = Watched()
+    watched.look()
     watched.stall(0.4, cpu_s=0.3)
     (line,) = told(caplog)
     stack = str(line.pop("stack"))
-    assert line == {"stalled_ms": 400, "cpu_ms": 300, "unreported": 0}
+    # It may have begun right after the look before.
+    assert line == {"stalled_ms": 400 + LOOK_EVERY_S * 1_000, "cpu_ms": 300, "unreported": 0}
     assert stack.startswith("services/test_loop_watchdog.py:")
     assert "Watched.stall" in stack
     assert (watched.counted("0.25"), watched.counted("0.5")) == (0, 1)
@@ -115,8 +118,22 @@ def test_a_look_that_comes_late_is_a_stall_if_the_loop_is_busy(
     watched.run_probe()
     watched.look()
     (line,) = told(caplog)
-    assert (line["stalled_ms"], line["cpu_ms"]) == (2_000, 2_000)
+    assert (line["stalled_ms"], line["cpu_ms"]) == (2_000 + LOOK_EVERY_S * 1_000, 2_000)
     assert "test_a_look_that_comes_late" in str(line["stack"])
+
+
+def test_a_look_that_comes_late_while_the_loop_computed_is_a_stall_of_50_ms(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for cpu_s in (0.0, STALL_S):  # the machine had no free core; the loop had the interpreter
+        watched = Watched()
+        watched.frame = waiting_frame()
+        watched.look()
+        watched.frame, watched.cpu = inspect.currentframe(), cpu_s
+        watched.look(after_s=STALL_S + 0.001)
+        watched.run_probe()
+        watched.look()
+        assert len(told(caplog)) == (cpu_s > 0)
 
 
 def test_many_stalls_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -143,6 +160,22 @@ def test_a_deep_stack_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     deeper(300, lambda: watched.stall(0.2))
     (line,) = told(caplog)
     assert len(str(line["stack"])) <= 600
+
+
+PHASES = 12
+
+
+async def test_a_stall_of_50_ms_is_told_of_whenever_it_begins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for phase in range(PHASES):
+        with LoopWatchdog(CollectorRegistry()).watching():
+            await asyncio.sleep(2 * LOOK_EVERY_S + phase / PHASES * LOOK_EVERY_S)
+            time.sleep(STALL_S + 0.001)  # noqa: ASYNC251 - it is the stall
+            await asyncio.sleep(2 * LOOK_AGAIN_S)
+    lines = told(caplog)
+    assert len(lines) == PHASES
+    assert all("whenever_it_begins" in str(line["stack"]) for line in lines)
 
 
 def blocks_with_a_call() -> None:

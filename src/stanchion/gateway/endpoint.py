@@ -241,7 +241,8 @@ class _RouteRunner:
         """Answer without a place or deadline, so that a full server answers as well."""
         if self._route.scope is not RouteScope.OPEN:
             await self._state.auth.caller(exchange.headers, self._route)
-        if exchange.scope["query_string"]:
+        # A supervisor must get its answer, whatever it adds to the address of a probe.
+        if exchange.scope["query_string"] and not self._is_probe:
             read_query(exchange.scope["query_string"], self._query)
         return await self._route.handler(self._call(exchange, _NOBODY, _NO_QUERY, b"", _NO_BODY))
 
