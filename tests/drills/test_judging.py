@@ -61,15 +61,25 @@ GOOD = Burst(
 FIXED_BURST = replace(GOOD, strategy=FIXED, lock_requests=IN_STEP)
 JITTER_BURST = replace(GOOD, strategy=JITTER, lock_requests=SPREAD)
 QUIET = Isolation(
-    stack="SQLite", beside="bursts", control_s=(0.1,) * 20, beside_s=(0.15,) * 20, refused=0
+    stack="SQLite", beside="bursts", alone_s=(0.1,) * 20, beside_s=(0.15,) * 20, refused=0
 )
-STARVED = replace(QUIET, control_s=(0.01,) * 20, beside_s=(0.1,) * 20, starvation=2.1, lag_s=0.01)
+STARVED = replace(QUIET, alone_s=(0.02,) * 20, beside_s=(0.1,) * 20, starvation=2.1, lag_s=0.01)
+IDLE = replace(QUIET, alone_s=(0.003,) * 20, beside_s=(0.009,) * 20)
 CELL = Cell(
-    wait_s=2, retries=25, callers=50, admitted=50, runs=50, requests=60, refused=10, p95_s=1
+    wait_s=2,
+    retries=25,
+    client="jittered",
+    callers=50,
+    admitted=50,
+    runs=50,
+    requests=60,
+    refused=10,
+    p95_s=1,
+    spread_s=0.5,
 )
 SEEN = AdmissionSeen(
     bursts=(GOOD, FIXED_BURST, JITTER_BURST),
-    isolation=(QUIET, STARVED),
+    isolation=(QUIET, STARVED, IDLE),
     cells=(CELL,),
     counted={"SQLite": (6.0, 6.0)},
 )
@@ -122,6 +132,7 @@ def test_a_burst_that_breaks_a_promise(seen: Burst, expected: set[str]) -> None:
         (replace(SEEN, cells=(replace(CELL, runs=51),)), {"one_run_each"}),
         (replace(SEEN, isolation=(replace(QUIET, beside_s=(0.3,) * 20),)), {"other_tenant"}),
         (replace(SEEN, isolation=(replace(QUIET, refused=1),)), {"other_tenant"}),
+        (replace(SEEN, isolation=(replace(IDLE, beside_s=(0.011,) * 20),)), {"other_tenant"}),
         (replace(SEEN, isolation=(replace(STARVED, starvation=1.0),)), {"other_tenant"}),
         (replace(SEEN, isolation=(replace(STARVED, beside_s=(0.2,) * 20),)), {"other_tenant"}),
         (
@@ -183,6 +194,7 @@ SWIFT = fleet(
     refused("b", 5, 9_000, status=503, code="gate_unavailable"),
     B,
 )
+NEVER = replace(fleet(SINGLE, A, refused("b", 30, 0)), runs=1)
 THRIFTY = fleet(BUDGETED, refused("a", 0, 1_000), A, refused("b", 0, 4_000), B)
 STORM = RetrySeen(fleets=(SLOW, SWIFT, THRIFTY), cut=CUT)
 
@@ -240,6 +252,12 @@ def test_what_a_busy_machine_answers_late_breaks_no_promise() -> None:
         ),
         (with_split(A, B), {"gate_503"}),
         (with_split(*SWIFT.tries[:3], admitted("b", 12.0)), {"never_open", "retry_after_honoured"}),
+        (with_split(refused("a", 0, 2_006), *SWIFT.tries[1:]), {"retry_after_honoured"}),
+        # The last caller is never admitted, neither with split policies nor with one.
+        (
+            replace(STORM, fleets=(NEVER, replace(NEVER, name=SPLIT), THRIFTY)),
+            {"admitted", "sooner_admitted", "sooner_done", "fewer_requests", "gate_503"},
+        ),
         (replace(STORM, active={SPLIT: ((1.0, 10.0), (2.0, 11.0))}, cap=10), {"cap_held"}),
         (replace(STORM, active={SPLIT: ((1.0, 0.0),)}, cap=10), {"cap_held"}),
     ],
@@ -445,6 +463,7 @@ STUCK = ArmSeen(
     delays_ms=(500,) * 100,
     attempts_s=tuple(0.5 * wave for wave in range(5) for _ in range(20)),
     retries=100,
+    buckets=5,
 )
 FREE = ArmSeen(
     name=BUSY_JITTER,
@@ -453,6 +472,7 @@ FREE = ArmSeen(
     delays_ms=(300, 450, 700),
     attempts_s=tuple(0.1 * number for number in range(20)),
     retries=20,
+    buckets=4,
 )
 CROWD = LockBusySeen(arms=(STUCK, FREE), dead_letters=0)
 
@@ -477,6 +497,8 @@ def test_busy_locks_as_promised() -> None:
             {"delay_in_window"},
         ),
         (with_jitter(replace(FREE, attempts_s=STUCK.attempts_s)), {"burst_lower"}),
+        (with_jitter(replace(FREE, buckets=1)), {"burst_lower"}),
+        (with_jitter(replace(FREE, retries=0, buckets=0)), {"burst_lower"}),
         (with_jitter(replace(FREE, waits_s=(9.0,) * 20)), {"wait_lower"}),
         (with_jitter(replace(FREE, unfinished=1)), {"poison_untouched"}),
         (replace(CROWD, dead_letters=1), {"poison_untouched"}),

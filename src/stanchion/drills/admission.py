@@ -51,7 +51,7 @@ from stanchion.drills.promises.admission import (
     figures_of,
     judge_admission,
 )
-from stanchion.drills.verdict import DrillResult, percentile
+from stanchion.drills.verdict import DrillResult, percentile, ratio
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ _QUICK: Final = {
         strategies=("atomic", FIXED, JITTER),
         sizes=(100,),
         rounds=2,
-        quiet_s=1.0,
+        quiet_s=2.0,
         sweep_waits_s=(WAIT_BUDGET_S, 0.1),
         sweep_retries=(0, 50),
         sweep_callers=20,
@@ -114,9 +114,9 @@ async def admission_drill(options: DrillOptions, progress: Progress) -> DrillRes
     for stack, plan in plans.items():
         phases.append((f"bursts on {stack}", plan.about_s))
         if plan.quiet_s:
-            phases.append((f"another tenant beside them on {stack}", 5 + 5 * plan.quiet_s))
+            phases.append((f"another tenant beside them on {stack}", 5 + 6 * plan.quiet_s))
         if plan.sweep_waits_s:
-            cells = len(plan.sweep_waits_s) * len(plan.sweep_retries)
+            cells = len(plan.sweep_waits_s) * len(plan.sweep_retries) + 1
             phases.append(("wait budget × retry budget", 4.0 * cells))
     progress.plan(phases)
     seen = AdmissionSeen(bursts=())
@@ -231,12 +231,12 @@ async def _isolation(
         await quiet.configure(max_concurrent_runs=None, admission=STRATEGIES["atomic"])
         await noisy.configure(max_concurrent_runs=CAP, admission=STRATEGIES["atomic"])
         beside = partial(_beside, quiet, noisy, chance, deployment, plan.quiet_s)
-        control = await beside("nothing")
         rows = []
         for strategy in ("atomic", JITTER):
             await noisy.configure(max_concurrent_runs=CAP, admission=STRATEGIES[strategy])
             bursts = f"bursts of {_BURST_CALLERS}, {strategy}"
-            rows.append(_compared(stack, bursts, control, await beside("hold")))
+            alone = await beside(None)
+            rows.append(_compared(stack, bursts, alone, await beside("hold")))
             await noisy.cancel_all()
         # Under `lock` its own lock is a tenant's only one: the other one's is held, and it does
         # not wait.
@@ -249,15 +249,15 @@ async def _isolation(
     return rows
 
 
-def _compared(stack: str, beside: str, control: _Starts, seen: _Starts) -> Isolation:
+def _compared(stack: str, beside: str, alone: _Starts, seen: _Starts) -> Isolation:
     return Isolation(
         stack=stack,
         beside=beside,
-        control_s=tuple(sample.took_s for sample in control.samples),
+        alone_s=tuple(sample.took_s for sample in alone.samples),
         beside_s=tuple(sample.took_s for sample in seen.samples),
         refused=sum(sample.status != 200 for sample in seen.samples),  # noqa: PLR2004 - HTTP's OK
-        starvation=seen.starvation,
-        lag_s=seen.lag_s,
+        starvation=max(1.0, ratio(seen.starvation, alone.starvation)),
+        lag_s=max(0.0, seen.lag_s - alone.lag_s),
     )
 
 
@@ -315,18 +315,29 @@ async def _sweep(tenant: DrillTenant, plan: _Plan, chance: Random) -> list[Cell]
         for retries in plan.sweep_retries:
             cells.append(await _cell(tenant, chance, plan.sweep_callers, wait_s, retries))
             await tenant.cancel_all()
+    # The shortest wait and the most retries once more, with callers whose retries have no jitter.
+    last = (plan.sweep_callers, plan.sweep_waits_s[-1], plan.sweep_retries[-1])
+    cells.append(await _cell(tenant, chance, *last, is_jittered=False))
+    await tenant.cancel_all()
     await tenant.settings({"admission": {"lock_wait_s": WAIT_BUDGET_S}})
     return cells
 
 
 async def _cell(
-    tenant: DrillTenant, chance: Random, callers: int, wait_s: float, retries: int
+    tenant: DrillTenant,
+    chance: Random,
+    callers: int,
+    wait_s: float,
+    retries: int,
+    *,
+    is_jittered: bool = True,
 ) -> Cell:
     policy = RetryPolicy(
         attempts_max=8 if retries else 1,
         total_ms_max=20_000,
         retry_after_ms_max=10_000,
-        backoff=Exponential(base_ms=100, cap_ms=1_000),
+        backoff=Exponential(base_ms=100, cap_ms=1_000, jitter="full" if is_jittered else "none"),
+        spread=_CLIENT_SPREAD if is_jittered else 0.0,
     )
     sent: list[int | None] = []
 
@@ -361,13 +372,19 @@ async def _cell(
     return Cell(
         wait_s=wait_s,
         retries=retries,
+        client="jittered" if is_jittered else "fixed",
         callers=callers,
         admitted=admitted,
         runs=len(await tenant.runs()) - before,
         requests=len(sent),
         refused=sum(status != 200 for status in sent),  # noqa: PLR2004 - HTTP's OK
         p95_s=percentile(took_s, 0.95),
+        spread_s=percentile(took_s, 0.9) - percentile(took_s, 0.1),
     )
+
+
+_CLIENT_SPREAD: Final = 0.25
+"""By how much of ``Retry-After`` a caller comes later: the SDK's default."""
 
 
 async def _against(options: DrillOptions, progress: Progress) -> DrillResult:

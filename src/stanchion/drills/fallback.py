@@ -62,8 +62,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 _QUICK: Final = _Plan(
     before_s=3.0,
-    cuts_s=(12.5,),
-    provoke_after_s=5.0,
+    cuts_s=(5.0, 9.0),
+    provoke_after_s=1.5,
     after_s=FALLBACK_ENDS_S + 1.5,
     per_s=4.0,
     window_s=4,

@@ -153,14 +153,15 @@ class _Stage:
         self._last = after = await read_metrics(self._tenant)
         rows = [row for row in await self._tenant.runs() if row["workflow_id"] == topic]
         ended = [time_of(str(row["finished_at"])) - began for row in rows if row["finished_at"]]
-        counted = "stanchion_lock_busy_retries_total"
+        burst = "stanchion_lock_busy_retry_burst"
         return ArmSeen(
             name=name,
             runs=len(rows),
             waits_s=tuple(ended),
             delays_ms=tuple(delays_ms),
             attempts_s=tuple(self._attempts([str(row["run_id"]) for row in rows], began)),
-            retries=after.sum(counted) - before.sum(counted),
+            retries=after.sum(f"{burst}_sum") - before.sum(f"{burst}_sum"),
+            buckets=after.sum(f"{burst}_count") - before.sum(f"{burst}_count"),
             unfinished=len(rows) - len(ended),
         )
 
@@ -277,5 +278,6 @@ def _merged(arms: Sequence[ArmSeen]) -> ArmSeen:
         delays_ms=tuple(delay for arm in arms for delay in arm.delays_ms),
         attempts_s=tuple(attempts),
         retries=sum(arm.retries for arm in arms),
+        buckets=sum(arm.buckets for arm in arms),
         unfinished=sum(arm.unfinished for arm in arms),
     )

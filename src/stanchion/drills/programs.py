@@ -5,8 +5,7 @@
     python -m stanchion.drills.programs work FILE URL WORKER_ID TOPIC…
 
 ``burst`` sends bursts of starts on behalf of one tenant, so that the processor time of its callers
-is not taken from those that the drill measures. A workflow that does not exist makes them requests
-that ask no gate: the control.
+is not taken from those that the drill measures.
 
 ``hold`` waits for leases with the public API, works under each and writes down what it does and
 believes, a line of JSON each. ``work`` does the same as a worker that handles jobs with the SDK. A

@@ -23,7 +23,7 @@ LATE_S: Final = 1.5
 FLATTER: Final = 0.85
 """How much smoother jittered requests must be than fixed ones."""
 QUIET_RATIO_MAX: Final = 2.0
-QUIET_FLOOR_S: Final = 0.05
+QUIET_FLOOR_S: Final = 0.01
 """Below this the machine's own noise is larger than what is measured."""
 STARVATION_MAX: Final = 8.0
 """By how much at most the bound is stretched on a busy machine."""
@@ -78,19 +78,19 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True):
     stack: str
     beside: str
     """What happened to the first tenant meanwhile."""
-    control_s: tuple[float, ...]
-    """Beside as many requests that ask no gate."""
+    alone_s: tuple[float, ...]
+    """Just before, while the first tenant did nothing."""
     beside_s: tuple[float, ...]
     refused: int
     starvation: float = 1.0
-    """How much longer the servers' work took because other processes had the cores."""
+    """How much longer than alone the servers' work took because other processes had the cores."""
     lag_s: float = 0.0
-    """How late the drill itself woke up, p95: its own wait for a core, not the server's."""
+    """How much later than alone the drill itself woke up, p95: its own wait for a core."""
 
     @property
     def bound_s(self) -> float:
-        """The highest p95 allowed, stretched by how long the processes waited for a core."""
-        least = max(QUIET_RATIO_MAX * percentile(self.control_s, 0.95), QUIET_FLOOR_S)
+        """The highest p95 allowed, stretched if the processes waited longer for a core."""
+        least = max(QUIET_RATIO_MAX * percentile(self.alone_s, 0.95), QUIET_FLOOR_S)
         return least * min(STARVATION_MAX, self.starvation) + 2 * self.lag_s
 
 
@@ -99,12 +99,16 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     wait_s: float
     retries: int
+    client: str
+    """How the callers' own retries are spread: ``jittered`` or ``fixed``."""
     callers: int
     admitted: int
     runs: int
     requests: int
     refused: int
     p95_s: float
+    spread_s: float
+    """Between the first and the last tenth of the admissions: how they are spread over time."""
 
 
 class AdmissionSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,16 +244,16 @@ def _flatter(fixed: float, jittered: float) -> Promise:
 def _isolated(rows: Sequence[Isolation]) -> Promise:
     said, holds = [], True
     for row in rows:
-        control, beside = percentile(row.control_s, 0.95), percentile(row.beside_s, 0.95)
+        alone, beside = percentile(row.alone_s, 0.95), percentile(row.beside_s, 0.95)
         holds = holds and beside <= row.bound_s and not row.refused
-        text = f"{row.stack}, {row.beside}: {seconds(beside)} against {seconds(control)}"
+        text = f"{row.stack}, {row.beside}: {seconds(beside)} against {seconds(alone)}"
         if row.starvation >= _STARVED or row.lag_s > QUIET_FLOOR_S / 2:
-            text += f" (the machine was busy: up to {seconds(row.bound_s)} allowed)"
+            text += f" (the machine was busier: up to {seconds(row.bound_s)} allowed)"
         said.append(text + (f", {row.refused} refused" if row.refused else ""))
     return Promise(
         id="other_tenant",
-        says="another tenant's p95 start stays within 2 × of what it is without the first tenant"
-        f" at the gate, or {seconds(QUIET_FLOOR_S)}, and what servers and drill waited for a core;"
+        says="another tenant's p95 start stays within 2 × of what it is alone, or"
+        f" {seconds(QUIET_FLOOR_S)}, and what servers and drill waited longer for a core;"
         " none is refused",
         measured="; ".join(said),
         holds=holds,
@@ -294,7 +298,7 @@ def figures_of(seen: AdmissionSeen) -> dict[str, JsonValue]:
             {
                 "stack": row.stack,
                 "beside": row.beside,
-                "p95_control_ms": _ms(row.control_s, 0.95),
+                "p95_alone_ms": _ms(row.alone_s, 0.95),
                 "p95_beside_ms": _ms(row.beside_s, 0.95),
                 "refused": row.refused,
                 "starvation": round(row.starvation, 2),
@@ -370,7 +374,7 @@ def charts_of(seen: AdmissionSeen) -> list[Chart]:
                         tuple(
                             float(cell.admitted)
                             for cell in sorted(seen.cells, key=lambda each: each.wait_s)
-                            if cell.retries == budget
+                            if cell.retries == budget and cell.client == "jittered"
                         ),
                     )
                     for budget in budgets
