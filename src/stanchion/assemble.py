@@ -60,9 +60,6 @@ async def run_server(config: Config, *, on_ready: OnReady) -> int:
     share_one_heap()
     # Without the "…_created" series of every counter and histogram a scrape is half as long.
     disable_created_metrics()  # type: ignore[no-untyped-call] # theirs has no annotations
-    missing = telemetry.configure("stanchion")
-    if missing is not None:
-        log_event(logging.WARNING, "traces_unavailable", error=missing)
     try:
         async with AsyncExitStack() as opened:
             async with asyncio.timeout(START_S_MAX):
@@ -83,9 +80,11 @@ def _refused(error: str) -> int:
 
 
 async def _serve(config: Config, backends: Backends, on_ready: OnReady) -> None:
-    engine = Engine(
-        backends.entropy.token()[:12], backends, terms=_terms(config), works_off_loop=True
-    )
+    replica = backends.entropy.token()[:12]
+    missing = telemetry.configure("stanchion", instance=replica)
+    if missing is not None:
+        log_event(logging.WARNING, "traces_unavailable", error=missing)
+    engine = Engine(replica, backends, terms=_terms(config), works_off_loop=True)
     app = make_app(
         engine.services,
         GatewayOptions(

@@ -359,9 +359,10 @@ _ROOT: Any = None
 """An empty context, so that a span without a parent begins a trace."""
 
 
-def configure(service: str, *, adopt: bool = False) -> str | None:
+def configure(service: str, *, instance: str | None = None, adopt: bool = False) -> str | None:
     """Switch traces on if the environment says so; return what is missing for it, if anything.
 
+    ``instance`` names the replica or worker on its spans, unless the environment does.
     ``adopt``: export through the tracer provider of the program, if it has set one. Otherwise ours
     becomes the provider of the program, so that libraries in handlers export their spans as well.
     """
@@ -383,10 +384,13 @@ def configure(service: str, *, adopt: bool = False) -> str | None:
         tracing = Tracing(theirs, None)
         return None
     ids: Any = _SpanIds()  # not derived from their base class, which may not be installed
-    named = os.environ.get("OTEL_SERVICE_NAME") or "service.name" in os.environ.get(
-        "OTEL_RESOURCE_ATTRIBUTES", ""
-    )
-    resource = Resource.create({} if named else {"service.name": service})
+    given = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    attributes: dict[str, str] = {}
+    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name" not in given:
+        attributes["service.name"] = service
+    if instance is not None and "service.instance.id" not in given:
+        attributes["service.instance.id"] = instance
+    resource = Resource.create(dict(attributes))
     provider = TracerProvider(resource=resource, id_generator=ids)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     if not isinstance(theirs, TracerProvider):

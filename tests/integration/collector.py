@@ -22,6 +22,8 @@ class CollectedSpan(NamedTuple):
 
     name: str
     service: str
+    instance: str
+    """The replica or the worker."""
     trace_id: str
     span_id: str
     parent_id: str
@@ -54,6 +56,7 @@ class Collector:
                         CollectedSpan(
                             name=span.name,
                             service=named.get("service.name", ""),
+                            instance=named.get("service.instance.id", ""),
                             trace_id=span.trace_id.hex(),
                             span_id=span.span_id.hex(),
                             parent_id=span.parent_span_id.hex(),

@@ -196,6 +196,10 @@ def test_a_trace_shows_where_the_time_of_a_run_went(collector: Collector, tmp_pa
     assert handler.parent_id == again.span_id
     assert handler.service == "stanchion-worker"
     assert _below(spans, handler) == ["chat", "result"]
+    # The deliveries were made by different replicas, and each span says by which.
+    [result] = [each for each in _named(spans, "result") if each.parent_id == handler.span_id]
+    assert "" != lost.instance == start.instance != again.instance == result.instance != ""
+    assert handler.instance == result.attributes["stanchion.worker"]
     assert all(span.end_ns >= span.begin_ns for span in spans)
 
     # Another run was queued until this one had ended.

@@ -123,11 +123,11 @@ class Worker:
                 ' put it under if __name__ == "__main__":'
             )
         settings = self._checked(options)
-        missing = telemetry.configure("stanchion-worker", adopt=True)
+        worker_id = options.get("worker_id") or _worker_id()
+        missing = telemetry.configure("stanchion-worker", instance=worker_id, adopt=True)
         if missing is not None:
             log_event(logging.WARNING, "traces_unavailable", error=missing)
         _hide_secrets()
-        worker_id = options.get("worker_id") or _worker_id()
         server = WorkerApi(transport, worker_id)
         clock = clock or BootClock()
         self._working = WorkerLoop(self._tasks, server, clock, chance, self._tell, settings)
