@@ -112,7 +112,7 @@ def test_admission_as_promised() -> None:
         (replace(GOOD, answers={"200": 2, FULL: 97, "503 overloaded": 1}), {"refusals"}),
         (
             replace(GOOD, answers={"200": 2, "503 overloaded": 98}, is_oversized=True),
-            set[str](),
+            {"refusals"},
         ),
         (replace(FIXED_BURST, answers={"200": 2, "503 gate_busy": 98}), set[str]()),
         (replace(GOOD, waits_s=(4.0,)), {"answered_in_time"}),

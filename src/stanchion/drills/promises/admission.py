@@ -31,10 +31,6 @@ _STARVED: Final = 1.2
 """From here on the report says so."""
 FULL: Final = "429 max_concurrent_runs_reached"
 BUSY: Final = "503 gate_busy"
-SHED: Final = frozenset(
-    {"429 tenant_overloaded", "503 overloaded", "503 gate_unavailable", "503 limit_check_failed"}
-)
-"""What else a burst of ten times as many callers may be told: the servers themselves are full."""
 BUCKET_S: Final = 0.01
 
 FIXED, JITTER = "lock 50 ms", "lock 50 ± 25 ms"
@@ -179,13 +175,11 @@ def _refusals(bursts: Sequence[Burst]) -> Promise:
     others: Counter[str] = Counter()
     for burst in bursts:
         allowed = {"200", FULL} | ({BUSY} if burst.strategy != "atomic" else set())
-        allowed |= SHED if burst.is_oversized else set()
         others.update({name: n for name, n in burst.answers.items() if name not in allowed})
     told = sum((Counter(burst.answers) for burst in bursts), Counter[str]())
     return Promise(
         id="refusals",
-        says="every other caller gets 429, under `lock` also 503 gate_busy past the wait budget;"
-        " ten times as many callers may also be shed with 429 or 503",
+        says="every other caller gets 429, under `lock` also 503 gate_busy past the wait budget",
         measured=", ".join(f"{n:,} × {name}" for name, n in sorted((others or told).items())),
         holds=not others,
     )
