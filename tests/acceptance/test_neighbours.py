@@ -5,7 +5,7 @@ quiet tenant is refused nothing, its p99 stays within three times of what it is 
 ``/livez`` is answered.
 
 A p99 of a hundred requests is the second worst, and a busy machine can make two requests late by
-itself. So the bound is stretched by as much as the servers had to wait for a core, and neighbours
+itself. So the bound is stretched if the servers waited longer for a core than alone, and neighbours
 that seem to do harm are measured again after all others, for longer: a stall of the server comes
 back each time, a pause of the machine does not. A refusal is never forgiven.
 
@@ -49,7 +49,7 @@ async def test_a_quiet_tenant_does_not_notice_its_neighbours(kind: Kind) -> None
     with hostile_stack(kind) as stack:
         async with asyncio.timeout(WHOLE_S_MAX), street(stack) as beside:
             await beside.quiet.measure(0.5)
-            bound = Bound(await beside.quiet.measure(ALONE_S), slack=SLACK)
+            bound = Bound(await beside.alone(ALONE_S), slack=SLACK)
             left = dict.fromkeys(CATALOGUE, "")
             for seconds in WINDOWS_S:
                 left = {
