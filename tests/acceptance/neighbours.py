@@ -352,7 +352,7 @@ def _checked(schema: object) -> dict[str, object]:
     return {"input_schema": schema, **HOLD}
 
 
-@_neighbour("starts with 130,900 zeros, each held against `anyOf` of 488 constants")
+@_neighbour("starts with 130,900 zeros, each checked against `anyOf` of 488 constants")
 async def _schema_any_of(loud: Loud) -> Awaitable[None]:
     # Each zero is compared with all constants: the one that it equals is the last.
     items = {"anyOf": [{"const": number} for number in range(487, -1, -1)]}
@@ -367,7 +367,7 @@ async def _schema_unique(loud: Loud) -> Awaitable[None]:
     return loud.flood([loud.start_request("unique", {"x": list(range(40_000))})], connections=3)
 
 
-@_neighbour("starts with 60,000 texts, each held against 30 patterns")
+@_neighbour("starts with 60,000 texts, each checked against 30 patterns")
 async def _schema_patterns(loud: Loud) -> Awaitable[None]:
     items = {"allOf": [{"pattern": f"^a+[a-z]*{each}?$"} for each in range(30)]}
     await loud.apply("patterns", _checked({"properties": {"x": {"items": items}}}))
@@ -438,7 +438,7 @@ async def _event_streams(loud: Loud) -> Awaitable[None]:
     return loud.together([streams, loud.flood([loud.start_request(hold, {})], rate_per_s=40)])
 
 
-@_neighbour("100 event streams from the beginning of the feed that nobody reads")
+@_neighbour("100 event streams from the beginning of the feed, never read")
 async def _unread_streams(loud: Loud) -> Awaitable[None]:
     run_id = await loud.finished_run(1_000, {"done": True})
     streams = [loud.request("GET", f"/v1/events?run_id={run_id}")]

@@ -12,6 +12,7 @@ answers, and ``RequestSignals`` measures the duration of requests by route and s
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -269,6 +270,9 @@ TENANT_SHARE: Final = 4
 """One tenant's answers may use one part in this many of the memory for large answers."""
 TURN_BYTES: Final = 512 * 1024
 """Bytes of large answers written in one iteration of the event loop; one answer always fits."""
+_PAUSE: Final = 3.0
+"""After each such iteration others have the event loop for so many times as long as it took."""
+_PAUSE_S_MAX: Final = 0.05
 
 
 class LargeAnswers:
@@ -281,7 +285,8 @@ class LargeAnswers:
         self._holders: dict[int, int] = {}
         """How many clients are being sent the same body, by its identity."""
         self._turn_bytes = 0
-        """Bytes written in this iteration of the event loop; zero if none were."""
+        """Bytes written since the last pause; zero if none were."""
+        self._granted_s = 0.0
         self._queues: OrderedDict[TenantId | None, deque[tuple[asyncio.Future[None], int]]] = (
             OrderedDict()
         )
@@ -324,7 +329,8 @@ class LargeAnswers:
         loop = asyncio.get_running_loop()
         if not self._queues and self._has_room(size):
             if not self._turn_bytes:
-                loop.call_soon(self._next_turn)
+                self._granted_s = time.perf_counter()
+                loop.call_soon(self._pause)
             self._turn_bytes += size
             return
         waiting: asyncio.Future[None] = loop.create_future()
@@ -334,8 +340,18 @@ class LargeAnswers:
     def _has_room(self, size: int) -> bool:
         return not self._turn_bytes or self._turn_bytes + size <= TURN_BYTES
 
+    def _pause(self) -> None:
+        """Serve others, so that many answers in a row do not occupy the event loop."""
+        took_s = time.perf_counter() - self._granted_s
+        if self._queues:
+            pause_s = min(_PAUSE_S_MAX, _PAUSE * took_s)
+            asyncio.get_running_loop().call_later(pause_s, self._next_turn)
+        else:
+            self._turn_bytes = 0
+
     def _next_turn(self) -> None:
         self._turn_bytes = 0
+        self._granted_s = time.perf_counter()
         while self._queues:
             tenant, queue = next(iter(self._queues.items()))
             waiting, size = queue[0]
@@ -350,7 +366,7 @@ class LargeAnswers:
                 waiting.set_result(None)
                 self._turn_bytes += size
         if self._turn_bytes:
-            asyncio.get_running_loop().call_soon(self._next_turn)
+            asyncio.get_running_loop().call_soon(self._pause)
 
 
 Observe: TypeAlias = Callable[[float, int], None]
