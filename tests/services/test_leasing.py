@@ -102,6 +102,7 @@ async def test_a_lock_error_fails_open_in_the_mild_classes(
     [event] = bench.told
     assert isinstance(event, told.Fallback)
     assert (event.name, event.risk) == (NAME, risk)
+    assert (event.error == "no answer in time") is (fault in {Fault.HANG, Fault.LOST_REPLY})
 
 
 @pytest.mark.parametrize("fault", ACQUIRE_FAULTS)

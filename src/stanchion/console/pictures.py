@@ -16,7 +16,7 @@ CELLS_MAX: Final = 60
 """Cells of one board. A larger cap is drawn as a bar with its share."""
 
 
-HALF_WIDTH: Final = 500
+HALF_WIDTH: Final = 420
 """Of a chart that is shown beside another."""
 
 

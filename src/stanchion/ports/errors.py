@@ -34,5 +34,10 @@ class BackendRefused(BackendError):
 
 
 def sentence(error: BaseException) -> str:
-    """The message of an error for a log line or response; its class name if it has none."""
+    """The message of an error for a log line or response; its class name if it has none.
+
+    A wait that ended is raised without a message by asyncio.
+    """
+    if isinstance(error, TimeoutError):
+        return str(error) or "no answer in time"
     return str(error) or type(error).__name__

@@ -20,6 +20,7 @@
         title: place.dataset.plot,
         width: Math.max(240, place.clientWidth),
         height: 190,
+        padding: [null, 26, null, null],
         cursor: { y: false },
         scales: { y: { range: (_plot, _low, high) => [0, Math.max(4, high * 1.1)] } },
         axes: [{ ...axis, values: (_plot, ticks) => { const form = ticks.some((each) => each % 60) ? seconds : clock; return ticks.map((each) => form.format(each * 1000)); } }, { ...axis, space: 30, size: 44 }],
