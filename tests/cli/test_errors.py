@@ -261,6 +261,22 @@ def test_an_empty_list_says_whose_it_is(cli: Cli, server: Script) -> None:
     assert "no runs of the key's tenant (a key for all tenants: default; see --tenant)" in keyed
 
 
+@pytest.mark.parametrize(
+    ("command", "rows", "what"),
+    [
+        ("approval", "approvals", "pending approvals"),
+        ("schedule", "schedules", "schedules"),
+        ("bulk", "bulks", "bulk actions"),
+    ],
+)
+def test_an_empty_list_of_one_tenant_says_that_there_are_others(
+    command: str, rows: str, what: str, cli: Cli, server: Script
+) -> None:
+    server.says(Said({rows: [], "cursor": None}))
+    assert cli(command, "list").err == f"no {what} of tenant default (see --tenant)\n"
+    assert cli(command, "list", "--tenant", "*").err == f"no {what} of all tenants\n"
+
+
 def test_a_key_that_was_refused_is_not_asked_for_again(cli: Cli, server: Script) -> None:
     server.says(problem(401, "unauthenticated"))
     outcome = cli("run", "list", "--api-key", "sk_old")

@@ -344,6 +344,8 @@ class Session:
     @property
     def whose(self) -> str:
         """The tenant of the request, as far as the command line knows it."""
+        if self.server.tenant == "*":
+            return "all tenants"
         if self.server.tenant:
             return f"tenant {self.server.tenant} (see --tenant)"
         if self.server.api_key:
@@ -554,18 +556,23 @@ def list_command(  # noqa: PLR0913 - what differs between lists
     name: str = "list",
     what: str | None = None,
     watch: bool = False,
+    is_of_tenant: bool = False,
     note: Callable[[dict[str, Any]], str | None] = lambda _page: None,
 ) -> None:
     """Add a command that shows a list, a page at a time.
 
-    ``rows`` is the member of the answer with the rows, ``what`` says what an empty page is without,
-    and ``note`` returns a remark about a page. The values of ``options`` are sent as the query.
+    ``rows`` is the member of the answer with the rows, ``what`` says what an empty page is without
+    (with ``is_of_tenant``, and of which tenant), and ``note`` returns a remark about a page. The
+    values of ``options`` are sent as the query.
     """
 
     def show_list(session: Session, /, *, watch: bool = False, **query: Any) -> None:  # noqa: ANN401 - the options
         def show() -> None:
             page = session.get(path, **query)
-            show_page(session, page, lambda page: rows_of(page[rows], columns), what or rows)
+            whose = f" of {session.whose}" if is_of_tenant else ""
+            show_page(
+                session, page, lambda page: rows_of(page[rows], columns), f"{what or rows}{whose}"
+            )
             remark = note(page)
             if remark:
                 session.note(remark)

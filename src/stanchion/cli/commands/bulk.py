@@ -66,7 +66,7 @@ def start_bulk(
 
 list_command(
     bulk,
-    "List bulk actions, newest first.",
+    "List bulk actions, newest first; with --tenant '*' of all tenants.",
     path_to("bulk"),
     "bulks",
     {
@@ -80,6 +80,7 @@ list_command(
         SpareHeading("CREATED"): ("created_at", clock),
     },
     what="bulk actions",
+    is_of_tenant=True,
 )
 
 

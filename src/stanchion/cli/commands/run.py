@@ -288,11 +288,12 @@ def list_runs(
 ) -> None:
     """List runs, newest first; with --tenant '*' of all tenants."""
     only, is_of_all = selection(options), session.server.tenant == "*"
-    whose = "all tenants" if is_of_all else session.whose
 
     def show() -> None:
         page = session.get(path_to("runs"), **only, limit=limit, cursor=cursor)
-        show_page(session, page, lambda it: run_rows(it, is_of_all=is_of_all), f"runs of {whose}")
+        show_page(
+            session, page, lambda it: run_rows(it, is_of_all=is_of_all), f"runs of {session.whose}"
+        )
 
     show_repeatedly(show, watch=watch)
 
@@ -332,13 +333,16 @@ def explain_run(session: Session, run_id: str, *, watch: bool) -> None:
 @watch_option
 @calls_server
 def list_waits(session: Session, *, watch: bool) -> None:
-    """Show the runs that have waited longest: for a slot, a lock, a worker."""
+    """Show the runs that have waited longest: for a slot, a lock, a worker.
+
+    With --tenant '*' of all tenants.
+    """
 
     def show() -> None:
         answer = session.get(path_to("waits"))
         session.show(answer, wait_lines)
         if not answer["waits"]:
-            session.note("no run waits for a slot, a lock or a worker")
+            session.note(f"no run of {session.whose} waits for a slot, a lock or a worker")
 
     show_repeatedly(show, watch=watch)
 
@@ -422,7 +426,7 @@ def approval() -> None:
 
 list_command(
     approval,
-    "List approvals that wait for a decision, oldest first.",
+    "List approvals that wait for a decision, oldest first; with --tenant '*' of all tenants.",
     path_to("approvals"),
     "approvals",
     {
@@ -435,8 +439,9 @@ list_command(
         SpareHeading("EXPIRES", 3): ("expires_at", clock),
         "MESSAGE": ("message", excerpt),
     },
-    what="approvals wait for a decision",
+    what="pending approvals",
     watch=True,
+    is_of_tenant=True,
 )
 
 

@@ -86,10 +86,11 @@ def _next(row: dict[str, Any]) -> str:
 
 list_command(
     schedule,
-    "List schedules, by id.",
+    "List schedules, by id; with --tenant '*' of all tenants.",
     path_to("schedules"),
     "schedules",
     {"ID": "id", "WORKFLOW": "workflow_id", "WHEN": _when, "NEXT": _next, "MISSED": "missed_total"},
+    is_of_tenant=True,
 )
 
 
