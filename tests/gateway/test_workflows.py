@@ -120,6 +120,23 @@ def test_what_is_shown_of_a_workflow_can_be_sent_again() -> None:
     assert parse_workflow(text, format="json") == workflow
 
 
+def test_times_are_shown_as_they_were_sent() -> None:
+    sent = {
+        "id": "timed",
+        "timeout_s": 600,
+        "steps": {
+            "call": {"topic": "x", "attempt_timeout_s": 2.5, "timeout_s": 30},
+            "wait": {"delay_s": 5, "needs": ["call"]},
+            "ask": {"approval": {"timeout_s": 60}, "needs": ["wait"]},
+        },
+    }
+    workflow = parse_workflow(msgspec.json.encode(sent), format="json")
+    assert isinstance(workflow, Workflow)
+    assert msgspec.json.encode(definition(workflow), order="sorted") == msgspec.json.encode(
+        sent, order="sorted"
+    )
+
+
 async def test_expensive_files_are_read_one_at_a_time_and_others_go_on() -> None:
     begun, go_on = threading.Event(), threading.Event()
 

@@ -454,7 +454,7 @@ def _traced(leased: LeasedJob, trace: JobTrace) -> str:
 
 def definition(workflow: Workflow) -> JsonObject:
     """A workflow in the form of its file: the result can be stored again."""
-    shown: JsonObject = msgspec.to_builtins(workflow)
+    shown = _with_whole_seconds(msgspec.to_builtins(workflow))
     shown["steps"] = {step_id: _step_of_file(spec) for step_id, spec in workflow.steps.items()}
     return shown
 
@@ -470,12 +470,20 @@ _APPROVAL_MEMBERS: Final = {
 
 
 def _step_of_file(spec: StepSpec) -> JsonObject:
-    shown: JsonObject = msgspec.to_builtins(spec)
+    shown = _with_whole_seconds(msgspec.to_builtins(spec))
     del shown["kind"]
     if isinstance(spec, ApprovalSpec):
         members = {file: spec for file, spec in _APPROVAL_MEMBERS.items() if spec in shown}
         shown["approval"] = {file: shown.pop(spec) for file, spec in members.items()}
     return shown
+
+
+def _with_whole_seconds(document: JsonObject) -> JsonObject:
+    """With ``5`` where a file says ``5``: times are floats once they are read."""
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in document.items()
+    }
 
 
 REPLAYED: Final[Headers] = ((b"idempotency-replayed", b"true"),)
