@@ -248,6 +248,37 @@ async def test_what_many_waited_for_is_rendered_once(world: World) -> None:
 
 
 @virtual
+async def test_a_finished_run_is_read_and_rendered_once_a_second_for_many_callers(
+    world: World,
+) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    await world.report(one, *await world.lease(one, "work"))
+    await asyncio.sleep(0.5)
+    loads: list[str] = []
+    one.on_call(lambda verb, is_done: loads.append(verb) if verb == "load" and is_done else None)
+    rendered: list[RunStatus] = []
+
+    async def render(loaded: Loaded) -> RunStatus:
+        rendered.append(loaded.run.status)
+        await asyncio.sleep(0.02)
+        return loaded.run.status
+
+    async def read(number: int) -> RunStatus | None:
+        await asyncio.sleep(number // 2 * 0.01)  # two at a time
+        return await one.waiters.rendered(run_id, render, within_s=0, of=ACME)
+
+    assert await asyncio.gather(*map(read, range(60))) == [RunStatus.SUCCEEDED] * 60
+    assert len(loads) <= 2
+    assert len(rendered) <= 2
+    assert await one.waiters.rendered(run_id, render, within_s=0, of=GLOBEX) is None
+    await asyncio.sleep(1.1)
+    assert await read(0) is RunStatus.SUCCEEDED
+    assert len(loads) <= 3  # it is not kept for longer
+
+
+@virtual
 async def test_nobody_is_shown_what_was_read_before_they_asked(world: World) -> None:
     one, two = world.add(), world.add()
     one.bus.is_mute = True

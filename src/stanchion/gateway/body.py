@@ -105,15 +105,34 @@ async def _part(receive: Receive) -> Message:
     return message
 
 
-def decoded(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:  # noqa: ANN401 - the route's own type
-    """The body as the route's type. Raises ``RequestRefused`` with the place of the fault."""
+def decoded(
+    body: bytes,
+    decoder: msgspec.json.Decoder[Any],
+    *,
+    is_checked: bool = False,
+) -> Any:  # noqa: ANN401 - the route's own type
+    """The body as the route's type. Raises ``RequestRefused`` with the place of the fault.
+
+    ``is_checked``: ``refuse_costly`` has been called.
+    """
     try:
-        return decode_json(body, decoder)
+        return decode_json(body, decoder, is_checked=is_checked)
     except MalformedJson as error:
         detail = f"the body is not JSON: {error}"
         raise RequestRefused(Refusal(code=Code.MALFORMED_JSON, detail=detail)) from None
     except InvalidJson as error:
         raise RequestRefused(invalid((error.fault,), str(error.fault))) from None
+
+
+def refuse_costly(body: bytes) -> None:
+    """Raise ``RequestRefused`` if decoding the body could block the event loop for over 20 ms.
+
+    Apart from ``decoded``, because each of them may take 20 ms of a large body.
+    """
+    costly = _costly(body) if len(body) > _SMALL_BYTES else None
+    if costly is not None:
+        fault = Fault("", costly)
+        raise RequestRefused(invalid((fault,), str(fault)))
 
 
 _INT_MIN: Final = -(2**63)
@@ -163,9 +182,11 @@ class InvalidJson(Exception):
         self.fault = fault
 
 
-def decode_json(body: bytes, decoder: msgspec.json.Decoder[object]) -> object:
+def decode_json(
+    body: bytes, decoder: msgspec.json.Decoder[object], *, is_checked: bool = False
+) -> object:
     """The body as the decoder's type. Raises ``MalformedJson`` or ``InvalidJson`` only."""
-    if len(body) > _SMALL_BYTES:
+    if len(body) > _SMALL_BYTES and not is_checked:
         costly = _costly(body)
         if costly is not None:
             raise InvalidJson(Fault("", costly))

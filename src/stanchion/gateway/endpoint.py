@@ -21,7 +21,7 @@ from stanchion import telemetry
 from stanchion.core.model import TenantId
 from stanchion.core.receipts import Receipt
 from stanchion.gateway.auth import DEFAULT_TENANT, Caller
-from stanchion.gateway.body import decoded, is_suspect, read_query
+from stanchion.gateway.body import decoded, is_suspect, read_query, refuse_costly
 from stanchion.gateway.exchange import (
     PART_BYTES,
     ClientGone,
@@ -287,7 +287,11 @@ class _RouteRunner:
         self._state.work.check(exchange.tenant)
         await self._state.heavy.take()
         with self._state.work.measured(exchange.tenant):
-            return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
+            refuse_costly(raw)
+        await self._state.heavy.take()
+        with self._state.work.measured(exchange.tenant):
+            body = decoded(raw, self._decoder, is_checked=True)
+            return self._call(exchange, caller, query, raw, body)
 
     def _call(
         self, exchange: Exchange, caller: Caller, query: object, raw: bytes, body: object

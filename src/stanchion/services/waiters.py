@@ -25,6 +25,8 @@ from stanchion.services.limiter import SingleFlight, TenantLimiter, retrieve
 POLL_S: Final = 1.0
 FEED_READS_AT_ONCE: Final = 2
 """Concurrent reads of one tenant's feed: streams that catch up with a long feed take turns."""
+FINAL_MAX: Final = 4
+"""Finished runs that are kept for a second after several callers got them."""
 _WOKEN_AT_ONCE: Final = 16
 _Rendered = TypeVar("_Rendered")
 
@@ -101,6 +103,8 @@ class RunWaiters:
         self._runs: Runs = context.store
         self._clock = context.clock
         self._watched: dict[RunId, _Watched] = {}
+        self._final: dict[RunId, _Reading] = {}
+        """Finished runs that several callers got at once, for a second: they do not change."""
         self._reads = SingleFlight()
         self._tenants: dict[TenantId, _Waiting] = {}
         self._feed_turns = TenantLimiter(FEED_READS_AT_ONCE)
@@ -198,6 +202,8 @@ class RunWaiters:
         reading = _Reading(await self._runs.load(run_id), began)
         if watched.bells == bells:
             watched.newest = reading
+        if reading.loaded is not None and reading.loaded.run.status.is_finished:
+            watched.ended = reading
         return reading
 
     def has_ended(self, run: Run) -> None:
@@ -217,6 +223,7 @@ class RunWaiters:
     @contextmanager
     def _waiting_for(self, run_id: RunId) -> Iterator[tuple[_Watched, asyncio.Event]]:
         watched, woken = self._watched.setdefault(run_id, _Watched()), asyncio.Event()
+        watched.ended = watched.ended or self._final.get(run_id)
         watched.waiting[woken] = None
         try:
             yield watched, woken
@@ -224,6 +231,15 @@ class RunWaiters:
             del watched.waiting[woken]
             if not watched.waiting and self._watched.get(run_id) is watched:
                 del self._watched[run_id]
+                self._keep(run_id, watched.ended)
+
+    def _keep(self, run_id: RunId, ended: _Reading | None) -> None:
+        """Keep what several callers of a finished run got: more of them may be on their way."""
+        if ended is None or ended.rendering is None or run_id in self._final:
+            return
+        if len(self._final) < FINAL_MAX:
+            self._final[run_id] = ended
+            asyncio.get_running_loop().call_later(POLL_S, self._final.pop, run_id, None)
 
     async def read_feed(self, tenant: TenantId, *, after: str | None, limit: int) -> FeedPage:
         """The feed after a position, read once for all callers that ask at the same time.
