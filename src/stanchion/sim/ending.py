@@ -10,6 +10,7 @@ from stanchion.core.escalation import Level
 from stanchion.core.model import Instant, Run, RunId, StepId, TenantId
 from stanchion.services.replicas import MISSING_MS
 from stanchion.sim import invariants as must
+from stanchion.sim.meaning import check_told
 from stanchion.sim.queue_ledger import gave_up_waiting
 from stanchion.sim.workload import CAPS
 
@@ -77,6 +78,7 @@ def check_end(world: World) -> None:
     _check_levels(world)
     if not world.scenario.profile.store_loses:
         _check_told(world)
+        check_told(world)
         world.ledger.bulks.check_end(state, world.operators.told)
     _check_metrics(world)
 

@@ -19,7 +19,8 @@ from stanchion.sim.lock_ledger import ObservedHold
 from stanchion.sim.loop import Process, VirtualLoop
 from stanchion.sim.network import CLEAR, SimLink
 from stanchion.sim.scenario import FaultKind, PlannedFault
-from stanchion.sim.workload import CAPS, WORKFLOWS, budgets_of, changed, queueing
+from stanchion.sim.workflows import WORKFLOWS, changed
+from stanchion.sim.workload import CAPS, budgets_of, queueing
 
 if TYPE_CHECKING:
     from stanchion.sim.replica import Replica

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -42,6 +41,7 @@ from stanchion.sim.servers import (
     StorePort,
     StoreServer,
 )
+from stanchion.sim.workflows import share
 from stanchion.transport.messages import HttpReply, NoReply
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ __all__ = [
     "SimContext",
     "linked_once",
     "plan_of",
-    "share",
 ]
 
 
@@ -271,11 +270,6 @@ class SeededEntropy:
 
     def token(self) -> str:
         return f"{self._random.getrandbits(128):032x}"
-
-
-def share(*parts: object) -> float:
-    """A number in [0, 1) that depends only on the parts, not on earlier draws."""
-    return zlib.crc32("/".join(map(str, parts)).encode()) / 2**32
 
 
 _LINKED: dict[tuple[bytes, ...], Plan | WorkflowFaults] = {}

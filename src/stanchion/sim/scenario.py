@@ -82,6 +82,10 @@ class Then(StrEnum):
     CANCEL = "cancel"
     RERUN = "rerun"
     LEAVE = "leave"
+    RERUN_FROM = "rerun from a step"
+    MISMATCH = "send other input with the key"
+    READ = "read its timeline"
+    FOLLOW = "follow its events"
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -95,6 +99,8 @@ class Ask(msgspec.Struct, frozen=True):
     """The number of callers that send it at the same time with the same key."""
     then: Then
     after_s: float
+    has_key: bool = True
+    """Without one, a start that may have been done is not repeated."""
 
     def __str__(self) -> str:
         many = "" if self.copies == 1 else f" ×{self.copies}"
@@ -334,6 +340,7 @@ def draw(seed: int, profile_name: str = MIXED) -> Scenario:
     else:
         profile = PROFILES[profile_name]
     asks = tuple(_ask(chance, profile, number) for number in range(chance.randint(*profile.asks)))
+    asks += _more_asks(Random(f"more {seed} {profile_name}"), profile)  # noqa: S311 - likewise
     faults = tuple(_fault(chance, profile) for _ in range(chance.randint(*profile.faults)))
     return Scenario(
         seed=seed,
@@ -350,6 +357,29 @@ def draw(seed: int, profile_name: str = MIXED) -> Scenario:
 
 
 # Drawn by generators of their own, so that a change here leaves the rest of the days as it is.
+
+
+def _more_asks(chance: Random, profile: Profile) -> tuple[Ask, ...]:
+    """Starts of workflows with time limits, conditions and expressions; starts without a key."""
+    return tuple(
+        Ask(
+            at_s=round(chance.uniform(0, 0.8) * profile.day_s, 3),
+            tenant=chance.choice(("acme", "acme", "globex", "quiet", "quiet")),
+            workflow=chance.choice(_MORE_WORKFLOWS),
+            key=f"more-{number}",
+            copies=chance.choice((1, 1, 2)),
+            then=chance.choice(tuple(Then)),
+            after_s=round(chance.uniform(0, 6), 3),
+            has_key=chance.random() < 0.7,  # noqa: PLR2004 - most
+        )
+        for number in range(chance.randint(4, 8))
+    )
+
+
+_MORE_WORKFLOWS: Final = (
+    *("routed", "routed", "bounded", "bounded", "hurried", "hurried"),
+    *("fan", "tolerant", "items", "review", "three", "job"),
+)
 
 
 def _bulks(chance: Random, profile: Profile) -> tuple[PlannedBulk, ...]:

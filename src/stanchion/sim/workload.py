@@ -1,4 +1,4 @@
-"""The workload: workflows, workers and callers."""
+"""The workload: workers and callers. Their workflows are in ``workflows``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -17,33 +17,22 @@ from stanchion.client.engine import Pace, RetryBudgets
 from stanchion.client.errors import CallFailed, Conflict, retry_after_ms
 from stanchion.client.signals import CallSignal, Retrying
 from stanchion.core.budget import BudgetLimit, BudgetWindow
-from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Instant, JobId, Risk, RunStatus, StepId, Topic, WorkflowId
+from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.model import Instant, JobId, RunStatus, WorkflowId
 from stanchion.core.queue import OnFull
 from stanchion.core.rerun import RerunOnly, RerunVersion
-from stanchion.core.retry import RETRIES, Budget, Exponential, Fixed, RetryClass
+from stanchion.core.retry import RETRIES, Budget, RetryClass
 from stanchion.core.topic_limits import LimitScope, TopicLimit
-from stanchion.core.workflow import (
-    ApprovalSpec,
-    DelaySpec,
-    ForEachSpec,
-    ForEachWorkflowSpec,
-    JobSpec,
-    OnDecisionTimeout,
-    OnFailure,
-    RetrySpec,
-    SubworkflowSpec,
-    Workflow,
-)
 from stanchion.ports.records import Tenant
 from stanchion.sim import invariants as must
 from stanchion.sim.history import History
 from stanchion.sim.ledger import Ledger
 from stanchion.sim.loop import LoopClock, Process
 from stanchion.sim.network import CallerTransport, Network, WorkerTransport
-from stanchion.sim.replica import share
 from stanchion.sim.scenario import Ask, Then
+from stanchion.sim.workflows import Fails, handled, share
 from stanchion.transport.messages import HttpReply, NoReply, Request
+from stanchion.wire.runs import RunView, TimelineLine
 from stanchion.wire.worker import ResultsAnswer, ResultsRequest
 from stanchion.worker import FinalError, Job, JobFailed, Worker
 
@@ -88,143 +77,6 @@ def queueing(config: Tenant) -> Tenant:
     )
 
 
-def _job(topic: str, *needs: str, attempts: int = 1) -> JobSpec:
-    return JobSpec(
-        topic=Topic(topic),
-        needs=tuple(map(StepId, needs)),
-        retry=RetrySpec(max_attempts=attempts, backoff=Exponential(base_ms=200, cap_ms=2_000)),
-    )
-
-
-def _workflow(
-    name: str,
-    risk: Risk,
-    *,
-    tokens: int = 0,
-    max_deliveries: int | None = None,
-    **steps: object,
-) -> Workflow:
-    return Workflow(
-        id=WorkflowId(name),
-        risk=risk,
-        steps={StepId(each): spec for each, spec in steps.items()},  # type: ignore[misc]  # specs
-        timeout_s=900,
-        max_deliveries=max_deliveries,
-        budget={"tokens": tokens} if tokens else {},
-    )
-
-
-WORKFLOWS: Final = (
-    _workflow(
-        "three",
-        Risk.STANDARD,
-        tokens=15,
-        a=_job("plan"),
-        b=_job("search", "a"),
-        c=_job("write", "b"),
-    ),
-    _workflow(
-        "fan",
-        Risk.HIGH,
-        tokens=30,
-        list=_job("plan"),
-        each=ForEachSpec(
-            for_each='${["x", "y", "z"]}',
-            topic=Topic("search"),
-            needs=(StepId("list"),),
-            retry=RetrySpec(max_attempts=2, backoff=Fixed(delay_ms=300)),
-        ),
-        end=_job("write", "each"),
-    ),
-    _workflow(
-        "wide",
-        Risk.LOW,
-        tokens=20,
-        max_deliveries=1,
-        each=ForEachSpec(for_each='${["a", "b", "c", "d", "e"]}', topic=Topic("quick")),
-        beside=_job("quick"),
-    ),
-    _workflow(
-        "review",
-        Risk.LOW,
-        draft=_job("plan"),
-        review=ApprovalSpec(
-            needs=(StepId("draft"),),
-            message="Publish for ${input}?",
-            decision_timeout_s=60.0,
-            on_timeout=OnDecisionTimeout.APPROVE,
-        ),
-        publish=_job("write", "review"),
-    ),
-    _workflow(
-        "patient",
-        Risk.CRITICAL,
-        flaky=_job("flaky", attempts=3),
-        beside=_job("search"),
-        cool=DelaySpec(delay_s=2.0, needs=(StepId("flaky"),)),
-        last=_job("write", "cool", "beside"),
-    ),
-    _workflow(
-        "tolerant",
-        Risk.STANDARD,
-        tokens=40,
-        each=ForEachSpec(
-            for_each='${["a", "b", "c", "d", "e", "f"]}',
-            topic=Topic("search"),
-            retry=RetrySpec(max_attempts=2, backoff=Fixed(delay_ms=300)),
-            attempt_timeout_s=8.0,
-            parallel=2,
-            on_item_failure=OnFailure.CONTINUE,
-        ),
-        risky=JobSpec(
-            topic=Topic("flaky"),
-            needs=(StepId("each"),),
-            attempt_timeout_s=3.0,
-            on_failure=OnFailure.CONTINUE,
-        ),
-        end=_job("write", "risky"),
-    ),
-    _workflow(
-        "items",
-        Risk.STANDARD,
-        list=_job("plan"),
-        each=ForEachWorkflowSpec(
-            for_each='${["a", "b", "c", "d"]}',
-            workflow=WorkflowId("item"),
-            input={"name": "${item}", "is_first": "${index == 0}"},
-            needs=(StepId("list"),),
-            parallel=2,
-            on_item_failure=OnFailure.CONTINUE,
-        ),
-        end=_job("write", "each"),
-    ),
-    _workflow(
-        "item",
-        Risk.LOW,
-        skip=JobSpec(topic=Topic("quick"), when="input.is_first"),
-        draft=JobSpec(
-            topic=Topic("flaky"),
-            needs=(StepId("skip"),),
-            retry=RetrySpec(max_attempts=2, backoff=Fixed(delay_ms=300)),
-            timeout_s=5.0,
-        ),
-        cool=DelaySpec(delay_s=0.5, needs=(StepId("draft"),)),
-        check=JobSpec(topic=Topic("search"), needs=(StepId("cool"),), attempt_timeout_s=8.0),
-    ),
-    _workflow(
-        "nested",
-        Risk.HIGH,
-        first=_job("plan"),
-        inner=SubworkflowSpec(workflow=WorkflowId("three"), needs=(StepId("first"),)),
-    ),
-)
-
-
-def changed(workflow: Workflow, number: int) -> Workflow:
-    """Another version of the workflow."""
-    return msgspec.structs.replace(workflow, timeout_s=901.0 + number)
-
-
 # ── Workers ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -267,12 +119,10 @@ class Hands:
                 job.usage(tokens=1 + int(4 * fate))
             if job.lost is None:
                 self._ledger.works(JobId(job.job_id), job.fence, since_s)
-        outcome = share("outcome", self._seed, job.job_id)
-        if job.topic == "flaky" and job.attempt == 1 and outcome < 0.7:  # noqa: PLR2004 - most
-            raise JobFailed("not this time")
-        if outcome > 0.96:  # noqa: PLR2004 - few
-            raise FinalError("never")
-        return {"by": job.step_id}
+        sent = handled(self._seed, job.job_id, job.topic, job.attempt, job.input)
+        if isinstance(sent, Fails):
+            raise FinalError(sent.message) if sent.is_final else JobFailed(sent.message)
+        return sent
 
 
 class _Told(WorkerTransport):
@@ -297,6 +147,14 @@ class _Told(WorkerTransport):
 # ── Callers ──────────────────────────────────────────────────────────────────────────────────────
 
 
+class RerunTold(NamedTuple):
+    """What a caller was told about a rerun from a step."""
+
+    of: str
+    from_step: str
+    reused: frozenset[str]
+
+
 @dataclass(slots=True)
 class Callers:
     """One process of callers: clients of all tenants, with one retry budget."""
@@ -315,6 +173,14 @@ class Callers:
     """The final status of runs that callers got."""
     decided: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
     """Decisions that succeeded for callers: run and step, and the verbs."""
+    reruns: dict[str, RerunTold] = field(default_factory=dict)
+    """Reruns from a step, by the new run."""
+    mismatched: dict[str, str] = field(default_factory=dict)
+    """What was wrong when a key was used for another input."""
+    read: dict[str, tuple[RunView, list[TimelineLine]]] = field(default_factory=dict)
+    """Runs that have ended, as callers were shown them: the run and its timeline."""
+    rows: dict[tuple[str, str], list[tuple[int, JsonValue]]] = field(default_factory=dict)
+    """Items of for-each steps of such runs: index and output."""
     queues: bool = False
     """Whether starts say where they want to wait."""
     retries: Counter[RetryClass] = field(default_factory=Counter)
@@ -355,7 +221,8 @@ class Callers:
         run_id = await self._insist(client, ask, f"caller {ask.key}/{copy}", chance)
         if run_id is None:
             return
-        self.started.setdefault(ask.key, {})[run_id] = None
+        key = ask.key if ask.has_key else f"{ask.key}/{copy}"
+        self.started.setdefault(key, {})[run_id] = None
         self.history.tell(f"caller {ask.key}/{copy}: has run {run_id}")
         if copy == 0:
             await self._then(client, ask, run_id)
@@ -368,12 +235,14 @@ class Callers:
                 return await self._start(client, ask)
             except CallFailed as error:
                 self.history.tell(f"{who}: {error}")
-                if not error.facts.may_have_run:
+                if not error.facts.may_have_run or not ask.has_key:
                     return None
             await asyncio.sleep(5 + 5 * chance.random())
         return None
 
     async def _start(self, client: AsyncClient, ask: Ask) -> str:
+        if not ask.has_key:
+            return await self._start_without_key(client, ask)
         if ask.workflow == "job":
             answer = await client.submit_job("plan", {"n": ask.key}, idempotency_key=ask.key)
             return answer.run_id
@@ -385,6 +254,15 @@ class Callers:
             **self._wishes(ask),
         )
         return handle.run_id
+
+    async def _start_without_key(self, client: AsyncClient, ask: Ask) -> str:
+        """Start a run by a request that is not repeated once it may have been done."""
+        body: JsonObject = {"input": {"n": ask.key}, "labels": {"key": ask.key}}
+        path = f"/v1/workflows/{ask.workflow}/runs"
+        if ask.workflow == "job":
+            path, body = "/v1/jobs", {"topic": "plan", "input": {"n": ask.key}}
+        answer: Any = await client.request("POST", path, body)
+        return str(answer["run_id"])
 
     def _wishes(self, ask: Ask) -> dict[str, Any]:
         """Where the run wants to wait, the same for all callers of a key."""
@@ -409,7 +287,8 @@ class Callers:
         chance = Random(f"{self.seed}/{run_id}/{step_id}/{verb}")  # noqa: S311 - to be foreseen
         client = self.client(tenant, chance)
         with suppress(CallFailed):
-            change = await getattr(client, verb)(run_id, step_id)
+            said = f"{verb} {chance.random():.3f}"
+            change = await getattr(client, verb)(run_id, step_id, comment=said, data={"of": said})
             self.history.tell(f"person {verb} {run_id}/{step_id}: {change.status}")
             if change.applied:
                 self.decided.setdefault((run_id, step_id), {})[verb] = None
@@ -428,7 +307,14 @@ class Callers:
                 case Then.RERUN:
                     await client.wait(run_id, timeout_s=30)
                     await self._rerun(client, run_id, f"{ask.key}-again")
-                case Then.LEAVE:
+                case Then.RERUN_FROM:
+                    await client.wait(run_id, timeout_s=30)
+                    await self._rerun_from(client, run_id, f"{ask.key}-from")
+                case Then.MISMATCH:
+                    await self._mismatch(client, ask, run_id)
+                case Then.READ:
+                    await self._read(client, run_id)
+                case Then.FOLLOW | Then.LEAVE:
                     pass
         except CallFailed as error:
             self.history.tell(f"caller {ask.key}: {error}")
@@ -448,6 +334,50 @@ class Callers:
         version = RerunVersion.NEWEST if fate < 0.9 else None  # noqa: PLR2004 - and of the rest
         again = await client.rerun(run_id, version=version, idempotency_key=key)
         self.started.setdefault(key, {})[again.run_id] = None
+
+    async def _rerun_from(self, client: AsyncClient, run_id: str, key: str) -> None:
+        """Rerun from a step that the old run has; what is planned must be what is done."""
+        steps = [each for each in (await client.get(run_id)).steps if "." not in each]
+        if not steps:
+            return
+        step_id = steps[int(share("from", self.seed, key) * len(steps))]
+        plan = await client.plan_rerun(run_id, from_step=step_id)
+        again = await client.rerun(run_id, from_step=step_id, idempotency_key=key)
+        self.started.setdefault(key, {})[again.run_id] = None
+        reused = {each for each, step in plan.steps.items() if step.action != "runs_again"}
+        self.reruns[again.run_id] = RerunTold(run_id, step_id, frozenset(reused))
+
+    async def _mismatch(self, client: AsyncClient, ask: Ask, run_id: str) -> None:
+        """Send another input with the key of the run: it must be refused, whatever else holds."""
+        if not ask.has_key or ask.workflow == "job":
+            return
+        try:
+            other = await client.start(ask.workflow, {"n": "another"}, idempotency_key=ask.key)
+            self.mismatched[ask.key] = f"the key of {run_id} gave {other.run_id} for another input"
+        except CallFailed as error:
+            if error.facts.status is None or error.facts.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                return
+            if error.facts.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+                self.mismatched[ask.key] = f"the key of {run_id}, with another input: {error}"
+
+    async def _read(self, client: AsyncClient, run_id: str) -> None:
+        """Read all that is shown of a run that has ended; the end of the day compares it."""
+        view = await client.wait(run_id, timeout_s=30)
+        if not view.status.is_finished:
+            return
+        lines: list[TimelineLine] = []
+        cursor: str | None = None
+        while True:
+            page = await client.timeline(run_id, limit=7, cursor=cursor)
+            lines += page.entries
+            cursor = page.cursor
+            if cursor is None:
+                break
+        self.read[run_id] = (view, lines)
+        for step_id, step in view.steps.items():
+            if step.items_total is not None:
+                rows = [row async for row in client.items(run_id, step_id)]
+                self.rows[run_id, step_id] = [(row.index, row.output) for row in rows]
 
     def _told(self, signal: CallSignal, now: Instant) -> None:
         if not isinstance(signal, Retrying):

@@ -34,20 +34,20 @@ from stanchion.sim.injector import FaultInjector
 from stanchion.sim.ledger import Ledger
 from stanchion.sim.lock_ledger import LockLedger
 from stanchion.sim.loop import LoopClock, Process, VirtualLoop
+from stanchion.sim.meaning import MeaningRecord
 from stanchion.sim.network import BAD_WEATHER, CLEAR, HttpServer, Network
 from stanchion.sim.operators import Operators
 from stanchion.sim.replica import NO_MUTANT, Mutant, Replica, SimContext, linked_once, plan_of
 from stanchion.sim.scenario import Ask, Scenario, Then
 from stanchion.sim.servers import LockServer, StoreServer, at_once
+from stanchion.sim.workflows import WORKFLOWS, changed
 from stanchion.sim.workload import (
     CAPS,
     LIMITS,
     PINS,
-    WORKFLOWS,
     Callers,
     Hands,
     budgets_of,
-    changed,
     queueing,
 )
 
@@ -157,6 +157,8 @@ class World:
             limits=LIMITS,
             job_ttl_ms=profile.job_ttl_ms,
         )
+        self.meaning = MeaningRecord(self.ledger, scenario.seed)
+        self.meaning.watch()
         self.weather = BAD_WEATHER if scenario.is_stormy else CLEAR
         self._place = SimContext(
             seed=scenario.seed,
