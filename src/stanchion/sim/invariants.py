@@ -61,6 +61,34 @@ from stanchion.ports.records import (
 _MS: int = 1_000
 
 
+# ── Beliefs ──────────────────────────────────────────────────────────────────────────────────────
+
+_ROUNDED_MS: Final = 2.0
+"""Clocks count whole milliseconds."""
+
+
+def belief_is_covered(name: str, *, believed_ms: float, kept_ms: float) -> Iterator[str]:
+    """A holder trusts its lease at most as long as its server keeps it."""
+    if believed_ms > max(0.0, kept_ms) + _ROUNDED_MS:
+        yield f"{name} is trusted for {believed_ms:.0f} ms, and kept for {kept_ms:.0f} ms"
+
+
+def term_is_as_asked(
+    name: str, *, until: Instant | None, now: Instant, ttl_ms: int
+) -> Iterator[str]:
+    """A grant or renewal lasts no longer than its term."""
+    if until is None or until > now + ttl_ms:
+        yield f"{name} was given until {until}, a term of {ttl_ms} ms after {now}"
+
+
+def renewal_extends_what_stands(
+    name: str, *, fence: int, holder: int | None, until: Instant | None, now: Instant
+) -> Iterator[str]:
+    """A renewal is granted only to the holder of a lease that has not ended."""
+    if holder != fence or until is None or until <= now:
+        yield f"{name} was renewed with fence {fence}; it is held by {holder} until {until}"
+
+
 # ── Admission ────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -206,6 +206,16 @@ class Ledger:
             "a trusted lease is owned", must.job_holder_owns(job_id, fence, file, now)
         )
 
+    def believes(self, job_id: JobId, fence: int, believed_ms: float) -> None:
+        """A worker trusts its lease of a job for so long."""
+        file = self.store.real.state.jobs.get(job_id)
+        if self.is_after_failover() or file is None or file.state not in _OPEN_JOBS:
+            return  # Lost in a failover; or revoked, which ends a lease at any time.
+        holder, until = self.leases.get(job_id, (None, None))
+        kept_ms = until - self.store.clock.now() if until is not None and holder == fence else 0
+        said = must.belief_is_covered(job_id, believed_ms=believed_ms, kept_ms=kept_ms)
+        self.history.check("no deadline is after the server's", said)
+
     def told_accepted(self, job_id: str, fence: int) -> None:
         """A worker was told that its result is durable."""
         is_taken = (job_id, fence) in self.taken
@@ -510,19 +520,35 @@ class Ledger:
             )
             self.job_fences[job_id] = each.fence
             self.leases[job_id] = (each.fence, each.expires_at)
+            self._term(job_id)
             self.history.tell(f"store  {seen.who.name} {job_id}: leased, {each.deliveries}.")
         if seen.answer:
             self._limited()
 
     def renewed(self, seen: SeenCommand) -> None:
         """Record renewed and lost leases of jobs."""
-        state = self.store.real.state
+        state, now, check = self.store.real.state, self.store.clock.now(), self.history.check
         for lease in seen.arguments[0]:
-            known, file = self.leases.get(lease.job_id), state.jobs.get(lease.job_id)
+            job_id = lease.job_id
+            known, file = self.leases.get(job_id), state.jobs.get(job_id)
+            if job_id in seen.answer.renewed:
+                holder, until = (None, None) if known is None else known
+                check(
+                    "a renewal extends what stands",
+                    must.renewal_extends_what_stands(
+                        job_id, fence=lease.fence, holder=holder, until=until, now=now
+                    ),
+                )
+                self._term(job_id)
             if known is not None and file is not None and file.expires_at is not None:
-                self.leases[lease.job_id] = (known[0], file.expires_at)
+                self.leases[job_id] = (known[0], file.expires_at)
         if seen.answer.renewed:
             self._limited()
+
+    def _term(self, job_id: JobId) -> None:
+        file, now = self.store.real.state.jobs[job_id], self.store.clock.now()
+        said = must.term_is_as_asked(job_id, until=file.expires_at, now=now, ttl_ms=self.job_ttl_ms)
+        self.history.check("a lease lasts its term", said)
 
     def expired(self, seen: SeenCommand) -> None:
         """Check expired leases of jobs."""

@@ -6,13 +6,13 @@ import asyncio
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from stanchion.core.lease import LeasePolicy, OnLockError
+from stanchion.core.lease import Holding, LeasePolicy, OnLockError
 from stanchion.core.model import Instant, RunId
 from stanchion.ports.locks import Granted, LockReleased, Renewed
 from stanchion.services.renewal import Lease
 from stanchion.sim import invariants as must
 from stanchion.sim.history import History
-from stanchion.sim.loop import Process
+from stanchion.sim.loop import LoopClock, Process
 from stanchion.sim.servers import LockServer
 
 NEVER_S: float = -1e9
@@ -28,6 +28,18 @@ class ObservedHold:
     since_s: float
     is_closed: bool
     """Whether the replica said, when it asked, that its level closes the class."""
+    clock: LoopClock
+
+    @property
+    def believed_ms(self) -> float | None:
+        """How long the holder will trust its lease, in the time of servers; ``None``: it does not.
+
+        Also while its process is paused: then it would act on its belief when it resumes.
+        """
+        trust = self.lease.trust
+        if self.lease.fence is None or not isinstance(trust, Holding):
+            return None
+        return self.clock.for_servers_ms(trust.trusted_until - self.clock.moment())
 
 
 @dataclass(slots=True)
@@ -121,11 +133,28 @@ class LockLedger:
                 self._holders.pop(name, None)
             case _:
                 pass
+        self._compare_beliefs()
 
     def told_not_owned(self, name: str, token: str) -> None:
         """The lock server has answered a holder that it does not own the lock."""
         fences = self._fences.get(name, {})
         self._not_owned.update((name, each) for each, whose in fences.items() if whose == token)
+
+    def _compare_beliefs(self) -> None:
+        """No holder trusts its lease for longer than the server keeps it."""
+        now = self.locks.clock.now()
+        for hold in self.holds.values():
+            believed_ms, name = hold.believed_ms, hold.lease.name
+            forced_at_s = self._forced_at_s.get(name, NEVER_S)
+            if believed_ms is None or hold.since_s <= max(self.locks.lost_at_s, forced_at_s):
+                continue
+            holder = self._holders.get(name)
+            is_its_own = holder is not None and holder.fence == hold.lease.fence
+            kept_ms = holder.until - now if holder is not None and is_its_own else 0
+            self.history.check(
+                "no deadline is after the server's",
+                must.belief_is_covered(name, believed_ms=believed_ms, kept_ms=kept_ms),
+            )
 
     def lost(self) -> None:
         """The lock server has lost its data."""

@@ -327,6 +327,10 @@ class LoopClock:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds / self._rate)
 
+    def for_servers_ms(self, span_ms: float) -> float:
+        """A span of this clock in the time of servers, which do not drift."""
+        return span_ms / self._rate
+
 
 class _NoSelector(selectors.BaseSelector):
     """The selector of the loop: there are no sockets."""

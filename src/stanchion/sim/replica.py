@@ -228,7 +228,7 @@ class Replica:
                 if not isinstance(outcome, Lease):
                     yield outcome
                     return
-                held = ObservedHold(process, outcome, how["policy"], since_s, is_closed)
+                held = ObservedHold(process, outcome, how["policy"], since_s, is_closed, self.clock)
                 ledger.locks.holding(held)
                 try:
                     yield outcome

@@ -35,6 +35,7 @@ from stanchion.transport.messages import HttpReply, NoReply, Request
 from stanchion.wire.runs import RunView, TimelineLine
 from stanchion.wire.worker import ResultsAnswer, ResultsRequest
 from stanchion.worker import FinalError, Job, JobFailed, Worker
+from stanchion.worker.renewal import HeldJob
 
 CAPS: Final = {"acme": 3, "globex": 2, "quiet": 50}
 PINS: Final = {"globex": {WorkflowId("three"): 1, WorkflowId("nested"): 1}}
@@ -90,6 +91,7 @@ class Hands:
         self._seed = seed
         self._ledger = ledger
         chance = Random(f"{seed}/{name}/worker")  # noqa: S311 - to be foreseen is the point
+        self.clock = LoopClock(drift=chance.uniform(-0.01, 0.01))
         worker = Worker()
         for topic in ("plan", "search", "write", "flaky", "quick"):
             worker.task(topic)(self._handle)
@@ -98,7 +100,7 @@ class Hands:
     async def _work(self, worker: Worker, name: str, chance: Random) -> None:
         await worker.run_over(
             _Told(self.network, self._ledger),
-            clock=LoopClock(drift=chance.uniform(-0.01, 0.01)),
+            clock=self.clock,
             chance=chance.random,
             worker_id=name,
             concurrency=4,
@@ -119,10 +121,17 @@ class Hands:
                 job.usage(tokens=1 + int(4 * fate))
             if job.lost is None:
                 self._ledger.works(JobId(job.job_id), job.fence, since_s)
+                self._believes(job, since_s)
         sent = handled(self._seed, job.job_id, job.topic, job.attempt, job.input)
         if isinstance(sent, Fails):
             raise FinalError(sent.message) if sent.is_final else JobFailed(sent.message)
         return sent
+
+    def _believes(self, job: Job, since_s: float) -> None:
+        hold = getattr(job, "_hold", None)
+        if isinstance(hold, HeldJob) and since_s > self._ledger.failed_over_at_s:
+            believed_ms = self.clock.for_servers_ms(hold.trusted_for_ms)
+            self._ledger.believes(JobId(job.job_id), job.fence, believed_ms)
 
 
 class _Told(WorkerTransport):
@@ -303,6 +312,8 @@ class Callers:
                     change = await client.cancel(run_id)
                     if change.status.is_finished:
                         self.told[run_id] = change.status
+                    elif change.applied:
+                        self.told[run_id] = RunStatus.CANCELLED
                     self.history.tell(f"caller {ask.key}: cancel {run_id}, {change.status}")
                 case Then.RERUN:
                     await client.wait(run_id, timeout_s=30)
