@@ -80,6 +80,8 @@ class FaultInjector:
         for replica in world.replicas:
             for link in replica.links:
                 link.weather = CLEAR
+        for link in world.user_links:
+            link.weather = CLEAR
         networks = [each.network for each in world.workers]
         for network in (*networks, *(each.network for each in world.callers)):
             network.weather = CLEAR
@@ -190,6 +192,9 @@ class FaultInjector:
             for link in replica.links:
                 if link.server.process is process:
                     link.server_stands_still()
+        for link in self._world.user_links:
+            if link.server.process is process:
+                link.server_stands_still()
 
         def resume() -> None:
             if not process.is_dead:

@@ -89,6 +89,18 @@ def renewal_extends_what_stands(
         yield f"{name} was renewed with fence {fence}; it is held by {holder} until {until}"
 
 
+def owner_can_write(name: str, fence: int, *, is_written: bool) -> Iterator[str]:
+    """A register refuses no holder that owns its lease: its fence is above all earlier ones."""
+    if not is_written:
+        yield f"{name}: the write of its owner with fence {fence} was refused"
+
+
+def one_writer_per_fence(name: str, fence: int, first: str, now: str) -> Iterator[str]:
+    """All writes with a fence are of one hold."""
+    if first != now:
+        yield f"{name}: {first} and {now} have written with fence {fence}"
+
+
 # ── Admission ────────────────────────────────────────────────────────────────────────────────────
 
 

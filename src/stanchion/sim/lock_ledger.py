@@ -102,6 +102,25 @@ class LockLedger:
                 [f"{lease.name}: fence {lease.fence} goes on"] if was_told else [],
             )
 
+    def trusts(self, hold: ObservedHold) -> None:
+        """Check that a holder that is about to write owns the lease that it trusts."""
+        self._owns(hold)
+
+    def is_owner(self, hold: ObservedHold) -> bool:
+        """Whether the holder owns its lease, which the lock server cannot have forgotten."""
+        name = hold.lease.name
+        holder = self._holders.get(name)
+        return (
+            hold.since_s > max(self.locks.lost_at_s, self._forced_at_s.get(name, NEVER_S))
+            and holder is not None
+            and holder.fence == hold.lease.fence
+            and self.locks.clock.now() < holder.until
+        )
+
+    def is_borrowed(self, fence: int) -> bool:
+        """Whether the fence is above the server's time: see ``_granted``."""
+        return fence > self.locks.clock.now() * 1_000
+
     def _owns(self, hold: ObservedHold) -> None:
         name = hold.lease.name
         if hold.since_s > max(self.locks.lost_at_s, self._forced_at_s.get(name, NEVER_S)):

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast
 
-from stanchion.adapters.locks.memory import MemoryLocks
+from stanchion.adapters.locks.memory import MemoryTurns
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.store.memory.state import MemoryState
 from stanchion.core.model import Instant
@@ -154,13 +154,15 @@ class StorePort:
         return call
 
 
-class SimLocks(MemoryLocks):
+class SimLocks(MemoryTurns):
     """Memory locks that can lose their data."""
 
     def forget(self) -> None:
         """Lose all data, like a lock server without a disk that restarts."""
         self._holders.clear()
         self._fences.clear()
+        self._lines.clear()
+        self._bells.clear()
 
     def fence_of(self, name: str) -> int | None:
         """The fence of the current holder."""

@@ -31,11 +31,12 @@ from stanchion.sim.bus import BusServer
 from stanchion.sim.ending import check_end, check_looked_after, is_escalated, tell_unfinished
 from stanchion.sim.history import History, bugs_told, quiet
 from stanchion.sim.injector import FaultInjector
+from stanchion.sim.lease_users import LeaseUsers
 from stanchion.sim.ledger import Ledger
 from stanchion.sim.lock_ledger import LockLedger
 from stanchion.sim.loop import LoopClock, Process, VirtualLoop
 from stanchion.sim.meaning import MeaningRecord
-from stanchion.sim.network import BAD_WEATHER, CLEAR, HttpServer, Network
+from stanchion.sim.network import BAD_WEATHER, CLEAR, HttpServer, Network, SimLink
 from stanchion.sim.operators import Operators
 from stanchion.sim.replica import NO_MUTANT, Mutant, Replica, SimContext, linked_once, plan_of
 from stanchion.sim.scenario import Ask, Scenario, Then
@@ -184,6 +185,8 @@ class World:
         self.workers: list[Hands] = []
         self.callers: list[Callers] = []
         self.operators = Operators(self)
+        self.users = None if profile.is_embedded else LeaseUsers(self)
+        self.user_links: list[SimLink] = []
         self.is_healing = False
 
     # ── Who there is ─────────────────────────────────────────────────────────────────────────────
@@ -288,6 +291,8 @@ class World:
             callers = self.callers[number % len(self.callers)]
             loop.call_at(ask.at_s, callers.begin, ask, asking)
         self.operators.begin()
+        if self.users is not None:
+            self.users.begin()
         for fault in self.scenario.faults:
             loop.call_at(fault.at_s, injector.do, fault)
         until_s = self.scenario.profile.day_s
@@ -307,6 +312,8 @@ class World:
         profile = self.scenario.profile
         self.history.tell("healed")
         self.is_healing = True
+        if self.users is not None:
+            self.users.end()
         until_s = loop.time() + HEAL_S_MAX + 6 * profile.job_ttl_ms / 1000
         # A lease may just have been granted to a process that has ended.
         bound_s = loop.time() + (profile.job_ttl_ms + profile.run_ttl_ms) / 1000 + 3
