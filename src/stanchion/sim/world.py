@@ -33,6 +33,7 @@ from stanchion.sim.history import History, bugs_told, quiet
 from stanchion.sim.injector import FaultInjector
 from stanchion.sim.lease_users import LeaseUsers
 from stanchion.sim.ledger import Ledger
+from stanchion.sim.leftovers import check_processes
 from stanchion.sim.lock_ledger import LockLedger
 from stanchion.sim.loop import LoopClock, Process, VirtualLoop
 from stanchion.sim.meaning import MeaningRecord
@@ -340,6 +341,7 @@ class World:
             await self._start_one_more()
             await asyncio.sleep(4)
             check_end(self)
+            await check_processes(self)
 
     async def _start_one_more(self) -> None:
         """Check that the deployment works: a new run starts at once, and ends."""
