@@ -101,6 +101,19 @@ def one_writer_per_fence(name: str, fence: int, first: str, now: str) -> Iterato
         yield f"{name}: {first} and {now} have written with fence {fence}"
 
 
+def all_seen_once(
+    tenant: str, *, stored: Sequence[object], seen: Sequence[object]
+) -> Iterator[str]:
+    """A subscriber has seen every line of the feed, once, and in its order."""
+    if list(stored) == list(seen):
+        return
+    missed, extra = Counter(stored) - Counter(seen), Counter(seen) - Counter(stored)
+    if missed or extra:
+        yield f"{tenant}: {sum(missed.values())} missed {[*missed][:2]}; too many {[*extra][:2]}"
+    else:
+        yield f"{tenant}: the order of the feed is not that of its subscriber"
+
+
 # ── Admission ────────────────────────────────────────────────────────────────────────────────────
 
 

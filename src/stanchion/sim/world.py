@@ -42,6 +42,7 @@ from stanchion.sim.operators import Operators
 from stanchion.sim.replica import NO_MUTANT, Mutant, Replica, SimContext, linked_once, plan_of
 from stanchion.sim.scenario import Ask, Scenario, Then
 from stanchion.sim.servers import LockServer, StoreServer, at_once
+from stanchion.sim.subscribers import Subscribers
 from stanchion.sim.workflows import WORKFLOWS, changed
 from stanchion.sim.workload import (
     CAPS,
@@ -188,6 +189,7 @@ class World:
         self.operators = Operators(self)
         self.users = None if profile.is_embedded else LeaseUsers(self)
         self.user_links: list[SimLink] = []
+        self.subscribers = None if profile.store_loses else Subscribers(self)
         self.is_healing = False
 
     # ── Who there is ─────────────────────────────────────────────────────────────────────────────
@@ -214,7 +216,7 @@ class World:
         """Start a worker, which replaces the one with the same number."""
         self._born[f"worker-{number}"] += 1
         name = f"worker-{number}.{self._born[f'worker-{number}']}"
-        hands = Hands(name, self.scenario.seed, self._network(Process(name)), self.ledger)
+        hands = Hands(name, self.scenario.seed, self.network_of(Process(name)), self.ledger)
         if number < len(self.workers):
             self.workers[number] = hands
         else:
@@ -225,7 +227,8 @@ class World:
         """The replicas that accept connections."""
         return [replica for replica in self.replicas if replica.is_up]
 
-    def _network(self, process: Process) -> Network:
+    def network_of(self, process: Process) -> Network:
+        """The way of a caller, worker or subscriber to the replicas."""
         chance = Random(f"{self.scenario.seed}/{process.name}/network")  # noqa: S311 - to be foreseen
         return Network(process, self.up, chance, self.history.faults, self.weather)
 
@@ -278,7 +281,7 @@ class World:
                 self.replicas[0].services.settings.patch(QUICK_TO_ESCALATE, actor="operator")
             )
         for number in range(2):
-            network = self._network(Process(f"callers-{number}"))
+            network = self.network_of(Process(f"callers-{number}"))
             callers = Callers(network, self.scenario.seed, self.ledger, self.history)
             callers.queues = self.scenario.profile.queues
             self._mutant.on_callers(callers)
@@ -294,6 +297,8 @@ class World:
         self.operators.begin()
         if self.users is not None:
             self.users.begin()
+        if self.subscribers is not None:
+            self.subscribers.begin()
         for fault in self.scenario.faults:
             loop.call_at(fault.at_s, injector.do, fault)
         until_s = self.scenario.profile.day_s
@@ -341,6 +346,8 @@ class World:
             await self._start_one_more()
             await asyncio.sleep(4)
             check_end(self)
+            if self.subscribers is not None:
+                await self.subscribers.check_end()
             await check_processes(self)
 
     async def _start_one_more(self) -> None:
