@@ -127,10 +127,15 @@ def _check_told(world: World) -> None:
     for callers in world.callers:
         world.history.check(
             "a run is found by its label",
-            [f"{key}: run {run_id} is not listed" for key, run_id in callers.unlisted.items()],
+            [
+                f"{key}: run {run_id} is not listed"
+                for key, run_id in callers.unlisted.items()
+                if run_id not in world.ledger.purged
+            ],
         )
         for key, run_ids in callers.started.items():
-            missing = [run_id for run_id in run_ids if run_id not in state.runs]
+            kept = state.runs.keys() | world.ledger.purged
+            missing = [run_id for run_id in run_ids if run_id not in kept]
             world.history.check(
                 "every answered start exists",
                 [f"{key}: run {run_id} is not there" for run_id in missing],
@@ -139,6 +144,8 @@ def _check_told(world: World) -> None:
             said = [f"{key}: callers were told of {sorted(begun)}"] if len(begun) > 1 else []
             world.history.check("one run per key", said)
         for run_id, status in callers.told.items():
+            if run_id in world.ledger.purged:
+                continue
             run = state.runs[RunId(run_id)].run
             world.history.check(
                 "what a caller was told stays true", must.told_stays_true(run, status)
@@ -148,6 +155,8 @@ def _check_told(world: World) -> None:
         for place, said_yes in callers.decided.items():
             verbs[place] |= said_yes
     for (run_id, step_id), told in verbs.items():
+        if run_id in world.ledger.purged:
+            continue
         step = state.runs[RunId(run_id)].run.step(StepId(step_id))
         world.history.check(
             "the first decision counts", must.decision_stays_true(step_id, step, list(told))

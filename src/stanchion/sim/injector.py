@@ -13,14 +13,14 @@ from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Run, RunId, TenantId
 from stanchion.core.settings import Settings
 from stanchion.ports.errors import BackendError
-from stanchion.ports.records import Commit, Tenant
+from stanchion.ports.records import Commit
 from stanchion.sim.ledger import Ambush, Trap
 from stanchion.sim.lock_ledger import ObservedHold
 from stanchion.sim.loop import Process, VirtualLoop
 from stanchion.sim.network import CLEAR, SimLink
 from stanchion.sim.scenario import FaultKind, PlannedFault
-from stanchion.sim.workflows import WORKFLOWS, changed
-from stanchion.sim.workload import CAPS, budgets_of, queueing
+from stanchion.sim.workflows import WORKFLOWS, changed, file_of
+from stanchion.sim.workload import CAPS, budgets_of, configured, queueing
 
 if TYPE_CHECKING:
     from stanchion.sim.replica import Replica
@@ -30,6 +30,7 @@ STEP_MS_MAX: Final = 4_000
 _OTHER_WINDOW: Final = {"acme": BudgetWindow.HOUR, "globex": BudgetWindow.TOTAL}
 BEHIND_MS_MAX: Final = 600_000
 REPLICATION_LAG_S_MAX: Final = 4.0
+_HALF: Final = 0.5
 _AMBUSHES: Final = 0.7
 """The share of faults that wait for a critical moment, of those that can."""
 
@@ -121,7 +122,9 @@ class FaultInjector:
             case FaultKind.PAUSE_WORKER:
                 return self._pause(hands.process)
             case FaultKind.CRASH_WORKER:
-                return self._crash_worker(fault.target % len(workers))
+                return self._crash_worker(
+                    fault.target % len(workers), is_drained=fault.amount > _HALF
+                )
             case FaultKind.SLOW_WORKER:
                 hands.slowness = 1 + 8 * fault.amount
                 return lambda: setattr(hands, "slowness", 1.0)
@@ -247,12 +250,20 @@ class FaultInjector:
         replica.process.begin(order)
         return _nothing
 
-    def _crash_worker(self, number: int) -> Callable[[], None] | None:
-        process = self._world.workers[number].process
-        if process.is_dead:
+    def _crash_worker(self, number: int, *, is_drained: bool) -> Callable[[], None] | None:
+        hands = self._world.workers[number]
+        if hands.process.is_dead:
             return None
-        process.kill()
-        return lambda: _drop(self._world.add_worker(number))
+        if is_drained:
+            hands.drain()
+        else:
+            hands.process.kill()
+
+        def replace() -> None:
+            hands.process.kill()  # If it has not ended by itself.
+            _drop(self._world.add_worker(number))
+
+        return replace
 
     def _link(self, fault: PlannedFault, replica: Replica) -> Callable[[], None]:
         links: list[SimLink] = (
@@ -365,7 +376,7 @@ class FaultInjector:
 
         async def put(cap: int, window: BudgetWindow | None = None) -> None:
             with suppress(BackendError):
-                config = Tenant(max_concurrent_runs=cap, budgets=budgets_of(tenant, 1, window))
+                config = configured(tenant, cap=cap, budgets=budgets_of(tenant, 1, window))
                 if self._world.scenario.profile.queues:
                     config = queueing(config)
                 await replica.services.gate.tenants.put(TenantId(tenant), config)
@@ -393,17 +404,19 @@ class FaultInjector:
         if not replica.is_up:
             return None
 
-        async def put() -> None:
+        async def put_shared() -> None:
             with suppress(BackendError):
-                store, version = replica.services.store, changed(workflow, 1 + fault.target)
-                if fault.target % 3 == 0:
-                    await store.put_shared_workflow(version)
-                else:
-                    # From now on, what globex started from the shared workflow has an own twin.
-                    tenant = "acme" if fault.target % 3 == 1 else "globex"
-                    await store.put_workflow(TenantId(tenant), version)
+                version = changed(workflow, 1 + fault.target)
+                await replica.services.store.put_shared_workflow(version)
 
-        replica.process.begin(put())
+        if fault.target % 3 == 0:
+            replica.process.begin(put_shared())
+        else:
+            # From now on, what globex started from the shared workflow has an own twin.
+            tenant = "acme" if fault.target % 3 == 1 else "globex"
+            callers = self._world.callers[fault.target % len(self._world.callers)]
+            text = file_of(workflow.id, more_s=2.0 + fault.target)
+            callers.process.begin(callers.apply(tenant, text))
         return _nothing
 
 

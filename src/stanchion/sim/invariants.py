@@ -114,6 +114,34 @@ def all_seen_once(
         yield f"{tenant}: the order of the feed is not that of its subscriber"
 
 
+def only_old_runs_removed(
+    removed: Sequence[Run], counted: int, finished_before: Instant
+) -> Iterator[str]:
+    """A purge removes runs that ended before the time that they are kept for, and counts them."""
+    if len(removed) != counted:
+        yield f"{counted} runs were removed, and {len(removed)} are gone"
+    for run in removed:
+        if not run.status.is_finished or (run.finished_at or 0) > finished_before:
+            yield f"{run.id}, {run.status} at {run.finished_at}, was removed too early"
+
+
+def within_rate(tenant: str, times_ms: Sequence[int], per_s: float) -> Iterator[str]:
+    """No more single jobs than the rate and its burst allow, between any two submissions."""
+    burst = max(1.0, per_s)
+    for count, at in enumerate(times_ms[:-1]):
+        many, span_s = len(times_ms) - count, (times_ms[-1] - at) / _MS
+        if many > burst + span_s * per_s + 1e-6:
+            yield f"{tenant}: {many} jobs were submitted in {span_s:.3f} s, at {per_s} a second"
+
+
+def throttled_with_reason(
+    tenant: str, times_ms: Sequence[int], now: Instant, per_s: float
+) -> Iterator[str]:
+    """A job is refused only if one more would be above the rate."""
+    if not any(within_rate(tenant, [*times_ms, now], per_s)):
+        yield f"{tenant}: a job was refused, and {len(times_ms)} were submitted before"
+
+
 # ── Admission ────────────────────────────────────────────────────────────────────────────────────
 
 

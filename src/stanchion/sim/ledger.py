@@ -104,6 +104,7 @@ class Ledger:
     """The answers that reached each replica, by process: its metrics must match."""
     limits: tuple[TopicLimit, ...]
     job_ttl_ms: int
+    retention_ms: int
     settings: list[Settings] = field(default_factory=lambda: [DEFAULTS])
     """All settings that were ever in force."""
     runs: dict[RunId, Run] = field(default_factory=dict)
@@ -135,6 +136,8 @@ class Ledger:
     """Jobs that were open at a failover. Their results may be lost, but still be applied."""
     clocks: dict[str, Clock] = field(default_factory=dict)
     """The clock of each replica, by process."""
+    purged: set[RunId] = field(default_factory=set)
+    """Runs that were removed after their retention."""
     schedules: ScheduleRecord = field(init=False)
     bulks: BulkRecord = field(init=False)
     _observers: dict[str, list[Callable[[SeenCommand], None]]] = field(default_factory=dict)
@@ -574,6 +577,26 @@ class Ledger:
         said = must.receipts_are_kept(tenant, is_kept=tuple(receipts) in kept)
         self.history.check("refusals have receipts", said)
 
+    def purge(self, seen: SeenCommand) -> None:
+        """Check that only runs past their retention are removed."""
+        state = self.store.real.state
+        if not seen.answer:
+            return
+        before = Instant(self.store.clock.now() - self.retention_ms)
+        removed = [run for run_id, run in self.runs.items() if run_id not in state.runs]
+        self.history.check(
+            "only old runs are removed",
+            must.only_old_runs_removed(removed, seen.answer, before),
+        )
+        for run in removed:
+            del self.runs[run.id]
+            self.explained.pop(run.id, None)
+            self.purged.add(run.id)
+        for runs in self.keys.values():
+            for run_id in self.purged.intersection(runs):
+                del runs[run_id]
+        self.history.tell(f"store  {seen.who.name} removes {len(removed)} runs")
+
     def told(self, seen: SeenCommand) -> None:
         """Record a command that needs no check."""
         self.history.tell(f"store  {seen.who.name} {seen.verb} {seen.arguments[0]}")
@@ -681,6 +704,7 @@ _NOTES: Final[Mapping[str, Callable[[Ledger, SeenCommand], None]]] = MappingProx
         "take_outbox": Ledger.taken_up,
         "fire_timers": Ledger.taken_up,
         "put_receipts": Ledger.receipted,
+        "purge": Ledger.purge,
         "post": Ledger.told,
         "replay_dead_letter": Ledger.told,
         "discard_dead_letter": Ledger.told,

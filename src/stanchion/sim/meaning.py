@@ -509,7 +509,7 @@ def check_told(world: World) -> None:
     runs, check = world.store.real.state.runs, world.history.check
     for callers in world.callers:
         for key, sentence in callers.mismatched.items():
-            check("a key belongs to its input", [f"{key}: {sentence}"])
+            check("a key belongs to its input", [f"{key}: {sentence}"] if sentence else [])
         for run_id, (view, lines) in callers.read.items():
             file = runs.get(RunId(run_id))
             if file is not None:

@@ -230,6 +230,8 @@ class _Exchange:
 
     def _when_gone(self, then: Callable[[], object]) -> None:
         self._then = then
+        if self._hung_up.is_set():
+            then()
 
     async def _receive(self) -> Message:
         if self._body is not None:

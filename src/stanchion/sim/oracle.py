@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from stanchion.core.admission import Admitted, RateExceeded
 from stanchion.core.model import RunId
 from stanchion.ports.records import Document
 from stanchion.sim import invariants as must
@@ -102,6 +104,37 @@ class ScheduleRecord:
                 missed={each["tick"]: None for each in value["missed"]},
             ),
         )
+
+
+# ── Single jobs ──────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class RateRecord:
+    """Submissions of single jobs are within their tenant's rate, and refused only above it."""
+
+    ledger: Ledger
+    rates: Mapping[str, float]
+    _times: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def watch(self) -> None:
+        """Observe the store."""
+        self.ledger.on("admit", self._admitted)
+
+    def _admitted(self, seen: SeenCommand) -> None:
+        admission: Admission = seen.arguments[0]
+        tenant = str(admission.run.tenant)
+        per_s, ledger = self.rates.get(tenant), self.ledger
+        if not admission.is_rate_limited or per_s is None or ledger.is_after_failover():
+            return
+        now, times = ledger.store.clock.now(), self._times[tenant]
+        if isinstance(seen.answer, Admitted):
+            times.append(now)
+            said = must.within_rate(tenant, times, per_s)
+            ledger.history.check("single jobs within their rate", said)
+        elif isinstance(seen.answer, RateExceeded):
+            said = must.throttled_with_reason(tenant, times, now, per_s)
+            ledger.history.check("single jobs within their rate", said)
 
 
 # ── Bulk actions ─────────────────────────────────────────────────────────────────────────────────

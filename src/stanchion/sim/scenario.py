@@ -85,7 +85,6 @@ class Then(StrEnum):
     RERUN_FROM = "rerun from a step"
     MISMATCH = "send other input with the key"
     READ = "read its timeline"
-    FOLLOW = "follow its events"
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -324,6 +323,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[PlannedFault, ...]
     is_stormy: bool
     max_deliveries: int
+    retention_s: float | None = None
+    """How long runs that have ended are kept; ``None``: for the whole day."""
     bulks: tuple[PlannedBulk, ...] = ()
     schedules: tuple[PlannedSchedule, ...] = ()
 
@@ -351,9 +352,13 @@ def draw(seed: int, profile_name: str = MIXED) -> Scenario:
         faults=tuple(sorted(faults, key=lambda each: each.at_s)),
         max_deliveries=chance.choice((5, 2)),
         is_stormy=profile.is_stormy and chance.random() < 0.8,  # noqa: PLR2004 - most days
+        retention_s=_RETENTION_S if seed % 6 == 5 else None,  # noqa: PLR2004 - some days
         bulks=_bulks(Random(f"bulks {seed} {profile_name}"), profile),  # noqa: S311 - likewise
         schedules=_schedules(Random(f"schedules {seed} {profile_name}"), profile),  # noqa: S311 - likewise
     )
+
+
+_RETENTION_S: Final = 25.0
 
 
 # Drawn by generators of their own, so that a change here leaves the rest of the days as it is.
@@ -368,7 +373,7 @@ def _more_asks(chance: Random, profile: Profile) -> tuple[Ask, ...]:
             workflow=chance.choice(_MORE_WORKFLOWS),
             key=f"more-{number}",
             copies=chance.choice((1, 1, 2)),
-            then=chance.choice(tuple(Then)),
+            then=chance.choice((*Then, *_MORE_THEN, *_MORE_THEN)),
             after_s=round(chance.uniform(0, 6), 3),
             has_key=chance.random() < 0.7,  # noqa: PLR2004 - most
         )
@@ -376,6 +381,7 @@ def _more_asks(chance: Random, profile: Profile) -> tuple[Ask, ...]:
     )
 
 
+_MORE_THEN: Final = (Then.RERUN_FROM, Then.MISMATCH, Then.READ)
 _MORE_WORKFLOWS: Final = (
     *("routed", "routed", "bounded", "bounded", "hurried", "hurried"),
     *("fan", "tolerant", "items", "review", "three", "job"),

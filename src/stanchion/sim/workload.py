@@ -14,7 +14,14 @@ import msgspec
 
 from stanchion.client.async_client import AsyncClient
 from stanchion.client.engine import Pace, RetryBudgets
-from stanchion.client.errors import CallFailed, Conflict, retry_after_ms
+from stanchion.client.errors import (
+    CallFailed,
+    Conflict,
+    ServerUnavailable,
+    TryLater,
+    WaitTimeout,
+    retry_after_ms,
+)
 from stanchion.client.signals import CallSignal, Retrying
 from stanchion.core.budget import BudgetLimit, BudgetWindow
 from stanchion.core.json_value import JsonObject, JsonValue
@@ -40,6 +47,8 @@ from stanchion.worker.renewal import HeldJob
 CAPS: Final = {"acme": 3, "globex": 2, "quiet": 50}
 PINS: Final = {"globex": {WorkflowId("three"): 1, WorkflowId("nested"): 1}}
 """The shared workflows that tenants pin. At first, only acme has workflows of its own."""
+JOB_RATES: Final = {"acme": 0.5}
+"""Single jobs a second that tenants may submit."""
 LIMITS: Final = (
     TopicLimit(id="all", topics=("search", "write"), max_running=4),
     TopicLimit(id="own", topics=("search",), per=LimitScope.TENANT, max_running=2, rate_per_s=20.0),
@@ -71,6 +80,11 @@ QUEUE_WAIT_S: Final = 15.0
 QUEUE_MAX: Final = 6
 
 
+def configured(tenant: str, *, cap: int, budgets: dict[str, BudgetLimit]) -> Tenant:
+    """The configuration of a tenant with a cap and budgets."""
+    return Tenant(max_concurrent_runs=cap, budgets=budgets, job_rate_per_s=JOB_RATES.get(tenant))
+
+
 def queueing(config: Tenant) -> Tenant:
     """The same configuration, of a tenant whose starts wait while it is full."""
     return msgspec.structs.replace(
@@ -92,10 +106,14 @@ class Hands:
         self._ledger = ledger
         chance = Random(f"{seed}/{name}/worker")  # noqa: S311 - to be foreseen is the point
         self.clock = LoopClock(drift=chance.uniform(-0.01, 0.01))
-        worker = Worker()
+        worker = self._worker = Worker()
         for topic in ("plan", "search", "write", "flaky", "quick"):
             worker.task(topic)(self._handle)
         self.process.begin(self._work(worker, name, chance), name="worker")
+
+    def drain(self) -> None:
+        """Finish the jobs that it has, and end, as after SIGTERM."""
+        self.process.later(0, self._worker.stop)
 
     async def _work(self, worker: Worker, name: str, chance: Random) -> None:
         await worker.run_over(
@@ -291,6 +309,13 @@ class Callers:
             if ask.workflow != "job" and run_id not in found:
                 self.unlisted[ask.key] = run_id
 
+    async def apply(self, tenant: str, text: str) -> None:
+        """Store a workflow file."""
+        chance = Random(f"{self.seed}/{tenant}/{text}")  # noqa: S311 - to be foreseen is the point
+        with suppress(ServerUnavailable, TryLater, WaitTimeout):
+            applied = await self.client(tenant, chance).apply_workflow(text)
+            self.history.tell(f"person applies {applied.id} for {tenant}: {applied.version}")
+
     async def decide(self, tenant: str, run_id: str, step_id: str, verb: str) -> None:
         """Approve or reject."""
         chance = Random(f"{self.seed}/{run_id}/{step_id}/{verb}")  # noqa: S311 - to be foreseen
@@ -325,7 +350,7 @@ class Callers:
                     await self._mismatch(client, ask, run_id)
                 case Then.READ:
                     await self._read(client, run_id)
-                case Then.FOLLOW | Then.LEAVE:
+                case Then.LEAVE:
                     pass
         except CallFailed as error:
             self.history.tell(f"caller {ask.key}: {error}")
@@ -362,6 +387,7 @@ class Callers:
         """Send another input with the key of the run: it must be refused, whatever else holds."""
         if not ask.has_key or ask.workflow == "job":
             return
+        self.mismatched[ask.key] = ""
         try:
             other = await client.start(ask.workflow, {"n": "another"}, idempotency_key=ask.key)
             self.mismatched[ask.key] = f"the key of {run_id} gave {other.run_id} for another input"

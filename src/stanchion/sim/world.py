@@ -39,6 +39,7 @@ from stanchion.sim.loop import LoopClock, Process, VirtualLoop
 from stanchion.sim.meaning import MeaningRecord
 from stanchion.sim.network import BAD_WEATHER, CLEAR, HttpServer, Network, SimLink
 from stanchion.sim.operators import Operators
+from stanchion.sim.oracle import RateRecord
 from stanchion.sim.replica import NO_MUTANT, Mutant, Replica, SimContext, linked_once, plan_of
 from stanchion.sim.scenario import Ask, Scenario, Then
 from stanchion.sim.servers import LockServer, StoreServer, at_once
@@ -46,11 +47,13 @@ from stanchion.sim.subscribers import Subscribers
 from stanchion.sim.workflows import WORKFLOWS, changed
 from stanchion.sim.workload import (
     CAPS,
+    JOB_RATES,
     LIMITS,
     PINS,
     Callers,
     Hands,
     budgets_of,
+    configured,
     queueing,
 )
 
@@ -67,6 +70,7 @@ QUICK_TO_ESCALATE: Final[JsonObject] = {
 }
 """With longer times an outage would have to last longer than most of these days."""
 OPERATOR_EVERY_S: Final = 2.0
+_KEPT_S: Final = 30 * 24 * 3_600.0
 _BULK_S_MAX: Final = 60.0
 """Bulk actions that have not ended so long after the last fault are stopped."""
 _RECOVERY_S_MAX: Final = 120.0
@@ -129,6 +133,11 @@ def _raised(loop: asyncio.AbstractEventLoop, context: dict[str, Any], world: Wor
         world.history.check("no error of our own", [said])
 
 
+def _retention_ms(scenario: Scenario) -> int:
+    seconds = _KEPT_S if scenario.retention_s is None else scenario.retention_s
+    return round(seconds * 1_000)
+
+
 class World:
     """All processes and servers of a day."""
 
@@ -159,9 +168,11 @@ class World:
             tallies=tallies,
             limits=LIMITS,
             job_ttl_ms=profile.job_ttl_ms,
+            retention_ms=_retention_ms(scenario),
         )
         self.meaning = MeaningRecord(self.ledger, scenario.seed)
         self.meaning.watch()
+        RateRecord(self.ledger, JOB_RATES).watch()
         self.weather = BAD_WEATHER if scenario.is_stormy else CLEAR
         self._place = SimContext(
             seed=scenario.seed,
@@ -175,6 +186,7 @@ class World:
                 run_lease_ttl_ms=profile.run_ttl_ms,
                 job_lease_ttl_ms=profile.job_ttl_ms,
                 max_deliveries=scenario.max_deliveries,
+                retention_ms=_retention_ms(scenario),
             ),
             linker=linked_once,
             store_port=mutant.store_port,
@@ -255,11 +267,9 @@ class World:
 
     def _found(self) -> None:
         for tenant, cap in CAPS.items():
-            config = Tenant(
-                max_concurrent_runs=cap * self.scenario.profile.cap_factor,
-                workflows=PINS.get(tenant, {}),
-                budgets=budgets_of(tenant, self.scenario.profile.cap_factor),
-            )
+            factor = self.scenario.profile.cap_factor
+            config = configured(tenant, cap=cap * factor, budgets=budgets_of(tenant, factor))
+            config = replace(config, workflows=PINS.get(tenant, {}))
             if self.scenario.profile.queues:
                 config = queueing(config)
             at_once(self.store.real.put_tenant(TenantId(tenant), config))
