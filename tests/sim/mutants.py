@@ -9,7 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -19,16 +27,17 @@ from msgspec.structs import replace
 from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.adapters.store.memory import state as memory_state
 from stanchion.adapters.store.memory.runs import carry_out
-from stanchion.adapters.store.memory.state import Account, MemoryState, RunFile, RunPlaces
-from stanchion.core import budget, escalation, lease, rerun, schedule
+from stanchion.adapters.store.memory.state import Account, JobFile, MemoryState, RunFile, RunPlaces
+from stanchion.core import admission, budget, escalation, lease, rerun, schedule
 from stanchion.core import why as why_module
-from stanchion.core.admission import Admitted, Verdict
+from stanchion.core.admission import Admitted, KeyRecord, Rate, Replayed, Verdict
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import BudgetTally, Reservation
 from stanchion.core.bulk import Bulk, BulkPace
 from stanchion.core.draft import Draft, ItemDraft
 from stanchion.core.escalation import Escalation, EscalationState
 from stanchion.core.events import Event
+from stanchion.core.expression import Expression, Template
 from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import (
     AcquireDecision,
@@ -44,10 +53,13 @@ from stanchion.core.model import (
     Run,
     RunId,
     RunStatus,
+    StepId,
+    StepStatus,
     TenantId,
     WorkflowId,
     WorkflowSource,
 )
+from stanchion.core.plan import Plan, PlannedStep
 from stanchion.core.queue import QueueRequest
 from stanchion.core.receipts import Receipt
 from stanchion.core.retry import RetryClass
@@ -66,6 +78,7 @@ from stanchion.ports.records import (
     CommitAnswer,
     Committed,
     ExpiredJob,
+    FeedEntry,
     JobLease,
     JobState,
     OutboxRow,
@@ -80,7 +93,7 @@ from stanchion.ports.records import (
 )
 from stanchion.services import schedules as schedule_service
 from stanchion.services.bulk import BulkService, NewBulk
-from stanchion.services.limiter import SharedChecks, StartFound
+from stanchion.services.limiter import SharedChecks, StartFound, TenantLimiter
 from stanchion.services.settings import RulesInForce
 from stanchion.sim.bus import BusPort
 from stanchion.sim.replica import Mutant
@@ -620,6 +633,58 @@ def _newest(self: RunPlaces, tenant: TenantId | None, status: RunStatus) -> RunI
     return RunId(places[-1][1]) if places else None
 
 
+# ── Meaning, terms and what is left ──────────────────────────────────────────────────────────────
+
+_end_step, _evaluate, _leave_limiter = Draft.end, Draft.evaluate, TenantLimiter.leave
+
+
+def _backwards(draft: Draft, step: PlannedStep, status: StepStatus, **how: Any) -> None:  # noqa: ANN401 - passed on
+    if isinstance(how.get("output"), list):
+        how["output"] = how["output"][::-1]
+    _end_step(draft, step, status, **how)
+
+
+def _never_false(draft: Draft, step: PlannedStep, expression: Expression | Template) -> JsonValue:
+    value = _evaluate(draft, step, expression)
+    return True if value is False else value
+
+
+def _only_the_first(plan: Plan, first: Iterable[tuple[StepId, bool]]) -> frozenset[StepId]:  # noqa: ARG001 - the defect
+    return frozenset(step_id for step_id, _ in first)
+
+
+def _any_input(known: KeyRecord, fingerprint: str) -> Verdict:  # noqa: ARG001 - the defect
+    return Replayed(known.run_id)
+
+
+def _sometimes_leave(limiter: TenantLimiter, tenant: TenantId) -> None:
+    if tenant != "globex":
+        _leave_limiter(limiter, tenant)
+
+
+class _SkipsALine(SimStore):
+    async def feed(
+        self, tenant: TenantId, *, after: str | None, limit: int = 100
+    ) -> tuple[FeedEntry, ...]:
+        entries = await super().feed(tenant, after=after, limit=limit)
+        return entries[1:] if len(entries) == limit else entries
+
+
+class _LongTerms(SimStore):
+    def _begin_term(self, file: JobFile, ttl_ms: int) -> Instant:
+        return super()._begin_term(file, ttl_ms + 1_000)
+
+
+class _RenewsTheEnded(SimStore):
+    def _is_current(self, file: JobFile, fence: int) -> bool:
+        return file.state is JobState.LEASED and file.fence == fence
+
+
+class _PurgesEarly(SimStore):
+    async def purge(self, *, finished_before: Instant, limit: int) -> int:
+        return await super().purge(finished_before=Instant(finished_before + 9_000), limit=limit)
+
+
 def _patched(
     where: ModuleType | type, name: str, by: object
 ) -> Callable[[], AbstractContextManager[None]]:
@@ -898,6 +963,56 @@ ALL: Final = (
         name="charged-to-any-window",
         says="what a run uses is charged to the present window, not to that of its reservation",
         applied=_patched(memory_state, "charge", _in_any_window),
+    ),
+    Mutant(
+        name="items-backwards",
+        says="the outputs of items are collected from the last to the first",
+        applied=_patched(Draft, "end", _backwards),
+    ),
+    Mutant(
+        name="condition-never-false",
+        says="a step whose condition is false runs",
+        applied=_patched(Draft, "evaluate", _never_false),
+    ),
+    Mutant(
+        name="rerun-keeps-dependants",
+        says="a rerun from a step keeps the steps that depend on it",
+        applied=_patched(rerun, "_built_on", _only_the_first),
+    ),
+    Mutant(
+        name="key-for-any-input",
+        says="a key is replayed for another input",
+        applied=_patched(admission, "judge_key", _any_input),
+    ),
+    Mutant(
+        name="feed-skips-a-line",
+        says="a page of the feed that is full begins one commit too late",
+        store=_SkipsALine,
+    ),
+    Mutant(
+        name="place-not-given-back",
+        says="calls of a tenant keep their places in the limiter",
+        applied=_patched(TenantLimiter, "leave", _sometimes_leave),
+    ),
+    Mutant(
+        name="term-too-long",
+        says="a job is leased for longer than its term",
+        store=_LongTerms,
+    ),
+    Mutant(
+        name="renews-the-ended",
+        says="a lease that has ended is renewed",
+        store=_RenewsTheEnded,
+    ),
+    Mutant(
+        name="purged-early",
+        says="runs are removed before their retention is over",
+        store=_PurgesEarly,
+    ),
+    Mutant(
+        name="rate-ignored",
+        says="single jobs are admitted above their tenant's rate",
+        applied=_patched(Rate, "spent_until", lambda _rate, now: now),
     ),
     Mutant(
         name="retry-without-budget",

@@ -67,6 +67,16 @@ FOUND_ON = {
     "charged-to-any-window": (38, "budgets count what runs reserve and use"),
     "item-stops-others": (6, "what is waited for is out there"),
     "rerun-loses-output": (12, "what is reused is what it was"),
+    "items-backwards": (0, "runs give what they mean"),
+    "condition-never-false": (0, "runs give what they mean"),
+    "rerun-keeps-dependants": (0, "a rerun keeps what it must"),
+    "key-for-any-input": (1, "a key belongs to its input"),
+    "feed-skips-a-line": (0, "subscribers miss nothing"),
+    "place-not-given-back": (0, "nothing is left in a process"),
+    "term-too-long": (0, "a lease lasts its term"),
+    "renews-the-ended": (0, "a renewal extends what stands"),
+    "purged-early": (5, "only old runs are removed"),
+    "rate-ignored": (6, "single jobs within their rate"),
     "retry-without-budget": (0, "retries within budget"),
 }
 """A day on which each was found out, and by which statement. Days change when services do."""
