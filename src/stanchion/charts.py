@@ -284,7 +284,7 @@ def _window(window: Window, frame: _Frame) -> str:
 def _limit(limit: Limit, frame: _Frame) -> str:
     y = frame.y(limit.value)
     line = f'<path class="limit" d="M{_LEFT} {y:.1f}H{frame.right}"/>'
-    return line + _text(frame.right - 4, y - 5, limit.label, "tick end")
+    return line + _text(frame.right - 4, y - 5, limit.label, "tick end over")
 
 
 def _legend_rows(labels: Sequence[str], paper_width: float) -> list[list[tuple[int, str, float]]]:
@@ -415,8 +415,10 @@ _STYLE: Final = (
     ".chart .line{fill:none;stroke-width:1.8;stroke-linejoin:round}"
     ".chart .grid{stroke:#dde2e7}.chart .axis{stroke:#7a8591;fill:none}"
     ".chart .limit{stroke:#1c2733;stroke-dasharray:4 4;fill:none}"
+    ".chart .over{paint-order:stroke;stroke:#fff;stroke-width:3px}"
     ".chart .fault{fill:#d9480f;opacity:.13}" + _palette(_LIGHT) + "@media screen and "
     "(prefers-color-scheme:dark){.chart text{fill:#e8ecf0}.chart .tick{fill:#a9b4bf}"
     ".chart .grid{stroke:#2c353e}.chart .axis{stroke:#77828d}.chart .limit{stroke:#e8ecf0}"
+    ".chart .over{stroke:#14191e}"
     ".chart .fault{fill:#ff8a5b;opacity:.2}" + _palette(_DARK) + "}"
 )

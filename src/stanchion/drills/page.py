@@ -78,7 +78,7 @@ def _page(report: Report, charts: Sequence[Chart]) -> str:
         f"<td>{escape(promise.says)}</td><td>{escape(promise.measured)}</td></tr>"
         for promise in report.promises
     )
-    settings = json.dumps(report.environment.get("settings", {}), indent=2)
+    settings = json.dumps(report.environment.get("settings", {}), indent=2, ensure_ascii=False)
     command = str(report.environment.get("command", ""))
     repeat = f"stanchion drill {report.drill} --seed {report.seed}"
     if report.environment.get("quick"):

@@ -332,27 +332,12 @@ def charts_of(seen: AdmissionSeen) -> list[Chart]:
                 ),
             )
         )
-    pairs = list(dict.fromkeys((burst.stack, burst.strategy) for burst in largest))
-
-    def waits(share: float) -> tuple[float, ...]:
-        return tuple(
-            median(
-                percentile(burst.waits_s, share) * 1000
-                for burst in largest
-                if (burst.stack, burst.strategy) == pair
-            )
-            for pair in pairs
-        )
-
-    charts.append(
-        BarChart(
-            title=f"How long {size} callers at once waited for their answer",
-            unit="milliseconds",
-            groups=tuple(f"{name}|{stack}" for stack, name in pairs),
-            series=(Bars("p50", waits(0.5)), Bars("p95", waits(0.95)), Bars("p99", waits(0.99))),
-        )
-    )
-    charts.append(_answers_chart(largest, pairs, size))
+    # A picture for each stack: ten groups of bars in one have no room for their labels.
+    by_stack: dict[str, list[Burst]] = {}
+    for burst in largest:
+        by_stack.setdefault(burst.stack, []).append(burst)
+    charts += [_waits_chart(stack, bursts, size) for stack, bursts in by_stack.items()]
+    charts += [_answers_chart(stack, bursts, size) for stack, bursts in by_stack.items()]
     if seen.cells:
         budgets = sorted({cell.retries for cell in seen.cells})
         charts.append(
@@ -378,26 +363,51 @@ def charts_of(seen: AdmissionSeen) -> list[Chart]:
     return charts
 
 
-def _answers_chart(bursts: Sequence[Burst], pairs: Sequence[tuple[str, str]], size: int) -> Chart:
+def _waits_chart(stack: str, bursts: Sequence[Burst], size: int) -> Chart:
+    """How long callers of the largest bursts waited, by strategy."""
+    strategies = _by_strategy(bursts)
+
+    def waits(share: float) -> tuple[float, ...]:
+        return tuple(
+            median(percentile(burst.waits_s, share) * 1000 for burst in rows)
+            for rows in strategies.values()
+        )
+
+    return BarChart(
+        title=f"How long {size} callers at once waited for their answer, {stack}",
+        unit="milliseconds",
+        groups=tuple(strategies),
+        series=(Bars("p50", waits(0.5)), Bars("p95", waits(0.95)), Bars("p99", waits(0.99))),
+    )
+
+
+def _answers_chart(stack: str, bursts: Sequence[Burst], size: int) -> Chart:
     """What callers of the largest bursts were answered, by status, on average."""
+    strategies = _by_strategy(bursts)
 
     def answered(status: str) -> tuple[float, ...]:
-        counts = []
-        for pair in pairs:
-            rows = [burst for burst in bursts if (burst.stack, burst.strategy) == pair]
-            found = [
+        return tuple(
+            sum(
                 count
                 for burst in rows
                 for name, count in burst.answers.items()
                 if name.startswith(status)
-            ]
-            counts.append(sum(found) / len(rows))
-        return tuple(counts)
+            )
+            / len(rows)
+            for rows in strategies.values()
+        )
 
     return BarChart(
-        title=f"Answers to {size} callers at once, by status, and the cap",
+        title=f"Answers to {size} callers at once, by status, {stack}",
         unit="callers",
-        groups=tuple(f"{name}|{stack}" for stack, name in pairs),
+        groups=tuple(strategies),
         series=tuple(Bars(status, answered(status)) for status in ("200", "429", "503")),
-        limits=(Limit(float(CAP), "max_concurrent_runs"),),
+        limits=(Limit(float(CAP), "the cap"),),
     )
+
+
+def _by_strategy(bursts: Sequence[Burst]) -> dict[str, list[Burst]]:
+    found: dict[str, list[Burst]] = {}
+    for burst in bursts:
+        found.setdefault(burst.strategy, []).append(burst)
+    return found
