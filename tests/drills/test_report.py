@@ -25,7 +25,7 @@ from stanchion.charts import (
     Window,
     svg_of,
 )
-from stanchion.drills.command import verdict_lines
+from stanchion.drills.command import AGAINST, announcement, verdict_lines
 from stanchion.drills.observe import (
     Metrics,
     Sampler,
@@ -251,6 +251,17 @@ def test_progress_is_plain_lines_elsewhere_and_one_line_on_a_terminal() -> None:
     assert len(drawn) == 4
     assert "about 10 s of 15 s; then cut" in drawn[1]
     assert all(len(line) <= 80 for line in drawn)
+
+
+def test_what_a_drill_will_do_to_a_deployment_fits_eighty_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    options = DrillOptions(against="http://127.0.0.1:18420,http://127.0.0.1:18421")
+    lines = announcement(AGAINST, options)
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith(f"on {options.against}, ")
+    assert [line.split(":")[0].strip() for line in lines if line.startswith("  a")] == ["admission"]
 
 
 def test_the_seed_alone_decides_about_chance() -> None:

@@ -82,10 +82,18 @@ def announcement(names: Sequence[str], options: DrillOptions) -> list[str]:
         "retry": "three fleets of up to 100 callers, each on a tenant with ten slots, for about a"
         " minute; the fleets wait between their requests as their retry policies say",
     }
-    return [
+    said = [
         f"on {options.against}, in tenants drill-… of its own that are removed afterwards:",
         *(f"  {name}: {does[name]}" for name in names if name in does),
         "no other tenant's configuration and no setting of the deployment is changed",
+    ]
+    width = _width()
+    return [
+        line
+        for each in said
+        for line in textwrap.wrap(
+            each, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
     ]
 
 
@@ -167,7 +175,7 @@ async def _run_all(
 
 def verdict_lines(report: Report, *, columns: int | None = None) -> list[str]:
     """The verdict as text: a line for the drill, and one or more for each promise."""
-    width = columns or min(100, max(60, shutil.get_terminal_size((_COLUMNS, 24)).columns))
+    width = columns or _width()
     held = len(report.promises) - len(report.broken)
     count = f"{held} of {len(report.promises)} promises hold"
     took = f"{report.duration_s:.0f} s, seed {report.seed}"
@@ -191,6 +199,10 @@ def verdict_lines(report: Report, *, columns: int | None = None) -> list[str]:
             report.busy_note, width, initial_indent=head, subsequent_indent=" " * len(head)
         )
     return lines
+
+
+def _width() -> int:
+    return min(100, max(60, shutil.get_terminal_size((_COLUMNS, 24)).columns))
 
 
 def _check_addresses(against: str) -> None:

@@ -57,7 +57,8 @@ class Progress:
         """What will happen: each phase with about how many seconds it takes."""
         self._plan = list(phases)
         total_s = sum(time_s for _, time_s in phases)
-        self._say(f"{self._drill}: {len(phases)} phases, about {total_s:.0f} s")
+        count = "1 phase" if len(phases) == 1 else f"{len(phases)} phases"
+        self._say(f"{self._drill}: {count}, about {total_s:.0f} s")
 
     def next(self) -> None:
         """The next phase of the plan begins."""
