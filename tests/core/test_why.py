@@ -48,6 +48,7 @@ from stanchion.core.why import (
     Surroundings,
     TopicDemand,
     WhyCode,
+    remedy_for,
     store_outage,
     why,
 )
@@ -264,6 +265,15 @@ def test_each_cause_has_a_code_a_sentence_and_a_remedy(
     assert first.code is code
     assert detail in first.detail
     assert remedy in first.remedy
+
+
+def test_commands_of_a_remedy_name_the_tenant() -> None:
+    remedy = "stanchion approval approve R s, or stanchion run cancel R; see: stanchion worker list"
+    assert remedy_for(remedy, None) == remedy
+    assert remedy_for(remedy, "acme") == (
+        "stanchion approval approve R s --tenant acme, or stanchion run cancel R --tenant acme;"
+        " see: stanchion worker list"
+    )
 
 
 def test_every_code_is_in_the_table() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -329,17 +327,11 @@ def _statuses(run: dict[str, Any]) -> list[str]:
     return [step["status"] for step in run["steps"].values()]
 
 
-_OF_A_TENANT: Final = re.compile(r"stanchion (?:run|approval|job|dead-letter) [a-z][^,;()]*")
-"""A command about one tenant, to its end, in a sentence."""
-
-
 def _remedy(finding: dict[str, Any], tenant: str | None) -> str:
     """What to do, with commands for the tenant. The server does not know how it was named."""
-    text = cell(finding["remedy"])
-    if not tenant:
-        return text
-    flag = f" --tenant {shlex.quote(tenant)}"
-    return _OF_A_TENANT.sub(lambda command: command[0] + flag, text)
+    from stanchion.core.why import remedy_for  # noqa: PLC0415 - few commands need it
+
+    return remedy_for(cell(finding["remedy"]), tenant)
 
 
 def _worker_hint(session: Session, run_id: str) -> str | None:

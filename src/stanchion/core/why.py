@@ -8,6 +8,8 @@ it was seen. ``docs/reference/why.md`` documents the codes and their order.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, TypeVar
@@ -37,6 +39,8 @@ JOBS_LOOKED_AT_MAX: Final = 1_000
 TIMERS_LOOKED_AT_MAX: Final = 1_000
 LETTERS_LOOKED_AT_MAX: Final = 100
 FINDINGS_MAX: Final = 100
+_OF_A_TENANT: Final = re.compile(r"stanchion (?:run|approval|job|dead-letter) [a-z][^,;()]*")
+"""A command about one tenant, to its end, in a sentence."""
 
 _Fact = TypeVar("_Fact", bound="OpenJob | PendingTimer | DeadWork")
 
@@ -244,6 +248,13 @@ def why(facts: RunFacts, around: Surroundings) -> tuple[Finding, ...]:
     # A run always waits for something. If it does not, a replica finds out at its next try.
     causes = [*stops_all, *waits] or [_unapplied(facts)]
     return tuple([*causes, *_beside(facts, around)][:FINDINGS_MAX])
+
+
+def remedy_for(remedy: str, tenant: str | None) -> str:
+    """The remedy with commands that name the tenant, for a reader that may act for several."""
+    if not tenant:
+        return remedy
+    return _OF_A_TENANT.sub(lambda found: f"{found[0]} --tenant {shlex.quote(tenant)}", remedy)
 
 
 def store_outage(outage: Outage) -> Finding:

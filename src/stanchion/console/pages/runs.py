@@ -25,7 +25,7 @@ from stanchion.console.page import (
 from stanchion.console.pages.approvals import DecisionForm, decide
 from stanchion.console.step_graph import GraphStep, StepKind, zoomable_graph
 from stanchion.core.model import Instant, RunStatus, StepStatus, WorkflowSource
-from stanchion.core.why import WhyCode
+from stanchion.core.why import WhyCode, remedy_for
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
@@ -112,6 +112,7 @@ async def show_run(view: View) -> Data:
     """One run."""
     api = view.api
     run = await _run(view)
+    whose = run.tenant if view.visitor.sees_all else None
     timeline = await api.get("/v1/runs/{run_id}/timeline", view.params, limit=_TIMELINE_MAX)
     entries: tuple[TimelineLine, ...] = timeline.entries
     now = datetime.fromtimestamp(view.now / 1000, UTC)
@@ -135,6 +136,7 @@ async def show_run(view: View) -> Data:
         "gantt": chart,
         "graph": _graph(run, needs, kinds, hrefs, unleased),
         "why": why,
+        "remedy_for": lambda remedy: remedy_for(remedy, whose),
         "decisions": await _decisions(view, run),
         "steps": list(run.steps.items())[:_STEPS_SHOWN],
         "large": _too_large(run),
