@@ -408,7 +408,8 @@ def test_files_of_others_are_the_published_ones_and_nothing_is_fetched_elsewhere
 def test_no_paragraph_holds_a_block() -> None:
     # The browser ends the paragraph there, and what follows is outside of its box.
     block = re.compile(
-        r"<p\b[^>]*>((?:(?!</p>).)*?)<(pre|div|table|ul|ol|dl|section|form|details|h[1-6])\b", re.S
+        r"<p\b[^>]*>((?:(?!</p>).)*?)<(pre|div|table|ul|ol|dl|section|form|details|h[1-6])\b",
+        re.DOTALL,
     )
     templates = Path(console.__file__).parent / "templates"
     found = {each.name: block.search(each.read_text("utf-8")) for each in templates.iterdir()}
