@@ -125,7 +125,8 @@ bench: $(READY) ## measure every ratio and time we claim; fail if one is missed
 
 .PHONY: soak
 soak: $(READY) ## all tests at full scale, then a mutation run over the core; takes long
-	@$(BIN)/python -m pip --quiet install --require-hashes --requirement $(EXAMPLES_LOCK)
+	@$(BIN)/python -m pip --quiet install --no-deps --require-hashes \
+	    --requirement $(EXAMPLES_LOCK)
 	$(call heading,all tests at full scale)
 	@STANCHION_TEST_SCALE=soak $(PYTEST) tests $(LONG)
 	$(call heading,mutation run over the decisions of the core)
