@@ -480,6 +480,12 @@ def retry_after_in_bounds(status: int, retry_after_ms: int | None) -> Iterator[s
         yield f"a {status} has Retry-After of {retry_after_ms} ms"
 
 
+def waited_as_asked(waited_s: float, asked_s: float) -> Iterator[str]:
+    """A caller repeats a request not earlier than the answer has asked for."""
+    if waited_s + 0.001 < asked_s:
+        yield f"a caller was asked to wait for {asked_s:g} s, and waited for {waited_s:.3f} s"
+
+
 def timers_in_bounds(plan: Plan, transition: Transition) -> Iterator[str]:
     """A retry is due within the range of its policy, a delay at its exact time."""
     at = transition.timeline[0].at if transition.timeline else None

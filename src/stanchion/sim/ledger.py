@@ -107,6 +107,8 @@ class Ledger:
     retention_ms: int
     settings: list[Settings] = field(default_factory=lambda: [DEFAULTS])
     """All settings that were ever in force."""
+    known_settings: dict[str, list[tuple[object, Settings]]] = field(default_factory=dict)
+    """By process: the settings that it has read or written last, and those before them."""
     runs: dict[RunId, Run] = field(default_factory=dict)
     """Runs after their last accepted change."""
     keys: defaultdict[tuple[str, str], dict[RunId, None]] = field(
@@ -173,14 +175,34 @@ class Ledger:
             case "expire_jobs", tuple():
                 abandoned = sum(not job.is_timed_out for job in answer)
                 tally["scheduler_job_lock_abandoned"] += abandoned
+            case "document", Document() if arguments[0] == "settings":
+                self._learned(link.caller.name, answer.value)
+            case "put_document", Document() if arguments[0] == "settings":
+                self._learned(link.caller.name, arguments[2])
             case _:
                 pass
 
-    def answered(self, _row: OutboxRow, said: Disposition) -> None:
+    def _learned(self, name: str, document: Any) -> None:  # noqa: ANN401 - JSON
+        known = self.known_settings.setdefault(name, [(None, DEFAULTS)])
+        if known[-1][0] == document["settings"]:
+            return
+        settings = read_settings(document["settings"], run_lease_ttl_ms=self.run_ttl_ms)
+        if isinstance(settings, Settings):
+            # What began under the settings before these may still end by them.
+            known[:] = [known[-1], (document["settings"], settings)]
+
+    def _settings_of(self, name: str) -> list[Settings]:
+        """The settings that a replica may act by."""
+        if self.has_failed_over:
+            return self.settings
+        return [each for _, each in self.known_settings.get(name, [(None, DEFAULTS)])]
+
+    def answered(self, process: Process, _row: OutboxRow, said: Disposition) -> None:
         """A replica has answered a call of the bus."""
         if isinstance(said, Retry):
+            settings = self._settings_of(process.name)
             self.history.check(
-                "delays within policy", must.call_retries_in_bounds(said.delay_ms, self.settings)
+                "delays within policy", must.call_retries_in_bounds(said.delay_ms, settings)
             )
 
     def gated(self, process: Process, answer: object, took_s: float) -> None:
@@ -190,7 +212,8 @@ class Ledger:
         ):
             self.tallies[process.name]["admission_decisions"] += 1
         self.history.check(
-            "the gate answers in time", must.gate_answers_in_time(took_s, self.settings)
+            "the gate answers in time",
+            must.gate_answers_in_time(took_s, self._settings_of(process.name)),
         )
 
     def told_full(self, tenant: str, *, asked_at_s: float) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -113,7 +114,7 @@ class Replica:
         bus: Bus = LocalBus(self.store.port, self.clock)
         if place.bus is not None:
             bus = self.bus_port = place.bus_port(to_bus, place.bus)
-            self.bus_port.on_answer = place.ledger.answered
+            self.bus_port.on_answer = partial(place.ledger.answered, self.process)
         locks = place.lock_port(to_locks, place.locks, place.ledger.locks)
         # An embedded server settles results, and so do half of the replicas, beside others that
         # accept them first: the store must be safe whichever way each of them takes.

@@ -20,7 +20,6 @@ from stanchion.client.errors import (
     ServerUnavailable,
     TryLater,
     WaitTimeout,
-    retry_after_ms,
 )
 from stanchion.client.signals import CallSignal, Retrying
 from stanchion.core.budget import BudgetLimit, BudgetWindow
@@ -432,18 +431,36 @@ class Callers:
 
 
 class _Heard(CallerTransport):
-    """Checks the answers to callers."""
+    """Checks the answers to callers, and that callers wait as long as they were asked to."""
 
     def __init__(self, network: Network, history: History) -> None:
         super().__init__(network)
         self._history = history
+        self._asked: dict[tuple[str, str, bytes], tuple[float, float]] = {}
+        """For each request that was refused: when, and for how many seconds to wait."""
 
     async def send(self, request: Request) -> HttpReply | NoReply:
+        same = (request.method, request.path, request.body)
+        now_s = asyncio.get_running_loop().time()
+        refused_at_s, asked_s = self._asked.pop(same, (now_s, 0.0))
+        self._history.check(
+            "callers wait as asked", must.waited_as_asked(now_s - refused_at_s, asked_s)
+        )
         outcome = await super().send(request)
         if isinstance(outcome, HttpReply) and outcome.status in {429, 503}:
-            asked_ms = retry_after_ms(outcome, Instant(0))
+            asked_ms = _asked_ms(outcome)
             self._history.check(
                 "Retry-After within its bounds",
                 must.retry_after_in_bounds(outcome.status, asked_ms),
             )
+            self._asked[same] = (asyncio.get_running_loop().time(), (asked_ms or 0) / 1_000)
         return outcome
+
+
+def _asked_ms(refusal: HttpReply) -> int | None:
+    """How long a refusal asks to wait: exactly in its body, in whole seconds in its header."""
+    text = refusal.headers.get("retry-after", "")
+    exact_ms = msgspec.json.decode(refusal.body).get("retry_after_ms")
+    if not text.isdigit() or (exact_ms is not None and -(-exact_ms // 1_000) != int(text)):
+        return None
+    return int(text) * 1_000 if exact_ms is None else int(exact_ms)
