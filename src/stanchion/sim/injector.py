@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 from stanchion.core.budget import BudgetWindow
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Run, RunId, TenantId
-from stanchion.core.settings import Settings
+from stanchion.core.settings import Settings, settings_document
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import Commit
+from stanchion.sim import invariants as must
 from stanchion.sim.ledger import Ambush, Trap
 from stanchion.sim.lock_ledger import ObservedHold
 from stanchion.sim.loop import Process, VirtualLoop
@@ -395,6 +396,8 @@ class FaultInjector:
             with suppress(BackendError):
                 settings = await replica.services.settings.patch(patch, actor="operator")
                 assert isinstance(settings, Settings), settings
+                said = must.patch_is_applied(patch, settings_document(settings))
+                self._history.check("an acknowledged change is in force", said)
 
         replica.process.begin(change())
         return _nothing

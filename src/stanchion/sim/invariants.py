@@ -14,6 +14,7 @@ from stanchion.adapters.store.memory.runs import summary_of
 from stanchion.adapters.store.memory.state import JobFile, MemoryState, RunFile
 from stanchion.client.signals import Retrying
 from stanchion.core.events import TimerKind
+from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (
     Instant,
     Job,
@@ -140,6 +141,16 @@ def throttled_with_reason(
     """A job is refused only if one more would be above the rate."""
     if not any(within_rate(tenant, [*times_ms, now], per_s)):
         yield f"{tenant}: a job was refused, and {len(times_ms)} were submitted before"
+
+
+def patch_is_applied(patch: JsonObject, settings: JsonValue, at: str = "") -> Iterator[str]:
+    """Every member of a patch of the settings is in them afterwards."""
+    for name, wanted in patch.items():
+        found = settings.get(name) if isinstance(settings, dict) else None
+        if isinstance(wanted, dict):
+            yield from patch_is_applied(wanted, found, f"{at}{name}.")
+        elif found != wanted:
+            yield f"{at}{name} was set to {wanted}, and is {found}"
 
 
 # ── Admission ────────────────────────────────────────────────────────────────────────────────────
