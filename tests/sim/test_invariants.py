@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from stanchion.adapters.store.memory.state import JobFile, MemoryState, RunFile
 from stanchion.adapters.system import ManualClock
@@ -356,3 +357,58 @@ def test_escalation_follows_its_counts_and_recovers_after_quiet_time() -> None:
             "a", quiet_ms=quiet_ms, dwell_ms=10, probes=probes, probes_min=2
         )
         assert good(said) is is_good
+
+
+def test_a_deadline_is_not_after_the_servers() -> None:
+    assert good(must.belief_is_covered("a", believed_ms=900, kept_ms=1_000))
+    assert not good(must.belief_is_covered("a", believed_ms=1_100, kept_ms=1_000))
+    assert good(must.belief_is_covered("a", believed_ms=-5, kept_ms=-10))
+    assert not good(must.belief_is_covered("a", believed_ms=50, kept_ms=-10))
+
+
+def test_a_lease_lasts_its_term_and_is_renewed_only_while_it_stands() -> None:
+    later = Instant(NOW + 100)
+    assert good(must.term_is_as_asked("a", until=later, now=NOW, ttl_ms=100))
+    assert not good(must.term_is_as_asked("a", until=later, now=NOW, ttl_ms=99))
+    assert not good(must.term_is_as_asked("a", until=None, now=NOW, ttl_ms=99))
+    for holder, until, is_good in ((7, later, True), (8, later, False), (7, NOW, False)):
+        said = must.renewal_extends_what_stands("a", fence=7, holder=holder, until=until, now=NOW)
+        assert good(said) is is_good
+
+
+def test_registers_refuse_no_owner_and_have_one_writer_for_a_fence() -> None:
+    assert good(must.owner_can_write("a", 1, is_written=True))
+    assert not good(must.owner_can_write("a", 1, is_written=False))
+    assert good(must.one_writer_per_fence("a", 1, "x/1", "x/1"))
+    assert not good(must.one_writer_per_fence("a", 1, "x/1", "x/2"))
+
+
+def test_single_jobs_are_within_their_rate_and_refused_only_above_it() -> None:
+    assert good(must.within_rate("acme", [0, 2_000, 4_000], 0.5))
+    assert not good(must.within_rate("acme", [0, 1_999], 0.5))
+    assert good(must.within_rate("acme", [0, 0, 0, 334], 3.0))
+    assert not good(must.within_rate("acme", [0, 0, 0, 332], 3.0))
+    assert good(must.throttled_with_reason("acme", [0], Instant(1_999), 0.5))
+    assert not good(must.throttled_with_reason("acme", [0], Instant(2_000), 0.5))
+
+
+def test_only_runs_past_their_retention_are_removed() -> None:
+    ended = structs.replace(a_run(RunStatus.SUCCEEDED), finished_at=NOW)
+    assert good(must.only_old_runs_removed([ended], 1, NOW))
+    assert not good(must.only_old_runs_removed([ended], 2, NOW))
+    assert not good(must.only_old_runs_removed([ended], 1, Instant(NOW - 1)))
+    assert not good(must.only_old_runs_removed([a_run()], 1, NOW))
+
+
+def test_subscribers_see_every_line_once_and_in_order() -> None:
+    assert good(must.all_seen_once("acme", stored=[1, 2, 2], seen=[1, 2, 2]))
+    for seen in ([1, 2], [1, 2, 2, 2], [2, 1, 2]):
+        assert not good(must.all_seen_once("acme", stored=[1, 2, 2], seen=seen))
+
+
+def test_a_patch_is_in_the_settings_and_callers_wait_as_asked() -> None:
+    assert good(must.patch_is_applied({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}))
+    assert not good(must.patch_is_applied({"a": {"b": 1}}, {"a": {"b": 2}}))
+    assert not good(must.patch_is_applied({"a": {"b": 1}}, {}))
+    assert good(must.waited_as_asked(1.2, 1.2))
+    assert not good(must.waited_as_asked(1.1, 1.2))
