@@ -675,11 +675,6 @@ class _LongTerms(SimStore):
         return super()._begin_term(file, ttl_ms + 1_000)
 
 
-class _RenewsTheEnded(SimStore):
-    def _is_current(self, file: JobFile, fence: int) -> bool:
-        return file.state is JobState.LEASED and file.fence == fence
-
-
 class _PurgesEarly(SimStore):
     async def purge(self, *, finished_before: Instant, limit: int) -> int:
         return await super().purge(finished_before=Instant(finished_before + 9_000), limit=limit)
@@ -998,11 +993,6 @@ ALL: Final = (
         name="term-too-long",
         says="a job is leased for longer than its term",
         store=_LongTerms,
-    ),
-    Mutant(
-        name="renews-the-ended",
-        says="a lease that has ended is renewed",
-        store=_RenewsTheEnded,
     ),
     Mutant(
         name="purged-early",
