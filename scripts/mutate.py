@@ -7,7 +7,9 @@ A mutant is one change at one place: a comparison, a boolean, a number, an opera
 a call whose result is not used. The seed fixes the sample. Each mutant has a process of its own,
 which compiles the changed module in memory, so no file is ever changed, and plays simulated days
 until an invariant breaks. A mutant that cannot be imported, raises out of the simulator or exceeds
-the time limit is noticed too. The table goes to ``reports/mutation.md``.
+the time limit is noticed too. The table goes to ``reports/mutation.md``. Each result is kept in
+``reports/mutation.jsonl``: a run that was stopped goes on where it was. Remove the file after a
+change of the code.
 """
 
 from __future__ import annotations
@@ -240,9 +242,9 @@ def test_one(place: Place) -> dict[str, Any]:
 # ── The table ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _child(number: int, given: argparse.Namespace, *, is_test: bool = False) -> dict[str, Any]:
-    words = [sys.executable, __file__, "--one", str(number), "--seed", str(given.seed)]
-    words += ["--sample", str(given.sample), "--days", str(given.days)]
+def _child(place: Place, given: argparse.Namespace, *, is_test: bool = False) -> dict[str, Any]:
+    """Play or test one mutant. The place is passed on: to find it again costs as much as days."""
+    words = [sys.executable, __file__, "--one", json.dumps(place), "--days", str(given.days)]
     try:
         done = subprocess.run(  # noqa: S603 - this file
             [*words, *(["--tests"] if is_test else [])],
@@ -258,6 +260,26 @@ def _child(number: int, given: argparse.Namespace, *, is_test: bool = False) -> 
         return {"day": 0, "by": f"exit code {error.returncode}"}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+class _Results:
+    """What was found so far, in a file: a run that was stopped goes on where it was."""
+
+    def __init__(self, file: Path, given: argparse.Namespace) -> None:
+        self._file, self._given = file, given
+        lines = file.read_text().splitlines() if file.exists() else []
+        self._known: dict[tuple[Any, ...], dict[str, Any]] = {
+            tuple(each["key"]): each["found"] for each in map(json.loads, lines)
+        }
+
+    def find(self, place: Place, *, is_test: bool = False) -> dict[str, Any]:
+        """What days or tests find of a mutant, from the file if it is there."""
+        key = ("tests" if is_test else f"{self._given.days} days", *place)
+        if key not in self._known:
+            self._known[key] = _child(place, self._given, is_test=is_test)
+            with self._file.open("a") as out:
+                out.write(json.dumps({"key": key, "found": self._known[key]}) + "\n")
+        return self._known[key]
 
 
 def table(
@@ -293,21 +315,22 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes; default 1")
     parser.add_argument("--timeout-s", type=float, default=900, help="for each mutant; default 900")
     parser.add_argument("--tests", action="store_true", help="run the tests on survivors")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--part", type=int, help="only so many of the sample, evenly spread")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    mutants = sample(given.sample, given.seed)
     if given.one is not None:
-        place = mutants[given.one]
-        found = test_one(place) if given.tests else play_one(place, given.days)
-        print(json.dumps(found))
+        place = Place(*json.loads(given.one))
+        print(json.dumps(test_one(place) if given.tests else play_one(place, given.days)))
         return 0
+    mutants = sample(given.sample, given.seed)
+    if given.part is not None:
+        mutants = mutants[:: max(1, len(mutants) // given.part)]
+    reports = _ROOT / "reports"
+    reports.mkdir(exist_ok=True)
+    results = _Results(reports / "mutation.jsonl", given)
     with ThreadPoolExecutor(given.workers) as pool:
         played = []
-        for place, one in zip(
-            mutants,
-            pool.map(lambda number: _child(number, given), range(len(mutants))),
-            strict=True,
-        ):
+        for place, one in zip(mutants, pool.map(results.find, mutants), strict=True):
             played.append(one)
             told = f"day {one['day']}: {one['by']}" if one["by"] else "not noticed"
             print(f"{place.file}:{place.line}  {place.before} → {place.after}  {told}", flush=True)
@@ -315,10 +338,9 @@ def main() -> int:
     if given.tests:
         for number, one in enumerate(played):
             if not one["by"]:
-                tested[number] = _child(number, given, is_test=True)
+                tested[number] = results.find(mutants[number], is_test=True)
     lines = table(mutants, played, tested)
-    report = _ROOT / "reports" / "mutation.md"
-    report.parent.mkdir(exist_ok=True)
+    report = reports / "mutation.md"
     report.write_text("\n".join(lines) + "\n")
     print("\n".join(lines[:12]))
     print(f"the table is in {report.relative_to(_ROOT)}")
