@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stanchion.sim.replica import Replica
     from stanchion.sim.world import World
 
-_LOOKS: Final = 5
+_LOOKS: Final = 3
 _LOOK_EVERY_S: Final = 0.71
 _MINE: Final = "stanchion."
 _NOT_WALKED: Final = ("stanchion.sim", "stanchion.core", "stanchion.adapters", "stanchion.wire")
