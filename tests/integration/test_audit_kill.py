@@ -378,9 +378,10 @@ CASES: Final[dict[str, Case]] = {
     "stop_bulk": Case(
         _bulk,
         lambda _tenant, bulk_id: ("DELETE", f"/v1/bulk/{bulk_id}", None),
-        lambda server, tenant, bulk_id: server.told("GET", f"/v1/bulk/{bulk_id}", tenant=tenant)[
-            "status"
-        ],
+        # Whether it was stopped: on a slow machine it ends by itself meanwhile.
+        lambda server, tenant, bulk_id: (
+            server.told("GET", f"/v1/bulk/{bulk_id}", tenant=tenant)["status"] == "stopped"
+        ),
     ),
 }
 
