@@ -831,3 +831,30 @@ async def test_log_lines_of_a_request_carry_its_ids(
     [line] = [each for each in caplog.records if each.message == "admission_failed"]
     fields = line.__dict__["fields"]
     assert (fields["tenant"], fields["request_id"]) == ("acme", answer.headers["x-request-id"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "detail"),
+    [
+        ("GET", "/v1/runs?limit=many", None, "query: limit: expected integer, got string"),
+        ("GET", "/v1/runs?limit=0", None, "query: limit: expected integer >= 1"),
+        ("GET", "/v1/runs?nothing=1", None, "query: nothing: not a query parameter"),
+        (
+            "PUT",
+            "/v1/admin/tenants/acme",
+            {"max_concurrent_runs": "two"},
+            "max_concurrent_runs: expected integer or null, got string",
+        ),
+        (
+            "POST",
+            "/v1/bulk",
+            {"action": "cancel", "filter": {"label": "team:red"}},
+            "filter.label: expected list, got string",
+        ),
+    ],
+)
+async def test_a_wrong_type_is_named_in_the_words_of_json(
+    house: House, method: str, path: str, body: object, detail: str
+) -> None:
+    answer = await house.ask(method, path, body)
+    assert (answer.status, answer.json["detail"]) == (422, detail)

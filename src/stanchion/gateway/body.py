@@ -510,8 +510,23 @@ _TOO_DEEP: Final = f"nested more than {JSON_DEPTH_MAX} levels deep"
 _MESSAGE_CHARS_MAX: Final = 300
 
 
+_QUOTED = re.compile(r"`([^`]*)`")
+_JSON_WORDS: Final = {
+    "int": "integer",
+    "float": "number",
+    "str": "string",
+    "bool": "boolean",
+    "array": "list",
+}
+"""The decoder names the types of Python."""
+
+
 def _readable(message: str) -> str:
-    message = message.replace("`", "").replace(r"\\Z'", "$'")
+    """The decoder's message, with the words of JSON: ``expected integer or null, got string``."""
+    message = _QUOTED.sub(
+        lambda found: " or ".join(_JSON_WORDS.get(each, each) for each in found[1].split(" | ")),
+        message,
+    ).replace(r"\\Z'", "$'")
     message = message[:1].lower() + message[1:]
     return message if len(message) <= _MESSAGE_CHARS_MAX else f"{message[:_MESSAGE_CHARS_MAX]}…"
 
