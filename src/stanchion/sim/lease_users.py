@@ -3,7 +3,7 @@
 A user is a process with a drifting clock and a bad link to the lock server, and is paused now and
 then. It holds a name for many renewal periods, and while it trusts its lease it writes to a
 register that keeps the highest fence, as ``docs/how-to/guard-your-own-writes.md`` says. The history
-of the registers is judged: whoever owns the lease can write, and one fence has one writer.
+of the registers is judged: the owner of a lease can write, and a fence has one writer.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class LeaseUsers:
         return [
             f"a user's leases have {name}: {value}"
             for leases in self._open
-            for name, value in leftovers(vars(leases)["_holder"])
+            for name, value in _entries(vars(leases)["_holder"])
             if value
         ]
 
@@ -200,7 +200,7 @@ class LeaseUsers:
                 world.history.check("one writer per fence", said)
 
 
-def leftovers(holder: LeaseHolder) -> list[tuple[str, Any]]:
+def _entries(holder: LeaseHolder) -> list[tuple[str, Any]]:
     """The waiting tasks and names of a lease holder."""
     return [
         ("queues", vars(holder.queues)["_queues"]),
@@ -224,6 +224,6 @@ def _leases(port: Turns, clock: LoopClock, seed: str) -> Leases:
         terms=terms_for(round(_TTL_S * 1000)),
         retry=DEFAULT_RETRY,
         tell=None,
-        prepare=parts.get("_prepare", leases._prepare),  # noqa: SLF001 - the hook it is made with
+        prepare=leases._prepare,  # noqa: SLF001 - as the class does
     )
     return leases

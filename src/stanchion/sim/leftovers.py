@@ -88,7 +88,7 @@ _KEPT: Final[MappingProxyType[type, Callable[[Any], Iterator[tuple[str, object]]
 async def check_processes(world: World) -> None:
     """Check that no entry stays in any replica, once callers have gone and runs have ended."""
     replicas = [each for each in world.replicas if each.is_up and not each.process.is_paused]
-    kept = {replica.process.name: _Kept(replica) for replica in replicas}
+    kept = {replica.process.name: _ReplicaEntries(replica) for replica in replicas}
     left = {name: each.look() for name, each in kept.items()}
     for _ in range(_LOOKS):
         await asyncio.sleep(_LOOK_EVERY_S)
@@ -102,7 +102,7 @@ async def check_processes(world: World) -> None:
     world.history.check("nothing is left in a process", said)
 
 
-class _Kept:
+class _ReplicaEntries:
     """The objects of a replica that keep entries."""
 
     def __init__(self, replica: Replica) -> None:
