@@ -41,6 +41,8 @@ __all__ = ["Bound", "Quiet", "Seen", "Street", "hostile_stack", "street"]
 ROUNDS_PER_S: Final = 40
 ANSWER_S_MAX: Final = 10.0
 LIVENESS_EVERY_S: Final = 0.05
+OWN_STARVATION: Final = 1.5
+"""What the processes of a test cause themselves on two cores: more is the work of others."""
 FILES_MAX: Final = 1_024
 """What a server may open, unless it raises the limit: the usual one of a shell."""
 _BEGIN_S_MAX: Final = 60.0
@@ -82,14 +84,15 @@ class Bound(msgspec.Struct, frozen=True):
     """What the quiet tenant's p99 may always be, beside any neighbour."""
     ratio_max: float = 3.0
     liveness_ms_max: float = 500.0
-    starvation_max: float = 4.0
+    starvation_max: float = 6.0
     slack: float = 1.0
     """For the p99 of few requests, which is the worst or the second worst of them."""
 
     def p99_ms_max(self, seen: Seen) -> float:
         """The bound, stretched if server and caller waited longer for a core than alone."""
         bound_ms = self.slack * max(self.p99_ms, self.ratio_max * self.alone.p99_ms)
-        starved = min(self.starvation_max, max(1.0, seen.starvation / self.alone.starvation))
+        own = min(OWN_STARVATION, self.alone.starvation)
+        starved = min(self.starvation_max, max(1.0, seen.starvation / own))
         return bound_ms * starved + 2 * max(0.0, seen.own_lag_ms - self.alone.own_lag_ms)
 
     def faults(self, seen: Seen) -> list[str]:

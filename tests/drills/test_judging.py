@@ -133,6 +133,10 @@ def test_a_burst_that_breaks_a_promise(seen: Burst, expected: set[str]) -> None:
         (replace(SEEN, isolation=(replace(QUIET, beside_s=(0.3,) * 20),)), {"other_tenant"}),
         (replace(SEEN, isolation=(replace(QUIET, refused=1),)), {"other_tenant"}),
         (replace(SEEN, isolation=(replace(IDLE, beside_s=(0.011,) * 20),)), {"other_tenant"}),
+        (
+            replace(SEEN, isolation=(replace(IDLE, beside_s=(0.04,) * 20, floor_s=0.05),)),
+            set[str](),
+        ),
         (replace(SEEN, isolation=(replace(STARVED, starvation=1.0),)), {"other_tenant"}),
         (replace(SEEN, isolation=(replace(STARVED, beside_s=(0.2,) * 20),)), {"other_tenant"}),
         (

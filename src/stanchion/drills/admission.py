@@ -19,6 +19,7 @@ from random import Random
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from stanchion.client.async_client import AsyncClient
 from stanchion.client.engine import Pace, RetryBudgets
@@ -37,10 +38,13 @@ from stanchion.drills.options import DrillOptions, Progress
 from stanchion.drills.processes import Deployment, start_program, started, starvation
 from stanchion.drills.promises.admission import (
     CAP,
+    FEW_FLOOR_S,
     FIXED,
     FIXED_10,
     JITTER,
     JITTER_10,
+    OWN_STARVATION,
+    QUIET_FLOOR_S,
     STRATEGIES,
     WAIT_BUDGET_S,
     AdmissionSeen,
@@ -63,6 +67,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How often the largest size is repeated."""
     oversized: int | None = None
     quiet_s: float = 0.0
+    quiet_floor_s: float = QUIET_FLOOR_S
     sweep_waits_s: tuple[float, ...] = ()
     """Beginning with the default, which needs no change of the settings."""
     sweep_retries: tuple[int, ...] = ()
@@ -84,6 +89,7 @@ _QUICK: Final = {
         sizes=(100,),
         rounds=2,
         quiet_s=1.2,
+        quiet_floor_s=FEW_FLOOR_S,
         sweep_waits_s=(WAIT_BUDGET_S, 0.1),
         sweep_retries=(0, 50),
         sweep_callers=20,
@@ -145,7 +151,10 @@ async def _on_stack(
         isolation: list[Isolation] = []
         if plan.quiet_s:
             progress.next()
-            isolation = await _isolation(stack, deployment, plan, chance)
+            isolation = [
+                replace(row, floor_s=plan.quiet_floor_s)
+                for row in await _isolation(stack, deployment, plan, chance)
+            ]
         cells: list[Cell] = []
         if plan.sweep_waits_s:
             progress.next()
@@ -259,7 +268,7 @@ def _compared(stack: str, beside: str, alone: _Starts, seen: _Starts) -> Isolati
         alone_s=tuple(sample.took_s for sample in alone.samples),
         beside_s=tuple(sample.took_s for sample in seen.samples),
         refused=sum(sample.status != 200 for sample in seen.samples),  # noqa: PLR2004 - HTTP's OK
-        starvation=max(1.0, ratio(seen.starvation, alone.starvation)),
+        starvation=max(1.0, ratio(seen.starvation, min(OWN_STARVATION, alone.starvation))),
         lag_s=max(0.0, seen.lag_s - alone.lag_s),
     )
 
