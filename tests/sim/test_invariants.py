@@ -412,3 +412,10 @@ def test_a_patch_is_in_the_settings_and_callers_wait_as_asked() -> None:
     assert not good(must.patch_is_applied({"a": {"b": 1}}, {}))
     assert good(must.waited_as_asked(1.2, 1.2))
     assert not good(must.waited_as_asked(1.1, 1.2))
+
+
+def test_no_valid_request_is_called_invalid() -> None:
+    assert good(must.valid_request_is_understood("start", 200, b"{}"))
+    assert good(must.valid_request_is_understood("start", 422, b'{"code":"idempotency_mismatch"}'))
+    assert not good(must.valid_request_is_understood("start", 422, b'{"code":"invalid_request"}'))
+    assert not good(must.valid_request_is_understood("start", 500, b""))

@@ -491,6 +491,15 @@ def retry_after_in_bounds(status: int, retry_after_ms: int | None) -> Iterator[s
         yield f"a {status} has Retry-After of {retry_after_ms} ms"
 
 
+_NOT_UNDERSTOOD: Final = frozenset({400, 401, 403, 405, 406, 413, 414, 415, 422, 500, 501})
+
+
+def valid_request_is_understood(call: str, status: int, body: bytes) -> Iterator[str]:
+    """Callers send valid requests, but for a key with another input: none is called invalid."""
+    if status in _NOT_UNDERSTOOD and b"idempotency_mismatch" not in body:
+        yield f"{call}: {status} {body.decode()[:200]}"
+
+
 def waited_as_asked(waited_s: float, asked_s: float) -> Iterator[str]:
     """A caller repeats a request not earlier than the answer has asked for."""
     if waited_s + 0.001 < asked_s:

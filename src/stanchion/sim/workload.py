@@ -447,6 +447,9 @@ class _Heard(CallerTransport):
             "callers wait as asked", must.waited_as_asked(now_s - refused_at_s, asked_s)
         )
         outcome = await super().send(request)
+        if isinstance(outcome, HttpReply):
+            said = must.valid_request_is_understood(request.name, outcome.status, outcome.body)
+            self._history.check("no valid request is called invalid", said)
         if isinstance(outcome, HttpReply) and outcome.status in {429, 503}:
             asked_ms = _asked_ms(outcome)
             self._history.check(
