@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+
+import pytest
 
 from stanchion.sim import loop
 
@@ -29,3 +32,22 @@ def test_callbacks_from_threads_run_like_others() -> None:
 
     loop.run(main())
     assert ran == ["from a thread"]
+
+
+def test_the_work_of_a_thread_ends_at_the_same_virtual_time_always() -> None:
+    async def main() -> tuple[int, float]:
+        thread = await asyncio.to_thread(threading.get_ident)
+        return thread, asyncio.get_running_loop().time()
+
+    first, second = loop.run(main()), loop.run(main())
+    assert first == second
+    assert first[0] == threading.get_ident()
+    assert first[1] > 0
+
+
+def test_the_work_of_a_thread_raises_its_error_to_its_caller() -> None:
+    def fail() -> None:
+        raise ValueError("of the work")
+
+    with pytest.raises(ValueError, match="of the work"):
+        loop.run(asyncio.to_thread(fail))

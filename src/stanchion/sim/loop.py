@@ -15,6 +15,7 @@ import asyncio
 import selectors
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import Executor
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
@@ -105,6 +106,8 @@ CURRENT: Final[ContextVar[Process | None]] = ContextVar("process", default=None)
 _TURNS_MAX: Final = 100_000
 """Iterations of the loop without passing time."""
 _UNWIND_S: Final = 60.0
+_THREAD_S: Final = 0.002
+"""How long the work of a thread takes."""
 _START: Final = Instant(1_700_000_000_000)
 
 
@@ -159,6 +162,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self.run_until_complete(_ended(tasks))
         self.close()
 
+    # The loop is asked at the creation of every future and task. ``bool()`` is ``False``, without a
+    # frame in Python.
+    get_debug = bool
+
     # All callbacks of the loop are created here. They check their process before they run.
 
     def call_soon(
@@ -207,6 +214,28 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         heappush(self._timers, (when, order, timer))
         return timer  # type: ignore[return-value]  # it has the methods
 
+    def run_in_executor(
+        self,
+        _executor: Executor | None,
+        func: Callable[[Unpack[_Arguments]], _Result],
+        *args: *_Arguments,
+    ) -> asyncio.Future[_Result]:
+        """Run a function of a worker thread here: a thread ends at a time that no seed decides."""
+        done: asyncio.Future[_Result] = self.create_future()
+
+        def work() -> None:
+            if done.done():
+                return  # Its caller was cancelled.
+            try:
+                result = func(*args)
+            except Exception as error:  # noqa: BLE001 - raised for the caller
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+        self.call_later(_THREAD_S, work)
+        return done
+
     def _run_once(self) -> None:
         """Run callbacks until the loop is stopped: a call of this method a turn costs too much."""
         due, timers = self._due, self._timers
@@ -217,23 +246,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                     self._turns = 0
                     raise NothingLeft("callbacks run without end, and no time passes")
             else:
-                self._pass_time()
+                while timers and timers[0][2].is_cancelled:
+                    heappop(timers)
+                if not timers:
+                    raise NothingLeft("every task waits, and no timer is set")
+                self._turns = 0
+                self._now_s = max(self._now_s, timers[0][0])
             while timers and timers[0][0] <= self._now_s:
                 due.append(heappop(timers)[2])
             for _ in range(len(due)):
                 due.popleft().again()
             if self._stopping:  # type: ignore[attr-defined]  # likewise
                 return
-
-    def _pass_time(self) -> None:
-        """Set the clock to the next timer."""
-        timers = self._timers
-        while timers and timers[0][2].is_cancelled:
-            heappop(timers)
-        if not timers:
-            raise NothingLeft("every task waits, and no timer is set")
-        self._turns = 0
-        self._now_s = max(self._now_s, timers[0][0])
 
     def _timer_handle_cancelled(self, _handle: asyncio.TimerHandle) -> None:
         """Do nothing: a cancelled timer is dropped when it is due."""
