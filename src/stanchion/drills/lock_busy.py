@@ -60,9 +60,10 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How long the rival keeps coming back."""
 
 
-_QUICK: Final = _Plan(runs=24, rounds=1, rival_s=6.0)
+_QUICK: Final = _Plan(runs=24, rounds=1, rival_s=7.0)
 _WHOLE: Final = _Plan(runs=40, rounds=3, rival_s=20.0)
 _HOLD_S: Final = 0.3
+_FIRST_CYCLES: Final = 4
 _AHEAD_S: Final = 0.03
 _TRIES_BEFORE_RETRIES: Final = 2
 _IN_FORCE_S: Final = 2.0
@@ -205,14 +206,14 @@ class _Stage:
             )
 
         async def cycle(began: float) -> None:
-            for number in count(2):
+            for number in count(_FIRST_CYCLES):
                 # Each is due when a retry is that was refused at the beginning.
                 due = began + number * CYCLE_S - _AHEAD_S
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 await take(_HOLD_S + _AHEAD_S)
 
-        # The first hold lasts for two cycles, so that every run is busy whatever the machine does.
-        await take(2 * CYCLE_S - 2 * _AHEAD_S)
+        # The first hold is long, so that every run is busy although the machine may be slow.
+        await take(_FIRST_CYCLES * CYCLE_S - 2 * _AHEAD_S)
         task = asyncio.create_task(cycle(time.monotonic()), name="rival")
         try:
             yield
