@@ -106,6 +106,27 @@ async def test_threads_take_short_turns_while_long_work_is_done() -> None:
     assert turns_s == pytest.approx(0.0001)
 
 
+@pytest.mark.usefixtures("_usual_turns")
+async def test_turns_stay_short_until_the_last_long_call_has_ended() -> None:
+    bench = Bench()
+    executor = TenantExecutor(bench.budget)
+    is_over = threading.Event()
+    try:
+        calls = [asyncio.ensure_future(executor.run(each, is_over.wait)) for each in (ACME, GLOBEX)]
+        await asyncio.sleep(0)
+        bench.clock.advance(5_000)
+        bench.budget.charge(GLOBEX, 0.001)
+        assert sys.getswitchinterval() == pytest.approx(0.0001)
+        is_over.set()
+        await asyncio.gather(*calls)
+    finally:
+        is_over.set()
+        executor.close()
+    bench.clock.advance(1_100)
+    bench.budget.charge(GLOBEX, 0.001)
+    assert sys.getswitchinterval() == pytest.approx(0.002)
+
+
 def test_work_is_measured_and_charged_also_when_it_fails() -> None:
     bench = Bench()
 

@@ -14,9 +14,8 @@ import asyncio
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -126,12 +125,14 @@ class ThreadTurns:
     loop or the worker thread is busy without a pause, each statement waits for up to a whole turn:
     a start took 150 ms beside a tenant that sent heavy files, and takes 13 ms with short turns.
     They cost a tenth of the throughput, so they are used only while a tenant does long work or is
-    refused.
+    refused, and for a second afterwards.
     """
 
     def __init__(self) -> None:
         self._usual_s = 0.0
         self._short_until_ms = 0.0
+        self.long_calls = 0
+        """Calls under way that occupy another thread: until they end, turns stay short."""
 
     def shorten(self, now_ms: float) -> None:
         """Use short turns from now on, for a second."""
@@ -142,7 +143,7 @@ class ThreadTurns:
 
     def relax(self, now_ms: float) -> None:
         """Return to turns of the usual length if the second is over."""
-        if self._short_until_ms and now_ms > self._short_until_ms:
+        if self._short_until_ms and not self.long_calls and now_ms > self._short_until_ms:
             self._short_until_ms = 0.0
             sys.setswitchinterval(self._usual_s)
 
@@ -210,17 +211,17 @@ class TenantWorkBudget:
         self._turns.relax(now_ms)
 
     def begin_long(self) -> None:
-        """Long work begins in another thread: let threads take short turns."""
+        """Long work begins in another thread: let threads take short turns until it ends."""
+        self._turns.long_calls += 1
         self._turns.shorten(self._clock.moment())
 
-    @contextmanager
-    def measured(self, tenant: TenantId) -> Iterator[None]:
+    def end_long(self) -> None:
+        """Long work in another thread has ended."""
+        self._turns.long_calls -= 1
+
+    def measured(self, tenant: TenantId) -> _Measured:
         """Charge the processor time of the body. The body must not await."""
-        begun_s = self.stopwatch.wall_s()
-        try:
-            yield
-        finally:
-            self.charge(tenant, self.stopwatch.since(begun_s))
+        return _Measured(self, tenant)
 
     async def done(self, tenant: TenantId, work: Callable[[], _Result]) -> _Result:
         """Do a piece of work here and charge it; after a long one, yield to the event loop."""
@@ -239,6 +240,22 @@ class TenantWorkBudget:
         self._turns.shorten(self._clock.moment())
         spread_ms = max(wait_ms, _RETRY_AFTER_MS_MIN) * (1 + _SPREAD * self._entropy.unit())
         return TenantOverloaded(detail, min(_RETRY_AFTER_MS_MAX, round(spread_ms)))
+
+
+class _Measured:
+    """A class, because a generator takes three times as long: every decision has one."""
+
+    __slots__ = ("_begun_s", "_budget", "_tenant")
+
+    def __init__(self, budget: TenantWorkBudget, tenant: TenantId) -> None:
+        self._budget = budget
+        self._tenant = tenant
+
+    def __enter__(self) -> None:
+        self._begun_s = self._budget.stopwatch.wall_s()
+
+    def __exit__(self, *_raised: object) -> None:
+        self._budget.charge(self._tenant, self._budget.stopwatch.since(self._begun_s))
 
 
 class _Account:
@@ -323,6 +340,7 @@ class TenantExecutor:
         done: asyncio.Future[tuple[object, BaseException | None, float]],
     ) -> None:
         self._is_busy = False
+        self._budget.end_long()
         if done.cancelled():
             call.future.cancel()
             return
