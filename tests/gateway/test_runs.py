@@ -13,9 +13,21 @@ from msgspec.structs import replace
 
 from stanchion.core.bulk import BulkAction
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Instant, Run, RunId, RunStatus, Step, StepId, TenantId, WorkflowId
+from stanchion.core.model import (
+    Instant,
+    Run,
+    RunId,
+    RunStatus,
+    Step,
+    StepId,
+    TenantId,
+    Topic,
+    WorkflowId,
+)
+from stanchion.core.plan import Plan, link
+from stanchion.core.workflow import JobSpec, StepSpec, Workflow
 from stanchion.gateway import GatewayOptions
-from stanchion.gateway.views import encoded_run, run_view
+from stanchion.gateway.views import encoded_run, has_small_outputs, run_view
 from tests.gateway.asgi import opened
 from tests.gateway.house import ADMIN, House, opened_house
 from tests.services.faulty_locks import Fault
@@ -714,6 +726,37 @@ async def test_a_run_encoded_in_slices_is_the_run(output: JsonValue) -> None:
         is_large = len(msgspec.json.encode(output)) > 256 * 1024
         assert encoding.done() is not is_large, "a large one lets the event loop go"
         assert await encoding == msgspec.json.encode(each)
+
+
+@pytest.mark.parametrize(
+    ("output", "output_bytes", "template", "is_small"),
+    [
+        ("small", 7, None, True),
+        ("large", 100_000, None, False),
+        ("of an older version", 0, None, False),
+        ("small", 7, "${steps.one.output}", False),
+    ],
+)
+async def test_only_a_run_with_small_outputs_is_encoded_in_one_go(
+    output: str, output_bytes: int, template: str | None, is_small: bool
+) -> None:
+    steps: dict[StepId, StepSpec] = {StepId("one"): JobSpec(topic=Topic("t"))}
+    plan = link(Workflow(id=WorkflowId("w"), steps=steps, output=template or msgspec.UNSET), {})
+    assert isinstance(plan, Plan)
+    run = Run(
+        id=RunId("r"),
+        tenant=TenantId("t"),
+        workflow_id=WorkflowId("w"),
+        workflow_version=1,
+        input={},
+        created_at=Instant(1_700_000_000_000),
+        output={"one": output},
+        steps={StepId("one"): Step(output=output, output_bytes=output_bytes)},
+    )
+    assert has_small_outputs(run, plan) is is_small
+    assert not has_small_outputs(run, None)
+    view = run_view(run, plan)
+    assert await encoded_run(view, is_small=True) == await encoded_run(view)
 
 
 async def _items(house: House, path: str, query: str = "") -> tuple[list[Any], str | None]:

@@ -79,6 +79,48 @@ async def test_whoever_waits_where_a_run_ends_does_not_read_it_again(world: Worl
 
 
 @virtual
+async def test_a_wait_for_a_run_that_was_committed_here_does_not_read_it_first(
+    world: World,
+) -> None:
+    one, two = world.add(), world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    read = one.store.calls["load"]
+    watch = watched(one, run_id)
+    await asyncio.sleep(0.1)
+    assert one.store.calls["load"] == read
+    # The time is over: the answer is read now, and is not what was known before the call.
+    assert await one.waiters.finished(run_id, within_s=0.01) is not None
+    assert one.store.calls["load"] == read + 1
+    watch.cancel()
+    # Another replica ends the run. Its bell makes this one forget what it knew.
+    await world.report(two, *await world.lease(two, "work"))
+    await asyncio.sleep(0.1)
+    began = world.clock.moment()
+    loaded = await watched(one, run_id)
+    assert world.clock.moment() - began < 50
+    assert loaded is not None
+    assert loaded.run.status is RunStatus.SUCCEEDED
+
+
+@virtual
+async def test_a_lost_bell_delays_a_wait_for_a_run_that_was_committed_here_by_a_second(
+    world: World,
+) -> None:
+    one, two = world.add(), world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    two.bus.is_mute = True
+    await world.report(two, *await world.lease(two, "work"))
+    await asyncio.sleep(0.1)
+    began = world.clock.moment()
+    loaded = await watched(one, run_id)
+    assert loaded is not None
+    assert loaded.run.status is RunStatus.SUCCEEDED
+    assert world.clock.moment() - began <= 1_100
+
+
+@virtual
 async def test_an_end_is_announced_only_once_its_commit_was_accepted(world: World) -> None:
     one = world.add()
     await world.define(ONE)

@@ -139,6 +139,9 @@ class Draft:
         self.unsettled: deque[StepId] = deque()
         """Steps that just ended or became reachable, and whose consequences are not applied yet."""
         self._steps: dict[StepId, Step] = {}
+        """Those that changed; ``_states`` has all that have left their initial state, and in an
+        item those of the item."""
+        self._states = run.steps.copy() if decision is None else {}
         self._items: dict[ItemKey, Item] = {}
         self._decision = _Decision(work_max) if decision is None else decision
         self._effects = self._decision.effects
@@ -167,12 +170,11 @@ class Draft:
 
     def step(self, step_id: StepId) -> Step:
         """The current state of the step."""
-        changed = self._steps.get(step_id)
-        return self.run.step(step_id) if changed is None else changed
+        return self._states.get(step_id, _UNTOUCHED)
 
     def steps_so_far(self) -> Iterable[tuple[StepId, Step]]:
         """Every step that has left its initial state, with its current state."""
-        return (self.run.steps | self._steps).items()
+        return self._states.items()
 
     def item(self, key: ItemKey) -> Item:
         """The current state of the item. It must be one that ``items_to_read`` returned."""
@@ -272,7 +274,7 @@ class Draft:
         """Set the state of a step."""
         if self._outputs_weight is not None:
             self._outputs_weight += _weight(step) - _weight(self.step(step_id))
-        self._steps[step_id] = step
+        self._steps[step_id] = self._states[step_id] = step
 
     def put_item(self, key: ItemKey, item: Item) -> None:
         """Set the state of an item."""
@@ -477,14 +479,7 @@ class ItemDraft(Draft):
         self._item = item
         assert isinstance(item.input, dict), "checked when the item began"
         self._inputs = {step_id: item.input}
-
-    def step(self, step_id: StepId) -> Step:
-        """The current state of the step of this item."""
-        return self._steps.get(step_id) or self._item.steps.get(step_id) or _UNTOUCHED
-
-    def steps_so_far(self) -> Iterable[tuple[StepId, Step]]:
-        """Every step of this item that has left its initial state, with its current state."""
-        return (self._item.steps | self._steps).items()
+        self._states = item.steps.copy()
 
     def note(
         self,
@@ -532,7 +527,7 @@ class ItemDraft(Draft):
     def changed_item(self) -> Item:
         """The item after the decision."""
         status = StepStatus(self.status)
-        steps = self._item.steps | self._steps
+        steps = self._states
         if not status.is_finished:
             return msgspec.structs.replace(self._item, status=status, attempt=1, steps=steps)
         return msgspec.structs.replace(

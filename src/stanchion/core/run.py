@@ -478,13 +478,13 @@ def _words(status: StepStatus) -> str:
 
 def revokes_jobs(transition: Transition) -> bool:
     """Whether the transition may take a job from a worker that has it."""
-    return any(
-        isinstance(effect, StopStep | RevokeJob)
-        or (isinstance(effect, StopRun) and transition.status in _STOPPED_WITH_WORK_LEFT)
-        for effect in transition.effects
+    kinds = set(map(type, transition.effects))
+    return not kinds.isdisjoint(_REVOKING) or (
+        StopRun in kinds and transition.status in _STOPPED_WITH_WORK_LEFT
     )
 
 
+_REVOKING: Final = frozenset({StopStep, RevokeJob})
 # A run that ends in another way waits for all its jobs first.
 _STOPPED_WITH_WORK_LEFT: Final = frozenset({RunStatus.CANCELLED, RunStatus.TIMED_OUT})
 

@@ -215,11 +215,27 @@ def run_view(
     )
 
 
-async def encoded_run(view: RunView) -> bytes:
+def has_small_outputs(run: Run, plan: Plan | None) -> bool:
+    """Whether the outputs of a run are surely small, so that it can be encoded in one go.
+
+    Without an output template the run's output consists of outputs of its steps.
+    """
+    outputs_bytes = 0
+    for step in run.steps.values():
+        if step.output is not None and not step.output_bytes:
+            return False  # of an older version, which did not record the size
+        outputs_bytes += step.output_bytes
+    has_template = plan is None or plan.body.output is not None
+    return outputs_bytes <= _SMALL_BYTES and (run.output is None or not has_template)
+
+
+async def encoded_run(view: RunView, *, is_small: bool = False) -> bytes:
     """The view as JSON. A large one is encoded in slices, with a pause for the event loop between.
 
     Encoding millions of small values in one go would block the loop for tens of milliseconds.
     """
+    if is_small:
+        return _encode(view)
     slices = _Slices()
     steps: dict[str, msgspec.Raw] = {}
     for step_id, step in view.steps.items():
@@ -268,6 +284,7 @@ class _Slices:
         return msgspec.Raw(ends[0] + b",".join(encoded) + ends[1])
 
 
+_SMALL_BYTES: Final = 64 * 1024
 _SLICE_BYTES: Final = 256 * 1024
 _SLICES: Final = 64
 """The number of pieces in which a list is encoded."""

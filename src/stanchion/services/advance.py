@@ -189,7 +189,8 @@ class _Known(msgspec.Struct, gc=False):
 class RunCache:
     """The last committed values of runs that this process has changed, least recent first.
 
-    They may be out of date: a decision on one of them counts only if the store compares its stamp.
+    None of them has ended. They may be out of date: a decision on one of them counts only if the
+    store compares its stamp. A bell for the end of a run removes it.
     """
 
     def __init__(self) -> None:
@@ -331,7 +332,7 @@ class Advancer:
         self._poison_failures_max = poison_failures_max
         self._turns: dict[RunId, _Turn] = {}
         self._classes: OrderedDict[RunId, _Class] = OrderedDict()
-        self._runs = RunCache()
+        self.cache = self._runs = RunCache()
 
     async def advance(self, run_id: RunId) -> Outcome:
         """Apply the events in the run's inbox, or return why not now."""
@@ -364,7 +365,9 @@ class Advancer:
         they were not sent to the store.
         """
         known = self._runs.get(run_id)
-        if known is None or tenant not in {None, known.run.tenant} or run_id not in self._classes:
+        if known is None or run_id not in self._classes:
+            return None
+        if tenant is not None and tenant != known.run.tenant:
             return None
         turn = self._turns.get(run_id)
         if turn is None:
@@ -855,12 +858,11 @@ class Advancer:
             return None
 
     def _tell(self, run: Run, transition: Transition) -> None:
-        topics = {
-            effect.job.topic for effect in transition.effects if isinstance(effect, DispatchJob)
-        }
+        effects = transition.effects
+        topics = {effect.job.topic for effect in effects if type(effect) is DispatchJob}
         for topic in sorted(topics):
             self._bus.ring(Bell.READY, topic)
-        if revokes_jobs(transition):
+        if effects and revokes_jobs(transition):
             self._bus.ring(Bell.REVOKED, run.id)
         if transition.timeline:
             self._bus.ring(Bell.CHANGED, run.tenant)

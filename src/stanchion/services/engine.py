@@ -148,16 +148,16 @@ class Engine:
         executor = self._executor if works_off_loop else None
         decider = Decider(work, executor)
         plans = Plans(store, linker=linker, executor=executor)
-        waiters = RunWaiters(context)
         self._advancer = Advancer(
             context,
             plans=plans,
             leasing=self._leasing,
             rules=rules,
             decider=decider,
-            on_ended=waiters.has_ended,
+            on_ended=self._ended,
             poison_failures_max=terms.poison_failures_max,
         )
+        waiters = RunWaiters(context, self._advancer.cache)
         self._calls = Calls(context, advancer=self._advancer, rules=rules)
         self._relay = Relay(context, calls=self._calls)
         locks = backends.locks
@@ -306,6 +306,9 @@ class Engine:
     def _lock_error(self) -> str | None:
         remote = self._leasing.remote
         return None if remote is None else remote.health.error
+
+    def _ended(self, run: Run) -> None:
+        self.services.waiters.has_ended(run)
 
     def _finished(self, run: Run, at: Instant) -> None:
         if run.holds_slot and run.status is not RunStatus.QUEUED:

@@ -19,6 +19,7 @@ from stanchion.core.model import Run, RunId, TenantId
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import FeedEntry, Loaded
 from stanchion.ports.store import Runs
+from stanchion.services.advance import RunCache
 from stanchion.services.context import ReplicaContext
 from stanchion.services.limiter import SingleFlight, TenantLimiter, retrieve
 
@@ -99,7 +100,8 @@ class _Watched:
 class RunWaiters:
     """Callers of this replica that wait for runs and feeds."""
 
-    def __init__(self, context: ReplicaContext) -> None:
+    def __init__(self, context: ReplicaContext, cache: RunCache) -> None:
+        self._cache = cache
         self._runs: Runs = context.store
         self._clock = context.clock
         self._watched: dict[RunId, _Watched] = {}
@@ -158,7 +160,10 @@ class RunWaiters:
         of: TenantId | None,
     ) -> _Reading | None:
         came = self._clock.moment()
-        reading = await (self._recent if within_s > 0 else self._read)(run_id, watched)
+        if within_s > 0:
+            reading = self._as_known(run_id, watched, came) or await self._recent(run_id, watched)
+        else:
+            reading = await self._read(run_id, watched)
         while reading.loaded is not None:
             if of is not None and reading.loaded.run.tenant != of:
                 return None
@@ -179,6 +184,15 @@ class RunWaiters:
                 woken.clear()
             reading = await self._recent(run_id, watched)
         return None
+
+    def _as_known(self, run_id: RunId, watched: _Watched, now: Moment) -> _Reading | None:
+        """The unfinished run as this replica last committed it: no read is needed yet.
+
+        If another replica has ended it since, its bell is on the way; a lost one is replaced by the
+        poll. Dated before the call, so that it is never the answer.
+        """
+        known = None if watched.newest or watched.ended else self._cache.get(run_id)
+        return None if known is None else _Reading(Loaded(known.run), Moment(now - 1))
 
     async def _recent(self, run_id: RunId, watched: _Watched) -> _Reading:
         """A reading of the last second, unless the run may have ended since; else a new one."""
@@ -214,6 +228,7 @@ class RunWaiters:
             watched.ended = _Reading(ended, self._clock.moment())
 
     def _hear(self, run_id: RunId) -> None:
+        self._cache.forget(run_id)
         watched = self._watched.get(run_id)
         if watched is not None:
             watched.bells += 1

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from stanchion.core.json_value import JsonValue
     from stanchion.core.plan import PlannedStep
 
+_DISPATCHING: Final = (JobSpec, ForEachSpec)
 ITEMS_TRACED: Final = 20
 """Of a for-each, so many items have spans; a trace of thousands cannot be read."""
 
@@ -180,7 +181,7 @@ def _send(
     number: int,
 ) -> _State:
     spec = step.spec
-    assert isinstance(spec, JobSpec | ForEachSpec)
+    assert isinstance(spec, _DISPATCHING)
     job = Job(
         id=job_id(draft.run.id, step.id, item, attempt),
         run_id=draft.run.id,

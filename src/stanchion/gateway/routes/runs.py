@@ -42,6 +42,7 @@ from stanchion.gateway.views import (
     approval_row,
     encoded_run,
     filter_of,
+    has_small_outputs,
     item_row,
     jobs_out,
     refusal_of,
@@ -415,7 +416,8 @@ async def _rendered(call: Call[NoBody, Waiting], loaded: Loaded) -> bytes:
     plan, position = await _plan(call, run), None
     if run.status is RunStatus.QUEUED:
         position = await call.services.store.queue_position(run.id)
-    return await encoded_run(run_view(run, plan, progress, position=position))
+    view = run_view(run, plan, progress, position=position)
+    return await encoded_run(view, is_small=has_small_outputs(run, plan))
 
 
 async def _plan(call: Call[Any, Any], run: Run) -> Plan | None:
